@@ -45,6 +45,7 @@ COPY agent agent
 COPY certs certs
 COPY corepin corepin
 COPY dashboard dashboard
+COPY drawing drawing
 # Compiled here, because the root file system is read-only where it runs; by hash, so that file times do not matter.
 # Of the commands that the dependencies bring none is called.
 RUN /build/bin/pip wheel ${QUIET} --no-deps --no-build-isolation --wheel-dir /wheels . \

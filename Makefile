@@ -9,11 +9,11 @@ unexport MAKEFLAGS
 BIN := .venv/bin
 IMAGE ?= corepin:dev
 # What decides: every branch of it is tested.
-PURE := pinning/*,webhook/rules/*,corepin/drawing/*,dashboard/model/*,dashboard/view/*
+PURE := pinning/*,webhook/rules/*,drawing/*,dashboard/model/*,dashboard/view/*
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py)) bench.shim
 
-.PHONY: help setup demo try test unit e2e-smt soak check release version image bench metrics chart pictures proto renew-pins
+.PHONY: help setup demo try test unit e2e-smt soak check release version image bench metrics arrows chart newest-uvicorn pictures proto renew-pins
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,9 +65,15 @@ renew-pins: setup ## pin the newest base image, Debian packages and actions in p
 metrics: setup ## write docs/metrics.md from the programs
 	@$(BIN)/python -m scripts.metrics_page
 
+arrows: setup ## write the table of imports of docs/architecture.md from the code
+	@$(BIN)/python -m tests.arrows
+
 chart: setup ## write what is made of manifests/: the Helm chart, and the overlay of `corepin cmk cluster-init`
 	@$(BIN)/python -m scripts.chart
 	@$(BIN)/python -m scripts.cmk_overlay
+
+newest-uvicorn: setup ## run the tests of our subclasses of uvicorn against its newest release; it may fail alone
+	@scripts/newest-uvicorn
 
 pictures: setup ## write the map of the README's picture
 	@$(BIN)/python -m tests.pictures

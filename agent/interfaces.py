@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner, State
-    from pinning.planning.starts import StartTable
+    from pinning.planning.start_table import StartTable
+    from pinning.planning.task_parts import Parts, Tally
     from pinning.pods.types import Pod
-    from pinning.task_parts import Parts, Tally
 
 
 @dataclass(frozen=True, slots=True)

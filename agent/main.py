@@ -13,7 +13,6 @@ from prometheus_client import disable_created_metrics
 
 from agent import cmk_command
 from agent.access import api_access, open_api
-from agent.checkpoint import StateDir, Unusable
 from agent.clock import Clock
 from agent.errors import Refused, Unavailable
 from agent.group_start import GroupMemory
@@ -26,6 +25,7 @@ from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NO_POD_ROOT, NodeMachine
 from agent.metrics import Metrics
 from agent.process import Agent, Listeners, Parts, run_until_signal
+from agent.reconcile.checkpoint import StateDir, Unusable
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.reserve import start_config
 from pinning.planning.node_sets import check_machine
@@ -33,7 +33,6 @@ from pinning.planning.node_sets import check_machine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.checkpoint import Saved
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
     from agent.group_start import ConfigFiles
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
         Runtime,
         Wrappers,
     )
+    from agent.reconcile.checkpoint import Saved
     from agent.report.publisher import Reporter
     from agent.vm_interfaces import BootingMachines, VirtualMachines
     from apiserver.client import Api
@@ -194,8 +194,8 @@ def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs | None
     if config.runtime != "cri" or config.kubelet_state is None:
         return None
     from agent.cri.runtime import CRI
+    from agent.kubelet.observed_cpus import KubeletAssignments
     from agent.kubelet.pod_resources import PodResources, socket_beside
-    from agent.observed_cpus import KubeletAssignments
 
     kubelet = PodResources(socket_beside(config.kubelet_state))
     return KubeletAssignments(kubelet, runtime) if isinstance(runtime, CRI) else None

@@ -16,17 +16,16 @@ from pinning.machine.cpuset import EMPTY, CPUSet, union
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.kubelet.policy import KubeletPolicy
     from pinning.cmk.pools import Reclaimed, Task
-    from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
+    from pinning.contract import CPUPolicy, KubeletPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Owner, SeenPod
     from pinning.planning.refusal import Refusal
     from pinning.planning.run_sets import SandboxSet
-    from pinning.task_parts import Tally
-    from pinning.vm_threads import GuestID
+    from pinning.planning.task_parts import Tally
+    from pinning.planning.vm_threads import GuestID
 
 
 class Path(StrEnum):

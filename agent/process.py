@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
-    from agent.checkpoint import Saved, StateDir
     from agent.interfaces import Interfaces
+    from agent.reconcile.checkpoint import Saved, StateDir
     from agent.reconcile.reconciler import Settings
     from agent.report.publisher import Reporter
 

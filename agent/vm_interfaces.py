@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.vm_masks import VMMasks, VMSeen
-    from pinning.vm_threads import Role
+    from pinning.planning.vm_threads import Role
 
 
 class VMPlace(NamedTuple):

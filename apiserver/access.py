@@ -1,4 +1,4 @@
-"""Where an API server is, and who asks it: read from files at each use, because tokens and CAs are replaced."""
+"""API server URL, CA and credentials, read from files at each use because tokens and CAs rotate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-REMEDY: Final = "write one there that the API server issued"  # where there is no token
+REMEDY: Final = "write one there that the API server issued"  # for a missing token
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach an API server and who to be there."""
+    """API server URL, CA and credentials."""
 
     url: str
     ca_file: Path | None = None
@@ -27,7 +27,7 @@ class Access:
 
     @classmethod
     def in_cluster(cls, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Access:
-        """Return the access that every pod has; raise Unavailable outside of a cluster."""
+        """Return the access of a pod's service account; raise Unavailable outside of a cluster."""
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
             raise Unavailable("KUBERNETES_SERVICE_HOST and _PORT are not set, so this is not a pod")
@@ -35,7 +35,7 @@ class Access:
         return cls(f"https://{shown}:{port}", account / "ca.crt", account / "token")
 
     def context(self) -> ssl.SSLContext:
-        """Return what TLS trusts from now on; raise Unavailable when the CA cannot be read."""
+        """Return the TLS context that trusts the CA; raise Unavailable if it cannot be read."""
         try:
             return ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ValueError) as error:  # SSLError is an OSError
@@ -43,7 +43,7 @@ class Access:
             raise Unavailable(f"cannot read the CA {self.ca_file} ({error}): {remedy}") from error
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that say who asks; raise Unavailable when the token cannot be read."""
+        """Return the Authorization header; raise Unavailable if the token cannot be read."""
         if self.token_file is None:
             return {}
         try:

@@ -1,4 +1,4 @@
-"""Talk to the API server: one client, its errors translated once."""
+"""HTTP client of the API server, with its errors translated."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
-# Nobody waits for a free connection in vain: whoever has one gives it back in time. A time-out of that wait can meet
-# a connection that was just handed over, which httpcore 1.0 then never gives to anybody again.
+# No time-out for a free connection: each holder returns its connection in time. A time-out can also hit a
+# connection that was just assigned, which httpcore 1.0 then never returns to the pool.
 APPLY_SECONDS: Final = httpx.Timeout(15, connect=5, pool=None)
 BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 INTERNAL: Final = frozenset(
     {500, 504}
-)  # webhooks that fail, and objects too large for etcd, end in these too
+)  # also the codes for failing webhooks and for objects too large for etcd
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 JSON: Final = "application/json"
 
 
 class Reach(Protocol):
-    """How to reach an API server and who to be there: `apiserver.access` of a pod, or what a kubeconfig says."""
+    """API server URL, CA and credentials: `apiserver.access` of a pod, or those of a kubeconfig."""
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its URL."""
         ...
 
     @property
     def proxy(self) -> str | None:
-        """The URL of the HTTP proxy on the way there, None without one."""
+        """The URL of the HTTP proxy to use, None without one."""
         ...
 
     def context(self) -> ssl.SSLContext:
-        """Return what TLS trusts, and shows of itself."""
+        """Return the TLS context, with the client certificate if there is one."""
         ...
 
     def headers(self) -> Mapping[str, str]:
-        """Return the headers that say who asks."""
+        """Return the headers that authenticate the client."""
         ...
 
 
 class Api:
-    """A client of the API server; `user_agent` is who it is in audit logs, and the manager of the fields it writes.
+    """A client of the API server; `user_agent` appears in audit logs and as the manager of fields it writes.
 
     Raises Gone (404), Conflict (409), Refused (other 4xx), Expired (410), Failed, Busy or Unavailable.
     """
@@ -67,14 +67,14 @@ class Api:
             verify=access.context(),
             transport=transport,
             proxy=access.proxy,
-            trust_env=False,  # a proxy of the environment is not for the cluster's own API server
+            trust_env=False,  # proxies of the environment are not for the cluster's own API server
             timeout=APPLY_SECONDS,
-            # identity: a few kilobytes of gzip would be unpacked into any number of megabytes at once
+            # identity, because a few kilobytes of gzip could expand to any size
             headers={"user-agent": user_agent, "accept": JSON, "accept-encoding": "identity"},
             limits=httpx.Limits(max_connections=4, keepalive_expiry=60),
         )
         self.requests = 0
-        self.errors: Counter[str] = Counter()  # by status code, "0" for connections that broke
+        self.errors: Counter[str] = Counter()  # by status code; "0" for broken connections
 
     async def close(self) -> None:
         """Close every connection."""
@@ -87,7 +87,7 @@ class Api:
     async def page(
         self, path: str, params: Mapping[str, str], most: int | None = None, accept: str = JSON
     ) -> bytearray:
-        """Return the body of a part of a list; raise TooLong as soon as it has more than `most` bytes."""
+        """Return the body of one page of a list; raise TooLong when it exceeds `most` bytes."""
         body = bytearray()
         async with self._stream(path, params, APPLY_SECONDS, accept) as response:
             async for chunk in response.aiter_bytes():
@@ -97,7 +97,7 @@ class Api:
         return body
 
     async def patch(self, path: str, body: Any, content_type: str = MERGE_PATCH, accept: str = JSON) -> bytes:
-        """Change a resource in part."""
+        """Patch a resource."""
         return await self._send("PATCH", path, body=body, content_type=content_type, accept=accept)
 
     async def create(self, path: str, body: Any) -> bytes:
@@ -116,9 +116,9 @@ class Api:
         accept: str = JSON,
         longest: int | None = None,
     ) -> AsyncGenerator[bytes]:
-        """Yield the lines of a watch until the server ends it; `seconds` of silence are Unavailable.
+        """Yield the lines of a watch until the server ends it; raise Unavailable after `seconds` of silence.
 
-        Raise TooLong as soon as a line has more than `longest` bytes.
+        Raise TooLong when a line exceeds `longest` bytes.
         """
         timeout = httpx.Timeout(seconds, connect=5, pool=None)
         async with (
@@ -127,13 +127,13 @@ class Api:
         ):
             async for line in lines:
                 yield line
-                del line  # the wait for the next one may be long
+                del line  # frees it: the wait for the next one may be long
 
     @asynccontextmanager
     async def _stream(
         self, path: str, params: Mapping[str, str], timeout: httpx.Timeout, accept: str
     ) -> AsyncIterator[httpx.Response]:
-        """Open an answer that is read piece by piece."""
+        """Open a streamed response."""
         self.requests += 1
         headers = {**self._access.headers(), "accept": accept}
         try:
@@ -166,7 +166,7 @@ class Api:
             response = await self._client.request(
                 method, path, params=dict(params or {}), content=content, headers=headers
             )
-        except httpx.ReadTimeout as error:  # only this object may have a webhook that keeps everybody waiting
+        except httpx.ReadTimeout as error:  # perhaps because of a slow webhook for this object
             self.errors["0"] += 1
             raise Failed(f"{method} {path}: the API server does not answer in time") from error
         except httpx.RequestError as error:  # also an answer that cannot be unpacked
@@ -182,8 +182,8 @@ class Api:
 
 
 async def _lines(response: httpx.Response, longest: int | None) -> AsyncGenerator[bytes]:
-    """Yield complete lines; httpx's own line reader decodes and would cut at Unicode separators inside of JSON."""
-    begun: list[bytes] = []  # joined once: a line of megabytes comes in hundreds of chunks
+    """Yield complete lines; httpx's line reader decodes, and splits at Unicode separators inside JSON."""
+    begun: list[bytes] = []  # joined once, because a line of megabytes arrives in hundreds of chunks
     size = 0
     async for chunk in response.aiter_bytes():
         first, *others = chunk.split(b"\n")
@@ -193,7 +193,7 @@ async def _lines(response: httpx.Response, longest: int | None) -> AsyncGenerato
             line, begun, size = b"".join(begun), [other], len(other)
             if line:
                 yield line
-            del line  # the wait for the next one may be long
+            del line  # frees it: the wait for the next one may be long
         if longest is not None and size > longest:
             raise TooLong(f"a line has more than {longest} bytes")
 
@@ -214,10 +214,10 @@ def _error(code: int, body: bytes, headers: Mapping[str, str]) -> APIError:
         return Expired(text)
     if code == httpx.codes.CONFLICT:
         return Conflict(text)
-    if code in BUSY or code == httpx.codes.UNAUTHORIZED:  # a token may just have been replaced
+    if code in BUSY or code == httpx.codes.UNAUTHORIZED:  # a token may have just been rotated
         after = headers.get("retry-after", "")
         if code in INTERNAL or (code == httpx.codes.TOO_MANY_REQUESTS and not after):
-            return Failed(text)  # without a time to wait it is the limit of a namespace or an object
+            return Failed(text)  # without Retry-After it is a limit of a namespace or object
         return Busy(text, float(after) if after.isdecimal() else None)
     return Refused(text)
 

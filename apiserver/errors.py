@@ -1,29 +1,29 @@
-"""What can go wrong with the API server; each error is translated once, where it is met.
+"""Errors of the API server, translated once at the HTTP edge.
 
 APIError
-  +- Unavailable   it does not answer now; try again later
-  |    +- Busy         it asks for patience
-  |         +- Failed      it failed at this request; others may fare better
-  +- Gone          the object is not there any more; nothing to do
-  +- Refused       it answered no; the message says why and what to do
-  |    +- Conflict     the object was changed meanwhile
-  +- Expired       the history that was asked for is gone: list again
-  +- TooLong       the answer has more bytes than were asked for
+  +- Unavailable   no answer; retry later
+  |    +- Busy         it asks to retry later (429, 5xx)
+  |         +- Failed      it failed at this request; others may succeed
+  +- Gone          the object does not exist; nothing to do
+  +- Refused       it refused the request; the message has reason and remedy
+  |    +- Conflict     the object was changed since it was read
+  +- Expired       the requested resource version is too old: list again
+  +- TooLong       the answer exceeds its size limit
 """
 
 from __future__ import annotations
 
 
 class APIError(Exception):
-    """Anything that went wrong with a request."""
+    """Base class of errors of a request."""
 
 
 class Unavailable(APIError):
-    """What was asked does not answer now; trying again later may help."""
+    """The server does not answer; a retry may succeed."""
 
 
 class Busy(Unavailable):
-    """The other side asks for patience; `retry_seconds` is what it said, if it said anything."""
+    """The server asks to retry later, after `retry_seconds` if it said so."""
 
     def __init__(self, reason: str, retry_seconds: float | None = None) -> None:
         super().__init__(reason)
@@ -31,24 +31,24 @@ class Busy(Unavailable):
 
 
 class Failed(Busy):
-    """The API server failed at one request: others, about other objects, may fare better."""
+    """The API server failed at one request; requests about other objects may succeed."""
 
 
 class Gone(APIError):
-    """What was asked for is not there any more."""
+    """The object does not exist (404)."""
 
 
 class Refused(APIError):
-    """The answer is no; the message says why."""
+    """The server refused the request; the message has the reason."""
 
 
 class Conflict(Refused):
-    """The resource was changed meanwhile, is another one than was meant, or exists already (409)."""
+    """The resource was changed since it was read, is another one than expected, or exists already (409)."""
 
 
 class Expired(APIError):
-    """The API server no longer has the history that was asked for (410): list again."""
+    """The API server no longer has the requested history (410): list again."""
 
 
 class TooLong(APIError):
-    """The answer has more bytes than were asked for."""
+    """The answer exceeds its size limit."""

@@ -1,7 +1,7 @@
-"""Some objects of the API server, kept up to date: list once, then watch, and come back from whatever breaks.
+"""Local cache of API objects: list once, then watch, and recover from any failure.
 
-A broken watch resumes where it was; history that the server has dropped (410) means a new list. While the server is
-out of reach the objects that are known stay known: nobody is gone.
+A broken watch resumes at its resource version; if the server has dropped that history (410), it lists again. While
+the server is unreachable, the known objects are kept: none counts as deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from apiserver.client import Api
     from apiserver.pages import Decoder
-    from apiserver.watch import Event
+    from apiserver.watch import WatchEvent
 
 Item = TypeVar("Item")
 WATCH_SECONDS: Final = (240, 480)
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Accept(NamedTuple):
-    """In which shape objects are asked for, of a list and of a watch."""
+    """Content types of list and watch requests."""
 
     listed: str
     watched: str
@@ -56,7 +56,10 @@ _object = msgspec.json.Decoder(_Object)
 
 
 class ListWatch(Generic[Item]):
-    """The objects of one path that match a field selector ("" for all of them), by uid, as far as `kept` keeps them."""
+    """Cache of the objects of one path that match a field selector ("" for all), by uid.
+
+    `kept` returns what to keep of an object.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class ListWatch(Generic[Item]):
         self._items = kept()
         self.complete = False
         self.failures = 0
-        self.trouble = ""  # the last failure, until something arrives or a watch ends well
+        self.trouble = ""  # the last failure, cleared when an object arrives or a watch ends normally
 
     @property
     def items(self) -> Mapping[str, Item]:
@@ -91,7 +94,7 @@ class ListWatch(Generic[Item]):
         return self._items
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Keep the objects up to date and call `changed` after every change, until cancelled."""
+        """Keep the cache current and call `changed` after every change, until cancelled."""
         backoff = Backoff()
         while True:
             try:
@@ -123,7 +126,7 @@ class ListWatch(Generic[Item]):
         self.trouble = ""
 
     async def _follow(self, changed: Callable[[], None], backoff: Backoff) -> None:
-        """Apply events until the server ends the watch; a watch that gave an event has worked."""
+        """Apply events until the server ends the watch; a watch with an event counts as a success."""
         params = {**self._selector, "resourceVersion": self._version}
         began = asyncio.get_running_loop().time()
         watch = events(self._api, self._path, params, self._seconds, self._accept.watched)
@@ -132,23 +135,23 @@ class ListWatch(Generic[Item]):
                 self.trouble = ""
                 if self._apply(event):
                     changed()
-                del event  # an object has megabytes, and the next event may be long in coming
+                del event  # free it: an object has megabytes, and the next event may take long
                 backoff.reset()
         self.trouble = ""
         if asyncio.get_running_loop().time() - began < 1:
-            await self._sleep(backoff.next())  # who ends watches at once is not asked again at once
+            await self._sleep(backoff.next())  # delay after a watch that ended at once
 
-    def _apply(self, event: Event) -> bool:
-        """Take one event over; return whether an object changed."""
+    def _apply(self, event: WatchEvent) -> bool:
+        """Apply one event; return whether an object changed."""
         meta = decode(_object, event.object).metadata
         changes = self._take(event, meta.uid)
         self._version = meta.resource_version or self._version
         return changes
 
-    def _take(self, event: Event, uid: str) -> bool:
+    def _take(self, event: WatchEvent, uid: str) -> bool:
         if event.type == "DELETED":
             return self._items.pop(uid, None) is not None
         if event.type in {"ADDED", "MODIFIED"}:
             self._items[uid] = decode(self._decoder, event.object)
             return True
-        return False  # BOOKMARK: only the version moves
+        return False  # BOOKMARK: only the resource version changes

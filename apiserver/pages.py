@@ -1,4 +1,4 @@
-"""Read a list of the API server part by part, however large its objects are: no more than one part is in memory."""
+"""Paged lists of the API server with bounded memory: at most one page is held, however large the objects."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 Decoded_co = TypeVar("Decoded_co", covariant=True)
 Decoded = TypeVar("Decoded")
-PAGE: Final = 20  # objects: some 200 kB of usual pods
-DEEPEST: Final = 100  # what is read lies far less deep
-HEAVY: Final = 8 * 2**20  # bytes: a longer page is asked for again, with half as many objects
+PAGE: Final = 20  # objects: about 200 kB of usual pods
+DEEPEST: Final = 100  # more than the nesting of any part that is read
+HEAVY: Final = 8 * 2**20  # bytes: a larger page is requested again with half as many objects
 
 
 class Decoder(Protocol[Decoded_co]):
-    """Reads one document."""
+    """Decodes one document."""
 
     def decode(self, document: bytes | bytearray | msgspec.Raw, /) -> Decoded_co:
-        """Return what is read of a document; raise msgspec.DecodeError."""
+        """Return the decoded parts of a document; raise msgspec.DecodeError."""
         ...
 
 
 class ListMeta(msgspec.Struct, rename="camel"):
-    """Where a list stands."""
+    """Resource version and continue token of a list."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(name="continue", default="")
 
 
 class Page(msgspec.Struct):
-    """A part of a list, its objects not read yet."""
+    """One page of a list, with raw objects."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
@@ -54,7 +54,7 @@ _page = msgspec.json.Decoder(Page)
 async def pages(
     api: Api, path: str, params: Mapping[str, str], accept: str = JSON, limit: int = PAGE
 ) -> AsyncIterator[Page]:
-    """Yield the parts of a list; a part too large to be held is given up and asked for again, in halves."""
+    """Yield the pages of a list; a page above the size limit is discarded and requested again in halves."""
     following = ""
     while True:
         asked = {**params, "limit": str(limit), **({"continue": following} if following else {})}
@@ -64,7 +64,7 @@ async def pages(
             limit //= 2
             continue
         page = await decode_any(_page, body)
-        del body  # the objects of the page point into it: it goes with the last of them
+        del body  # the page's objects point into it, so it is freed with the last of them
         yield page
         following = page.metadata.continue_
         del page
@@ -73,7 +73,7 @@ async def pages(
 
 
 def shallow(document: bytes) -> bytes:
-    """Return a JSON text with null for what is nested more than DEEPEST deep."""
+    """Return a JSON text with null in place of everything nested deeper than DEEPEST."""
     depth, kept, parts = 0, 0, []
     for token in _TOKEN.finditer(document):
         if token[0] in _OPENING:
@@ -88,7 +88,7 @@ def shallow(document: bytes) -> bytes:
 
 
 def decode(decoder: Decoder[Decoded], document: bytes | bytearray | msgspec.Raw) -> Decoded:
-    """Return what the API server sent, nested less than 1,000 deep; raise Busy for what is damaged: asking again may help."""
+    """Return a decoded document nested less than 1,000 deep; raise Busy for an invalid one, which a retry may fix."""
     try:
         return decoder.decode(document)
     except msgspec.DecodeError as error:
@@ -96,10 +96,10 @@ def decode(decoder: Decoder[Decoded], document: bytes | bytearray | msgspec.Raw)
 
 
 async def decode_any(decoder: Decoder[Decoded], document: bytes | bytearray) -> Decoded:
-    """Return what the API server sent, however deep it is nested; raise Busy for what is damaged.
+    """Return a decoded document of any depth; raise Busy for an invalid one.
 
-    Users write `managedFields` as they like, in thousands of brackets too: that ends no watch, hides no object, and
-    as its megabyte takes a tenth of a second, holds up nothing else.
+    Users control `managedFields`, including thousands of brackets: these must not end a watch or hide an object.
+    Such a document is flattened in a thread, because a megabyte of brackets takes a tenth of a second.
     """
     try:
         return decode(decoder, document)

@@ -1,4 +1,4 @@
-"""Follow what changes in a list, event by event, until the server ends the watch."""
+"""Watch of a list: its events until the server ends it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from apiserver.client import Api
 
-GONE: Final = 410  # HTTP: the history that was asked for
-SILENCE_SECONDS: Final = 150.0  # bookmarks come each minute: after this the connection is taken for dead
+GONE: Final = 410  # HTTP: the requested history is not available
+SILENCE_SECONDS: Final = 150.0  # bookmarks arrive each minute: after this the connection counts as dead
 
 
-class Event(msgspec.Struct):
-    """What happened to an object: ADDED, MODIFIED, DELETED, or BOOKMARK for a version alone."""
+class WatchEvent(msgspec.Struct):
+    """A change of an object: ADDED, MODIFIED, DELETED, or BOOKMARK for a new resource version only."""
 
     type: str
     object: msgspec.Raw
@@ -33,7 +33,7 @@ class _Failure(msgspec.Struct):
     message: str = ""
 
 
-_event = msgspec.json.Decoder(Event)
+_event = msgspec.json.Decoder(WatchEvent)
 _failure = msgspec.json.Decoder(_Failure)
 
 
@@ -44,10 +44,10 @@ async def events(
     seconds: tuple[int, int],
     accept: str = JSON,
     longest: int | None = None,
-) -> AsyncGenerator[Event]:
-    """Yield what changes from `params["resourceVersion"]` on; raise Expired when the server has dropped that history.
+) -> AsyncGenerator[WatchEvent]:
+    """Yield changes from `params["resourceVersion"]` on; raise Expired if the server has dropped that history.
 
-    The server ends the watch after a time drawn from `seconds`, so that its clients do not return at once.
+    The server ends the watch after a random time within `seconds`, so that clients do not reconnect at once.
     """
     asked = {
         **params,
@@ -58,7 +58,7 @@ async def events(
     async with aclosing(api.lines(path, asked, SILENCE_SECONDS, accept, longest)) as lines:
         async for line in lines:
             event = await decode_any(_event, line)
-            del line  # an object has megabytes, and the next event may be long in coming
+            del line  # free it: an object has megabytes, and the next event may take long
             if event.type == "ERROR":
                 raise _error(event.object)
             yield event

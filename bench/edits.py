@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from agent.checkpoint import Saved, StateDir
     from agent.interfaces import Interfaces
     from agent.node_state import ContainerState, NodeState
+    from agent.reconcile.checkpoint import Saved, StateDir
     from pinning.machine.cpuset import CPUSet
 
 CRANE: Final = "qos.gocrane.io/cpu-manager"

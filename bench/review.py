@@ -17,7 +17,7 @@ from bench.sample import review
 from pinning.pods.claims import read_pod
 from pinning.pods.types import Pod
 from webhook.config.mutations import BUILT_IN
-from webhook.config.reload import Generation
+from webhook.config.reload import Revision
 from webhook.config.settings import Settings
 from webhook.metrics import Metrics, ReviewMeter
 from webhook.review import wire
@@ -48,7 +48,7 @@ def steps() -> dict[str, Callable[[], object]]:
     endpoint = ReviewEndpoint(
         "mutate",
         lambda rules, request: rules.mutate(request),
-        lambda: Generation(1, decider),
+        lambda: Revision(1, decider),
         ReviewMeter(Metrics(), "mutate"),
         ReviewLog(lambda _: None),
     )

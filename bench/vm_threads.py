@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agent.vm.node import Node
-    from pinning.vm_threads import VMM, VMThreads
+    from pinning.planning.vm_threads import VMM, VMThreads
 
 MACHINES: Final = 50
 VCPUS: Final = 16

@@ -1,1 +1,1 @@
-"""Certificates: a CA and leaves for the webhook. Imports nothing else of corepin."""
+"""Certificates for the webhook: CA, leaves and rotation. Imports nothing else of corepin."""

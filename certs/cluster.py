@@ -1,7 +1,8 @@
-"""The API server, as far as certificates need it: one Secret, the caBundles of named configurations, and events.
+"""API objects of a rotation: one Secret, the caBundles of named webhook configurations, and events.
 
-Uses the lowest level of the `kubernetes` package: it knows kubeconfigs and projected tokens, and JSON stays JSON.
-Every write names the version that was read, so that somebody else's change is a `Conflict` and never lost.
+Uses the lowest level of the `kubernetes` package, which supports kubeconfigs and projected tokens and returns plain
+JSON. Every write names the version that was read, so that a concurrent change is a `Conflict` and never
+overwritten.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
 
 
 class ClusterError(Exception):
-    """The API server did not do what was asked; the message says what and why."""
+    """A request to the API server failed; the message says which and why."""
 
 
 class Conflict(ClusterError):
-    """Somebody else changed the object meanwhile."""
+    """Another writer changed the object since it was read."""
 
 
 class Missing(ClusterError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to write into the Secret; None removes."""
+    """Keys to write into the Secret; None removes a key."""
 
     data: Mapping[str, bytes | None]
     annotations: Mapping[str, str | None]
@@ -65,7 +66,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to the Secret; warnings want somebody's attention."""
+    """A Kubernetes event about the Secret; a warning asks for an operator's attention."""
 
     reason: str
     message: str
@@ -73,7 +74,7 @@ class Event:
 
 
 class Cluster(Protocol):
-    """What a rotation reads and writes."""
+    """API access of a rotation."""
 
     def secret(self) -> Secret:
         """Return the Secret."""
@@ -84,21 +85,21 @@ class Cluster(Protocol):
         ...
 
     def write_secret(self, change: Change, version: str) -> None:
-        """Change the Secret; raise Conflict when it is not of this version any more."""
+        """Change the Secret; raise Conflict if it has another version now."""
         ...
 
     def write_bundles(self, configuration: Configuration, bundles: Mapping[int, bytes]) -> None:
-        """Replace the caBundles of entries; raise Conflict when the configuration has changed since it was read."""
+        """Replace the caBundles of entries; raise Conflict if the configuration has changed since it was read."""
         ...
 
     def record(self, event: Event) -> None:
-        """Make an event about the Secret."""
+        """Create an event about the Secret."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Which objects a rotation is about."""
+    """Names of the objects of a rotation."""
 
     namespace: str
     secret: str
@@ -106,7 +107,7 @@ class Names:
 
 
 def client(environ: Mapping[str, str] = os.environ) -> ApiClient:
-    """Return a client with the pod's account, or with the user's kubeconfig where that is named or there is no pod."""
+    """Return a client with the pod's account, or with the user's kubeconfig if one is named or there is no pod."""
     settings = ClientConfiguration()
     try:
         if "KUBERNETES_SERVICE_HOST" in environ and "KUBECONFIG" not in environ:
@@ -117,14 +118,14 @@ def client(environ: Mapping[str, str] = os.environ) -> ApiClient:
         raise ClusterError(
             f"no cluster can be asked ({str(error).rstrip('.')}): set KUBECONFIG, or run in a pod"
         ) from error
-    settings.retries = False  # the loop tries again, and knows what it saw
+    settings.retries = False  # the loop retries, with fresh observations
     api = ApiClient(settings)
-    api.user_agent = "corepin-certs"  # named in audit logs, and as the manager of what is written
+    api.user_agent = "corepin-certs"  # appears in audit logs, and as field manager
     return api
 
 
 class KubeCluster:
-    """The real API server."""
+    """Implementation with the Kubernetes API."""
 
     def __init__(self, api: ApiClient, names: Names) -> None:
         self._api = api
@@ -142,7 +143,7 @@ class KubeCluster:
         return Secret(data, metadata.get("annotations") or {}, metadata["resourceVersion"])
 
     def configurations(self) -> tuple[Configuration, ...]:
-        """Return those that exist; one name may stand for both kinds."""
+        """Return the existing ones; both kinds may have the same name."""
         found = (self._configuration(kind, name) for name in self._names.configurations for kind in KINDS)
         return tuple(configuration for configuration in found if configuration)
 
@@ -156,13 +157,13 @@ class KubeCluster:
         return Configuration(kind, name, read["metadata"]["resourceVersion"], bundles)
 
     def write_secret(self, change: Change, version: str) -> None:
-        """Change the Secret, if it is still of this version."""
+        """Change the Secret, if it still has this version."""
         data = {key: _encoded(value) if value is not None else None for key, value in change.data.items()}
         metadata = {"resourceVersion": version, "annotations": dict(change.annotations)}
         self._send("PATCH", self._secret, {"metadata": metadata, "data": data}, MERGE_PATCH)
 
     def write_bundles(self, configuration: Configuration, bundles: Mapping[int, bytes]) -> None:
-        """Replace the caBundles of entries, if the configuration is still as it was read."""
+        """Replace the caBundles of entries, if the configuration is unchanged since it was read."""
         path = f"{ADMISSION}/{configuration.kind}/{configuration.name}"
         locked = _operation("replace", "/metadata/resourceVersion", configuration.version)
         changes = [
@@ -172,7 +173,7 @@ class KubeCluster:
         self._send("PATCH", path, [locked, *changes], JSON_PATCH)
 
     def record(self, event: Event) -> None:
-        """Make an event about the Secret."""
+        """Create an event about the Secret."""
         self._send("POST", f"{self._core}/events", _event(event, self._names, self._uid), JSON)
 
     def _send(self, method: str, path: str, body: object = None, content_type: str = JSON) -> dict[str, Any]:
@@ -193,7 +194,7 @@ class KubeCluster:
 def _read(request: str, content: bytes) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(content)
-    except (ValueError, RecursionError) as error:  # of something between, or nested in thousands
+    except (ValueError, RecursionError) as error:  # from a proxy, or nested thousands deep
         raise ClusterError(
             f"{request}: the API server's answer is no JSON that can be read: {error}"
         ) from error

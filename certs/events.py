@@ -1,4 +1,4 @@
-"""Say what happened and what is wrong, as events: once when it begins, again each hour while it lasts."""
+"""Kubernetes events of a rotation: one when a condition begins, then one each hour while it lasts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from certs.rotation import Seen, Step
 
 AGAIN: Final = timedelta(hours=1)
-SYNC_IS_LATE: Final = timedelta(minutes=5)  # a kubelet brings a changed Secret within 90 s
+SYNC_IS_LATE: Final = timedelta(minutes=5)  # a kubelet updates a mounted Secret within 90 s
 
 
 def done(step: Step) -> Event | None:
-    """Return the event of a step that was taken; None for book-keeping."""
+    """Return the event of a completed step; None for bookkeeping."""
     match step:
         case CreateCA():
             return Event(
@@ -45,7 +45,7 @@ def done(step: Step) -> Event | None:
 
 
 def wrong(seen: Seen, step: Step) -> Iterator[Event]:
-    """Say what wants somebody's attention."""
+    """Yield warnings for conditions that need an operator's attention."""
     if isinstance(step, Refuse):
         yield _warning("SecretForeign", step.reason)
         return
@@ -72,7 +72,7 @@ def _about_replicas(seen: Seen) -> Iterator[Event]:
 
 
 def _is_late(seen: Seen) -> bool:
-    """Whether every replica should have the leaf by now: they start, or their kubelets bring it, in minutes."""
+    """Return whether every replica should have the leaf by now: kubelets deliver it within minutes."""
     leaf = seen.secret.leaf.certificate
     return leaf is not None and seen.now > leaf.not_valid_before_utc + CLOCK_SKEW + SYNC_IS_LATE
 
@@ -82,13 +82,13 @@ def _warning(reason: str, message: str) -> Event:
 
 
 class Once:
-    """Lets an event through when it begins, and while it lasts only each hour. A restart forgets: it begins again."""
+    """Filter that passes an event when its condition begins, then once an hour; a restart begins anew."""
 
     def __init__(self) -> None:
         self._emitted: dict[Event, datetime] = {}
 
     def new(self, lasting: Iterable[Event], now: datetime) -> list[Event]:
-        """Return those that are due; what does not last any more is forgotten."""
+        """Return the events that are due; conditions that have ended are forgotten."""
         current = list(lasting)
         self._emitted = {event: when for event, when in self._emitted.items() if event in current}
         fresh = [

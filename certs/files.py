@@ -1,4 +1,4 @@
-"""Write certificates and keys so that nobody ever sees half a file, or a private key that others may read."""
+"""Atomic writes of certificates and keys: readers never see partial files, nor other users a private key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ PUBLIC: Final = 0o644
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
-    """Create a file with its mode and content in one step; raise FileExistsError when there is one already."""
+    """Create a file with its mode and content atomically; raise FileExistsError if it exists."""
     partial = _written_beside(path, content, mode)
     try:
-        os.link(partial, path)  # unlike a rename, it fails where something stands
+        os.link(partial, path)  # unlike a rename, it fails if the path exists
     finally:
         partial.unlink()
 
 
 def write_over(path: Path, content: bytes, mode: int) -> None:
-    """Create a file, or replace the one that is there, in one step."""
+    """Create or replace a file atomically."""
     partial = _written_beside(path, content, mode)
     try:
         partial.replace(path)
@@ -33,14 +33,14 @@ def write_over(path: Path, content: bytes, mode: int) -> None:
 
 
 def _written_beside(path: Path, content: bytes, mode: int) -> Path:
-    """Return a complete file with the mode in the same directory, under a name of this process's own."""
+    """Return a complete file with the mode, in the same directory under a name unique to this process."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
         partial.unlink()
     descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)  # the umask may have taken bits away
+            os.fchmod(file.fileno(), mode)  # the umask may have removed bits
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

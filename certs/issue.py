@@ -1,6 +1,6 @@
-"""A certificate authority and the certificates it issues, ECDSA P-256, as bytes in PEM.
+"""A certificate authority and its certificates, ECDSA P-256, as PEM bytes.
 
-Two classes and no X.509 on the outside: `CA.create(...).issue_cert("web", ...)` gives a `LeafCert`.
+The interface hides X.509: `CA.create(...).issue_cert("web", ...)` returns a `LeafCert`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLOCK_SKEW: Final = timedelta(minutes=5)  # a node's clock may be behind the iss
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
 KEY_ID_SHOWN: Final = 12  # hexadecimal digits in an authority's name
-COMMON_NAME_LIMIT: Final = 64  # X.520; clients read the alternative names anyway
+COMMON_NAME_LIMIT: Final = 64  # X.520; clients read the subject alternative names
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _DNS_NAME: Final = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)
@@ -31,12 +31,12 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class BadName(Exception):
-    """A name that no certificate can be issued for."""
+    """A name for which no certificate can be issued."""
 
 
 @dataclass(frozen=True)
 class LeafCert:
-    """A certificate with its private key, in PEM; `cert` is followed by nothing: the CA is not part of it."""
+    """A certificate and its private key in PEM; `cert` does not include the CA."""
 
     cert: bytes
     key: bytes
@@ -44,14 +44,14 @@ class LeafCert:
 
 @dataclass(frozen=True)
 class CA:
-    """A certificate authority that signs leaves and nothing below them."""
+    """A certificate authority that signs leaves only."""
 
     certificate: x509.Certificate
     private_key: ec.EllipticCurvePrivateKey
 
     @classmethod
     def create(cls, *, days: int = CA_DAYS, now: datetime | None = None) -> CA:
-        """Return a new authority with a key and, made of the key, a name of its own."""
+        """Return a new authority with a new key and a name derived from it."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name(f"{ORGANIZATION} CA {_key_id(key.public_key())[:KEY_ID_SHOWN]}")
         builder = (
@@ -63,7 +63,7 @@ class CA:
 
     @property
     def cert(self) -> bytes:
-        """The authority's certificate in PEM: what clients trust."""
+        """The authority's certificate in PEM, for trust stores."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
@@ -78,7 +78,7 @@ class CA:
         days: int = LEAF_DAYS,
         now: datetime | None = None,
     ) -> LeafCert:
-        """Return a server certificate for the names and addresses; it never outlives its authority."""
+        """Return a server certificate for the names and addresses, limited to the validity of its authority."""
         if not dns_names and not addresses:
             raise BadName("a certificate needs a DNS name or an address")
         key = ec.generate_private_key(ec.SECP256R1())
@@ -108,7 +108,7 @@ class CA:
 
 
 def checked_dns_name(name: str) -> str:
-    """Return a DNS name in lower case; raise BadName for what no client could ask for."""
+    """Return a DNS name in lower case; raise BadName if it is not valid."""
     if _is_address(name):
         raise BadName(f"{name} is an address, not a DNS name")
     if len(name) > _DNS_NAME_LIMIT or not _DNS_NAME.fullmatch(name):
@@ -132,7 +132,7 @@ def _builder(
     days: int,
     latest: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """Return what all certificates have in common; `latest` cuts the validity."""
+    """Return a builder with the fields common to all certificates; `latest` limits the validity."""
     ends = now + timedelta(days=days)
     return (
         x509.CertificateBuilder()

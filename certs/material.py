@@ -1,4 +1,4 @@
-"""Read what the Secret holds. Nothing in it is trusted: every part is usable, absent, or damaged with the reason."""
+"""Contents of the Secret. None of it is trusted: every part is usable, absent, or damaged with a reason."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 LEAF_CERT: Final = "tls.crt"
 LEAF_KEY: Final = "tls.key"
-CA_CERT: Final = "ca.crt"  # signed the leaf, and signs the next ones
+CA_CERT: Final = "ca.crt"  # signed the leaf, and signs the next leaves
 CA_KEY: Final = "ca.key"
 NEXT_CERT: Final = "next-ca.crt"  # is being published, and will sign the next leaf
 NEXT_KEY: Final = "next-ca.key"
-OLD_CERTS: Final = "old-ca.crt"  # signed leaves that a replica may still show; one or several
+OLD_CERTS: Final = "old-ca.crt"  # signed leaves that a replica may still serve; one or several
 KEYS: Final = (LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY, NEXT_CERT, NEXT_KEY, OLD_CERTS)
 
-MANAGED: Final = "certs.corepin.io/managed"  # "true": whatever the Secret holds may be replaced
-PUBLISHED: Final = "certs.corepin.io/published"  # since when every caBundle has held the signer
-SHOWN: Final = "certs.corepin.io/shown"  # since when every replica has shown the leaf
-ROTATE: Final = "certs.corepin.io/rotate"  # "ca": somebody wants a new CA now
+MANAGED: Final = "certs.corepin.io/managed"  # "true": any contents of the Secret may be replaced
+PUBLISHED: Final = "certs.corepin.io/published"  # start of the wait after every caBundle had the signer
+SHOWN: Final = "certs.corepin.io/shown"  # start of the wait after every replica served the leaf
+ROTATE: Final = "certs.corepin.io/rotate"  # "ca": an operator requests a new CA now
 
 Anchors = frozenset[x509.Certificate]
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A Secret as the API server shows it; `version` is what optimistic locking compares."""
+    """The Secret in the API; `version` is for optimistic locking."""
 
     data: Mapping[str, bytes] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Secret:
 
 
 class Mark(NamedTuple):
-    """A moment from which a wait is counted, and the certificate it is about."""
+    """Start time of a wait, with the certificate's fingerprint."""
 
     since: datetime
     fingerprint: str
@@ -54,7 +54,7 @@ class Mark(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A part that cannot be used, and why."""
+    """A damaged part, with the reason."""
 
     key: str
     reason: str
@@ -65,7 +65,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What two keys of the Secret hold: a certificate, and its private key unless that is unusable."""
+    """A certificate of the Secret with its private key, unless that is unusable."""
 
     certificate: x509.Certificate | None = None
     private_key: ec.EllipticCurvePrivateKey | None = None
@@ -86,25 +86,25 @@ class Material:
     leaf: Pair
     published: Mark | None
     shown: Mark | None
-    present: frozenset[str]  # keys that hold anything
+    present: frozenset[str]  # keys with any content
     problems: tuple[Problem, ...]
     is_managed: bool
     is_rotation_wanted: bool
 
     @property
     def anchors(self) -> Anchors:
-        """Return every authority of which a replica may show a leaf, now or soon."""
+        """Return every authority of which a replica may serve a leaf, now or soon."""
         own = (self.ca.certificate, self.next_ca.certificate)
         return frozenset(self.old).union(certificate for certificate in own if certificate)
 
     @property
     def has_marks(self) -> bool:
-        """Whether a wait is being counted."""
+        """Return whether a wait has been started."""
         return bool(self.published or self.shown)
 
 
 def read(secret: Secret) -> Material:
-    """Take the Secret apart."""
+    """Parse the Secret."""
     parts = _Parts(secret.data)
     ca, next_ca = parts.authority(CA_CERT, CA_KEY), parts.authority(NEXT_CERT, NEXT_KEY)
     annotations = secret.annotations
@@ -123,17 +123,17 @@ def read(secret: Secret) -> Material:
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """Return a short name of exactly this certificate."""
+    """Return a short text that identifies the certificate."""
     return hashlib.sha256(der(certificate)).hexdigest()[:32]
 
 
 def der(certificate: x509.Certificate) -> bytes:
-    """Return the certificate as TLS sends it."""
+    """Return the certificate in DER, as in a TLS handshake."""
     return certificate.public_bytes(Encoding.DER)
 
 
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether the authority's key signed the certificate."""
+    """Return whether the authority's key signed the certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -142,7 +142,7 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 
 def bundle(anchors: Iterable[x509.Certificate]) -> bytes:
-    """Return certificates as one PEM text, the same for the same set."""
+    """Return certificates as one PEM text, which is equal for equal sets."""
     return b"".join(
         certificate.public_bytes(Encoding.PEM)
         for certificate in sorted(
@@ -152,7 +152,7 @@ def bundle(anchors: Iterable[x509.Certificate]) -> bytes:
 
 
 def anchors_of(pem: bytes) -> Anchors:
-    """Return the certificates of a PEM text; like the API server, leave out what cannot be read."""
+    """Return the certificates of a PEM text; unreadable ones are skipped, as the API server does."""
     begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
     found = set()
     for block in pem.split(begin)[1:]:
@@ -173,7 +173,7 @@ def _mark(text: str) -> Mark | None:
 
 
 class _Parts:
-    """Reads parts, and notes what is wrong with them."""
+    """Parser of the Secret's parts that collects problems."""
 
     def __init__(self, data: Mapping[str, bytes]) -> None:
         self._data = data
@@ -187,7 +187,7 @@ class _Parts:
         return Pair()
 
     def pair(self, cert_name: str, key_name: str) -> Pair:
-        """Return a pair; a key that does not belong to the certificate is left out."""
+        """Return a pair; a key that does not match the certificate is left out."""
         certificates, key = self.certificates(cert_name), self._private_key(key_name)
         certificate = certificates[0] if certificates else None
         if certificate and key and certificate.public_key() != key.public_key():
@@ -221,7 +221,7 @@ class _Parts:
         return None
 
     def _miss(self, *names: str) -> None:
-        """Note the half of a pair that is missing."""
+        """Record the missing half of a pair."""
         missing = [name for name in names if not self._data.get(name)]
         if len(missing) == 1:
             self.problems.append(Problem(missing[0], "is missing"))

@@ -1,4 +1,4 @@
-"""What the rotation counts and shows, in a registry of its own."""
+"""Metrics of the rotation, in a registry of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """Every metric of the rotation. Gauges show what was seen last."""
+    """Every metric of the rotation. Gauges have the values of the last pass."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -19,7 +19,7 @@ class Metrics:
         self.passes = self._counter("passes", "Looks at the Secret, the configurations and the replicas.")
         self.errors = self._counter("errors", "Passes that failed and were tried again.")
         self.conflicts = self._counter(
-            "conflicts", "Writes given up because somebody else had changed the object."
+            "conflicts", "Writes given up because another writer had changed the object."
         )
         self.event_errors = self._counter("event_errors", "Events that could not be made.")
         self.steps = self._counter("steps", "Steps taken, by kind.", "step")
@@ -39,7 +39,7 @@ class Metrics:
         return Counter(f"corepin_certs_{name}", text, labels, registry=self.registry)
 
     def show(self, seen: Seen, step: Step) -> None:
-        """Show what was seen, and the step that follows from it."""
+        """Update the gauges with an observation and the step that follows from it."""
         secret = seen.secret
         self._not_after.clear()
         for name, pair in (("leaf", secret.leaf), ("ca", secret.ca), ("next-ca", secret.next_ca)):

@@ -1,4 +1,4 @@
-"""Look at the certificate that each replica shows: resolve their names, connect, compare. Nothing is sent."""
+"""Probe of the certificate that each replica serves: resolve names, connect, compare. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT_ONCE: Final = 8
 
 
 class Address(NamedTuple):
-    """Where a replica, or a name that stands for all of them, is served."""
+    """Host and port of a replica, or of a name that resolves to all replicas."""
 
     host: str
     port: int
@@ -27,14 +27,14 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Finds the replicas and asks each by TLS."""
+    """Finds the replicas and reads the certificate of each by a TLS handshake."""
 
-    names: tuple[Address, ...]  # headless Services: they resolve to the replicas
+    names: tuple[Address, ...]  # headless Services, which resolve to the replicas
     server_name: str
     timeout_seconds: float = TIMEOUT_SECONDS
 
     def __call__(self) -> Mapping[str, bytes | None]:
-        """Return the certificate (DER) that each address shows; None where none was shown."""
+        """Return the certificate (DER) of each address; None if there was no handshake."""
         addresses = sorted({address for name in self.names for address in resolve(name)})
         with ThreadPoolExecutor(AT_ONCE) as pool:
             shown = pool.map(self._shown, addresses)
@@ -47,12 +47,12 @@ class Probe:
                 _unverified().wrap_socket(plain, server_hostname=self.server_name) as secured,
             ):
                 return secured.getpeercert(binary_form=True)
-        except OSError:  # no route, refused, no TLS, too slow
+        except OSError:  # no route, connection refused, no TLS, time-out
             return None
 
 
 def resolve(name: Address) -> frozenset[Address]:
-    """Return every address behind a name; none when it does not resolve, which is never a proof of absence."""
+    """Return every address of a name; none if it does not resolve, which proves nothing about the replicas."""
     try:
         found = socket.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
     except OSError:
@@ -61,7 +61,7 @@ def resolve(name: Address) -> frozenset[Address]:
 
 
 def _unverified() -> ssl.SSLContext:
-    """Return a context that takes any certificate: the caller compares it with the one that is expected.
+    """Return a context that accepts any certificate, because the caller compares it with the expected one.
 
     The handshake still proves that the peer has the certificate's key.
     """

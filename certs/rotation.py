@@ -1,15 +1,15 @@
-"""Decide the next step of issuing and rotating certificates. Pure: no I/O, no clock, no memory, no randomness.
+"""Decision of the next step of issuing and rotating certificates. Pure: no I/O, no clock, no state, no randomness.
 
-The order keeps one rule at every instant: each caBundle holds the authority of every leaf that any replica can show.
+Invariant: each caBundle contains the authority of every leaf that any replica can serve.
 
-1. A new CA stands in the Secret, beside the one that signs.
-2. Old and new stand in every caBundle, and were read back there.
-3. `settle` later every API server has taken notice. They cannot be asked.
-4. The new leaf stands in the Secret, the new CA signs, the former one is old: one update.
-5. Every replica has shown the new leaf for longer than a kubelet takes to bring a changed Secret.
-6. The old CA leaves the Secret, then the caBundles.
+1. Add a new CA to the Secret, beside the one that signs.
+2. Add it to every caBundle, and read it back.
+3. Wait `settle`, in which every API server reloads the caBundles; there is no way to ask them.
+4. In one update of the Secret, write the new leaf, make the new CA the signer and the former one old.
+5. Wait until every replica has served the new leaf for longer than a kubelet takes to update a mounted Secret.
+6. Remove the old CA from the Secret, then from the caBundles.
 
-Renewing the leaf alone is 4 and 5. A bundle only ever grows, except in step 6.
+Renewing the leaf alone is 4 and 5. A bundle only loses authorities in step 6.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ LIFE_BEFORE_RENEWAL: Final = 0.6  # a rotation that begins here is over before a
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What an operator may choose."""
+class RotationSettings:
+    """Settings of the rotation."""
 
     dns_names: tuple[str, ...]
     settle: timedelta = timedelta(seconds=60)
@@ -63,22 +63,22 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Everything a decision rests on."""
+    """The observation that a decision is based on."""
 
     secret: Material
     published: Mapping[Place, Anchors]
     now: datetime
     shown: Mapping[str, bytes | None] = field(default_factory=dict)  # DER by address; None: no answer
-    is_clock_doubtful: bool = False  # it jumped while we looked: waits are counted anew
+    is_clock_doubtful: bool = False  # the clock jumped since the last look: waits start anew
 
     @property
     def signer(self) -> CA | None:
-        """Return the authority that signs from now on: the next one if there is one."""
+        """Return the authority that signs the next leaf: the next CA if there is one."""
         return self.next_authority or self._authority(self.secret.ca)
 
     @property
     def next_authority(self) -> CA | None:
-        """Return the authority that a rotation is bringing in."""
+        """Return the authority that a rotation introduces."""
         return self._authority(self.secret.next_ca)
 
     def _authority(self, pair: Pair) -> CA | None:
@@ -86,7 +86,7 @@ class Seen:
 
     @property
     def extras(self) -> Anchors:
-        """Return the authorities that are trusted besides the signer, and can still be believed."""
+        """Return the valid authorities that are trusted besides the signer."""
         trusted = frozenset(self.secret.old).union(*self.published.values())
         signer = self.signer
         return frozenset(
@@ -97,7 +97,7 @@ class Seen:
 
     @property
     def stale(self) -> tuple[str, ...]:
-        """Return the addresses that show another certificate than the Secret's."""
+        """Return the addresses that serve another certificate than the Secret's."""
         leaf = self.secret.leaf.certificate
         return tuple(
             sorted(
@@ -113,21 +113,21 @@ class Seen:
         return tuple(sorted(address for address, shown in self.shown.items() if shown is None))
 
     def is_valid(self, certificate: x509.Certificate) -> bool:
-        """Whether clients believe the certificate now."""
+        """Return whether the certificate is valid now."""
         return certificate.not_valid_before_utc <= self.now and not self.is_expired(certificate)
 
     def is_expired(self, certificate: x509.Certificate) -> bool:
-        """Whether no client believes the certificate any more."""
+        """Return whether the certificate has expired."""
         return certificate.not_valid_after_utc <= self.now
 
     def is_due(self, certificate: x509.Certificate) -> bool:
-        """Whether it is time to replace a certificate."""
+        """Return whether it is time to renew a certificate."""
         return self.now >= renewal_of(certificate)
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Touch nothing: a person has to decide."""
+    """Change nothing, because an operator has to decide."""
 
     reason: str
 
@@ -142,31 +142,31 @@ class Publish:
     """Write caBundles."""
 
     bundles: Mapping[Place, Anchors]
-    is_repair: bool = False  # what is missing was there already, or should have been
+    is_repair: bool = False  # the missing authority had been published, or should have been
 
 
 @dataclass(frozen=True, slots=True)
 class Unmark:
-    """Forget since when was waited."""
+    """Remove the start time of a wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkPublished:
-    """Write down that every caBundle holds the signer from now on."""
+    """Record the time from which every caBundle has the signer."""
 
     mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
 class MarkShown:
-    """Write down that every replica shows the leaf from now on."""
+    """Record the time from which every replica serves the leaf."""
 
     mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
 class IssueLeaf:
-    """Write a new leaf into the Secret; where the signer is the next CA, it takes the place of the CA."""
+    """Write a new leaf into the Secret; if the next CA signed it, that becomes the CA."""
 
     signer: CA
 
@@ -178,14 +178,14 @@ class ForgetOld:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Leave nothing but the CA in the caBundles."""
+    """Remove all authorities but the CA from the caBundles."""
 
     bundles: Mapping[Place, Anchors]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Come again at a moment, or, without one, when something has changed."""
+    """Look again at a given time, or, without one, when something has changed."""
 
     reason: str
     until: datetime | None = None
@@ -193,7 +193,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Everything is as it should be."""
+    """Nothing to do."""
 
 
 Step = (
@@ -211,8 +211,8 @@ Step = (
 )
 
 
-def next_step(seen: Seen, settings: Settings) -> Step:
-    """Return the next step; the same input gives the same step, and every step can be taken again."""
+def next_step(seen: Seen, settings: RotationSettings) -> Step:
+    """Return the next step; equal input gives equal steps, and every step is idempotent."""
     return (
         _refusal(seen)
         or _doubt(seen)
@@ -226,19 +226,19 @@ def next_step(seen: Seen, settings: Settings) -> Step:
 
 
 def renewal_of(certificate: x509.Certificate) -> datetime:
-    """Return when a certificate is to be replaced."""
+    """Return the time at which a certificate is to be renewed."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return begins + (ends - begins) * LIFE_BEFORE_RENEWAL
 
 
 def _refusal(seen: Seen) -> Refuse | None:
-    """Leave certificates alone that somebody else brought."""
+    """Refuse to change certificates of another writer."""
     secret = seen.secret
     if secret.is_managed or not secret.present:
         return None
     keys = ", ".join(sorted(secret.present))
     return Refuse(
-        f"the Secret holds {keys} and has no annotation {MANAGED}: somebody else wrote it, and it is left as it is;"
+        f"the Secret holds {keys} and has no annotation {MANAGED}: another program wrote it, and it is left as it is;"
         f" to have it replaced step by step, set the annotation {MANAGED}=true"
     )
 
@@ -248,7 +248,7 @@ def _doubt(seen: Seen) -> Unmark | None:
 
 
 def _publication(seen: Seen) -> Publish | Unmark | None:
-    """Put every authority of the Secret into every bundle; waits begin anew, and that is written down first."""
+    """Add every authority of the Secret to every bundle; first remove the marks, because waits start anew."""
     needed = frozenset(anchor for anchor in seen.secret.anchors if not seen.is_expired(anchor))
     lacking = {place: held for place, held in seen.published.items() if not needed <= held}
     if not lacking:
@@ -260,7 +260,7 @@ def _publication(seen: Seen) -> Publish | Unmark | None:
 
 
 def _is_repair(seen: Seen) -> bool:
-    """Whether the CA of the leaf that serves is missing somewhere."""
+    """Return whether a bundle lacks the CA of the leaf in use."""
     serving = seen.secret.ca.certificate
     if serving is None or seen.secret.leaf.certificate is None:
         return False
@@ -272,21 +272,21 @@ def _unexpired(seen: Seen, anchors: Anchors) -> Anchors:
 
 
 def _authority(seen: Seen) -> CreateCA | None:
-    """Begin a rotation, one at a time; only a CA that is due does not wait for replicas that still need an old one."""
+    """Start one rotation at a time; unless the CA is due, wait while replicas still need an old one."""
     secret = seen.secret
     if seen.signer is None:
         return CreateCA()
     if seen.next_authority:
         return None
-    was_begun = not secret.present.isdisjoint({NEXT_CERT, NEXT_KEY})  # and was damaged since
+    was_begun = not secret.present.isdisjoint({NEXT_CERT, NEXT_KEY})  # and was damaged since then
     if was_begun or seen.is_due(seen.signer.certificate):
         return CreateCA()
     is_over = all(seen.is_expired(anchor) for anchor in secret.old)
     return CreateCA() if secret.is_rotation_wanted and is_over else None
 
 
-def _leaf(seen: Seen, settings: Settings) -> IssueLeaf | MarkPublished | Wait | None:
-    """Replace a leaf that is due or unusable, as soon as its authority is believed everywhere."""
+def _leaf(seen: Seen, settings: RotationSettings) -> IssueLeaf | MarkPublished | Wait | None:
+    """Replace a leaf that is due or unusable, as soon as its authority is trusted everywhere."""
     signer, leaf = seen.signer, seen.secret.leaf
     if signer is None:
         raise ValueError("a leaf is decided on before there is an authority")
@@ -298,8 +298,8 @@ def _leaf(seen: Seen, settings: Settings) -> IssueLeaf | MarkPublished | Wait | 
     return _settling(seen, signer, settings.settle) or IssueLeaf(signer)
 
 
-def _must_replace(seen: Seen, settings: Settings) -> bool:
-    """Whether a leaf cannot serve, or not for much longer."""
+def _must_replace(seen: Seen, settings: RotationSettings) -> bool:
+    """Return whether a leaf is unusable or due."""
     leaf = seen.secret.leaf
     if leaf.certificate is None or leaf.private_key is None:
         return True
@@ -327,12 +327,12 @@ def _settling(seen: Seen, signer: CA, settle: timedelta) -> MarkPublished | Wait
 
 
 def _since(seen: Seen, mark: Mark | None, wanted: str) -> datetime | None:
-    """Return the moment of a mark that is about the wanted certificate and does not lie in the future."""
+    """Return the time of a mark if it is about the wanted certificate and not in the future."""
     return mark.since if mark and mark.fingerprint == wanted and mark.since <= seen.now else None
 
 
-def _retirement(seen: Seen, settings: Settings) -> Step | None:
-    """Drop what is trusted besides the CA, once no replica can show a leaf of it."""
+def _retirement(seen: Seen, settings: RotationSettings) -> Step | None:
+    """Drop old authorities once no replica can serve a leaf of them."""
     if seen.extras:
         obstacle = _showing(seen, settings.kubelet_sync)
         if obstacle:
@@ -345,7 +345,7 @@ def _retirement(seen: Seen, settings: Settings) -> Step | None:
 
 
 def _showing(seen: Seen, kubelet_sync: timedelta) -> MarkShown | Unmark | Wait | None:
-    """Wait until every replica has shown the leaf long enough; return None when they have."""
+    """Wait until every replica has served the leaf long enough; return None then."""
     leaf = seen.secret.leaf.certificate
     if leaf is None or not seen.shown or seen.stale or seen.silent:
         return Unmark() if seen.secret.shown else Wait(_unshown(seen))

@@ -1,7 +1,7 @@
-"""Take the steps: look, decide, act, and look again. Between two passes nothing is remembered that matters.
+"""Rotation loop: observe, decide, act, observe again. No state is needed between two passes.
 
-Killed anywhere, the next process sees what the last write left and goes on from there. What is kept in memory is how
-the clock ran (a jump makes waits begin anew) and which warnings were given.
+After a kill at any point the next process continues from the last write. Memory only holds the clock's course (a jump
+restarts waits) and which warnings were emitted.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from certs.rotation import (
     Publish,
     Refuse,
     Rest,
+    RotationSettings,
     Seen,
-    Settings,
     Step,
     Trim,
     Unmark,
@@ -53,40 +53,40 @@ if TYPE_CHECKING:
     from certs.material import Anchors
     from certs.metrics import Metrics
 
-JUMP: Final = timedelta(seconds=5)  # more than a busy machine delays, less than any wait
-STEPS_AT_ONCE: Final = 50  # a whole rotation has about ten; more would be two writers in a fight
+JUMP: Final = timedelta(seconds=5)  # longer than scheduling delays, shorter than any wait
+STEPS_AT_ONCE: Final = 50  # a whole rotation has about ten; more mean two writers that undo each other
 UNMARKED: Final[Mapping[str, str | None]] = {PUBLISHED: None, SHOWN: None}
 
 logger = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
-    """The time of day, and a time that only runs forward."""
+    """Wall clock and monotonic clock."""
 
     def now(self) -> datetime:
-        """Return the time of day."""
+        """Return the wall clock's time."""
         ...
 
     def elapsed(self) -> float:
-        """Return seconds since some moment."""
+        """Return the monotonic clock's seconds."""
         ...
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The system's clocks."""
 
     def now(self) -> datetime:
-        """Return the time of day."""
+        """Return the wall clock's time."""
         return datetime.now(UTC)
 
     def elapsed(self) -> float:
-        """Return seconds since some moment."""
+        """Return the monotonic clock's seconds."""
         return monotonic()
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was read, with the versions that writes are locked by."""
+    """An observation, with the object versions for optimistic locking."""
 
     seen: Seen
     version: str
@@ -100,7 +100,7 @@ class Rotator:
         self,
         cluster: Cluster,
         probe: Callable[[], Mapping[str, bytes | None]],
-        settings: Settings,
+        settings: RotationSettings,
         metrics: Metrics,
         clock: Clock | None = None,
     ) -> None:
@@ -114,20 +114,25 @@ class Rotator:
         self._once = events.Once()
 
     def settle(self) -> Wait | Rest | Refuse:
-        """Take every step that can be taken now, and return why there is no other."""
+        """Take all steps that are possible now, and return the reason to stop."""
         for _ in range(STEPS_AT_ONCE):
             try:
                 step = self.take_step()
             except Conflict as conflict:
                 self._metrics.conflicts.inc()
-                logger.info("changed meanwhile, looking again", extra={"facts": {"reason": str(conflict)}})
+                logger.info(
+                    "changed by another writer, looking again", extra={"facts": {"reason": str(conflict)}}
+                )
                 continue
             if isinstance(step, Wait | Rest | Refuse):
                 return step
-        raise ClusterError(f"not done after {STEPS_AT_ONCE} steps: does somebody else write the Secret?")
+        raise ClusterError(f"not done after {STEPS_AT_ONCE} steps: does another program write the Secret?")
 
     def take_step(self) -> Step:
-        """Look, and take one step; raise Conflict when somebody else was faster, ClusterError when it failed."""
+        """Observe and take one step.
+
+        Raise Conflict if another writer was faster, ClusterError if a request failed.
+        """
         look = self.look()
         step = rotation.next_step(look.seen, self._settings)
         self._metrics.show(look.seen, step)
@@ -136,7 +141,7 @@ class Rotator:
         return step
 
     def look(self) -> Look:
-        """Read everything that a decision rests on."""
+        """Read everything that a decision is based on."""
         self._metrics.passes.inc()
         secret = self._cluster.secret()
         configurations = self._cluster.configurations()
@@ -151,7 +156,7 @@ class Rotator:
         return Look(seen, secret.version, configurations)
 
     def act(self, step: Step, look: Look) -> None:
-        """Take a step that was decided on a look; it is safe to be killed at any point, and to do it again."""
+        """Take a step decided on an observation; it is idempotent and safe to be killed at any point."""
         match step:
             case Wait() | Rest() | Refuse():
                 pass
@@ -161,7 +166,7 @@ class Rotator:
             case _:
                 self._cluster.write_secret(self._change(step, look.seen), look.version)
                 self._note(step)
-        self._is_doubtful = False  # no mark is left that a jump of the clock could have made wrong
+        self._is_doubtful = False  # no mark is left that a jump of the clock could have falsified
 
     def _note(self, step: Step) -> None:
         self._metrics.steps.labels(type(step).__name__).inc()
@@ -172,7 +177,7 @@ class Rotator:
     def _change(
         self, step: CreateCA | Unmark | MarkPublished | MarkShown | IssueLeaf | ForgetOld, seen: Seen
     ) -> Change:
-        """Return what a step writes into the Secret."""
+        """Return the step's change of the Secret."""
         match step:
             case CreateCA():
                 return self._new_authority(seen)
@@ -194,7 +199,7 @@ class Rotator:
         return Change({NEXT_CERT: ca.cert, NEXT_KEY: ca.key}, {MANAGED: "true", ROTATE: None, **UNMARKED})
 
     def _new_leaf(self, signer: CA, seen: Seen) -> Change:
-        """Return a new leaf; a signer that is new takes the CA's place, and the CA becomes old."""
+        """Return a new leaf; a new signer becomes the CA, and the former CA becomes old."""
         settings, secret = self._settings, seen.secret
         leaf = signer.issue_cert(*settings.dns_names, days=settings.leaf_days, now=seen.now)
         data: dict[str, bytes | None] = {LEAF_CERT: leaf.cert, LEAF_KEY: leaf.key}
@@ -216,7 +221,7 @@ class Rotator:
                 self._cluster.write_bundles(configuration, changed)
 
     def _record(self, events: list[Event]) -> None:
-        """Log and make events; one that cannot be made stops nothing."""
+        """Log and create events; a failure to create one is ignored."""
         for event in events:
             level = logging.WARNING if event.is_warning else logging.INFO
             facts = {"reason": event.reason, "message": event.message}
@@ -231,7 +236,7 @@ class Rotator:
         return self._clock.now().timestamp() - self._clock.elapsed()
 
     def _has_jumped(self) -> bool:
-        """Whether the clock jumped at any time since the last wait that was counted right."""
+        """Return whether the clock has jumped since the last valid start of a wait."""
         offset = self._offset()
         if abs(offset - self._drift) > JUMP.total_seconds():
             self._is_doubtful = True

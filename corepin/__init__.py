@@ -1,1 +1,1 @@
-"""The `corepin` command: argparse, one module for each verb, nothing that decides which CPUs anybody gets."""
+"""The `corepin` command: argparse, one module per verb. CPUs are chosen elsewhere."""

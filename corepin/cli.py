@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The `corepin` command: finds the verb, runs it, and turns failures into one line and an exit code."""
+"""Entry point of the `corepin` command: selects and runs the verb; a failure becomes one line and an exit code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERBS = (
     "cmk.cmk",
 )
 
-# Those of `kubectl corepin`, which looks at a cluster from the outside.
+# Verbs of `kubectl corepin`, which runs outside of the node.
 PLUGIN_VERBS = ("plugin.map", "node.why", "offline.plan", "plugin.doctor")
 
 COMMAND, PLUGIN = "corepin", "kubectl corepin"
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def kubectl(arguments: Sequence[str] | None = None) -> int:
-    """Run `kubectl corepin`, for which kubectl calls the program `kubectl-corepin`, and return its exit code."""
+    """Run `kubectl corepin`, which kubectl starts as `kubectl-corepin`, and return its exit code."""
     return _run(PLUGIN, PLUGIN_VERBS, sys.argv[1:] if arguments is None else arguments)
 
 
@@ -60,14 +60,14 @@ def _run(program: str, verbs: Sequence[str], given: Sequence[str]) -> int:
         return run(args)
     except CommandFailed as error:
         from corepin.documents import write_error
-        from corepin.terminal import plain
+        from logs.printable import plain
 
         write_error(f"{program} {args.verb}: {plain(str(error))}")
         return FAILED
 
 
 def _meant(verbs: Sequence[str], given: Sequence[str]) -> Sequence[str]:
-    """Return the modules of the verbs that may be meant: one alone when it is named, so that it starts sooner."""
+    """Return the modules of the candidate verbs: only the named one if there is one, because it starts faster."""
     return [name for name in verbs if [name.rpartition(".")[2]] == list(given[:1])] or verbs
 
 

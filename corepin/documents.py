@@ -1,4 +1,4 @@
-"""The documents that the offline commands take and give: files or standard input, and the objects in them."""
+"""Input and output documents of the offline commands: files or standard input, and the objects in them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from corepin.drawing.spans import Painted
 from corepin.errors import CommandFailed
 from corepin.json_text import is_json, read_json
-from corepin.terminal import harmless
+from drawing.spans import Painted
 from kubeyaml.reader import SIZE_LIMIT, BadYAML, decode_text, read_yaml
+from logs.printable import harmless
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STDIN: Final = "-"
 _LIST: Final = "List"
-_TEMPLATE: Final = re.compile(r"\{[{%]")  # of Helm, and of Jinja
+_TEMPLATE: Final = re.compile(r"\{[{%]")  # of Helm and Jinja
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Document:
     content: dict[str, Any]
 
     def failed(self, why: str) -> CommandFailed:
-        """Return the failure that this document causes, naming its file and line."""
+        """Return the error about this document, with its file and line."""
         return CommandFailed(f"{self.source}:{self.line}: {why}")
 
     def items(self) -> Iterator[Item]:
-        """Yield the objects of the document: itself, or the entries of a `kind: List`, however deep."""
+        """Yield the objects of the document: itself, or the entries of a `kind: List`, nested ones too."""
         yield from self._items("", self.content, "")
 
     def _items(self, pointer: str, content: dict[str, Any], kind: str) -> Iterator[Item]:
@@ -56,7 +56,7 @@ class Document:
             yield from self._items(below, entry, item.kind.removesuffix(_LIST))
 
     def _item(self, pointer: str, content: dict[str, Any], kind: str) -> Item:
-        """Return an object with its kind; the entries of a typed list (PodList) need not state theirs."""
+        """Return an object with its kind, which the entries of a typed list (PodList) need not state."""
         list_version = self.content.get("apiVersion") if kind else None
         api_version = self._stated("apiVersion", content, pointer, list_version, "v1")
         stated = self._stated("kind", content, pointer, kind or None, "Pod")
@@ -73,7 +73,7 @@ class Document:
     def _stated(
         self, name: str, content: dict[str, Any], pointer: str, default: str | None, example: str
     ) -> str:
-        """Return a text that every object states; `default` is what a list says for its entries."""
+        """Return a required text of an object; `default` is the list's value for its entries."""
         value = content.get(name)
         value = default if value is None else value
         if isinstance(value, str) and value:
@@ -87,7 +87,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Item:
-    """One Kubernetes object, with its place in its document as a JSON pointer."""
+    """One Kubernetes object, with its JSON pointer in the document."""
 
     document: Document
     pointer: str
@@ -103,28 +103,28 @@ class Item:
 
     @property
     def name(self) -> str:
-        """The object's name, `prefix-...` where the API server will complete it."""
+        """The object's name; `prefix-...` for a generateName."""
         prefix = self.metadata.get("generateName")
         return str(self.metadata.get("name") or (f"{prefix}..." if prefix else ""))
 
     @property
     def namespace(self) -> str:
-        """The namespace, empty where the document states none."""
+        """The namespace, empty if the document has none."""
         return str(self.metadata.get("namespace") or "")
 
     @property
     def title(self) -> str:
-        """The object in words: `Pod team/web`."""
+        """Kind and name for messages: `Pod team/web`."""
         place = f"{self.namespace}/{self.name or '(no name)'}" if self.namespace else self.name or "(no name)"
         return f"{self.kind} {place}"
 
     def failed(self, path: tuple[str, ...], why: str) -> CommandFailed:
-        """Return the failure that a field of the object causes."""
+        """Return the error about a field of the object."""
         return self.document.failed(f"{self.title}: {'.'.join(path)} {why}")
 
 
 def add_file_flag(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the flag that names the documents, as kubectl has it."""
+    """Add the flag for input files, as in kubectl."""
     parser.add_argument(
         "-f",
         "--filename",
@@ -136,7 +136,7 @@ def add_file_flag(parser: argparse.ArgumentParser, *, required: bool = True) -> 
 
 
 def read_documents(source: str) -> list[Document]:
-    """Return the documents of a file that are not empty; raise CommandFailed naming file and line."""
+    """Return the non-empty documents of a file; raise CommandFailed naming file and line."""
     shown = _shown(source)
     documents = [
         Document(shown, line, _object(content, shown, line)) for line, content in read_values(source)
@@ -147,13 +147,13 @@ def read_documents(source: str) -> list[Document]:
 
 
 def read_values(source: str) -> list[tuple[int, Any]]:
-    """Return what the documents of a file hold, with their lines, but for empty ones; else raise CommandFailed."""
+    """Return the values of a file's non-empty documents with their lines; raise CommandFailed if one is invalid."""
     parsed = _parsed(read_text(source), _shown(source))
     return [(line, content) for line, content in parsed if content is not None]
 
 
 def read_text(source: str) -> str:
-    """Return the text of a file of reasonable size, or of standard input; else raise CommandFailed."""
+    """Return the text of a file up to the size limit, or of standard input; else raise CommandFailed."""
     shown = _shown(source)
     return _decoded(_read(source, shown), shown)
 
@@ -163,20 +163,20 @@ def _shown(source: str) -> str:
 
 
 def write_out(text: str) -> None:
-    """Print text made harmless for a terminal; raise CommandFailed where its reader has gone (`... | head`).
+    """Print text escaped for terminals; raise CommandFailed if the reader has closed the pipe (`... | head`).
 
-    It is UTF-8 wherever it goes, as the files are: a name that the locale cannot spell is no reason to fail.
+    The output is always UTF-8, like the files, so that names outside the locale's character set do not fail.
     """
     write_painted(Painted(harmless(text)))
 
 
 def write_error(text: str) -> None:
-    """Print text on standard error, made harmless for a terminal."""
+    """Print text on standard error, escaped for terminals."""
     print(harmless(text), file=sys.stderr)
 
 
 def write_painted(text: Painted) -> None:
-    """Print text with colours of ours as it is; all else in it was made harmless when it was painted."""
+    """Print text with corepin's own colours; its other parts were escaped when it was painted."""
     if sys.stdout is None:  # `>&-`
         raise CommandFailed("standard output is closed")
     if isinstance(sys.stdout, TextIOWrapper):
@@ -185,7 +185,9 @@ def write_painted(text: Painted) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python reports the error again at exit
         raise CommandFailed("standard output was closed before everything was written") from error
     except OSError as error:
         raise CommandFailed(f"standard output: {error.strerror}") from error
@@ -200,7 +202,7 @@ def _read(source: str, shown: str) -> bytes:
         else:
             with Path(source).open("rb") as file:
                 data = file.read(SIZE_LIMIT + 1)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise CommandFailed(f"{shown}: {_unreadable(error)}") from error
     if len(data) > SIZE_LIMIT:
         raise CommandFailed(f"{shown}: is larger than {SIZE_LIMIT >> 20} MB: split it")
@@ -235,7 +237,7 @@ def _parsed(text: str, shown: str) -> list[tuple[int, Any]]:
 
 
 def _as_template(text: str, error: BadYAML) -> str:
-    """Say that the text is a template, where its marks stand before what cannot be read; else nothing."""
+    """Return a hint that the text is a template if a mark precedes the error; else an empty text."""
     marks = (number for number, line in enumerate(text.splitlines(), 1) if _TEMPLATE.search(line))
     line = next(marks, error.line + 1)
     if line > error.line:
@@ -258,12 +260,12 @@ def _what(value: Any) -> str:
 
 
 def _shown_value(value: Any) -> str:
-    """Return what stands where a text is expected, as YAML has it if it is short."""
+    """Return the value found instead of a text; in YAML if it is short."""
     if isinstance(value, bool):
         return str(value).lower()
     return _what(value) if isinstance(value, list | dict) else f"the number {str(value)[:20]}"
 
 
 def _dotted(pointer: str) -> str:
-    """Return a pointer as field paths have it: items[3]."""
+    """Return a pointer as a field path: items[3]."""
     return pointer.removeprefix("/").replace("items/", "items[").replace("/", "].") + "]"

@@ -1,7 +1,7 @@
-"""What a command tells its user instead of a traceback."""
+"""Error of a command for its user, printed instead of a traceback."""
 
 from __future__ import annotations
 
 
 class CommandFailed(Exception):
-    """A command cannot do its work; the message is one clear line. Exit code 2."""
+    """A command failed; the message is one line. Exit code 2."""

@@ -1,4 +1,4 @@
-"""Flags that an environment variable may set too, so that a manifest can choose either."""
+"""Flags with an environment variable as default, so that manifests can set either."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, text: 
 
 
 def add_optional_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, text: str) -> None:
-    """Add a flag that stays None when neither it nor its environment variable is given."""
+    """Add a flag that is None if neither it nor its environment variable is set."""
     parser.add_argument(
         flag,
         metavar=metavar,
@@ -40,7 +40,7 @@ def add_optional_flag(parser: argparse._ActionsContainer, flag: str, metavar: st
 
 
 def add_output_flag(parser: argparse._ActionsContainer, json: str) -> None:
-    """Add the flag that chooses between text and what programs read."""
+    """Add the flag that chooses between text and machine-readable output."""
     parser.add_argument(
         "-o",
         "--output",
@@ -51,7 +51,7 @@ def add_output_flag(parser: argparse._ActionsContainer, json: str) -> None:
 
 
 def add_list_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, text: str) -> None:
-    """Add a flag that may be given often; its environment variable holds a list with commas."""
+    """Add a repeatable flag; its environment variable has a comma-separated list."""
     parser.add_argument(
         flag,
         metavar=metavar,
@@ -61,7 +61,7 @@ def add_list_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, t
 
 
 def listed(flag: str, given: list[str] | None) -> frozenset[str]:
-    """Return what a list flag holds, or else its environment variable."""
+    """Return the values of a list flag, or of its environment variable."""
     names = os.environ.get(variable(flag), "").split(",") if given is None else given
     return frozenset(name.strip() for name in names if name.strip())
 
@@ -76,12 +76,12 @@ def address(flag: str, text: str, example: str) -> tuple[str, int]:
 
 
 def optional_address(flag: str, text: str, example: str) -> tuple[str, int] | None:
-    """Read where to listen; None where it is off."""
+    """Return a listening address; None if it is off."""
     return None if text in {"", "off"} else address(flag, text, f"{example}, or off")
 
 
 def remote_address(flag: str, text: str, example: str) -> tuple[str, int]:
-    """Read where somebody else listens: neither host nor port is left open."""
+    """Return the address of another server: host and port are required."""
     host, port = address(flag, text, example)
     if not host or not port:
         raise _no_address(flag, text, example)

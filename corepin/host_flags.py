@@ -1,4 +1,4 @@
-"""Where the parts of a node are that agent and doctor look at: the same flags for both."""
+"""Flags for runtime, kernel and kubelet paths of a node, shared by agent and doctor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where runtime, kernel and kubelet are found."""
+    """Add the flags with the paths of runtime, kernel and kubelet."""
     add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
     root = "the directory that stands for the host's /, with sys and proc in it"
     add_flag(parser, "--sysfs-root", "DIR", root, "/")
@@ -30,17 +30,17 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def runtime_endpoint(args: argparse.Namespace) -> Path | None:
-    """Return the socket that a flag names, with or without `unix://`."""
+    """Return the socket of a flag with or without `unix://`."""
     return Path(args.runtime_endpoint.removeprefix("unix://")) if args.runtime_endpoint else None
 
 
 def keeps_topology(args: argparse.Namespace) -> bool:
-    """Say whether the agent is to publish what NUMA nodes have free; raise CommandFailed for another word."""
+    """Return whether the agent publishes the free resources of NUMA nodes; raise CommandFailed for another value."""
     if args.node_topology not in {"on", "off"}:
         raise CommandFailed(f"--node-topology: {args.node_topology!r} is unknown: write on or off")
     return bool(args.node_topology == "on")
 
 
 def nri_socket(args: argparse.Namespace) -> Path:
-    """Return where the runtime's NRI would be, also when it is not to be used."""
+    """Return the path of the runtime's NRI socket, even if NRI is off."""
     return Path(NRI_SOCKET if args.nri in {"auto", "off"} else args.nri)

@@ -1,4 +1,4 @@
-"""Read what is JSON and no YAML 1.1: objects one after the other, and escapes of surrogate pairs."""
+"""JSON input that YAML 1.1 cannot read: concatenated objects, and escaped surrogate pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 def is_json(text: str) -> bool:
-    """Say whether a text is nothing but JSON objects, with nothing or white space between them."""
+    """Return whether a text consists of JSON objects only, separated by nothing or white space."""
     try:
         return bool(list(_spans(text)))
     except (ValueError, RecursionError):
@@ -26,7 +26,7 @@ def is_json(text: str) -> bool:
 
 
 def read_json(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield every object with the line on which it starts; raise BadYAML where one cannot be read."""
+    """Yield every object with its first line number; raise BadYAML if one is invalid."""
     line, counted = 0, 0
     for start, end in _spans(text):
         line, counted = line + text.count("\n", counted, start), start
@@ -34,12 +34,12 @@ def read_json(text: str) -> Iterator[tuple[int, Any]]:
         try:
             yield from ((line + at, value) for at, value in read_yaml(document))
         except BadYAML:
-            list(read_yaml("\n" * line + document))  # it fails again, and all lines in its words are right
+            list(read_yaml("\n" * line + document))  # fails again, with the right line in its message
             raise
 
 
 def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each object begins and ends; raise ValueError where something else stands."""
+    """Yield start and end of each object; raise ValueError for anything between."""
     decoder, at = json.JSONDecoder(), _SPACE.match(text).end()  # type: ignore[union-attr] # it matches nothing, too
     while at < len(text):
         if text[at] != "{":
@@ -50,7 +50,7 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _without_pairs(text: str, line: int) -> str:
-    """Return an object without escapes of surrogate pairs, which YAML 1.1 does not know."""
+    """Return an object with its escaped surrogate pairs replaced by characters, because YAML 1.1 lacks the former."""
     if not _SURROGATE.search(text):
         return text
     try:

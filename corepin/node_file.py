@@ -1,4 +1,4 @@
-"""The configuration of a node in a file, read in the same way for the agent and for `corepin plan`."""
+"""Reader of a node configuration file, shared by the agent and `corepin plan`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_node_file(source: str) -> NodeConfig:
-    """Return what a file says, the defaults for an empty one; raise CommandFailed naming file, key and remedy."""
+    """Return the configuration of a file, defaults for an empty one; raise CommandFailed with file, key and remedy."""
     from pinning.errors import BadContract
     from pinning.planning.node_config import read_node_config
 

@@ -1,4 +1,4 @@
-"""The webhook's configuration and mutations: the flags that name them, the same for the server and offline."""
+"""Flags for the webhook's configuration and mutations, shared by the server and the offline commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_rule_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def rule_files(args: argparse.Namespace) -> tuple[File, File]:
-    """Return configuration and mutations; those that no flag names may be absent."""
+    """Return configuration and mutations; files that no flag names are optional."""
     from webhook.config.reload import File
 
     def chosen(given: str | None, default: Path) -> File:

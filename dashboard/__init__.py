@@ -1,1 +1,1 @@
-"""A page that shows which containers own which CPUs, of all nodes, read-only; it asks the API server and nobody else."""
+"""A read-only web page of all nodes with the owners of their CPUs; it reads from the API server only."""

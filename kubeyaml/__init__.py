@@ -1,1 +1,1 @@
-"""YAML as kubectl reads and writes it, for all programs. What a document means stays with who asked for it."""
+"""YAML as kubectl reads and writes it, for all programs. Documents are interpreted by the callers."""

@@ -1,8 +1,8 @@
-"""Read YAML as kubectl does, from the parser's events.
+"""YAML reader with kubectl's semantics, based on parser events.
 
-PyYAML's own loaders do not fit: they let duplicate keys pass, turn timestamps and `1:30` into something else, expand
-aliases without a limit, and the fast one crashes the process on deep nesting. So nothing here builds a tree of nodes.
-Why no other library: docs/decisions/0011-our-own-yaml-reader.md.
+PyYAML's own loaders do not fit: they accept duplicate keys, convert timestamps and `1:30`, expand aliases without a
+limit, and the fast one crashes the process on deep nesting. Therefore no tree of nodes is built. Why no other
+library: docs/decisions/0011-our-own-yaml-reader.md.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DEPTH_LIMIT: Final = 200  # no Kubernetes object is nested half as deep
-SIZE_LIMIT: Final = 2**25  # characters of a file, also with its aliases written out; an object holds 3 MB
-NODE_SIZE: Final = 8  # characters that a value takes at least, with key and indentation
+DEPTH_LIMIT: Final = 200  # twice the nesting of any Kubernetes object
+SIZE_LIMIT: Final = 2**25  # characters of a file with its aliases expanded; an object has at most 3 MB
+NODE_SIZE: Final = 8  # least characters of a value, with key and indentation
 
 _NULL: Final = re.compile(r"~|null|Null|NULL|")
 _BOOL: Final = re.compile(
@@ -26,13 +26,13 @@ _BOOL: Final = re.compile(
 )
 _INT: Final = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_LONG: Final = 64  # a number with more digits than this is a text
+_LONG: Final = 64  # a number with more digits than this is read as text
 _TAG: Final = "tag:yaml.org,2002:"
 _MERGE: Final = "<<"
 
 
 class BadYAML(Exception):
-    """A text is no YAML that Kubernetes could read."""
+    """A text is not valid YAML for Kubernetes."""
 
     def __init__(self, line: int, why: str) -> None:
         super().__init__(f"line {line}: {why}")
@@ -41,7 +41,7 @@ class BadYAML(Exception):
 
 
 def read_yaml(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield every document with the line on which it starts; raise BadYAML where one cannot be read."""
+    """Yield every document with its first line number; raise BadYAML at the first error."""
     try:
         yield from _Reader(yaml.CSafeLoader(text)).documents()
     except yaml.MarkedYAMLError as error:
@@ -56,7 +56,7 @@ def read_yaml(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def read_one(data: bytes) -> Any:
-    """Return the one document of a file that is not empty, else None; raise BadYAML where it cannot be read."""
+    """Return the only document of a file, None for an empty file; raise BadYAML if it is invalid."""
     documents = [(line, value) for line, value in read_yaml(decode_text(data)) if value is not None]
     if len(documents) > 1:
         raise BadYAML(documents[1][0], "a second document begins here: remove it")
@@ -64,7 +64,7 @@ def read_one(data: bytes) -> Any:
 
 
 def decode_text(data: bytes) -> str:
-    """Return the text of a file, which is UTF-8; raise BadYAML where it is not."""
+    """Return the text of a UTF-8 file; raise BadYAML for any other encoding."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -74,12 +74,12 @@ def decode_text(data: bytes) -> str:
 
 @dataclass
 class _Reader:
-    """Builds values from events; `size` and `deepest` count what was built, copies of aliases included."""
+    """Builds values from events; `size` and `deepest` count the built values, including expanded aliases."""
 
     parser: yaml.CSafeLoader
     size: int = 0
-    deepest: int = 0  # below the root, of the value that is being built
-    anchors: dict[str, tuple[Any, int, int]] = field(default_factory=dict)  # value, size, levels
+    deepest: int = 0  # levels below the root of the value being built
+    anchors: dict[str, tuple[Any, int, int]] = field(default_factory=dict)  # by name: value, size, levels
 
     def documents(self) -> Iterator[tuple[int, Any]]:
         while (event := self.parser.get_event()) is not None:
@@ -166,7 +166,7 @@ def _line(event: Any) -> int:
 
 
 def _key(event: Any) -> str:
-    """Return a key as its text: Kubernetes knows no others, and `1` and `on` are meant as they are written."""
+    """Return a key as text: Kubernetes has only text keys, so `1` and `on` are taken literally."""
     if not isinstance(event, yaml.ScalarEvent):
         raise BadYAML(_line(event), "a key is an alias, a list or a mapping: write a text")
     return str(event.value)
@@ -202,7 +202,7 @@ def _scalar(event: Any) -> Any:
 
 
 def _plain(text: str) -> Any:
-    """Return what a scalar without quotes means."""
+    """Return the value of an unquoted scalar."""
     if _NULL.fullmatch(text):
         return None
     word = _BOOL.fullmatch(text)
@@ -219,14 +219,14 @@ def _integer(text: str) -> Any:
     digits = text.replace("_", "").lstrip("+-")
     try:
         size = int("0o" + digits[1:], 8) if re.fullmatch("0[0-7]+", digits) else int(digits, 0)
-    except ValueError:  # `0_`, `0x_`: no digits
+    except ValueError:  # `0_`, `0x_`: without digits
         return _finite(text)
     value = -size if text.startswith("-") else size
     return value if -(2**63) <= value < 2**64 else float(value)
 
 
 def _finite(text: str) -> Any:
-    """Return a number, or the text where JSON has no such number."""
+    """Return a number, or the text if JSON cannot represent it."""
     try:
         value = float(text)
     except ValueError:
@@ -237,7 +237,7 @@ def _finite(text: str) -> Any:
 def _explained(error: yaml.MarkedYAMLError, text: str) -> BadYAML:
     mark = error.problem_mark or error.context_mark
     lines = text.splitlines() or [""]
-    at = min(int(mark.line), len(lines) - 1) if mark else 0  # what is missing is missed behind the last line
+    at = min(int(mark.line), len(lines) - 1) if mark else 0  # a missing token is reported after the last line
     indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
     why = str(error.problem or error.context)
     remedy = "indent it with spaces, here is a tab" if "\t" in indent else "fix the YAML here or just above"

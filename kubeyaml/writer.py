@@ -1,4 +1,4 @@
-"""Write YAML that kubectl reads as what was written."""
+"""YAML writer whose output kubectl reads back unchanged."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _TEXT: Final = "tag:yaml.org,2002:str"
 
 
 def write_yaml(documents: Iterable[Any]) -> str:
-    """Return the documents as YAML, keys in the order in which they stand."""
+    """Return the documents as YAML, keys in their given order."""
     return yaml.dump_all(
         documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**16, explicit_start=True
     ).removeprefix("---\n")
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Writes texts so that kubectl's YAML reads texts again."""
+    """Writes texts so that kubectl's YAML reads them as texts."""
 
 
 def _represent_text(dumper: _Dumper, text: str) -> Any:
-    """Quote what looks like a number to kubectl (`12e4567`), and keep many lines as many lines.
+    """Quote texts that kubectl would read as numbers (`12e4567`), and use block style for multi-line texts.
 
-    Texts with other characters than ASCII are quoted as well, so that any of these may be escaped afterwards.
+    Texts with non-ASCII characters are quoted as well, so that these may be escaped afterwards.
     """
     style = '"' if _ESCAPABLE.search(text) or _NUMBER_LIKE.fullmatch(text) else "|" if "\n" in text else None
     return dumper.represent_scalar(_TEXT, text, style=style)

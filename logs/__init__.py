@@ -1,1 +1,1 @@
-"""How the three programs write their logs: as JSON lines. What is logged stays with who logs it."""
+"""JSON log lines of all programs; the events are defined where they are logged."""

@@ -1,4 +1,4 @@
-"""JSON log lines: a constant event, and facts as fields."""
+"""JSON log lines with a constant event and facts as fields."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 
 from logs.printable import harmless_json
 
-# Errors only: httpx logs each request, and uvicorn each garbled one, with which anyone could flood the log.
+# Errors only: httpx logs each request, and uvicorn each invalid one, by which any client could flood the log.
 NOISY: Final = ("asyncio", "httpx", "httpcore", "uvicorn")
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class JSONFormatter(logging.Formatter):
-    """Formats a record as one JSON line: a constant event, and facts given as `extra={"facts": {...}}`."""
+    """Formats a record as one JSON line: a constant event, and facts from `extra={"facts": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its line break, and without characters that a terminal obeys or hides."""
+        """Return the line without a line break; characters that control or deceive a terminal are escaped."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname,
@@ -37,14 +37,12 @@ class JSONFormatter(logging.Formatter):
 def _json(line: dict[str, Any]) -> str:
     try:
         return _encode(line).decode()
-    except (
-        UnicodeEncodeError
-    ):  # half of a surrogate pair: os.fsdecode returns one for each byte that is not UTF-8
+    except UnicodeEncodeError:  # lone surrogate: os.fsdecode returns one for each byte that is not UTF-8
         return json.dumps(msgspec.to_builtins(line, enc_hook=str, str_keys=True), ensure_ascii=False)
 
 
 def configure() -> None:
-    """Send all logging of the process to standard error as JSON lines; of NOISY libraries errors only."""
+    """Send all logging of the process to standard error as JSON lines; NOISY libraries from level error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JSONFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -1,6 +1,6 @@
-"""Every name that crosses a process boundary: resources, annotations, labels, taints and their values.
+"""Names that cross a process boundary: resources, annotations, labels, taints and their values.
 
-Users and other systems write and read these words; changing one breaks somebody's manifest.
+Users and other systems read and write them, so a change breaks existing manifests.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 PRODUCT = "corepin"
 
-# Extended resources. The first two are Intel CMK's; the webhook adds the others for claims that cost them.
+# Extended resources. The first two are Intel CMK's; the webhook adds the others to containers with claims.
 EXCLUSIVE_CORES = "cmk.intel.com/exclusive-cores"
 EXCLUSIVE_NON_ISOLCPUS_CORES = "cmk.intel.com/exclusive-non-isolcpus-cores"
 ISOLATED_CORES = "corepin.io/isolated-cores"  # for `smt-policy: isolate`
 WHOLE_CORES = "corepin.io/whole-cores"  # for `smt-policy: require`
-NUMA_CPUS = "corepin.io/numa-cpus"  # for `numa-policy: single`, of one NUMA node
+NUMA_CPUS = "corepin.io/numa-cpus"  # for `numa-policy: single`: CPUs of one NUMA node
 CMK_RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES)  # in CMK's order: the first one present wins
 CMK_RESOURCE_PREFIX = "cmk.intel.com/"
 
 # Annotations that users write.
 CMK_MUTATE = "cmk.intel.com/mutate"
-CMK_MUTATE_TRUE = frozenset({"true", "True", "1"})  # exactly these; CMK's webhook knows no others
+CMK_MUTATE_TRUE = frozenset({"true", "True", "1"})  # CMK's webhook accepts exactly these
 CRANE_CPU_MANAGER = "qos.gocrane.io/cpu-manager"
 CPU_MANAGER = "cpu-manager.corepin.io"
 SMT_POLICY = "smt-policy.corepin.io"
@@ -38,7 +38,7 @@ STATUS_PREFIX = "status.corepin.io/"
 STATUS_CPUS = "status.corepin.io/cpus"  # on pods
 STATUS_TOPOLOGY = "status.corepin.io/topology"  # on nodes
 STATUS_POOLS = "status.corepin.io/pools"  # on nodes
-GUARDED = "guard.corepin.io/pod"  # its containers shall not start without a cpuset of the agent's
+GUARDED = "guard.corepin.io/pod"  # its containers must not start without a cpuset set by the agent
 GUARDED_VALUE = "true"
 
 REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # NRI's default validator reads it on pods
@@ -47,7 +47,7 @@ NRI_PLUGIN_INDEX = 10
 
 # Environment of a container.
 CMK_NUM_CORES = "CMK_NUM_CORES"
-CMK_CPUS_ASSIGNED = "CMK_CPUS_ASSIGNED"  # "1,5": every CPU by itself, as `cmk isolate` writes it
+CMK_CPUS_ASSIGNED = "CMK_CPUS_ASSIGNED"  # "1,5": without ranges, as `cmk isolate` writes it
 CMK_CPUS_ASSIGNED_MASK = "CMK_CPUS_ASSIGNED_MASK"  # "22": upper-case hex
 CMK_CPUS_SHARED = "CMK_CPUS_SHARED"
 CMK_CPUS_INFRA = "CMK_CPUS_INFRA"
@@ -61,16 +61,16 @@ CPUMANAGER_LABELS = ("cpumanager", "kubevirt.io/cpumanager")  # KubeVirt up to 1
 CMK_TAINT_KEY = "cmk"
 CMK_TAINT_VALUE = "true"
 CMK_NODE_LABEL = "cmk.intel.com/cmk-node"
-CMK_CONFIG_MAP_PREFIX = "cmk-config-"  # and the node's name
-AGENT_NAMESPACE = "corepin-agent"  # where agents write their objects, unless their --namespace says otherwise
-CMK_GROUP_VERSION = "intel.com/v1"  # of the reports: kind, and its plural
+CMK_CONFIG_MAP_PREFIX = "cmk-config-"  # followed by the node's name
+AGENT_NAMESPACE = "corepin-agent"  # default namespace of the agents' objects, changed by --namespace
+CMK_GROUP_VERSION = "intel.com/v1"  # of the CMK report kinds
 CMK_NODE_REPORT = ("Cmk-nodereport", "cmk-nodereports")
 CMK_RECONCILE_REPORT = ("Cmk-reconcilereport", "cmk-reconcilereports")
-CREATED_BY = "corepin.io/created-by"  # on the agents' namespace where the next command created it
+CREATED_BY = "corepin.io/created-by"  # on the agents' namespace if the next command created it
 CREATED_BY_CLUSTER_INIT = "cluster-init"
 AGENT_NODE_LABEL = "corepin.io/agent"  # on nodes that `corepin cmk cluster-init` chose for an agent
-CPU_GROUP_LABEL = "corepin.io/cpu-group"  # on nodes: whose key config.NAME.yaml their agents take
-NOT_READY_TAINT_KEY = "corepin.io/agent-not-ready"  # nodes may be born with it; the agent takes it away
+CPU_GROUP_LABEL = "corepin.io/cpu-group"  # on nodes: their agents read the key config.NAME.yaml
+NOT_READY_TAINT_KEY = "corepin.io/agent-not-ready"  # nodes may register with it; the agent removes it
 OVERCOMMIT_TAINT_KEY = "corepin.io/shared-overcommitted"
 KUBELET_CONDITION = "CorepinKubeletPolicy"
 OVERCOMMIT_CONDITION = "CorepinSharedOvercommitted"
@@ -83,46 +83,46 @@ LIMIT_RANGER = "kubernetes.io/limit-ranger"
 HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
 EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"  # its presence counts, not its value
 
-# Where the programs of one node find each other, the kubelet and the kernel, unless their flags say otherwise.
+# Default paths and addresses by which the programs of one node reach each other, the kubelet and the kernel.
 AGENT_CONFIG = "/etc/corepin/node/config.yaml"
 AGENT_SOCKET = "/run/corepin/agent.sock"
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 NRI_SOCKET = "/var/run/nri/nri.sock"
 DEBUGFS = "/sys/kernel/debug"
 
-# What injected sidecars get that state nothing: the webhook adds it, the agent tells by it what they cost (KubeVirt's).
+# Limits (KubeVirt's) of injected sidecars without any: the webhook adds them, the agent recognizes sidecars by them.
 SIDECAR_CPU = "200m"
 SIDECAR_MEMORY = "64M"
 
-# The init container that holds a pod back until its CPUs are assigned. The folder in which it finds what the agent says
-# of its pod is the one where a token would be: the API server mounts one into each container that has nothing there.
+# The init container that holds a pod back until its CPUs are assigned. It reads the status annotation from the
+# folder of the service account token: the API server mounts a token into each container that has no volume there.
 GATE_CONTAINER = "corepin-gate"
 GATE_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 GATE_FILE = "cpus"
-GATE_RESTART_POLICY = "COREPIN_RESTART_POLICY"  # the variable that tells it the pod's
+GATE_RESTART_POLICY = "COREPIN_RESTART_POLICY"  # variable with the pod's restart policy
 
-# Where a container of a Kata pod finds what the agent says of the pod's CPUs, which its guest cannot know.
+# File with the status annotation in containers of Kata pods, whose guest cannot show the node's CPUs.
 CPUS_VOLUME = "corepin-cpus"
 CPUS_FOLDER = "/run/corepin"
 CPUS_FILE = "cpus"
-CONTAINER_VARIABLE = "COREPIN_CONTAINER"  # which one of the file's containers this is: no guest tells it
+CONTAINER_VARIABLE = "COREPIN_CONTAINER"  # its container's name in that file, which no guest shows
 
-# Feature gates of ours, spelled as in KubeVirt.
+# corepin's feature gates, spelled as in KubeVirt.
 GATE_SIDECAR = "Sidecar"
 GATE_CPU_MANAGER = "CPUManager"
 
 
 class ReserveSource(StrEnum):
-    """Where the reserved CPUs of a node come from."""
+    """The source of a node's reserved CPUs."""
 
     CONFIGURED = "configured"
     KUBELET = "kubelet"  # the kubelet's own reserve, from its configz
-    KEPT = "kept"  # an earlier reserve, while containers hold CPUs
+    KEPT = "kept"  # an earlier reserve, kept while containers hold CPUs
     DEFAULT = "default"
 
 
 class CPUPolicy(StrEnum):
-    """What a container asks of its CPUs (Crane's words)."""
+    """CPU policies of a container (Crane's words)."""
 
     NONE = "none"
     EXCLUSIVE = "exclusive"
@@ -130,7 +130,7 @@ class CPUPolicy(StrEnum):
 
 
 class SMTPolicy(StrEnum):
-    """How a container's CPUs meet their siblings (Nova's words)."""
+    """Use of SMT siblings by a container (Nova's words)."""
 
     PREFER = "prefer"
     REQUIRE = "require"
@@ -138,7 +138,7 @@ class SMTPolicy(StrEnum):
 
 
 class NUMAPolicy(StrEnum):
-    """How a container's CPUs lie on NUMA nodes."""
+    """Distribution of a container's CPUs over NUMA nodes."""
 
     PACKED = "packed"
     DISTRIBUTED = "distributed"
@@ -146,46 +146,54 @@ class NUMAPolicy(StrEnum):
 
 
 class IOThreadsPolicy(StrEnum):
-    """Which I/O threads a virtual machine has (KubeVirt's words)."""
+    """I/O threads of a virtual machine (KubeVirt's words)."""
 
     SHARED = "shared"
     AUTO = "auto"
     SUPPLEMENTAL_POOL = "supplementalPool"  # with CPUs of their own
 
 
-class NUMAMemory(StrEnum):
-    """Where the memory of a container may lie, from its birth."""
+class KubeletPolicy(StrEnum):
+    """The kubelet's CPU or memory manager policy, by the names in its state files."""
 
-    FREE = "free"  # anywhere
+    NONE = "none"
+    STATIC = "static"
+    UNKNOWN = "unknown"  # no state file, or one that cannot be read
+
+
+class NUMAMemory(StrEnum):
+    """Memory placement of a container from its start."""
+
+    FREE = "free"  # on any NUMA node
     BIND = "bind"  # on the NUMA node of its CPUs, with `single`
 
 
 class VMThreadsPolicy(StrEnum):
-    """Where the threads of a Kata sandbox run that are no vCPUs, while a container of it holds CPUs."""
+    """CPUs of a Kata sandbox's threads other than vCPUs, while one of its containers owns CPUs."""
 
-    UNION = "union"  # beside the vCPUs, on the CPUs of its containers
-    SHARED = "shared"  # in the shared set, the shim among them
+    UNION = "union"  # the CPUs of its containers, together with the vCPUs
+    SHARED = "shared"  # the shared set, including the shim
 
 
 class SharedCPUs(StrEnum):
-    """Whether an exclusive container may run on the shared set too."""
+    """Whether an exclusive container may also run on the shared set."""
 
     TRUE = "true"
     FALSE = "false"
 
 
 class SharedPool(StrEnum):
-    """CPUs that nobody owns and a container may run on besides its own (CMK's words)."""
+    """CPUs without an owner that a container may use besides its own (CMK's words)."""
 
-    SHARED = "shared"  # the cores set aside for them, else the shared set
+    SHARED = "shared"  # the cores set aside for this pool, else the shared set
     INFRA = "infra"  # the shared set
 
 
 class PoolUse(NamedTuple):
-    """That a container runs on a pool besides what it owns."""
+    """The use of a pool by a container, in addition to the CPUs it owns."""
 
     pool: SharedPool
-    socket: int | None = None  # of SHARED: on one socket alone
+    socket: int | None = None  # of SHARED: limited to one socket
 
 
 class QoSClass(StrEnum):

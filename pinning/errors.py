@@ -1,16 +1,16 @@
-"""What can go wrong in the domain.
+"""Exceptions of the domain.
 
 PinningError
   +- BadQuantity      a text is not a Kubernetes quantity
   +- BadJSON          a text is no JSON, or nested too deeply to be read
   +- BadCPUList       a text is not a kernel CPU list
-  +- BadContract      a user's or operator's document breaks the contract
+  +- BadContract      a user's or operator's document violates the contract
   +- BadGuest         a virtual machine's shape or its policies contradict themselves
   +- UnknownCPU       a CPU that the machine does not have
   +- NotEnoughCPUs    the free CPUs cannot satisfy a claim
-  +- IllegalTransition  a ledger transition that would break a rule
+  +- IllegalTransition  a ledger transition that would break an invariant
 
-A refusal that a user shall read is no exception: it is a `Cause`, a value.
+A refusal with a message for users is not an exception but a value: `Cause`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sys import getsizeof
 
 
 class PinningError(Exception):
-    """Anything the domain refuses."""
+    """Base class of the domain's exceptions."""
 
 
 class BadQuantity(PinningError):
@@ -37,7 +37,7 @@ class BadCPUList(PinningError):
 
 
 class BadContract(PinningError):
-    """A document breaks the contract; the message names key, value and remedy."""
+    """A document violates the contract; the message names key, value and remedy."""
 
 
 class BadGuest(PinningError):
@@ -49,7 +49,7 @@ class UnknownCPU(PinningError):
 
 
 class NotEnoughCPUs(PinningError):
-    """The free CPUs cannot satisfy a claim; `remedies` are the ones that would help, in words."""
+    """The free CPUs cannot satisfy a claim; `remedies` are the actions that would help."""
 
     def __init__(self, wanted: int, found: int, detail: str = "", remedies: tuple[str, ...] = ()) -> None:
         self.detail = detail or f"wanted {wanted} CPUs, {found} can be given"
@@ -65,15 +65,16 @@ class NotEnoughCPUs(PinningError):
 
 
 class IllegalTransition(PinningError):
-    """A ledger transition that would break a rule; always a bug of the caller."""
+    """A ledger transition that would break an invariant; always a bug of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One reason for a refusal, as `status.details.causes[]` of the Kubernetes API carries it.
+    """One reason for a refusal, as in `status.details.causes[]` of the Kubernetes API.
 
-    `field` is a JSON path with dots and is never empty; `message` names value, expectation and remedy. Both are short
-    whatever the user wrote. `flaw` says without numbers what is wrong, where messages change with amounts or are cut.
+    `field` is a non-empty JSON path with dots; `message` names value, expectation and remedy. Both are truncated
+    whatever the user wrote. `flaw` identifies the problem without amounts, for messages with amounts or truncated
+    text.
     """
 
     field: str
@@ -83,10 +84,10 @@ class Cause:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What two states of an object have in common when both have this flaw."""
+        """Key by which the same problem is recognized in two states of an object."""
         return self.flaw or (self.field, self.message)
 
     def weight(self) -> int:
-        """Return how many bytes a cause takes at most."""
+        """Return an upper bound of a cause's size in bytes."""
         texts = (self.field, self.message, self.reason, *self.flaw)
         return getsizeof(self) + getsizeof(self.flaw) + sum(map(getsizeof, texts))

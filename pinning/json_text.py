@@ -1,4 +1,4 @@
-"""Read JSON that others wrote: into annotations, onto a socket, into a file of the node. Pure."""
+"""Decoding of untrusted JSON: annotations, socket messages, files of the node. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pinning.errors import BadJSON
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a text says; raise BadJSON for everything that is no JSON, or thousands of brackets in brackets."""
+    """Return the decoded value; raise BadJSON if the text is not JSON or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""A value of an object that is worked out when it is first asked for."""
+"""Attribute that is computed on first access."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class lazy(Generic[Value]):  # noqa: N801 - reads as the decorator that it is
 
     def __get__(self, instance: object, _owner: type) -> Value:
         value = self._work_out(instance)
-        instance.__dict__[self._name] = value  # found there from now on, before this descriptor
+        instance.__dict__[self._name] = value  # later accesses find it there, before this descriptor
         return value

@@ -9,10 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 PACKAGES = frozenset(
-    {"pinning", "apiserver", "kubeyaml", "logs", "webhook", "agent", "certs", "corepin", "dashboard"}
+    {
+        "pinning",
+        "apiserver",
+        "kubeyaml",
+        "logs",
+        "webhook",
+        "agent",
+        "certs",
+        "corepin",
+        "dashboard",
+        "drawing",
+    }
 )
 MODULES = sorted(path for package in PACKAGES for path in Path(package).rglob("*.py"))
 
@@ -58,11 +69,16 @@ def room(module: str) -> str:
     return module if has_folders else ".".join(folder.parts)
 
 
-def between_rooms() -> dict[str, set[str]]:
-    """Return which rooms each room imports."""
+def package(module: str) -> str:
+    """Return the top-level package of a module."""
+    return module.partition(".")[0]
+
+
+def between(part: Callable[[str], str]) -> dict[str, set[str]]:
+    """Return which parts, packages or rooms, each part imports."""
     found: dict[str, set[str]] = {}
     for module, others in arrows().items():
-        found.setdefault(room(module), set()).update(set(map(room, others)) - {room(module)})
+        found.setdefault(part(module), set()).update(set(map(part, others)) - {part(module)})
     return found
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
-from corepin.drawing.picture import draw
 from corepin.node.node_view import view_of_annotations
+from drawing.picture import draw
 from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
 from tests.dashboard.documents import container, grid, node, owner, pod, pools
 

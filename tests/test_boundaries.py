@@ -1,18 +1,15 @@
-"""Who imports whom: packages, the rooms in them and their files; and how large each of these may be."""
+"""Which packages, rooms and files import which others, and how large each of these may be."""
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 
-from tests.layout import MODULES, PACKAGES, arrows, between_rooms, circle, imported, named, room
+from tests.layout import MODULES, PACKAGES, arrows, between, circle, imported, named, package, room
+from tests.sizes import ABOVE, full_folders, long_classes, long_files, long_functions
 
 OUTSIDE = frozenset({"tests", "bench", "demo", "scripts"})  # nothing that ships may import these
 BELOW = frozenset({"apiserver", "kubeyaml", "logs", "pinning"})
@@ -24,7 +21,8 @@ ARROWS = {
     "certs": frozenset(),
     "webhook": BELOW,
     "agent": BELOW,
-    "dashboard": BELOW | {"corepin"},  # of the command the drawing of a machine alone
+    "drawing": frozenset({"logs", "pinning"}),
+    "dashboard": BELOW | {"drawing"},
     "corepin": PACKAGES,
 }
 PODS = ("pinning.contract", "pinning.errors", "pinning.pods")
@@ -34,36 +32,31 @@ ROOMS = {
     "kubeyaml": (),
     "logs": (),
     "certs": (),
-    "pinning.brief": (),
+    "drawing": ("logs.printable", "pinning.contract", "pinning.machine"),
+    "pinning.truncate": (),
     "pinning.contract": (),
     "pinning.errors": (),
     "pinning.json_text": ("pinning.errors",),
     "pinning.lazy": (),
-    "pinning.task_parts": ("pinning.machine.cpuset",),
-    "pinning.vm_threads": (),
     "pinning.machine": ("pinning.errors", "pinning.json_text"),
     "pinning.pods": (
-        *("pinning.brief", "pinning.contract", "pinning.errors", "pinning.lazy", "pinning.machine.cpuset"),
+        *("pinning.truncate", "pinning.contract", "pinning.errors", "pinning.lazy", "pinning.machine.cpuset"),
     ),
     "pinning.allocation": ("pinning.contract", "pinning.errors", "pinning.machine"),
-    "pinning.planning": (
-        *(*PODS, "pinning.allocation", "pinning.json_text", "pinning.machine", "pinning.vm_threads"),
-    ),
-    "pinning.kubevirt": (*PODS, "pinning.brief"),
+    "pinning.planning": (*(*PODS, "pinning.allocation", "pinning.json_text", "pinning.machine"),),
+    "pinning.kubevirt": (*PODS, "pinning.truncate"),
     "pinning.cmk": ("pinning.contract", "pinning.errors", "pinning.machine", "pinning.planning"),
     "agent.clock": (),
     "agent.cmk_command": ("agent.wrappers.protocol",),
     "agent.errors": (),
-    "agent.checkpoint": ("agent.errors", "pinning"),
     "agent.grpc_calls": ("agent.errors", "agent.http2"),
     "agent.http2": (),
     "agent.config": ("pinning",),
-    "agent.vm_targets": ("agent.interfaces", "agent.vm_interfaces", "pinning"),
     "agent.interfaces": ("agent.node_state", "agent.vm_interfaces", "pinning"),
     "agent.vm_interfaces": ("pinning",),
     "agent.kept_pod": ("pinning",),
     "agent.own_pods": ("agent.node_state", "pinning"),
-    "agent.node_state": ("agent.kubelet.policy", "pinning"),
+    "agent.node_state": ("pinning",),
     "agent.metrics": ("agent.node_state", "pinning"),
     "agent.pod_watch": ("agent.errors", "agent.kept_pod", "apiserver", "pinning"),
     "agent.kernel": ("agent.errors", "agent.interfaces", "pinning"),
@@ -83,8 +76,9 @@ ROOMS = {
     "agent.nri.container_watch": (
         *("agent.interfaces", "agent.node_state", "agent.nri.plugin", "agent.nri.wire", "pinning"),
     ),
-    "agent.kubelet": ("agent.config", "agent.errors", "agent.grpc_calls", "apiserver", "pinning"),
-    "agent.observed_cpus": ("agent.interfaces", "pinning"),
+    "agent.kubelet": (
+        *("agent.config", "agent.errors", "agent.grpc_calls", "agent.interfaces", "apiserver", "pinning"),
+    ),
     "agent.local": (
         *("agent.errors", "agent.interfaces", "agent.kernel"),
         *("apiserver.backoff", "kubeyaml", "pinning"),
@@ -102,15 +96,14 @@ ROOMS = {
     "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet", "pinning"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.checkpoint", "agent.kubelet.policy", "agent.vm_interfaces", "agent.vm_targets"),
-        *("agent.own_pods", "apiserver.backoff", "pinning"),
+        *("agent.kubelet.policy", "agent.own_pods", "agent.vm_interfaces", "apiserver.backoff", "pinning"),
     ),
     "agent.report": (
         *("agent.clock", "agent.config", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.errors", "agent.kept_pod", "agent.kubelet.policy", "apiserver", "pinning"),
+        *("agent.errors", "agent.kept_pod", "apiserver", "pinning"),
     ),
     "agent.process": (
-        *("agent.checkpoint", "agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
+        *("agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.reconcile", "agent.report.publisher", "agent.serve"),
     ),
     "agent.access": ("agent.config", "agent.errors", "apiserver"),
@@ -129,18 +122,15 @@ ROOMS = {
     "corepin.flags": ("corepin.errors",),
     "corepin.host_flags": ("corepin.errors", "corepin.flags", "pinning.contract"),
     "corepin.rule_files": ("corepin.flags", "webhook.config"),
-    "corepin.terminal": ("logs.printable",),
+    "corepin.terminal": (),
     "corepin.json_text": ("kubeyaml",),
     "corepin.documents": (
-        *("corepin.drawing.spans", "corepin.errors", "corepin.json_text", "corepin.terminal", "kubeyaml"),
+        *("corepin.errors", "corepin.json_text", "drawing.spans", "kubeyaml", "logs.printable"),
     ),
     "corepin.node_file": ("corepin.documents", "corepin.errors", "pinning"),
     "corepin.cli": (
-        "corepin.documents",
-        "corepin.errors",
-        "corepin.terminal",
-    ),  # it finds the verbs by their names
-    "corepin.drawing": ("corepin.terminal", "pinning.contract", "pinning.machine"),
+        *("corepin.documents", "corepin.errors", "logs.printable"),  # it finds the verbs by their names
+    ),
     "corepin.run": (
         *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node_file"),
         *("corepin.host_flags", "corepin.rule_files", "corepin.terminal"),
@@ -164,26 +154,26 @@ ROOMS = {
         ),
     ),
     "corepin.plugin": (
-        *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node", "corepin.terminal"),
-        *("logs.printable", "pinning.contract"),
+        *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node"),
+        *("corepin.terminal", "logs.printable", "pinning.contract"),
     ),
     "corepin.node": (
-        *("corepin.documents", "corepin.drawing", "corepin.errors", "corepin.flags", "corepin.terminal"),
-        "corepin.host_flags",
-        *("agent.doctor", "agent.kernel.cgroup_names", "apiserver", "pinning"),
+        *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.host_flags", "corepin.terminal"),
+        *("agent.doctor", "agent.kernel.cgroup_names", "apiserver", "drawing", "logs.printable", "pinning"),
     ),
     "corepin.cmk": (
-        *("corepin.documents", "corepin.errors", "corepin.node", "corepin.offline.plan", "corepin.terminal"),
+        *("corepin.documents", "corepin.errors", "corepin.node", "corepin.offline.plan"),
         *("kubeyaml", "logs.printable", "pinning"),
     ),
-    "dashboard.model": ("corepin.drawing", "pinning"),
-    "dashboard.view": ("corepin.drawing", "dashboard.model", "pinning"),
+    "dashboard.model": ("drawing", "pinning"),
+    "dashboard.view": ("drawing", "dashboard.model", "pinning"),
     "dashboard.serve": ("apiserver", "dashboard.model", "dashboard.view", "pinning.contract"),
-    "corepin.offline": ("corepin", "agent.kernel.sysfs", "kubeyaml", "pinning", "webhook"),
+    "corepin.offline": (
+        *("corepin", "agent.kernel.sysfs", "drawing", "kubeyaml", "logs.printable", "pinning", "webhook"),
+    ),
 }
-Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-LINES, CLASS_LINES, FUNCTION_LINES, FILES = 500, 250, 40, 25
 CODE = sorted(path for folder in PACKAGES | OUTSIDE for path in Path(folder).rglob("*.py"))
+TEXTS = {path: path.read_text(encoding="utf-8") for path in CODE}
 
 
 def tops(source: str) -> set[str]:
@@ -194,9 +184,9 @@ def tops(source: str) -> set[str]:
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_module_follows_the_arrows(path: Path) -> None:
     """A module imports its own package, those its arrows point to, and never the tests; never relatively."""
-    package = path.parts[0]
+    own = path.parts[0]
 
-    assert tops(path.read_text(encoding="utf-8")) & (PACKAGES | OUTSIDE | {""}) <= ARROWS[package] | {package}
+    assert tops(path.read_text(encoding="utf-8")) & (PACKAGES | OUTSIDE | {""}) <= ARROWS[own] | {own}
 
 
 @pytest.mark.parametrize("path", sorted(Path("pinning").rglob("*.py")), ids=str)
@@ -267,9 +257,14 @@ def test_main_alone_knows_every_implementation() -> None:
     }
 
 
+def test_no_packages_go_round_in_a_circle() -> None:
+    """Of two packages one can be understood without the other."""
+    assert circle(between(package)) == []
+
+
 def test_no_rooms_go_round_in_a_circle() -> None:
     """Of two rooms one can be understood without the other."""
-    assert circle(between_rooms()) == []
+    assert circle(between(room)) == []
 
 
 def test_no_files_go_round_in_a_circle() -> None:
@@ -277,38 +272,33 @@ def test_no_files_go_round_in_a_circle() -> None:
     assert circle(arrows()) == []
 
 
-def test_nothing_is_too_long() -> None:
-    """A file, a class and a function can be read at once."""
-    assert dict(_long_ones()) == {}
+def test_nothing_is_too_large() -> None:
+    """A folder, a file and a class can be seen at once; `tests/sizes.py` names what is larger, and nothing else."""
+    assert {*full_folders(CODE), *long_files(TEXTS), *long_classes(TEXTS)} == ABOVE.keys()
+    assert all(ABOVE.values())
 
 
-def _long_ones() -> Iterator[tuple[str, int]]:
-    for path in CODE:
-        text = path.read_text(encoding="utf-8")
-        if (lines := text.count("\n")) > LINES:
-            yield str(path), lines
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, Definition) and _lines(node) > _limit(node):
-                yield node.name, _lines(node)
+def test_no_function_is_too_long() -> None:
+    """A function can be read at once, without exception."""
+    assert list(long_functions(TEXTS)) == []
 
 
-def _limit(node: Definition) -> int:
-    return CLASS_LINES if isinstance(node, ast.ClassDef) else FUNCTION_LINES
+def test_what_is_too_large_is_found() -> None:
+    """One file or line more than the limit is found; a function's docstring is no part of it."""
+    path = Path("a/b.py")
 
+    def texts(class_lines: int, function_lines: int) -> dict[Path, str]:
+        fields, steps = "    x = 1\n" * (class_lines - 1), "    y = 1\n" * (function_lines - 1)
+        return {path: f'class C:\n{fields}\ndef f():\n    """One.\n\n    Two.\n    """\n{steps}'}
 
-def _lines(node: Definition) -> int:
-    """Return how long a definition is; the docstring of a function makes it no harder to read."""
-    first = node.body[0]
-    documented = not isinstance(node, ast.ClassDef) and ast.get_docstring(node) is not None
-    said = (first.end_lineno or 0) - first.lineno + 1 if documented else 0
-    return (node.end_lineno or 0) - node.lineno + 1 - said
+    within, above = texts(250, 40), texts(251, 41)
 
-
-def test_no_folder_is_too_full() -> None:
-    """What a folder holds can be seen at once."""
-    files = Counter(path.parent for path in CODE)
-
-    assert [str(folder) for folder, count in files.items() if count > FILES] == []
+    assert [*long_files({path: "\n" * 500}), *long_classes(within), *long_functions(within)] == []
+    assert list(long_files({path: "\n" * 501})) == ["a/b.py"]
+    assert list(long_classes(above)) == ["a/b.py::C"]
+    assert list(long_functions(above)) == ["a/b.py::f"]
+    assert list(full_folders([Path(f"a/{number}.py") for number in range(25)])) == []
+    assert list(full_folders([Path(f"a/{number}.py") for number in range(26)])) == ["a"]
 
 
 def test_no_test_imports_another_one() -> None:

@@ -1,4 +1,4 @@
-"""The admission webhook: reads reviews, answers patches, refusals and warnings. It never allocates a CPU.
+"""The admission webhook: answers reviews with patches, refusals and warnings. It never allocates a CPU.
 
-`rules` decides, purely; `review`, `server` and `config` carry it out.
+`rules` has the decisions, as pure functions; `review`, `server` and `config` are the edges.
 """

@@ -1,4 +1,4 @@
-"""What the webhook counts, in a registry of its own."""
+"""Metrics of the webhook, in a registry of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
 
-# Gauges that somebody else reads, and what they mean.
+# Gauges with a callback, and their help texts.
 OBSERVED: Final[Mapping[str, str]] = {
     "corepin_webhook_certificate_not_after_seconds": "When the certificate in service expires, in seconds since 1970.",
     "corepin_webhook_connections": "Open connections of the listener for reviews.",
@@ -56,12 +56,12 @@ class Metrics:
         self.nodes = NodeMeter(self.registry)
 
     def observe(self, name: str, read: Callable[[], float]) -> None:
-        """Add the gauge of OBSERVED that is read whenever somebody asks."""
+        """Add a gauge of OBSERVED that calls `read` at each scrape."""
         Gauge(name, OBSERVED[name], registry=self.registry).set_function(read)
 
 
 class NodeMeter:
-    """What is known of nodes; all 0 where they are not watched."""
+    """Metrics of the node watch; all 0 if nodes are not watched."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         prefix = "corepin_webhook_node"
@@ -88,7 +88,7 @@ class ReviewMeter:
     def __init__(self, metrics: Metrics, endpoint: str) -> None:
         self.endpoint = endpoint
         self.outcomes: dict[tuple[str, str], int] = {}
-        self.buckets = [0] * (len(BUCKETS) + 1)  # the last one is for what took longer than any bound
+        self.buckets = [0] * (len(BUCKETS) + 1)  # the last one counts times above every bound
         self.total_seconds = 0.0
         metrics.reviews.meters.append(self)
 
@@ -101,7 +101,7 @@ class ReviewMeter:
 
 
 class _Reviews(Collector):
-    """Reports what the meters have counted, when it is scraped."""
+    """Collector of the meters' counts at each scrape."""
 
     def __init__(self) -> None:
         self.meters: list[ReviewMeter] = []
@@ -137,11 +137,11 @@ class ReloadMeter:
         self._failures = metrics.failures.labels(files)
 
     def adopted(self, generation: int) -> None:
-        """Note that the files on disk are those in service."""
+        """Record that the files on disk are in service."""
         self._generation.set(generation)
         self._refused.set(0)
 
     def kept(self) -> None:
-        """Note that the files on disk were refused and the older ones serve on."""
+        """Record that the files on disk were refused and older ones serve."""
         self._refused.set(1)
         self._failures.inc()

@@ -11,7 +11,7 @@ from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri
 from agent.doctor.numa import NOT_WANTED as NO_TOPOLOGY
 from agent.doctor.numa import NUMAFacts, numa_checks
 from agent.doctor.vms import NO_VMS, VMFacts, vm_checks
-from agent.kubelet.policy import KubeletPolicy
+from pinning.contract import KubeletPolicy
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -18,8 +18,8 @@ from agent.errors import AgentError
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.sysfs import read_topology
-from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
-from pinning.contract import DEBUGFS, KUBELET_STATE, NRI_SOCKET
+from agent.kubelet.policy import read_kubelet_policy
+from pinning.contract import DEBUGFS, KUBELET_STATE, NRI_SOCKET, KubeletPolicy
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
 

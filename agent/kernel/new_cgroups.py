@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.observed import Owner
-    from pinning.planning.starts import StartTable
+    from pinning.planning.start_table import StartTable
 
 # cgroupfs: containerd ID, CRI-O crio-ID; systemd: the same with ".scope". CRI-O's crio-conmon-ID is no container.
 _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\.scope)?")

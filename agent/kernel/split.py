@@ -13,7 +13,7 @@ from agent.errors import Unsettled
 from agent.kernel.affinity import EVERYWHERE, KERNEL
 from agent.kernel.mover import Bound, ListedThreads, Listing, move_threads
 from pinning.machine.cpuset import EMPTY
-from pinning.task_parts import Parts, Tally, follow, is_away
+from pinning.planning.task_parts import Parts, Tally, follow, is_away
 
 if TYPE_CHECKING:
     from collections.abc import Callable

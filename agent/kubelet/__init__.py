@@ -1,1 +1,1 @@
-"""The kubelet's own CPU policy: its state file and its configz. Nothing here writes to the kubelet."""
+"""The kubelet: its CPU and memory policies, its configuration, and the CPUs that it gave out. Nothing here writes to it."""

@@ -17,11 +17,11 @@ import msgspec
 
 from agent.config import CONFIGZ, USER_AGENT
 from agent.errors import AgentError, Refused
-from agent.kubelet.policy import KubeletPolicy, policy_of
+from agent.kubelet.policy import policy_of
 from apiserver.backoff import Backoff
 from apiserver.client import Api
 from apiserver.errors import APIError, Unavailable
-from pinning.contract import ReserveSource
+from pinning.contract import KubeletPolicy, ReserveSource
 from pinning.errors import BadContract, BadCPUList, BadQuantity
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.node_sets import check_machine

@@ -6,24 +6,15 @@ own (`cpu_manager_state` and `memory_manager_state` in its root directory); noth
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from pinning.contract import KubeletPolicy
 from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 MEMORY_STATE: Final = "memory_manager_state"
-
-
-class KubeletPolicy(StrEnum):
-    """What the kubelet does with CPUs, or with memory."""
-
-    NONE = "none"
-    STATIC = "static"
-    UNKNOWN = "unknown"  # no state file, or one that cannot be read
 
 
 def read_kubelet_policy(state: Path) -> KubeletPolicy:

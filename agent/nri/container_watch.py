@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.nri.plugin import Plugin
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.observed import Owner
-    from pinning.planning.starts import StartTable
+    from pinning.planning.start_table import StartTable
 
 # An answer needs the interpreter several times, and a pass would keep it 5 ms each; with 0.1 ms passes are no slower.
 SWITCH_SECONDS: Final = 0.0001

@@ -28,7 +28,7 @@ from pinning.pods.annotations import is_policy_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pinning.planning.starts import Start, StartTable
+    from pinning.planning.start_table import Start, StartTable
 
 NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 KEPT_SECONDS: Final = 60.0  # what no listing has shown by then was never made

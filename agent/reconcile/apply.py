@@ -19,7 +19,7 @@ from agent.reconcile.exposure import note_right
 from agent.reconcile.runtime_sync import CALL_SECONDS
 from agent.reconcile.sandboxes import SandboxMover
 from pinning.planning.observed import State
-from pinning.task_parts import NO_PARTS, parts_of
+from pinning.planning.task_parts import NO_PARTS, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.actions import Action
     from pinning.planning.run_sets import SandboxSet
-    from pinning.task_parts import Parts
+    from pinning.planning.task_parts import Parts
 
 AT_ONCE: Final = 64  # cgroups written before others get their turn: about 2 ms
 CALLS: Final = 8  # of the runtime at a time: more are not faster

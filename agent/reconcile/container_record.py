@@ -13,11 +13,11 @@ from agent.node_state import Path, Proof
 from apiserver.backoff import Backoff
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
-from pinning.task_parts import NO_PARTS, Parts, parts_of
+from pinning.planning.task_parts import NO_PARTS, Parts, parts_of
 
 if TYPE_CHECKING:
     from agent.interfaces import RuntimeContainer
-    from pinning.task_parts import Tally
+    from pinning.planning.task_parts import Tally
 
 FIRST_RETRY_SECONDS: Final = 0.1
 LONGEST_RETRY_SECONDS: Final = 10.0

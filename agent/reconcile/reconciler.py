@@ -10,10 +10,10 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from agent.checkpoint import Checkpoint, Saved, StateDir, as_kept
-from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy, read_memory_policy
+from agent.kubelet.policy import read_kubelet_policy, read_memory_policy
 from agent.reconcile.apply import Applier
 from agent.reconcile.between_passes import BetweenPasses, WatchedCgroups
+from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.reconcile.container_record import FIRST_RETRY_SECONDS
 from agent.reconcile.exposure import BootKeeper, Exposure
 from agent.reconcile.foreign_writes import ForeignWriteLog
@@ -26,8 +26,9 @@ from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.tallies import TallyWatch
 from agent.reconcile.uninstall import give_back
 from agent.reconcile.verify import prove_tasks
+from agent.reconcile.vm_targets import observed_targets, planned_targets, run_machines, sandbox_targets
 from agent.reconcile.vms import VMKeeper
-from agent.vm_targets import observed_targets, planned_targets, run_machines, sandbox_targets
+from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import Quota
@@ -35,7 +36,7 @@ from pinning.planning.observed import State
 from pinning.planning.plan import Plan
 from pinning.planning.plan import plan as plan_node
 from pinning.planning.recover import recover
-from pinning.planning.starts import start_table
+from pinning.planning.start_table import start_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from pinning.planning.actions import Action
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, Owner
-    from pinning.planning.starts import StartTable
+    from pinning.planning.start_table import StartTable
 
 PODS_SECONDS: Final = 2.0  # after the start: the first list takes a tenth of it, else the API is out of reach
 

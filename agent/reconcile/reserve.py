@@ -12,8 +12,8 @@ from pinning.planning.node_sets import check_machine, known_cpus
 from pinning.planning.reserve import lowest_core
 
 if TYPE_CHECKING:
-    from agent.checkpoint import Saved
     from agent.interfaces import Machine
+    from agent.reconcile.checkpoint import Saved
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger

@@ -15,11 +15,11 @@ from pinning.planning.observed import Owner, State
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.kubelet.policy import KubeletPolicy
     from agent.node_state import Conflict, MemoryKill, Proof, StartWay, VMState
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from agent.reconcile.observe import Observer
+    from pinning.contract import KubeletPolicy
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Assignment
     from pinning.planning.observed import Observed, SeenPod

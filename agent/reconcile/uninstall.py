@@ -13,8 +13,8 @@ from pinning.planning.run_sets import SandboxSet
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.checkpoint import Checkpoint
     from agent.reconcile.apply import Applier
+    from agent.reconcile.checkpoint import Checkpoint
     from agent.reconcile.observe import Observer
     from agent.reconcile.runtime_sync import RuntimeSync
     from pinning.planning.observed import Observed

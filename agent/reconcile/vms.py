@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.node_state import VMState
+from agent.reconcile.vm_targets import NO_TARGET, VMTarget, place_of
 from agent.vm_interfaces import VMCPUs, VMPinned
-from agent.vm_targets import NO_TARGET, VMTarget, place_of
 from pinning.machine.cpuset import union
 from pinning.planning.vm_masks import PATIENCE_SECONDS, Launcher, launcher_masks, sandbox_masks
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from agent.kubelet.policy import KubeletPolicy
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_types import Condition, Taint
 from pinning.contract import (
@@ -28,6 +27,7 @@ from pinning.contract import (
     PLUGIN_CONDITION,
     STATUS_POOLS,
     STATUS_TOPOLOGY,
+    KubeletPolicy,
 )
 from pinning.planning.cpu_groups import key_of
 from pinning.planning.requests import Overcommit, overcommit, sidecars

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from agent.kubelet.policy import KubeletPolicy
 from agent.node_state import Path
 from agent.report.desired_node import KUBELET_REMEDY
+from pinning.contract import KubeletPolicy
 
 if TYPE_CHECKING:
     from agent.node_state import NodeState

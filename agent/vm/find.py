@@ -16,14 +16,14 @@ from agent.kernel.cgroupfs import PROCS, ids_below
 from agent.vm.names import companion_role, has_dragonball, kind_of, parts_of
 from agent.vm.process import opened
 from agent.vm.qemu_args import read_args, read_shape
-from pinning.vm_threads import VMM, Role
+from pinning.planning.vm_threads import VMM, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.kernel.cgroupfs import Hierarchy
     from agent.vm.node import Command, Node, Roots
-    from pinning.vm_threads import GuestShape, Kind
+    from pinning.planning.vm_threads import GuestShape, Kind
 
 MOST_COMMAND_BYTES: Final = 2**19  # of a guest with hundreds of devices; who starts the process chooses them
 MOST_PROCESSES: Final = 256  # of one container or sandbox, that are looked at: KubeVirt's have a dozen

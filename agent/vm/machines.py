@@ -19,7 +19,7 @@ from agent.vm.threads import count_threads, is_running, is_there, own_ids, read_
 from agent.vm_interfaces import VMPinned
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
-from pinning.vm_threads import Role
+from pinning.planning.vm_threads import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.vm.node import Roots
     from agent.vm_interfaces import VMPlace
     from pinning.planning.vm_masks import VMMasks
-    from pinning.vm_threads import VMM, GuestShape, VMThread, VMThreads
+    from pinning.planning.vm_threads import VMM, GuestShape, VMThread, VMThreads
 
 NODE_SECONDS: Final = (
     2.0  # that what all machines share is read once for: a sweep may take some on a busy node

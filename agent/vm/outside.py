@@ -9,13 +9,13 @@ from agent.errors import AgentError
 from agent.vm.find import ids_in, names_sandbox
 from agent.vm.names import companion_role
 from agent.vm.process import MOST_THREADS, opened
-from pinning.vm_threads import Role, VMThread
+from pinning.planning.vm_threads import Role, VMThread
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
     from agent.vm.node import KernelThread, Node
-    from pinning.vm_threads import VMM, VMThreads
+    from pinning.planning.vm_threads import VMM, VMThreads
 
 _VHOST: Final = "vhost-"
 _TIMER: Final = "kvm-pit/"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pinning.errors import BadJSON
 from pinning.json_text import parse_json
-from pinning.vm_threads import GuestShape
+from pinning.planning.vm_threads import GuestShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

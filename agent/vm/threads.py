@@ -11,14 +11,14 @@ from agent.vm.names import role_of
 from agent.vm.outside import companion_threads, is_outside, pit_threads, still_outside, vhost_threads
 from agent.vm.process import MOST_THREADS, opened, thread_count
 from agent.vm.vcpus import tell_vcpus
-from pinning.vm_threads import Role, VMThread, VMThreads
+from pinning.planning.vm_threads import Role, VMThread, VMThreads
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from agent.vm.node import Node, Roots
     from agent.vm.process import Process
-    from pinning.vm_threads import VMM, Task
+    from pinning.planning.vm_threads import VMM, Task
 
 
 def count_threads(roots: Roots, vmm: VMM) -> int:

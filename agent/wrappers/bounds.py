@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from agent.wrappers.errors import Crowded, Denied
+from agent.wrappers.protocol import Crowded, Denied
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,8 @@
-"""The claims of live processes: each ends with its process, which the kernel tells by a descriptor."""
+"""The claims of live processes: each ends with its process, which the kernel tells by a descriptor.
+
+An entry for a process that died without releasing its CPUs, killed by SIGKILL or ended while no agent ran, is made once
+its process is seen to have ended, and never changes: it names the CPUs that the process had.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,24 @@ from typing import TYPE_CHECKING
 
 from agent.errors import Gone
 from agent.kernel.process_exit import was_killed
-from agent.wrappers.errors import Denied
+from agent.wrappers.passes import tasks_of
 from agent.wrappers.peer import held
+from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import Registry
+from agent.wrappers.store import Kept, Reclaims
+from agent.wrappers.uses import shared_use
+from pinning.cmk.pools import reclaimed_lists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from agent.wrappers.passes import NodeView
     from agent.wrappers.peer import Peer
+    from agent.wrappers.protocol import Want
     from agent.wrappers.registry import Claim, Holder, OwnCore, Process
-    from agent.wrappers.wants import Want
+    from agent.wrappers.store import Saver, Used
+    from pinning.contract import PoolUse
+    from pinning.machine.cpuset import CPUSet
 
 
 class LiveClaims:
@@ -129,3 +141,54 @@ class LiveClaims:
         for claim in tuple(self.registry):
             if claim.holder.id not in containers:
                 self.end(claim.process)
+
+
+class Reclaimer:
+    """Makes entries of claims that ended, and leaves them to the next agent."""
+
+    def __init__(self, kept: Kept, saver: Saver) -> None:
+        self.reclaims = Reclaims(kept.reclaimed, kept.dropped)
+        self._saver = saver
+        self._pools = dict(kept.pools)  # where processes in pools that all share run
+        self._lost: tuple[Claim, ...] = ()  # ended while no agent ran; listed once the machine is known
+
+    def lost(self, claims: tuple[Claim, ...]) -> None:
+        """Take over claims whose processes ended while no agent ran."""
+        self._lost = claims
+
+    def ended(self, claim: Claim, view: NodeView | None, *, is_killed: bool) -> None:
+        """Take over the end of a claim."""
+        if is_killed and view is None:
+            self._lost += (claim,)
+            return
+        if is_killed and view:
+            self._add(claim, view)
+        self._saver.ended(claim)
+
+    def passed(self, claims: Iterable[Claim], view: NodeView) -> None:
+        """List the claims that were lost, and take over where the pools are after a pass."""
+        for claim in self._lost:
+            self._add(claim, view, self._pools)
+            self._saver.ended(claim)
+        self._lost = ()
+        for claim in claims:
+            self.follow(claim, view)
+
+    def follow(self, claim: Claim, view: NodeView) -> None:
+        """Leave to the next agent where the pool of a claim is; of cores of its own the claim says it."""
+        use = shared_use(claim.want)
+        if claim.cpus or self._pools.get(use) == view.pool(use):
+            return
+        self._pools[use] = view.pool(use)
+        self._saver.pool(use, self._pools[use])
+
+    def kept(self, claims: Sequence[Claim], uses: dict[str, Used]) -> Kept:
+        """Return everything that the next agent has to know."""
+        entries, dropped = self.reclaims.entries, self.reclaims.dropped
+        return Kept((*self._lost, *claims), uses, self._pools, entries, dropped)
+
+    def _add(self, claim: Claim, view: NodeView, pools: dict[PoolUse, CPUSet] | None = None) -> None:
+        for task in tasks_of(claim, lambda use: (pools or {}).get(use) or view.pool(use)):
+            for entry in reclaimed_lists(task, view.state.topology):
+                self.reclaims.add(entry)
+                self._saver.reclaimed(entry)

@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent.errors import AgentError, Gone
 from agent.kernel.affinity import KERNEL, Affinities
 from agent.wrappers.bounds import Bounds, Origin
-from agent.wrappers.claims import LiveClaims
-from agent.wrappers.errors import Denied
-from agent.wrappers.follow import Follower
-from agent.wrappers.isolate import Isolator
-from agent.wrappers.listener import listen
-from agent.wrappers.node_view import NodeView, tasks_of
-from agent.wrappers.passes import Passes
+from agent.wrappers.claims import LiveClaims, Reclaimer
+from agent.wrappers.isolate import Follower, Isolator
+from agent.wrappers.passes import NodeView, Passes, tasks_of
 from agent.wrappers.peer import cgroup_of, connected
-from agent.wrappers.protocol import SOCKET, Verb, accepted
-from agent.wrappers.reclaims import Reclaimer
-from agent.wrappers.reports import Reports
-from agent.wrappers.server import Server
+from agent.wrappers.protocol import SOCKET, Denied, Verb, accepted, read_want
+from agent.wrappers.server import Server, listen
 from agent.wrappers.store import Saver
 from agent.wrappers.uses import ContainerUses
-from agent.wrappers.wants import read_want
 
 if TYPE_CHECKING:
     import socket
@@ -38,11 +31,10 @@ if TYPE_CHECKING:
     from agent.interfaces import PassedContainer
     from agent.kernel.cgroupfs import Hierarchy
     from agent.node_state import NodeState
-    from agent.wrappers.kept import Kept
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Request
     from agent.wrappers.registry import Claim, Process
-    from agent.wrappers.store import Store
+    from agent.wrappers.store import Kept, Store
     from pinning.cmk.pools import Task
     from pinning.contract import PoolUse
     from pinning.planning.observed import Owner
@@ -61,6 +53,32 @@ class Edges(NamedTuple):
     cgroup_of: Callable[[int, int], str] = cgroup_of
     affinities: Affinities = KERNEL
     monotonic: Callable[[], float] = time.monotonic
+
+
+class Reports:
+    """The newest answer for each verb. Making one takes milliseconds, and anybody may ask for it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._kept: dict[str, tuple[tuple[object, ...], bytes]] = {}
+        self._lock = asyncio.Lock()
+        self._rests = 0.0  # seconds before another one may be made: as long as the last one took
+
+    async def of(
+        self, verb: str, of_what: Callable[[], tuple[object, ...]], make: Callable[[], bytes]
+    ) -> bytes:
+        """Return the answer for a verb, which is made anew when what it is made of is another."""
+        async with self._lock:
+            if not self._is_kept(verb, of_what()):
+                await asyncio.sleep(self._rests)
+                began, state = self._clock(), of_what()
+                self._kept[verb] = state, make()
+                self._rests = self._clock() - began
+            return self._kept[verb][1]
+
+    def _is_kept(self, verb: str, state: tuple[object, ...]) -> bool:
+        kept = self._kept.get(verb)
+        return kept is not None and kept[0] == state
 
 
 class WrapperKeeper:

@@ -1,14 +1,147 @@
-"""Waiting for what passes bring. Whoever waits asks for them; many who wait are served by one."""
+"""What wrappers get of a pass: the view of the node after it, and its end when they wait for that."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from agent.wrappers.peer import CgroupIndex
+from agent.wrappers.protocol import Denied
+from agent.wrappers.registry import OwnCore
+from agent.wrappers.uses import shared_use
+from pinning.cmk.pools import Task
+from pinning.contract import (
+    CMK_CPUS_ASSIGNED,
+    CMK_CPUS_ASSIGNED_MASK,
+    CMK_CPUS_INFRA,
+    CMK_CPUS_SHARED,
+    PoolUse,
+    SharedPool,
+)
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.run_sets import asked
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from agent.interfaces import PassedContainer
+    from agent.node_state import NodeState
+    from agent.wrappers.protocol import Want
+    from agent.wrappers.registry import Claim as RegisteredClaim
+    from pinning.planning.observed import Owner
+    from pinning.pods.claims import Claim
 
 AGAIN_SECONDS: Final = 1.0  # between two passes that are asked for while somebody waits
+
+
+class NodeView:
+    """One node after one pass."""
+
+    def __init__(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
+        self.state = state
+        self.containers: Mapping[str, PassedContainer] = {each.id: each for each in containers}
+        self._shared, self._set_aside = state.shared, state.sets.pools.set_aside
+        self._topology = state.topology
+        self._usable = state.sets.universe
+
+    @cached_property
+    def cgroups(self) -> CgroupIndex:
+        """The cgroups of its containers."""
+        return CgroupIndex({each.cgroup: each.id for each in self.containers.values() if each.cgroup})
+
+    @cached_property
+    def _claims(self) -> Mapping[tuple[str, str], Claim]:
+        return {(pod.uid, claim.container): claim for pod in self.state.seen_pods for claim in pod.claims}
+
+    @cached_property
+    def _pods(self) -> frozenset[str]:
+        return frozenset(pod.uid for pod in self.state.seen_pods)
+
+    def held(self, owner: Owner) -> CPUSet:
+        """Return what a container owns, whether it runs now or not."""
+        held = self.state.ledger.of(owner)
+        return held.cpus if held and held.is_exclusive else EMPTY
+
+    def owned(self, owner: Owner) -> CPUSet:
+        """Return what a container owns of what runs now, whatever for."""
+        return self.held(owner) & self._usable
+
+    def own_cores(self, owner: Owner, resource: str) -> tuple[OwnCore, ...]:
+        """Return the cores that a container owns for a resource, as CMK orders them: by socket, then by number."""
+        held = self.state.ledger.of(owner)
+        cpus = self.owned(owner)
+        if held is None or held.claim.resource != resource:
+            return ()
+        cores = (OwnCore(core.package, core.cpus & cpus) for core in self._topology.cores_of(cpus))
+        return tuple(sorted(cores, key=lambda core: (core.package, core.cpus.lowest())))
+
+    def is_due(self, owner: Owner, resource: str) -> bool:
+        """Say whether a container may still get cores for a resource; its pod may be unknown as yet."""
+        claim = self._claims.get(owner)
+        return owner.pod_uid not in self._pods or (claim is not None and claim.resource == resource)
+
+    def refusal(self, owner: Owner) -> str:
+        """Return why a container got no CPUs; empty where nothing is known."""
+        return next((each.text for each in self.state.refusals if each.owner in (owner, (owner[0], ""))), "")
+
+    def pool(self, use: PoolUse) -> CPUSet:
+        """Return the CPUs of a pool that all share; nothing where it has none."""
+        if use.pool is SharedPool.INFRA:
+            return self._shared & self._usable
+        pools = (
+            self._within(self._set_aside, use.socket),
+            self._within(self._shared, use.socket),
+            self._shared,
+        )
+        return next((pool & self._usable for pool in pools if pool & self._usable), EMPTY)
+
+    def check_pool(self, use: PoolUse) -> None:
+        """Raise Denied for a pool without CPUs."""
+        if not self.pool(use):
+            raise Denied(f"No cpu lists in pool {use.pool}: none of its CPUs runs now")
+
+    def _within(self, cpus: CPUSet, socket: int | None) -> CPUSet:
+        return cpus if socket is None else cpus & self._topology.packages.get(socket, EMPTY)
+
+    def check_socket(self, want: Want) -> None:
+        """Raise Denied for a socket that the node does not have."""
+        sockets = self._topology.packages
+        if want.socket is not None and want.socket not in sockets:
+            known = ", ".join(map(str, sockets))
+            raise Denied(f"Requested socket {want.socket} does not exist: this node has {known}")
+
+    def environment(self, cpus: CPUSet, within: CPUSet | None = None) -> dict[str, str]:
+        """Return what CMK tells the command of a wrapper that runs on `cpus`; of pools what is `within`, None: all."""
+        shared, infra = (self.pool(PoolUse(pool)) for pool in (SharedPool.SHARED, SharedPool.INFRA))
+        if within is not None:
+            shared, infra = shared & within, infra & within
+        return {
+            CMK_CPUS_ASSIGNED: self._listed(cpus),
+            CMK_CPUS_ASSIGNED_MASK: cpus.to_hex(),
+            CMK_CPUS_SHARED: self._listed(shared),
+            CMK_CPUS_INFRA: self._listed(infra),
+        }
+
+    def reach(self, owner: Owner, use: PoolUse) -> CPUSet:
+        """Return where the tasks of a container may run under strict threads, one of which asked for a pool."""
+        held = self.state.ledger.of(owner)
+        if held and held.is_exclusive:
+            return held.cpus | (self._shared if asked(held) else EMPTY)
+        return (held.cpus if held else self._shared) | self.pool(use)
+
+    def _listed(self, cpus: CPUSet) -> str:
+        """Return every CPU by itself, core by core with its siblings, sockets one after the other."""
+        cores = sorted(self._topology.cores_of(cpus), key=lambda core: (core.package, core.id))
+        return ",".join(str(cpu) for core in cores for cpu in core.cpus & cpus)
+
+
+def tasks_of(claim: RegisteredClaim, pool: Callable[[PoolUse], CPUSet]) -> tuple[Task, ...]:
+    """Return what a process has: cores of its container, or a pool that all share, or both after nested wrappers."""
+    pid, name = claim.process.pid, claim.holder.name
+    return tuple(
+        Task(pid, name, each.want.pool, each.cpus or pool(shared_use(each.want))) for each in claim.all
+    )
 
 
 class Passes:

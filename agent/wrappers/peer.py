@@ -1,7 +1,8 @@
-"""Who is at the other end of a connection, by the kernel's word alone.
+"""Who is at the other end of a connection, and in which container: by the kernel's word alone.
 
 The kernel notes who connects, as a process and not as a number (SO_PEERPIDFD, Linux 6.5). Where only the number can be
-had, the process that has it is held by a descriptor, and its start is read before and after that.
+had, the process that has it is held by a descriptor, and its start is read before and after that. The cgroup of a process
+names its container; what the process says of itself does not count.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ import os
 import select
 import socket
 import struct
+from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import Gone
-from agent.kernel.cgroupfs import V2
+from agent.errors import AgentError, Gone
+from agent.kernel.cgroupfs import V2, read_text
 from agent.kernel.procfs import is_alive, started
-from agent.wrappers.errors import Denied
+from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
+
+    from agent.kernel.cgroupfs import Hierarchy
 
 _SO_PEERPIDFD: Final = 77  # include/uapi/asm-generic/socket.h; Python has no name for it
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _CGROUPS_LIMIT: Final = 2**17  # bytes: more than twice a path of the longest kind in each hierarchy
 _UNKNOWN_OPTION: Final = frozenset({errno.ENOPROTOOPT, errno.EINVAL})
+UP: Final = ".."
 
 
 class Peer:
@@ -47,34 +52,6 @@ class Peer:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
-
-
-def cgroup_of(pid: int, version: int) -> str:
-    """Return the cgroup of a process in the hierarchy with the cpuset controller, as this process's namespace shows it.
-
-    Raises Gone. A process that was held before and has not ended afterwards is the one that this is of.
-    """
-    try:
-        file = os.open(
-            f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC
-        )  # a third of the time of Path.read_text
-        try:
-            content = os.read(file, _CGROUPS_LIMIT)
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise Gone(f"process {pid} ended") from error
-    return cgroup_in(content.decode("utf-8", "surrogateescape"), version)
-
-
-def cgroup_in(text: str, version: int) -> str:
-    """Return the cgroup that a /proc/PID/cgroup tells; empty where the process is in none. A name holds no newline."""
-    for line in text.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" if version == V2 else "cpuset" in controllers.split(","):
-            return path
-    return ""
 
 
 def pid_of(connection: socket.socket) -> int:
@@ -134,3 +111,79 @@ def _by_number(pid: int) -> int:
     with suppress(OSError):
         os.close(pidfd)
     raise Gone(f"process {pid} ended")
+
+
+def cgroup_of(pid: int, version: int) -> str:
+    """Return the cgroup of a process in the hierarchy with the cpuset controller, as this process's namespace shows it.
+
+    Raises Gone. A process that was held before and has not ended afterwards is the one that this is of.
+    """
+    try:
+        file = os.open(
+            f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC
+        )  # a third of the time of Path.read_text
+        try:
+            content = os.read(file, _CGROUPS_LIMIT)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise Gone(f"process {pid} ended") from error
+    return cgroup_in(content.decode("utf-8", "surrogateescape"), version)
+
+
+def cgroup_in(text: str, version: int) -> str:
+    """Return the cgroup that a /proc/PID/cgroup tells; empty where the process is in none. A name holds no newline."""
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" if version == V2 else "cpuset" in controllers.split(","):
+            return path
+    return ""
+
+
+class CgroupIndex:
+    """The cgroups of the node's containers, by path from the mount and by their last part."""
+
+    def __init__(self, cgroups: Mapping[str, str]) -> None:
+        self._by_path = cgroups
+        self._by_name: defaultdict[str, list[str]] = defaultdict(list)
+        for cgroup in cgroups:
+            self._by_name[cgroup.rpartition("/")[2]].append(cgroup)
+
+    def container_of(self, pid: int, path: str, hierarchy: Hierarchy) -> str | None:
+        """Return the id of the container that a process in the cgroup `path` is in; None: in none that is known."""
+        for found, whole in self.candidates(path):
+            if not path.startswith(f"/{UP}") or _has(hierarchy, whole, pid):
+                return found
+        return None
+
+    def candidates(self, path: str) -> Iterator[tuple[str, str]]:
+        """Yield the ids of containers that a cgroup may be of, nearest first, each with the whole path of the cgroup.
+
+        `path` is as the reader's cgroup namespace shows it. From a namespace of the agent's own it goes up before it
+        goes down, and what it shares with the agent's own cgroup is not told: then there may be several, and the kernel
+        has to be asked.
+        """
+        parts = path.split("/")[1:]
+        if parts[:1] != [UP]:
+            for depth in range(len(parts), 0, -1):
+                if found := self._by_path.get(_joined(parts[:depth])):
+                    yield found, path
+            return
+        below = [part for part in parts if part != UP]
+        for depth in range(len(below), 0, -1):
+            for cgroup in self._by_name.get(below[depth - 1], ()):
+                if cgroup.endswith(_joined(below[:depth])):
+                    yield self._by_path[cgroup], cgroup + _joined(below[depth:])
+
+
+def _joined(parts: list[str]) -> str:
+    return "".join(f"/{part}" for part in parts)
+
+
+def _has(hierarchy: Hierarchy, cgroup: str, pid: int) -> bool:
+    """Say whether the kernel shows a process in a cgroup."""
+    try:
+        return str(pid) in read_text(hierarchy.folder(cgroup) / hierarchy.tasks).split()
+    except AgentError:
+        return False

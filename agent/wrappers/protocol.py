@@ -30,7 +30,8 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.wrappers.errors import Denied
+from agent.errors import AgentError
+from pinning.contract import EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +44,17 @@ ANSWER_SECONDS: Final = 25.0
 END: Final = b"\n\n"
 _QUOTED: Final = 60  # characters of what is wrong
 _LINE: Final = re.compile(r"([a-z]+)=([^\x00-\x1f\x7f]*)")
+ANY_SOCKET: Final = "-1"
+_NUMBER: Final = re.compile(r"[0-9]{1,6}")  # int() takes "1_0" and digits of all scripts
+_COUNT: Final = re.compile(r"\+?[0-9]{1,6}")
+
+
+class Denied(AgentError):
+    """The answer to a wrapper is no; the message says what was wanted, what was found, and what to do."""
+
+
+class Crowded(AgentError):
+    """The node holds as many connections as it may; the connection closes without an answer, so the shim asks again."""
 
 
 class Verb(StrEnum):
@@ -101,6 +113,73 @@ def _value(line: str) -> tuple[str, str]:
 
 def _quoted(words: list[str]) -> str:
     return repr(" ".join(words)[:_QUOTED])
+
+
+class Pool(StrEnum):
+    """CMK's pools."""
+
+    EXCLUSIVE = "exclusive"
+    EXCLUSIVE_NON_ISOLCPUS = "exclusive-non-isolcpus"
+    SHARED = "shared"
+    INFRA = "infra"
+
+    @property
+    def resource(self) -> str:
+        """The extended resource that entitles to its cores; empty where none is needed."""
+        return _RESOURCES.get(self, "")
+
+
+_RESOURCES: Final = {
+    Pool.EXCLUSIVE: EXCLUSIVE_CORES,
+    Pool.EXCLUSIVE_NON_ISOLCPUS: EXCLUSIVE_NON_ISOLCPUS_CORES,
+}
+
+
+class Want(NamedTuple):
+    """What one process asks for."""
+
+    pool: Pool
+    cores: int = 1  # of an exclusive pool
+    socket: int | None = None  # None: any; of `infra` always any, as in CMK
+    is_pinned: bool = True  # false: it gets its CPUs told and moves by itself
+
+
+def read_want(values: Mapping[str, str]) -> Want:
+    """Read the values of a request; raise Denied."""
+    name = values.get("pool", "")
+    try:
+        pool = Pool(name)
+    except ValueError as error:
+        problem = f"Requested pool {name[:_QUOTED]} does not exist"
+        raise Denied(f"{problem}: choose {', '.join(Pool)}") from error
+    affinity = values.get("affinity", "yes")
+    if affinity not in {"yes", "no"}:
+        raise Denied(f"affinity is yes or no, not {affinity[:_QUOTED]!r}")
+    if pool is Pool.INFRA:  # whatever --socket-id says, as in CMK
+        return Want(pool, is_pinned=affinity == "yes")
+    socket = _socket(values.get("socket", ANY_SOCKET))
+    if pool is Pool.SHARED:
+        return Want(pool, 1, socket, affinity == "yes")
+    return Want(pool, _cores(values.get("cores", "1")), socket, affinity == "yes")
+
+
+def _cores(text: str) -> int:
+    count = int(text) if _COUNT.fullmatch(text.strip()) else 0
+    if count < 1:
+        raise Denied(
+            f"Requested numbers of cores must be positive integer: CMK_NUM_CORES is {text[:_QUOTED]!r}"
+        )
+    return count
+
+
+def _socket(text: str) -> int | None:
+    if text == ANY_SOCKET:
+        return None
+    if not _NUMBER.fullmatch(text):
+        raise Denied(
+            f"Requested socket must be a number, or {ANY_SOCKET} for any: --socket-id is {text[:_QUOTED]!r}"
+        )
+    return int(text)
 
 
 def accepted(body: str) -> bytes:

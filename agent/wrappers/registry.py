@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.wrappers.errors import Denied
+from agent.wrappers.protocol import Denied
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.wrappers.wants import Want
+    from agent.wrappers.protocol import Want
     from pinning.planning.observed import Owner
 
 MOST_CLAIMS = 1024  # of one container: each holds a descriptor of the agent's

@@ -1,4 +1,4 @@
-"""Who has what, for the agent that comes after this one. Of this boot alone: no process outlives it.
+"""What outlives an agent, and the file that leaves it to the next one. Of this boot alone: no process outlives it.
 
 A file of lines of JSON: what is new is added to its end, so that an answer costs the same however many were given
 before. Of two lines for one process or container the later one counts. The end of a process is a line too: a claim
@@ -12,13 +12,12 @@ import errno
 import json
 import os
 import time
+from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from agent.wrappers.kept import Kept
-from agent.wrappers.reclaimed import Reclaims
+from agent.wrappers.protocol import Pool, Want
 from agent.wrappers.registry import Claim, Holder, Process
-from agent.wrappers.wants import Pool, Want
 from pinning.cmk.pools import Reclaimed
 from pinning.contract import PoolUse, SharedPool
 from pinning.errors import PinningError
@@ -30,14 +29,54 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from agent.wrappers.kept import Used
-
 VERSION: Final = 2
 FILE: Final = "wrappers.json"  # in the state directory
 SPARE_LINES: Final = 1000  # beyond twice those that count, before the file is written anew
 REST_SECONDS: Final = 1.0  # after a failure, before another try for those who ask: it writes everything
-
+MOST_RECLAIMED: Final = 256  # entries of a node: 16 kB of its object
 _DAMAGES: Final = (ValueError, KeyError, TypeError, AttributeError, PinningError)
+Used = tuple["Owner", frozenset["PoolUse"]]  # which pools a container reaches beside what it owns
+
+
+class Kept(NamedTuple):
+    """State of the wrappers of a node."""
+
+    claims: tuple[Claim, ...] = ()  # of two that have one core the later counts
+    uses: Mapping[str, Used] = {}  # of containers that were wrapped, by their ids
+    pools: Mapping[PoolUse, CPUSet] = {}  # where processes in pools that all share run
+    reclaimed: tuple[Reclaimed, ...] = ()
+    dropped: int = 0  # of these, because they were too many
+    has_ends: bool = True  # false: of an agent that did not write ends, so a claim may have ended long ago
+
+
+class Reclaims:
+    """A bounded list of entries. Beyond the bound the namespace with the most entries loses its oldest.
+
+    A tenant that kills its own processes in a loop evicts its own entries alone.
+    """
+
+    def __init__(self, entries: Iterable[Reclaimed] = (), dropped: int = 0) -> None:
+        self._entries = list(entries)
+        self.dropped = dropped
+
+    @property
+    def entries(self) -> tuple[Reclaimed, ...]:
+        """The entries, the newest last."""
+        return tuple(self._entries)
+
+    def add(self, entry: Reclaimed) -> None:
+        """Add an entry, and drop one where there are too many."""
+        self._entries.append(entry)
+        if len(self._entries) > MOST_RECLAIMED:
+            counts = Counter(map(_namespace, self._entries))
+            most = max(counts.values())
+            oldest = next(at for at, each in enumerate(self._entries) if counts[_namespace(each)] == most)
+            del self._entries[oldest]
+            self.dropped += 1
+
+
+def _namespace(entry: Reclaimed) -> str:
+    return entry.container.partition("/")[0]
 
 
 class Store:

@@ -1,16 +1,45 @@
-"""Which containers reach pools beside what they own, because something in them was wrapped, and what passes made of it."""
+"""The pools that containers use beside what they own, because something in them was wrapped. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.wrappers.protocol import Denied, Pool
+from pinning.contract import PoolUse, SharedPool
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from pinning.contract import PoolUse
+    from agent.wrappers.protocol import Want
     from pinning.planning.observed import Owner
 
 Uses = dict[str, tuple["Owner", frozenset["PoolUse"]]]  # by the ids of containers
+
+
+def uses_of(want: Want, *, is_owner: bool, is_strict: bool) -> frozenset[PoolUse]:
+    """Return which pools the container of a wrapper is to reach beside its own cores; raise Denied.
+
+    A container that owns CPUs gets both, as CMK's environment lists them; `is_strict`: it gets none.
+    """
+    if is_owner and is_strict:
+        if not want.pool.resource:
+            raise Denied(_strict(want.pool))
+        return frozenset()
+    if is_owner:
+        return frozenset({PoolUse(SharedPool.SHARED), PoolUse(SharedPool.INFRA)})
+    return frozenset({shared_use(want)})
+
+
+def shared_use(want: Want) -> PoolUse:
+    """Return the use of a pool that all share."""
+    return PoolUse(SharedPool.SHARED, want.socket) if want.pool is Pool.SHARED else PoolUse(SharedPool.INFRA)
+
+
+def _strict(pool: Pool) -> str:
+    return (
+        f"Pool {pool} is not for a container with cores of its own: this node keeps such a container on them alone"
+        " (strictThreads); ask from a container without exclusive cores, or let the operator set strictThreads to false"
+    )
 
 
 class ContainerUses:

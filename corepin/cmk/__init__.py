@@ -1,1 +1,1 @@
-"""`corepin cmk`: the commands that Intel CMK's operators know. What runs inside of containers is the program `cmk`, not here."""
+"""`corepin cmk`: the commands of Intel CMK for operators. Containers call the program `cmk` instead (shim/)."""

@@ -1,4 +1,4 @@
-"""Bindings that give rights to the account which CMK's injection gives to pods. Only reads."""
+"""Bindings with rights for the account that CMK's injection gives to pods. Read-only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 KINDS: Final = (("clusterrolebindings", "ClusterRoleBinding"), ("rolebindings", "RoleBinding"))
 MOST_NAMED: Final = 10
 _USER: Final = "system:serviceaccount:"
-_NO_RIGHTS: Final = "default"  # the injection replaces the account of no pod by this one
+_NO_RIGHTS: Final = "default"  # the injection never sets this account
 
 
 def account_warnings(api: Any, account: str) -> Iterator[str]:
-    """Yield a warning of the bindings that name an account of this name, and one of each kind that is not known."""
+    """Yield a warning about bindings for an account of this name, and one per kind that cannot be listed."""
     if account == _NO_RIGHTS:
         return
     named: list[str] = []
@@ -45,7 +45,7 @@ def _called(kind: str, binding: Any) -> str:
 
 
 def _names(binding: Any, account: str) -> bool:
-    """Report whether a binding names an account of this name, of any namespace, as an account or as its user."""
+    """Return whether a binding has a subject with this account name, in any namespace, or the account's user."""
     for subject in binding.get("subjects") or ():
         name = subject.get("name") or ""
         if subject.get("kind") == "ServiceAccount" and name == account:

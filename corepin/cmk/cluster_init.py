@@ -1,4 +1,4 @@
-"""`corepin cmk cluster-init`: the overlay `cmk` for chosen nodes, printed or applied; repeating it changes nothing."""
+"""`corepin cmk cluster-init`: print or apply the overlay `cmk` for chosen nodes; idempotent."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def _add_install_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what is installed, and where."""
+    """Add the flags for the installation."""
     taint = parser.add_mutually_exclusive_group()
     text = "do not taint the nodes with cmk=true:NoSchedule"
     taint.add_argument("--no-taint", dest="taint", action="store_const", const=False, help=text)
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(order: Order) -> None:
-    """Print the objects as for a cluster without any, and how to label the nodes."""
+    """Print the objects for a cluster without an installation, and the commands that label the nodes."""
     documents = overlay(chosen_over(order.choices, CMK), order.namespace)
     config = agents_config(documents)
     wanted = order.wanted
@@ -162,7 +162,7 @@ def _print(order: Order) -> None:
 
 
 def _warn_of_rights(account: str) -> None:
-    """Warn of bindings that name the account which pods get: it is meant to have no rights."""
+    """Warn about bindings for the pods' account, which is meant to have no rights."""
     from corepin.cmk.account_rights import account_warnings
     from corepin.cmk.requests import kube_client
 
@@ -172,7 +172,7 @@ def _warn_of_rights(account: str) -> None:
 
 
 def _print_objects(documents: list[Object], place: str) -> None:
-    """Print the objects; a namespace that was chosen is not among them, so that deleting them leaves it."""
+    """Print the objects; without the Namespace if it was chosen, so that deleting them keeps it."""
     from kubeyaml.writer import write_yaml
 
     write_out(write_yaml(without_namespace(marked(documents, place), place)))
@@ -186,7 +186,7 @@ def _print_objects(documents: list[Object], place: str) -> None:
 
 
 def read_hosts(given: str | None) -> tuple[str, ...]:
-    """Return the nodes of a list, none for all; raise CommandFailed for what names no node."""
+    """Return the nodes of a list, none for all; raise CommandFailed for an invalid name."""
     if given is None:
         return ()
     hosts = tuple(dict.fromkeys(host.strip() for host in given.split(",") if host.strip()))
@@ -196,7 +196,7 @@ def read_hosts(given: str | None) -> tuple[str, ...]:
 
 
 def read_choices(args: argparse.Namespace) -> Choices:
-    """Return what the flags say of the installation; raise CommandFailed with flag, value and remedy."""
+    """Return the installation flags; raise CommandFailed with flag, value and remedy."""
     return Choices(
         image=_read(_image, args.cmk_img),
         pull_policy=_read(_pull_policy, args.cmk_img_pol),
@@ -208,7 +208,7 @@ def read_choices(args: argparse.Namespace) -> Choices:
 
 
 def read_wanted(args: argparse.Namespace) -> Wanted:
-    """Return what the flags say of cores and groups; raise CommandFailed with flag, value and remedy."""
+    """Return the flags for cores and groups; raise CommandFailed with flag, value and remedy."""
     numbers = Numbers(
         exclusive_cores=_read(partial(cores, "--num-exclusive-cores"), args.num_exclusive_cores),
         shared_cores=_read(partial(cores, "--num-shared-cores"), args.num_shared_cores),
@@ -226,7 +226,7 @@ def read_wanted(args: argparse.Namespace) -> Wanted:
 
 
 def _read(read: Callable[[str], Value], text: str | None) -> Value | None:
-    """Return what a flag says, None where it is not given."""
+    """Return a flag's value, None if it is not given."""
     return None if text is None else read(text)
 
 

@@ -1,4 +1,4 @@
-"""`corepin cmk`: Intel CMK's commands, each in its own module."""
+"""`corepin cmk`: Intel CMK's commands, one module each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPILOG = """\
 `corepin cmk ACTION --help` explains one. Inside of containers it is the program `cmk` that is called, e.g.
 `/opt/bin/cmk isolate --pool=exclusive COMMAND`. docs/migrate.md says what became of each part of CMK.
 """
-# What CMK had and what is not a command any more: where it went.
+# Commands of CMK that no longer exist, with their replacements.
 ELSEWHERE: Final = {
     "isolate": "it runs inside of a container, where it is `/opt/bin/cmk isolate`",
     "install": "the agents install the program `cmk` on their nodes, with the component `cmk`",
@@ -42,7 +42,7 @@ def add_parser(
     uninstall.add_parser(actions)
     leftovers.add_parser(actions)
     for action in ELSEWHERE:
-        gone = actions.add_parser(action, add_help=False, prefix_chars="\0")  # whatever follows, it is taken
+        gone = actions.add_parser(action, add_help=False, prefix_chars="\0")  # accepts any arguments
         gone.add_argument("rest", nargs="*")
         gone.set_defaults(cmk=_refuse)
     return parser

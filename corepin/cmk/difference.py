@@ -1,4 +1,4 @@
-"""What `cluster-init` would change of numbers, nodes and the agents' pods, as lines to read. Pure."""
+"""Changes that `cluster-init` would make to numbers, nodes and the agents' pods, as text. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from corepin.cmk.numbers import CONFIG_MAP
 from corepin.cmk.overlay import Choices
-from corepin.terminal import plain
+from logs.printable import plain
 from pinning.contract import AGENT_NODE_LABEL, CPU_GROUP_LABEL
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LABELS = (AGENT_NODE_LABEL, CPU_GROUP_LABEL)
 
 
 def key_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """Yield what changes of the keys of the ConfigMap."""
+    """Yield the changes of the ConfigMap's keys."""
     for key in sorted(after):
         old, new = before.get(key), after[key]
         if old != new:
@@ -35,7 +35,7 @@ def key_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[s
 
 
 def choice_lines(before: Choices, after: Choices) -> Iterator[str]:
-    """Yield what changes for all nodes; what the installation does not show is not compared."""
+    """Yield the changes for all nodes; choices that the installation does not show are not compared."""
     for it in fields(Choices):
         old, new = getattr(before, it.name), getattr(after, it.name)
         if old is not None and old != new:
@@ -45,7 +45,7 @@ def choice_lines(before: Choices, after: Choices) -> Iterator[str]:
 def node_lines(
     nodes: Mapping[str, Mapping[str, str]], wanted: Mapping[str, Mapping[str, str | None]]
 ) -> Iterator[str]:
-    """Yield which labels of which nodes change; None: a label goes."""
+    """Yield the label changes of nodes; None removes a label."""
     for name in sorted(wanted):
         for label in LABELS:
             old, new = nodes[name].get(label), wanted[name].get(label, nodes[name].get(label))

@@ -1,4 +1,4 @@
-"""`corepin cmk discover`: whether the nodes say what CMK's users select and claim by; the agents write it."""
+"""`corepin cmk discover`: CMK's label, taint and resources of nodes, which the agents write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OBSOLETE: Final = {
 }
 DESCRIPTION = "Show what the agents say of their nodes: CMK's label, taint and resources. Nothing is written."
 EPILOG = """\
-The agents write all of it, at any time, and put it back where somebody changes it. Exit code: 0 everything is there,
+The agents write all of it, and restore it if another program changes it. Exit code: 0 everything is there,
 1 something is missing, 2 the cluster could not be asked.
 """
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def node_line(node: Any, *, wants_taint: bool) -> tuple[str, bool]:
-    """Return what a node has, and whether something is missing."""
+    """Return a node's label, taint and resources, and whether one is missing."""
     there = node.get("status", {}).get("allocatable") or {}
     labels = node["metadata"].get("labels") or {}
     has = [f"{resource}: {there[resource]}" for resource in CMK_RESOURCES if resource in there]
@@ -65,8 +65,8 @@ def node_line(node: Any, *, wants_taint: bool) -> tuple[str, bool]:
     has += [taint] if any(map(_is_cmks, node["spec"].get("taints") or ())) else []
     wanted = (EXCLUSIVE_CORES, f"label {CMK_NODE_LABEL}=true", *([taint] if wants_taint else ()))
     missing = [what for what in wanted if not any(found.startswith(what) for found in has)]
-    told = ", ".join([*has, *(f"MISSING {what}" for what in missing)])
-    return f"{node['metadata']['name']}: {told}", bool(missing)
+    found = ", ".join([*has, *(f"MISSING {what}" for what in missing)])
+    return f"{node['metadata']['name']}: {found}", bool(missing)
 
 
 def _is_cmks(taint: Any) -> bool:

@@ -1,27 +1,27 @@
-"""Which objects of the cluster an installation would change: each is applied with `dryRun=All` and compared. Writes nothing."""
+"""Objects that an installation would change: each is applied with `dryRun=All` and compared. Read-only."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.cmk.requests import APPLY_PATCH, find, send
-from corepin.terminal import plain
+from logs.printable import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from corepin.cmk.overlay import Object
 
-NAMED: Final = 4  # of many fields
-# What the API server writes by itself.
+NAMED: Final = 4  # fields per object in the output
+# Members that the API server writes.
 WRITTEN: Final = frozenset({"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp"})
-COUNTED: Final = "deprecated.daemonset.template.generation"  # an annotation, likewise
+COUNTED: Final = "deprecated.daemonset.template.generation"  # an annotation that it writes
 
 
 def object_lines(
     api: Any, documents: Iterable[Object], path_of: Callable[[Object], str], query: str
 ) -> Iterator[str]:
-    """Yield a line for each object that is new or would change, with the first of its fields."""
+    """Yield a line for each new or changed object, with its first changed fields."""
     for it in documents:
         path, name = path_of(it), f"{it['kind']} {it['metadata']['name']}"
         before = find(api, path)
@@ -36,7 +36,7 @@ def object_lines(
 
 
 def changed_fields(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths at which two objects differ; lists are compared item by item where they are as long."""
+    """Yield the paths at which two objects differ; lists of equal length are compared item by item."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
             yield from changed_fields(before.get(key), after.get(key), f"{path}.{key}" if path else key)
@@ -48,7 +48,7 @@ def changed_fields(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def _own(it: Any) -> Any:
-    """Return an object without what the API server writes by itself."""
+    """Return an object without the members that the API server writes."""
     metadata = {key: value for key, value in it["metadata"].items() if key not in WRITTEN}
     notes = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != COUNTED}
     metadata = {**metadata, "annotations": notes}

@@ -1,4 +1,4 @@
-"""Whether the machines that agents have reported could hold their configuration. Pure."""
+"""Check whether reported machines can hold their configuration. Pure."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 class Machine(NamedTuple):
-    """What an agent has reported of its node."""
+    """A node's machine, as published by its agent."""
 
     topology: Topology
     universe: CPUSet
-    kubelets: CPUSet | None = None  # the reserve, where the kubelet named it
+    kubelets: CPUSet | None = None  # the reserve, if it is the kubelet's
 
 
 class Fits(NamedTuple):
-    """What is known of each node."""
+    """Result of the check for all nodes."""
 
-    refused: tuple[str, ...] = ()  # why a node could not hold its configuration
-    unknown: tuple[str, ...] = ()  # nodes of whose CPUs nothing is known
+    refused: tuple[str, ...] = ()  # reasons why nodes cannot hold their configuration
+    unknown: tuple[str, ...] = ()  # nodes whose CPUs are not published
 
 
 def check_nodes(keys: Mapping[str, str], groups: Mapping[str, str], nodes: Mapping[str, Any]) -> Fits:
-    """Return which of the nodes in these groups could not hold what the keys say."""
+    """Check each node of these groups against its key."""
     refused, unknown = [], []
     for name, group in sorted(groups.items()):
         if (machine := machine_of(nodes[name])) is None:
@@ -48,7 +48,7 @@ def check_nodes(keys: Mapping[str, str], groups: Mapping[str, str], nodes: Mappi
 
 
 def machine_of(node: Any) -> Machine | None:
-    """Return the machine of a node as its agent wrote it; None where that is not there, or cannot be read."""
+    """Return a node's published machine; None if it is absent or unreadable."""
     written = node["metadata"].get("annotations") or {}
     if STATUS_TOPOLOGY not in written:
         return None
@@ -63,7 +63,7 @@ def machine_of(node: Any) -> Machine | None:
 
 
 def _problem(keys: Mapping[str, str], key: str, machine: Machine) -> str:
-    """Return why a machine could not hold a key, empty where it could."""
+    """Return why a machine cannot hold a key; empty if it can."""
     if key not in keys:
         return f"{CONFIG_MAP} has no such key: give numbers, or another --cpu-group"
     try:

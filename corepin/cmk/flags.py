@@ -1,4 +1,4 @@
-"""Flags of Intel CMK's commands: those that mean something here, and those that are taken and say so."""
+"""Flags of Intel CMK's commands: the supported ones, and ignored ones with a warning."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Final
 
 from corepin.documents import write_error
 from corepin.errors import CommandFailed
-from corepin.terminal import plain
+from logs.printable import plain
 
 if TYPE_CHECKING:
     import argparse
 
 HELP_OBSOLETE: Final = "as CMK had it; has no effect"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-NODE_VARIABLE: Final = "NODE_NAME"  # as CMK's pods told their node
+NODE_VARIABLE: Final = "NODE_NAME"  # set in CMK's pods
 
 
 def add_obsolete(parser: argparse.ArgumentParser, *flags: str, value: bool = True) -> None:
-    """Take flags that CMK had and that have no effect here; `value`: they are followed by one."""
+    """Accept flags of CMK without effect; `value`: each takes a value."""
     for flag in flags:
         if value:
             parser.add_argument(flag, metavar="...", help=HELP_OBSOLETE)
@@ -28,19 +28,19 @@ def add_obsolete(parser: argparse.ArgumentParser, *flags: str, value: bool = Tru
 
 
 def warn_obsolete(args: argparse.Namespace, reasons: dict[str, str]) -> None:
-    """Say on standard error which flags were given without effect, and what is in their place."""
+    """Print a warning for each given flag without effect, with its replacement."""
     for flag, reason in reasons.items():
         if getattr(args, flag.removeprefix("--").replace("-", "_")) is not None:
             note(f"{flag} has no effect: {reason}")
 
 
 def note(text: str) -> None:
-    """Tell something beside the answer."""
+    """Print a note on standard error."""
     write_error(f"corepin cmk: {plain(text)}")
 
 
 def name(flag: str, text: str) -> str:
-    """Return a name of Kubernetes; raise CommandFailed for anything else."""
+    """Return a Kubernetes name; raise CommandFailed for anything else."""
     if not _NAME.fullmatch(text):
         problem = f"{flag}: {text[:60]!r} is no name of Kubernetes"
         raise CommandFailed(f"{problem}: write lower-case letters, digits, - and dots, for example node-1")
@@ -48,7 +48,7 @@ def name(flag: str, text: str) -> str:
 
 
 def node_name(given: str | None) -> str | None:
-    """Return the node that a flag or CMK's variable names."""
+    """Return the node named by a flag or by CMK's variable."""
     return given or os.environ.get(NODE_VARIABLE) or None
 
 
@@ -60,7 +60,7 @@ def cores(flag: str, text: str) -> int:
 
 
 def mode(flag: str, text: str) -> str:
-    """Return how cores are taken from sockets."""
+    """Return the order in which cores are taken from sockets."""
     if text not in {"packed", "spread"}:
         problem = f"{flag}: {text[:60]!r} is unknown"
         raise CommandFailed(f"{problem}: write packed (one socket after the other) or spread (in turns)")
@@ -81,7 +81,7 @@ def listed_cores(flag: str, text: str) -> str:
 
 
 def reserved_cpus(text: str | None) -> str | None:
-    """Return a list of reserved CPUs, None where the flag is not given; raise CommandFailed for anything else."""
+    """Return a list of reserved CPUs, None if the flag is not given; raise CommandFailed for anything else."""
     if text is None:
         return None
     cpus = listed_cores("--reserved-cpus", text) if text.strip() != "-1" else ""
@@ -92,7 +92,7 @@ def reserved_cpus(text: str | None) -> str | None:
 
 
 def add_pool_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that cut a node into CMK's pools."""
+    """Add the flags for the sizes of CMK's pools."""
     parser.add_argument(
         "--num-exclusive-cores",
         metavar="N",

@@ -1,4 +1,4 @@
-"""`corepin cmk init --dry-run`: how CMK's numbers would cut a machine into pools."""
+"""`corepin cmk init --dry-run`: pools of a machine for CMK's numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OBSOLETE: Final = {
     "--socket-id": "CMK itself read and ignored it",
     "--namespace": "nothing is written",
 }
-FLAGS: Final = {  # by the key of the configuration
+FLAGS: Final = {  # by key of the configuration
     "reserved": "--reserved-cpus",
     "pools.exclusive_cores": "--num-exclusive-cores",
     "pools.shared_cores": "--num-shared-cores",
@@ -80,13 +80,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_flags(problem: str) -> str:
-    """Return a refusal with the flag where it names the key of a configuration."""
+    """Return an error message with the flag in place of a configuration key."""
     key, _, why = problem.partition(": ")
     return f"{FLAGS[key]}: {why}" if key in FLAGS else problem
 
 
 def pools_text(topology: Topology, config: NodeConfig) -> str:
-    """Return the pools of a machine on which nothing runs; raise PinningError where the numbers do not fit."""
+    """Return the pools of an idle machine; raise PinningError if the numbers do not fit."""
     from pinning.cmk.pools import CMKNode, cmk_pools, cmk_yaml
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import check_machine, node_sets
@@ -111,7 +111,7 @@ def pools_text(topology: Topology, config: NodeConfig) -> str:
 
 
 def _warnings(sets: NodeSets) -> Iterator[str]:
-    """Yield what isolcpus makes of cores outside of the pools."""
+    """Yield warnings about isolated cores outside of the pools."""
     from pinning.machine.cpuset import union
     from pinning.planning.ledger import Ledger
 
@@ -136,7 +136,7 @@ def _given(text: str | None, default: str) -> str:
 
 
 def read_pools(args: argparse.Namespace) -> NodeConfig:
-    """Return the configuration that the flags stand for."""
+    """Return the configuration given by the flags."""
     from pinning.planning.node_config import read_node_config
 
     given = {

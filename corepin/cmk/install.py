@@ -1,4 +1,4 @@
-"""Apply objects to a cluster, and label nodes: server-side, so that it may be repeated; what it changes is shown before."""
+"""Server-side apply of an installation and its node labels; idempotent, with the changes shown first."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from corepin.cmk.numbers import Planned, Wanted
     from corepin.cmk.overlay import Object
 
-NAMED: Final = 5  # of many nodes
-MANAGER: Final = "kubectl"  # as `kubectl apply --server-side` is called, so that both may take turns
+NAMED: Final = 5  # nodes per line
+MANAGER: Final = "kubectl"  # field manager of `kubectl apply --server-side`, so that both may alternate
 NODES: Final = "/api/v1/nodes"
 CONFLICT: Final = 409
 MODIFIED: Final = "object has been modified"
@@ -35,7 +35,7 @@ MODIFIED: Final = "object has been modified"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What `cluster-init` is asked for; no hosts mean every node that takes pods."""
+    """Arguments of `cluster-init`; no hosts mean every schedulable node."""
 
     hosts: tuple[str, ...]
     choices: Choices
@@ -45,17 +45,17 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be applied, and what that changes."""
+    """Objects and labels to apply, and the changes they make."""
 
     documents: list[Object]
-    labels: Mapping[str, Mapping[str, str | None]]  # to be put on nodes
-    lines: tuple[str, ...]  # what changes
+    labels: Mapping[str, Mapping[str, str | None]]  # to set on nodes
+    lines: tuple[str, ...]  # the changes as text
     choices: Choices
-    has_new_numbers: bool  # of nodes on which agents may run
+    has_new_numbers: bool  # for nodes on which agents may run
 
 
 def show(order: Order) -> bool:
-    """Show what would change, and change nothing; return whether anything would."""
+    """Print the changes without applying them; return whether there are any."""
     with kube_client() as api:
         found = check(api, order.namespace)
         work = _prepare(api, order)
@@ -66,10 +66,10 @@ def show(order: Order) -> bool:
 
 
 def install(order: Order, *, force: bool) -> str:
-    """Apply everything, then label the nodes; return the account that injected pods get.
+    """Apply everything, then label the nodes; return the account of injected pods.
 
-    Check the agents' namespace and the nodes' CPUs first, show what changes, and label the namespace only if it is
-    created here or bears the label.
+    First check the agents' namespace and the nodes' CPUs, and print the changes. The namespace gets our label only
+    if it is created here or has it already.
     """
     with kube_client() as api:
         found = check(api, order.namespace)
@@ -90,13 +90,13 @@ def install(order: Order, *, force: bool) -> str:
 
 
 def _marked(documents: list[Object], found: Found, namespace: str) -> list[Object]:
-    """Return the objects with our label on a namespace that did not exist, or that is ours."""
+    """Return the objects with our label on the namespace if it did not exist or has the label."""
     is_ours = not found.exists or found.is_created_by_us or namespace == AGENT_NAMESPACE
     return marked(documents, namespace) if is_ours else documents
 
 
 def _prepare(api: Any, order: Order) -> Work:
-    """Return what is to be done; raise CommandFailed for what a node could not hold."""
+    """Return the work; raise CommandFailed for numbers that a node cannot hold."""
     nodes = {node["metadata"]["name"]: node for node in send(api, "GET", NODES)["items"]}
     labels = {name: node["metadata"].get("labels") or {} for name, node in nodes.items()}
     chosen = chosen_nodes(nodes.values(), order.hosts)
@@ -108,7 +108,7 @@ def _prepare(api: Any, order: Order) -> Work:
     before = {name: labels[name].get(CPU_GROUP_LABEL, "") for name in chosen}
     planned = plan_numbers(order.wanted, keys, config["data"][KEY], before)
     config["data"] = dict(planned.keys)
-    if installed:  # so that a key that another client writes at the same time is not lost
+    if installed:  # so that a key written concurrently by another client is kept
         config["metadata"]["resourceVersion"] = installed.version
     _check_fit(planned, _others(planned, installed, labels), nodes)
     wanted = {name: _labels(group, before[name]) for name, group in planned.groups.items()}
@@ -124,7 +124,7 @@ def _prepare(api: Any, order: Order) -> Work:
 def _others(
     planned: Planned, installed: Installed | None, labels: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
-    """Return the groups of nodes that were not chosen, have an agent, and whose numbers change."""
+    """Return the groups of other nodes with an agent whose numbers change too."""
     was = installed.keys if installed else {}
     with_agent = {
         name: its.get(CPU_GROUP_LABEL, "")
@@ -139,7 +139,7 @@ def _others(
 
 
 def _check_fit(planned: Planned, others: Mapping[str, str], nodes: Mapping[str, Any]) -> None:
-    """Raise CommandFailed where a node could not hold its numbers; warn where that is not known."""
+    """Raise CommandFailed for a node that cannot hold its numbers; warn if its CPUs are not published."""
     fits = check_nodes(planned.keys, {**others, **planned.groups}, nodes)
     if fits.refused:
         more = f"; and {len(fits.refused) - NAMED} nodes more" if len(fits.refused) > NAMED else ""
@@ -152,7 +152,7 @@ def _check_fit(planned: Planned, others: Mapping[str, str], nodes: Mapping[str, 
 
 
 def _labels(group: str, before: str) -> dict[str, str | None]:
-    """Return the labels to put on a node; that of a group that stays is not named."""
+    """Return the labels to set on a node, without an unchanged group."""
     agent: dict[str, str | None] = {AGENT_NODE_LABEL: "true"}
     return agent if group == before else {**agent, CPU_GROUP_LABEL: group or None}
 
@@ -162,7 +162,7 @@ def _word(name: str, value: str | None) -> str:
 
 
 def chosen_nodes(nodes: Iterable[Any], hosts: Sequence[str], *, every: bool = False) -> tuple[str, ...]:
-    """Return the nodes that were named, else all that take pods, or `every` one; raise CommandFailed for none."""
+    """Return the named nodes, else the schedulable ones or with `every` all; raise CommandFailed for none."""
     found = {node["metadata"]["name"]: node for node in nodes}
     for host in hosts:
         if host not in found:
@@ -180,12 +180,12 @@ def chosen_nodes(nodes: Iterable[Any], hosts: Sequence[str], *, every: bool = Fa
 
 
 def label(api: Any, node: str, labels: Mapping[str, str | None]) -> None:
-    """Put labels on a node that is there; None takes one away."""
+    """Set labels of an existing node; None removes a label."""
     send(api, "PATCH", f"{NODES}/{node}", {"metadata": {"labels": labels}}, MERGE_PATCH)
 
 
 def path_of(it: Object) -> str:
-    """Return where the API server has an object."""
+    """Return the path of an object in the API."""
     version, metadata = it["apiVersion"], it["metadata"]
     root = "/api/v1" if version == "v1" else f"/apis/{version}"
     space = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""

@@ -1,4 +1,4 @@
-"""What `cluster-init` finds installed, so that what no flag names stays as it is."""
+"""The present installation, whose settings `cluster-init` keeps unless a flag changes them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TAINT: Final = "COREPIN_TAINT"
 class Installed:
     """An installation as the API server has it."""
 
-    choices: Choices  # None where it shows nothing
+    choices: Choices  # None for what it does not show
     keys: Mapping[str, str]  # of the agents' ConfigMap
     version: str  # of the ConfigMap
 
 
 def read_installed(api: Any, namespace: str) -> Installed | None:
-    """Return what is installed, None where there is no ConfigMap of agents yet."""
+    """Return the installation; None if there is no ConfigMap of agents."""
     config = find(api, f"/api/v1/namespaces/{namespace}/configmaps/corepin-agent")
     if config is None:
         return None
@@ -36,13 +36,13 @@ def read_installed(api: Any, namespace: str) -> Installed | None:
 
 
 def chosen_over(flags: Choices, installed: Choices) -> Choices:
-    """Return what the flags say, and what is installed where they say nothing."""
+    """Return the flags, completed by the installation's choices."""
     said = {it.name: getattr(flags, it.name) for it in fields(Choices)}
     return replace(installed, **{name: value for name, value in said.items() if value is not None})
 
 
 def _of_agents(daemon_set: Any) -> Choices:
-    """Return what the agents' DaemonSet shows; one that was changed by hand may show less."""
+    """Return the choices shown by the agents' DaemonSet; after manual changes some may be missing."""
     if daemon_set is None:
         return Choices()
     pod = daemon_set["spec"]["template"]["spec"]
@@ -60,7 +60,7 @@ def _of_agents(daemon_set: Any) -> Choices:
 
 
 def _account(webhook: Any) -> str | None:
-    """Return the account that the webhook's mutations name."""
+    """Return the account in the webhook's mutations."""
     try:
         ((_, content),) = read_yaml(webhook["data"]["mutations.yaml"])
         account = content["mutations"]["perPod"]["spec"]["serviceAccountName"]

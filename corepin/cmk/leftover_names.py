@@ -1,6 +1,6 @@
 """Names of Intel CMK's objects, and the script that deletes them. Pure.
 
-They are those of CMK 1.5.2's manifests and of its commands `cluster-init` and `reconfigure_setup`.
+The names are from CMK 1.5.2's manifests and its commands `cluster-init` and `reconfigure_setup`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ PATTERNS: Final = (
     ("api/v1", "configmaps", re.compile(r"cmk-config-.+|cmk-reconfigure-.+|cmk-webhook-configmap")),
     *((f"apis/{CMK_GROUP_VERSION}", kind, re.compile(".+")) for kind in REPORTS),
 )
-# Reports go before their definitions, bindings before what they name, and accounts after the pods that have them.
+# Deleted in this order: reports before definitions, bindings before roles, accounts after their pods.
 _ORDER: Final = (
     *(
         "mutatingwebhookconfigurations",
@@ -92,7 +92,7 @@ ACCOUNT_NOTE: Final = """\
 
 
 class Leftover(NamedTuple):
-    """One object of CMK; the namespace is empty for objects of the cluster."""
+    """One object of CMK; the namespace is empty for cluster-wide objects."""
 
     plural: str
     namespace: str
@@ -100,12 +100,12 @@ class Leftover(NamedTuple):
 
 
 def is_installed_by_corepin(it: Any) -> bool:
-    """Report whether an object has the label of corepin's manifests."""
+    """Return whether an object has the label of corepin's manifests."""
     return (it["metadata"].get("labels") or {}).get("app.kubernetes.io/name") == "corepin"
 
 
 def node_marks(node: Any) -> tuple[str, ...]:
-    """Return the commands that take CMK's label, taint and resources from a node; none where an agent writes them."""
+    """Return the commands that remove CMK's label, taint and resources from a node; none if an agent writes them."""
     metadata, status = node["metadata"], node.get("status") or {}
     labels = metadata.get("labels") or {}
     if AGENT_NODE_LABEL in labels or STATUS_TOPOLOGY in (metadata.get("annotations") or {}):
@@ -128,12 +128,12 @@ def _removed(status: Any) -> Iterator[str]:
 
 
 def script(found: Iterable[Leftover], nodes: Sequence[Any]) -> str:
-    """Return the commands that delete the objects and then unmark the nodes."""
+    """Return the commands that delete the objects, then the nodes' labels, taints and resources."""
     return "".join((HEADER, *_not_over(nodes), *_deletions(found), *_unmarked(nodes)))
 
 
 def _not_over(nodes: Sequence[Any]) -> Iterator[str]:
-    """Yield a warning: CMK's objects are in use while it runs on a node."""
+    """Yield a warning while CMK still runs on nodes and uses its objects."""
     if nodes:
         names = ", ".join(node["metadata"]["name"] for node in nodes[:_NAMES_A_LINE])
         more = ", ..." if len(nodes) > _NAMES_A_LINE else ""

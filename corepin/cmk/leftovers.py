@@ -1,4 +1,4 @@
-"""`corepin cmk leftovers`: objects of Intel CMK in all namespaces, with the commands that delete them. Only reads."""
+"""`corepin cmk leftovers`: objects of Intel CMK in all namespaces, with the commands that delete them. Read-only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Nothing is changed. The output is a shell script: read it, because objects are f
 corepin installed, and what its agents write, are not listed. Exit code: 0 nothing is left, 1 something is, 2 the
 cluster could not be asked, or not of every kind.
 """
-PAGE: Final = 500  # objects an answer
+PAGE: Final = 500  # objects per page
 NOTHING: Final = (
     "no object of CMK is left in any namespace, nor label, taint or resource on a node without an agent\n"
 )
@@ -44,7 +44,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script, or that nothing is left; raise CommandFailed where a kind could not be read."""
+    """Print the script, or that nothing is left; raise CommandFailed if a kind cannot be read."""
     with kube_client() as api:
         found, nodes, unread = find(api)
     if found or nodes:
@@ -58,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find(api: Any) -> tuple[list[Leftover], list[Any], list[str]]:
-    """Return CMK's objects, the nodes that bear its marks without an agent, and the refusals of the API server."""
+    """Return CMK's objects, the nodes with its label, taint or resources, and the API server's refusals.
+
+    Nodes with an agent are left out, because the agent writes these.
+    """
     unread: list[str] = []
     agents = {AGENT_NAMESPACE, *_agent_namespaces(api)}
     found = list(_objects(api, agents, unread))
@@ -71,7 +74,10 @@ def find(api: Any) -> tuple[list[Leftover], list[Any], list[str]]:
 
 
 def _agent_namespaces(api: Any) -> set[str]:
-    """Return where agents write CMK's ConfigMap and reports; unless this is known, theirs cannot be told from CMK's."""
+    """Return the namespaces in which agents write CMK's ConfigMap and reports.
+
+    Without them the agents' objects cannot be distinguished from CMK's.
+    """
     shown = pages(api, f"/apis/apps/v1/daemonsets?labelSelector={AGENTS.replace('=', '%3D')}")
     return {it["metadata"]["namespace"] for it in shown}
 
@@ -88,7 +94,7 @@ def _objects(api: Any, agents: set[str], unread: list[str]) -> Iterator[Leftover
 
 
 def _named() -> Iterator[tuple[str, str]]:
-    """Yield a list of one name each, in all namespaces, and its resource."""
+    """Yield list paths with a field selector for one name, in all namespaces, and the resource."""
     for root, plural, names in (*CLUSTER, *NAMED):
         for name in names:
             yield f"/{root}/{plural}?fieldSelector=metadata.name%3D{name}", plural
@@ -99,12 +105,12 @@ def _leftover(plural: str, it: Any) -> Leftover:
 
 
 def _is_controlled(it: Any) -> bool:
-    """Report whether another object, such as a DaemonSet, creates this one again."""
+    """Return whether a controller, such as a DaemonSet, would create the object again."""
     return any(owner.get("controller") for owner in it["metadata"].get("ownerReferences") or ())
 
 
 def _read(api: Any, path: str, unread: list[str]) -> Iterator[Any]:
-    """Yield objects that corepin did not install; note a refusal, and yield none of a kind that does not exist."""
+    """Yield objects that corepin did not install; record a refusal; none for an unknown kind."""
     try:
         yield from (it for it in pages(api, path) if not is_installed_by_corepin(it))
     except Answered as error:
@@ -113,13 +119,13 @@ def _read(api: Any, path: str, unread: list[str]) -> Iterator[Any]:
 
 
 def pages(api: Any, path: str, accept: str = METADATA_LIST) -> Iterator[Any]:
-    """Yield the objects of a list page by page; by default their metadata only, which leaves Secrets unread."""
+    """Yield the objects of a list page by page; by default metadata only, so that Secrets are not read."""
     query = f"{path}{'&' if '?' in path else '?'}limit={PAGE}"
     token = ""
     while True:
         more = f"&continue={token}" if token else ""
         answer = send(api, "GET", query + more, accept=accept)
-        yield from answer["items"] or ()  # null in an empty list of metadata
+        yield from answer["items"] or ()  # an empty metadata list has null
         token = answer["metadata"].get("continue") or ""
         if not token:
             return

@@ -1,6 +1,6 @@
-"""Namespaces that `corepin cmk cluster-init --namespace` may use: none that holds objects of others.
+"""Namespaces allowed for `corepin cmk cluster-init --namespace`: those without objects of others.
 
-The webhook leaves out every pod of the agents' namespace, and the policies refuse every account in it.
+The webhook skips every pod of the agents' namespace, and the policies refuse every account in it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from corepin.cmk.overlay import Object
 
-# What is wrong with a namespace that is refused by its name alone, before the cluster is asked.
+# Namespaces refused by name, without a request.
 RESERVED: Final = {
     "default": "is where pods run that name no namespace",
     "cmk-namespace": "is where CMK's samples run the pods of its users",
@@ -28,7 +28,7 @@ REMEDY: Final = f"leave the flag out for {AGENT_NAMESPACE}, or name a namespace 
 DESPITE: Final = "the webhook would leave out all its pods, and the policies would refuse its accounts"
 OURS: Final = "app.kubernetes.io/name=corepin"
 AGENTS: Final = f"{OURS},app.kubernetes.io/component=agent"
-# Resources whose objects make a namespace one of others, with the kind and a field selector.
+# Resources whose objects show that a namespace is in use, with kind and field selector.
 HELD: Final = (
     ("api/v1", "pods", "Pod", ""),
     ("api/v1", "services", "Service", ""),
@@ -47,14 +47,14 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class Found(NamedTuple):
-    """The namespace as the API server has it before anything is applied."""
+    """The namespace before anything is applied."""
 
     exists: bool
     is_created_by_us: bool = False
 
 
 def namespace(text: str) -> str:
-    """Return the namespace of the agents; raise CommandFailed for a name that is reserved or is no name."""
+    """Return the namespace of the agents; raise CommandFailed for a reserved or invalid name."""
     why = RESERVED.get(text) or ("is part of Kubernetes" if text.startswith(SYSTEM_PREFIX) else "")
     if why:
         raise CommandFailed(f"--namespace: {text[:60]!r} {why}: {DESPITE}; {REMEDY}")
@@ -62,7 +62,7 @@ def namespace(text: str) -> str:
 
 
 def namespace_name(text: str) -> str:
-    """Return the name of any namespace; raise CommandFailed for what is no DNS label."""
+    """Return a namespace; raise CommandFailed if it is not a DNS label."""
     if not _LABEL.fullmatch(text):
         problem = f"--namespace: {text[:60]!r} is no name of a namespace"
         raise CommandFailed(f"{problem}: write up to 63 lower-case letters, digits and -, for example agents")
@@ -70,25 +70,25 @@ def namespace_name(text: str) -> str:
 
 
 def without_namespace(documents: Iterable[Object], name: str) -> list[Object]:
-    """Return the objects to print: the Namespace only where it has the name that corepin alone uses.
+    """Return the objects to print: with the Namespace only if it has corepin's default name.
 
-    The printed objects are also what `kubectl delete -f -` deletes.
+    The printed objects may be given to `kubectl delete -f -`.
     """
     return [it for it in documents if name == AGENT_NAMESPACE or not is_namespace(it, name)]
 
 
 def is_namespace(it: Object, name: str) -> bool:
-    """Report whether an object is the Namespace of this name."""
+    """Return whether an object is the Namespace with this name."""
     return (it["kind"], it["metadata"]["name"]) == ("Namespace", name)
 
 
 def marked(documents: Iterable[Object], name: str) -> list[Object]:
-    """Return the objects with the label of a namespace that corepin creates on the agents' one."""
+    """Return the objects, with the label for created namespaces on the agents' one."""
     return [_marked(it) if is_namespace(it, name) else it for it in documents]
 
 
 def check(api: Any, name: str) -> Found:
-    """Return whether the namespace exists; raise CommandFailed where it, or another, rules out an installation."""
+    """Return whether the namespace exists; raise CommandFailed if it cannot be used, or agents run in another one."""
     _check_other_agents(api, name)
     path = f"/api/v1/namespaces/{name}"
     try:
@@ -107,14 +107,14 @@ def check(api: Any, name: str) -> Found:
 
 
 def is_created_by_us(shown: Object) -> bool:
-    """Report whether a Namespace has the label of those that `cluster-init` creates."""
+    """Return whether a Namespace has the label of `cluster-init`."""
     return (shown["metadata"].get("labels") or {}).get(CREATED_BY) == CREATED_BY_CLUSTER_INIT
 
 
 def first_of_others(api: Any, name: str) -> str:
-    """Return one object that corepin did not install, as kind and name; empty for none.
+    """Return kind and name of one object that corepin did not install; empty if there is none.
 
-    Each list is limited to the metadata of one object, so that the cost does not grow with what the namespace holds.
+    Each list is limited to the metadata of one object, so that the cost is independent of the namespace's size.
     """
     for group, plural, kind, fields in HELD:
         path = f"/{group}/namespaces/{name}/{plural}"
@@ -125,9 +125,9 @@ def first_of_others(api: Any, name: str) -> str:
 
 
 def create(api: Any, name: str) -> None:
-    """Create the namespace with our label; raise CommandFailed where it exists by now.
+    """Create the namespace with our label; raise CommandFailed if it exists by now.
 
-    Apply would put the label on a namespace that was created since it was looked for.
+    Apply would put the label on a namespace that another client has created since the check.
     """
     labels = {CREATED_BY: CREATED_BY_CLUSTER_INIT}
     metadata = {"name": name, "labels": labels}
@@ -149,7 +149,7 @@ def _marked(it: Object) -> Object:
 
 
 def _check_other_agents(api: Any, name: str) -> None:
-    """Raise CommandFailed where agents are installed in another namespace: two would write the same cpusets."""
+    """Raise CommandFailed if agents are installed in another namespace: both would write the same cpusets."""
     selector = f"labelSelector={_quoted(AGENTS)}&fieldSelector={_quoted(f'metadata.namespace!={name}')}"
     for it in _first(api, f"/apis/apps/v1/daemonsets?limit=1&{selector}", "whether agents run elsewhere"):
         place = it["metadata"]["namespace"]
@@ -160,11 +160,11 @@ def _check_other_agents(api: Any, name: str) -> None:
 
 def _first(api: Any, path: str, what: str) -> list[Any]:
     found: list[Any] | None = _ask(api, path, what, METADATA_LIST)["items"]
-    return found or []  # null in an empty list of metadata
+    return found or []  # an empty metadata list has null
 
 
 def _ask(api: Any, path: str, what: str, accept: str = JSON) -> Any:
-    """Return an answer; where it is refused, say that nothing is known and nothing was changed."""
+    """Return an answer; if it is refused, raise CommandFailed saying that nothing was changed."""
     try:
         return send(api, "GET", path, accept=accept)
     except Answered as error:

@@ -1,7 +1,7 @@
-"""Which configuration each node gets: the keys of the agents' ConfigMap, and the group of each node. Pure.
+"""Configuration of each node: the keys of the agents' ConfigMap, and the group of each node. Pure.
 
-Numbers for all hosts are those of `config.yaml`; later numbers for some hosts are those of a group. What no flag names
-stays as it is installed, also by hand.
+Numbers for all hosts go to `config.yaml`; later numbers for some hosts go to a group. Values without a flag stay as
+installed, including manual changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 CONFIG_MAP: Final = "ConfigMap corepin-agent"
-LARGEST: Final = 2**20  # bytes of all values of a ConfigMap, as the API server limits them
+LARGEST: Final = 2**20  # bytes of all values, the API server's limit for a ConfigMap
 CMK_POOLS: Final[Config] = {
     "exclusive_cores": 4,
     "shared_cores": 1,
@@ -32,7 +32,7 @@ CMK_POOLS: Final[Config] = {
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What the flags say of a node's cores; None where they say nothing."""
+    """Flags for a node's cores; None if not given."""
 
     exclusive_cores: int | None = None
     shared_cores: int | None = None
@@ -43,11 +43,11 @@ class Numbers:
 
     @property
     def is_given(self) -> bool:
-        """Say whether any flag says anything."""
+        """Return whether any flag is given."""
         return self != Numbers()
 
     def over(self, base: Config) -> Config:
-        """Return a configuration with these numbers, and everything else of it; raise CommandFailed without a core."""
+        """Return a configuration with these numbers; raise CommandFailed if no core can be exclusive."""
         if not self.is_given:
             return base
         pools = base.get("pools")
@@ -71,28 +71,28 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is to be installed."""
+    """The configuration to install."""
 
-    keys: Mapping[str, str]  # all of the ConfigMap
-    groups: Mapping[str, str] = field(default_factory=dict)  # of each chosen node; empty: none
+    keys: Mapping[str, str]  # every key of the ConfigMap
+    groups: Mapping[str, str] = field(default_factory=dict)  # by chosen node; empty: no group
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a command asks for."""
+    """The request of a command."""
 
     numbers: Numbers = Numbers()
-    group: str = ""  # to put the chosen nodes into; empty: what fits
+    group: str = ""  # for the chosen nodes; empty: choose one
     is_for_all: bool = False
 
 
 def plan_numbers(
     wanted: Wanted, installed: Mapping[str, str] | None, shipped: str, nodes: Mapping[str, str]
 ) -> Planned:
-    """Return all keys, and the group of each of the chosen `nodes`, by name with their present group.
+    """Return all keys, and the group of each of the chosen `nodes`, given by name with their present group.
 
-    `installed` are the keys that the cluster has, None before the first installation; `shipped` is the overlay's
-    configuration. Keys of groups that no chosen node is in are not read.
+    `installed` are the cluster's keys, None before the first installation; `shipped` is the overlay's
+    configuration. Keys of groups without a chosen node are not read.
     """
     keys = dict(installed) if installed else {KEY: shipped}
     keys.setdefault(KEY, shipped)
@@ -112,7 +112,7 @@ def plan_numbers(
 
 
 def read_key(keys: Mapping[str, str], key: str) -> Config:
-    """Return a configuration of the ConfigMap; raise CommandFailed for one that cannot be read."""
+    """Return a configuration of the ConfigMap; raise CommandFailed for an invalid one."""
     try:
         documents = [content for _, content in read_yaml(keys[key])]
     except BadYAML as problem:
@@ -126,18 +126,18 @@ def read_key(keys: Mapping[str, str], key: str) -> Config:
 
 
 def _base(keys: Mapping[str, str], group: str) -> Config:
-    """Return the configuration from which a group's is made: its own, else that of nodes in no group."""
+    """Return the configuration that a group's is derived from: its own, else that of nodes without a group."""
     return read_key(keys, key_of(group) if key_of(group) in keys else KEY)
 
 
 def _put(keys: dict[str, str], key: str, config: Config) -> None:
-    """Write a key, unless it says the same already in other words, or with comments."""
+    """Set a key, unless its present text has the same meaning."""
     if key not in keys or read_key(keys, key) != config:
         keys[key] = write_yaml([config])
 
 
 def _group_for(keys: dict[str, str], group: str, numbers: Numbers) -> str:
-    """Return the group of a node that gets other numbers than it has; write its key."""
+    """Return the group for a node with changed numbers; set its key."""
     before = _base(keys, group)
     config = numbers.over(before)
     if config == before and key_of(group) in keys:
@@ -154,7 +154,7 @@ def _group_for(keys: dict[str, str], group: str, numbers: Numbers) -> str:
 
 
 def _is_free(keys: Mapping[str, str], name: str, config: Config) -> bool:
-    """Report whether a group of this name has no key, or one that says the same."""
+    """Return whether a group of this name has no key, or one with the same configuration."""
     if key_of(name) not in keys:
         return True
     try:

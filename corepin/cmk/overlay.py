@@ -1,4 +1,4 @@
-"""The overlay `cmk` of manifests/, with what an operator chose by the flags of CMK's `cluster-init`. Pure but for one file."""
+"""The overlay `cmk` of manifests/ with the choices of `cluster-init`. Pure except for reading one file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the flags of `cluster-init` say of the whole installation; None where they say nothing."""
+    """Flags of `cluster-init` for the whole installation; None if not given."""
 
-    image: str | None = None  # empty: as the overlay has it
+    image: str | None = None  # empty: the overlay's
     pull_policy: str | None = None
     pull_secret: str | None = None
     install_dir: str | None = None
@@ -38,9 +38,9 @@ CMK: Final = Choices("", "IfNotPresent", "", "/opt/bin", "cmk-serviceaccount", h
 
 
 def overlay(choices: Choices, namespace: str = AGENT_NAMESPACE) -> list[Object]:
-    """Return the objects to apply, in their order; the agents run on nodes with the label AGENT_NODE_LABEL.
+    """Return the objects in apply order; the agents run on nodes with the label AGENT_NODE_LABEL.
 
-    `choices` are complete; the configuration of the agents is as shipped.
+    `choices` are complete; the agents' configuration is the shipped one.
     """
     text = FILE.read_text(encoding="utf-8")
     named = text.replace(SYSTEM_MARK, SYSTEM_NAMESPACE).replace(AGENT_MARK, namespace)
@@ -55,7 +55,7 @@ def overlay(choices: Choices, namespace: str = AGENT_NAMESPACE) -> list[Object]:
 
 
 def agents_config(documents: list[Object]) -> Object:
-    """Return the ConfigMap of the agents, to be read and filled."""
+    """Return the agents' ConfigMap among the objects."""
     return _find(documents, "ConfigMap", "corepin-agent")
 
 

@@ -1,4 +1,4 @@
-"""`corepin cmk describe`, `node-report` and `reconcile`: what CMK's commands printed about a node."""
+"""`corepin cmk describe`, `node-report` and `reconcile`: CMK's reports about a node."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _publish(kind: tuple[str, str], node: str, namespace: str, report: dict[str, Any]) -> None:
-    """Write a report as the object of its node, in place."""
+    """Create or replace a report object of its node."""
     from corepin.cmk.requests import APPLY_PATCH, Answered, kube_client, send
 
     word, plural = kind

@@ -1,4 +1,4 @@
-"""Read and write in the cluster, through the kubeconfig; what the API server refuses is an error with its status."""
+"""Requests to the cluster with the kubeconfig; a refusal is an error with its status code."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s
 MERGE_PATCH: Final = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 NOT_FOUND: Final = 404
-BAD: Final = 400  # status codes from here on are refusals
+BAD: Final = 400  # lowest status code of a refusal
 
 
 @contextmanager
 def kube_client() -> Iterator[httpx.Client]:
-    """Yield the client of the cluster; raise CommandFailed where none can be asked."""
+    """Yield a client of the cluster; raise CommandFailed without access."""
     with cluster_client(None, TIMEOUT_SECONDS) as client:
         yield client
 
 
 class Answered(CommandFailed):
-    """The API server refused a request; the message is its own."""
+    """The API server refused a request; the message is the server's."""
 
     def __init__(self, asked: str, status: int, message: str) -> None:
         super().__init__(f"{asked}: the API server answered {status}: {message}")
@@ -48,7 +48,7 @@ def send(
     content_type: str = JSON,
     accept: str = JSON,
 ) -> Any:
-    """Return what the API server answers to one request, decoded; raise Answered or CommandFailed."""
+    """Return the decoded answer to a request; raise Answered or CommandFailed."""
     headers = {"accept": accept, "content-type": content_type}
     content = None if body is None else json.dumps(body).encode()
     response = api.request(method, path, content=content, headers=headers)
@@ -61,7 +61,7 @@ def send(
 
 
 def find(api: httpx.Client, path: str) -> Any:
-    """Return an object; None where there is none."""
+    """Return an object; None if it does not exist."""
     try:
         return send(api, "GET", path)
     except Answered as error:

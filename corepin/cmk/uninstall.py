@@ -1,4 +1,4 @@
-"""`corepin cmk uninstall`: take the agents from some nodes or from all, with everything that they wrote there."""
+"""`corepin cmk uninstall`: remove the agents from some nodes or all, with everything they wrote there."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def the_rest(namespace: str, *, is_ours: bool) -> tuple[str, ...]:
-    """Return the lines with the commands that remove what is left; `is_ours`: corepin may delete the namespace."""
+    """Return the commands that remove the rest; `is_ours`: corepin may delete the namespace."""
     delete = "kubectl delete --ignore-not-found -f -"
     lines = []
     chosen = "" if namespace == AGENT_NAMESPACE else f" --namespace={namespace}"
-    if namespace in RESERVED or namespace.startswith(SYSTEM_PREFIX):  # as earlier versions took them
+    if namespace in RESERVED or namespace.startswith(SYSTEM_PREFIX):  # earlier versions accepted these
         lines.append(f"the rest: kubectl -n {namespace} delete {','.join(IN_NAMESPACE)} -l {AGENTS}")
         chosen = ""
     lines.append(f"the rest: corepin cmk cluster-init --all-hosts{chosen} | {delete}")
@@ -119,7 +119,7 @@ def the_rest(namespace: str, *, is_ours: bool) -> tuple[str, ...]:
 
 
 def reset_pod(daemon_set: Object, node: str) -> Object:
-    """Return the pod that undoes on a node what its agent did: the agent's own, with `--reset`."""
+    """Return the pod that undoes the agent's work on a node: the agent's own pod, with `--reset`."""
     spec = deepcopy(daemon_set["spec"]["template"]["spec"])
     (container,) = spec["containers"]
     container["args"] = [*container["args"], "--reset"]
@@ -131,15 +131,16 @@ def reset_pod(daemon_set: Object, node: str) -> Object:
         "namespace": daemon_set["metadata"]["namespace"],
         "labels": {"app.kubernetes.io/name": "corepin", "app.kubernetes.io/component": "reset"},
     }
-    # it waits for the lock of the agent that is leaving
+    # it waits for the lock of the terminating agent
     spec |= {"nodeName": node, "restartPolicy": "OnFailure"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _is_ours(api: Any, namespace: str) -> bool:
-    """Report whether the label says that corepin created the namespace, and nothing of others is in it.
+    """Return whether corepin created the namespace by its label, and it has no objects of others.
 
-    Users may be allowed to label their own namespace. What cannot be read is not ours.
+    Users may be allowed to label their own namespace, so the label alone is not enough. If the API server refuses
+    an answer the result is False.
     """
     try:
         shown = send(api, "GET", f"/api/v1/namespaces/{namespace}")
@@ -149,7 +150,7 @@ def _is_ours(api: Any, namespace: str) -> bool:
 
 
 def _daemon_set(api: Any, namespace: str) -> Any:
-    """Return the agents of the cluster; raise CommandFailed where they do not wait for the label."""
+    """Return the agents' DaemonSet; raise CommandFailed if it does not select nodes by the label."""
     try:
         found = send(api, "GET", f"/apis/apps/v1/namespaces/{namespace}/daemonsets/corepin-agent")
     except Answered as error:
@@ -163,7 +164,7 @@ def _daemon_set(api: Any, namespace: str) -> Any:
 
 
 def _clean(api: Any, namespace: str, pods: Sequence[Object]) -> None:
-    """Send the agents away, have each node cleaned, and remove what is left of them in the API."""
+    """Remove the agents, run the reset pod on each node, and delete the agents' objects in the API."""
     folder = f"/api/v1/namespaces/{namespace}/pods"
     for pod in pods:
         label(api, pod["spec"]["nodeName"], {AGENT_NODE_LABEL: None})
@@ -174,12 +175,12 @@ def _clean(api: Any, namespace: str, pods: Sequence[Object]) -> None:
         _wait(api, f"{folder}/{pod['metadata']['name']}", node)
         for path in _left(namespace, node):
             _delete(api, path)
-        label(api, node, {CPU_GROUP_LABEL: None})  # only now: the pod that cleaned read it
+        label(api, node, {CPU_GROUP_LABEL: None})  # only now, because the reset pod has read it
         write_out(f"node {node}: uninstalled\n")
 
 
 def _wait(api: Any, path: str, node: str) -> None:
-    """Wait until a node is clean, and remove the pod that did it."""
+    """Wait until a node is clean, and delete its reset pod."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while send(api, "GET", path).get("status", {}).get("phase") != "Succeeded":
         if time.monotonic() > deadline:
@@ -192,7 +193,7 @@ def _wait(api: Any, path: str, node: str) -> None:
 
 
 def _left(namespace: str, node: str) -> tuple[str, ...]:
-    """Return what agents may write and not delete."""
+    """Return the objects that agents may write but not delete."""
     reports = f"/apis/{CMK_GROUP_VERSION}/namespaces/{namespace}"
     return (
         f"/api/v1/namespaces/{namespace}/configmaps/{CMK_CONFIG_MAP_PREFIX}{node}",
@@ -201,6 +202,6 @@ def _left(namespace: str, node: str) -> tuple[str, ...]:
 
 
 def _delete(api: Any, path: str) -> None:
-    """Delete what may be gone already."""
+    """Delete an object that may not exist."""
     with suppress(Answered):
         send(api, "DELETE", path)

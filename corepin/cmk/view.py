@@ -57,7 +57,7 @@ def read_view(args: argparse.Namespace) -> View:
 
 
 def view_of_state(state: Mapping[str, Any]) -> View:
-    """Return the view of what the agent's socket says; raise CommandFailed for anything else."""
+    """Return the view of the agent's state; raise CommandFailed for another version's."""
     try:
         sets = {name: CPUSet.parse(cpus) for name, cpus in state["sets"].items() if name != "reservedBy"}
         node = CMKNode(
@@ -70,7 +70,7 @@ def view_of_state(state: Mapping[str, Any]) -> View:
             ledger=ledger_from_dict(state["ledger"]),
             tasks=tuple(map(_task, state["tasks"])),
             pids=state["firstPids"],
-            is_static=state.get("staticPools", False),  # an earlier agent does not say it
+            is_static=state.get("staticPools", False),  # earlier agents do not report it
         )
         reclaimed = tuple(Reclaimed(**entry) for entry in state["reclaimed"])
         return View(state["node"], cmk_pools(node), node.topology, reclaimed, state["reclaimsDropped"])
@@ -85,7 +85,7 @@ def _task(given: Mapping[str, Any]) -> Task:
 
 
 def _of_cluster(node: str, namespace: str) -> View:
-    """Read what the agent of a node wrote: the machine, CMK's ConfigMap, and its last report of reclaimed CPUs."""
+    """Read the objects of a node's agent: the machine, CMK's ConfigMap, and its last report of reclaimed CPUs."""
     from corepin.cmk.requests import Answered, kube_client, send
     from corepin.node.kube_node import read_node
 
@@ -100,13 +100,13 @@ def _of_cluster(node: str, namespace: str) -> View:
         try:
             plural = CMK_RECONCILE_REPORT[1]
             report = send(api, "GET", f"/apis/{CMK_GROUP_VERSION}/namespaces/{namespace}/{plural}/{node}")
-        except Answered:  # only the component `cmk` has them
+        except Answered:  # the kinds exist with the component `cmk` only
             report = {}
     return view_of_objects(node, topology, written, report)
 
 
 def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report: Mapping[str, Any]) -> View:
-    """Return the view of what an agent wrote; raise CommandFailed for anything else."""
+    """Return the view of an agent's objects; raise CommandFailed for another version's."""
     from kubeyaml.reader import BadYAML, read_yaml
 
     try:
@@ -124,7 +124,7 @@ def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report
 
 
 def _numbered(pools: Mapping[str, Lists]) -> dict[str, Lists]:
-    """Return pools with process ids as numbers, which stand quoted in CMK's YAML."""
+    """Return pools with process ids as numbers, which are quoted in CMK's YAML."""
     return {
         pool: {
             socket: {cpus: [int(holder) for holder in holders] for cpus, holders in lists.items()}

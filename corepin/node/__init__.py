@@ -1,1 +1,1 @@
-"""The verbs that look at a node or at a pod there: `map`, `why`, `doctor`."""
+"""The verbs that inspect a node or one of its pods: `map`, `why`, `doctor`."""

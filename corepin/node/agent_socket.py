@@ -1,4 +1,4 @@
-"""Ask the agent of this machine for its state, on its local socket."""
+"""State of this machine's agent, read from its local socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_socket_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def read_state(path: str) -> dict[str, Any]:
-    """Return the agent's state; raise CommandFailed with what is missing."""
+    """Return the agent's state; raise CommandFailed if it cannot be read."""
     remedy = "start `corepin agent` here, name its socket with --socket, or a node of the cluster with --node"
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -31,7 +31,7 @@ def read_state(path: str) -> dict[str, Any]:
             connection.connect(path)
             content = b"".join(iter(lambda: connection.recv(2**16), b""))
     except PermissionError as error:
-        raise CommandFailed(f"{path}: {error.strerror}: ask as root, nobody else may") from error
+        raise CommandFailed(f"{path}: {error.strerror}: run as root, other users may not ask") from error
     except OSError as error:
         raise CommandFailed(f"{path}: {error.strerror or error}: {remedy}") from error
     try:

@@ -1,4 +1,4 @@
-"""`corepin doctor`: what on this machine stands in the way of pinning, each finding with its remedy."""
+"""`corepin doctor`: problems on this machine that prevent pinning, each with its remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from corepin.flags import add_flag, add_optional_flag, add_output_flag
 from corepin.host_flags import add_host_flags, keeps_topology, nri_socket, runtime_endpoint
 from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.kube_api import add_context_flag
-from corepin.terminal import columns, json_text, plain
+from corepin.terminal import columns
+from logs.printable import json_text, plain
 from pinning.contract import AGENT_CONFIG, CPU_GROUP_LABEL, NUMA_CPUS, PRODUCT
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; return 1 when something is to be fixed."""
+    """Print the findings; return 1 if there is something to fix."""
     from agent.doctor.check import Verdict
     from agent.doctor.checks import examine
 
@@ -88,7 +89,7 @@ def _facts(args: argparse.Namespace) -> Facts:
 
 
 def _groups(config: Path) -> frozenset[str] | None:
-    """Return the groups of nodes that have a configuration; None where none is mounted, outside of the agent's pod."""
+    """Return the groups of nodes with a configuration; None outside of the agent's pod, where none is mounted."""
     from pinning.planning.cpu_groups import groups_among
 
     try:
@@ -98,7 +99,7 @@ def _groups(config: Path) -> frozenset[str] | None:
 
 
 def _state(socket: str) -> tuple[dict[str, Any] | None, str]:
-    """Return what the agent says, or why it says nothing."""
+    """Return the agent's state, or the reason why there is none."""
     try:
         return read_state(socket), ""
     except CommandFailed as failure:
@@ -106,7 +107,7 @@ def _state(socket: str) -> tuple[dict[str, Any] | None, str]:
 
 
 def _with_cluster(facts: Facts, node: str | None, context: str | None, missing: dict[str, str]) -> Facts:
-    """Add what the API server says of the node, where it can be asked."""
+    """Add the API server's facts about the node, if it can be reached."""
     from corepin.node.kube_node import read_node
     from pinning.errors import BadQuantity
     from pinning.pods.quantity import millicores
@@ -125,7 +126,7 @@ def _with_cluster(facts: Facts, node: str | None, context: str | None, missing: 
 
 
 def _numa(node: str | None, context: str | None) -> NUMAFacts:
-    """Return what the API server says of the node's NUMA nodes."""
+    """Return the API server's facts about the node's NUMA nodes."""
     from agent.doctor.numa import NUMAFacts, ZoneFacts
     from corepin.node.kube_node import read_topology
 
@@ -181,9 +182,9 @@ def _text(checks: tuple[Check, ...]) -> str:
 
 
 def _lines(check: Check, width: int) -> Iterator[str]:
-    """Yield what was seen, and below it what to do."""
+    """Yield an observation, and its remedy below."""
     yield from wrap(
-        plain(f"{check.subject}: {check.message}"),  # processes choose the names of threads and cgroups
+        plain(f"{check.subject}: {check.message}"),  # processes control the names of threads and cgroups
         width,
         initial_indent=f"{SIGNS[check.verdict]}  ",
         subsequent_indent=MARGIN,

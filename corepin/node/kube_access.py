@@ -1,6 +1,6 @@
-"""The access to the API server that a kubeconfig gives, or the pod in which the command runs: one for all commands.
+"""Access to the API server from a kubeconfig or the pod's account, shared by all commands.
 
-The `kubernetes` package reads the kubeconfig, and runs the plugins that bring tokens. Requests go through httpx.
+The `kubernetes` package reads the kubeconfig and runs its credential plugins. Requests go through httpx.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from apiserver.client import Reach
 
-USER_AGENT: Final = "corepin"  # as audit logs name the command
+USER_AGENT: Final = "corepin"  # in audit logs
 DEFAULT_KUBECONFIG: Final = "~/.kube/config"
 PROXIES: Final = ("http://", "https://")
 
@@ -36,7 +36,7 @@ def cluster_access(context: str | None = None) -> Reach:
 
 @contextmanager
 def cluster_client(context: str | None, seconds: float) -> Iterator[httpx.Client]:
-    """Yield a client of the cluster; raise CommandFailed where none can be asked, or the API server does not answer."""
+    """Yield a client of the cluster; raise CommandFailed without access, or if the API server does not answer."""
     import httpx
 
     try:
@@ -45,7 +45,7 @@ def cluster_client(context: str | None, seconds: float) -> Iterator[httpx.Client
             base_url=access.url,
             verify=access.context(),
             proxy=access.proxy,
-            trust_env=False,  # the access has the proxy of the environment, where one is to be used
+            trust_env=False,  # the access knows the proxy of the environment
             timeout=seconds,
             headers={"user-agent": USER_AGENT, "accept-encoding": "identity", **access.headers()},
         ) as client:
@@ -60,18 +60,18 @@ def cluster_client(context: str | None, seconds: float) -> Iterator[httpx.Client
 
 @dataclass(frozen=True)
 class KubeconfigAccess:
-    """What the `kubernetes` package makes of a kubeconfig: certificates, tokens, and plugins that bring them."""
+    """Access from a kubeconfig: certificates, tokens, and credential plugins."""
 
     settings: Any
 
     @property
     def url(self) -> str:
-        """Where the API server is."""
+        """The API server's URL."""
         return str(self.settings.host)
 
     @property
     def proxy(self) -> str | None:
-        """The kubeconfig's `proxy-url`, else that of the environment; raise CommandFailed for one of another kind."""
+        """The kubeconfig's `proxy-url`, else the environment's proxy; raise CommandFailed for an unsupported kind."""
         from kubernetes.client.rest import should_bypass_proxies
 
         proxy = self.settings.proxy
@@ -85,7 +85,7 @@ class KubeconfigAccess:
         return str(proxy)
 
     def context(self) -> ssl.SSLContext:
-        """Return what TLS trusts, and the user's certificate; raise Unavailable where these cannot be read."""
+        """Return the TLS context with the user's certificate; raise Unavailable if the files cannot be read."""
         try:
             context = _Context.named(self.settings.tls_server_name)
             if self.settings.ssl_ca_cert:
@@ -102,19 +102,22 @@ class KubeconfigAccess:
         return context
 
     def headers(self) -> dict[str, str]:
-        """Return the user's token, fresh where a plugin brings it."""
+        """Return the Authorization header, with a new token if a plugin supplies it."""
         token = self.settings.get_api_key_with_prefix("BearerToken", alias="authorization")
         return {"authorization": token} if token else {}
 
 
 class _Context(ssl.SSLContext):
-    """Asks for the kubeconfig's `tls-server-name` and checks it, also behind a proxy, where httpx takes no such name."""
+    """TLS context that sends and verifies the kubeconfig's `tls-server-name`.
+
+    httpx cannot do that for connections through a proxy.
+    """
 
     server_name: str | None = None
 
     @classmethod
     def named(cls, server_name: str | None) -> _Context:
-        """Return a context that verifies its peer by this name, by the address's where it is None."""
+        """Return a context that verifies its peer by this name; by the address's name if it is None."""
         context = cls(ssl.PROTOCOL_TLS_CLIENT)
         context.server_name = server_name
         return context
@@ -127,18 +130,18 @@ class _Context(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Begin a connection of asyncio."""
+        """Start a TLS connection of asyncio."""
         name = self.server_name or server_hostname
         return super().wrap_bio(incoming, outgoing, server_side, name, session)
 
     def wrap_socket(self, *args: Any, **more: Any) -> ssl.SSLSocket:
-        """Begin a connection of a socket."""
+        """Start a TLS connection of a socket."""
         name = {"server_hostname": self.server_name} if self.server_name else {}
         return super().wrap_socket(*args, **{**more, **name})
 
 
 def kube_settings(context: str | None) -> Any:
-    """Return what a kubeconfig says; nothing is kept for other calls."""
+    """Return the settings of a kubeconfig; nothing is cached."""
     from kubernetes import client, config
 
     settings = client.Configuration()
@@ -152,15 +155,15 @@ def kube_settings(context: str | None) -> Any:
 
 
 def is_in_a_pod() -> bool:
-    """Say whether the account of this pod is to be used, not a kubeconfig."""
+    """Return whether to use this pod's account instead of a kubeconfig."""
     return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
 
 
 def kubeconfig() -> str:
-    """Return the path of the kubeconfig, or several, as kubectl names them."""
+    """Return the path of the kubeconfig, or several, as in kubectl."""
     return os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
 
 
 def no_cluster(error: Exception) -> CommandFailed:
-    """Return the failure of a command that finds no access."""
+    """Return the error of a command without access to a cluster."""
     return CommandFailed(f"no cluster can be asked ({str(error).rstrip('.')}): set KUBECONFIG, or log in")

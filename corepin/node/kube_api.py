@@ -1,4 +1,4 @@
-"""Ask the API server through the user's kubeconfig, or the account of the pod in which the command runs."""
+"""Requests to the API server with the user's kubeconfig or the pod's account."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/names
 
 
 class NotFound(CommandFailed):
-    """The API server has no such object, or knows no such kind."""
+    """The API server has no such object or kind."""
 
 
 def add_context_flag(parser: argparse._ActionsContainer) -> None:
-    """Add the flag that names a cluster of the kubeconfig."""
+    """Add the flag that names a context of the kubeconfig."""
     parser.add_argument("--context", metavar="NAME", help="a context of the kubeconfig; default: the current")
 
 
 def get(path: str, what: str, context: str | None = None, **query: str) -> Any:
-    """Return what the API server has at a path; raise CommandFailed, naming `what` was asked for."""
+    """Return the object at a path; raise CommandFailed naming `what` was requested."""
     with cluster_client(context, TIMEOUT_SECONDS) as client:
         answer = client.get(path, params=query, headers={"accept": "application/json"})
     if answer.status_code != OK:
@@ -44,7 +44,7 @@ def get(path: str, what: str, context: str | None = None, **query: str) -> Any:
 
 
 def read_object(body: bytes) -> Any:
-    """Return an object of the API server; users put broken UTF-8 and thousands of brackets into `managedFields`."""
+    """Return a decoded object; users may write broken UTF-8 and thousands of brackets into `managedFields`."""
     text = body.decode(errors="replace")
     try:
         return parse_json(text)
@@ -55,7 +55,7 @@ def read_object(body: bytes) -> Any:
 
 
 def current_namespace(context: str | None = None) -> str:
-    """Return the namespace that the kubeconfig's context names, or the pod's own, else `default`."""
+    """Return the namespace of the kubeconfig's context or of the pod, else `default`."""
     from kubernetes import config
 
     if is_in_a_pod():

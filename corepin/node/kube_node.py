@@ -1,4 +1,4 @@
-"""What the API server shows of nodes."""
+"""Nodes in the API: annotations of the agent, and NodeResourceTopology."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _NODES = "/api/v1/nodes"
 _TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
-_LISTED = 5  # of many nodes
+_LISTED = 5  # nodes in a message
 
 
 @dataclass(frozen=True)
 class KubeNode:
-    """What the API server shows of a node."""
+    """A node with its annotations."""
 
     name: str
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -29,12 +29,12 @@ class KubeNode:
 
     @property
     def topology(self) -> str:
-        """The machine as the agent published it; raise CommandFailed when it did not."""
+        """The published topology; raise CommandFailed if there is none."""
         return self._annotation(STATUS_TOPOLOGY)
 
     @property
     def pools(self) -> str:
-        """The sets of the node as the agent published them; raise CommandFailed when it did not."""
+        """The published CPU sets; raise CommandFailed if there are none."""
         return self._annotation(STATUS_POOLS)
 
     def _annotation(self, name: str) -> str:
@@ -47,7 +47,7 @@ class KubeNode:
 
 
 def read_node(name: str, context: str | None = None) -> KubeNode:
-    """Return a node; raise CommandFailed with what is missing."""
+    """Return a node; raise CommandFailed if it does not exist."""
     found = get(f"{_NODES}/{quote(name, safe='')}", f"node {name}", context)
     metadata = found["metadata"]
     return KubeNode(
@@ -59,7 +59,7 @@ def read_node(name: str, context: str | None = None) -> KubeNode:
 
 
 def read_topology(name: str, context: str | None = None) -> Any:
-    """Return a node's NodeResourceTopology, None where it has none; raise CommandFailed where that is not known."""
+    """Return a node's NodeResourceTopology, None if it has none; raise CommandFailed if that is unknown."""
     try:
         return get(f"{_TOPOLOGIES}/{quote(name, safe='')}", f"topology of node {name}", context)
     except NotFound:
@@ -67,7 +67,7 @@ def read_topology(name: str, context: str | None = None) -> Any:
 
 
 def only_node(context: str | None = None) -> str:
-    """Return the name of the one node from which an agent reports; raise CommandFailed where there are others."""
+    """Return the name of the only node with an agent; raise CommandFailed if there are several or none."""
     selector = f"{CMK_NODE_LABEL}=true"
     found = get(_NODES, "nodes", context, labelSelector=selector, limit=str(_LISTED + 1))["items"]
     names = [node["metadata"]["name"] for node in found]

@@ -1,4 +1,4 @@
-"""`corepin map`: every core of a node and who owns it, as the agent knows it and the kernel was seen to apply it."""
+"""`corepin map`: every core of a node with its owner, as the agent knows it and the kernel was seen to apply it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.documents import write_painted
-from corepin.drawing.spans import Painted, paint, text_line
 from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
 from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.kube_api import add_context_flag
 from corepin.node.kube_node import read_node
-from corepin.terminal import columns, harmless, json_text, plain, wants_colour
+from corepin.terminal import columns, wants_colour
+from drawing.spans import Painted, paint, text_line
+from logs.printable import harmless, json_text, plain
 from pinning.errors import BadJSON
 from pinning.json_text import parse_json
 
@@ -32,9 +33,9 @@ Without --node the agent on this machine answers over its local socket, and each
 the kernel lets it use. With --node the annotations of that node are read through the kubeconfig: they hold the machine
 and the owners of its CPUs.
 """
-LOCAL_SECONDS: Final = 0.5  # between two looks
+LOCAL_SECONDS: Final = 0.5  # between two reads
 CLUSTER_SECONDS: Final = 2.0
-ENTER: Final = Painted("\x1b[?1049h\x1b[?25l")  # the terminal's other screen, without a cursor
+ENTER: Final = Painted("\x1b[?1049h\x1b[?25l")  # the terminal's alternate screen, without a cursor
 LEAVE: Final = Painted("\x1b[?25h\x1b[?1049l")
 HOME: Final = "\x1b[H"
 TO_LINE_END: Final = "\x1b[K"
@@ -54,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_ways(parser: argparse._ActionsContainer) -> None:
-    """Add the flags that say how to show a node."""
+    """Add the flags for repetition and colour."""
     parser.add_argument(
         "--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C"
     )
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _look(args: argparse.Namespace) -> Callable[[], Painted]:
-    """Return what reads the node and puts it into text; the text raises CommandFailed when there is none."""
+    """Return a function that reads and draws the node; it raises CommandFailed if there is none."""
     if args.output == "json":
         return lambda: Painted(json_text(_cluster_machine(args) if args.node else read_state(args.socket)))
     return lambda: _text(_cluster_view(args) if args.node else _local_view(args.socket))
@@ -104,7 +105,7 @@ def _cluster_machine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _text(view: NodeView) -> Painted:
-    from corepin.drawing.picture import draw_lines
+    from drawing.picture import draw_lines
 
     width = columns(sys.stdout, os.environ)
     above = [view.title, *([view.start] if view.start else []), ""]
@@ -124,7 +125,7 @@ def _indented(texts: tuple[str, ...], width: int) -> Iterator[str]:
 
 
 def _watch(look: Callable[[], Painted], seconds: float) -> None:
-    """Show a text whenever it differs. A node that does not answer is said so, and asked again."""
+    """Show a text whenever it changes; report and retry a node that does not answer."""
     shown = Painted("")
     with _screen() as show:
         while True:
@@ -140,7 +141,7 @@ def _watch(look: Callable[[], Painted], seconds: float) -> None:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[Painted], None]]:
-    """Yield what shows a text: over the old one on a terminal, else below it."""
+    """Yield a function that shows a text: over the previous one on a terminal, else below it."""
     if not sys.stdout.isatty():
         yield write_painted
         return
@@ -152,6 +153,6 @@ def _screen() -> Iterator[Callable[[Painted], None]]:
 
 
 def _over_the_old(text: Painted, rows: int) -> Painted:
-    """Return what replaces the text on a screen: cut at its last row, or it would scroll. 0 rows: not known."""
+    """Return the text that replaces the screen, cut at the last row so that it does not scroll; 0 rows: unknown."""
     lines = text.splitlines()[: rows - 1 if rows > 1 else None]
     return Painted(HOME + "".join(f"{line}{TO_LINE_END}\n" for line in lines) + TO_SCREEN_END)

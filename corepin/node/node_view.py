@@ -1,13 +1,13 @@
-"""What `corepin map` shows: one value, made of the agent's state or of what it published about its node. Pure."""
+"""View of a node for `corepin map`, from the agent's state or its node annotations. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from corepin.drawing.picture import reading_order
-from corepin.drawing.reported import picture_of
 from corepin.errors import CommandFailed
+from drawing.picture import reading_order
+from drawing.reported import picture_of
 from pinning.errors import PinningError
 from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet, union
@@ -16,12 +16,12 @@ from pinning.machine.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from corepin.drawing.picture import Picture
+    from drawing.picture import Picture
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node to draw: lines about it, the machine, and lines about its containers and troubles."""
+    """A node to draw: header lines, the machine, and lines about containers and problems."""
 
     title: str
     picture: Picture
@@ -31,7 +31,7 @@ class NodeView:
 
 
 def view_of_state(state: Mapping[str, Any]) -> NodeView:
-    """Return the view of what the agent's socket says; raise CommandFailed for anything else."""
+    """Return the view of the agent's state; raise CommandFailed for another version's."""
     try:
         return _of_state(state)
     except (KeyError, TypeError, ValueError, AttributeError, PinningError) as error:
@@ -41,7 +41,7 @@ def view_of_state(state: Mapping[str, Any]) -> NodeView:
 
 
 def view_of_annotations(node: str, topology: str, pools: str) -> NodeView:
-    """Return the view of a node's two annotations; raise CommandFailed for anything else."""
+    """Return the view of a node's two annotations; raise CommandFailed for another version's."""
     try:
         return _of_annotations(node, parse_json(topology), parse_json(pools))
     except (KeyError, TypeError, ValueError, AttributeError, PinningError) as error:
@@ -98,7 +98,7 @@ def _lines(pods: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _machine(vm: Mapping[str, Any]) -> Iterator[str]:
-    """Say where the threads of a virtual machine run, as the kernel says."""
+    """Yield the CPUs of a virtual machine's threads, as read from the kernel."""
     vcpus = vm["vcpus"]
     if vm["oneToOne"]:
         first, *more = (f"{number} on CPU {cpus}" for number, cpus in enumerate(vcpus))
@@ -121,13 +121,13 @@ def _machine(vm: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _container(name: str, container: Mapping[str, Any], *, in_vm: bool) -> str:
-    """Say where a container runs, and how far that is proven."""
+    """Return the CPUs of a container and how far they are verified."""
     return f"{name}: {', '.join(_words(container, in_vm=in_vm))}"
 
 
 def _words(container: Mapping[str, Any], *, in_vm: bool) -> Iterator[str]:
     proof, refusal, others = container["proof"], container["refusal"], container["others"]
-    # What claims nothing runs on the CPUs of the pod's machine, which others of the pod may own.
+    # Containers without a claim run on the CPUs of the pod's machine, which others of the pod may own.
     where = f"{container['policy']} on CPUs" if container["policy"] else "shared CPUs"
     if in_vm and not container["policy"]:
         where = "its virtual machine's CPUs"
@@ -162,7 +162,7 @@ def _troubles(state: Mapping[str, Any]) -> Iterator[str]:
     if state["observes"]:
         yield _OBSERVES
     if not state["podsComplete"]:
-        yield "the list of pods is incomplete: nobody loses CPUs until it is complete"
+        yield "the list of pods is incomplete: no container loses CPUs until it is complete"
     if not state["containersComplete"]:
         yield "the runtime does not answer: what is shown may be old"
     for pod in state["pods"]:

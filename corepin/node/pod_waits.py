@@ -1,4 +1,4 @@
-"""What a pod waits for before its containers have the CPUs that they claim. Pure."""
+"""Reasons why a pod still waits for the CPUs that its containers claim. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 _OVER = frozenset({"Succeeded", "Failed"})
-_ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})  # said of every pod for a moment
+_ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})  # every pod has these reasons for a moment
 
 
 def waits_of(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each thing that a pod waits for; `status` is what the agent says of it."""
+    """Yield the reasons why a pod waits; `status` is its status annotation."""
     if pod["status"].get("phase") in _OVER:
         return
     if not pod["spec"].get("nodeName"):
@@ -53,7 +53,7 @@ def _of_container(name: str, container: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_kubelet(pod: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the containers that the kubelet holds back, and the gate while it does its work."""
+    """Yield the containers that the kubelet holds back, and the gate while it runs."""
     kinds = ("initContainerStatuses", "containerStatuses")
     for container in (it for kind in kinds for it in pod["status"].get(kind) or ()):
         state = container.get("state") or {}

@@ -1,4 +1,4 @@
-"""Say in a user's words what has the wrong shape in an object: the field, what was expected, what to write there."""
+"""Messages about values of the wrong type in an object: field, expectation and remedy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from webhook.rules.raw_json import Malformed
 
 _OBJECT: Final = "$.request.object"
-_SOME_KEY: Final = "[...]"  # msgspec does not tell which
-_TYPES: Final = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<found>[^`]*)`")  # as msgspec tells them
-_NUMBER: Final = ((int, float), "a number")  # a number of more than 64 bits is a float to msgspec
+_SOME_KEY: Final = "[...]"  # msgspec does not name the key
+_TYPES: Final = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<found>[^`]*)`")  # in msgspec's messages
+_NUMBER: Final = ((int, float), "a number")  # msgspec decodes integers of more than 64 bits as floats
 _FOUND: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "object": ((dict,), "a mapping"),
     "array": ((list,), "a list"),
@@ -34,7 +34,7 @@ _EXPECTED: Final = {
 
 
 def decode_failure(item: Item, error: Malformed, path: tuple[str, ...] = ()) -> CommandFailed:
-    """Return the failure of an object that the webhook would answer with HTTP 400; `path` leads to what was read."""
+    """Return the error about an object that the webhook would answer with HTTP 400; `path` is the decoded part's."""
     below = error.path.removeprefix(_OBJECT).removeprefix("$").removeprefix(".")
     field, why = ".".join((*path, below)).removesuffix("."), error.why
     types = _TYPES.fullmatch(why)
@@ -52,7 +52,7 @@ def _in_words(expected: str, found: str) -> str:
 
 
 def _named(content: dict[str, Any], field: str, found: str) -> str:
-    """Return the field with the key that msgspec leaves out of `limits[...]`: the first whose value is of that type."""
+    """Return the field with the key that msgspec leaves out of `limits[...]`: the first with a value of that type."""
     parent = field.removesuffix(_SOME_KEY)
     if parent == field:
         return field

@@ -1,4 +1,4 @@
-"""The threads of a virtual machine: how many its document asks for, and which CPU of its launcher each gets."""
+"""Threads of a virtual machine with dedicated CPUs: how many its document defines, and their CPUs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Where the threads of a virtual machine run; without a placement `reason` says why."""
+    """CPUs of a virtual machine's threads; without a placement `reason` has the error."""
 
     placement: VCPUPlacement | None
     reason: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What its SMT policy asks for and its CPUs do not allow."""
+        """The parts of its SMT policy that its CPUs cannot satisfy."""
         return self.placement.warnings if self.placement else ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs, in the words of the agent's state; lists are in the order of the threads."""
+        """Return the CPUs for JSON output, with the member names of the agent's state; lists in thread order."""
         placement = self.placement
         return {
             "vcpus": [str(cpu) for cpu in placement.vcpus] if placement else [],
@@ -44,7 +44,7 @@ class Threads:
         }
 
     def __str__(self) -> str:
-        """Return it for people: `vCPU 0 on CPU 1, ...; emulator on CPU 10`."""
+        """Return the CPUs for messages: `vCPU 0 on CPU 1, ...; emulator on CPU 10`."""
         if self.placement is None:
             return f"its vCPUs cannot be pinned one by one: {self.reason}"
         vcpus = (f"{number} on CPU {cpu}" for number, cpu in enumerate(self.placement.vcpus))
@@ -62,7 +62,7 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """What a virtual machine with dedicated CPUs says of its threads."""
+    """Thread counts and options of a virtual machine with dedicated CPUs."""
 
     topology: GuestTopology
     strict: bool
@@ -85,7 +85,7 @@ class Guest:
         )
 
     def threads(self, topology: Topology, cpus: CPUSet, smt: SMTPolicy) -> Threads:
-        """Return where its threads run on the CPUs of its launcher."""
+        """Return the CPUs of its threads, given those of its launcher."""
         try:
             placement = place_vcpus(
                 topology,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from corepin.documents import add_file_flag, read_documents, write_error, write_out
 from corepin.rule_files import add_rule_flags
-from corepin.terminal import plain
+from logs.printable import plain
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +43,7 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the completed documents; print nothing when one of them cannot be read."""
+    """Print the completed documents; nothing if one of them is invalid."""
     from corepin.offline.review import load_decider
     from kubeyaml.writer import write_yaml
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _completed(decider: Decider, document: Document, warnings: list[str]) -> Any:
-    """Return the document with every object of it completed; warnings are appended."""
+    """Return the document with all its objects completed; warnings are appended."""
     from corepin.offline.review import inject
 
     whole: Any = document.content
@@ -71,7 +71,7 @@ def _completed(decider: Decider, document: Document, warnings: list[str]) -> Any
 
 
 def _replaced(whole: Any, pointer: str, content: dict[str, Any]) -> Any:
-    """Put an object back into the list that it was taken from."""
+    """Put an object back into its list."""
     import jsonpatch
 
     if not pointer:

@@ -1,4 +1,4 @@
-"""The pod that KubeVirt would make for a virtual machine, as far as its CPUs are concerned."""
+"""Launcher pod that KubeVirt would create for a virtual machine, reduced to its CPUs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod, PodSpec, ResourceRequirements
     from webhook.rules.vms import VirtObject
 
-MILLICORES: Final = 100  # of each vCPU without a CPU of its own: KubeVirt's default cpuAllocationRatio is 10
+MILLICORES: Final = 100  # per shared vCPU: KubeVirt's default cpuAllocationRatio is 10
 
 
 def launcher(item: Item, kind: Kind, document: VirtObject) -> tuple[Pod, Guest | None]:
-    """Return the launcher pod, and the guest if it has dedicated CPUs; raise CommandFailed where none would come."""
+    """Return the launcher pod, and the guest if it has dedicated CPUs; raise CommandFailed if there is no pod."""
     settings = Settings()
     template, known = _template(item, kind, document, settings), kubevirt_settings(settings)
     vmi = VMIView("", defaulted(template.spec, known), known)
@@ -39,10 +39,10 @@ def launcher(item: Item, kind: Kind, document: VirtObject) -> tuple[Pod, Guest |
 
 
 def _template(item: Item, kind: Kind, document: VirtObject, settings: Settings) -> Template:
-    """Return the VMI in an object; raise CommandFailed for one that is refused, or whose CPUs stand elsewhere."""
+    """Return the VMI of an object; raise CommandFailed if it is refused, or its CPUs come from an instancetype."""
     template = find_template(kind, document.get("metadata") or {}, document.get("spec") or {})
     causes = review_vm(kind, document, settings).causes
-    if causes or isinstance(template, Cause):  # the second is one of the first
+    if causes or isinstance(template, Cause):  # a Cause is among the causes too
         more = f" (and {len(causes) - 1} more: see corepin validate)" if len(causes) > 1 else ""
         raise item.document.failed(f"{item.title}: {causes[0].field}: {causes[0].message}{more}")
     if template.has_instancetype:
@@ -64,13 +64,13 @@ def _spec(template: Template, vmi: VMIView, cpus: int) -> PodSpec:
 
 
 def _disks(item: Item, template: Template) -> list[dict[str, Any]]:
-    """Return the disks as they are written: the webhook judges nothing of them, so its types have none."""
+    """Return the raw disks, which the webhook's types leave out."""
     disks = find(item.content, f"{template.path}spec.domain.devices.disks")
     return [disk for disk in disks if isinstance(disk, dict)] if isinstance(disks, list) else []
 
 
 def _as_given(given: ResourceRequirements, cpus: int) -> ResourceRequirements:
-    """Return the CPU amounts of a machine without CPUs of its own: the user's, else a tenth of a CPU for each vCPU."""
+    """Return the CPU request of a machine without dedicated CPUs: the user's, else a tenth of a CPU per vCPU."""
     request, limit = (given.get("requests") or {}).get("cpu"), (given.get("limits") or {}).get("cpu")
     requested = request or limit or f"{cpus * MILLICORES}m"
     return {"requests": {"cpu": requested}, "limits": {"cpu": limit} if limit else {}}

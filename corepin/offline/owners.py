@@ -1,4 +1,4 @@
-"""Which documents are counted with their owner: the pods of a Deployment come with it, its ReplicaSet brings no more."""
+"""Deduplication of documents and their owners: pods of a Deployment count once, without its ReplicaSet and pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key: TypeAlias = tuple[str, ...]
 
 
 def split_owned(documents: Sequence[Planned]) -> tuple[list[Planned], list[Planned]]:
-    """Return the documents that count, and those whose controller is among them and brings their pods already."""
+    """Return the documents that count, and those whose controller is among them."""
     uids: dict[Key, set[str]] = defaultdict(set)
     for document in documents:
         if document.names and not document.is_going:
@@ -29,7 +29,7 @@ def split_owned(documents: Sequence[Planned]) -> tuple[list[Planned], list[Plann
 
 
 def _controller(document: Planned, uids: Mapping[Key, set[str]]) -> Key | None:
-    """Return the document that manages this one, if it is there; uids decide where both are known."""
+    """Return the document that controls this one, if present; by uid if both have one."""
     references = document.item.metadata.get("ownerReferences")
     for reference in references if isinstance(references, list) else ():
         if not isinstance(reference, dict) or reference.get("controller") is not True:
@@ -48,7 +48,7 @@ def _key(reference: Mapping[str, Any], namespace: str) -> Key:
 
 
 def _ends(key: Key, controllers: Mapping[Key, Key]) -> bool:
-    """Say whether the chain of controllers ends: of a circle each counts, or nobody would."""
+    """Return whether the chain of controllers ends; in a cycle every document counts."""
     seen: set[Key] = set()
     while key in controllers and key not in seen:
         seen.add(key)

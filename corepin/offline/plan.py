@@ -1,4 +1,4 @@
-"""`corepin plan`: which CPUs pods would get on a machine, and why, or why not. Needs neither machine nor cluster."""
+"""`corepin plan`: the CPUs that pods would get on a machine, with reasons. Needs neither machine nor cluster."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from corepin.documents import add_file_flag, read_documents, read_text, write_er
 from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
 from corepin.node.kube_api import add_context_flag
-from corepin.terminal import json_text, plain
+from logs.printable import json_text, plain
 
 if TYPE_CHECKING:
     import argparse
 
     from corepin.documents import Item
     from corepin.offline.planned import Planned
-    from corepin.offline.simulate import Node, Step
+    from corepin.offline.simulate import PlannedNode, Step
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Assignment
     from pinning.planning.node_config import NodeConfig
 
-_LISTED = 3  # of many documents
+_LISTED = 3  # documents in a message
 DESCRIPTION = "Show which CPUs pods would get on a machine, and why, or why not."
 EPILOG = """\
-Workloads bring as many pods as their replicas say (a DaemonSet one, a Job those that run at once), virtual machines
-their launcher, of which it is told which vCPU runs where; other kinds are passed over. What a controller among the documents owns is counted with it: give the
-output of `kubectl get deploy,rs,pods -o yaml` as it is. Documents are taken as events in their order: one of the same
+Workloads count as many pods as they have replicas (a DaemonSet one, a Job those that run at once), virtual machines
+their launcher with the CPU of each vCPU; other kinds are ignored. Objects whose controller is among the documents are
+not counted again: give the output of `kubectl get deploy,rs,pods -o yaml` as it is. Documents are taken as events in their order: one of the same
 kind, namespace and name again is an update, one with metadata.deletionTimestamp is gone. With -o json one line is
 printed after each pod that comes, changes or goes; the text shows the machine after the last one. The file for
 --topology is made by
@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     machine.add_argument(
         "--node",
         metavar="NAME",
-        help="a node of the cluster, as its agent published it, as if nobody held CPUs there",
+        help="a node of the cluster, as its agent published it, as if no container held CPUs there",
     )
     add_context_flag(parser)
     parser.add_argument(
@@ -65,8 +65,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; pods that do not fit are part of the answer, not a failure."""
-    from corepin.offline.simulate import Node
+    """Print the plan; pods that do not fit are part of the output, not an error."""
+    from corepin.offline.simulate import PlannedNode
     from corepin.terminal import columns, wants_colour
     from pinning.errors import PinningError
     from pinning.planning.node_sets import check_machine
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         check_machine(topology, topology.online, config)
     except PinningError as problem:
         raise CommandFailed(str(problem)) from problem
-    node = Node(topology, config)
+    node = PlannedNode(topology, config)
     steps = node.steps(documents)
     if args.output == "json":
         write_out("".join(_json(node, step) for step in steps))
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _documents(sources: list[str]) -> list[Planned]:
-    """Read the documents that bring pods; what is not counted is said on standard error."""
+    """Read the documents with pods; the ignored ones are listed on standard error."""
     from corepin.offline.owners import split_owned
     from corepin.offline.planned import planned
 
@@ -131,7 +131,7 @@ def _note(text: object) -> None:
 
 
 def _read_published(args: argparse.Namespace) -> tuple[Topology, NodeConfig]:
-    """Read a node of the cluster: its machine, and what is reserved there, with its source."""
+    """Return a node's published machine and reserve."""
     from corepin.node.kube_node import read_node
     from corepin.node.node_view import view_of_annotations
     from pinning.planning.node_config import NodeConfig
@@ -144,7 +144,7 @@ def _read_published(args: argparse.Namespace) -> tuple[Topology, NodeConfig]:
 
 
 def read_machine(given: str) -> Topology:
-    """Read a machine from a file of lscpu's, or from a directory that stands for / or for /sys."""
+    """Return a machine from lscpu's output, or from a directory used as / or /sys."""
     from agent.kernel.sysfs import read_topology
     from pinning.errors import PinningError
     from pinning.machine.lscpu import read_lscpu
@@ -161,7 +161,7 @@ def read_machine(given: str) -> Topology:
 
 
 def _read_config(given: str | None, reserved: str | None, published: NodeConfig | None) -> NodeConfig:
-    """Return the node's configuration; the flag for reserved CPUs wins over the file, and both over the cluster."""
+    """Return the node's configuration; the flag for reserved CPUs overrides the file, and both override the cluster."""
     from dataclasses import replace
 
     from corepin.node_file import read_node_file
@@ -171,7 +171,7 @@ def _read_config(given: str | None, reserved: str | None, published: NodeConfig 
     from pinning.planning.node_config import DEFAULT
 
     config = (published or DEFAULT) if given is None else read_node_file(given)
-    config = replace(config, counted_claims=frozenset())  # pods of files come before admission
+    config = replace(config, counted_claims=frozenset())  # pods in files have not passed admission
     if reserved is None:
         return config
     try:
@@ -183,8 +183,8 @@ def _read_config(given: str | None, reserved: str | None, published: NodeConfig 
     return replace(config, reserved=cpus, reserve_source=ReserveSource.CONFIGURED)
 
 
-def _json(node: Node, step: Step) -> str:
-    from corepin.drawing.picture import reading_order
+def _json(node: PlannedNode, step: Step) -> str:
+    from drawing.picture import reading_order
 
     line = {
         "pod": step.pod,
@@ -201,7 +201,7 @@ def _json(node: Node, step: Step) -> str:
     return json_text(line)
 
 
-def _assignment(node: Node, step: Step, assignment: Assignment) -> dict[str, Any]:
+def _assignment(node: PlannedNode, step: Step, assignment: Assignment) -> dict[str, Any]:
     nodes = node.topology.numa_nodes
     memory = {"memoryNodes": list(assignment.mems)} if assignment.mems else {}
     machine = step.machines.get(assignment.name)

@@ -1,14 +1,14 @@
-"""The plan of a node for people: the machine, who got what and why, what was refused, and what it costs beside."""
+"""Plan of a node as text: the machine, the assignments with their reasons, the refusals, and the cost of sidecars."""
 
 from __future__ import annotations
 
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from corepin.drawing.picture import Owner, Picture, draw_lines, pools_drawn, reading_order
-from corepin.drawing.policy_words import NUMA_WORDS, SMT_WORDS
-from corepin.drawing.spans import paint, text_line
-from corepin.terminal import plain
+from drawing.picture import Holder, Picture, draw_lines, pools_drawn, reading_order
+from drawing.policy_words import NUMA_WORDS, SMT_WORDS
+from drawing.spans import paint, text_line
+from logs.printable import plain
 from pinning.contract import CPUPolicy
 from pinning.planning.memory import too_much_memory
 from pinning.planning.run_sets import asked
@@ -19,13 +19,13 @@ from pinning.pods.resources import members
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from corepin.drawing.spans import Painted
-    from corepin.offline.simulate import Node, Step
+    from corepin.offline.simulate import PlannedNode, Step
+    from drawing.spans import Painted
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Assignment
 
 
-def describe(node: Node, step: Step, width: int, *, colour: bool) -> Painted:
+def describe(node: PlannedNode, step: Step, width: int, *, colour: bool) -> Painted:
     """Return the node after its last event."""
     held = sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
     machines = [
@@ -48,11 +48,11 @@ def describe(node: Node, step: Step, width: int, *, colour: bool) -> Painted:
     return paint([*draw_lines(_picture(node, step, held), width), *map(text_line, lines)], colour=colour)
 
 
-def _picture(node: Node, step: Step, held: list[Assignment]) -> Picture:
+def _picture(node: PlannedNode, step: Step, held: list[Assignment]) -> Picture:
     sets, shared = node.sets, node.sets.shared(step.ledger)
     free = sets.allocatable - step.ledger.held - shared - sets.isolated
     owners = (
-        Owner(
+        Holder(
             assignment.name,
             assignment.cpus,
             assignment.idle,
@@ -80,7 +80,7 @@ def _section(title: str, texts: list[str], width: int) -> Iterator[str]:
 
 
 def _why(topology: Topology, assignment: Assignment) -> str:
-    """Say what a container got and by which rule."""
+    """Return the CPUs of a container with the policies that chose them."""
     nodes = [str(number) for number, cpus in topology.numa_nodes.items() if cpus & assignment.cpus]
     where = f"CPU{'s' * (len(assignment.cpus) > 1)} {assignment.cpus} on NUMA node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
     memory = f"; memory of NUMA node {assignment.mems} alone" if assignment.mems else ""
@@ -106,7 +106,7 @@ def _counted(count: int) -> str:
     return f"{count} CPU{'s' * (count != 1)}"
 
 
-def _memory(node: Node, held: list[Assignment]) -> Iterator[str]:
+def _memory(node: PlannedNode, held: list[Assignment]) -> Iterator[str]:
     for assignment in held:
         if problem := too_much_memory(assignment, node.topology):
             yield f"{assignment.name}: {problem}"
@@ -119,7 +119,7 @@ def _idle_cost(held: list[Assignment]) -> Iterator[str]:
 
 
 def _sidecar_cost(step: Step) -> Iterator[str]:
-    """Tell the CPU of containers that only come along with owners: the scheduler charges it, they run shared."""
+    """Yield the CPU requests of sidecars beside owners: the scheduler charges them, they run in the shared set."""
     owners = {
         (f"{assignment.namespace}/{assignment.pod}", assignment.owner.container) for assignment in step.ledger
     }

@@ -1,4 +1,4 @@
-"""The pods that a document brings to a node: a pod itself, a workload its replicas, a virtual machine its launcher."""
+"""Pods that a document adds to a node: a pod itself, the replicas of a workload, the launcher of a virtual machine."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ WORKLOADS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Planned:
-    """What one document brings: pods that differ in nothing but their names."""
+    """Pods of one document, which differ in their names only."""
 
     item: Item
     name: str  # of the document
     names: tuple[str, ...]  # of the pods
     pod: Pod
-    why_none: str = ""  # where there are none
+    why_none: str = ""  # the reason if there are none
     guest: Guest | None = None  # of launchers whose machine has dedicated CPUs
 
     @property
     def owner(self) -> tuple[str, ...]:
-        """Who brings the pods: a later document of the same owner is an update."""
+        """Key of the document; a later document with the same key is an update."""
         return self.item.group, self.item.kind, self.namespace, self.name
 
     @property
@@ -57,12 +57,12 @@ class Planned:
 
     @property
     def is_going(self) -> bool:
-        """Whether the document is being deleted, and its pods with it."""
+        """Whether the document is being deleted, together with its pods."""
         return bool(self.item.metadata.get("deletionTimestamp"))
 
 
 def planned(item: Item, number: int) -> Planned | None:
-    """Return what a document brings, None for a kind that brings no pods; `number` completes a generateName."""
+    """Return the pods of a document, None for a kind without pods; `number` completes a generateName."""
     kind = (item.group, item.kind)
     if kind != POD and kind not in WORKLOADS and kind not in KINDS:
         return None
@@ -79,7 +79,7 @@ def planned(item: Item, number: int) -> Planned | None:
 
 
 def _name(item: Item, number: int) -> str:
-    """Return the document's name; one that the API server shall complete is another one each time."""
+    """Return the document's name; a generateName gives another name each time."""
     if not item.name:
         what = "the pod" if item.kind == "Pod" else f"the {item.kind}"
         raise item.document.failed(f"{what} has no name: give metadata.name")
@@ -87,7 +87,7 @@ def _name(item: Item, number: int) -> str:
 
 
 def _of_template(item: Item) -> Pod:
-    """Return the pods of a workload; name, age and uid of a template are not theirs."""
+    """Return the pod of a workload, without the template's name, age and uid."""
     path = WORKLOADS[item.group, item.kind]
     if below(item.content, path) is None:
         raise item.failed(path, "is missing: add the template of the pods")

@@ -1,4 +1,4 @@
-"""How many pods a document brings to one node, as its controller would make them there."""
+"""Number of pods of a document on one node, as its controller would create them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from corepin.documents import Item
 
 Path = tuple[str, ...]
-MOST_REPLICAS: Final = 500  # of one document; a node runs some hundred pods
+MOST_REPLICAS: Final = 500  # per document; a node runs some hundred pods
 _JOB: Final = ("spec", "jobTemplate", "spec")
 _POOLED: Final = ("spec", "virtualMachineTemplate", "spec")
 _SUSPENDED: Final = (True,)
-_WAITING: Final = ("Halted", "Manual", "WaitAsReceiver")  # run strategies of machines that nobody has started
+_WAITING: Final = ("Halted", "Manual", "WaitAsReceiver")  # run strategies of stopped machines
 
-# The fields whose values keep all pods away.
+# Fields whose values mean that no pod is created.
 _STOPS: Final[Mapping[str, tuple[tuple[Path, tuple[object, ...]], ...]]] = {
     "Job": ((("spec", "suspend"), _SUSPENDED),),
     "CronJob": ((("spec", "suspend"), _SUSPENDED), ((*_JOB, "suspend"), _SUSPENDED)),
     "VirtualMachine": ((("spec", "running"), (False,)), (("spec", "runStrategy"), _WAITING)),
     "VirtualMachinePool": (((*_POOLED, "running"), (False,)), ((*_POOLED, "runStrategy"), _WAITING)),
 }
-# The fields that count pods, of which the smallest holds, and what an absent one counts.
+# Fields with the number of pods: the smallest applies. With the value of an absent one.
 _REPLICAS: Final = ((("spec", "replicas"), 1),)
 _COUNTS: Final[Mapping[str, tuple[tuple[Path, int | None], ...]]] = {
     "DaemonSet": (),
@@ -38,12 +38,12 @@ _COUNTS: Final[Mapping[str, tuple[tuple[Path, int | None], ...]]] = {
 
 
 def is_counted(kind: str) -> bool:
-    """Say whether documents of a kind may bring several pods."""
+    """Return whether documents of a kind may have several pods."""
     return _COUNTS.get(kind) != ()
 
 
 def how_many(item: Item) -> tuple[int, str]:
-    """Return the number of pods, and where there is none the field that says so."""
+    """Return the number of pods; if there are none, the field that says so."""
     for path, stopping in _STOPS.get(item.kind, ()):
         value = below(item.content, path)
         if value in stopping:

@@ -1,4 +1,4 @@
-"""Ask the webhook's own rules about documents, without a server: the same decider, fed with requests built here."""
+"""Decisions of the webhook's rules about documents, without a server: the same decider with locally built requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _POD_KIND: Final = GroupVersionKind(kind="Pod", version="v1")
 
 @dataclass(frozen=True)
 class Injected:
-    """An object as the mutating webhook leaves it."""
+    """An object after the mutating webhook."""
 
     content: dict[str, Any]
     warnings: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Injected:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the validating webhook says of an object; `causes` are written as they travel."""
+    """Answer of the validating webhook; `causes` as on the wire."""
 
     allowed: bool
     causes: tuple[dict[str, str], ...]
@@ -47,7 +47,7 @@ class Judged:
 
 
 def load_decider(args: argparse.Namespace) -> Decider:
-    """Return the rules under the configuration files that the flags name, as the server would load them."""
+    """Return the decider of the configuration files in the flags, loaded as in the server."""
     from webhook.config.reload import Unusable
     from webhook.server.loader import DeciderLoader
 
@@ -59,7 +59,7 @@ def load_decider(args: argparse.Namespace) -> Decider:
 
 
 def inject(decider: Decider, item: Item) -> Injected:
-    """Return a pod, or a workload with its pod template, after the mutating webhook; others come back as they are."""
+    """Return a pod, or a workload with its pod template, after the mutating webhook; other objects unchanged."""
     if (item.group, item.kind) == POD:
         return _inject_at(decider, item, ())
     path = TEMPLATES.get((item.group, item.kind), ())
@@ -69,7 +69,7 @@ def inject(decider: Decider, item: Item) -> Injected:
 
 
 def judge(decider: Decider, item: Item) -> Judged:
-    """Return the verdict on an object that is being created: a pod is injected first, as the API server does it."""
+    """Return the verdict on a new object; a pod is injected first, as in the API server."""
     seen = inject(decider, item) if (item.group, item.kind) == POD else Injected(item.content)
     kind = GroupVersionKind(item.kind, item.api_version.rpartition("/")[2], item.group)
     try:
@@ -82,12 +82,12 @@ def judge(decider: Decider, item: Item) -> Judged:
 
 
 def _without_gate(decider: Decider) -> Decider:
-    """Return rules for templates: pods get the gate when they are created, with the image of that day."""
+    """Return a decider for templates: pods get the gate when they are created, with the image of that time."""
     return replace(decider, settings=structs.replace(decider.settings, gate=False))
 
 
 def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
-    """Mutate the pod that stands at a path of keys (none: the object is the pod)."""
+    """Mutate the pod at a path of keys (none: the object is the pod)."""
     pod: dict[str, Any] = below(item.content, path)
     try:
         answer = decider.mutate(_request(item, _POD_KIND, pod))
@@ -96,7 +96,7 @@ def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
     if not isinstance(answer, Patched):
         return Injected(item.content, answer.warnings)
     prefix = "".join(f"/{key}" for key in path)
-    sent = msgspec.json.decode(msgspec.json.encode(answer.operations))  # values of its own, as over the wire
+    sent = msgspec.json.decode(msgspec.json.encode(answer.operations))  # copies, as if sent over the wire
     steps = [{**step, "path": prefix + step["path"]} for step in sent]
     return Injected(jsonpatch.apply_patch(item.content, steps), _under(path, answer.warnings))
 
@@ -113,7 +113,7 @@ def _request(item: Item, kind: GroupVersionKind, content: dict[str, Any]) -> Req
 
 
 def _under(path: Sequence[str], warnings: tuple[str, ...]) -> tuple[str, ...]:
-    """Return warnings on a template with their fields told from the whole object."""
+    """Return warnings about a template with fields relative to the whole object."""
     return tuple(".".join((*path, warning)) for warning in warnings)
 
 

@@ -1,4 +1,4 @@
-"""What documents, taken as events in their order, would do to one node: a plan after each pod that comes or goes."""
+"""Simulation of one node: documents are events, with a plan after each pod that is added, changed or deleted."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Step:
     """The node after one event."""
 
     pod: str  # namespace/name of the event's pod
-    documents: Mapping[str, Planned]  # which brought the pods of the node, by the pod's namespace/name
+    documents: Mapping[str, Planned]  # documents of the node's pods, by the pod's namespace/name
     warnings: tuple[str, ...]  # of the event's pod
     ledger: Ledger
     refusals: tuple[Refusal, ...]
-    machines: Mapping[str, Threads] = field(default_factory=dict)  # by the name of the assignment they run on
+    machines: Mapping[str, Threads] = field(default_factory=dict)  # by the name of their assignment
 
 
 @dataclass(frozen=True)
-class Node:
-    """One machine under one configuration; pods come to it, and nothing runs there yet."""
+class PlannedNode:
+    """One machine with its configuration, initially without pods."""
 
     topology: Topology
     config: NodeConfig
 
     @property
     def sets(self) -> NodeSets:
-        """The sets of the node, which pods do not change."""
+        """The sets of the node, independent of pods."""
         return node_sets(self.topology, self.topology.online, self.config)
 
     @property
@@ -53,7 +53,7 @@ class Node:
         return Step("", {}, (), Ledger(), ())
 
     def steps(self, documents: Iterable[Planned]) -> Iterator[Step]:
-        """Yield the node after each event: a pod that is seen again is an update, one that is not wanted is gone."""
+        """Yield the node after each event: a repeated pod is an update, one being deleted is removed."""
         ledger, node, places = Ledger(), _Pods(), _Places(self.topology)
         for number, document in enumerate(documents):
             for key, event_pod in node.events(document, number):
@@ -67,13 +67,13 @@ class Node:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the threads of virtual machines run; those whose CPUs stay the same are not placed again."""
+    """CPUs of virtual machines' threads; they change only with the CPUs of their launcher."""
 
     topology: Topology
     known: dict[tuple[Guest, CPUSet, SMTPolicy], Threads] = field(default_factory=dict)
 
     def of(self, ledger: Ledger, documents: Mapping[str, Planned]) -> dict[str, Threads]:
-        """Return those of every machine that holds CPUs."""
+        """Return the threads of every machine that holds CPUs."""
         found = {}
         for assignment in ledger:
             document = documents.get(f"{assignment.namespace}/{assignment.pod}")
@@ -87,13 +87,13 @@ class _Places:
 
 @dataclass
 class _Pods:
-    """The pods of the node by namespace/name, each with its document, and who brought which."""
+    """Pods of the node by namespace/name, with their documents."""
 
     here: dict[str, tuple[SeenPod, Planned]] = field(default_factory=dict)
     brought: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
     def events(self, document: Planned, number: int) -> Iterator[tuple[str, SeenPod]]:
-        """Let the pods of a document come, change and go, and yield after each of them."""
+        """Add, change or remove the pods of a document, yielding after each of them."""
         before = self.brought.get(document.owner, ())
         keys = tuple(self._key(document, name, frozenset(before)) for name in document.names)
         read = SeenPod.of(document.pod)
@@ -107,7 +107,7 @@ class _Pods:
             yield key, seen
 
     def _key(self, document: Planned, name: str, own: frozenset[str]) -> str:
-        """Return a pod's namespace/name; one that another document's pod has is told apart by the kind."""
+        """Return a pod's namespace/name, with its kind if another document has a pod of that name."""
         key = f"{document.namespace}/{name}"
         while key in self.here and key not in own:
             key += f"-{document.item.kind.lower()}"
@@ -115,7 +115,7 @@ class _Pods:
 
 
 def _seen(read: SeenPod, key: str, created: str, before: tuple[SeenPod, Planned] | None) -> SeenPod:
-    """Return a pod by its key; without uid or time of creation it is known by its name, as old as its first event."""
+    """Return a pod by its key; without uid its key identifies it, without creation time its first event's order."""
     uid, age = (before[0].uid, before[0].created) if before else (key, created)
     namespace, _, name = key.partition("/")
     return replace(read, uid=read.uid or uid, namespace=namespace, name=name, created=read.created or age)

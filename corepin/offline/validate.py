@@ -1,4 +1,4 @@
-"""`corepin validate`: judge documents as the validating webhook would, without a cluster."""
+"""`corepin validate`: check documents as the validating webhook would, without a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from corepin.documents import add_file_flag, read_documents, write_out
 from corepin.flags import add_output_flag
 from corepin.rule_files import add_rule_flags
-from corepin.terminal import json_text, plain
+from logs.printable import json_text, plain
 
 if TYPE_CHECKING:
     import argparse

@@ -1,1 +1,1 @@
-"""The verbs that `kubectl corepin` has in the place of those that look at this machine: `map`, `doctor`."""
+"""Verbs of `kubectl corepin` that replace those for this machine: `map`, `doctor`."""

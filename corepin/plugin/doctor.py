@@ -1,4 +1,4 @@
-"""`kubectl corepin doctor`: have the agent of a node look at its machine, by `kubectl exec` in that agent's pod."""
+"""`kubectl corepin doctor`: run the doctor in the pod of a node's agent, by `kubectl exec`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
 from corepin.node.kube_api import NotFound, add_context_flag, get
 from corepin.node.kube_node import only_node
-from corepin.terminal import harmless
-from logs.printable import harmless_json
+from logs.printable import harmless, harmless_json
 from pinning.contract import AGENT_NAMESPACE, PRODUCT
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _agent_of(node: str, namespace: str, context: str | None) -> str:
-    """Return the name of the agent's pod on a node; raise CommandFailed where no pod is one."""
+    """Return the name of the agent's pod on a node; raise CommandFailed if there is none."""
     placed = {"labelSelector": SELECTOR, "fieldSelector": f"spec.nodeName={node},status.phase=Running"}
     folder = quote(namespace, safe="")
     found = get(f"/api/v1/namespaces/{folder}/pods", f"pods of namespace {namespace}", context, **placed)[
@@ -81,7 +80,7 @@ def _agent_of(node: str, namespace: str, context: str | None) -> str:
 
 
 def _is_of_daemon_set(metadata: dict[str, Any], folder: str, context: str | None) -> bool:
-    """Say whether a DaemonSet of the pod's namespace controls the pod: a pod's own reference may name any."""
+    """Return whether a DaemonSet of the namespace controls the pod; the pod's own reference is user-controlled."""
     for owner in metadata.get("ownerReferences") or ():
         if owner.get("controller") and (owner["apiVersion"], owner["kind"]) == ("apps/v1", "DaemonSet"):
             path = f"/apis/apps/v1/namespaces/{folder}/daemonsets/{quote(owner['name'], safe='')}"

@@ -1,4 +1,4 @@
-"""`kubectl corepin map`: every core of a node and who owns it, as the node's agent published it."""
+"""`kubectl corepin map`: every core of a node with its owner, from the node's annotations."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The verbs that run until they are stopped: `agent`, `webhook`, `certs`."""
+"""The verbs that run until they are stopped: `agent`, `webhook`, `certs`, `dashboard`, `gate`, `guard`."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CONFIG = Path(AGENT_CONFIG)
 STATE_DIR = "/var/lib/corepin"
 TAINTS = frozenset({"cmk", "overcommit"})
-GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})  # the webhook's too; the agent acts on the first
+GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})  # the webhook's too; the agent reads the first
 DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
 EPILOG = """\
 Containers are found by the runtime's CRI socket, their cpusets in the kernel's cgroups, their pods at the API server
@@ -104,7 +104,7 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Be the agent until SIGTERM, or undo what it did."""
+    """Run the agent until SIGTERM, or undo what it did."""
     from agent import main
     from logs import formatter
 
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _finish(work: Coroutine[object, object, None]) -> None:
-    """Run the loop; what an operator has to fix becomes one line."""
+    """Run the loop; errors that an operator can fix become one line."""
     import asyncio
 
     from agent.errors import AgentError
@@ -128,7 +128,7 @@ def _finish(work: Coroutine[object, object, None]) -> None:
         asyncio.run(work)
     except (AgentError, APIError, PinningError) as error:
         raise CommandFailed(str(error)) from error
-    except OSError as error:  # a directory, a socket or a port
+    except OSError as error:  # of a directory, a socket or a port
         problem = ": ".join(filter(None, (error.filename, error.strerror or str(error))))
         raise CommandFailed(f"{problem}: fix that, or name another with its flag") from error
 
@@ -153,7 +153,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             cmk_install_dir=_path(args.cmk_install_dir),
             config=_files(args).load(NO_GROUP)
             if args.pods_dir
-            else DEFAULT,  # else the node's label chooses it
+            else DEFAULT,  # otherwise the node's label chooses it
             kubelet_state=Path(args.kubelet_state),
             kubelet_url=parse_configz(args.kubelet_configz),
             listen=optional_address("--metrics-listen", args.metrics_listen, ":8081"),
@@ -168,7 +168,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
 
 
 def _files(args: argparse.Namespace) -> ConfigFiles:
-    """Return the configuration files; raise CommandFailed where a flag names one that is not there."""
+    """Return the configuration files; raise CommandFailed if a flag names a missing one."""
     from agent.group_start import ConfigFiles
     from corepin.node_file import read_node_file
 
@@ -212,7 +212,7 @@ def _path(text: str | None) -> Path | None:
 
 
 def _log_flags(args: argparse.Namespace) -> None:
-    """Log the flags as they were understood; none of them is a secret."""
+    """Log the effective flags; none of them is a secret."""
     import logging
 
     facts = {name: value for name, value in vars(args).items() if name not in {"run", "verb"}}

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _issue(args: argparse.Namespace) -> int:
-    """Write the four files and name them."""
+    """Write the four files and print their names."""
     from certs.issue import CA, BadName
 
     if not args.dns and not args.ip:
@@ -99,7 +99,7 @@ def _write(directory: Path, files: dict[str, bytes], force: bool) -> None:  # no
 
 
 def _refuse_overwriting(directory: Path, names: tuple[str, ...]) -> None:
-    """Look first, so that a refusal leaves nothing half done."""
+    """Raise CommandFailed before the first write if any file exists."""
     there = [name for name in names if (directory / name).exists() or (directory / name).is_symlink()]
     if there:
         raise CommandFailed(

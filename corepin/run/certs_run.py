@@ -1,4 +1,4 @@
-"""`corepin certs run`: keep the webhook's certificates fresh, in a Secret and in the webhook configurations."""
+"""`corepin certs run`: rotate the webhook's certificates, in a Secret and in the webhook configurations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from certs.rotation import Step
     from certs.rotator import Rotator
 
-CONFIGURATIONS: Final = frozenset({"zz-corepin"})  # the name of both kinds
+CONFIGURATIONS: Final = frozenset({"zz-corepin"})  # name of the mutating and the validating one
 REPLICAS: Final = "corepin-webhook-replicas:8443"
 DESCRIPTION: Final = (
     "Issue and rotate the webhook's CA and certificate, and publish the CA in every caBundle."
@@ -78,7 +78,7 @@ def add_parser(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an operator may choose."""
+    """Options of the command."""
 
     namespace: str
     secret: str
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    """Read the flags; raise CommandFailed for one that says nothing."""
+    """Return the options; raise CommandFailed for an invalid flag."""
     return Options(
         namespace=args.namespace,
         secret=args.secret,
@@ -125,12 +125,12 @@ def _run(options: Options) -> int:
     from certs.cluster import ClusterError, KubeCluster, Names, client
     from certs.metrics import Metrics
     from certs.probe import Probe
-    from certs.rotation import Settings
+    from certs.rotation import RotationSettings
     from certs.rotator import Rotator
 
     server_name = f"{options.service}.{options.namespace}.svc"
     dns_names = (server_name, f"{server_name}.cluster.local")
-    settings = Settings(dns_names, options.settle, options.kubelet_sync)
+    settings = RotationSettings(dns_names, options.settle, options.kubelet_sync)
     names = Names(options.namespace, options.secret, options.configurations)
     metrics = Metrics()
     try:
@@ -145,19 +145,19 @@ def _run(options: Options) -> int:
 
 
 def _once(rotator: Rotator) -> int:
-    """Take what steps can be taken, and say what is next."""
+    """Take the steps that are possible now, and print what is next."""
     from certs.rotation import Refuse, Wait
 
     step = rotator.settle()
     if isinstance(step, Refuse):
         raise CommandFailed(step.reason)
-    told = f"waiting: {step.reason}" if isinstance(step, Wait) else "everything is as it should be"
-    write_out(f"{told}\n")
+    message = f"waiting: {step.reason}" if isinstance(step, Wait) else "everything is as it should be"
+    write_out(f"{message}\n")
     return 0
 
 
 def _loop(rotator: Rotator, metrics: Metrics, interval: timedelta) -> int:
-    """Look again and again until SIGTERM; what fails is tried again."""
+    """Run passes until SIGTERM; a failed one is retried."""
     from certs.cluster import ClusterError
 
     stop = threading.Event()
@@ -179,7 +179,7 @@ def _loop(rotator: Rotator, metrics: Metrics, interval: timedelta) -> int:
 
 
 def _pause(step: Step, interval: timedelta) -> float:
-    """Return how long to wait: until the moment that the step names, but look in between."""
+    """Return the seconds to wait for the step's time, at most the interval."""
     from certs.rotation import Wait
 
     longest = interval.total_seconds()
@@ -216,7 +216,7 @@ def _replicas(given: list[str] | None, namespace: str) -> tuple[Address, ...]:
 
 
 def _host(host: str, namespace: str) -> str:
-    """Return a bare name as a Service of the namespace."""
+    """Return the DNS name of a Service, given its bare name and namespace."""
     return host if "." in host or ":" in host or host == "localhost" else f"{host}.{namespace}.svc"
 
 

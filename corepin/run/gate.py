@@ -1,6 +1,6 @@
-"""`corepin gate`: hold a pod back until the agent says that the CPUs which it must have are assigned.
+"""`corepin gate`: hold a pod back until the agent has assigned the CPUs that must fit.
 
-It runs in pods of users before everything else in them, so it imports the standard library only, and starts at once.
+It runs in users' pods before their containers, so it imports the standard library only and starts fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag
-from corepin.terminal import harmless
+from logs.printable import harmless
 from pinning.contract import GATE_FILE, GATE_FOLDER
 from pinning.json_text import parse_json
 
@@ -31,9 +31,9 @@ restart policy is Never that would end the pod, so there it waits on.
 NEVER: Final = "Never"
 RESTART_POLICIES: Final = ("Always", "OnFailure", NEVER)
 REFUSED: Final = 1
-POLL_SECONDS: Final = 0.2  # reading the file takes some 20 microseconds
+POLL_SECONDS: Final = 0.2  # reading the file takes about 20 microseconds
 VERSION: Final = 1  # of the annotation
-MESSAGE_LIMIT: Final = 4096  # bytes that the kubelet takes
+MESSAGE_LIMIT: Final = 4096  # bytes that the kubelet keeps
 WAITING: Final = "waiting until the agent of this node says that the pod's CPUs are assigned"
 
 
@@ -55,11 +55,11 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Wait; return 0 when the containers of the pod may start, 1 when they may not."""
+    """Wait; return 0 if the containers of the pod may start, 1 if a claim that must fit is refused."""
     if args.restart_policy not in RESTART_POLICIES:
         problem = f"--restart-policy: {args.restart_policy[:60]!r} is none"
         raise CommandFailed(f"{problem}: write one of {', '.join(RESTART_POLICIES)}")
-    signal.signal(signal.SIGTERM, _leave)  # without a handler the first process of a container ignores it
+    signal.signal(signal.SIGTERM, _leave)  # pid 1 of a container ignores it without a handler
     told = ""
     while (refusals := _look(Path(args.status))) != ():
         words = WAITING if refusals is None else "\n".join(refusals)
@@ -75,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_refusals(text: str) -> tuple[str, ...] | None:
-    """Return which containers may not start, and why; None while the agent has said nothing that can be read.
+    """Return the containers that may not start, with reasons; None while the status annotation is absent or unreadable.
 
-    The agent says at once what became of all claims of a pod, so where it refuses none, every one is assigned.
+    The agent writes the result of all claims of a pod at once, so without a refusal every claim is assigned.
     """
     try:
         status = parse_json(text)
@@ -97,7 +97,7 @@ def _look(status: Path) -> tuple[str, ...] | None:
 
 
 def _write(log: Path, words: str) -> None:
-    """Leave a message for `kubectl describe`; where that cannot be written the kubelet takes what was printed."""
+    """Write the termination message; if that fails the kubelet shows the last output."""
     with suppress(OSError):
         log.write_bytes(words.encode()[:MESSAGE_LIMIT])
 

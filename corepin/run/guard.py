@@ -1,4 +1,4 @@
-"""`corepin guard`: hold back containers that were promised CPUs, while nobody gives them any."""
+"""`corepin guard`: hold back containers whose claims must fit until the agent has assigned their CPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LISTEN: Final = ":8083"
 EXEMPT: Final = "kube-system"
-DESCRIPTION: Final = "Hold back containers that were promised CPUs of their own, while nobody gives them any."
+DESCRIPTION: Final = "Hold back containers whose claims must fit until the agent has assigned their CPUs."
 EPILOG: Final = """\
 It registers with the container runtime as an NRI plugin that validates (containerd 2.2 or later), changes nothing, and
 needs no right but to reach the socket. It looks at pods with the annotation guard.corepin.io/pod: "true" alone, which the
@@ -63,34 +63,35 @@ def run(args: argparse.Namespace) -> int:
     logger.info("starting", extra={"facts": facts})
     try:
         guard_process.run(Path(args.nri), guard, listen)
-    except OSError as error:  # nothing else listens
+    except OSError as error:  # only the health address is bound
         problem = f"--health-listen: cannot listen on {args.health_listen}: {error.strerror or error}"
         raise CommandFailed(f"{problem}: name another address, or off") from error
     return 0
 
 
 def exempt(args: argparse.Namespace) -> frozenset[str]:
-    """Return the namespaces whose pods always start."""
+    """Return the namespaces whose pods are never held back."""
     given = None if args.exempt is None else [name for text in args.exempt for name in text.split(",")]
     named = listed("--exempt", given) or {EXEMPT}
     return frozenset({*named, args.namespace} - {None})
 
 
 def observes(config: Path, kubelet_state: Path, state_dir: Path) -> bool:
-    """Say whether the agent gives no CPUs on this node, as it decides that itself.
+    """Return whether the agent only observes this node, by the agent's own rule.
 
-    Of a node in a group the file of the group counts, which the last start of the agent has left in its directory.
-    With a configuration that cannot be read the agent does not run, and nothing says that it shall only observe.
+    On a node in a group the file of the group is read, which the agent's last start left in its directory. If the
+    configuration cannot be read the agent does not run, and the result is False.
     """
     from agent.group_start import GroupMemory
-    from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
+    from agent.kubelet.policy import read_kubelet_policy
     from corepin.node_file import read_node_file
+    from pinning.contract import KubeletPolicy
 
     if read_kubelet_policy(kubelet_state) is KubeletPolicy.STATIC:
         return True
     try:
         file = config.with_name(key_of(GroupMemory(state_dir).recall() or NO_GROUP, config.name))
         return file.exists() and read_node_file(str(file)).observe
-    except (CommandFailed, OSError, ValueError) as error:  # ValueError: a group that names no file
+    except (CommandFailed, OSError, ValueError) as error:  # ValueError: a group whose name is no file name
         logger.warning("node configuration not read", extra={"facts": {"reason": str(error)}})
         return False

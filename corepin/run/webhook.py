@@ -113,7 +113,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _check_files(options: Options, build: DeciderLoader) -> None:
-    """Raise `Unusable` for files that cannot serve before the log begins, so that it is the first line that is read."""
+    """Raise `Unusable` for invalid files before logging starts, so that the error is the first line."""
     from webhook.server.tls import Identities
 
     build((options.config.read(), options.mutations.read()))
@@ -158,5 +158,5 @@ def _address(flag: str, text: str) -> Address:
 
 
 def _flag_values(args: argparse.Namespace) -> dict[str, object]:
-    """Return the flags as they were understood; none of them is a secret."""
+    """Return the effective flags; none of them is a secret."""
     return {name: value for name, value in vars(args).items() if name not in {"run", "verb", "check_config"}}

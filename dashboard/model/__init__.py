@@ -1,1 +1,1 @@
-"""What is known of the cluster, as values: nodes, pods and events as agents report them. Pure; how it is shown is not here."""
+"""The cluster as values: nodes, pods and events as agents report them. Pure; `dashboard.view` presents them."""

@@ -1,4 +1,4 @@
-"""Everything that is known of the cluster at one moment, and what follows from it. Pure."""
+"""The known state of the cluster at one moment, and values derived from it. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes by name, pods by namespace/name, events of agents, and what was seen to change, newest first."""
+    """Nodes by name, pods by namespace/name, events of agents, and observed changes, newest first."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     pods: Mapping[str, Pod] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     changes: tuple[Change, ...] = ()
-    since: str = ""  # from when changes are seen
-    troubles: tuple[str, ...] = ()  # why what is known may be old
-    homes: Mapping[str, str] = field(default_factory=dict)  # node of each pod of which an agent told one
+    since: str = ""  # start of the observed changes
+    troubles: tuple[str, ...] = ()  # reasons why the state may be stale
+    homes: Mapping[str, str] = field(default_factory=dict)  # node of each pod named in an event
 
     @cached_property
     def node_of(self) -> Mapping[str, str]:
-        """The node of each pod that is known to be on one; metadata does not say it, owners and events do."""
+        """The node of each pod, from owners and events, because pod metadata does not have it."""
         owners = {
             pod_of(owner): node.name
             for node in self.nodes.values()
@@ -41,7 +41,7 @@ class Cluster:
 
     @cached_property
     def waiting(self) -> Mapping[str, tuple[Pod, ...]]:
-        """Pods with a refused claim, by the node that refused it, "" where that is not known."""
+        """Pods with a refused claim, by the node that refused it; "" if that is unknown."""
         found: dict[str, list[Pod]] = {}
         for pod in self.pods.values():
             if any(True for _ in refusals(pod)):
@@ -60,7 +60,7 @@ class Cluster:
 
     @cached_property
     def uncounted(self) -> Mapping[str, int]:
-        """How many containers of each node hold cores that the scheduler does not count."""
+        """Number of each node's containers with cores that the scheduler does not count."""
         return Counter(
             self.node_of.get(pod.key, "")
             for pod in self.pods.values()
@@ -70,7 +70,7 @@ class Cluster:
 
     @cached_property
     def unproven(self) -> Mapping[str, int]:
-        """How many containers of each node hold CPUs, and were not yet seen on them."""
+        """Number of each node's containers whose CPUs are not verified yet."""
         proven = {
             f"{pod.key}/{name}"
             for pod in self.pods.values()
@@ -84,6 +84,6 @@ class Cluster:
         }
 
     def container(self, owner: str) -> Container | None:
-        """Return what an agent says of an owner on its pod."""
+        """Return the status of an owner's container in its pod's annotation."""
         pod = self.pods.get(pod_of(owner))
         return pod.status.containers.get(container_of(owner)) if pod and pod.status else None

@@ -1,4 +1,4 @@
-"""What changed between two moments, in words: for the time that the page has watched, beside the agents' events. Pure."""
+"""Changes between two states as text, observed while the page runs, in addition to the agents' events. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dashboard.model.names import pod_of, refusals
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dashboard.model.records import Node, Owner, Pod
+    from dashboard.model.records import Node, Pod, ReportedOwner
 
 KEPT: Final = 500
 
 
 class Change(NamedTuple):
-    """Something that was seen to change."""
+    """One observed change."""
 
     time: str
     node: str
-    pod: str  # namespace/name, empty when the node itself changed
+    pod: str  # namespace/name, empty for a change of the node itself
     text: str
     is_warning: bool = False
 
 
 def node_changes(time: str, old: Mapping[str, Node], new: Mapping[str, Node]) -> Iterator[Change]:
-    """Yield what differs between the nodes of two moments."""
+    """Yield the differences between the nodes of two states."""
     for name in old.keys() - new.keys():
         yield Change(time, name, "", "the node is gone", is_warning=True)
     for name, node in new.items():
@@ -61,7 +61,7 @@ def _reporting(old: Node, new: Node) -> str:
     return new.problem if new.problem != old.problem else ""
 
 
-def _moved(before: Owner | None, after: Owner | None) -> str:
+def _moved(before: ReportedOwner | None, after: ReportedOwner | None) -> str:
     if after is None:
         return f"gave back CPUs {before.cpus}" if before else ""
     idle = f", siblings {after.idle} idle" if after.idle else ""
@@ -75,7 +75,7 @@ def _moved(before: Owner | None, after: Owner | None) -> str:
 def pod_changes(
     time: str, old: Mapping[str, Pod], new: Mapping[str, Pod], node_of: Mapping[str, str]
 ) -> Iterator[Change]:
-    """Yield which claims began and ceased to be refused, and who began to drift."""
+    """Yield the claims that began or ceased to be refused, and containers that began or ceased to drift."""
     for key, pod in new.items():
         before = old.get(key)
         if before is pod:

@@ -1,4 +1,4 @@
-"""Which of the agents' events are kept: anybody may write such events, as many as the API server takes. Pure."""
+"""Bounded set of the agents' events; the bound is fair, because any user may create such events. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     Item = tuple[str, Event]
 
-PER_NODE: Final = 500  # some events of each pod that a kubelet runs
+PER_NODE: Final = 500  # several events for each pod of a kubelet
 IN_ALL: Final = 5000
-SLACK: Final = 500  # so many new ones are looked through together
+SLACK: Final = 500  # new events per eviction
 
 
 class KeptEvents(UserDict[str, Event]):
@@ -25,7 +25,7 @@ class KeptEvents(UserDict[str, Event]):
         self._added = 0
 
     def __setitem__(self, uid: str, event: Event) -> None:
-        """Take an event; once SLACK came, let the older ones go."""
+        """Add an event; evict the oldest ones once there are SLACK too many."""
         self._added += uid not in self.data
         self.data[uid] = event
         if self._added > SLACK:
@@ -33,9 +33,9 @@ class KeptEvents(UserDict[str, Event]):
 
 
 def newest(events: Mapping[str, Event]) -> dict[str, Event]:
-    """Return the newest PER_NODE of each node, and of those the newest IN_ALL; each namespace has its share.
+    """Return the newest PER_NODE events of each node, and of these the newest IN_ALL, shared fairly between namespaces.
 
-    Who writes into a namespace writes what it likes, of other nodes too: it hides none of another namespace's events.
+    A user can write events about other nodes into a namespace; these cannot displace another namespace's events.
     """
     nodes: defaultdict[str, list[Item]] = defaultdict(list)
     for item in _by_age(events.items()):
@@ -45,7 +45,7 @@ def newest(events: Mapping[str, Event]) -> dict[str, Event]:
 
 
 def _in_turns(items: Iterable[Item], group: Callable[[Item], Hashable]) -> list[Item]:
-    """Return the first item of every group, then each one's second, and so on."""
+    """Return the items round robin over their groups."""
     turns: Counter[Hashable] = Counter()
     ranked = []
     for item in items:

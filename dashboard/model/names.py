@@ -1,4 +1,4 @@
-"""How owners, pods and containers are named, and what is read out of texts about them."""
+"""Names of owners, pods and containers, and values parsed from texts about them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def refusals(pod: Pod) -> Iterator[tuple[str, str, str]]:
 
 
 def _cut(refused: Refused) -> tuple[str, str]:
-    """Return reason and message as far as they are shown in lists: of hundreds a browser is sent all."""
+    """Return reason and message truncated for lists, of which a browser gets hundreds."""
     return refused.reason[:MOST_WORD], refused.message[:MOST_MESSAGE]
 
 
 def cpus_in(text: str) -> CPUSet:
-    """Return the CPUs that a text of somebody's names; none where it is no list."""
+    """Return the CPU list in an untrusted text; empty if it is invalid."""
     try:
         return CPUSet.parse(text)
     except PinningError:

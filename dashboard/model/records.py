@@ -1,4 +1,4 @@
-"""Objects of the API server as the page needs them, read from what may be damaged, old, or written by somebody else."""
+"""Decoded API objects of the page, from annotations and events that may be damaged, stale, or written by any user."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
-from corepin.drawing.picture import Use, owner_keys, sign_keys, uses
-from corepin.drawing.reported import picture_of
+from drawing.picture import Use, owner_keys, sign_keys, uses
+from drawing.reported import picture_of
 from pinning.contract import CRANE_CPU_MANAGER, STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
 from pinning.errors import PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -20,10 +20,10 @@ from pinning.machine.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
-    from corepin.drawing.picture import Picture
+    from drawing.picture import Picture
 
 Thing = TypeVar("Thing")
-TEXTS_KEPT: Final = 64  # machines of one kind have one text
+TEXTS_KEPT: Final = 64  # machines of one kind have equal texts
 WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError, RecursionError)
 # Bytes that the two parts of a pod take here, however its text is made: 5,000 pods stay below 160 MiB of the 256 that
 # the dashboard has. A status within has 12 containers, or a machine of 300 vCPUs. Larger ones, of 64 containers with
@@ -32,18 +32,18 @@ MOST_STATUS: Final = 24 * 2**10
 MOST_LARGE_STATUS: Final = 128 * 2**10
 LARGE_STATUSES: Final = 32 * 2**20
 MOST_ASKS: Final = 8 * 2**10
-MOST_WORD: Final = 64  # characters of each; the longest word that means anything has 11
+MOST_WORD: Final = 64  # characters of each; the longest known word has 11
 MOST_VCPUS: Final = 1024
-MOST_NAME: Final = 253  # characters, as of every object; an event may name what is none
-MOST_MESSAGE: Final = 1024  # characters, as events.k8s.io allows; older events have no limit
-OBJECT_BYTES: Final = 256  # of a container once it is read, beside its texts
-TEXT_BYTES: Final = 56  # of a text of Python, beside its characters
+MOST_NAME: Final = 253  # characters, the API's limit; names in events are not validated
+MOST_MESSAGE: Final = 1024  # characters, the limit of events.k8s.io; older events have none
+OBJECT_BYTES: Final = 256  # of a decoded container, besides its texts
+TEXT_BYTES: Final = 56  # of a Python string, besides its characters
 UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
 TOO_LARGE: Final = "what the agent says is too large for this page: read the annotation with kubectl"
 
 
 class Applied(msgspec.Struct, frozen=True, rename="camel"):
-    """What was read back from the kernel."""
+    """CPUs read back from the kernel."""
 
     cpus: str = ""
     time: str = ""
@@ -52,14 +52,14 @@ class Applied(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Refused(msgspec.Struct, frozen=True, rename="camel"):
-    """Why a claim was not fulfilled."""
+    """The reason why a claim was refused."""
 
     reason: str = ""
     message: str = ""
 
 
 class Machine(msgspec.Struct, frozen=True, rename="camel"):
-    """Where the threads of a virtual machine run."""
+    """CPUs of a virtual machine's threads."""
 
     kind: str = ""
     vcpus: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_VCPUS)] = ()
@@ -74,7 +74,7 @@ class Machine(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Container(msgspec.Struct, frozen=True, rename="camel"):
-    """What the agent says of a container."""
+    """A container in the status annotation."""
 
     policy: str = ""
     smt_policy: str = ""
@@ -94,15 +94,15 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The annotation of a pod."""
+    """The status annotation of a pod."""
 
     containers: dict[str, Container] = msgspec.field(default_factory=dict)
     vm: Machine | None = None
     refusal: Refused | None = None
 
 
-class Owner(msgspec.Struct, frozen=True, rename="camel"):
-    """Who holds CPUs, as the node's annotation says."""
+class ReportedOwner(msgspec.Struct, frozen=True, rename="camel"):
+    """A holder of CPUs in a node's annotation."""
 
     policy: str
     cpus: str
@@ -111,31 +111,31 @@ class Owner(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Pools(msgspec.Struct, frozen=True, rename="camel"):
-    """The sets of a node."""
+    """The CPU sets of a node."""
 
     reserved: str
     shared: str
     set_aside: str
     free: str = ""
     observes: bool = False
-    owners: dict[str, Owner] = msgspec.field(default_factory=dict)
+    owners: dict[str, ReportedOwner] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Node:
-    """A node; without a picture when no agent reports from there, or what it reports cannot be read."""
+    """A node; without a picture if no agent reports, or its report cannot be read."""
 
     name: str
     pools: Pools | None = None
     picture: Picture | None = None
-    counts: Mapping[Use, int] = field(default_factory=dict)  # CPUs by what they are used for
-    free: CPUSet = EMPTY  # that could still be given out
+    counts: Mapping[Use, int] = field(default_factory=dict)  # number of CPUs by use
+    free: CPUSet = EMPTY  # CPUs that can still be assigned
     problem: str = ""
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Pod:
-    """A pod of which an agent reports, or that asks for CPUs by annotation."""
+    """A pod with an agent's status, or with annotations that ask for CPUs."""
 
     namespace: str
     name: str
@@ -146,13 +146,13 @@ class Pod:
 
     @property
     def key(self) -> str:
-        """Its name in the cluster, as owners bear it."""
+        """Its namespace/name, as in owners."""
         return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Event:
-    """What an agent told of a pod."""
+    """An agent's event about a pod."""
 
     uid: str
     pod: str  # namespace/name
@@ -198,13 +198,13 @@ _pools = msgspec.json.Decoder(Pools)
 
 
 class _Known(Generic[Thing]):
-    """What was made of texts, as long as somebody has it: kubelets change nodes and pods without changing our words."""
+    """Cache of decoded texts while they are in use: kubelets update objects without changing these texts."""
 
     def __init__(self) -> None:
         self._things: WeakValueDictionary[int, Thing] = WeakValueDictionary()
 
     def thing(self, facts: tuple[Hashable, ...], make: Callable[[], Thing]) -> Thing:
-        """Return what was made of the same facts before, or make it; texts are not kept, their hash of 64 bits is."""
+        """Return the cached value of these facts, or make it; only a 64-bit hash of the texts is kept."""
         key = hash(facts)
         found = self._things.get(key)
         if found is None:
@@ -212,18 +212,18 @@ class _Known(Generic[Thing]):
         return found
 
     def forget(self, facts: tuple[Hashable, ...]) -> None:
-        """Make the thing of these facts again the next time."""
+        """Drop the cached value of these facts."""
         self._things.pop(hash(facts), None)
 
 
 class NodeDecoder:
-    """Reads the metadata of nodes."""
+    """Decoder for the metadata of nodes."""
 
     def __init__(self) -> None:
         self._known: _Known[Node] = _Known()
 
     def decode(self, document: bytes | bytearray | msgspec.Raw) -> Node:
-        """Return a node; raise msgspec.DecodeError for what is no object."""
+        """Return a node; raise msgspec.DecodeError for invalid JSON."""
         meta = _object.decode(document).metadata
         annotations = meta.annotations or {}
         facts = meta.name, annotations.get(STATUS_TOPOLOGY), annotations.get(STATUS_POOLS)
@@ -231,7 +231,7 @@ class NodeDecoder:
 
 
 class PodDecoder:
-    """Reads the metadata of pods; None of one that has nothing to do with corepin."""
+    """Decoder for the metadata of pods; None for pods without corepin's annotations."""
 
     def __init__(self) -> None:
         self._known: _Known[Pod] = _Known()
@@ -240,7 +240,7 @@ class PodDecoder:
         )  # uid and bytes of the status
 
     def decode(self, document: bytes | bytearray | msgspec.Raw) -> Pod | None:
-        """Return a pod; raise msgspec.DecodeError for what is no object."""
+        """Return a pod; raise msgspec.DecodeError for invalid JSON."""
         meta = _object.decode(document).metadata
         annotations = meta.annotations or {}
         asked = ((name, text[:MOST_WORD]) for name, text in annotations.items() if _asks(name))
@@ -251,7 +251,7 @@ class PodDecoder:
         facts = (meta.uid, text, *sorted(asks.items()))
         found = self._known.thing(facts, lambda: self._pod(meta, text, asks))
         if found.problem == TOO_LARGE:
-            self._known.forget(facts)  # the next time there may be room
+            self._known.forget(facts)  # there may be room the next time
         return found
 
     def _pod(self, meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:
@@ -263,19 +263,19 @@ class PodDecoder:
         return pod
 
     def _room(self, uid: str) -> int:
-        """Return the bytes that the status of a pod may take; its older status leaves."""
+        """Return the bytes available to the status of a pod, without its previous status."""
         taken = sum(size for other, size in self._large.values() if other != uid)
         return min(max(MOST_STATUS, LARGE_STATUSES - taken), MOST_LARGE_STATUS)
 
 
 class EventDecoder:
-    """Reads events of the agents; one of somebody else that comes from the future would hide all others for ever."""
+    """Decoder for events of agents; a time in the future becomes the present, as it would hide all other events."""
 
     def __init__(self, clock: Callable[[], str]) -> None:
         self._clock = clock
 
     def decode(self, document: bytes | bytearray | msgspec.Raw) -> Event:
-        """Return an event; raise msgspec.DecodeError for what is no object."""
+        """Return an event; raise msgspec.DecodeError for invalid JSON."""
         event = _event.decode(document)
         involved = event.involved_object
         return Event(
@@ -291,7 +291,7 @@ class EventDecoder:
 
 
 def _within(asks: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield annotations until they take MOST_ASKS."""
+    """Yield annotations up to a total of MOST_ASKS."""
     left = MOST_ASKS
     for name, text in asks:
         left -= len(name) + len(text) + 2 * TEXT_BYTES
@@ -301,7 +301,7 @@ def _within(asks: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _asks(name: str) -> bool:
-    """Say whether an annotation asks for CPUs, or says how they shall lie."""
+    """Return whether an annotation asks for CPUs, or for their placement."""
     return name == CRANE_CPU_MANAGER or name.partition("/")[0] in _FAMILIES
 
 
@@ -312,7 +312,7 @@ _FAMILIES: Final = frozenset(
 
 
 def read_node(name: str, topology: str | None, pools: str | None) -> Node:
-    """Return a node by its two annotations, None where it has none."""
+    """Return a node given its two annotations, None for an absent one."""
     if not topology or not pools:
         return Node(name)
     try:
@@ -338,7 +338,7 @@ def _topology(text: str) -> Topology:
 
 
 def read_status(text: str | None) -> tuple[Status | None, str]:
-    """Return what the annotation of a pod says, and what is wrong with it."""
+    """Return the decoded status annotation of a pod, and its problem."""
     if text is None:
         return None, ""
     try:
@@ -346,12 +346,12 @@ def read_status(text: str | None) -> tuple[Status | None, str]:
     except (
         msgspec.DecodeError,
         RecursionError,
-    ):  # brackets in brackets: whoever writes it must not end the page
+    ):  # nested brackets of any user must not end the page
         return None, UNREADABLE
 
 
 def _bytes_once_read(text: str) -> int:
-    """Return about how much memory a status takes once it is read, without reading it."""
+    """Return an estimate of a status's decoded size, without decoding it."""
     plain = text.replace('\\"', "")
-    texts = plain.count('"') // 2 - plain.count('":')  # the names of fields are not kept
+    texts = plain.count('"') // 2 - plain.count('":')  # member names take no memory
     return len(text) + OBJECT_BYTES * plain.count("{") + TEXT_BYTES * texts

@@ -1,6 +1,6 @@
-// Elements are made here, and nowhere is text read as HTML: what comes from the cluster is only ever textContent.
+// Elements are created here only, with textContent: no text from the cluster is parsed as HTML.
 
-// Characters that are not seen but change how others are: control characters, and those that turn the direction.
+// Invisible characters that change how others are shown: control and bidirectional characters.
 const UNSEEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 export const clean = (text) => String(text).replace(UNSEEN, "\ufffd");
@@ -23,7 +23,7 @@ export function link(path, ...children) {
 export const nodePath = (name) => `/nodes/${encodeURIComponent(name)}`;
 export const podPath = (namespace, pod) => `/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(pod)}`;
 
-// Put children in this order, and touch only those that are not in their place: focus and selection stay.
+// Order children, moving only those out of place, so that focus and selection stay.
 export function arrange(parent, children) {
   let at = parent.firstChild;
   for (const child of children) {
@@ -58,7 +58,7 @@ function ago(then) {
 
 setInterval(() => document.querySelectorAll("time").forEach(writeTime), 30000);
 
-// A list of CPUs is broken after its commas alone.
+// A list of CPUs wraps after its commas only.
 export const cpuList = (text) => text.split(",").map((range, at) => [at ? [",", el("wbr")] : [], el("span", { class: "range" }, range)]).flat(2);
 
 export function facts(list) {

@@ -1,4 +1,4 @@
-// A machine: sockets, in them NUMA nodes, caches, cores, and the threads of each core one below the other.
+// Drawing of a machine: sockets contain NUMA nodes, caches, cores, and the threads of each core below each other.
 import { clean, cpuList, el, facts, health, link, podPath } from "./dom.js";
 
 const DENSE = 160; // CPUs; more are drawn smaller
@@ -130,7 +130,7 @@ export class Drawing {
   }
 }
 
-// The nearest cell in a direction; beside it counts more than far along it.
+// The nearest cell in a direction; sideways distance weighs more than distance along it.
 function nearest(from, cells, [dx, dy]) {
   const [x, y] = centre(from);
   let best = null;

@@ -1,4 +1,4 @@
-// Which page is shown, by the address; what the filter looks for, in its query: every state of the page is a link.
+// Page by address, filter by query: every state of the page is a link.
 import { el } from "./dom.js";
 import { NodeView } from "./node.js";
 import { NodesView } from "./nodes.js";

@@ -1,4 +1,4 @@
-// One node: the drawing, whose is what, who waits, and what happened.
+// Page of one node: drawing, owners, waiting claims, and recent events.
 import { bar, el, health, history, link, podPath } from "./dom.js";
 import { Drawing, legend } from "./drawing.js";
 

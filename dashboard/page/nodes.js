@@ -1,4 +1,4 @@
-// All nodes: sums, and a row for each.
+// Page of all nodes: sums, and a row per node.
 import { USES, arrange, bar, el, health, link, nodePath } from "./dom.js";
 
 export class NodesView {
@@ -8,7 +8,7 @@ export class NodesView {
     this.body = el("tbody");
     this.more = el("p", { class: "note" });
     this.table = el("table", { class: "nodes" },
-      el("caption", {}, "Nodes, those that need somebody first"),
+      el("caption", {}, "Nodes, problems first"),
       el("thead", {}, el("tr", {},
         ["Node", "State", "What its CPUs are used for", "CPUs", "Free", "Owners", "Waiting"].map((title, at) =>
           el("th", { scope: "col", class: at > 2 ? "number" : undefined }, title)))),

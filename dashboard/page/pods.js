@@ -1,4 +1,4 @@
-// One pod, and the list of all containers that hold or wait for CPUs.
+// Page of one pod, and list of all containers that hold or wait for CPUs.
 import { arrange, cpuList, el, facts, health, history, link, nodePath, podPath, time } from "./dom.js";
 import { Drawing } from "./drawing.js";
 
@@ -51,7 +51,7 @@ export class PodsView {
     this.body = el("tbody");
     this.more = el("p", { class: "note" });
     this.table = el("table", { class: "pods" },
-      el("caption", {}, "Containers that hold CPUs or wait for some, those that need somebody first"),
+      el("caption", {}, "Containers that hold or wait for CPUs, problems first"),
       el("thead", {}, el("tr", {}, ["Container", "State", "Policy", "CPUs", "Node", "Proof, or why it waits"].map((title) => el("th", { scope: "col" }, title)))),
       this.body);
     root.replaceChildren(el("h1", { class: "sr" }, "Pods"), this.table, this.more);

@@ -1,4 +1,4 @@
-// One stream of the view that is shown. A hidden tab closes it: a browser has only six connections for a host.
+// Stream of the visible view. A hidden tab closes it, because a browser has only six connections per host.
 
 export class Stream {
   constructor(onView, onState) {

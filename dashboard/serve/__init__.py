@@ -1,1 +1,1 @@
-"""The edges: watches of the API server, and the HTTP server of the page."""
+"""Edges of the dashboard: watches of the API server, and the HTTP server."""

@@ -1,7 +1,7 @@
-"""The HTTP server of the page: a few files, and each view as JSON, once or as a stream of what changes.
+"""HTTP application of the page: static files, and each view as JSON, once or as a stream of changes.
 
-It answers GET alone. A request that names another host than ours is refused: a page of somebody else whose name leads
-to 127.0.0.1 would otherwise read everything through the viewer's browser (DNS rebinding).
+It answers GET only. Requests with an unknown Host header are refused, because another site whose name resolves to
+127.0.0.1 could otherwise read everything through the viewer's browser (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from dashboard.serve.stream import Viewing, encode, stream
 from dashboard.view.filters import Filter
-from dashboard.view.happened import history
 from dashboard.view.node import node_page
 from dashboard.view.nodes import overview
 from dashboard.view.pods import pod_page, pods
+from dashboard.view.recent_events import history
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -42,9 +42,9 @@ TYPES: Final = {
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 OWN_SITES: Final = frozenset(
     {"same-origin", "none"}
-)  # of Sec-Fetch-Site; `same-site` is any port of localhost
+)  # values of Sec-Fetch-Site; `same-site` is any port of localhost
 MOST_VIEWERS: Final = 100
-MOST_TEXT: Final = 253  # of a filter: the longest name there is
+MOST_TEXT: Final = 253  # of a filter: the longest valid name
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 HEADERS: Final = (
     (
@@ -62,7 +62,7 @@ HEADERS: Final = (
 
 
 class Guarded:
-    """Lets through what asks for a known host by GET or HEAD, and puts the security headers on every answer."""
+    """Middleware that accepts GET and HEAD for known hosts, and adds security headers to every answer."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
         self._app = app
@@ -97,7 +97,7 @@ def host_of(header: str) -> str:
 
 
 def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
-    """Return the application; `hosts` are names besides those of this machine by which it may be asked."""
+    """Return the application; `hosts` are accepted names besides those of this machine."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
     viewers: set[object] = set()
 
@@ -154,7 +154,7 @@ def _add_views(app: FastAPI, answer: Callable[[Request, View], Response]) -> Non
 
 
 def _add_files(app: FastAPI) -> None:
-    """Serve the files of the page; each of its addresses is the same document."""
+    """Serve the static files; every page has the same document."""
     files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
 
     async def document(request: Request) -> Response:

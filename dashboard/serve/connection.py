@@ -1,7 +1,7 @@
-"""One connection of a viewer: uvicorn's protocol with the time limits that it lacks.
+"""One viewer's connection: uvicorn's protocol with additional time limits.
 
-The limits are the webhook's, and a test compares them. The code is not: the webhook ends each answer after ten seconds,
-where a stream goes on as long as its viewer does, and makes room by cutting busy connections, where that would be streams.
+The limits equal the webhook's, which a test compares. The code differs: the webhook ends each answer after ten
+seconds and makes room by closing busy connections, while here an answer may be a stream of any length.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 REQUEST_SECONDS: Final = (
-    10.0  # from a connection's or request's first byte to the answer's last, or a stream's first
+    10.0  # from the first byte of a request to the last one of its answer, or to the first one of a stream
 )
 KEEP_ALIVE_SECONDS: Final = 120
 MOST_CONNECTIONS: Final = 500  # five times the viewers; each may hold one answer
 
 
 class Connection(H11Protocol):
-    """A connection that is cut when its client does not complete a request, or take its answer, in time."""
+    """A connection that is closed if its client does not send a request or read its answer in time."""
 
     _deadline: asyncio.TimerHandle | None = None
     _is_stream = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for a request; above MOST_CONNECTIONS another connection makes room."""
+        """Start the time limit for a request; above MOST_CONNECTIONS close another connection."""
         super().connection_made(cast("asyncio.Transport", transport))
         self.opened = self.loop.time()
         self.app = _Noting(self.app, self)
@@ -41,30 +41,30 @@ class Connection(H11Protocol):
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the time limit."""
+        """Cancel the time limit."""
         self._settle()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Begin to wait for the rest of a request."""
+        """Start the time limit for the rest of a request."""
         if self._deadline is None and not self._is_stream:
             self._owe()
         super().data_received(data)
 
     def on_response_complete(self) -> None:
-        """Note that nothing is owed; uvicorn closes what stays idle."""
+        """Cancel the time limit; uvicorn closes idle connections."""
         self._settle()
         super().on_response_complete()
 
     def begin_stream(self) -> None:
-        """Let an answer go on for as long as its viewer takes it, once its request has ended."""
+        """Remove the time limit of an answer, once its request is complete."""
         if not self.cycle.more_body:
             self._is_stream = True
             self._settle()
 
     @property
     def is_answering(self) -> bool:
-        """Whether a complete request waits for its answer, or has a stream."""
+        """Whether a complete request has an unfinished answer or a stream."""
         cycle: Any = self.cycle  # None before the first request
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
@@ -81,7 +81,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _make_room(self) -> None:
-        """Cut the oldest connection that no viewer needs: one without a complete request, or else the newest."""
+        """Close the oldest connection without a complete request, else the newest."""
         others = cast("set[Connection]", self.connections - {self})
         min((it for it in others if not it.is_answering), key=_age, default=self).transport.abort()
 
@@ -91,7 +91,7 @@ def _age(connection: Connection) -> float:
 
 
 class _Noting:
-    """Tells a connection when the answer of its application is a stream."""
+    """Application wrapper that reports to the connection when an answer is a stream."""
 
     def __init__(self, app: ASGIApp, connection: Connection) -> None:
         self._app = app

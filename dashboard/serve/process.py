@@ -1,4 +1,4 @@
-"""The process of the page: one event loop with the watches and the HTTP server."""
+"""Process of the dashboard: one event loop with the watches and the HTTP server."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
     from apiserver.client import Reach
 
-SLOW_SECONDS: Final = 60  # for which who is sent something may take nothing of it: then the kernel closes
-GRACE_SECONDS: Final = 2  # for answers that are under way when it ends
+SLOW_SECONDS: Final = 60  # without any data read by the peer; then the kernel closes the connection
+GRACE_SECONDS: Final = 2  # for unfinished answers at shutdown
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 logger = logging.getLogger(__name__)
 
 
 class CannotListen(Exception):
-    """The address cannot be listened on; the message says why."""
+    """The address cannot be bound; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an operator may choose."""
+    """Options of the dashboard."""
 
     host: str
     port: int
@@ -43,7 +43,7 @@ class Options:
 
 
 class _Server(uvicorn.Server):
-    """Ends its streams when it is told to end, because they would hold it up, and then ends well."""
+    """uvicorn's server, which ends its streams at shutdown, because they would delay it."""
 
     def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
         super().__init__(config)
@@ -51,7 +51,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take the signals that end it; uvicorn's own way raises them again, and then nothing ends with 0."""
+        """Handle the signals that stop it; uvicorn raises them again, so that the exit code would not be 0."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._leave)
         yield
@@ -62,10 +62,10 @@ class _Server(uvicorn.Server):
 
 
 def bind(options: Options) -> socket.socket:
-    """Return the socket to listen on; raise CannotListen for one that others could reach, or that is taken."""
+    """Return the bound socket; raise CannotListen for an address reachable by others, or in use."""
     if options.host not in LOOPBACK:
         raise CannotListen(
-            f"{options.host or 'every interface'} can be reached by others, and the page asks nobody who they are:"
+            f"{options.host or 'every interface'} can be reached by others, and the page has no login:"
             " listen on 127.0.0.1, and reach it by `kubectl port-forward` or a proxy that logs people in"
         )
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
@@ -81,7 +81,7 @@ def bind(options: Options) -> socket.socket:
 
 
 def run(options: Options, access: Reach, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `say` is given the address of the page."""
+    """Serve until SIGTERM or SIGINT; `say` is called with the address of the page."""
     listener = bind(options)
     asyncio.run(_serve(options, access, listener, say))
 
@@ -97,7 +97,7 @@ async def _serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        http=Connection,  # of h11, which ends a request whose head grows beyond 64 kB
+        http=Connection,  # of h11, which refuses request heads above 64 kB
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ws="none",
         lifespan="off",
@@ -107,7 +107,7 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     try:
-        async with asyncio.TaskGroup() as group:  # a bug of the watches ends the process
+        async with asyncio.TaskGroup() as group:  # a bug in the watches ends the process
             watches = group.create_task(watching.run())
             say(address)
             logger.info("serving", extra={"facts": {"address": address}})

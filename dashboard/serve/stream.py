@@ -1,4 +1,4 @@
-"""A view as server-sent events: whole at first, then what differs, as soon as it does."""
+"""Server-sent events of a view: the whole view first, then its differences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dashboard.serve.watching import Watching
 
 MEDIA_TYPE: Final = "text/event-stream"
-ALIVE_SECONDS: Final = 15.0  # a proxy between closes what says nothing for a minute
+ALIVE_SECONDS: Final = 15.0  # a proxy may close a connection that is silent for a minute
 ALIVE: Final = ": alive\n\n"
 
 _encode = msgspec.json.Encoder().encode
@@ -29,14 +29,14 @@ def encode(view: msgspec.Struct | None) -> bytes:
 
 
 class Viewing(StreamingResponse):
-    """A stream that stands in `viewers` from its first moment to its last: they are counted."""
+    """A stream that is listed in `viewers` while it runs, so that viewers can be limited."""
 
     def __init__(self, events: AsyncGenerator[str], viewers: set[object]) -> None:
         super().__init__(events, media_type=MEDIA_TYPE)
         self._viewers = viewers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the viewer goes or the server ends."""
+        """Send events until the viewer disconnects or the server stops."""
         self._viewers.add(self)
         try:
             await super().__call__(scope, receive, send)
@@ -45,7 +45,7 @@ class Viewing(StreamingResponse):
 
 
 async def stream(watching: Watching, view: Callable[[Cluster], msgspec.Struct | None]) -> AsyncGenerator[str]:
-    """Yield events until the server ends; who reads slowly misses what was between, and nothing waits for them."""
+    """Yield events until the server stops; a slow reader skips intermediate states and delays no other."""
     with watching.news() as news:
         sent: msgspec.Struct | None = None
         text = "event: view\ndata: null\n\n"
@@ -61,7 +61,7 @@ async def stream(watching: Watching, view: Callable[[Cluster], msgspec.Struct | 
 
 
 async def _wait(news: asyncio.Event) -> str:
-    """Wait for news; return what keeps a connection open meanwhile."""
+    """Wait for a new state; return what to send, a comment to keep the connection open on a time-out."""
     try:
         async with asyncio.timeout(ALIVE_SECONDS):
             await news.wait()
@@ -71,7 +71,7 @@ async def _wait(news: asyncio.Event) -> str:
 
 
 def _message(sent: msgspec.Struct | None, now: msgspec.Struct | None) -> str:
-    """Return what a viewer has to be told; of lists only the rows that differ."""
+    """Return the event for a viewer; of lists only the rows that differ."""
     if sent == now:
         return ""
     if now is None:
@@ -83,7 +83,7 @@ def _message(sent: msgspec.Struct | None, now: msgspec.Struct | None) -> str:
 
 
 def _difference(sent: Any, now: Any) -> dict[str, Any]:
-    """Return everything but the rows, the rows that are new, and the places of all: of old ones where they were."""
+    """Return all members but the rows, the new rows, and the order of all rows, old ones by their index."""
     places = {row: place for place, row in enumerate(sent.rows)}
     fields: dict[str, Any] = {name: getattr(now, name) for name in now.__struct_fields__}
     return {

@@ -1,4 +1,4 @@
-"""Keep the model up to date: three watches, and one value made of them a moment after something changed."""
+"""State of the cluster from three watches, rebuilt shortly after a change."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 USER_AGENT: Final = "corepin-dashboard"
 PAGE: Final = 100  # objects: the annotations of a large node have 30 kB
-SETTLE_SECONDS: Final = 0.2  # what changes together is shown together
-# API servers keep no cache of events, so these watches have no bookmarks: the server ends a silent one before it is
-# taken for dead.
+SETTLE_SECONDS: Final = 0.2  # coalesces simultaneous changes
+# API servers do not cache events, so these watches have no bookmarks: the server ends a silent one before it
+# counts as dead.
 EVENTS_SECONDS: Final = (60, 120)
-LOOK_SECONDS: Final = 2.0  # between looks at watches that may have broken
+LOOK_SECONDS: Final = 2.0  # between checks for broken watches
 
 
 def now() -> str:
-    """Return the time as the API server writes it."""
+    """Return the time in the API's format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Watching:
-    """The newest value, and who waits for the next one."""
+    """The newest state, and the streams that wait for the next one."""
 
     def __init__(self, api: Api, clock: Callable[[], str] = now) -> None:
         self._nodes: ListWatch[Node] = ListWatch(
@@ -47,7 +47,7 @@ class Watching:
         self._pods: ListWatch[Pod | None] = ListWatch(
             api, "/api/v1/pods", "", PodDecoder(), page=PAGE, accept=METADATA_ONLY
         )
-        # Whole: what happened stands outside of an event's metadata. The agents' only.
+        # Whole objects, because an event's content is outside its metadata. Only events of agents.
         self._events: ListWatch[Event] = ListWatch(
             *(api, "/api/v1/events", f"source={PRODUCT}", EventDecoder(clock)),
             page=PAGE,
@@ -63,7 +63,7 @@ class Watching:
 
     @property
     def is_complete(self) -> bool:
-        """Say whether everything was listed once."""
+        """Return whether every list has been read once."""
         return all(watch.complete for watch in (self._nodes, self._pods, self._events))
 
     async def run(self) -> None:
@@ -75,7 +75,7 @@ class Watching:
 
     @contextmanager
     def news(self) -> Iterator[asyncio.Event]:
-        """Yield what is set whenever there is a new value."""
+        """Yield an event that is set at each new state."""
         event = asyncio.Event()
         self._waiting.add(event)
         try:
@@ -84,13 +84,13 @@ class Watching:
             self._waiting.discard(event)
 
     def show(self, cluster: Cluster) -> None:
-        """Take over a value, and tell who waits for one."""
+        """Set a new state and notify the waiting streams."""
         self.cluster = cluster
         for event in self._waiting:
             event.set()
 
     def end(self) -> None:
-        """Let those who wait see that there will be no more news."""
+        """Notify the waiting streams that there are no further states."""
         self.is_over = True
         for event in self._waiting:
             event.set()
@@ -100,7 +100,7 @@ class Watching:
             try:
                 async with asyncio.timeout(
                     LOOK_SECONDS
-                ):  # wait_for of Python 3.11 drops a cancel that comes with news
+                ):  # wait_for of Python 3.11 loses a cancellation that coincides with a result
                     await self._changed.wait()
             except TimeoutError:
                 if self._troubles() == self.cluster.troubles:
@@ -114,7 +114,10 @@ class Watching:
         return tuple(dict.fromkeys(watch.trouble for watch in watches if watch.trouble))
 
     def _look(self) -> None:
-        """Take over what is known now; kubelets change nodes and pods all the time, and mostly nothing of ours."""
+        """Read the watches' objects.
+
+        Kubelets update nodes and pods often; usually nothing relevant has changed.
+        """
         old, was_complete, self._was_complete = self.cluster, self._was_complete, self.is_complete
         nodes = {node.name: node for node in self._nodes.items.values()}
         pods = {pod.key: pod for pod in self._pods.items.values() if pod}
@@ -124,11 +127,11 @@ class Watching:
         homes = {pod: node for pod, node in old.homes.items() if pod in pods}
         homes |= {event.pod: event.node for event in events if event.pod in pods and event.node}
         new = Cluster(nodes, pods, events, old.changes, old.since, troubles, homes)
-        # what was there when the page began to watch has not changed
+        # objects of the first state are not changes
         self.show(replace(new, changes=self._changes(old, new)) if was_complete else new)
 
     def _changes(self, old: Cluster, new: Cluster) -> tuple[Change, ...]:
-        """Return what changed, the newest first, up to KEPT."""
+        """Return the changes, newest first, up to KEPT."""
         time = self._clock()
         seen = chain(
             node_changes(time, old.nodes, new.nodes),

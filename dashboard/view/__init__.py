@@ -1,1 +1,1 @@
-"""What the pages show, as values made of the model: every word and number is chosen here, not in the browser. Pure."""
+"""Pages as values derived from the model: every text and number is computed here, not in the browser. Pure."""

@@ -1,4 +1,4 @@
-"""What a viewer looks for: by namespace, pod, policy and node."""
+"""Filters of a viewer by namespace, pod, policy and node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dashboard.model.names import pod_of
 
 @dataclass(frozen=True)
 class Filter:
-    """Empty texts look for everything; a namespace and a policy are whole words, the others parts of names."""
+    """A filter; empty texts match everything. Namespace and policy match exactly, the others as parts of names."""
 
     namespace: str = ""
     pod: str = ""
@@ -18,26 +18,26 @@ class Filter:
 
     @property
     def is_of_owners(self) -> bool:
-        """Say whether it looks for some containers, not for all."""
+        """Return whether it selects some containers only."""
         return bool(self.namespace or self.pod or self.policy)
 
     def takes_pod(self, key: str) -> bool:
-        """Say whether it looks for a pod, given as namespace/pod."""
+        """Return whether it matches a pod, given as namespace/pod."""
         namespace, _, name = key.partition("/")
         return self.namespace in {"", namespace} and self.pod in name
 
     def takes_owner(self, owner: str, *policies: str) -> bool:
-        """Say whether it looks for a container with these policies."""
+        """Return whether it matches a container with these policies."""
         return self.takes_pod(pod_of(owner)) and self.policy in {"", *policies}
 
     def takes_node(self, name: str) -> bool:
-        """Say whether it looks for a node."""
+        """Return whether it matches a node."""
         return self.node in name
 
 
 class OnePod(Filter):
-    """Looks for the containers of one pod, by its whole name."""
+    """A filter for the containers of exactly one pod."""
 
     def takes_pod(self, key: str) -> bool:
-        """Say whether it is this pod."""
+        """Return whether it is this pod."""
         return key == f"{self.namespace}/{self.pod}"

@@ -1,34 +1,34 @@
-"""The page of a node: its machine as sockets, NUMA nodes, caches, cores and threads, and whose each of them is."""
+"""Page of one node: sockets, NUMA nodes, caches, cores and threads, with the owner of each CPU."""
 
 from __future__ import annotations
 
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from corepin.drawing.floorplan import cache_title, drawn_order
-from corepin.drawing.picture import Use, headline, owner_keys, sign_keys, uses
 from dashboard.model.names import container_of, pod_of, refusals
-from dashboard.view.happened import happened, namespaces
+from dashboard.view.messages import facts, health_of
 from dashboard.view.nodes import health_of_node, parts
-from dashboard.view.roles import roles_of
-from dashboard.view.sentences import facts, health_of
-from dashboard.view.shapes import Cache, Cell, NodePage, NUMANode, Owner, Sign, Socket, Waiting
+from dashboard.view.recent_events import namespaces, recent_events
+from dashboard.view.shapes import Cache, Cell, NodePage, NUMANode, ShownOwner, Sign, Socket, Waiting
+from dashboard.view.thread_roles import roles_of
+from drawing.floorplan import cache_title, drawn_order
+from drawing.picture import Use, headline, owner_keys, sign_keys, uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from corepin.drawing.picture import Key, Picture
     from dashboard.model.cluster import Cluster
     from dashboard.model.records import Pools
     from dashboard.view.filters import Filter
-    from dashboard.view.roles import Role
+    from dashboard.view.thread_roles import Role
+    from drawing.picture import Key, Picture
     from pinning.machine.topology import Core, Topology
 
-MOST_WAITING: Final = 200  # claims that are told; how many pods wait is said above them
+MOST_WAITING: Final = 200  # refused claims in the list; the number of pods is shown above it
 
 
 def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
-    """Return the page of a node, None where there is no such node."""
+    """Return the page of a node, None if there is no such node."""
     node = cluster.nodes.get(name)
     if node is None:
         return None
@@ -45,7 +45,7 @@ def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
         owners=drawn.owners,
         signs=drawn.signs,
         waiting=tuple(islice(_waiting(cluster, name, wanted), MOST_WAITING)),
-        history=happened(cluster, lambda where, _: where == name),
+        history=recent_events(cluster, lambda where, _: where == name),
         since=cluster.since,
         namespaces=namespaces(cluster),
         troubles=cluster.troubles,
@@ -53,10 +53,10 @@ def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
 
 
 class _Drawn(NamedTuple):
-    """What is drawn of a node of which an agent reports."""
+    """The drawing of a node with an agent."""
 
     sockets: tuple[Socket, ...] = ()
-    owners: tuple[Owner, ...] = ()
+    owners: tuple[ShownOwner, ...] = ()
     signs: tuple[Sign, ...] = ()
 
 
@@ -72,10 +72,10 @@ def _drawn(cluster: Cluster, pools: Pools, picture: Picture, wanted: Filter) -> 
     return _Drawn(tuple(_sockets(picture.topology, cells)), owners, tuple(_signs(signs, shown)))
 
 
-def _owner(cluster: Cluster, pools: Pools, name: str, key: Key, wanted: Filter) -> Owner:
+def _owner(cluster: Cluster, pools: Pools, name: str, key: Key, wanted: Filter) -> ShownOwner:
     held, container = pools.owners[name], cluster.container(name)
     namespace, _, pod = pod_of(name).partition("/")
-    return Owner(
+    return ShownOwner(
         label=key.sign.text,
         name=name,
         namespace=namespace,
@@ -91,7 +91,7 @@ def _owner(cluster: Cluster, pools: Pools, name: str, key: Key, wanted: Filter) 
 
 
 def _signs(signs: Sequence[Key], shown: Mapping[int, tuple[Key, Use]]) -> Iterator[Sign]:
-    """Yield the legend of what no owner has: the CPUs that show a sign, and of the shared set every one."""
+    """Yield the legend of CPUs without an owner; the shared set is listed in full."""
     for key in signs:
         cpus = sorted(cpu for cpu, (other, _) in shown.items() if other is key)
         if cpus:
@@ -100,15 +100,15 @@ def _signs(signs: Sequence[Key], shown: Mapping[int, tuple[Key, Use]]) -> Iterat
 
 
 class _Cells(NamedTuple):
-    """What is known of the cells of a machine."""
+    """Data for the cells of a machine."""
 
     keys: Sequence[Key]
-    owners: Sequence[Owner]
+    owners: Sequence[ShownOwner]
     shown: Mapping[int, tuple[Key, Use]]
     roles: Mapping[int, Role]
 
     def cell(self, cpu: int, core: Core) -> Cell:
-        """Return how a CPU is drawn."""
+        """Return the cell of a CPU."""
         key, use = self.shown[cpu]
         place = next((at for at, other in enumerate(self.keys) if other is key), -1)
         role = self.roles.get(cpu)

@@ -1,14 +1,14 @@
-"""The page of all nodes."""
+"""Page of all nodes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from corepin.drawing.picture import Use, reading_order
-from dashboard.view.happened import namespaces
-from dashboard.view.sentences import OBSERVES, OK, PENDING, SILENT, TROUBLE, WAITING, plural
+from dashboard.view.messages import OBSERVES, OK, PENDING, SILENT, TROUBLE, WAITING, plural
+from dashboard.view.recent_events import namespaces
 from dashboard.view.shapes import Overview, Part, Row, Totals
+from drawing.picture import Use, reading_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from dashboard.model.records import Node
     from dashboard.view.filters import Filter
 
-MOST: Final = 1000  # rows that a browser is given
+MOST: Final = 1000  # rows sent to a browser
 OBSERVES_WORDS: Final = (
     "only observes: the kubelet's static policy assigns the CPUs, or the agent is configured so"
 )
 SILENT_WORDS: Final = "no corepin agent reports"
-_FIRST: Final = (TROUBLE, WAITING, PENDING, OBSERVES, OK, SILENT)  # what needs somebody stands above
+_FIRST: Final = (TROUBLE, WAITING, PENDING, OBSERVES, OK, SILENT)  # sort order: problems first
 
 
 def overview(cluster: Cluster, wanted: Filter) -> Overview:
-    """Return all nodes that a filter takes, those that need somebody first, and the sums of all nodes."""
+    """Return the nodes that match a filter, problems first, and the sums of all nodes."""
     rows = [_row(cluster, node, wanted) for node in cluster.nodes.values() if wanted.takes_node(node.name)]
     if wanted.is_of_owners:
         rows = [row for row in rows if row.matches]
@@ -60,7 +60,7 @@ def _matches(cluster: Cluster, node: Node, wanted: Filter) -> int:
 
 
 def health_of_node(cluster: Cluster, node: Node) -> tuple[str, tuple[str, ...]]:
-    """Return how a node fares, and what there is to say about it, the worst first."""
+    """Return the health of a node, and messages about it, the worst first."""
     if node.problem:
         return TROUBLE, (node.problem,)
     if node.pools is None:
@@ -80,7 +80,7 @@ def health_of_node(cluster: Cluster, node: Node) -> tuple[str, tuple[str, ...]]:
 
 
 def parts(counts: Mapping[Use, int]) -> tuple[Part, ...]:
-    """Return how many CPUs are used for what, in the order in which it is drawn."""
+    """Return the number of CPUs by use, in drawing order."""
     return tuple(Part(use.value, counts[use]) for use in Use if counts.get(use))
 
 

@@ -1,15 +1,12 @@
-"""The page of a pod, and that of all containers that hold or wait for CPUs."""
+"""Page of one pod, and page of all containers that hold or wait for CPUs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from corepin.drawing.picture import reading_order
 from dashboard.model.names import container_of, pod_of, refusals
 from dashboard.view.filters import OnePod
-from dashboard.view.happened import happened, namespaces
-from dashboard.view.node import node_page
-from dashboard.view.sentences import (
+from dashboard.view.messages import (
     OK,
     PENDING,
     TROUBLE,
@@ -21,17 +18,20 @@ from dashboard.view.sentences import (
     proof,
     why,
 )
+from dashboard.view.node import node_page
+from dashboard.view.recent_events import namespaces, recent_events
 from dashboard.view.shapes import ContainerCard, Fact, PodPage, PodRow, Pods
+from drawing.picture import reading_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dashboard.model.cluster import Cluster
-    from dashboard.model.records import Container, Owner, Pod
+    from dashboard.model.records import Container, Pod, ReportedOwner
     from dashboard.view.filters import Filter
     from dashboard.view.shapes import NodePage
 
-MOST: Final = 500  # rows that a browser is given
+MOST: Final = 500  # rows sent to a browser
 _FIRST: Final = (TROUBLE, WAITING, PENDING, OK)
 NOTHING_SAID: Final = (
     "No agent has said anything of this pod: it has no node yet, its containers have not begun, or nothing it asks"
@@ -40,7 +40,7 @@ NOTHING_SAID: Final = (
 
 
 def pod_page(cluster: Cluster, namespace: str, name: str) -> PodPage | None:
-    """Return the page of a pod, None where nothing is known of it."""
+    """Return the page of a pod, None if the pod is unknown."""
     key = f"{namespace}/{name}"
     pod, node = cluster.pods.get(key), cluster.node_of.get(key, "")
     if pod is None and not node:
@@ -56,14 +56,14 @@ def pod_page(cluster: Cluster, namespace: str, name: str) -> PodPage | None:
         containers=tuple(_cards(pod, held)),
         machine=tuple(machine(pod.status.vm)) if pod and pod.status and pod.status.vm else (),
         drawing=_drawing(cluster, node, namespace, name) if held else None,
-        history=happened(cluster, lambda _, other: other == key),
+        history=recent_events(cluster, lambda _, other: other == key),
         since=cluster.since,
         troubles=cluster.troubles,
     )
 
 
-def _held(cluster: Cluster, key: str) -> dict[str, Owner]:
-    """Return what the pod's containers hold, by their names."""
+def _held(cluster: Cluster, key: str) -> dict[str, ReportedOwner]:
+    """Return the owners of a pod by container name."""
     node = cluster.nodes.get(cluster.node_of.get(key, ""))
     owners = node.pools.owners if node and node.pools else {}
     return {container_of(name): owner for name, owner in owners.items() if pod_of(name) == key}
@@ -84,7 +84,7 @@ def _notes(cluster: Cluster, pod: Pod | None, node: str) -> Iterator[str]:
         yield f"Node {node} now has {plural(len(known.free), 'CPU')} that could be given out{named}."
 
 
-def _cards(pod: Pod | None, held: dict[str, Owner]) -> Iterator[ContainerCard]:
+def _cards(pod: Pod | None, held: dict[str, ReportedOwner]) -> Iterator[ContainerCard]:
     told = pod.status.containers if pod and pod.status else {}
     for name in sorted(told.keys() | held.keys(), key=reading_order):
         container, owner = told.get(name), held.get(name)
@@ -92,13 +92,13 @@ def _cards(pod: Pod | None, held: dict[str, Owner]) -> Iterator[ContainerCard]:
         yield ContainerCard(name, _health(container, owner), reason, tuple(_facts(container, owner)))
 
 
-def _health(container: Container | None, owner: Owner | None) -> str:
+def _health(container: Container | None, owner: ReportedOwner | None) -> str:
     if container and container.refusal:
         return WAITING
     return health_of(container) if owner or (container and container.policy) else OK
 
 
-def _facts(container: Container | None, owner: Owner | None) -> Iterator[Fact]:
+def _facts(container: Container | None, owner: ReportedOwner | None) -> Iterator[Fact]:
     if owner:
         yield from facts(owner, container)
     elif container and container.policy:
@@ -113,7 +113,7 @@ def _drawing(cluster: Cluster, node: str, namespace: str, name: str) -> NodePage
 
 
 def pods(cluster: Cluster, wanted: Filter) -> Pods:
-    """Return all containers that hold or wait for CPUs and that a filter takes, those that need somebody first."""
+    """Return the containers that hold or wait for CPUs and match a filter, problems first."""
     rows = [*_waiting_rows(cluster, wanted), *_holding_rows(cluster, wanted)]
     rows.sort(key=lambda row: (_FIRST.index(row.health), reading_order(row.key)))
     return Pods(tuple(rows[:MOST]), max(0, len(rows) - MOST), namespaces(cluster), cluster.troubles)
@@ -121,7 +121,7 @@ def pods(cluster: Cluster, wanted: Filter) -> Pods:
 
 def _waiting_rows(cluster: Cluster, wanted: Filter) -> Iterator[PodRow]:
     if wanted.policy:
-        return  # what is refused has no policy yet
+        return  # a refused claim has no policy yet
     for node, waiting in cluster.waiting.items():
         for pod in waiting:
             if wanted.takes_pod(pod.key) and wanted.takes_node(node):

@@ -1,4 +1,4 @@
-"""What the browser gets, field by field."""
+"""JSON members of the pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """One line of what is known of something."""
+    """One labelled value."""
 
     term: str
     text: str
@@ -14,14 +14,14 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """How many CPUs of a node are used for one thing."""
+    """Number of CPUs of a node with one use."""
 
     use: str
     count: int
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
-    """A node in the list of all."""
+    """A node in the list of all nodes."""
 
     name: str
     health: str
@@ -52,21 +52,21 @@ class Overview(msgspec.Struct, frozen=True, rename="camel"):
 
     rows: tuple[Row, ...]
     totals: Totals
-    more: int  # nodes that match and are not in rows
+    more: int  # matching nodes that are not in rows
     namespaces: tuple[str, ...]
     troubles: tuple[str, ...]
 
 
 class Cell(msgspec.Struct, frozen=True, rename="camel"):
-    """A CPU as it is drawn."""
+    """One CPU of the drawing."""
 
     cpu: int
     sign: str
     use: str
-    owner: int  # its place among the owners, -1 for none
-    role: str  # what a virtual machine does there, as a short sign
+    owner: int  # index of the owner, -1 for none
+    role: str  # role of its virtual machine thread, as a short sign
     text: str
-    dim: bool  # not what the filter looks for
+    dim: bool  # not selected by the filter
 
 
 class Cache(msgspec.Struct, frozen=True):
@@ -90,8 +90,8 @@ class Socket(msgspec.Struct, frozen=True, rename="camel"):
     numa_nodes: tuple[NUMANode, ...]
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """A container that holds CPUs, with everything that is known of it."""
+class ShownOwner(msgspec.Struct, frozen=True):
+    """A container that holds CPUs, with all facts about it."""
 
     label: str
     name: str
@@ -107,7 +107,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """An entry of the legend that is no owner."""
+    """An entry of the legend without an owner."""
 
     sign: str
     use: str
@@ -117,7 +117,7 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, rename="camel"):
-    """A claim that was refused."""
+    """A refused claim."""
 
     namespace: str
     pod: str
@@ -128,13 +128,13 @@ class Waiting(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Entry(msgspec.Struct, frozen=True, rename="camel"):
-    """Something that happened."""
+    """One recent event."""
 
     time: str
     node: str
     namespace: str
     pod: str
-    reason: str  # of an event; empty when the page itself saw it
+    reason: str  # of a Kubernetes event; empty for an observed change
     text: str
     is_warning: bool
     count: int
@@ -150,7 +150,7 @@ class NodePage(msgspec.Struct, frozen=True, rename="camel"):
     parts: tuple[Part, ...]
     free: int
     sockets: tuple[Socket, ...]
-    owners: tuple[Owner, ...]
+    owners: tuple[ShownOwner, ...]
     signs: tuple[Sign, ...]
     waiting: tuple[Waiting, ...]
     history: tuple[Entry, ...]
@@ -209,7 +209,7 @@ class Pods(msgspec.Struct, frozen=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """The page of what happened last."""
+    """The page of recent events."""
 
     history: tuple[Entry, ...]
     since: str

@@ -1,7 +1,7 @@
-"""Which CPUs: the public face of allocation. Pure: no I/O, no clock; equal inputs give equal outputs.
+"""CPU allocation within a machine. Pure: no I/O, no clock; equal inputs give equal outputs.
 
-`take_cpus` makes the kubelet's choices, `place` puts SMT and NUMA policies on top, `take_cores` serves CMK
-claims, and `place_vcpus` gives the threads of a virtual machine their places among its CPUs. `docs/choices.md` tells users what is chosen and why.
+`take_cpus` makes the kubelet's choices, `place` adds SMT and NUMA policies, `take_cores` serves CMK claims, and
+`place_vcpus` assigns CPUs to the threads of a virtual machine. `docs/choices.md` explains the choices to users.
 """
 
 from __future__ import annotations

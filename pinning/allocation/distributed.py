@@ -1,7 +1,7 @@
 """The kubelet's distributed algorithm (KEP-2902): the same number of CPUs on each of the fewest NUMA nodes.
 
-Which nodes, and which of them give one group more, is decided by how evenly the free CPUs of all nodes are left.
-What a container has already counts: its nodes stay, and one that has more than its share leaves less to the others.
+The nodes, and those that give one group more, are chosen so that the free CPUs of all nodes stay as even as possible.
+CPUs that a container already has count: its nodes are kept, and one with more than its share reduces the others'.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
 
 MOST_NODES_COMPARED: Final = 8  # the kubelet's default limit; 8 nodes have at most 70 sets of one size
 
-Nodes = tuple[int, ...]  # places in the kubelet's order of NUMA nodes
+Nodes = tuple[int, ...]  # indexes in the kubelet's order of NUMA nodes
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What follows for each node when all shall have at least the same number of CPUs."""
+    """State of each node when all get at least the same number of CPUs."""
 
     gives: Nodes
-    left: Nodes  # what is free then
-    has: Nodes  # what the container has then
-    spare: Nodes  # what is left of the nodes that have not more already
-    spent: Nodes  # by how much the squared number of free CPUs shrinks
+    left: Nodes  # free CPUs left
+    has: Nodes  # CPUs the container has
+    spare: Nodes  # free CPUs left on nodes that do not exceed the level already
+    spent: Nodes  # decrease of the squared number of free CPUs
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """What comes from each node, and from which nodes single groups are then added, in order."""
+    """CPUs taken from each node, then the nodes that give one more group, in order."""
 
     nodes: Nodes
     gives: Nodes
     extra: Nodes
-    squares: int  # sum over all nodes of the squared number of CPUs left free
+    squares: int  # sum over all nodes of the squared number of free CPUs left
 
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
     room: Nodes  # free CPUs of each node
-    own: Nodes  # CPUs of each node that the container has
-    strange: Nodes  # packages of each node on which the container has nothing, as bits
-    count: int  # CPUs that it shall have in all
+    own: Nodes  # CPUs of each node that the container already has
+    strange: Nodes  # bitmask of each node's packages on which the container has nothing
+    count: int  # total CPUs of the container afterwards
     group: int
 
     def splits(self, width: int) -> Iterator[_Split]:
-        """Yield the ways to use `width` nodes in the kubelet's order, without those no better than one before."""
+        """Yield the ways to use `width` nodes in the kubelet's order, skipping those no better than an earlier one."""
         least = before = sum(free * free for free in self.room)
         for nodes, level, spare in self._nearest(width):
             groups = (self.count - sum([level.has[node] for node in nodes])) // self.group
@@ -65,7 +65,7 @@ class _Problem:
                 yield _Split(nodes, gives, tuple([nodes[place] for place in extra]), least)
 
     def _nearest(self, width: int) -> Iterable[tuple[Nodes, _Level, Nodes]]:
-        """Return the sets of nodes that can give enough, those that add the fewest packages."""
+        """Return the sets of nodes with enough free CPUs that add the fewest packages."""
         able = self._able(width)
         if not any(self.strange):
             return able
@@ -76,7 +76,7 @@ class _Problem:
         return [candidate for added, candidate in found if added == least]
 
     def _able(self, width: int) -> Iterator[tuple[Nodes, _Level, Nodes]]:
-        """Yield sets of nodes with enough whole groups, and what of each node may be used for single ones."""
+        """Yield sets of nodes with enough whole groups, with the CPUs of each node that may complete single groups."""
         levels: dict[int, _Level] = {}
         for nodes in self._sets(width):
             each = self._share(nodes)
@@ -102,7 +102,7 @@ class _Problem:
         )
 
     def _sets(self, width: int) -> Iterator[Nodes]:
-        """Yield sets of nodes, those that the container has CPUs of always among them; of many nodes one set."""
+        """Yield sets of nodes that include the container's own; only one set if there are too many nodes."""
         held = [node for node, own in enumerate(self.own) if own]
         others = [node for node, own in enumerate(self.own) if not own]
         more = width - len(held)
@@ -113,7 +113,7 @@ class _Problem:
             yield tuple(sorted([*held, *chosen]))
 
     def _share(self, nodes: Nodes) -> int:
-        """Return the whole groups of CPUs that each node has at least when all have equally many, as far as they can."""
+        """Return the largest number of whole groups that each node can have at least."""
         count, width = self.count, len(nodes)
         for own in sorted([self.own[node] for node in nodes], reverse=True)[:-1]:
             if own <= count // width // self.group * self.group:
@@ -122,7 +122,7 @@ class _Problem:
         return count // width // self.group * self.group
 
     def _better(self, left: Nodes, groups: int, than: int) -> Iterator[tuple[int, Nodes]]:
-        """Yield extras that change the sum of squares to less and less, until no extra could change it to less."""
+        """Yield extra groups with an ever smaller sum of squares, until none can reduce it."""
         roomiest = self._roomiest(left, groups)
         most = self._change(left, roomiest)
         if most >= than:
@@ -136,7 +136,7 @@ class _Problem:
                 return
 
     def _roomiest(self, left: Nodes, groups: int) -> Nodes:
-        """Return the extra that takes each group from the place that has most left: no other changes more."""
+        """Return the extra that takes each group from the node with most CPUs left, which reduces the sum most."""
         rooms, extra = list(left), []
         for _ in range(groups):
             place = rooms.index(max(rooms))
@@ -145,9 +145,9 @@ class _Problem:
         return tuple(extra)
 
     def _extras(self, left: Nodes, groups: int) -> Iterator[tuple[int, Nodes]]:
-        """Yield the ways to add the remaining groups to places of `left`, widest first, with the change of squares.
+        """Yield the ways to add the remaining groups to nodes of `left`, widest first, with the change of squares.
 
-        In a set of more nodes than groups only the first ones give: those prefixes are all there is to try.
+        In a set with more nodes than groups only the first ones give, so prefixes are the only candidates.
         """
         able = [place for place, free in enumerate(left) if free >= self.group]
         changes = [self.group * (self.group - 2 * left[place]) for place in able]
@@ -168,7 +168,7 @@ class _Problem:
         return change
 
     def unevenness(self, split: _Split) -> int:
-        """Return thousandths of the standard deviation of what is left, mean and result rounded as the kubelet does."""
+        """Return the standard deviation of the free CPUs left in thousandths, rounded as the kubelet does."""
         nodes, total = len(self.room), sum(self.room) + sum(self.own) - self.count
         mean = floor(total * 1000 / nodes + 0.5)
         variance = (10**6 * split.squares - 2000 * mean * total + nodes * mean * mean) / nodes
@@ -176,7 +176,7 @@ class _Problem:
 
 
 def _dealt(room: dict[int, int], groups: int) -> Nodes:
-    """Deal groups to nodes in turns; a node that has no room for one more is passed over."""
+    """Distribute groups over nodes round robin, skipping nodes without room."""
     dealt: list[int] = []
     turn = 0
     while len(dealt) < groups:
@@ -186,9 +186,9 @@ def _dealt(room: dict[int, int], groups: int) -> Nodes:
 
 
 def take_distributed(tables: Tables, free: int, count: int, *, group: int, sort: Sort, own: int = 0) -> int:
-    """Return `count` of the free CPUs, so that they and the own ones are split evenly, in groups of `group`.
+    """Return `count` free CPUs such that they and the own ones are distributed evenly, in groups of `group`.
 
-    What cannot be split evenly is packed.
+    If no even distribution exists, pack them.
     """
     nodes = list(tables.numa_order(free, own))
     has = tuple((node.mask & own).bit_count() for node in nodes)
@@ -208,7 +208,7 @@ def take_distributed(tables: Tables, free: int, count: int, *, group: int, sort:
 
 
 def _best(tables: Tables, problem: _Problem) -> _Split | None:
-    """Return the most even split over the fewest nodes that can give one."""
+    """Return the most even split over the fewest possible nodes."""
     groups = -(-tables.online.bit_count() // problem.group)
     per_node = -(-groups // len(tables.numa_nodes))
     needed = problem.count // problem.group

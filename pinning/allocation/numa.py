@@ -1,6 +1,6 @@
-"""Where in the machine CPUs are picked: on the fewest NUMA nodes or evenly over them, beside those that are held.
+"""NUMA placement on bitmasks: fewest NUMA nodes or even distribution, near the CPUs a container already has.
 
-Works on masks. The policies of `placement` decide what may be picked; a `Picker` only decides where.
+The policies in `placement` decide which CPUs may be picked; a `Picker` only decides where they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Picker:
-    """How to pick from a machine. With `evenly`, the NUMA nodes give the same number of groups."""
+    """Picks CPUs of a machine; with `evenly`, all NUMA nodes give the same number of groups."""
 
     tables: Tables
     sort: Sort
@@ -29,7 +29,7 @@ class Picker:
     group: int
 
     def pick(self, among: int, count: int, own: int = 0) -> int:
-        """Return `count` CPUs to go with the own ones; with `evenly` up to a group more, so that groups stay whole."""
+        """Return `count` CPUs to add to the own ones; with `evenly` up to one group more, so that groups stay whole."""
         if self.evenly:
             odd = -(count + (own & self.tables.online).bit_count()) % self.group
             wanted = min(count + odd, among.bit_count())
@@ -40,7 +40,7 @@ class Picker:
         return self._pack(among & self.narrowest([among], count, own), count, own)
 
     def _is_narrow(self, chosen: int, among: int, count: int, own: int) -> bool:
-        """Say whether no choice lies on fewer NUMA nodes; for a container that has CPUs, nor on fewer packages."""
+        """Return whether no choice uses fewer NUMA nodes, or fewer packages if the container has CPUs already."""
         if len(self.tables.nodes_of(chosen | own)) > self._fewest(among, count, own):
             return False
         packages = self._packages(chosen | own)
@@ -52,7 +52,7 @@ class Picker:
         return take_packed(self.tables, among, count, sort=self.sort, align_uncore=self.align_uncore, own=own)
 
     def _fewest(self, among: int, count: int, own: int) -> int:
-        """Return how many NUMA nodes it takes at least, its own included."""
+        """Return the least number of NUMA nodes that suffice, including those of the own CPUs."""
         free = [(node.mask & among).bit_count() for node in self.tables.numa_nodes if not node.rings[0] & own]
         home = self.tables.nodes_of(own)
         room = sum((node.mask & among).bit_count() for node in home)
@@ -65,10 +65,10 @@ class Picker:
         return nodes
 
     def narrowest(self, tiers: Sequence[int], count: int, own: int = 0) -> int:
-        """Return the CPUs of the fewest NUMA nodes that hold `count` CPUs of the tiers, its own nodes among them.
+        """Return the CPUs of the fewest NUMA nodes that have `count` CPUs of the tiers; own nodes are included.
 
         Of equals, the set in the fewest packages, then with the most of the first tier, the second..., then the
-        tightest; on machines of many nodes simply the roomiest.
+        tightest. On machines with many nodes simply the nodes with most free CPUs.
         """
         among = _union(tiers)
         home = _union(node.mask for node in self.tables.nodes_of(own))
@@ -90,7 +90,7 @@ class Picker:
 
 
 def _preference(cpus: int, tiers: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return a key that is least where the preferred tiers give most and the least room is left over."""
+    """Return a sort key that is least for most CPUs of the preferred tiers, then for the least surplus."""
     *preferred, _ = tiers
     return (
         *(-min(count, (tier & cpus).bit_count()) for tier in preferred),

@@ -1,9 +1,9 @@
-"""The kubelet's packed and spread algorithms, on bit masks.
+"""The kubelet's packed and spread algorithms, on bitmasks.
 
-Whole NUMA nodes and packages first, then caches when asked, whole cores, and single CPUs; at every level the unit
-with the fewest free CPUs comes first. A unit is as large as the CPUs that the kernel runs of it: counted, never
-divided. A container that has CPUs already goes the same way: units with CPUs of its own come before the others, and
-are whole when nobody else has a part of them.
+Whole NUMA nodes and packages first, then caches if requested, whole cores, and single CPUs; at every level the unit
+with the fewest free CPUs comes first. The size of a unit is the number of its online CPUs. A container that has
+CPUs already grows the same way: units with CPUs of its own come first, and count as whole if no other container
+uses them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _MEMO_WITHOUT_SMT: Final = "pinning.allocation.packed.tables_without_smt"
 class Unit:
     """A NUMA node, package, cache or core: its online CPUs as a mask, and its cores by id.
 
-    `rings` are all known CPUs around it, the nearest first: its own, and for a core those of its L2 and last-level
-    cache.
+    `rings` are all known CPUs around it, nearest first: its own, and for a core those of its L2 and last-level cache.
     """
 
     id: int
@@ -42,7 +41,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """A topology as the algorithms need it. `outer` are the larger of NUMA nodes and packages."""
+    """A topology prepared for the algorithms. `outer` is the larger of NUMA nodes and packages."""
 
     online: int
     numa_nodes: tuple[Unit, ...]
@@ -53,7 +52,7 @@ class Tables:
     cores: tuple[Unit, ...]
 
     def outer_order(self, free: int, own: int) -> Iterable[Unit]:
-        """Return the outer units with free or own CPUs in the kubelet's order."""
+        """Return the outer units with free or own CPUs, in the kubelet's order."""
         return by_free(self.outer, free, own)
 
     def inner_order(self, free: int, own: int) -> Iterable[Unit]:
@@ -73,14 +72,14 @@ class Tables:
         return _nested(self.numa_order(free, own), self.caches, free, own)
 
     def nodes_of(self, cpus: int) -> list[Unit]:
-        """Return the NUMA nodes that the CPUs lie on, offline CPUs too."""
+        """Return the NUMA nodes of the CPUs, including offline CPUs."""
         return touching(self.numa_nodes, cpus)
 
 
 def tables_of(topology: Topology) -> Tables:
-    """Return the tables of a topology, made once and kept as long as the topology lives.
+    """Return the tables of a topology, cached on the topology object.
 
-    They lie where `functools.cached_property` would put them: hashing a topology costs more than an allocation.
+    They are stored as `functools.cached_property` would, because hashing a topology costs more than an allocation.
     """
     memo = vars(topology)
     tables: Tables | None = memo.get(_MEMO)
@@ -132,12 +131,12 @@ def _unit(key: int, known: int, cores: list[Unit]) -> Unit:
 
 
 def touching(units: Iterable[Unit], cpus: int) -> list[Unit]:
-    """Return the units that the CPUs lie in, offline CPUs too."""
+    """Return the units that contain any of the CPUs, including offline ones."""
     return [unit for unit in units if unit.rings[0] & cpus]
 
 
 def by_free(units: Iterable[Unit], free: int, own: int = 0) -> list[Unit]:
-    """Return the units that have free or own CPUs: those nearest to own ones, with the fewest free, then by id."""
+    """Return the units with free or own CPUs, ordered by distance to own CPUs, number of free CPUs, id."""
     wanted = free | own
     found = [unit for unit in units if unit.mask & wanted]
     if own:
@@ -148,7 +147,7 @@ def by_free(units: Iterable[Unit], free: int, own: int = 0) -> list[Unit]:
 
 
 def _apart(unit: Unit, own: int) -> list[bool]:
-    """Return a key that grows with the distance of a unit from own CPUs."""
+    """Return a sort key that grows with the distance of a unit from own CPUs."""
     return [not ring & own for ring in unit.rings]
 
 
@@ -171,7 +170,7 @@ def lowest_bits(mask: int, count: int) -> int:
 
 
 class _Accumulator:
-    """What is still free, what is still needed, what is taken, and what the container had before."""
+    """State of one allocation: CPUs still free, still needed, taken, and owned before."""
 
     __slots__ = ("free", "need", "own", "tables", "taken")
 
@@ -189,7 +188,7 @@ class _Accumulator:
         self.need -= mask.bit_count()
 
     def take_whole(self, units: Iterable[Unit]) -> None:
-        """Take the rest of every unit that nobody else has a part of, unless the rest is larger than the need."""
+        """Complete partly owned units if the remainder fits."""
         free, busy, need, taken = self.free, ~(self.free | self.own), self.need, 0
         for unit in units:
             if not unit.mask & busy:
@@ -212,10 +211,10 @@ class _Accumulator:
             self.take_part_of(cache)
 
     def take_part_of(self, cache: Unit) -> None:
-        """Take the whole need from the lowest cores of a cache, or nothing.
+        """Take all needed CPUs from the lowest cores of a cache, or none.
 
-        As the kubelet has it: cores are counted by their size, whatever of them is free, and at most one CPU too
-        many is given back, for an odd need.
+        As in the kubelet, cores are counted by their size even if some CPUs are busy, and at most one surplus CPU
+        is given back for an odd need.
         """
         if (cache.mask & self.free).bit_count() < self.need:
             return
@@ -236,21 +235,21 @@ class _Accumulator:
             self.take_whole(by_free(by_size, self.free, self.own) if self.own else by_size)
 
     def take_threads(self) -> None:
-        """Take single CPUs, those of the most used cores first."""
+        """Take single CPUs, first of the cores with the fewest free ones."""
         for unit in self.tables.inner_order(self.free, self.own):
             if (unit.mask & self.free).bit_count() > self.need:
                 self.take_each(by_free(unit.cores, self.free, self.own))
             self.take_lowest(unit.mask)
 
     def take_across_cores(self) -> None:
-        """Take single CPUs package by package: by number, or of the cores on which it has fewest."""
+        """Take single CPUs package by package, by number or from the cores on which the container has fewest."""
         for package in self.tables.package_order(self.free, self.own):
             if self.own:
                 self.take_in_turns(package.cores)
             self.take_lowest(package.mask)
 
     def take_in_turns(self, cores: Iterable[Unit]) -> None:
-        """Take CPUs of the cores on which it has fewest, by number."""
+        """Take CPUs of the cores on which the container has fewest, by number."""
         turns: list[tuple[int, int]] = []
         for core in cores:
             has = (core.mask & self.own).bit_count()
@@ -259,14 +258,14 @@ class _Accumulator:
         self.take(sum(1 << cpu for _, cpu in turns[: self.need]))
 
     def take_each(self, cores: Iterable[Unit]) -> None:
-        """Take what is free of each core until there is enough."""
+        """Take the free CPUs of each core until there are enough."""
         for core in cores:
             if not self.need:
                 return
             self.take_lowest(core.mask)
 
     def take_lowest(self, among: int) -> None:
-        """Take the lowest free CPUs, as many as needed."""
+        """Take as many of the lowest free CPUs as needed."""
         inside = among & self.free
         self.take(inside if inside.bit_count() <= self.need else lowest_bits(inside, self.need))
 
@@ -274,7 +273,7 @@ class _Accumulator:
 def take_packed(
     tables: Tables, free: int, count: int, *, sort: Sort, align_uncore: bool = False, own: int = 0
 ) -> int:
-    """Return `count` of the free CPUs, to go with its own ones; the caller has checked that there are as many."""
+    """Return `count` free CPUs to add to the own ones; the caller has checked that there are enough."""
     hand = _Accumulator(tables, free, count, own)
     hand.take_whole(tables.outer_order(hand.free, own))
     hand.take_whole(tables.inner_order(hand.free, own))

@@ -1,4 +1,4 @@
-"""SMT and NUMA policies on top of the kubelet's choices: what a container runs on, and what idles in its charge."""
+"""SMT and NUMA policies on top of the kubelet's algorithms: CPUs that a container runs on, and idle siblings."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _WANTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The CPUs that a container runs on, and the siblings that run nothing because it owns their cores whole.
+    """The CPUs that a container runs on, and the idle siblings of its whole cores.
 
-    Offline siblings of cores owned whole are in `idle` too, so that nobody else gets them when they come back.
+    Offline siblings of its whole cores are in `idle` too, so that no other container gets them when they come back.
     """
 
     cpus: CPUSet
@@ -39,7 +39,7 @@ class Placement:
 
     @property
     def owned(self) -> CPUSet:
-        """Everything that is charged to the container."""
+        """Every CPU that is charged to the container."""
         return self.cpus | self.idle
 
 
@@ -57,13 +57,13 @@ def place(
     keep: Placement | None = None,
     held: Placement | None = None,
 ) -> Placement:
-    """Return where `count` threads shall run; raise NotEnoughCPUs with what would fit and the remedy.
+    """Return the CPUs for `count` threads; raise NotEnoughCPUs with the largest possible count and the remedy.
 
-    `free` is what nobody owns; what `keep`, `held` and `reusable` own may be used besides.
-    `keep` is a placement under the same policies: it grows by the nearest CPUs, shrinks to a packed part of itself,
-    and gets the nearest replacement for a CPU that went offline. `held` is one under other policies: it is placed
-    anew, on as many of its CPUs as the new policies allow. `reusable` are an init container's, used first.
-    `distribute` is the kubelet's option for the node: it makes the policy `packed` distribute.
+    `free` are CPUs without an owner; those of `keep`, `held` and `reusable` may be used besides. `keep` is a
+    placement under the same policies: it grows by the nearest CPUs, shrinks to a packed subset, and gets the
+    nearest replacement for an offline CPU. `held` is one under other policies: it is placed anew, on as many of its
+    CPUs as the new policies allow. `reusable` are an init container's CPUs, used first. `distribute` is the
+    kubelet's node-wide option: it makes the policy `packed` distribute.
     """
     if count < 0:
         raise ValueError(f"count {count} must be 0 or more")
@@ -78,7 +78,7 @@ def place(
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """One claim and all that it may be given. Tiers are masks of CPUs, the preferred ones first."""
+    """One claim and the CPUs it may get. Tiers are masks of CPUs in order of preference."""
 
     topology: Topology
     usable: CPUSet
@@ -89,12 +89,12 @@ class _Claim:
     align_uncore: bool
 
     def fresh(self, reusable: CPUSet) -> Placement:
-        """Place for the first time."""
+        """Place a container for the first time."""
         tiers = self._fitting(self._tiers(self._pool(), reusable))
         return self._settled(_filled(self._picker(), tiers, self.count), reusable)
 
     def moved(self, held: CPUSet) -> Placement:
-        """Place anew, on CPUs that are held already as far as the policies allow."""
+        """Place anew, on as many held CPUs as the policies allow."""
         tiers = self._fitting(self._tiers(self._pool(), held))
         picker, taken = self._picker(), 0
         for region, count in self._regions(tiers):
@@ -102,7 +102,7 @@ class _Claim:
         return self._settled(taken, held)
 
     def resized(self, keep: CPUSet) -> Placement:
-        """Place so that what can stay stays: a part of it, or all of it and what goes with it."""
+        """Place with the least change: a subset of the CPUs, or all of them and more."""
         kept = self._staying(keep)
         kept, room = self._fitting([kept, self._beside(kept, self._home(kept) & self._pool())])
         if kept.bit_count() >= self.count:
@@ -116,19 +116,19 @@ class _Claim:
         return self._settled(taken, CPUSet.of_mask(kept))
 
     def _replacement(self, lost: int, own: int, room: int) -> int:
-        """Return the CPU nearest to a lost one on its NUMA node, or none when nothing is missing or free there."""
+        """Return the CPU nearest to a lost one on its NUMA node; none if nothing is missing or free there."""
         picker = replace(self._picker(), evenly=False)
         node = sum(node.mask for node in tables_of(self.topology).nodes_of(lost))
-        near = own if picker.sort == "spread" else lost  # spread threads keep away from its own cores
+        near = own if picker.sort == "spread" else lost  # spread prefers CPUs far from its own cores
         missing = self.count - own.bit_count()
         return _filled(picker, self._tiers_beside(own, room & node), min(1, missing), near)
 
     def _tiers_beside(self, own: int, room: int) -> list[int]:
-        """Return tiers for growing: what of a room is not its own, on isolated cores first."""
+        """Return the tiers for growing: CPUs of a room that are not its own, isolated cores first."""
         return self._tiers(self._beside(own, room) & ~own, EMPTY)
 
     def _counted(self, cpus: int) -> int:
-        """Return the CPUs of what is charged to their owner, counted as the policy counts."""
+        """Return the charged CPUs that the policy counts."""
         return self._charged(cpus) & self._picker().tables.online
 
     def _picker(self) -> Picker:
@@ -141,7 +141,7 @@ class _Claim:
         return Picker(tables_without_smt(self.topology), "packed", self.align_uncore, evenly, group=1)
 
     def _pool(self) -> int:
-        """Return the CPUs to choose from: usable ones, those of wholly usable cores, or one of each such core."""
+        """Return the candidate CPUs: all usable ones, those of fully usable cores, or one per such core."""
         if self.smt is SMTPolicy.PREFER:
             return self.usable.mask
         whole = [core.mask for core in tables_of(self.topology).cores if not core.mask & ~self.usable.mask]
@@ -150,7 +150,7 @@ class _Claim:
         return sum(mask & -mask for mask in whole)
 
     def _staying(self, keep: CPUSet) -> int:
-        """Return the CPUs of a placement that may stay where they are."""
+        """Return the CPUs of a placement that may be kept."""
         pool, online = self._pool(), keep.mask & self.topology.online.mask
         if self.smt is SMTPolicy.ISOLATE:
             cores = [core.mask for core in tables_of(self.topology).cores if core.mask & pool]
@@ -159,31 +159,31 @@ class _Claim:
         return online & pool
 
     def _charged(self, cpus: int) -> int:
-        """Return the CPUs, with all their siblings where the policy owns cores whole."""
+        """Return the CPUs, with all their siblings if the policy owns whole cores."""
         if self.smt is SMTPolicy.PREFER:
             return cpus
         return self.topology.siblings_of(CPUSet.of_mask(cpus)).mask
 
     def _home(self, kept: int) -> int:
-        """Return the CPUs among which a placement may grow."""
+        """Return the CPUs within which a placement may grow."""
         nodes = tables_of(self.topology).nodes_of(kept)
         if self.policy is NUMAPolicy.SINGLE and len(nodes) == 1:
             return nodes[0].mask
         return self.topology.online.mask
 
     def _beside(self, taken: int, room: int) -> int:
-        """Return the CPUs of a room that can be added to what is taken."""
+        """Return the CPUs of a room that can be added to the taken ones."""
         return room & ~(self._charged(taken) if self.smt is SMTPolicy.ISOLATE else taken)
 
     def _tiers(self, pool: int, first: CPUSet) -> list[int]:
-        """Return the pool in parts: on what comes first, on wholly isolated cores, and the rest."""
+        """Return the pool in three parts: preferred CPUs, fully isolated cores, and the rest."""
         preferred = [pool & cpus for cpus in self._preferred(first)]
         left = pool & ~sum(preferred)
         isolated = left & self._isolated()
         return [*preferred, isolated, left & ~isolated]
 
     def _preferred(self, first: CPUSet) -> list[int]:
-        """Return what the CPUs of `first` make come first: themselves, or their cores, those with most of them first."""
+        """Return the CPUs to prefer: those of `first`, or their cores with the most of them first."""
         if self.smt is SMTPolicy.PREFER:
             return [first.mask]
         touched: defaultdict[int, int] = defaultdict(int)
@@ -192,14 +192,14 @@ class _Claim:
         return [touched[number] for number in sorted(touched, reverse=True)]
 
     def _isolated(self) -> int:
-        """Return the cores wholly isolated from the kernel's scheduler; only whole-core claims look for them."""
+        """Return the cores that are fully isolated from the kernel's scheduler; only whole-core claims prefer them."""
         away = self.topology.isolated.mask
         if self.smt is SMTPolicy.PREFER or not away:
             return 0
         return sum(core.mask for core in tables_of(self.topology).cores if not core.mask & ~away)
 
     def _fitting(self, tiers: list[int]) -> list[int]:
-        """Return the tiers, under `single` those of the best NUMA node; raise NotEnoughCPUs when too few."""
+        """Return the tiers, for `single` of the best NUMA node only; raise NotEnoughCPUs if that is too few."""
         found = self._most(sum(tiers))
         if found < self.count:
             raise self._refusal(found)
@@ -209,7 +209,7 @@ class _Claim:
         return [tier & region for tier in tiers]
 
     def _most(self, cpus: int) -> int:
-        """Return how many of the CPUs the NUMA policy could give at once."""
+        """Return the largest count that the NUMA policy allows on these CPUs."""
         if self.policy is not NUMAPolicy.SINGLE:
             return cpus.bit_count()
         nodes = tables_of(self.topology).numa_nodes
@@ -219,7 +219,7 @@ class _Claim:
         return replace(self._picker(), tables=tables_of(self.topology)).narrowest(tiers, self.count)
 
     def _regions(self, tiers: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield where the NUMA policy wants how many CPUs."""
+        """Yield the CPU sets of the NUMA policy, with the count for each."""
         if self.policy is not NUMAPolicy.DISTRIBUTED:
             yield self._narrowest(tiers), self.count
             return
@@ -229,7 +229,7 @@ class _Claim:
             yield node.mask, (node.mask & even).bit_count()
 
     def _settled(self, taken: int, first: CPUSet) -> Placement:
-        """Return the placement on the taken cores; CPUs of `first` run rather than their siblings."""
+        """Return the placement on the taken cores; CPUs of `first` run, and their siblings idle."""
         cpus = CPUSet.of_mask(taken)
         if self.smt is SMTPolicy.PREFER:
             return Placement(cpus)
@@ -243,11 +243,11 @@ class _Claim:
         return Placement(running, self.topology.siblings_of(running) - running)
 
     def _run_order(self, core: Core, first: CPUSet) -> list[int]:
-        """Return the online CPUs of a core in the order in which they shall run."""
+        """Return the online CPUs of a core in order of preference for running."""
         return sorted(self.topology.online_cpus_of(core), key=lambda cpu: cpu not in first)
 
     def _refusal(self, found: int) -> NotEnoughCPUs:
-        """Say what was wanted, what was found, and what would help now."""
+        """Return the error with the wanted count, the found count and the remedies."""
         where = " on one NUMA node" if self.policy is NUMAPolicy.SINGLE else ""
         beside = len(self.usable) - self._charged(self._pool()).bit_count()
         busy = f", and {beside} beside busy siblings" if beside > 0 else ""
@@ -261,7 +261,7 @@ class _Claim:
 
 
 def _filled(picker: Picker, tiers: list[int], count: int, own: int = 0) -> int:
-    """Return `count` CPUs to go with the own ones, of each tier as many as it has."""
+    """Return `count` CPUs to add to the own ones, using up each tier before the next."""
     taken = 0
     for tier in tiers:
         wanted = min(count - taken.bit_count(), tier.bit_count())

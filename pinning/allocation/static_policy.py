@@ -27,10 +27,11 @@ def take_cpus(
     numa: CPUSet | frozenset[int] | None = None,
     reusable: CPUSet = EMPTY,
 ) -> CPUSet:
-    """Return `count` of the available and reusable CPUs; raise NotEnoughCPUs when there are fewer online.
+    """Return `count` of the available and reusable CPUs; raise NotEnoughCPUs if fewer are online.
 
     `numa` is the topology manager's hint, as node ids or as the CPUs of the nodes: CPUs there come first, and
-    reusable CPUs come before free ones. `group_size` counts only with `distribute`, and `align_uncore` only without.
+    reusable CPUs come before free ones. `group_size` has an effect only with `distribute`, and `align_uncore` only
+    without.
     """
     if count < 0 or group_size < 1:
         raise ValueError(f"count {count} must be 0 or more, group_size {group_size} 1 or more")
@@ -57,7 +58,7 @@ def _aligned(topology: Topology, numa: CPUSet | frozenset[int] | None) -> int:
 
 
 def _stages(found: int, reusable: int, aligned: int) -> Iterator[int]:
-    """Yield the candidates in the order of preference, without the empty ones."""
+    """Yield the non-empty candidate sets in order of preference."""
     for side in (aligned, ~aligned):
         for kind in (reusable, ~reusable):
             if found & side & kind:

@@ -1,8 +1,8 @@
-"""Which CPU each vCPU of a virtual machine runs on, and where its emulator and its I/O threads run. Pure.
+"""CPU of each vCPU of a virtual machine, and CPUs of its emulator and I/O threads. Pure.
 
-Without an SMT policy the choice is KubeVirt's own, so that nothing moves where KubeVirt has pinned already: guest
-siblings on host siblings, NUMA nodes and cores in the machine's order. vCPUs and I/O threads are given by rank: what
-numbers the guest gives them does not matter. What does not fit is an error, never a part of a virtual machine.
+Without an SMT policy the choice equals KubeVirt's, so that pins made by KubeVirt stay: guest siblings on host
+siblings, NUMA nodes and cores in the machine's order. vCPUs and I/O threads are identified by rank, independent of
+the guest's numbers. A virtual machine is placed completely or not at all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Core = tuple[int, ...]  # the CPUs of one core that the virtual machine may use,
 
 @dataclass(frozen=True, slots=True)
 class GuestTopology:
-    """The CPUs that a guest sees, without sockets that are not plugged in."""
+    """The topology of a guest, without sockets that may be hotplugged later."""
 
     sockets: int
     cores: int
@@ -42,18 +42,18 @@ class GuestTopology:
 
     @property
     def vcpus(self) -> int:
-        """The vCPUs: the N-th is a thread of core N // threads."""
+        """The number of vCPUs; vCPU N is a thread of core N // threads."""
         return self.all_cores * self.threads
 
 
 @dataclass(frozen=True, slots=True)
 class VCPUPlacement:
-    """The one CPU of each vCPU, and the CPUs on which the rest of a virtual machine runs."""
+    """The CPU of each vCPU, and the CPUs of all other threads of a virtual machine."""
 
-    vcpus: tuple[int, ...]  # in the order of vCPUs
-    emulator: CPUSet  # its own CPUs where it is isolated
-    iothread_pins: tuple[CPUSet, ...] = ()  # in the order of I/O threads
-    warnings: tuple[str, ...] = ()  # what the SMT policy wants and these CPUs do not allow
+    vcpus: tuple[int, ...]  # in vCPU order
+    emulator: CPUSet  # exclusive to the emulator if it is isolated
+    iothread_pins: tuple[CPUSet, ...] = ()  # in I/O thread order
+    warnings: tuple[str, ...] = ()  # parts of the SMT policy that these CPUs cannot satisfy
 
     @property
     def iothreads(self) -> CPUSet:
@@ -73,13 +73,13 @@ def place_vcpus(
     iothreads_policy: str | None = None,
     smt: str | None = None,
 ) -> VCPUPlacement:
-    """Return a place among the CPUs for each thread of a virtual machine.
+    """Return the CPUs of each thread of a virtual machine, among the given CPUs.
 
-    `strict` keeps every core of the guest on one NUMA node. `isolate_emulator` gives the emulator a CPU that no other
-    thread has, and with `even_parity` two where the sum would be odd else. I/O threads have CPUs of their own under
-    `supplementalPool`. Under `require` and `isolate` emulator and I/O threads keep off the cores of vCPUs as far as
-    the CPUs allow it; under `isolate` every vCPU has a core of its own; `prefer` changes nothing.
-    Raise BadGuest for what contradicts itself, and NotEnoughCPUs for what does not fit.
+    `strict` keeps every guest core on one NUMA node. `isolate_emulator` gives the emulator a CPU without other
+    threads, and with `even_parity` a second one if the sum would be odd. I/O threads have CPUs of their own under
+    `supplementalPool`. `require` and `isolate` keep emulator and I/O threads off the vCPUs' cores as far as the
+    CPUs suffice; `isolate` gives every vCPU a core of its own; `prefer` changes nothing. Raise BadGuest for
+    contradictory arguments, and NotEnoughCPUs if the machine does not fit.
     """
     policy = _policy(guest, iothreads, iothreads_policy, smt)
     pool = iothreads if iothreads_policy == IOThreadsPolicy.SUPPLEMENTAL_POOL else 0
@@ -91,7 +91,7 @@ def place_vcpus(
 
 
 def _policy(guest: GuestTopology, iothreads: int, iothreads_policy: str | None, smt: str | None) -> SMTPolicy:
-    """Return the SMT policy; raise BadGuest for a virtual machine that no CPUs could satisfy."""
+    """Return the SMT policy; raise BadGuest for a virtual machine that no set of CPUs could satisfy."""
     for name in ("sockets", "cores", "threads"):
         if not 1 <= getattr(guest, name) <= MAX_COUNT:
             raise BadGuest(f"{name} of a guest must be 1 to {MAX_COUNT}: give what its topology states")
@@ -112,7 +112,7 @@ def _policy(guest: GuestTopology, iothreads: int, iothreads_policy: str | None, 
 
 
 def _usable(topology: Topology, cpus: Iterable[int], policy: SMTPolicy) -> CPUSet:
-    """Return those of the CPUs that may run threads: online ones, under `isolate` one of each core."""
+    """Return the CPUs that may run threads: online ones, for `isolate` one per core."""
     online = CPUSet(cpus) & topology.online
     if policy is not SMTPolicy.ISOLATE:
         return online
@@ -124,7 +124,7 @@ def _usable(topology: Topology, cpus: Iterable[int], policy: SMTPolicy) -> CPUSe
 
 @dataclass(frozen=True, slots=True)
 class _VM:
-    """One virtual machine and the CPUs that it may use; those of the emulator and of the pool run nothing else."""
+    """One virtual machine and its CPUs; those of the emulator and the I/O pool run no other threads."""
 
     topology: Topology
     usable: CPUSet
@@ -136,7 +136,7 @@ class _VM:
     iothreads: int
 
     def placed(self) -> VCPUPlacement:
-        """Place all of it, or raise NotEnoughCPUs."""
+        """Return the whole placement, or raise NotEnoughCPUs."""
         self._refuse_too_few()
         vcpus, spare = self._fitted()
         busy = self._busy(vcpus)
@@ -158,9 +158,10 @@ class _VM:
             beside = beside or f" beside {count} vCPUs"
 
     def _fitted(self) -> tuple[list[int], list[int]]:
-        """Return the CPUs of the vCPUs, and what is left; under an SMT policy with cores left for the others.
+        """Return the CPUs of the vCPUs, and the remaining ones; with an SMT policy whole cores remain if possible.
 
-        With `strict` and cores of more than two threads, which KubeVirt has not, not every way is tried.
+        With `strict` and cores of more than two threads, which KubeVirt does not support, the search is not
+        exhaustive.
         """
         nodes = self._nodes()
         vcpus, spare = _fit(nodes, self.guest, strict=self.strict)
@@ -175,7 +176,7 @@ class _VM:
         return (moved, [*free, *rest]) if len(moved) == self.guest.vcpus else (vcpus, spare)
 
     def _nodes(self) -> list[list[Core]]:
-        """Return the usable CPUs of each core, by NUMA node; both in the order of CPUs that the kernel runs."""
+        """Return the usable CPUs of each core by NUMA node, both in order of online CPUs."""
         nodes: defaultdict[int, list[Core]] = defaultdict(list)
         cores = {core.id: core for core in map(self.topology.core_of, self.usable)}
         order = sorted(
@@ -186,11 +187,11 @@ class _VM:
         return list(nodes.values())
 
     def _busy(self, vcpus: list[int]) -> CPUSet:
-        """Return the cores of vCPUs, where an SMT policy wants nothing beside them."""
+        """Return the cores of vCPUs if an SMT policy excludes other threads from them."""
         return EMPTY if self.policy is SMTPolicy.PREFER else self.topology.siblings_of(CPUSet(vcpus))
 
     def _iothread_pins(self, vcpus: list[int], spare: list[int], emulator: CPUSet) -> tuple[CPUSet, ...]:
-        """Return the CPUs of each I/O thread: its own, the emulator's, or some on which vCPUs run."""
+        """Return the CPUs of each I/O thread: its own, the emulator's, or a part of the vCPUs'."""
         if self.pool:
             return tuple(CPUSet([cpu]) for cpu in spare[: self.pool])
         if emulator.isdisjoint(CPUSet(vcpus)):
@@ -214,22 +215,22 @@ class _VM:
 
 @dataclass(slots=True)
 class _Node:
-    """What is left of a NUMA node: cores that can hold a core of the guest, and threads of the others."""
+    """Free CPUs of a NUMA node: cores that can hold a guest core, and single threads of the other cores."""
 
-    threads: int  # of a core of the guest
+    threads: int  # per guest core
     cores: deque[Core]
     fragments: deque[int]
 
     @classmethod
     def of(cls, cores: list[Core], threads: int) -> _Node:
-        """Return a node of which nothing is taken."""
+        """Return a node with all its cores free."""
         small = (core for core in cores if len(core) < threads)
         return cls(
             threads, deque(core for core in cores if len(core) >= threads), deque(chain.from_iterable(small))
         )
 
     def take_core(self) -> Core:
-        """Take a core of the guest from one core of the host; return nothing when there is none."""
+        """Take a guest core from one host core; return an empty core if there is none."""
         if not self.cores:
             return ()
         core = self.cores.popleft()
@@ -241,14 +242,14 @@ class _Node:
         return core[: self.threads]
 
     def take_fragments(self) -> Core:
-        """Take a core of the guest from several cores of the node; return nothing when there are too few threads."""
+        """Take a guest core from several host cores of the node; return an empty core if too few threads are left."""
         if len(self.fragments) < self.threads:
             return ()
         return tuple(self.fragments.popleft() for _ in range(self.threads))
 
 
 def _fit(nodes: list[list[Core]], guest: GuestTopology, *, strict: bool) -> tuple[list[int], list[int]]:
-    """Return the CPUs of the vCPUs, as far as they fit, and all others, in KubeVirt's order."""
+    """Return the CPUs of the vCPUs that fit, and all others, in KubeVirt's order."""
     left = [_Node.of(cores, guest.threads) for cores in nodes]
     vcpus: list[int] = []
     for take in (_Node.take_core, _Node.take_fragments):
@@ -262,15 +263,15 @@ def _fit(nodes: list[list[Core]], guest: GuestTopology, *, strict: bool) -> tupl
 
 
 def _left_free(nodes: list[list[Core]], guest: GuestTopology, wanted: int) -> CPUSet:
-    """Return whole cores with `wanted` CPUs, or as many as can be, without which the vCPUs fit as well as with them.
+    """Return whole cores with up to `wanted` CPUs that the vCPUs do not need.
 
-    Cores are added to sums from the last one on; for each sum those are kept that leave most room for whole cores of
-    the guest.
+    Dynamic programming over the cores from the last one on: for each sum of CPUs it keeps the cores that leave the
+    most room for whole guest cores.
     """
     cores = [core for node in reversed(nodes) for core in reversed(node)]
     unused = sum(map(len, cores)) - guest.vcpus
     surplus = max(0, sum(len(core) // guest.threads for core in cores) - guest.all_cores)
-    best = {0: (0, EMPTY)}  # number of CPUs -> cores of the guest that have no room then, and the CPUs
+    best = {0: (0, EMPTY)}  # number of CPUs -> (guest cores that no longer fit, the CPUs)
     for core in cores:
         for count, (lost, cpus) in tuple(best.items()):
             more, loses = count + len(core), lost + len(core) // guest.threads
@@ -282,7 +283,7 @@ def _left_free(nodes: list[list[Core]], guest: GuestTopology, wanted: int) -> CP
 
 
 def _slices(cpus: Core, vcpus: int, iothreads: int) -> Iterator[CPUSet]:
-    """Yield the CPUs of I/O threads that have none of their own, as KubeVirt deals those of the first vCPUs to them."""
+    """Yield the CPUs of I/O threads without CPUs of their own: KubeVirt distributes those of the first vCPUs."""
     if iothreads >= vcpus:
         yield from (CPUSet([cpus[number % vcpus]]) for number in range(1, iothreads + 1))
         return

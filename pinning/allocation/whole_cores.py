@@ -1,4 +1,4 @@
-"""Whole physical cores for CMK claims, in CMK's order."""
+"""Allocation of whole physical cores for CMK claims, in CMK's order."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def take_cores(
     prefer_isolated: bool = True,
     keep: CPUSet = EMPTY,
 ) -> CPUSet:
-    """Return the online CPUs of `count` cores that are wholly free, wholly isolated ones first.
+    """Return the online CPUs of `count` fully free cores, fully isolated ones first.
 
-    "packed" goes by package, then core; "spread" takes from the packages in turns. Cores of `keep` stay as long as
-    one of their CPUs is online; when they are too many, the first ones in the same order stay. What has to be added
-    goes on after the turns that they have had, and lies nearest to them; or to the lost ones, when some are lost.
+    "packed" takes cores by package, then number; "spread" alternates between packages. Cores of `keep` stay while
+    one of their CPUs is online; if there are too many, the first ones in the same order stay. Additional cores
+    continue the alternation and are the nearest to the kept ones, or to the lost ones if any are lost.
     """
     if count < 0:
         raise ValueError(f"count {count} must be 0 or more")
@@ -59,7 +59,7 @@ def _in_order(
     had: Counter[int] | None = None,
     anchor: CPUSet = EMPTY,
 ) -> list[Core]:
-    """Sort cores by whether the kernel schedules on them, the turn of their package, how far they are, and number."""
+    """Sort cores by isolation, their package's turn, distance from the anchor, and number."""
     apart = {core.id: _apart(topology, core, anchor) for core in cores}
     turns = {scheduled: Counter(had) for scheduled in (False, True)}
     orders: dict[int, Order] = {}
@@ -72,7 +72,7 @@ def _in_order(
 
 
 def _apart(topology: Topology, core: Core, anchor: CPUSet) -> Order:
-    """Return a key that grows with the distance from the anchor; without an anchor all cores are equal."""
+    """Return a sort key that grows with the distance from the anchor; without an anchor all cores are equal."""
     groups = (
         topology.l2_caches[core.l2],
         topology.uncore_caches[core.uncore_cache],

@@ -1,1 +1,1 @@
-"""A node in Intel CMK's words: its four pools, what `cmk describe`, `node-report` and `reconcile` say, its durations. Pure, and no place for what decides."""
+"""A node in Intel CMK's terms: pools, the reports of `describe`, `node-report` and `reconcile`, durations. Pure."""

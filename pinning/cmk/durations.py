@@ -1,4 +1,4 @@
-"""How long CMK's `--interval` is: a number of seconds, or one with a unit."""
+"""Durations of CMK's `--interval`: seconds, or a number with a unit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)?")
 
 
 def parse_duration(name: str, text: str) -> float:
-    """Return the seconds of `500ms`, `1.5s`, `30`, `2m`; raise BadContract for anything else, and for over a day."""
+    """Return the seconds of `500ms`, `1.5s`, `30`, `2m`; raise BadContract for anything else or more than a day."""
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * SECONDS[found[2] or ""] if found else -1.0
     if not 0 <= seconds <= LONGEST:

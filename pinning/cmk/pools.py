@@ -1,8 +1,8 @@
-"""The pools of a node as Intel CMK writes them: pool, socket, CPU list, and who holds it.
+"""Pools of a node in Intel CMK's format: pool, socket, CPU list, and the processes that hold it.
 
-A list is a whole core in the pools that are exclusive, and all of a socket in the two others. Whoever called
-`cmk isolate` is named by its process id on the host, as CMK did; a container that holds cores without such a process
-by its first process, or by process 1 of the host where none is known: a list without an entry is always a free one.
+An exclusive pool has one list per core, the two others one per socket. A `cmk isolate` process is listed by its pid
+on the host, as in CMK. A container that holds cores without such a process is listed by its first process, or by
+pid 1 if that is unknown, because an empty list means a free core.
 """
 
 from __future__ import annotations
@@ -26,48 +26,49 @@ SHARED: Final = "shared"
 EXCLUSIVE_POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS)
 POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS, INFRA, SHARED)
 
-INIT: Final = 1  # it is there as long as the node is, and no tool that takes it for a task can end it
-Lists = dict[int, dict[str, list[int]]]  # by socket: CPU list, and process ids on the host that hold it
+INIT: Final = 1  # always exists, and no tool that takes it for a task can end it
+Lists = dict[int, dict[str, list[int]]]  # by socket: CPU list, and the host pids that hold it
 
 
 class Task(NamedTuple):
-    """A process that called `cmk isolate`, and what it got."""
+    """A process that called `cmk isolate`, and its CPUs."""
 
     pid: int  # on the host
     container: str  # namespace/pod/container
     pool: str
-    cpus: CPUSet  # whole cores of an exclusive pool, else what it runs on
+    cpus: CPUSet  # whole cores of an exclusive pool, else all CPUs it runs on
 
 
 class Reclaimed(NamedTuple):
-    """A CPU list that a process had when it died without releasing it."""
+    """A CPU list that a process held when it exited without releasing it."""
 
     pid: int  # on the host
     container: str  # namespace/pod/container
     pool: str
-    cpus: str  # one list, as the pools name it
+    cpus: str  # one list, as in the pools
 
 
 class CMKNode(NamedTuple):
-    """What CMK's words about a node are made of."""
+    """Input of CMK's view of a node."""
 
     topology: Topology
     universe: CPUSet
-    exclusive: CPUSet  # from which claims may take cores
+    exclusive: CPUSet  # CPUs from which claims may take cores
     non_isolcpus: CPUSet
-    set_aside: CPUSet  # the cores of the shared pool; empty: it is all that nobody owns
-    shared: CPUSet  # what nobody owns
+    set_aside: CPUSet  # cores of the shared pool; empty: the pool is all CPUs without an owner
+    shared: CPUSet  # CPUs without an owner
     ledger: Ledger
     tasks: tuple[Task, ...] = ()
-    pids: Mapping[str, int] = {}  # of the first process of containers: namespace/pod/container
-    is_static: bool = False  # the pools are cut by configuration, and each CPU is in one of them
+    pids: Mapping[str, int] = {}  # host pids of containers' first processes: namespace/pod/container
+    is_static: bool = False  # the pools are divided by configuration, each CPU is in one of them
 
 
 def cmk_pools(node: CMKNode) -> dict[str, Lists]:
-    """Return CMK's four pools; a free core of a dynamic node is in `exclusive` and in `infra`, as it may be both.
+    """Return CMK's four pools.
 
-    Of static pools no CPU is in two. Where none is set aside for `shared`, it has no list, and `infra` also names
-    the processes that asked for it.
+    A free core of a dynamic node is in `exclusive` and in `infra`, because it may become either. Static pools are
+    disjoint. If no cores are set aside for `shared`, it has no list, and `infra` also lists the processes that
+    asked for it.
     """
     listed, common = _exclusive_cores(node)
     holders = _holders(node)
@@ -86,7 +87,7 @@ def cmk_pools(node: CMKNode) -> dict[str, Lists]:
 
 
 def reclaimed_lists(task: Task, topology: Topology) -> tuple[Reclaimed, ...]:
-    """Return the CPU lists that a process had: each core of an exclusive pool, else all of a socket."""
+    """Return the CPU lists of a process: one per core of an exclusive pool, else one per socket."""
     if task.pool in EXCLUSIVE_POOLS:
         cores = sorted(topology.cores_of(task.cpus), key=lambda core: (core.package, core.cpus.lowest()))
         lists = [_joined(core.cpus & task.cpus) for core in cores]
@@ -98,7 +99,7 @@ def reclaimed_lists(task: Task, topology: Topology) -> tuple[Reclaimed, ...]:
 
 
 def cmk_yaml(pools: Mapping[str, Lists]) -> str:
-    """Return the pools as CMK's tools read them: sockets as numbers, lists comma-joined and quoted, like all tasks."""
+    """Return the pools in the YAML of CMK's tools: sockets as numbers, lists comma-joined and quoted, tasks quoted."""
     lines = []
     for pool, sockets in pools.items():
         lines.append(f"{pool}:")
@@ -111,9 +112,9 @@ def cmk_yaml(pools: Mapping[str, Lists]) -> str:
 
 
 def _exclusive_cores(node: CMKNode) -> tuple[list[Core], list[Core]]:
-    """Return the cores of the pool outside isolcpus, and of the common one; each core is in one of them.
+    """Return the cores of the pool outside isolcpus, and of the common one; the two are disjoint.
 
-    Where the operator listed none, a core counts as of that pool while a claim of its resource holds it.
+    If the operator listed none, a core belongs to the former while a claim of its resource holds it.
     """
     cores = node.topology.cores_of((node.exclusive | node.non_isolcpus) & node.universe)
     held = union(
@@ -133,7 +134,7 @@ def _by_core(node: CMKNode, cores: Iterable[Core], holders: Mapping[int, list[in
 
 
 def _holders(node: CMKNode) -> Mapping[int, list[int]]:
-    """Return the processes that hold CPUs of each core, by its id."""
+    """Return the processes that hold CPUs of each core, by core id."""
     holders: defaultdict[int, set[int]] = defaultdict(set)
     for assignment in node.ledger:
         if assignment.is_exclusive:
@@ -149,7 +150,7 @@ def _on(cpus: CPUSet, tasks: Iterable[Task], pools: Iterable[str]) -> list[int]:
 
 
 def _whole(node: CMKNode, cpus: CPUSet, asked: Iterable[str]) -> Lists:
-    """Return one list per socket, core by core, as CMK lists its pools that are not exclusive."""
+    """Return one list per socket, core by core, as in CMK's pools that are not exclusive."""
     lists: Lists = {package: {} for package in node.topology.packages}
     for package, members in node.topology.packages.items():
         if inside := members & cpus:

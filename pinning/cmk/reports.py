@@ -1,6 +1,6 @@
-"""What `cmk describe`, `cmk node-report` and `cmk reconcile` say of a node, in the shapes of Intel CMK.
+"""Reports of `cmk describe`, `cmk node-report` and `cmk reconcile`, in Intel CMK's shapes.
 
-Keys stand in the order of their names, as CMK's do. Lists, sockets, cores and CPUs stand in that of their numbers.
+Keys are sorted by name as in CMK; lists, sockets, cores and CPUs are sorted by number.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Report = dict[str, Any]
 
 
 def report_text(report: Report) -> str:
-    """Return a report as CMK printed it: JSON with two spaces."""
+    """Return a report as CMK printed it: JSON indented by two spaces."""
     return json.dumps(report, indent=2, ensure_ascii=False) + "\n"
 
 
 def describe(pools: Mapping[str, Lists]) -> Report:
-    """Return the pools with the CPU lists of all sockets, and who holds them."""
+    """Return the pools with the CPU lists of all sockets, and the processes that hold them."""
     return {"pools": {name: _pool(name, sockets) for name, sockets in pools.items()}}
 
 
 def node_report(pools: Mapping[str, Lists], topology: Topology) -> Report:
-    """Return the pools, the machine, and whether a list that somebody holds is somebody else's too."""
+    """Return the pools, the machine, and conflicts between CPU lists that are held."""
     errors = list(_overlaps(pools))
     return {
         "checks": {"configDirectory": {"errors": errors, "ok": not errors}},
@@ -42,9 +42,9 @@ def node_report(pools: Mapping[str, Lists], topology: Topology) -> Report:
 
 
 def reconcile_report(reclaimed: Iterable[Reclaimed], dropped: int = 0) -> Report:
-    """Return the CPU lists that are free again though their processes died without releasing them.
+    """Return the CPU lists that were freed because their processes exited without releasing them.
 
-    `dropped` entries are not listed any more, because there were too many; CMK's report had no bound.
+    `dropped` is the number of older entries that were discarded; CMK's report was unbounded.
     """
     lists = [
         {"cpus": entry.cpus, "pid": entry.pid, "pool": entry.pool}
@@ -73,7 +73,7 @@ def _core(core: Core, topology: Topology) -> Report:
 
 
 def _overlaps(pools: Mapping[str, Lists]) -> Iterator[str]:
-    """Yield CPU lists that meet though somebody holds one of them; free ones of a dynamic node may be in several."""
+    """Yield overlaps between CPU lists of which one is held; free lists of a dynamic node may overlap."""
     lists = [
         (name, cpus, CPUSet.parse(cpus), name in EXCLUSIVE_POOLS and bool(tasks))
         for name, sockets in pools.items()

@@ -1,1 +1,1 @@
-"""KubeVirt's virtual machines held to KubeVirt's own rules. What corepin's annotations mean is `pinning.pods`."""
+"""KubeVirt's own rules for its virtual machines. corepin's annotations are handled in `pinning.pods`."""

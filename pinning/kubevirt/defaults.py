@@ -1,6 +1,6 @@
-"""Complete a VMI spec as KubeVirt's mutating webhook does, on a copy.
+"""Defaults of a VMI spec, applied to a copy as KubeVirt's mutating webhook does.
 
-In a cluster KubeVirt has done this before a validator sees a VMI; offline, and inside of templates, nobody has.
+In a cluster a VMI already has its defaults when a validator sees it; offline input and templates do not.
 Source: KubeVirt's pkg/defaults/defaults.go. Only the defaults that CPU and memory rules read are copied.
 """
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 ARM64: Final = "arm64"
 BUILT_IN_CPU_REQUEST: Final = (
-    "100m"  # KubeVirt writes the cluster's cpuRequest into a VMI only if it is not this
+    "100m"  # KubeVirt writes the cluster's cpuRequest into a VMI only if it differs from this
 )
-AMOUNTS_DEPTH: Final = 2  # as deep below the domain lie the parts with amounts, e.g. resources.requests
-MAX_HOTPLUG_VCPUS: Final = 512  # KubeVirt's bound on what maxSockets may amount to by default
+AMOUNTS_DEPTH: Final = 2  # levels below the domain that contain amounts, e.g. resources.requests
+MAX_HOTPLUG_VCPUS: Final = 512  # KubeVirt's bound for the default of maxSockets, in vCPUs
 
 
 @dataclass(frozen=True, slots=True)
 class KubeVirtSettings:
-    """What the KubeVirt object of the cluster says, as far as it decides about CPUs."""
+    """The settings of the cluster's KubeVirt object that affect CPUs."""
 
     architecture: str = "amd64"
     live_update: bool = True  # rollout strategy LiveUpdate; False is Stage
@@ -41,21 +41,21 @@ class KubeVirtSettings:
 
 
 def vcpu_count(cpu: CPU | None) -> int:
-    """Return the product of those of sockets, cores and threads that are not zero; 0 if none is."""
+    """Return the product of the non-zero values of sockets, cores and threads; 0 if all are zero."""
     cpu = cpu or {}
     given = [count for count in (cpu.get("sockets"), cpu.get("cores"), cpu.get("threads")) if count]
     return prod(given) if given else 0
 
 
 def copied(domain: Domain | None) -> Domain:
-    """Return a domain whose amounts and counts may be changed; lists are shared, however long they are."""
+    """Return a copy of a domain with its amounts and counts; lists of any length are shared."""
     return cast("Domain", _copied(domain or {}, AMOUNTS_DEPTH))
 
 
 def defaulted(spec: VMISpec, settings: KubeVirtSettings) -> VMISpec:
     """Return a copy of a VMI's spec with all defaults; idempotent. Raise BadQuantity for an unreadable amount.
 
-    KubeVirt leaves model and maxSockets of a template alone, which changes no verdict about it.
+    KubeVirt does not default model and maxSockets in templates; no rule depends on the difference.
     """
     result: VMISpec = {**spec, "domain": copied(spec.get("domain"))}
     result["architecture"] = spec.get("architecture") or settings.architecture
@@ -76,7 +76,7 @@ def _copied(part: Mapping[str, Any], depth: int) -> dict[str, Any]:
 
 
 def has_even_parity(spec: VMISpec, annotations: Mapping[str, str], settings: KubeVirtSettings) -> bool:
-    """Tell whether the VMI has the even-parity annotation, its own or the cluster's."""
+    """Return whether the VMI has the even-parity annotation, its own or the cluster's."""
     cpu = (spec.get("domain") or {}).get("cpu") or {}
     return EVEN_PARITY in annotations or (settings.even_parity and bool(cpu.get("isolateEmulatorThread")))
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from pinning.errors import BadContract
 
-LONGEST_MASK: Final = 2**15  # characters: every other one of 4096 vCPUs takes a third of it
+LONGEST_MASK: Final = 2**15  # characters: a list of every other one of 4096 vCPUs takes a third of it
 _ITEM = re.compile(r"(\^)?([0-9]{1,18})|([0-9]{1,18})-([0-9]{1,18})")
 
 
@@ -29,7 +29,7 @@ class RealtimeMask:
 
     @classmethod
     def parse(cls, text: str) -> RealtimeMask:
-        """Read a mask; raise BadContract naming the first item that is not one."""
+        """Return the parsed mask; raise BadContract with the first invalid item."""
         if not text:
             return cls(is_empty=True)
         if len(text) > LONGEST_MASK:
@@ -51,7 +51,7 @@ class RealtimeMask:
         return sum(high - low + 1 for low, high in merged) - excluded
 
     def strangers(self, vcpus: int) -> list[str]:
-        """Return the items that name something other than the vCPUs 0 to `vcpus` - 1."""
+        """Return the items that name no vCPU of 0 to `vcpus` - 1."""
         ranges = [str(low) if low == high else f"{low}-{high}" for low, high in self.ranges if high >= vcpus]
         return [*ranges, *(f"^{cpu}" for cpu in sorted(self.negated) if cpu >= vcpus), *self.misspelt]
 

@@ -1,7 +1,7 @@
-"""Judge KubeVirt's objects: what a VMI may ask of CPUs and memory, wherever its spec lies.
+"""Validation of KubeVirt objects: CPU and memory of the VMI spec in any of its kinds.
 
-The one entry is `review_vmi`. It finds the VMI in the object, completes a copy as KubeVirt's mutator does, and
-collects every cause and every warning. It does not judge corepin's own annotations: `pinning.pods.claims` does.
+The entry point is `review_vmi`. It finds the VMI in the object, completes a copy as KubeVirt's mutator does, and
+collects all causes and warnings. corepin's own annotations are validated in `pinning.pods.claims`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pinning.brief import few
 from pinning.contract import GATE_SIDECAR, HOOK_SIDECARS
 from pinning.errors import Cause
 from pinning.kubevirt.defaults import KubeVirtSettings, defaulted, has_even_parity, vcpu_count
@@ -34,6 +33,7 @@ from pinning.kubevirt.view import (
     unreadable,
 )
 from pinning.kubevirt.warnings import said_twice, warnings_of
+from pinning.truncate import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -58,7 +58,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """The kinds of KubeVirt objects that carry a VMI."""
+    """The kinds of KubeVirt objects that contain a VMI."""
 
     VMI = "VirtualMachineInstance"
     REPLICA_SET = "VirtualMachineInstanceReplicaSet"
@@ -75,7 +75,7 @@ RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
 
 
 class Review(NamedTuple):
-    """The answer: refused if there are causes, which come without warnings."""
+    """The result: refused if there are causes; warnings are reported only without causes."""
 
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
@@ -83,7 +83,7 @@ class Review(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Where an object keeps its VMI; both paths end with a dot, or are empty for the object itself."""
+    """The VMI of an object; both paths end with a dot, or are empty for the object itself."""
 
     path: str
     metadata: ObjectMeta
@@ -98,12 +98,12 @@ class Template:
 
     @property
     def is_unfinished(self) -> bool:
-        """Tell whether other objects will still change the spec."""
+        """Return whether an instancetype or a preference will still change the spec."""
         return self.has_instancetype or self.has_preference
 
 
 def find_template(kind: Kind, metadata: ObjectMeta, spec: VirtSpec) -> Template | Cause:
-    """Return the VMI in an object, or what is missing on the way to it."""
+    """Return the VMI of an object, or the cause if a part of the path is missing."""
     if kind is Kind.VMI:
         return Template("", metadata, spec)
     if kind is not Kind.POOL:
@@ -123,12 +123,12 @@ def review_vmi(
     sidecar_gate: bool = True,
     threads_per_core: tuple[int, ...] = (),
 ) -> Review:
-    """Judge one object; `threads_per_core` lists all node shapes, empty when they are unknown. Never raises."""
+    """Validate one object; never raises. `threads_per_core` has all node shapes, or is empty if they are unknown."""
     template = find_template(kind, metadata, spec)
     if isinstance(template, Cause):
         return Review((template,))
     causes = few(vmi_causes(kind, template, settings, sidecar_gate=sidecar_gate))
-    if causes or template.is_unfinished:  # warnings about numbers that will change would mislead
+    if causes or template.is_unfinished:  # warnings about numbers that will still change would mislead
         return Review(causes)
     view = _view(template, template.spec, settings)
     even_parity = has_even_parity(view.spec, template.annotations, settings)
@@ -139,7 +139,7 @@ def review_vmi(
 def vmi_causes(
     kind: Kind, template: Template, settings: KubeVirtSettings, *, sidecar_gate: bool = True
 ) -> Iterator[Cause]:
-    """Yield everything that is wrong with a VMI."""
+    """Yield all causes that refuse a VMI."""
     bad = unreadable(template.spec.get("domain") or {})
     for path, text in bad.items():
         yield _unread(template, path, text)
@@ -151,7 +151,7 @@ def vmi_causes(
 
 
 def vmi_update_causes(changes: Iterable[tuple[str, object, object]]) -> Iterator[Cause]:
-    """Yield why the spec of a VMI may not change so, of paths with what stood and what shall stand there.
+    """Yield the causes that refuse changes of a VMI's spec, given path, old and new value of each.
 
     An absent, a null and an empty list are equal.
     """
@@ -165,7 +165,7 @@ def vmi_update_causes(changes: Iterable[tuple[str, object, object]]) -> Iterator
 
 
 def vmi_hotplug_causes(old: VMISpec, new: VMISpec) -> Iterator[Cause]:
-    """Yield why KubeVirt's own accounts may not change a VMI so: everything but maxSockets may change."""
+    """Yield the causes that refuse a change by KubeVirt's own accounts, which may change all but maxSockets."""
     before, after = (find(spec, "domain.cpu.maxSockets") or 0 for spec in (old, new))
     if before != after:
         message = (
@@ -224,7 +224,9 @@ def _hook_sidecars(template: Template) -> Iterator[Cause]:
 
 
 def _shown(value: object) -> str:
-    return "another value" if isinstance(value, dict | list) else shortened(value)  # lists may hold passwords
+    return (
+        "another value" if isinstance(value, dict | list) else shortened(value)
+    )  # lists may contain passwords
 
 
 def _is_nothing(value: object) -> bool:

@@ -1,9 +1,9 @@
-"""KubeVirt's rules about the CPUs and the memory of a VMI, one function each.
+"""KubeVirt's rules about the CPUs and memory of a VMI, one function each.
 
-Numbers in the docstrings are those of KubeVirt's own checks in the order of its admitter; fields and reasons are
-KubeVirt's, words are ours. A rule sees one spec and nothing else, and says nothing of what another rule says.
-Left out: 13 (a feature gate that is always on), 26 and 27 (KubeVirt's mutator sets `vmx` itself) and 28 (it
-depends on the names of GPUs).
+Numbers in the docstrings are those of KubeVirt's checks in the order of its admitter; fields and reasons are
+KubeVirt's, messages are corepin's. A rule depends on one spec only and does not repeat what another rule reports.
+Left out: 13 (a feature gate that is always on), 26 and 27 (KubeVirt's mutator sets `vmx` itself) and 28 (it depends
+on the names of GPUs).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def memory_request_is_within_limit(vmi: VMIView) -> Iterator[Cause]:
 
 
 def hugepages_divide_memory(vmi: VMIView) -> Iterator[Cause]:
-    """Refuse memory that is no positive multiple of the page size."""
+    """Refuse memory that is not a positive multiple of the page size."""
     page = Amount.of((vmi.memory.get("hugepages") or {}).get("pageSize"))
     request = vmi.request("memory")
     name, memory = (
@@ -66,7 +66,7 @@ def hugepages_divide_memory(vmi: VMIView) -> Iterator[Cause]:
 
 
 def guest_memory_is_within_limit(vmi: VMIView) -> Iterator[Cause]:
-    """Refuse more guest memory than the limit; with LiveUpdate KubeVirt sees to it itself."""
+    """Refuse guest memory above the limit; with LiveUpdate KubeVirt ensures that itself."""
     guest, limit = Amount.of(vmi.memory.get("guest")), vmi.limit("memory")
     if not vmi.settings.live_update and 0 != limit.value < guest.value:
         message = f"memory.guest is {guest.text}, greater than limits.memory {limit.text}: lower the first or raise the second"
@@ -227,7 +227,7 @@ def realtime_needs_numa(vmi: VMIView) -> Iterator[Cause]:
 
 
 def realtime_mask_is_readable(vmi: VMIView) -> Iterator[Cause]:
-    """Refuse a realtime mask that KubeVirt would stumble over on the node, when the VM starts."""
+    """Refuse a realtime mask that would make KubeVirt fail on the node when the VM starts."""
     mask = (vmi.cpu.get("realtime") or {}).get("mask") or ""
     try:
         RealtimeMask.parse(mask)
@@ -357,7 +357,7 @@ VMI_RULES: Final = (*SPEC_RULES, memory_is_given, *ARCHITECTURE_RULES)
 REPLICA_SET_RULES: Final = (*SPEC_RULES, *ARCHITECTURE_RULES)
 VM_RULES: Final = (*REPLICA_SET_RULES, hotplug_memory_is_possible)
 
-# What holds whatever an instancetype or a preference adds. An instancetype never overwrites a VM's own CPU amounts
+# Rules that hold with any instancetype or preference. An instancetype never overwrites a VM's own CPU amounts
 # and memory: both given is a conflict and refused by KubeVirt. It may add dedicated placement, vCPUs, NUMA,
 # huge pages, memory, an I/O thread count and a preferred architecture: rules that miss one of those wait for the VMI.
 INSTANCETYPE_RULES: Final[tuple[Rule, ...]] = (
@@ -382,5 +382,5 @@ INSTANCETYPE_RULES: Final[tuple[Rule, ...]] = (
     hotplug_memory_is_possible,  # maxGuest, realtime and NUMA of the VM stay
 )
 
-# An amount of memory that cannot be read was given all the same: these would say that it is missing or wrong.
+# An unreadable amount of memory counts as given: these rules would report it as missing or wrong.
 NEEDS_ALL_MEMORY: Final = frozenset({hugepages_divide_memory, dedicated_has_memory, memory_is_given})

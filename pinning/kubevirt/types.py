@@ -1,7 +1,7 @@
-"""The parts of KubeVirt objects that corepin reads, in the API's own spelling.
+"""Partial types of the KubeVirt objects that corepin reads, in the API's spelling.
 
 Typed dictionaries as in `pinning.pods.types`: every key may be absent or null, unknown keys are ignored. An empty
-object is not an absent one: `realtime: {}` asks for realtime.
+object differs from an absent one: `realtime: {}` asks for realtime.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pinning.pods.types import ObjectMeta, ResourceRequirements
 
 
 class Present(TypedDict):
-    """An object of which it counts that it is there."""
+    """An object of which only the presence matters."""
 
 
 class CPUFeature(TypedDict, total=False):
-    """One CPU feature of the guest and what to do with it."""
+    """One CPU feature of the guest and its policy."""
 
     name: str | None
     policy: str | None
@@ -95,7 +95,7 @@ class VMITemplate(TypedDict, total=False):
 
 
 class VMSpec(TypedDict, total=False):
-    """The specification of a VirtualMachine; the two matchers name objects that change its template."""
+    """The specification of a VirtualMachine; the two matchers name objects that modify its template."""
 
     template: VMITemplate | None
     instancetype: Present | None

@@ -1,7 +1,7 @@
-"""Read the numbers of a VMI spec once, so that each rule about them is a sentence.
+"""Parsed numbers of a VMI spec, shared by the rules.
 
-A number that cannot be read becomes a cause of its own and is then taken out of the spec, in a way that makes no
-rule speak of a consequence. Nothing here decides whether a readable spec is right.
+An unreadable number becomes a cause and is removed from the spec such that no rule reports a consequence of it.
+Readable specs are validated in `rules`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAGE_SIZE: Final = "memory.hugepages.pageSize"
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """One quantity as it is written, and rounded up to whole units and to thousandths as KubeVirt does."""
+    """One quantity: as written, and rounded up to whole units and to thousandths as in KubeVirt."""
 
     text: str
     value: int
@@ -51,13 +51,13 @@ class Amount:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether it counts as an integer: "2" and "2000m" do."""
+        """Return whether it is an integer: "2" and "2000m" are."""
         return self.value * 1000 == self.milli
 
 
 @dataclass(frozen=True, slots=True)
 class VMIView:
-    """One readable VMI spec; `root` is the path of that spec inside of its object, with a dot at its end."""
+    """One readable VMI spec; `root` is its path in the object, ending with a dot."""
 
     root: str
     spec: VMISpec
@@ -75,12 +75,12 @@ class VMIView:
 
     @property
     def architecture(self) -> str:
-        """Return the guest's architecture, empty if nobody has chosen one yet."""
+        """Return the guest's architecture, empty if none has been chosen yet."""
         return self.spec.get("architecture") or ""
 
     @property
     def is_dedicated(self) -> bool:
-        """Tell whether the vCPUs shall have CPUs of their own."""
+        """Return whether dedicated CPUs are requested for the vCPUs."""
         return bool(self.cpu.get("dedicatedCpuPlacement"))
 
     @property
@@ -90,12 +90,12 @@ class VMIView:
 
     @property
     def passes_numa_through(self) -> bool:
-        """Tell whether the guest shall see the host's NUMA nodes."""
+        """Return whether the guest gets the NUMA topology of the host."""
         return (self.cpu.get("numa") or {}).get("guestMappingPassthrough") is not None
 
     @property
     def has_hugepages(self) -> bool:
-        """Tell whether huge pages are asked for."""
+        """Return whether huge pages are requested."""
         return self.memory.get("hugepages") is not None
 
     @property
@@ -117,7 +117,7 @@ class VMIView:
 
 
 def unreadable(domain: Domain) -> dict[str, str]:
-    """Return what cannot be read, in a fixed order: path below the domain -> the rest of a sentence about it."""
+    """Return the unreadable values in a fixed order: path below the domain -> the end of the message."""
     found = {path: _count_problem(find(domain, path)) for path in (*TOPOLOGY, POOL_COUNT)}
     found |= {path: _cpu_problem(find(domain, path)) for path in CPU_AMOUNTS}
     found |= {path: _amount_problem(find(domain, path)) for path in MEMORY_AMOUNTS}
@@ -129,19 +129,19 @@ def unreadable(domain: Domain) -> dict[str, str]:
 
 
 def readable(spec: VMISpec, bad: Collection[str]) -> VMISpec:
-    """Return a copy of the spec without the unreadable values, and without those that make sense with them only."""
+    """Return a copy of the spec without the unreadable values and the values that depend on them."""
     domain = copied(spec.get("domain"))
     if not {*TOPOLOGY, "cpu"}.isdisjoint(bad):
-        bad = {*bad, *TOPOLOGY} - {"cpu"}  # half a topology would be judged as if it were the whole one
+        bad = {*bad, *TOPOLOGY} - {"cpu"}  # a partial topology would be validated as if it were complete
     for path in bad:
         parent, _, key = path.rpartition(".")
-        # An unreadable thread count was given all the same: 1 keeps the rule on a missing count silent.
+        # An unreadable thread count counts as given: 1 keeps the rule about a missing count silent.
         cast("dict[str, Any]", find(domain, parent))[key] = 1 if path == POOL_COUNT else None
     return {**spec, "domain": domain}
 
 
 def find(node: Mapping[str, object], path: str) -> object:
-    """Return the value at a dotted path, None where there is nothing."""
+    """Return the value at a dotted path, None if there is none."""
     value: object = node
     for key in path.split("."):
         if not isinstance(value, dict):
@@ -151,12 +151,12 @@ def find(node: Mapping[str, object], path: str) -> object:
 
 
 def shortened(value: object) -> str:
-    """Return a user's value as text that fits into a message."""
+    """Return a user's value as text, truncated for messages."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int) and value.bit_length() > 128:  # str() of a really long one raises
+    if isinstance(value, int) and value.bit_length() > 128:  # str() raises for very long integers
         return f"a number of {value.bit_length()} bits"
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

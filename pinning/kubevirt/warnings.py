@@ -1,4 +1,4 @@
-"""What KubeVirt admits and a user should know all the same: warnings about a VMI, each with its remedy."""
+"""Warnings about VMIs that KubeVirt admits, each with its remedy."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def warnings_of(vmi: VMIView, *, even_parity: bool, threads_per_core: tuple[int,
 
 
 def said_twice(raw: Domain, vmi: VMIView) -> Iterator[Cause]:
-    """Warn when a dedicated VMI has both a topology and an equal amount of CPUs.
+    """Warn about a dedicated VMI with both a topology and an equal amount of CPUs.
 
-    KubeVirt's mutator writes sockets N, cores 1, threads 1 for an amount N alone: that shape is not the user's word.
+    For an amount N alone KubeVirt's mutator writes sockets N, cores 1, threads 1: that topology is not the user's.
     """
     cpu, vcpus = raw.get("cpu") or {}, vcpu_count(raw.get("cpu"))
     is_default = cpu.get("sockets") == vcpus and cpu.get("cores") == cpu.get("threads") == 1
@@ -58,7 +58,7 @@ def _pool(vmi: VMIView) -> int:
 def _emulator_cpus(vmi: VMIView, *, even_parity: bool) -> int:
     if not vmi.cpu.get("isolateEmulatorThread"):
         return 0
-    # KubeVirt counts the pool twice when it looks for parity, which leaves the parity of the vCPUs.
+    # KubeVirt counts the pool twice for the parity, so only the parity of the vCPUs matters.
     return 2 if even_parity and vmi.vcpus % 2 == 0 else 1
 
 

@@ -1,1 +1,1 @@
-"""The CPUs of a machine: sets of them, their topology, and `lscpu`. It knows nothing of pods."""
+"""The CPUs of a machine: CPU sets, topology, and the output of `lscpu`. Independent of pods."""

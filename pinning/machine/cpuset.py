@@ -1,4 +1,4 @@
-"""A set of logical CPUs, immutable, in the kernel's list format both ways (cpuset(7), "List format")."""
+"""Immutable set of logical CPUs, parsed from and printed in the kernel's list format (cpuset(7), "List format")."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class CPUSet:
 
     @classmethod
     def of_mask(cls, mask: int) -> CPUSet:
-        """Return the set whose bit N says that CPU N is in it."""
+        """Return the set of the CPUs whose bits are set in a mask."""
         cpus = cls.__new__(cls)
         object.__setattr__(cpus, "mask", mask)
         return cpus
 
     @classmethod
     def parse(cls, text: str) -> CPUSet:
-        """Read the kernel's list format: "0-3,8", "0-7:2/4"; blank is the empty set; else raise BadCPUList."""
+        """Parse the kernel's list format: "0-3,8", "0-7:2/4"; blank is the empty set. Raise BadCPUList otherwise."""
         stripped = text.strip()
         if not stripped:
             return EMPTY
@@ -101,21 +101,21 @@ class CPUSet:
         return CPUSet.of_mask(self.mask & ~other.mask)
 
     def __le__(self, other: CPUSet) -> bool:
-        """Say whether every CPU of this set is in the other."""
+        """Return whether every CPU of this set is in the other."""
         return self.mask & ~other.mask == 0
 
     def isdisjoint(self, other: CPUSet) -> bool:
-        """Say whether the two sets have no CPU in common."""
+        """Return whether the two sets have no CPU in common."""
         return self.mask & other.mask == 0
 
     def lowest(self) -> int:
-        """Return the lowest CPU; raise BadCPUList when there is none."""
+        """Return the lowest CPU; raise BadCPUList for the empty set."""
         if not self.mask:
             raise BadCPUList("the empty CPU set has no lowest CPU")
         return (self.mask & -self.mask).bit_length() - 1
 
     def to_hex(self) -> str:
-        """Return the mask as upper-case hex without 0x, as CMK's CMK_CPUS_ASSIGNED_MASK has it."""
+        """Return the mask as upper-case hex without 0x, as in CMK_CPUS_ASSIGNED_MASK."""
         return f"{self.mask:X}"
 
 
@@ -133,7 +133,7 @@ def _parse_item(item: str, text: str) -> int:
     if used < 1 or used > group:
         raise BadCPUList(f"{item!r} in CPU list {text[:80]!r}: USED must be 1 to GROUP")
     mask = (1 << min(used, high + 1 - low)) - 1
-    while group <= high - low:  # twice as many runs each time: a text may be thousands of such items
+    while group <= high - low:  # doubles the runs each time, because a text may have thousands of such items
         mask |= mask << group
         group *= 2
     return mask << low & ((1 << high + 1) - 1)

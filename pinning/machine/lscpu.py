@@ -1,7 +1,7 @@
-"""Read what lscpu prints as JSON, of every util-linux since 2.34: strings or numbers, yes/no or booleans.
+"""Parser for lscpu's JSON output of all util-linux versions since 2.34: strings or numbers, yes/no or booleans.
 
-An offline CPU has no core ("-" or null): such a row adds nothing but its absence from the online CPUs. Up to 2.41
-the dash stands without quotes, which is not JSON (https://github.com/util-linux/util-linux/issues/3430).
+An offline CPU has no core ("-" or null) and its row only says that it is offline. Up to 2.41 the dash is printed
+without quotes, which is not JSON (https://github.com/util-linux/util-linux/issues/3430).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
 
 COMMAND: Final = "LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE"
-_CACHE_COLUMN = re.compile(r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*")  # "l1d:l1i:l2:l3", as the machine has
-_NUMBER = re.compile(r"[0-9]{1,10}")  # firmware numbers sockets as it likes, in 32 bits
+_CACHE_COLUMN = re.compile(
+    r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*"
+)  # e.g. "l1d:l1i:l2:l3", depending on the machine
+_NUMBER = re.compile(r"[0-9]{1,10}")  # firmware uses any 32-bit number for a socket
 _BARE_DASH = re.compile(r"(:\s*)-(?=\s*[,}])")
 _ABSENT: Final = (None, "", "-")
 _ONLINE: Final = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}
@@ -31,7 +33,7 @@ Row = dict[str, Any]
 
 
 def read_lscpu(text: str) -> Topology:
-    """Return the machine that `COMMAND` printed: every CPU that has a core; else raise BadTopology."""
+    """Return the topology that `COMMAND` printed, with every CPU that has a core; raise BadTopology otherwise."""
     facts: dict[int, CPUFacts] = {}
     online = []
     for row in _rows(text):
@@ -103,8 +105,9 @@ def _number(row: Row, column: str) -> int | None:
 def _caches(row: Row, package: int) -> Mapping[str, Hashable]:
     """Return the ids of the L2 and of the last-level cache.
 
-    A cache that a CPU does not have leaves no gap in its ids: "64:64:8" under l1d:l1i:l2:l3 has no L3, and "1:0"
-    no L1 (both were seen on one Core Ultra 9 185H). The two L1 of a CPU have one id, which tells these apart.
+    The ids of a CPU skip caches that it does not have: "64:64:8" under l1d:l1i:l2:l3 lacks an L3, and "1:0" an L1
+    (both were seen on one Core Ultra 9 185H). The two L1 caches of a CPU have the same id, which tells these cases
+    apart.
     """
     column = next((name for name in row if _CACHE_COLUMN.fullmatch(name)), None)
     if column is None or row[column] in _ABSENT:

@@ -1,7 +1,7 @@
-"""What a machine is made of: cores as sets of siblings, and the packages, NUMA nodes and caches they share.
+"""Topology of a machine: cores as sets of siblings, and the packages, NUMA nodes and caches they share.
 
-A pure value. A reader brings the facts of single CPUs, `assemble` makes cores of them. Siblings are what the
-machine says, core by core, and never a division of totals.
+A pure value. A reader supplies the facts of single CPUs, `assemble` groups them into cores. Siblings are read per
+core, never computed from totals.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ EFFICIENCY: Final = "efficiency"
 
 
 class BadTopology(PinningError):
-    """A description of a machine makes no sense; the message names file or column, value and remedy."""
+    """A machine description is inconsistent; the message names file or column, value and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One physical core; its id is its lowest CPU and unique in the machine, whatever the kernel calls it."""
+    """One physical core; its id is its lowest CPU, which is unique in the machine, unlike the kernel's core ids."""
 
     id: int
-    cpus: CPUSet  # all known siblings, offline ones too
+    cpus: CPUSet  # all known siblings, including offline ones
     package: int
     numa_node: int
-    uncore_cache: int  # lowest CPU that shares the last-level cache; one for the package where none is known
-    l2: int  # lowest CPU that shares the L2 cache; the core's own where none is known
+    uncore_cache: int  # lowest CPU that shares the last-level cache; the package's if none is known
+    l2: int  # lowest CPU that shares the L2 cache; the core's own if none is known
     core_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CPUFacts:
-    """What a reader found of one CPU. Keys only have to be equal for CPUs that share the thing."""
+    """Facts read of one CPU. CPUs with equal keys share the core, cache, package or node."""
 
     cpu: int
     core: Hashable
@@ -53,18 +53,18 @@ class CPUFacts:
 
 @dataclass(frozen=True)
 class Topology:
-    """One machine, its cores sorted by id. What is derived is computed once."""
+    """One machine, its cores sorted by id. Derived values are computed once."""
 
     cores: tuple[Core, ...]
     online: CPUSet
-    isolated: CPUSet = EMPTY  # taken from the kernel's scheduler (isolcpus)
-    told_memory: CPUSet | None = None  # NUMA nodes that have memory; None where the reader cannot know
-    # Bytes of each NUMA node, where they were read: between machines of one kind they differ by a little.
+    isolated: CPUSet = EMPTY  # excluded from the kernel's scheduler domains (isolcpus)
+    told_memory: CPUSet | None = None  # NUMA nodes with memory; None if the reader cannot know
+    # Bytes of each NUMA node, if known: they differ slightly between machines of one kind.
     memory: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Topology:
-        """Return what `to_dict` saved; raise BadTopology when it is something else."""
+        """Return the topology that `to_dict` encoded; raise BadTopology for other input."""
         try:
             return _restored(saved)
         except (KeyError, TypeError, ValueError, AttributeError, BadCPUList, UnknownCPU) as error:
@@ -83,12 +83,12 @@ class Topology:
 
     @cached_property
     def memory_nodes(self) -> CPUSet:
-        """NUMA nodes that have memory; where nobody said which, those that have CPUs."""
+        """NUMA nodes with memory; if unknown, those with CPUs."""
         return CPUSet(self.numa_nodes) if self.told_memory is None else self.told_memory
 
     @cached_property
     def beside_memory(self) -> CPUSet:
-        """All known CPUs whose NUMA node has memory."""
+        """All known CPUs on NUMA nodes with memory."""
         return union(self.numa_nodes.get(node, EMPTY) for node in self.memory_nodes)
 
     @cached_property
@@ -126,7 +126,7 @@ class Topology:
         return {key: CPUSet.of_mask(groups[key]) for key in sorted(groups)}
 
     def core_of(self, cpu: int) -> Core:
-        """Return the core of a CPU; raise UnknownCPU when the machine has no such CPU."""
+        """Return the core of a CPU; raise UnknownCPU if the machine has no such CPU."""
         core = self._core_by_cpu.get(cpu)
         if core is None:
             raise self._unknown(cpu)
@@ -136,11 +136,11 @@ class Topology:
         return UnknownCPU(f"CPU {cpu} is none of this machine's CPUs {self.cpus}")
 
     def siblings(self, cpu: int) -> CPUSet:
-        """Return all known CPUs of the CPU's core, itself included."""
+        """Return all known CPUs of the CPU's core, including itself."""
         return self.core_of(cpu).cpus
 
     def siblings_of(self, cpus: CPUSet) -> CPUSet:
-        """Return the cores that the CPUs touch, as whole cores; raise UnknownCPU for a CPU that does not exist."""
+        """Return the CPUs and all their siblings; raise UnknownCPU for a CPU that does not exist."""
         if not cpus <= self.cpus:
             raise self._unknown((cpus - self.cpus).lowest())
         wanted, whole = cpus.mask, 0
@@ -150,26 +150,26 @@ class Topology:
         return CPUSet.of_mask(whole)
 
     def nodes_of(self, cpus: CPUSet) -> CPUSet:
-        """Return the numbers of the NUMA nodes that the CPUs lie on."""
+        """Return the NUMA nodes of the CPUs."""
         return CPUSet(node for node, known in self.numa_nodes.items() if known & cpus)
 
     def cores_of(self, cpus: CPUSet) -> tuple[Core, ...]:
-        """Return the cores that the CPUs touch, by id."""
+        """Return the cores of the CPUs, by id."""
         return tuple(core for core in self.cores if core.cpus.mask & cpus.mask)
 
     def online_cpus_of(self, core: Core) -> CPUSet:
-        """Return the siblings of a core that the kernel runs."""
+        """Return the online siblings of a core."""
         return core.cpus & self.online
 
     def with_online(self, online: CPUSet) -> Topology:
-        """Return the same machine with other CPUs online; those it does not know are left out."""
+        """Return the same machine with other CPUs online; unknown CPUs are ignored."""
         return replace(self, online=online & self.cpus)
 
     def remembering(self, previous: Topology) -> Topology:
-        """Return this machine together with the offline CPUs that only the previous reading knew.
+        """Return this machine with the offline CPUs that only the previous reading contains.
 
-        The kernel removes `topology/` of a CPU that goes offline and takes the CPU out of every list of sharers.
-        So cores, packages and caches are matched by the CPUs that both readings know, then named afresh.
+        The kernel removes `topology/` of an offline CPU and takes the CPU out of every list of sharers. Therefore
+        cores, packages and caches are matched by the CPUs that both readings contain, then numbered again.
         """
         forgotten = previous.cpus - self.cpus
         if not forgotten:
@@ -180,7 +180,7 @@ class Topology:
         return replace(whole, told_memory=self.told_memory, memory=self.memory)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the machine as JSON-able CPU lists, short enough for an annotation."""
+        """Return the machine as CPU lists that JSON can encode, short enough for an annotation."""
         types = {core.core_type for core in self.cores if core.core_type}
         told = {} if self.told_memory is None else {"memoryNodes": str(self.told_memory)}
         return {
@@ -201,9 +201,9 @@ class Topology:
 
 
 def assemble(facts: Iterable[CPUFacts], online: CPUSet, isolated: CPUSet = EMPTY) -> Topology:
-    """Make cores of the facts of CPUs; CPUs without facts are not part of the machine.
+    """Group the facts of CPUs into a topology; CPUs without facts are left out.
 
-    Packages are numbered by their lowest CPU, as lscpu does: firmware numbers them 0 and 3180 on some boards.
+    Packages are numbered by their lowest CPU as in lscpu, because firmware numbers them 0 and 3180 on some boards.
     """
     found = sorted(facts, key=lambda fact: fact.cpu)
     if not found:
@@ -265,7 +265,7 @@ def _fact(core: Core, cpu: int) -> CPUFacts:
 
 
 def _remembered(now: Topology, previous: Topology, cpu: int) -> CPUFacts:
-    """Return the facts of a CPU that only the previous reading knew, under the names of this one."""
+    """Return the facts of a CPU that only the previous reading contains, with this reading's keys."""
     before = previous.core_of(cpu)
 
     def name(attribute: str, sharers: CPUSet) -> Hashable:

@@ -1,7 +1,8 @@
-"""What has to be written to which container, and in which order, so that nobody ever runs on an owner's CPUs.
+"""Ordered cpuset writes of one plan, such that no container runs on CPUs that another one exclusively owns.
 
-Shrinking comes first and waits for nobody. A grant waits until everyone else has left the CPUs it gives; whoever is
-widened waits until the CPUs it gains are left by their owner. All others may run at the same time.
+Shrinks come first and wait for nothing. A grant waits until all other containers have left the granted CPUs; a
+widening waits until the owner of the gained CPUs has left them. Actions without such a dependency may run
+concurrently.
 """
 
 from __future__ import annotations
@@ -26,68 +27,66 @@ NO_SANDBOXES: Final[Mapping[str, SandboxSet]] = MappingProxyType({})
 
 
 class Kind(StrEnum):
-    """What a write does to its container, in the order in which kinds come."""
+    """The effect of a write on its container, in execution order."""
 
-    SHRINK = "shrink"  # it leaves CPUs, and gains none that anybody else may not share
-    GRANT = "grant"  # it gets the CPUs that it holds
-    WIDEN = "widen"  # it gets more of the shared set, or of a pool that nobody owns
+    SHRINK = "shrink"  # removes CPUs, and adds none that another container may not share
+    GRANT = "grant"  # adds the CPUs that the container owns
+    WIDEN = "widen"  # adds CPUs of the shared set, or of a pool without an owner
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One cpuset to write, or the masks of a sandbox's threads; it never is empty."""
+    """One cpuset to write, or the affinity masks of a sandbox's threads; never empty."""
 
     kind: Kind
-    container_id: str  # or the id of a sandbox
-    owner: Owner  # of a sandbox its pod, with no container
+    container_id: str  # a container's id, or a sandbox's
+    owner: Owner  # for a sandbox: its pod, with an empty container name
     cpus: CPUSet
-    waits_for: tuple[int, ...] = ()  # positions of earlier actions that must be done before
-    vacates: CPUSet = EMPTY  # CPUs that no new container may get before this is done: it still runs there
-    threads: SandboxSet | None = None  # of a sandbox: which threads get which of these CPUs
-    home: CPUSet = (
-        EMPTY  # of a container that runs on more than it owns: where its tasks stay that nobody moved
-    )
+    waits_for: tuple[int, ...] = ()  # positions of the earlier actions that must be done first
+    vacates: CPUSet = EMPTY  # CPUs still in use until this is done: new containers must not get them
+    threads: SandboxSet | None = None  # for a sandbox: the CPUs of each kind of thread
+    home: CPUSet = EMPTY  # where tasks stay that its application did not move, if it uses pools
 
 
 class _Writer(NamedTuple):
-    """What is moved as one: a container, or a sandbox with all that runs in it."""
+    """A container, or a sandbox with all its containers: what is moved as a unit."""
 
     id: str
     owner: Owner
     target: RunSet
-    footprint: CPUSet  # what is charged to it from now on
-    current: CPUSet  # where it runs
-    held: CPUSet  # what it held before
-    charged: CPUSet  # the CPUs that others keep off as long as it is where it is
+    footprint: CPUSet  # CPUs charged to it after the move
+    current: CPUSet  # CPUs it runs on now
+    held: CPUSet  # CPUs it held before this plan
+    charged: CPUSet  # CPUs that others must avoid until it has moved
     must_wait: bool
-    sandbox: SandboxSet | None = None  # None: it is a container
+    sandbox: SandboxSet | None = None  # None for a container
 
     @property
     def stays_charged(self) -> CPUSet:
-        """What others keep off, or share with it, once it is where it shall be."""
+        """CPUs charged to it after the move."""
         return self.footprint | self.target.others
 
     def leaves(self, charged: CPUSet) -> int:
-        """Return what others may come to once it is where it shall be: where its tasks had their home too."""
+        """Return the CPUs the move frees, as a bitmask, including those of the former home of its tasks."""
         had_home = (charged & self.held) - self.footprint if self.target.home else EMPTY
         return ((charged - self.stays_charged) | had_home).mask
 
 
 @dataclass(slots=True, eq=False)
 class _Write:
-    """An action on its way to its place."""
+    """An action whose position in the order is not known yet."""
 
     kind: Kind
     writer: _Writer
     cpus: CPUSet
-    leaves: int = 0  # CPUs that nobody of this container uses any more once it is written
+    leaves: int = 0  # CPUs that the container no longer uses once this is written
     needs: int = 0  # CPUs that all others must have left before
-    home: CPUSet = EMPTY  # where the tasks of a container with pools stay
+    home: CPUSet = EMPTY  # CPUs for the unmoved tasks of a container that also uses pools
     waits: list[_Write] = field(default_factory=list)
 
     @property
     def threads(self) -> SandboxSet | None:
-        """Where the threads of a sandbox go; on their way there all of them keep together."""
+        """Target CPUs of a sandbox's threads; intermediate steps keep all threads together."""
         target = self.writer.sandbox
         if target is None or self.cpus == target.cpus:
             return target
@@ -100,9 +99,9 @@ def plan_actions(
     run_sets: RunSets,
     sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES,
 ) -> tuple[Action, ...]:
-    """Return what brings every live container to where it shall run, in an order that is safe.
+    """Return the writes that move every live container to its planned CPUs, in a safe order.
 
-    `before` is who held what, `sandboxes` where the threads of each sandbox shall run.
+    `before` is the ledger before this plan; `sandboxes` has the planned CPUs of each sandbox's threads.
     """
     shared = run_sets.shared
     unpinned = shared - run_sets.ledger.share
@@ -120,10 +119,10 @@ def plan_actions(
 
 
 def _on_host(observed: Observed, before: Ledger, run_sets: RunSets) -> tuple[list[_Writer], CPUSet]:
-    """Return the containers that are to be moved, and the CPUs on which any is that held them before."""
+    """Return the containers to move, and the previously held CPUs that their holders still run on."""
     writers, occupied = [], 0
     for seen in observed.live_on_host:
-        current = seen.cpus or run_sets.sets.universe  # what cannot be read may be anything
+        current = seen.cpus or run_sets.sets.universe  # an unreadable cpuset may contain any CPU
         had = before.of(seen.owner)
         if had:
             occupied |= (current & had.cpus).mask
@@ -144,7 +143,7 @@ def _container(
         current,
         had.cpus if had else EMPTY,
         current | had.idle if had else current,
-        seen.state is not State.CREATED,  # it may start at any moment, with all it has
+        seen.state is not State.CREATED,  # a created container may start at any moment on its whole cpuset
     )
 
 
@@ -166,19 +165,19 @@ def _sandbox(
         current=current,
         held=union(assignment.cpus for assignment in had),
         charged=charged if seen.is_awaited else EMPTY,
-        must_wait=True,  # its threads run before any container does
+        must_wait=True,  # its threads run before any of its containers
         sandbox=target,
     )
 
 
 def _is_settled(seen: SeenSandbox, writer: _Writer) -> bool:
-    """Say whether all threads are where they shall be, and the runtime knows it of every container."""
+    """Return whether all threads are on their CPUs and the runtime has recorded the cpuset of every container."""
     is_told = all(cpus == writer.target.cpus for cpus in seen.sent)
     return is_told and writer.sandbox is not None and writer.sandbox.is_reached(writer.current, seen.vcpus)
 
 
 def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
-    """Yield the writes of who holds CPUs: off those of others, then to its own, at last to more that is shared."""
+    """Yield the writes of an owner: leave CPUs of others, get its own, then widen to shared ones."""
     target, charged, current = writer.target, writer.charged, writer.current
     if not writer.must_wait:
         left = writer.leaves(charged)
@@ -200,7 +199,7 @@ def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
 
 
 def _kept(writer: _Writer, unpinned: CPUSet) -> CPUSet:
-    """Return what an owner may stay on until it is granted its CPUs; with pools it keeps some of what it held."""
+    """Return the CPUs an owner may keep until its grant; an owner that uses pools keeps part of what it held."""
     target, current = writer.target, writer.current
     stays = current & (unpinned | target.cpus)
     if target.home and stays.isdisjoint(writer.held):
@@ -209,7 +208,10 @@ def _kept(writer: _Writer, unpinned: CPUSet) -> CPUSet:
 
 
 def _grants(writer: _Writer, charged: CPUSet, current: CPUSet) -> Iterator[_Write]:
-    """Yield the write to its own CPUs, and the one to pools: who has to leave those holds up nothing but this."""
+    """Yield the write to its own CPUs, then the one to pools.
+
+    They are separate so that containers that still have to leave the pools delay only the second one.
+    """
     target, gains = writer.target, writer.target.others - current
     if writer.sandbox or not (gains and target.own):
         needs = (writer.footprint | gains).mask
@@ -224,7 +226,7 @@ def _grants(writer: _Writer, charged: CPUSet, current: CPUSet) -> Iterator[_Writ
 
 
 def _of_sharer(writer: _Writer, occupied: CPUSet) -> Iterator[_Write]:
-    """Yield the writes of who holds none: to what it may keep, then to the whole shared set."""
+    """Yield the writes of a container without CPUs of its own: to those it may keep, then to the whole shared set."""
     shared, charged, current = writer.target.others, writer.charged, writer.current
     home = writer.target.home if writer.must_wait else EMPTY
     if not current <= shared:
@@ -238,7 +240,7 @@ def _of_sharer(writer: _Writer, occupied: CPUSet) -> Iterator[_Write]:
 
 
 def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:
-    """Order writes by kind, and each after those it waits for."""
+    """Order writes by kind, and each one after the writes that it waits for."""
     _link(writes)
     done = [write for write in writes if write.kind is Kind.SHRINK]
     waiting = [write for kind in (Kind.GRANT, Kind.WIDEN) for write in writes if write.kind is kind]
@@ -258,7 +260,7 @@ def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:
 
 
 def _link(writes: list[_Write]) -> None:
-    """Let every write wait for those that leave what it needs, and for the one before it of its container."""
+    """Make each write wait for the writes that leave the CPUs it needs, and for the previous write of its container."""
     leaving: dict[int, list[_Write]] = {}
     for write in writes:
         if write.leaves:
@@ -275,10 +277,10 @@ def _link(writes: list[_Write]) -> None:
 
 
 def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge: CPUSet) -> None:
-    """Break a circle of containers that wait for each other's CPUs: one steps aside first.
+    """Break a dependency cycle between containers that wait for each other's CPUs: move one of them aside first.
 
-    Such circles come from foreign writes. Where there is no CPU to step aside to, it goes straight ahead: an
-    instant beside another is better than never arriving.
+    Only foreign writes create such cycles. Without a free CPU to move to, the write goes ahead at once, because a
+    short overlap is better than a deadlock.
     """
     first = _in_circle(blocked[0], ready)
     if not refuge:
@@ -295,7 +297,7 @@ def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge
 
 
 def _in_circle(write: _Write, ready: set[_Write]) -> _Write:
-    """Follow what a blocked write waits for until one comes up again."""
+    """Follow the dependencies of a blocked write until one repeats; return that one."""
     seen: set[_Write] = set()
     while write not in seen:
         seen.add(write)
@@ -304,7 +306,7 @@ def _in_circle(write: _Write, ready: set[_Write]) -> _Write:
 
 
 def _numbered(writes: list[_Write], common: int) -> tuple[Action, ...]:
-    """Return the actions; on CPUs that are and were everybody's nobody is in the way."""
+    """Return the actions. CPUs shared before and after need no ordering."""
     at = {write: number for number, write in enumerate(writes)}
     return tuple(
         Action(

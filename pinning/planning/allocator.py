@@ -1,4 +1,4 @@
-"""Which CPUs a claim gets from what is free: the node's configuration put into the words of the allocator."""
+"""CPU choice for one claim: translates the node's configuration and the claim's policies into allocator calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicies:
-    """The policies that hold for a claim on this node, defaults filled in."""
+    """The policies of a claim on this node, with the node's defaults filled in."""
 
     cpu: CPUPolicy
     smt: SMTPolicy
@@ -31,7 +31,10 @@ class EffectivePolicies:
 
     @classmethod
     def of(cls, claim: Claim, config: NodeConfig) -> EffectivePolicies:
-        """Fill in what a claim leaves open. A CMK claim owns its cores, so `prefer` means `require` for it."""
+        """Fill in the policies that a claim leaves open.
+
+        `prefer` means `require` for a CMK claim, because that owns its cores.
+        """
         numa = claim.numa or config.numa_policy
         if claim.policy is CPUPolicy.SHARE:
             return cls(claim.policy, SMTPolicy.PREFER, numa)
@@ -42,7 +45,7 @@ class EffectivePolicies:
 
     @classmethod
     def of_assignment(cls, assignment: Assignment) -> EffectivePolicies:
-        """Return the policies that an assignment was made under."""
+        """Return the policies under which an assignment was made."""
         return cls(assignment.policy, assignment.smt, assignment.numa)
 
 
@@ -64,16 +67,16 @@ class Allocator:
         free: CPUSet,
         before: Placement | None = None,
     ) -> Placement:
-        """Return what a container shall hold for its claim's count, from what it has; raise NotEnoughCPUs.
+        """Return the placement for the claim's count, changed as little as possible; raise NotEnoughCPUs.
 
-        `before` is what it had while all of its CPUs ran: replacements are taken near the lost ones.
+        `before` is the placement before CPUs went offline: replacements are taken near the lost CPUs.
         """
         return self._first(
             assignment.claim, policies, free, assignment.claim.count, keep=before or _placement(assignment)
         )
 
     def moved(self, assignment: Assignment, policies: EffectivePolicies, free: CPUSet) -> Placement:
-        """Return as many CPUs as it has under other policies, keeping what these allow; raise NotEnoughCPUs."""
+        """Return as many CPUs under other policies, keeping the ones those allow; raise NotEnoughCPUs."""
         count = (
             core_count(self.sets, assignment)
             if assignment.claim.origin is Origin.CMK
@@ -92,7 +95,7 @@ class Allocator:
         keep: Placement | None = None,
         held: Placement | None = None,
     ) -> Placement:
-        """Try the CPUs from the most to the least suitable."""
+        """Return the placement on the most suitable CPUs that suffice; raise NotEnoughCPUs."""
         refused = NotEnoughCPUs(count, 0)
         for among in self._tiers(claim, policies, free & self.sets.source(claim)):
             try:
@@ -104,7 +107,7 @@ class Allocator:
         raise refused.or_else(self._hope(claim, policies, count))
 
     def _hope(self, claim: Claim, policies: EffectivePolicies, count: int) -> str:
-        """Say whether waiting helps: not when the node could not give as much even with nobody on it."""
+        """Return the remedy: wait, or find a larger node if even this node without other claims has too few CPUs."""
         source = self.sets.source(claim) & self.sets.topology.online
         nodes = self.sets.topology.numa_nodes.values()
         parts = [source & node for node in nodes] if policies.numa is NUMAPolicy.SINGLE else [source]
@@ -115,9 +118,10 @@ class Allocator:
         return f"find a larger node, because this one has only {most}"
 
     def _tiers(self, claim: Claim, policies: EffectivePolicies, free: CPUSet) -> Iterator[CPUSet]:
-        """Yield the CPUs that the kernel balances threads over before all; owners of cores want isolated ones.
+        """Yield the CPU sets to try in turn, most suitable first.
 
-        Who wants its memory beside its CPUs gets those on a NUMA node without memory last.
+        A claim with bound memory tries CPUs of NUMA nodes with memory first, and `prefer` those that the kernel
+        load-balances.
         """
         if claim.numa_memory is NUMAMemory.BIND:
             beside = free & self.sets.topology.beside_memory
@@ -176,7 +180,10 @@ class Allocator:
         raise refused
 
     def _whole(self, owned: CPUSet, free: CPUSet) -> CPUSet:
-        """Return what is held less the cores that others run on too; lost CPUs stay, to be replaced nearby."""
+        """Return the held cores that no other container shares.
+
+        Offline CPUs stay among them, so that replacements are found nearby.
+        """
         topology = self.sets.topology
         busy = (
             core for core in topology.cores_of(owned) if not topology.online_cpus_of(core) <= free | owned
@@ -184,14 +191,18 @@ class Allocator:
         return owned - union(core.cpus for core in busy)
 
     def _numa_choices(self, numa: NUMAPolicy, keep: CPUSet) -> list[CPUSet]:
-        """Return where all cores shall lie; for `single` one node after the other, the one with most of its own first."""
+        """Return the CPU sets to try in turn: for `single` each NUMA node, the one with most kept CPUs first."""
         if numa is not NUMAPolicy.SINGLE:
             return [self.sets.topology.cpus]
         nodes = self.sets.topology.numa_nodes
         return [nodes[node] for node in sorted(nodes, key=lambda node: (-len(nodes[node] & keep), node))]
 
     def _mode(self, numa: NUMAPolicy) -> Sort:
-        """CMK's own mode cuts its pool; within it cores are taken in order, as `cmk isolate` does."""
+        """Return the order in which cores are taken.
+
+        CMK's packed or spread mode was applied when its pools were cut, so that cores within a pool are taken in
+        sequence.
+        """
         if numa is NUMAPolicy.DISTRIBUTED:
             return "spread"
         return "packed" if self.config.pools else self.config.sort
@@ -202,14 +213,14 @@ def _placement(assignment: Assignment) -> Placement:
 
 
 def core_count(sets: NodeSets, assignment: Assignment) -> int:
-    """Return on how many cores a container runs."""
+    """Return the number of physical cores that an assignment covers."""
     return len({sets.topology.core_of(cpu).id for cpu in assignment.cpus})
 
 
 def shortage(sets: NodeSets, assignment: Assignment) -> int:
-    """Return how much of what its claim promises a container lacks; below 0 it has more.
+    """Return how many CPUs or cores a container lacks of what its claim promises; negative if it has more.
 
-    A CMK claim counts cores and means all of their CPUs, so a sibling that came back and idles is lacking too.
+    A CMK claim counts cores with all their CPUs, so a sibling that came back online and idles counts as lacking.
     """
     if assignment.claim.origin is not Origin.CMK:
         return assignment.claim.count - len(assignment.cpus)

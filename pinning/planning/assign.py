@@ -1,7 +1,7 @@
-"""From what is seen to who holds what: follows pods and machine, in one total order, until nothing changes.
+"""One pass over the claims of a node: frees, shrinks, moves and grants CPUs until nothing changes.
 
-Containers that have CPUs come before those that have none, older pods before younger ones, and whatever is given
-back is there for others in the same pass.
+The order is total. Containers with CPUs come before those without, older pods before younger ones; CPUs that are
+given back are available to others in the same pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pinning.machine.cpuset import CPUSet
-    from pinning.planning.draft import Draft
+    from pinning.planning.ledger_draft import LedgerDraft
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, SeenPod
     from pinning.pods.claims import Claim
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One claim of one pod, with the policies that hold for it on this node."""
+    """One claim of one pod, with its effective policies on this node."""
 
     pod: SeenPod
     claim: Claim
     owner: Owner
     policies: EffectivePolicies
-    uncounted: str = ""  # what the scheduler does not count of it; empty: nothing
+    uncounted: str = ""  # what the scheduler does not count of it; empty if it counts all
 
 
 class Assigner:
-    """One pass over a node: who shall hold what, and what had to be refused."""
+    """One pass over a node: collects the new assignments, and the refusals with their reasons."""
 
-    def __init__(self, draft: Draft, config: NodeConfig) -> None:
+    def __init__(self, draft: LedgerDraft, config: NodeConfig) -> None:
         self.draft = draft
         self.refusals: dict[Owner, Refusal] = {}
         self._asks = asks(draft.observed, config)
@@ -54,11 +54,11 @@ class Assigner:
 
     @property
     def uncounted(self) -> Mapping[Owner, str]:
-        """Return what the scheduler does not count of claims."""
+        """Claims with cores that the scheduler does not count, and the reason."""
         return {ask.owner: ask.uncounted for ask in self._asks if ask.uncounted}
 
     def assign_all(self) -> None:
-        """Bring the ledger to where nothing changes any more."""
+        """Update the ledger until it is stable."""
         self.drop_gone()
         follow_machine(self.draft)
         before = None
@@ -83,7 +83,7 @@ class Assigner:
         )
 
     def drop_gone(self) -> None:
-        """Free what belonged to pods of which nothing is left, and to containers that claim nothing any more."""
+        """Release the CPUs of pods that no longer exist, and of containers without a claim."""
         for assignment in self.draft.ledger:
             owner = assignment.owner
             if self.draft.observed.is_gone(owner.pod_uid) or self._is_given_up(owner):
@@ -105,7 +105,7 @@ class Assigner:
                 )
 
     def _give_back(self, ask: Ask) -> None:
-        """Do what needs no CPU of anyone: exclusive to share, and fewer CPUs."""
+        """Apply the changes that need no further CPUs: exclusive to share, and lower counts."""
         held = self.draft.ledger.of(ask.owner)
         if not held:
             return
@@ -125,17 +125,17 @@ class Assigner:
     def _shrunk(self, ask: Ask, held: Assignment) -> Assignment:
         try:
             return self._resized(held, self.draft.free_for(held))
-        except NotEnoughCPUs as problem:  # the machine is not what it was when the CPUs were given
+        except NotEnoughCPUs as problem:  # the machine has changed since the CPUs were given
             self._refuse_policy(ask, held, str(problem))
             return held
 
     def _resized(self, held: Assignment, free: CPUSet) -> Assignment:
-        """Return an assignment with as many CPUs as its claim asks for; raise NotEnoughCPUs."""
+        """Return the assignment with the count that its claim asks for; raise NotEnoughCPUs."""
         chosen = self.draft.allocator.resized(held, EffectivePolicies.of_assignment(held), free)
         return replace(held, cpus=chosen.cpus, idle=chosen.idle)
 
     def _change_policy(self, ask: Ask) -> None:
-        """Make share exclusive on the same CPUs, and place anew under another SMT or NUMA policy."""
+        """Turn share into exclusive on the same CPUs; place anew under a changed SMT or NUMA policy."""
         held = self.draft.ledger.of(ask.owner)
         if not held or held.owner in self.refusals:
             return
@@ -165,7 +165,7 @@ class Assigner:
             self._refuse_policy(ask, held, str(problem))
 
     def _fill(self, ask: Ask) -> None:
-        """Give CPUs to a container that has none, or fewer than it asks for."""
+        """Give CPUs to a container that has none or fewer than it asks for."""
         held = self.draft.ledger.of(ask.owner)
         if held is None:
             self._start(ask)
@@ -187,7 +187,7 @@ class Assigner:
             self._refuse_start(ask, Reason.NOT_ENOUGH, str(problem))
 
     def _fresh(self, ask: Ask, start_index: int, free: CPUSet) -> Assignment:
-        """Return what a container gets that has nothing; raise NotEnoughCPUs."""
+        """Return the first assignment of a container; raise NotEnoughCPUs."""
         pod, claim, policies = ask.pod, ask.claim, ask.policies
         chosen = self.draft.allocator.fresh(claim, policies, free, reusable=free & self.draft.ledger.held)
         return Assignment(
@@ -211,7 +211,7 @@ class Assigner:
             self._refuse_growth(ask, held, str(problem))
 
     def _refuse(self, ask: Ask, reason: Reason, message: str) -> None:
-        """Note why a claim is not fulfilled; of several reasons the first one stands."""
+        """Record why a claim is not fulfilled; the first reason stands."""
         blocks = ask.claim.must_fit and self.draft.ledger.of(ask.owner) is None
         refusal = Refusal(ask.owner, ask.pod.namespace, ask.pod.name, reason, message, blocks)
         self.refusals.setdefault(ask.owner, refusal)
@@ -258,7 +258,7 @@ def asks(observed: Observed, config: NodeConfig) -> tuple[Ask, ...]:
 
 
 def takes_more_cores(ask: Ask, held: Assignment) -> bool:
-    """Say whether an edited policy takes cores of which the scheduler counted none for the container."""
+    """Return whether a changed policy takes cores that the scheduler has not counted for the container."""
     return ask.policies.smt is not held.smt or ask.policies.cpu is not held.policy
 
 

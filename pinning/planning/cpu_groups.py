@@ -1,7 +1,7 @@
-"""Groups of nodes with a configuration of their own: which key of the agents' ConfigMap a node takes.
+"""Groups of nodes with their own configuration: which key of the agents' ConfigMap a node takes.
 
 The label `corepin.io/cpu-group: NAME` of a node chooses the key `config.NAME.yaml`; without it the node takes
-`config.yaml`. A key that is missing is never replaced by the default: its numbers may not fit the machine.
+`config.yaml`. A missing key is never replaced by the default, because its CPU numbers may not fit the machine.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pinning.contract import CPU_GROUP_LABEL
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-KEY: Final = "config.yaml"  # of nodes in no group
+KEY: Final = "config.yaml"  # for nodes without a group
 NO_GROUP: Final = ""
-_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # as the API server has labels
+_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # the syntax of label values
 
 
 class Waiting(NamedTuple):
-    """Why an agent does not start with any configuration."""
+    """The reason why an agent does not start with any configuration."""
 
-    reason: str  # one word, of a condition
+    reason: str  # the reason of a node condition, in CamelCase
     message: str
 
 
 def is_group(name: str) -> bool:
-    """Report whether a text can be the name of a group."""
+    """Return whether a text can be the name of a group."""
     return _NAME.fullmatch(name) is not None
 
 
 def key_of(group: str, default: str = KEY) -> str:
-    """Return the key, or the name of the file, that the nodes of a group take."""
+    """Return the key (or file name) of a group's configuration."""
     file = PurePath(default)
     return f"{file.stem}.{group}{file.suffix}" if group else default
 
@@ -53,8 +53,8 @@ def choose_group(
 ) -> str | Waiting:
     """Return the group whose key an agent takes at its start, or why it waits.
 
-    `labelled` is what the label says, empty without one; `remembered` is the choice of the last start. None of both
-    is known where the value is None. `there` are the groups that have a key.
+    `labelled` is the label's value, empty if the node has none; `remembered` is the choice of the last start.
+    Either is None while it is not known. `there` are the groups with a key.
     """
     group = remembered if labelled is None else labelled
     if group is None:

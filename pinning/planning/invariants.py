@@ -1,7 +1,8 @@
-"""The rules that every ledger keeps on its node (docs/architecture.md, "Rules that hold at every instant").
+"""Invariants of a single ledger on its node (docs/architecture.md, "Rules that hold at every instant").
 
-Only those that one ledger shows: what rests on the order of events, such as who leaves a CPU before another comes,
-is kept by `plan_actions`. The plan keeps them all by itself; this is for what comes from elsewhere, and for tests.
+Rules about the order of writes, for example that a container leaves a CPU before another gets it, are kept by
+`plan_actions`. The planner keeps all of these by construction; the check is for ledgers read from files, and for
+tests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def problems(ledger: Ledger, sets: NodeSets) -> tuple[str, ...]:
-    """Return every rule that a ledger breaks on its node, in words; nothing is good."""
+    """Return a message for each invariant that a ledger breaks on its node; empty if it keeps all."""
     return (*_broken_alone(ledger, sets), *_broken_together(ledger), *_broken_shared(ledger, sets))
 
 

@@ -1,9 +1,9 @@
-"""Who holds which CPUs of one node: immutable, and illegal changes raise.
+"""The ledger: which container holds which CPUs of one node. Immutable; illegal changes raise.
 
-EXCLUSIVE is what one container owns, IDLE what is charged to an owner and run by nobody; SHARE is what a container
-is pinned to while containers without CPUs of their own may run there too. Everything else is arithmetic on these.
-Containers of one pod that never run at the same time (an ordinary init container, and whatever starts after it)
-may hold the same CPUs; all others never do.
+EXCLUSIVE CPUs are owned by one container, IDLE ones are charged to an owner and left unused; SHARE CPUs belong to a
+container but also run containers without CPUs of their own. All other sets are computed from these.
+Containers of one pod that never run at the same time (an ordinary init container and the containers that start after
+it) may hold the same CPUs; all others hold disjoint ones.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one container holds, and under which policies; they differ from the claim's when those do not fit."""
+    """The CPUs of one container and the effective policies, which differ from the claim's while those do not fit."""
 
     owner: Owner
     namespace: str
     pod: str
-    start_index: int  # when it starts, among the containers of its pod
+    start_index: int  # its position in the start order of its pod's containers
     claim: Claim
     policy: CPUPolicy
     smt: SMTPolicy
     numa: NUMAPolicy
     cpus: CPUSet
     idle: CPUSet = EMPTY
-    mems: CPUSet = EMPTY  # NUMA nodes that its memory is bound to when it starts; empty: it may lie anywhere
+    mems: CPUSet = EMPTY  # NUMA nodes its memory is bound to at its start; empty: not bound
 
     @property
     def name(self) -> str:
-        """What people call the container: namespace/pod/container."""
+        """The container's name in messages: namespace/pod/container."""
         return f"{self.namespace}/{self.pod}/{self.owner.container}"
 
     @property
@@ -53,17 +53,17 @@ class Assignment:
 
     @property
     def is_exclusive(self) -> bool:
-        """Say whether nobody else may run on its CPUs."""
+        """Return whether no other container may run on its CPUs."""
         return self.policy is CPUPolicy.EXCLUSIVE
 
     @property
     def owns_cores(self) -> bool:
-        """Say whether it shares no physical core with anyone."""
+        """Return whether it shares no physical core with another container."""
         return self.is_exclusive and self.smt is not SMTPolicy.PREFER
 
     @property
     def flaw(self) -> str:
-        """What is wrong with the assignment in itself, in words; nothing is good."""
+        """A message saying what is inconsistent in the assignment itself; empty if nothing is."""
         if not self.cpus:
             return "an assignment without CPUs is none: release it"
         if self.cpus & self.idle:
@@ -77,7 +77,7 @@ class Assignment:
         return self.claim.role is Role.INIT
 
     def meets(self, other: Assignment) -> bool:
-        """Say whether the two containers can run at the same time."""
+        """Return whether the two containers can run at the same time."""
         if self.owner.pod_uid != other.owner.pod_uid:
             return True
         earlier = min(self, other, key=lambda assignment: assignment.start_index)
@@ -86,7 +86,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Every assignment of the node. Equal ledgers hold the same, whatever their history."""
+    """Every assignment of the node. Two ledgers with the same assignments are equal."""
 
     pods: Mapping[str, tuple[Assignment, ...]] = field(default_factory=lambda: MappingProxyType({}))
     exclusive: CPUSet = EMPTY  # owned or idle
@@ -101,24 +101,24 @@ class Ledger:
         return sum(map(len, self.pods.values()))
 
     def of(self, owner: Owner) -> Assignment | None:
-        """Return what a container holds."""
+        """Return the assignment of a container, or None."""
         for assignment in self.pods.get(owner.pod_uid, ()):
             if assignment.owner == owner:
                 return assignment
         return None
 
     def cpus_of(self, owner: Owner, shared: CPUSet) -> CPUSet:
-        """Return where a container is to run: on its own CPUs, else in the shared set."""
+        """Return the planned CPUs of a container: its own, else the shared set."""
         assignment = self.of(owner)
         return assignment.cpus if assignment else shared
 
     @property
     def held(self) -> CPUSet:
-        """Every CPU that is charged to somebody."""
+        """Every CPU that is charged to a container."""
         return self.exclusive | self.share
 
     def held_against(self, uid: str, start_index: int, role: Role) -> CPUSet:
-        """Return the CPUs that a container may not have: those of every container that can run beside it."""
+        """Return the CPUs held by containers that can run at the same time as the given one."""
         mates = self.pods.get(uid)
         if not mates:
             return self.held
@@ -130,19 +130,19 @@ class Ledger:
         return (self.held - _footprints(mates)) | _footprints(beside)
 
     def assign(self, new: Assignment) -> Ledger:
-        """Give CPUs to a container that has none."""
+        """Return the ledger with CPUs for a container that has none."""
         if self.of(new.owner):
             raise IllegalTransition(f"{new.name} holds CPUs already: change them")
         return self._with(new)
 
     def change(self, new: Assignment) -> Ledger:
-        """Put another assignment in the place of a container's own."""
+        """Return the ledger with a container's assignment replaced."""
         if not self.of(new.owner):
             raise IllegalTransition(f"{new.name} holds no CPUs: assign them")
         return self._with(new)
 
     def release(self, owner: Owner) -> Ledger:
-        """Take all CPUs of a container back."""
+        """Return the ledger without the CPUs of a container."""
         if not self.of(owner):
             raise IllegalTransition(f"container {owner.container} of pod {owner.pod_uid} holds no CPUs")
         return self._with_pod(

@@ -1,6 +1,6 @@
-"""The ledger as JSON-able values and back: for the checkpoint, and for those who read an agent's state.
+"""JSON form of the ledger, for the checkpoint and for readers of the agent's state.
 
-Checkpoints of earlier versions of the agent are read with it: a name that stands here stays.
+Member names must not change, because checkpoints of earlier agents are read with this module.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ VERSION: Final = 1
 
 
 def ledger_to_dict(ledger: Ledger) -> dict[str, Any]:
-    """Return the ledger as JSON-able values."""
+    """Return the ledger as values that JSON can encode."""
     return {"version": VERSION, "assignments": [_assignment_to_dict(assignment) for assignment in ledger]}
 
 
 def ledger_from_dict(saved: object) -> Ledger:
-    """Return what `ledger_to_dict` saved; raise BadContract when it is damaged, of another version, or breaks a rule."""
+    """Return the ledger that `ledger_to_dict` encoded.
+
+    Raise BadContract if it is damaged, has another version or breaks an invariant.
+    """
     if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
         raise BadContract(f"the checkpoint is not of version {VERSION}: rebuild it from the runtime")
     ledger = Ledger()

@@ -1,6 +1,7 @@
-"""To which NUMA node the memory of a container is bound when it starts, and why not where that is asked for. Pure.
+"""NUMA node that a container's memory is bound to at its start, or the reason why it is not bound. Pure.
 
-Only the start of a container binds: to bind what runs would move its memory, and to free it does not bring it back.
+Only starting containers are bound: binding a running one would migrate its memory, and unbinding does not move it
+back.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
-    from pinning.planning.draft import Draft
     from pinning.planning.ledger import Assignment
+    from pinning.planning.ledger_draft import LedgerDraft
 
 FREE: Final = f"{NUMA_MEMORY_POD}: {NUMAMemory.FREE}"
 KUBELET_BINDS: Final = (
@@ -27,8 +28,8 @@ KUBELET_BINDS: Final = (
 )
 
 
-def bind_memory(draft: Draft) -> Iterator[Refusal]:
-    """Enter for each assignment where its memory is bound at its next start; yield why that cannot be."""
+def bind_memory(draft: LedgerDraft) -> Iterator[Refusal]:
+    """Record the memory node of each assignment for its next start; yield a refusal where it cannot be bound."""
     is_by_kubelet = draft.config.kubelet_binds_memory
     for assignment in draft.ledger:
         asks = asks_for_memory(assignment)
@@ -40,17 +41,17 @@ def bind_memory(draft: Draft) -> Iterator[Refusal]:
 
 
 def asks_for_memory(assignment: Assignment) -> bool:
-    """Say whether the memory of a container is to lie where its CPUs are, which are on one NUMA node."""
+    """Return whether a container asks for memory on the NUMA node of its CPUs, which are all on one node."""
     return assignment.claim.numa_memory is NUMAMemory.BIND and assignment.numa is NUMAPolicy.SINGLE
 
 
 def memory_nodes(assignment: Assignment, topology: Topology) -> CPUSet:
-    """Return the NUMA node of a container's CPUs, if it has memory."""
+    """Return the NUMA node of a container's CPUs; empty if that node has no memory."""
     return topology.nodes_of(assignment.cpus) & topology.memory_nodes
 
 
 def too_much_memory(assignment: Assignment, topology: Topology) -> str:
-    """Say that a container may use more memory than there is where it is bound; nothing where all is well."""
+    """Return a warning if the memory limit exceeds the memory of the bound NUMA node; empty if it fits."""
     there, limit = (
         sum(topology.memory.get(node, 0) for node in assignment.mems),
         assignment.claim.memory_limit,
@@ -67,7 +68,7 @@ def _mebibytes(size: int) -> str:
     return f"{size // 2**20} MiB"
 
 
-def _without_memory(assignment: Assignment, draft: Draft) -> str:
+def _without_memory(assignment: Assignment, draft: LedgerDraft) -> str:
     topology = draft.sets.topology
     node = topology.nodes_of(assignment.cpus)
     return (

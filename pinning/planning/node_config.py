@@ -1,6 +1,6 @@
-"""The configuration of one node: how its CPUs are given out. Validated once; the agent adds no meaning to it.
+"""Configuration of one node's CPUs, validated once at start.
 
-The caller parses YAML; what arrives here is a mapping of plain values.
+The caller parses YAML and passes a mapping of plain values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ DYNAMIC = "dynamic"
 
 
 class UncountedClaims(StrEnum):
-    """What happens to claims whose cores the scheduler does not count."""
+    """The treatment of claims whose cores the scheduler does not count."""
 
     REPORT = "report"
-    REFUSE = "refuse"  # new ones get no CPUs
+    REFUSE = "refuse"  # new claims get no CPUs
 
 
 class Quota(StrEnum):
-    """What happens to the CFS quota of an exclusive container."""
+    """The treatment of the CFS quota of an exclusive container."""
 
     KEEP = "keep"
     UNSET = "unset"
@@ -40,7 +40,7 @@ class Quota(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StaticPools:
-    """CMK's pools, cut once; counts are physical cores."""
+    """CMK's static pools; sizes are physical cores."""
 
     exclusive_cores: int = 0
     shared_cores: int = 0
@@ -54,7 +54,7 @@ class NodeConfig:
     """How the CPUs of one node are given out."""
 
     reserved: CPUSet | None = None  # None: the default of `pinning.planning.reserve`
-    reserve_source: ReserveSource = ReserveSource.CONFIGURED  # of `reserved`, where there is one
+    reserve_source: ReserveSource = ReserveSource.CONFIGURED  # where `reserved` comes from, if it is set
     sort: Sort = "packed"
     distribute: bool = False
     align_uncore: bool = False
@@ -62,12 +62,12 @@ class NodeConfig:
     numa_policy: NUMAPolicy = NUMAPolicy.PACKED
     quota: Quota = Quota.KEEP
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
-    strict_threads: bool = False  # who has exclusive cores runs on them alone, whatever `cmk isolate` asks
-    counted_claims: frozenset[SMTPolicy] = frozenset()  # whose cores admission has the scheduler count
+    strict_threads: bool = False  # owners of exclusive cores never get pool CPUs, even through `cmk isolate`
+    counted_claims: frozenset[SMTPolicy] = frozenset()  # whose whole cores the scheduler counts
     uncounted_claims: UncountedClaims = UncountedClaims.REPORT
     observe: bool = False
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
-    kubelet_binds_memory: bool = False  # what the agent found: the kubelet's Memory Manager is Static
+    kubelet_binds_memory: bool = False  # detected by the agent: the kubelet's Memory Manager policy is Static
 
 
 DEFAULT = NodeConfig()
@@ -90,7 +90,7 @@ POOL_KEYS = ("exclusive_cores", "shared_cores", "exclusive_non_isolcpus", "exclu
 
 
 def read_node_config(given: object) -> NodeConfig:
-    """Return the configuration that a mapping states, defaults for the rest; else raise BadContract."""
+    """Return the configuration in a mapping, with defaults for absent keys; raise BadContract if it is invalid."""
     keys = _Keys.of(given, "", KEYS)
     return NodeConfig(
         reserved=keys.cpus("reserved"),
@@ -130,14 +130,14 @@ def _read_pools(given: object) -> StaticPools | None:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """One mapping of the configuration, and where it stands."""
+    """One mapping of the configuration, and its path in messages."""
 
     given: Mapping[object, object]
     prefix: str
 
     @classmethod
     def of(cls, given: object, prefix: str, known: tuple[str, ...]) -> _Keys:
-        """Take a mapping whose keys are all known."""
+        """Check that all keys of a mapping are known; raise BadContract otherwise."""
         if not isinstance(given, dict):
             name = prefix.rstrip(".") or "the node configuration"
             also = f", or the word {DYNAMIC}" if prefix else ""
@@ -150,15 +150,15 @@ class _Keys:
         return cls(given, prefix)
 
     def value(self, key: str) -> object:
-        """Return what stands under a key; absent and null are the same."""
+        """Return the value of a key; None if the key is absent or null."""
         return self.given.get(key)
 
     def bad(self, key: str, expected: str) -> BadContract:
-        """Return the refusal of a value."""
+        """Return the error for an invalid value."""
         return BadContract(f"{self.prefix}{key}: {self.value(key)!r} is not allowed: write {expected}")
 
     def word(self, key: str, default: Word) -> Word:
-        """Return one of the words of an enumeration."""
+        """Return a member of an enumeration."""
         value = self.value(key)
         if value is None:
             return default
@@ -168,14 +168,14 @@ class _Keys:
         return words(value)
 
     def sort(self, key: str) -> Sort:
-        """Return packed or spread, packed when absent."""
+        """Return packed or spread; packed when absent."""
         value = self.value(key)
         if value not in (None, "packed", "spread"):
             raise self.bad(key, "packed or spread")
         return "spread" if value == "spread" else "packed"
 
     def flag(self, key: str) -> bool:
-        """Return a truth value, false when absent."""
+        """Return a boolean, false when absent."""
         value = self.value(key)
         if value is not None and not isinstance(value, bool):
             raise self.bad(key, "true or false")
@@ -200,7 +200,7 @@ class _Keys:
         return frozenset(map(SMTPolicy, value))
 
     def cpus(self, key: str) -> CPUSet | None:
-        """Return a CPU list; YAML reads a single CPU as a number."""
+        """Return a CPU list; a single CPU arrives as a number, because YAML reads it so."""
         value = self.value(key)
         if value is None:
             return None

@@ -1,6 +1,6 @@
-"""The sets of one node: what is reserved, what may be given out and to whom, and what everyone else runs on.
+"""CPU sets of one node: reserved, allocatable, the pools for claims, and the shared set.
 
-CMK's pools are one way to cut the allocatable cores; without them every allocatable core can be exclusive.
+CMK's pools divide the allocatable cores; without pools every allocatable core can be exclusive.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Where claims take their CPUs from; all whole cores, disjoint from each other when cut statically."""
+    """CPUs that claims may take: whole cores; static pools are disjoint."""
 
     exclusive: CPUSet
     non_isolcpus: CPUSet
-    set_aside: CPUSet = EMPTY  # CMK's `shared` pool: only for those who ask for it
-    is_static: bool = False  # only claims run on the cores of the exclusive pools, idle or not
+    set_aside: CPUSet = EMPTY  # CMK's `shared` pool: only for containers that ask for it
+    is_static: bool = False  # only claims run in the exclusive pools, which otherwise stay idle
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSets:
-    """The sets of a node that do not depend on who holds what."""
+    """The sets of a node that do not depend on the ledger."""
 
-    topology: Topology  # what is outside the universe counts as offline
+    topology: Topology  # CPUs outside the universe are marked offline
     universe: CPUSet
     reserved: CPUSet
     pools: Pools
@@ -46,46 +46,46 @@ class NodeSets:
 
     @property
     def allocatable(self) -> CPUSet:
-        """What may be given out at all."""
+        """CPUs that containers can own: the universe without the reserve."""
         return self.universe - self.reserved - self.pools.set_aside
 
     @property
     def unpooled(self) -> CPUSet:
-        """The CPUs in no pool: CMK's `infra`, when nothing is claimed."""
+        """CPUs in no pool: CMK's `infra` pool while nothing is claimed."""
         return self.universe - self.pools.exclusive - self.pools.non_isolcpus - self.pools.set_aside
 
     @property
     def static_exclusive(self) -> CPUSet:
-        """The CPUs of static exclusive pools, which shared work never runs on while anything else is left."""
+        """CPUs of static exclusive pools, which shared work runs on only if nothing else is left."""
         return self.pools.exclusive | self.pools.non_isolcpus if self.pools.is_static else EMPTY
 
     @property
     def isolated(self) -> CPUSet:
-        """CPUs that the kernel's scheduler leaves alone (isolcpus)."""
+        """CPUs excluded from the kernel's scheduler domains (isolcpus)."""
         return self.topology.isolated
 
     def shared(self, ledger: Ledger) -> CPUSet:
-        """Return where everything unpinned runs."""
+        """Return the shared set: CPUs for all containers without an assignment."""
         return self.common - ledger.exclusive
 
     @property
     def common(self) -> CPUSet:
-        """The shared set of a node without owners; with static pools the reserve and the cores in no pool.
+        """The shared set without any assignment: with static pools the reserve and the cores in no pool.
 
-        Where these are none, isolated CPUs are used, then the pool set aside, then the exclusive pools: an empty
-        cpuset would mean every CPU.
+        If these are empty, isolated CPUs are used, then the `shared` pool, then the exclusive pools, because an
+        empty cpuset would mean every CPU.
         """
         unowned = self.universe - self.static_exclusive
         pooled = unowned - self.pools.set_aside
         return (pooled - self.isolated) or pooled or unowned or self.universe
 
     def set_aside(self, socket: int | None = None) -> CPUSet:
-        """Return the cores set aside for CMK's shared pool, of one socket or all, as far as they run."""
+        """Return the online CPUs of CMK's shared pool, of one socket or all."""
         cores = self.topology.cores_of(self.pools.set_aside & self.universe)
         return self.universe & union(core.cpus for core in cores if socket in (None, core.package))
 
     def source(self, claim: Claim) -> CPUSet:
-        """Return the CPUs from which a claim may take, whoever holds them now."""
+        """Return the CPUs that a claim may take, held by others or not."""
         named = (
             self.pools.non_isolcpus
             if claim.resource == EXCLUSIVE_NON_ISOLCPUS_CORES
@@ -96,7 +96,10 @@ class NodeSets:
 
 
 def node_sets(topology: Topology, universe: CPUSet, config: NodeConfig) -> NodeSets:
-    """Cut a node as its configuration says. Going offline moves no border: offline cores are cut as if they ran."""
+    """Divide a node's CPUs as its configuration says.
+
+    The division does not depend on hotplug: offline cores are assigned to pools as if they were online.
+    """
     if not universe:
         raise PinningError(
             "the node has no usable CPU: the effective cpuset of the kubelet's pod root is empty"
@@ -109,12 +112,12 @@ def node_sets(topology: Topology, universe: CPUSet, config: NodeConfig) -> NodeS
 
 
 def known_cpus(topology: Topology, universe: CPUSet) -> CPUSet:
-    """Return the CPUs of pods, those among them that are offline too."""
+    """Return the CPUs of pods, including offline ones."""
     return universe | (topology.cpus - topology.online)
 
 
 def check_machine(topology: Topology, universe: CPUSet, config: NodeConfig) -> None:
-    """Refuse a configuration that does not fit the machine, with BadContract; call it once, at start."""
+    """Raise BadContract if the configuration does not fit the machine; called once, at start."""
     named = {"reserved": config.reserved or EMPTY}
     if config.pools:
         named["pools.exclusive_non_isolcpus"] = config.pools.exclusive_non_isolcpus
@@ -128,7 +131,7 @@ def check_machine(topology: Topology, universe: CPUSet, config: NodeConfig) -> N
 
 
 def _nothing_to_give(sets: NodeSets) -> str:
-    """Say why no CPU is left for containers; where one core is all there is, reserving fewer is no way out."""
+    """Return the error for a node without allocatable CPUs; reserving fewer is no remedy on a single core."""
     usable = sets.universe
     if usable <= sets.topology.siblings_of(CPUSet([usable.lowest()])):
         problem = f"only one core can be used here (CPUs {usable}), and it stays reserved for the system"
@@ -137,7 +140,10 @@ def _nothing_to_give(sets: NodeSets) -> str:
 
 
 def _reserved(topology: Topology, known: CPUSet, config: NodeConfig) -> tuple[CPUSet, ReserveSource]:
-    """Return the reserve and its source; a kept one that no CPU of pods is left of gives way to the default."""
+    """Return the reserve and its source.
+
+    A kept reserve that shares no CPU with the pods' CPUs is replaced by the default.
+    """
     listed = config.pools.exclusive_non_isolcpus if config.pools else EMPTY
     default = default_reserve(topology, known, listed)
     named, source = (config.reserved or EMPTY) & topology.cpus, config.reserve_source
@@ -174,7 +180,7 @@ def _refuse_listed(listed: CPUSet, cpus: CPUSet, isolated: CPUSet) -> None:
 
 
 def _take(key: str, cores: list[Core], count: int, mode: Sort) -> list[Core]:
-    """Take cores as CMK does: packed goes through the sockets in order, spread goes round them."""
+    """Take cores in CMK's modes: packed fills one socket after the other, spread alternates between sockets."""
     if len(cores) < count:
         problem = f"pools.{key}: {count} cores are wanted, {len(cores)} are left (isolcpus cores only, where there are any)"
         raise BadContract(f"{problem}; write {len(cores)} or fewer")
@@ -183,7 +189,7 @@ def _take(key: str, cores: list[Core], count: int, mode: Sort) -> list[Core]:
 
 
 def _in_turns(cores: list[Core]) -> list[Core]:
-    """Order cores so that each socket gives one before any gives the next."""
+    """Order cores round robin over the sockets."""
     turns: Counter[int] = Counter()
     placed = []
     for core in cores:

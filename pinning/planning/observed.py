@@ -1,6 +1,6 @@
-"""What the agent sees of one node when it plans: values, already read, with nothing left to look up.
+"""Observation of one node that a plan is made from: values only, read beforehand.
 
-A pod is read once, when the API sends it; planning over 250 containers must not read them again.
+A pod's claims are computed once, when the API server sends the pod; planning with 250 containers does not repeat it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class Owner(NamedTuple):
-    """Who may hold CPUs: one container of one pod, whichever of its restarts runs."""
+    """Key of an assignment: a container of a pod. It stays the same across restarts of the container."""
 
     pod_uid: str
     container: str
 
 
 class State(StrEnum):
-    """Where a container of the runtime is in its life."""
+    """The lifecycle state of a container in the runtime."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -50,25 +50,25 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SeenPod:
-    """A pod as the API shows it, with its claims."""
+    """A pod of the API with its claims."""
 
-    uid: str  # as the runtime knows it
+    uid: str  # the uid that the runtime knows: of a static pod not that of its mirror
     namespace: str
     name: str
     created: str  # RFC 3339 with seconds in UTC, so that texts sort as times do
     claims: tuple[Claim, ...]
-    start_order: tuple[str, ...]  # names of its containers as they start one after the other; () of too many
-    is_final: bool = False  # its phase is Succeeded or Failed
+    start_order: tuple[str, ...]  # names of its containers in start order; empty if there are too many
+    is_final: bool = False  # the phase is Succeeded or Failed
     is_vm: bool = False  # a launcher pod of KubeVirt
-    runtime_class: str = ""  # a user names it, an admin defines it; its handler is not known here
+    runtime_class: str = ""  # set by the user, defined by an administrator; its handler is not known here
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
-    counts: tuple[Count, ...] = ()  # what the scheduler counts for claims of whole cores
-    said: str = field(default="", compare=False)  # what an agent has written on it
+    counts: tuple[Count, ...] = ()  # what the scheduler counts for its whole-core claims
+    said: str = field(default="", compare=False)  # the status annotation that an agent has written
 
     @classmethod
     def of(cls, pod: Pod, uid: str | None = None) -> SeenPod:
-        """Read a pod of the API; without a uid it is believed whose mirror it says to be."""
+        """Read a pod of the API; without `uid` its mirror annotation is trusted for the uid."""
         metadata = pod.get("metadata") or {}
         (namespace, name), asked = name_of(pod), read_pod(pod)
         is_crowd = count_containers(pod) > MOST_CONTAINERS
@@ -90,7 +90,10 @@ class SeenPod:
 
     @property
     def status(self) -> Mapping[str, CPUSet]:
-        """Which CPUs its containers hold by what an agent has written on it: a hint, which may be damaged."""
+        """The CPUs of its containers according to the status annotation.
+
+        The annotation may be damaged or stale: use it as a hint.
+        """
         with suppress(ValueError, AttributeError, TypeError, PinningError):
             containers = parse_json(self.said)["containers"].items()
             return {name: CPUSet.parse(held["cpus"]) for name, held in containers if "policy" in held}
@@ -98,72 +101,72 @@ class SeenPod:
 
     @property
     def is_gated(self) -> bool:
-        """Whether none of its containers starts before the CPUs that must fit are assigned."""
+        """Whether corepin's gate holds its containers back until the CPUs that must fit are assigned."""
         return GATE_CONTAINER in self.start_order
 
     @property
     def age(self) -> tuple[str, str]:
-        """The total order of pods: oldest first, then by uid."""
+        """Sort key of pods: oldest first, then by uid."""
         return self.created, self.uid
 
 
 @dataclass(frozen=True, slots=True)
 class SeenContainer:
-    """A container as the runtime has it; `cpus` is what was read back from the kernel, empty when nothing was."""
+    """A container of the runtime; `cpus` is its cpuset read back from the kernel, empty if it was not read."""
 
     id: str
-    owner: Owner  # whose restart this is
+    owner: Owner  # the pod and container name, whichever restart this is
     state: State
     cpus: CPUSet
-    sandbox: str = ""  # the id of the virtual machine that it runs in (Kata); empty: it runs on the host
+    sandbox: str = ""  # id of the virtual machine that it runs in (Kata); empty: it runs on the host
     home: CPUSet = (
-        EMPTY  # where its tasks were put, of one that runs on more than it owns; empty: nowhere yet
+        EMPTY  # CPUs its tasks were put on, if it runs on more than it owns; empty: not put anywhere yet
     )
-    starts_at_home: bool = False  # its first process is put there before it runs, however wide its cpuset is
+    starts_at_home: bool = False  # its first process is moved to its own CPUs before it runs
     is_divisible: bool = (
-        True  # false: nobody knows its cgroup, so its tasks cannot be kept on parts of its CPUs
+        True  # false: its cgroup is unknown, so its tasks cannot be kept on parts of its CPUs
     )
 
     @property
     def is_running(self) -> bool:
-        """Say whether it runs."""
+        """Return whether it runs."""
         return self.state is State.RUNNING
 
     @property
     def is_live(self) -> bool:
-        """Say whether it runs, or may start to run at any moment."""
+        """Return whether it runs or may start at any moment."""
         return self.state is not State.EXITED
 
 
 @dataclass(frozen=True, slots=True)
 class SeenSandbox:
-    """A virtual machine in which the containers of one pod run (Kata): its threads can only be moved together.
+    """A virtual machine that runs the containers of one pod (Kata); its threads are moved together.
 
-    Where they may run is read from the kernel, whatever the runtime was told; empty when nothing was read.
+    Its CPUs are read back from the kernel, because the runtime's record can differ; empty if they were not read.
     """
 
     id: str
     pod_uid: str
     cpus: CPUSet  # of all threads together
-    vcpus: CPUSet = EMPTY  # of its vCPUs' threads alone; empty where these cannot be told from the others
-    sent: tuple[CPUSet, ...] = ()  # what the runtime took last for each live container; () where it gets none
-    is_movable: bool = True  # false: neither its threads nor the runtime can be told
-    is_awaited: bool = True  # false: others have waited long enough until it leaves their CPUs
+    vcpus: CPUSet = EMPTY  # of its vCPU threads alone; empty if they cannot be identified
+    sent: tuple[CPUSet, ...] = ()  # last cpuset accepted by the runtime per live container; () if none
+    is_movable: bool = True  # false: neither its threads nor the runtime can be reached
+    is_awaited: bool = True  # false: the wait budget for it is spent, others no longer wait for its CPUs
 
 
 @dataclass(frozen=True)
 class Observed:
     """One node at one moment."""
 
-    topology: Topology  # with what is online now, and what was known before
+    topology: Topology  # online CPUs as of now, and all that were known before
     universe: CPUSet  # online, within the effective cpuset of the kubelet's pod root
     pods: tuple[SeenPod, ...] = ()
     containers: tuple[SeenContainer, ...] = ()
     sandboxes: tuple[SeenSandbox, ...] = ()  # with or without containers
     pods_complete: bool = True  # the API has listed every pod of the node
     containers_complete: bool = True  # the runtime has listed every container
-    holds_starts: bool = False  # what must fit and does not is not started
-    # Pools that processes of containers run on now, besides those that the containers' pods ask for.
+    holds_starts: bool = False  # containers whose claim must fit and does not are not started
+    # Pools that processes run on now, besides those that the containers' pods ask for.
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
@@ -174,12 +177,12 @@ class Observed:
 
     @property
     def live_on_host(self) -> Iterator[SeenContainer]:
-        """The live containers that run in no sandbox, in a total order."""
+        """Live containers outside sandboxes, in a total order."""
         return (container for container in self.live if container.sandbox not in self.live_in)
 
     @cached_property
     def live_in(self) -> Mapping[str, tuple[SeenContainer, ...]]:
-        """The live containers of each sandbox, by its id, in a total order."""
+        """Live containers of each sandbox by its id, in a total order."""
         inside: dict[str, tuple[SeenContainer, ...]] = {sandbox.id: () for sandbox in self.sandboxes}
         for container in self.live:
             if container.sandbox in inside:
@@ -188,31 +191,31 @@ class Observed:
 
     @cached_property
     def undivided(self) -> frozenset[Owner]:
-        """The containers whose tasks nobody can keep apart."""
+        """Containers whose tasks cannot be kept on parts of their CPUs."""
         return frozenset(container.owner for container in self.live if not container.is_divisible)
 
     @cached_property
     def live_uids(self) -> frozenset[str]:
-        """The pods that have a live container."""
+        """Pods with a live container."""
         return frozenset(container.owner.pod_uid for container in self.live)
 
     @cached_property
     def running(self) -> frozenset[Owner]:
-        """The containers that run."""
+        """Running containers."""
         return frozenset(container.owner for container in self.live if container.is_running)
 
     @cached_property
     def by_age(self) -> tuple[SeenPod, ...]:
-        """The pods that are not over, oldest first, each uid once."""
+        """Pods that have not ended, oldest first, each uid once."""
         pods = {pod.uid: pod for pod in sorted(self.pods, key=lambda pod: pod.age, reverse=True)}
         return tuple(sorted((pod for pod in pods.values() if not pod.is_final), key=lambda pod: pod.age))
 
     @cached_property
     def known_uids(self) -> frozenset[str]:
-        """The pods that the API has, and that are not over."""
+        """Pods of the API that have not ended."""
         return frozenset(pod.uid for pod in self.by_age)
 
     def is_gone(self, pod_uid: str) -> bool:
-        """Say whether nothing of a pod is left: not in the API or over, and nothing of it runs."""
+        """Return whether a pod is absent from the API or ended, and has no live container."""
         complete = self.pods_complete and self.containers_complete
         return complete and pod_uid not in self.known_uids and pod_uid not in self.live_uids

@@ -1,6 +1,6 @@
-"""The plan of one node: what is seen and what was held go in; who holds what and what has to be written come out.
+"""The plan of one node: maps observation and ledger to the new ledger, the actions and the refusals.
 
-Pure and level-triggered: nothing depends on how the node came to be as it is, and planning twice changes nothing.
+Pure and level-triggered: the result depends only on the present state, and planning again changes nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.planning.actions import NO_SANDBOXES, Action, plan_actions
 from pinning.planning.assign import Assigner
-from pinning.planning.draft import Draft
+from pinning.planning.ledger_draft import LedgerDraft
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
@@ -33,39 +33,39 @@ NONE_UNCOUNTED: Final[Mapping[Owner, str]] = MappingProxyType({})
 
 
 class Plan(NamedTuple):
-    """What a node is to become. Save the ledger before any action."""
+    """The planned state of a node. Save the ledger before the first action."""
 
     ledger: Ledger
     actions: tuple[Action, ...]
     refusals: tuple[Refusal, ...]
     sets: NodeSets
-    sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES  # where the threads of each run, by its id
+    sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES  # planned CPUs of each sandbox's threads, by its id
     uses: Mapping[Owner, frozenset[PoolUse]] = NO_USES  # pools that processes of containers may run on now
-    undivided: frozenset[Owner] = frozenset()  # whose tasks nobody can keep apart
+    undivided: frozenset[Owner] = frozenset()  # containers whose tasks cannot be kept on parts of their CPUs
     uncounted: Mapping[Owner, str] = (
         NONE_UNCOUNTED  # claims whose cores the scheduler does not count, and why
     )
-    is_strict: bool = False  # `strictThreads`: owners of CPUs run on these alone, whatever `cmk isolate` asks
+    is_strict: bool = False  # `strictThreads`: owners never get pool CPUs, even through `cmk isolate`
 
     @property
     def shared(self) -> CPUSet:
-        """Where everything unpinned is to run."""
+        """CPUs of all containers without an assignment."""
         return self.sets.shared(self.ledger)
 
     @property
     def run_sets(self) -> RunSets:
-        """Where containers are to run."""
+        """Planned CPUs of every container."""
         return RunSets(self.ledger, self.sets, self.uses, self.undivided)
 
     def runs_on(self, owner: Owner) -> RunSet:
-        """Return where a container is to run once it runs: on what it owns, and on the pools in use."""
+        """Return the planned CPUs of a container once it runs: those it owns, and the pools in use."""
         return self.run_sets.of(owner)
 
 
 def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
-    """Return who shall hold what, how to get there, and what cannot be."""
+    """Return the new ledger, the actions and the refusals."""
     sets = node_sets(observed.topology, observed.universe, config)
-    draft = Draft(observed, ledger, config, sets)
+    draft = LedgerDraft(observed, ledger, config, sets)
     assigner = Assigner(draft, config)
     if config.observe:
         assigner.drop_gone()
@@ -93,7 +93,7 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
 
 
 def _uses(observed: Observed, ledger: Ledger, config: NodeConfig) -> Mapping[Owner, frozenset[PoolUse]]:
-    """Return the pools that wrappers reach: with strict threads none of who owns CPUs, whenever it was wrapped."""
+    """Return the pools in use through wrappers; with strict threads none for owners of CPUs."""
     if not config.strict_threads:
         return observed.uses
     owners = {held.owner for held in ledger if held.is_exclusive}
@@ -114,7 +114,10 @@ def _of_pod(pod: SeenPod, refusals: dict[Owner, Refusal]) -> Iterator[Refusal]:
 
 
 def _observing(observed: Observed) -> Iterator[Refusal]:
-    """Refuse every claim that is made to corepin; a launcher's is the kubelet's business then. Nobody is held back."""
+    """Refuse every claim made to corepin, without holding back its container.
+
+    A launcher's claim is not refused, because the kubelet serves it in observe mode.
+    """
     message = (
         "corepin only observes this node and assigns no CPUs:"
         " set the kubelet's cpuManagerPolicy to none, and observe to false in the node's configuration"

@@ -1,7 +1,7 @@
-"""A ledger from what runs, when there is no checkpoint to trust: CPUs from the kernel, policies from the pods.
+"""Ledger recovery without a usable checkpoint: CPUs from cgroups, policies from pods. Pure.
 
-Pure. Only what cannot be mistaken is adopted: the rest is for the plan, which gives CPUs anew. A container that
-was refused its CPUs runs in the shared set together with others, which gives it away.
+Only unambiguous assignments are recovered; the planner assigns the rest anew. A container whose claim was refused
+runs on the same cpuset as the unpinned containers, by which it is recognized.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def recover(observed: Observed, config: NodeConfig) -> Ledger:
-    """Return what the containers that run evidently hold, oldest pods first."""
+    """Return the ledger of the assignments that are evident from running containers, oldest pod first."""
     sets = node_sets(observed.topology, observed.universe, config)
     ledger = Ledger()
     for pod in observed.by_age:
@@ -54,7 +54,7 @@ def _with(ledger: Ledger, new: Assignment, sets: NodeSets) -> Ledger | None:
 def _candidates(
     pod: SeenPod, claim: Claim, observed: Observed, config: NodeConfig, sets: NodeSets
 ) -> Iterator[Assignment]:
-    """Yield what a container may hold, likeliest first: under its own SMT policy, else under `prefer`."""
+    """Yield the possible assignments of a container, likeliest first: under its own SMT policy, then under `prefer`."""
     owner = Owner(pod.uid, claim.container)
     seen = _restart(owner, observed)
     if seen is None:
@@ -81,7 +81,10 @@ def _candidates(
 def _own(
     pod: SeenPod, claim: Claim, seen: SeenContainer, observed: Observed, sets: NodeSets
 ) -> Iterator[CPUSet]:
-    """Yield what a container may own of its cpuset: all; what nobody runs on who claims nothing; what its pod says."""
+    """Yield what a container may own of its cpuset, in this order.
+
+    All of it; the part that no container without a claim runs on; the part that its status annotation names.
+    """
     source = sets.source(claim)
     if seen.cpus and seen.cpus <= source:
         yield seen.cpus
@@ -98,7 +101,10 @@ def _own(
 
 
 def _apart(seen: SeenContainer, observed: Observed, source: CPUSet) -> Iterator[CPUSet]:
-    """Yield what no other container runs on: those that own CPUs too may tell what is shared, where nobody else does."""
+    """Yield the CPUs that no other container runs on.
+
+    Containers without claims show what is shared; if there are none, containers with claims are compared too.
+    """
     others = union(other.cpus for other in observed.live_on_host if other.owner != seen.owner)
     own = (seen.cpus & source) - others
     if own and own != seen.cpus:
@@ -106,13 +112,13 @@ def _apart(seen: SeenContainer, observed: Observed, source: CPUSet) -> Iterator[
 
 
 def _sharing(observed: Observed) -> set[CPUSet]:
-    """Return the cpusets of those who claim nothing."""
+    """Return the cpusets of the containers without a claim."""
     claiming = {Owner(pod.uid, claim.container) for pod in observed.by_age for claim in pod.claims}
     return {seen.cpus for seen in observed.live_on_host if seen.cpus and seen.owner not in claiming}
 
 
 def _restart(owner: Owner, observed: Observed) -> SeenContainer | None:
-    """Return the restart of a container that runs, or else may start."""
+    """Return the instance of a container that runs, else the one that may start."""
     restarts = [seen for seen in observed.live if seen.owner == owner]
     return min(restarts, key=lambda seen: (seen.state is not State.RUNNING, seen.id), default=None)
 
@@ -124,9 +130,9 @@ def _idle(candidate: Assignment, sets: NodeSets) -> CPUSet:
 
 
 def _is_evident(candidate: Assignment, seen: SeenContainer, observed: Observed, sets: NodeSets) -> bool:
-    """Say whether the CPUs are its own: as many as it asks for and unlike anybody's, or touched by nobody else."""
+    """Return whether the count matches and no other container has the same set, or no other overlaps."""
     others = [other for other in observed.live if other.owner.pod_uid != seen.owner.pod_uid]
-    if candidate.cpus != seen.cpus:  # it runs on more than that: what it owns nobody else runs on
+    if candidate.cpus != seen.cpus:  # it runs on more than its own CPUs, which must not overlap others
         return shortage(sets, candidate) == 0 and all(
             other.cpus.isdisjoint(candidate.footprint) for other in others
         )

@@ -1,4 +1,4 @@
-"""Why a container did not get what it asked for: a value for events, the status annotation, metrics and people."""
+"""Refusals: why a container did not get what it asked for, for events, the status annotation and metrics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """Why, in one word; metrics count by it."""
+    """The reason of a refusal in one word, also the label of its metric."""
 
     INVALID = "Invalid"  # its annotations or resources cannot be read
     NOT_ENOUGH = "NotEnoughCPUs"
     SHARED_EMPTY = "SharedSetWouldBeEmpty"
-    KEEPS_FEWER = "KeepsFewerCPUs"  # it has CPUs, not as many as it asks for
-    KEEPS_OLD_POLICY = "KeepsOldPolicy"  # it has CPUs, under the policy it had before
-    MEMORY_FREE = "MemoryNotBound"  # it has CPUs, and its memory may lie anywhere
+    KEEPS_FEWER = "KeepsFewerCPUs"  # it has fewer CPUs than it asks for
+    KEEPS_OLD_POLICY = "KeepsOldPolicy"  # it has CPUs under its previous policy
+    MEMORY_FREE = "MemoryNotBound"  # it has CPUs, and its memory is not bound
     RUNNING_VM = "RunningVM"
     UNCOUNTED = "Uncounted"  # the scheduler does not count its cores
     OBSERVING = "ObserveMode"
@@ -26,9 +26,9 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One claim that is not fulfilled, or not wholly."""
+    """One claim that is not or only partly fulfilled."""
 
-    owner: Owner  # container is "" when the whole pod is meant
+    owner: Owner  # the container name is empty if the whole pod is meant
     namespace: str
     pod: str
     reason: Reason
@@ -37,10 +37,10 @@ class Refusal:
 
     @property
     def name(self) -> str:
-        """What people call the container: namespace/pod/container."""
+        """The container's name in messages: namespace/pod/container."""
         return "/".join(filter(None, (self.namespace, self.pod, self.owner.container)))
 
     @property
     def text(self) -> str:
-        """What its event says, and the runtime when it holds the container back."""
+        """The message of its event, also returned to the runtime when the container is held back."""
         return f"{self.reason}: {self.message}"

@@ -1,4 +1,4 @@
-"""What the pods of a node request, as the scheduler and the kubelet count it. Pure.
+"""Resource requests of a node's pods, added up as the scheduler and the kubelet do. Pure.
 
 Source: Kubernetes "Init containers", "Resource sharing within containers", and sidecar containers (KEP-753): main
 containers and sidecars add up; an ordinary init container runs beside the sidecars that start before it.
@@ -27,19 +27,19 @@ SIDECAR: Final[Amount] = (SIDECAR_CPU, SIDECAR_MEMORY)
 
 
 class Overcommit(NamedTuple):
-    """What the containers of the shared set request, against the CPUs of that set, in thousandths."""
+    """CPU requests of the containers in the shared set against its size, in millicores."""
 
     requested: int
     there: int
 
     @property
     def is_over(self) -> bool:
-        """Say whether more is promised than there is."""
+        """Return whether the requests exceed the set."""
         return self.requested > self.there
 
 
 class Sidecars(NamedTuple):
-    """What injected sidecars cost beside the containers that they serve."""
+    """The number and the requests of injected sidecars in pods with CPUs of their own."""
 
     containers: int
     millicores: int
@@ -52,21 +52,21 @@ def requested(listed: Iterable[Member], resource: str) -> int:
 
 
 def totals(pod: Pod) -> dict[str, str]:
-    """Return what the containers of a pod request together of everything that is counted, as exactly as the API can."""
+    """Return the sum of a pod's requests for each resource, as exactly as the API can express it."""
     listed = members(pod)
     named = sorted({name for member in listed for name in member.requests})
     return {name: f"{rounded_up_fraction(_sum(listed, name) * 10**9)}n" for name in named}
 
 
 def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) -> int:
-    """Return how much of what they request the containers hold; what one holds beyond its request counts for nobody."""
+    """Return how much of the pod's request its containers hold; one container's surplus does not fill another's gap."""
     return rounded_up_fraction(
         _together(listed, lambda member: min(_amount(member, resource), Fraction(held.get(member.name, 0))))
     )
 
 
 def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcommit:
-    """Return what those containers of unfinished pods request that own no CPUs, against the shared set."""
+    """Return the CPU requests of unfinished pods' containers without CPUs of their own, against the shared set."""
     names = {uid: (held[0].namespace, held[0].pod) for uid, held in ledger.pods.items() if held}
     known = by_runtime_uid(pods, names).items()
     total = sum((_shared_request(pod, uid, ledger) for uid, pod in known if not is_final(pod)), Fraction(0))
@@ -74,9 +74,9 @@ def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcom
 
 
 def sidecars(pods: Iterable[Pod], seen: Iterable[SeenPod], amount: Amount) -> Sidecars:
-    """Return the cost of containers that got the amount of injected sidecars, in pods with CPUs of their own.
+    """Return the cost of injected sidecars in pods with CPUs of their own.
 
-    Nothing in a pod tells who gave a container its resources: exactly this amount is what gives it away.
+    A pod does not record what set a container's resources, so a sidecar is recognized by the exact configured amount.
     """
     wanted = {"cpu": parse_quantity(amount[0]), "memory": parse_quantity(amount[1])}
     served = {seen_pod.uid: seen_pod for seen_pod in seen if seen_pod.claims and not seen_pod.is_final}
@@ -99,7 +99,7 @@ def _shared_request(pod: Pod, uid: str, ledger: Ledger) -> Fraction:
     owners = {held.owner.container for held in ledger.pods.get(uid, ()) if held.is_exclusive}
     listed = [member for member in members(pod) if not member.is_gate]
     pod_level = ((pod.get("spec") or {}).get("resources") or {}).get("requests") or {}
-    whole = pod_level.get("cpu")  # of the pod: what its owners of CPUs leave is shared
+    whole = pod_level.get("cpu")  # the pod-level request: what is left of it after the owners' CPUs is shared
     if whole is not None and is_quantity(whole):
         owned = _together([member for member in listed if member.name in owners], _cpu)
         return max(Fraction(0), parse_quantity(whole) - owned)
@@ -107,7 +107,7 @@ def _shared_request(pod: Pod, uid: str, ledger: Ledger) -> Fraction:
 
 
 def _together(listed: Iterable[Member], amount: Callable[[Member], Fraction]) -> Fraction:
-    """Return the most that containers take at one time."""
+    """Return the highest sum of requests that are in effect at the same time."""
     running = most = Fraction(0)
     for member in listed:
         if member.role is Role.INIT:

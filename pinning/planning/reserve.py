@@ -1,4 +1,4 @@
-"""Reserved CPUs of a node that neither its configuration nor its kubelet names."""
+"""Default for reserved CPUs if neither the node's configuration nor its kubelet names any."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def default_reserve(topology: Topology, known: CPUSet, listed: CPUSet = EMPTY) -> CPUSet:
-    """Return the core of the lowest CPU without isolated siblings, else of the lowest that is isolated in part.
+    """Return the core of the lowest CPU among cores without isolated CPUs, else among those isolated in part.
 
-    The kernel keeps system work off isolated CPUs, so that reserving them would waste them. Cores that a pool lists
-    come last, because a pool cannot have a reserved core. `known` has the CPUs of pods, offline ones too.
+    The kernel keeps system work off isolated CPUs, so reserving them would waste them. Cores that a pool lists come
+    last, because a pool cannot have a reserved core. `known` has the CPUs of pods, including offline ones.
     """
 
     def preference(core: Core) -> tuple[bool, bool, bool, int]:
@@ -30,5 +30,5 @@ def default_reserve(topology: Topology, known: CPUSet, listed: CPUSet = EMPTY) -
 
 
 def lowest_core(topology: Topology, known: CPUSet) -> CPUSet:
-    """Return the core of the lowest CPU: the default of agents whose checkpoints name no reserve."""
+    """Return the core of the lowest CPU: the default of earlier agents, whose checkpoints name no reserve."""
     return topology.siblings_of(CPUSet([known.lowest()]))

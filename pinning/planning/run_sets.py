@@ -1,8 +1,8 @@
-"""Where containers and virtual machines run: on what they hold, or in the shared set, or on both. Pure.
+"""Planned CPUs of containers and virtual machines: owned CPUs, the shared set, or both. Pure.
 
-A container may run on more than it owns: then its tasks have a home, where those stay that nobody moved, and pools
-that others run on too. In a virtual machine (Kata) the guest's kernel moves a container's tasks over all vCPUs, so no
-container has CPUs of its own on the host: what its containers hold together is what the whole machine runs on.
+For a container that runs on more than it owns, home is the CPUs of the tasks that its application did not move; the
+other CPUs are pools shared with other containers. In a virtual machine (Kata) the guest's kernel schedules a
+container's tasks on any vCPU, so the whole machine runs on the CPUs that its containers own together.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Observed, Owner, SeenContainer, SeenSandbox
 
 NO_USES: Final[Mapping[Owner, frozenset[PoolUse]]] = MappingProxyType({})
-ASKED: Final = frozenset({PoolUse(SharedPool.INFRA)})  # what the annotation gives
+ASKED: Final = frozenset({PoolUse(SharedPool.INFRA)})  # the pool that the annotation gives
 
 
 class RunSet(NamedTuple):
-    """Where one container runs."""
+    """Planned CPUs of one container."""
 
-    own: CPUSet  # what it holds; empty: nothing
-    others: CPUSet  # besides: the shared set of who holds nothing, and pools in use
-    home: CPUSet = EMPTY  # where its tasks stay that nobody moved; empty: they may run on all of it
+    own: CPUSet  # CPUs it owns; may be empty
+    others: CPUSet  # pools in use; the shared set for containers that own nothing
+    home: CPUSet = EMPTY  # CPUs of the tasks that were not moved; empty: tasks may run on the whole set
 
     @property
     def cpus(self) -> CPUSet:
@@ -41,7 +41,7 @@ class RunSet(NamedTuple):
 
     @property
     def at_start(self) -> RunSet:
-        """Where it is before it runs, if nobody can move its first process then."""
+        """Cpuset at creation, when the first process cannot be moved."""
         if self.own:
             return RunSet(self.own, EMPTY)
         return RunSet(EMPTY, self.home or self.others)
@@ -49,25 +49,28 @@ class RunSet(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSets:
-    """Where each container runs while the ledger is this one."""
+    """Planned CPUs of every container under one ledger."""
 
     ledger: Ledger
     sets: NodeSets
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: NO_USES)  # of live wrappers
-    undivided: frozenset[Owner] = frozenset()  # whose tasks nobody can keep apart: they get no pools
+    undivided: frozenset[Owner] = frozenset()  # cannot be kept on parts of their CPUs: get no pools
 
     @cached_property
     def shared(self) -> CPUSet:
-        """Where everything unpinned runs."""
+        """CPUs of all containers without an assignment."""
         return self.sets.shared(self.ledger)
 
     def of(self, owner: Owner) -> RunSet:
-        """Return where a container runs."""
+        """Return the planned CPUs of a container."""
         held = self.ledger.of(owner)
         return self._with(held, self._pools(owner, held, self.uses.get(owner, frozenset())))
 
     def of_seen(self, seen: SeenContainer) -> RunSet:
-        """Return where a container runs as far as it has come: wide at birth only where it was made so."""
+        """Return the CPUs of a container in its present state.
+
+        Before its first process runs, pools are included only if that process is moved to its own CPUs first.
+        """
         if seen.is_running:
             return self.of(seen.owner)
         held = self.ledger.of(seen.owner)
@@ -75,7 +78,7 @@ class RunSets:
         return run_set if seen.starts_at_home else run_set.at_start
 
     def pool(self, use: PoolUse) -> CPUSet:
-        """Return the CPUs of a pool: nobody owns any of them, and none is an owner's idle one."""
+        """Return the CPUs of a pool, without any that are owned or an owner's idle ones."""
         aside = self.sets.set_aside(use.socket) if use.pool is SharedPool.SHARED else EMPTY
         return aside or self.shared
 
@@ -93,15 +96,15 @@ class RunSets:
 
 
 def asked(held: Assignment | None) -> frozenset[PoolUse]:
-    """Return the pools that a container runs on because its pod says so."""
+    """Return the pools that a container's pod asks for."""
     return ASKED if held and held.is_exclusive and held.claim.shared_cpus else frozenset()
 
 
 class SandboxSet(NamedTuple):
-    """Where the threads of one virtual machine run."""
+    """Planned CPUs of the threads of one virtual machine."""
 
-    own: CPUSet  # what its containers hold together, for the vCPUs; empty: they hold nothing
-    others: CPUSet  # for all other threads, and for the vCPUs too where nothing is held
+    own: CPUSet  # CPUs that its containers own together, for the vCPUs; may be empty
+    others: CPUSet  # CPUs of all other threads, and of the vCPUs if `own` is empty
 
     @property
     def cpus(self) -> CPUSet:
@@ -109,19 +112,22 @@ class SandboxSet(NamedTuple):
         return self.own | self.others
 
     def is_reached(self, cpus: CPUSet, vcpus: CPUSet) -> bool:
-        """Say whether threads are where they shall be, `vcpus` those of the vCPUs, if they can be told apart."""
+        """Return whether the threads run on their planned CPUs.
+
+        `vcpus` are the CPUs of the vCPU threads, empty if these are not identified.
+        """
         return cpus == self.cpus and vcpus in (EMPTY, self.vcpus)
 
     @property
     def vcpus(self) -> CPUSet:
-        """Where its vCPUs run."""
+        """CPUs of its vCPUs."""
         return self.own or self.others
 
 
 def sandbox_sets(
     observed: Observed, ledger: Ledger, shared: CPUSet, config: NodeConfig
 ) -> Mapping[str, SandboxSet]:
-    """Return where each machine runs that is seen, by its id."""
+    """Return the planned CPUs of each machine in the observation, by its id."""
     sets = {}
     for sandbox in observed.sandboxes:
         own = union(assignment.cpus for assignment in holders(sandbox, observed, ledger))
@@ -130,13 +136,13 @@ def sandbox_sets(
 
 
 def holders(sandbox: SeenSandbox, observed: Observed, ledger: Ledger) -> tuple[Assignment, ...]:
-    """Return what the live containers of a machine hold; while it has none, what its pod keeps for them."""
+    """Return the assignments of a machine's live containers; without any, the assignments of its pod."""
     owners = {container.owner for container in observed.live_in[sandbox.id]}
     kept = ledger.pods.get(sandbox.pod_uid, ())
     return tuple(assignment for assignment in kept if not owners or assignment.owner in owners)
 
 
 def _others(sandbox: SeenSandbox, own: CPUSet, shared: CPUSet, config: NodeConfig) -> CPUSet:
-    """Return where the threads run that are no vCPUs; where nobody can tell which these are, all keep together."""
+    """Return the CPUs of threads that are no vCPUs; if vCPUs cannot be identified, all threads stay together."""
     is_apart = config.vm_threads is VMThreadsPolicy.SHARED and sandbox.vcpus != EMPTY
     return shared if is_apart else own or shared

@@ -1,8 +1,7 @@
-"""What each thread of a virtual machine may run on: KubeVirt's launcher, Kata's sandbox. Pure: time comes in as seconds.
+"""Affinity masks for the threads of virtual machines: KubeVirt launchers and Kata sandboxes. Pure: time is a parameter.
 
-Inside a launcher libvirt pins first, and what it pinned one to one is left as it is; where nobody did, vCPUs get the
-CPUs that KubeVirt would choose. A sandbox of Kata runs on the CPUs of its containers together, one vCPU on each where
-there are as many of these as of those.
+In a launcher libvirt pins first, and its one-to-one pins are kept; if it pinned nothing, vCPUs get the CPUs that
+KubeVirt would choose. A Kata sandbox runs on all CPUs of its containers, with one vCPU per CPU if the counts match.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from pinning.allocation.vcpus import GuestTopology, place_vcpus
 from pinning.contract import IOThreadsPolicy
 from pinning.errors import PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.vm_threads import Role
 from pinning.pods.claims import OWN_CORES
-from pinning.vm_threads import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pinning.contract import SMTPolicy
     from pinning.machine.topology import Topology
-    from pinning.vm_threads import GuestID
+    from pinning.planning.vm_threads import GuestID
 
-STABLE_SECONDS: Final = 2.0  # without another vCPU: libvirt pins those that it adds within this
+STABLE_SECONDS: Final = 2.0  # without a new vCPU: libvirt pins hotplugged vCPUs within this time
 PATIENCE_SECONDS: Final = 30.0  # for a guest that does not run yet
 
 
 class IOThread(NamedTuple):
-    """One iothread: where it may run now, and whether KubeVirt moved it to its `housekeeping` cgroup."""
+    """One iothread: its present mask, and whether KubeVirt moved it to its `housekeeping` cgroup."""
 
     cpus: CPUSet
     is_housed: bool = False
@@ -37,43 +36,41 @@ class IOThread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VMSeen:
-    """The threads of one virtual machine, as the kernel has them now."""
+    """The threads of one virtual machine as read from the kernel."""
 
-    vcpus: tuple[
-        CPUSet, ...
-    ]  # where each vCPU may run, in order of the vCPUs; empty: they cannot be told apart
-    main: CPUSet  # the same of the first thread
-    allowed: CPUSet  # where any of its threads may run
+    vcpus: tuple[CPUSet, ...]  # masks in order of the vCPUs; empty if these are not identified
+    main: CPUSet  # mask of the first thread
+    allowed: CPUSet  # union of the masks of all threads
     iothreads: tuple[IOThread, ...] = ()
-    cores: int = 1  # of a socket of the guest
-    threads: int = 1  # of a core of the guest
-    is_strict: bool = False  # the guest sees NUMA nodes, so that no core of it may cross one
-    has_pool: bool = False  # its iothreads are a pool with CPUs of their own
-    housekeeping: CPUSet = EMPTY  # of KubeVirt's cgroup for the emulator; empty: there is none
-    seconds: float = 0.0  # since the machine was started
-    has_run: bool = False  # the guest, for some time
-    is_fixed: bool = False  # no vCPU can be added
-    reason: str = ""  # why vCPUs cannot be told apart
-    vhost: CPUSet = EMPTY  # where any of its vhost threads may run; empty: it has none
-    notes: tuple[str, ...] = ()  # what was left as it is, and why
-    guest_ids: tuple[GuestID, ...] = ()  # of each vCPU, where the shape of the guest is known
+    cores: int = 1  # per socket of the guest
+    threads: int = 1  # per core of the guest
+    is_strict: bool = False  # the guest has NUMA nodes, so no guest core may cross a host node
+    has_pool: bool = False  # its iothreads form a pool with CPUs of its own
+    housekeeping: CPUSet = EMPTY  # CPUs of KubeVirt's cgroup for the emulator; empty if there is none
+    seconds: float = 0.0  # since the start of the machine
+    has_run: bool = False  # whether the guest has run for a while
+    is_fixed: bool = False  # no vCPU can be hotplugged
+    reason: str = ""  # why vCPUs are not identified
+    vhost: CPUSet = EMPTY  # union of the masks of its vhost threads; empty if it has none
+    notes: tuple[str, ...] = ()  # what was left unchanged, and the reason
+    guest_ids: tuple[GuestID, ...] = ()  # one per vCPU, if the guest's topology is known
 
 
 @dataclass(frozen=True, slots=True)
 class VMMasks:
-    """Where the threads of one virtual machine are to run."""
+    """Planned masks of the threads of one virtual machine."""
 
     vcpus: tuple[CPUSet, ...]  # in order of the vCPUs
-    emulator: CPUSet  # everything that is nothing else: main thread, workers, vhost
+    emulator: CPUSet  # of all threads without another role: main thread, workers, vhost
     iothreads: tuple[CPUSet, ...]
-    pit: CPUSet  # the kernel's timer
-    aside: CPUSet  # processes beside the VMM: the shim and virtiofsd
+    pit: CPUSet  # of the kernel's timer thread
+    aside: CPUSet  # of helper processes: the shim and virtiofsd
     is_one_to_one: bool = False
-    reason: str = ""  # why it is not
-    note: str = ""  # what its user has to know besides
+    reason: str = ""  # why it is not pinned
+    note: str = ""  # a further message for its user
 
     def of(self, role: Role, rank: int = 0) -> CPUSet:
-        """Return where a thread is to run, the rank-th of its role; a vCPU that came meanwhile with the emulator."""
+        """Return the mask of a thread, the rank-th of its role; a vCPU added in the meantime runs with the emulator."""
         ranked = {Role.VCPU: self.vcpus, Role.IOTHREAD: self.iothreads}.get(role, ())
         if rank < len(ranked):
             return ranked[rank]
@@ -82,28 +79,28 @@ class VMMasks:
 
     @property
     def pins(self) -> CPUSet:
-        """The CPUs that carry one vCPU each."""
+        """CPUs that carry exactly one vCPU each."""
         return union(self.vcpus) if self.is_one_to_one else EMPTY
 
     @property
     def is_isolated(self) -> bool:
-        """Say whether the emulator keeps off the CPUs of the vCPUs."""
+        """Return whether the emulator runs on none of the vCPUs' CPUs."""
         return self.is_one_to_one and self.emulator.isdisjoint(self.pins)
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What the agent knows of a launcher besides its threads."""
+    """Facts about a launcher besides its threads."""
 
     topology: Topology
-    cpus: CPUSet  # that its container holds
+    cpus: CPUSet  # CPUs its container holds
     smt: SMTPolicy | None = None  # None: KubeVirt's own choice
-    before: VMMasks | None = None  # what it was put on last, by this agent
-    unchanged_seconds: float = 0.0  # since its number of vCPUs changed
+    before: VMMasks | None = None  # the masks this agent set last
+    unchanged_seconds: float = 0.0  # since its number of vCPUs last changed
 
 
 def launcher_masks(seen: VMSeen, launcher: Launcher) -> VMMasks | None:
-    """Return where the threads of a launcher's machine are to run; None while libvirt may still pin them."""
+    """Return the planned masks of a launcher's machine; None while libvirt may still pin it."""
     pins = _pinned_by_libvirt(seen, launcher.cpus) or _pinned_before(seen, launcher)
     if pins:
         return _one_to_one(seen, launcher, pins)
@@ -119,26 +116,26 @@ def launcher_masks(seen: VMSeen, launcher: Launcher) -> VMMasks | None:
 
 
 def _is_settled(seen: VMSeen, unchanged_seconds: float) -> bool:
-    """Say whether whoever starts the machine has had the time to pin it."""
+    """Return whether libvirt has had the time to pin the machine."""
     patience = STABLE_SECONDS if seen.has_run else PATIENCE_SECONDS
     return unchanged_seconds >= patience
 
 
 def _pinned(masks: Sequence[CPUSet], cpus: CPUSet) -> tuple[CPUSet, ...]:
-    """Return the masks if they are one CPU each, no two the same, all among `cpus`; else nothing."""
+    """Return the masks if they are distinct single CPUs among `cpus`; else nothing."""
     together = union(masks)
     is_whole = len(together) == len(masks) == sum(map(len, masks))
     return tuple(masks) if is_whole and together <= cpus else ()
 
 
 def _pinned_by_libvirt(seen: VMSeen, cpus: CPUSet) -> tuple[CPUSet, ...]:
-    """Return the masks of the vCPUs if they are pins; a vCPU that was just added has the mask of the first thread."""
+    """Return the vCPU masks if they are pins; a hotplugged vCPU still has the mask of the first thread."""
     inherited = seen.main if len(seen.main) == 1 and _has_room(seen, cpus - seen.main) else EMPTY
     return _pinned(seen.vcpus, cpus - seen.housekeeping - inherited)
 
 
 def _pinned_before(seen: VMSeen, launcher: Launcher) -> tuple[CPUSet, ...]:
-    """Return the pins of before, which the kernel may have erased; for CPUs that are lost, those that came instead."""
+    """Return the last pins, which the kernel may have erased, with lost CPUs replaced by those that came instead."""
     before, cpus = launcher.before, launcher.cpus
     if not seen.vcpus or before is None or not before.is_one_to_one or len(before.vcpus) != len(seen.vcpus):
         return ()
@@ -149,13 +146,13 @@ def _pinned_before(seen: VMSeen, launcher: Launcher) -> tuple[CPUSet, ...]:
 
 
 def _by_core(cpus: CPUSet, topology: Topology) -> list[CPUSet]:
-    """Return each CPU as a set, siblings one after the other as the guest's threads are."""
+    """Return each CPU as a set, siblings in sequence as the guest's threads are."""
     ordered = sorted(cpus, key=lambda cpu: (topology.core_of(cpu).id, cpu))
     return [CPUSet([cpu]) for cpu in ordered]
 
 
 def _house(seen: VMSeen, launcher: Launcher, pins: CPUSet) -> CPUSet:
-    """Return the emulator's own CPUs, empty if it has none: KubeVirt's cgroup for it says so, or its mask, or `before`."""
+    """Return the emulator's own CPUs by KubeVirt's cgroup, its mask, or `before`; empty if it has none."""
     cpus, before = launcher.cpus, launcher.before
     if own := seen.housekeeping & cpus:
         return own
@@ -167,12 +164,12 @@ def _house(seen: VMSeen, launcher: Launcher, pins: CPUSet) -> CPUSet:
 
 
 def _has_room(seen: VMSeen, cpus: CPUSet) -> bool:
-    """Say whether CPUs are enough for the vCPUs: what would leave too few is not the emulator's own."""
+    """Return whether the CPUs suffice for the vCPUs; a set that leaves too few is not the emulator's own."""
     return len(cpus) >= max(1, len(seen.vcpus))
 
 
 def _one_to_one(seen: VMSeen, launcher: Launcher, pins: tuple[CPUSet, ...]) -> VMMasks:
-    """Return masks around pins that are there already, or were."""
+    """Return masks around the present or previous pins."""
     house = _house(seen, launcher, union(pins))
     others = _others(seen, launcher, union(pins), house)
     taken = union(pins) if others.isdisjoint(union(pins)) else EMPTY
@@ -185,7 +182,7 @@ def _one_to_one(seen: VMSeen, launcher: Launcher, pins: tuple[CPUSet, ...]) -> V
 
 
 def _others(seen: VMSeen, launcher: Launcher, pins: CPUSet, house: CPUSet) -> CPUSet:
-    """Return where everything runs that is no vCPU: on spare CPUs, of other cores where the SMT policy says so."""
+    """Return the mask of all other threads: spare CPUs, on other cores if the SMT policy requires that."""
     if house:
         return house
     spare = EMPTY if seen.has_pool else launcher.cpus - pins
@@ -195,9 +192,9 @@ def _others(seen: VMSeen, launcher: Launcher, pins: CPUSet, house: CPUSet) -> CP
 
 
 def _iothread(thread: IOThread, before: CPUSet, cpus: CPUSet, others: CPUSet) -> CPUSet:
-    """Return where one iothread runs: as libvirt pinned it on some of `cpus`, else with the emulator.
+    """Return the mask of one iothread: libvirt's pin if it is among `cpus`, else the emulator's mask.
 
-    Beside an emulator that is apart from the vCPUs, libvirt pins no iothread to a vCPU's CPU: `cpus` lack these then.
+    If the emulator has CPUs of its own, libvirt never pins an iothread to a vCPU's CPU, so `cpus` excludes these.
     """
     if not thread.is_housed:
         for pinned in (thread.cpus, before):
@@ -207,7 +204,7 @@ def _iothread(thread: IOThread, before: CPUSet, cpus: CPUSet, others: CPUSet) ->
 
 
 def _place(seen: VMSeen, launcher: Launcher, house: CPUSet) -> VMMasks:
-    """Choose a CPU for each vCPU; raise PinningError where the shape of the guest cannot be had."""
+    """Choose a CPU for each vCPU; raise PinningError if the guest's topology cannot be mapped onto the CPUs."""
     count, of_socket = len(seen.vcpus), seen.cores * seen.threads
     if count % of_socket:
         raise PinningError(
@@ -247,14 +244,14 @@ def _housed(seen: VMSeen, cpus: CPUSet) -> Iterable[str]:
 
 
 def _crowded(launcher: Launcher, pins: CPUSet, others: CPUSet) -> Iterable[str]:
-    """Say where the emulator shares cores with vCPUs against the SMT policy."""
+    """Yield a note if the emulator shares cores with vCPUs against the SMT policy."""
     crowded = launcher.topology.siblings_of(pins) & others
     if crowded and launcher.smt in OWN_CORES:
         yield f"its emulator runs on CPUs {crowded} of the vCPUs' cores, for its CPUs leave no others"
 
 
 def _together(seen: VMSeen, cpus: CPUSet, house: CPUSet, reason: str) -> VMMasks:
-    """Let all vCPUs run on all CPUs but the emulator's."""
+    """Return masks that let all vCPUs run on all CPUs except the emulator's."""
     vcpus, others = (cpus - house) or cpus, house or cpus
     return VMMasks(
         (vcpus,) * len(seen.vcpus), others, (others,) * len(seen.iothreads), others, others, reason=reason
@@ -262,10 +259,10 @@ def _together(seen: VMSeen, cpus: CPUSet, house: CPUSet, reason: str) -> VMMasks
 
 
 def sandbox_masks(seen: VMSeen, cpus: CPUSet, others: CPUSet, doubt: str = "") -> VMMasks:
-    """Return where the threads of a Kata sandbox run: vCPUs on `cpus`, which its containers hold together.
+    """Return the masks of a Kata sandbox's threads: vCPUs on `cpus`, which its containers hold together.
 
-    Where nobody can tell vCPUs from other threads all of them run there; where `cpus` are none, all on `others`.
-    `doubt` says why nobody knows whether the CPUs are its own: then no vCPU is kept on one of them.
+    If vCPUs are not identified, all threads run on `cpus`; if `cpus` is empty, all run on `others`. `doubt` is the
+    reason why the ownership of the CPUs is uncertain: then no vCPU is pinned to one of them.
     """
     if not cpus:
         return _alike(seen, others, others)

@@ -1,4 +1,4 @@
-"""What a pod says: its types, quantities, resources, annotations and the claims that come of them.
+"""Contents of a pod: its types, quantities, resources and annotations, and the claims that follow from them.
 
-Nothing here knows the CPUs of a machine.
+Nothing here depends on the CPUs of a machine.
 """

@@ -1,4 +1,4 @@
-"""Read the policy annotations of a pod, by scope; the narrower scope wins."""
+"""Policy annotations of a pod, by scope; the narrower scope wins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from pinning.brief import KEY, NAME, VALUE, cut, listed
 from pinning.contract import (
     CONTAINER_SCOPE,
     CPU_MANAGER,
@@ -26,6 +25,7 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.lazy import lazy
+from pinning.truncate import KEY, NAME, VALUE, listed, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ POLICY_FAMILIES: Mapping[str, type[StrEnum]] = {
     SHARED_CPUS: SharedCPUs,
 }
 FAMILIES = frozenset({*POLICY_FAMILIES, SIDECAR_LIMITS})
-_ONLY_KEYS = {SIDECAR_LIMITS: SIDECAR_LIMITS_POD, NUMA_MEMORY: NUMA_MEMORY_POD}  # of families for whole pods
+_ONLY_KEYS = {SIDECAR_LIMITS: SIDECAR_LIMITS_POD, NUMA_MEMORY: NUMA_MEMORY_POD}  # families with one key
 _IN_ORDER = (
     CPU_MANAGER,
     CRANE_CPU_MANAGER.partition("/")[0],
@@ -52,14 +52,14 @@ _IN_ORDER = (
     NUMA_MEMORY,
     SHARED_CPUS,
 )
-_LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # and a slash: what is behind it may be long
+_LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # with the slash; the part after it may be of any length
 _BEGINNINGS = (*FAMILIES, CRANE_CPU_MANAGER)
-MOST_POLICIES: Final = 2000  # of one pod: each of the 200 containers that may ask for CPUs has seven at most
+MOST_POLICIES: Final = 2000  # per pod: each of the 200 containers that may claim CPUs has at most seven
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyAnnotation(Generic[Word]):
-    """One policy as a user wrote it."""
+    """One policy annotation."""
 
     key: str
     value: Word
@@ -78,17 +78,17 @@ class Scoped(Generic[Word]):
     containers: Mapping[str, PolicyAnnotation[Word]] = field(default_factory=dict)
 
     def of(self, container: str) -> PolicyAnnotation[Word] | None:
-        """Return the annotation that holds for a container."""
+        """Return the annotation that applies to a container."""
         return self.containers.get(container, self.pod)
 
     def is_named(self, container: str) -> bool:
-        """Say whether an annotation names the container itself."""
+        """Return whether an annotation names this container."""
         return container in self.containers
 
 
 @dataclass(frozen=True)
 class PolicyAnnotations:
-    """Every policy annotation of a pod; what is wrong with them is worked out on demand, one cause after the other."""
+    """Every policy annotation of a pod; causes and warnings are computed lazily, one at a time."""
 
     cpu: Scoped[CPUPolicy] = Scoped()
     smt: Scoped[SMTPolicy] = Scoped()
@@ -96,13 +96,13 @@ class PolicyAnnotations:
     shared: Scoped[SharedCPUs] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of policies, by family
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # policy keys by family
     containers: frozenset[str] | None = frozenset()
-    is_crowded: bool = False  # more than are read
+    is_crowded: bool = False  # there are more than `MOST_POLICIES`
 
     @property
     def causes(self) -> Iterator[Cause]:
-        """What cannot be read, family by family."""
+        """Annotations that cannot be read, family by family."""
         if self.is_crowded:
             message = f"more than {MOST_POLICIES} annotations are policies of CPUs: remove those that name no container"
             yield Cause("metadata.annotations", message, flaw=("crowded",))
@@ -112,27 +112,27 @@ class PolicyAnnotations:
 
     @property
     def warnings(self) -> Iterator[Cause]:
-        """What is overruled."""
+        """Annotations that a narrower one overrides."""
         crane, pod = _annotation(CRANE_CPU_MANAGER, CPUPolicy, self.annotations), self.cpu.pod
         if crane and pod and crane.value is not pod.value:
             message = f"{crane.value!s} is overruled by {pod.key}: {pod.value!s}; remove one of the two"
             yield Cause(crane.field, message, flaw=("overruled", crane.value, pod.value))
 
     def memory_of(self, container: str) -> NUMAMemory | None:
-        """Return where the memory of a container may lie, None where nothing is said: `bind` needs `single`."""
+        """Return the memory policy of a container, None if it has none; `bind` also needs `single`."""
         if self.memory is None:
             return None
         numa = self.numa.of(container)
         return self.memory.value if numa and numa.value is NUMAPolicy.SINGLE else NUMAMemory.FREE
 
     def shares(self, container: str) -> bool:
-        """Say whether a container is to run on the shared set too."""
+        """Return whether a container may also run on the shared set."""
         annotation = self.shared.of(container)
         return annotation is not None and annotation.value is SharedCPUs.TRUE
 
     @property
     def names_single(self) -> bool:
-        """Say whether any container shall have its CPUs on one NUMA node."""
+        """Return whether any container asks for CPUs of a single NUMA node."""
         named = (self.numa.pod, *self.numa.containers.values())
         return any(annotation and annotation.value is NUMAPolicy.SINGLE for annotation in named)
 
@@ -158,7 +158,7 @@ class PolicyAnnotations:
             yield from self._nowhere_to_bind(value)
 
     def _nowhere_to_bind(self, word: str) -> Iterator[Cause]:
-        """Refuse to bind memory to the NUMA node of CPUs that may lie on several."""
+        """Refuse to bind memory to the NUMA node of CPUs that may be on several."""
         if word == NUMAMemory.BIND and not self.names_single:
             remedy = f"write {NUMA_POLICY}/{POD_SCOPE}: {NUMAPolicy.SINGLE} too, or {NUMAMemory.FREE} here"
             message = f"{word} needs the CPUs on one NUMA node: {remedy}"
@@ -167,16 +167,14 @@ class PolicyAnnotations:
     def _misplaced(self, key: str, family: str) -> Iterator[Cause]:
         where, container = annotation_field(key), _container_of(key, family)
         if container is None:
-            scope = cut(key[len(family) + 1 : KEY], NAME)
+            scope = truncate(key[len(family) + 1 : KEY], NAME)
             message = (
                 f"scope {scope!r} is unknown: write {family}/{POD_SCOPE} or {family}/{CONTAINER_SCOPE}NAME"
             )
             yield Cause(where, message, flaw=("scope", key))
         elif self.containers is not None and container not in self.containers:
             known = self._known or "none"
-            message = (
-                f"container {cut(container, NAME)!r} does not exist in this pod; its containers are: {known}"
-            )
+            message = f"container {truncate(container, NAME)!r} does not exist in this pod; its containers are: {known}"
             yield Cause(where, message, "FieldValueNotFound", ("container", key))
 
     @lazy
@@ -189,16 +187,16 @@ NO_POLICY_ANNOTATIONS = PolicyAnnotations()
 
 def annotation_field(key: str) -> str:
     """Return the field path of an annotation, as the API server writes it."""
-    return f"metadata.annotations[{cut(key, KEY)}]"
+    return f"metadata.annotations[{truncate(key, KEY)}]"
 
 
 def is_policy_key(key: str) -> bool:
-    """Say whether an annotation key is one that a user steers corepin with, sound or not."""
+    """Return whether an annotation key belongs to corepin's policies, valid or not."""
     return key == CRANE_CPU_MANAGER or _family_of(key) in FAMILIES
 
 
 def is_misspelt(key: str) -> bool:
-    """Say whether a key is of a family that has one key, for the whole pod, and is another."""
+    """Return whether a key belongs to a family with a single key and is not that key."""
     return key != _ONLY_KEYS.get(_family_of(key), key)
 
 
@@ -209,9 +207,9 @@ def _family_of(key: str) -> str:
 def read_policy_annotations(
     annotations: Mapping[str, str], containers: frozenset[str] | None
 ) -> PolicyAnnotations:
-    """Return those of a pod's annotations that are policies; what cannot be read becomes a cause, never an exception.
+    """Return the policies among a pod's annotations; invalid ones become causes, never exceptions.
 
-    `containers` is None where the pod does not exist yet, as in a virtual machine's template.
+    `containers` is None if the pod does not exist yet, as in a virtual machine's template.
     """
     found = policy_keys(annotations)
     if not found:
@@ -238,7 +236,7 @@ def read_policy_annotations(
 
 
 def policy_keys(annotations: Mapping[str, str]) -> Sequence[str]:
-    """Return the keys that are policies; of more than `MOST_POLICIES`, one more than these."""
+    """Return the keys of policies; if there are more than `MOST_POLICIES`, return one more than that."""
     likely = (key for key in annotations if key.startswith(_BEGINNINGS))
     return list(islice(filter(is_policy_key, likely), MOST_POLICIES + 1))
 
@@ -257,7 +255,7 @@ def _named(
     keys: Sequence[str],
     containers: frozenset[str] | None,
 ) -> Mapping[str, PolicyAnnotation[Word]]:
-    """Return the sound policy annotations of a family that name a container."""
+    """Return the valid policy annotations of a family that name a container."""
     named: dict[str, PolicyAnnotation[Word]] = {}
     for key in keys:
         container = _container_of(key, family)
@@ -269,7 +267,7 @@ def _named(
 
 
 def _container_of(key: str, family: str) -> str | None:
-    """Return the container that a key names; of a key that is too long to be one, the beginning."""
+    """Return the container that a key names, truncated if it is too long for a name."""
     prefix = f"{family}/{CONTAINER_SCOPE}"
     return key[len(prefix) : KEY] if key.startswith(prefix) else None
 
@@ -282,7 +280,7 @@ def _annotation(key: str, words: type[Word], annotations: Mapping[str, str]) -> 
 
 def _word(words: type[Word], given: str) -> Word | None:
     if len(given) > VALUE:
-        return None  # what an enumeration says of an unknown value repeats all of it
+        return None  # the error of an enumeration would repeat a value of any length
     try:
         return words(given)
     except ValueError:

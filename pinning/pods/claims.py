@@ -1,7 +1,7 @@
-"""Read a pod into claims: which container asks for which CPUs. The one place where that is decided.
+"""Claims of a pod: which container asks for which CPUs. The only implementation of that decision.
 
-Both sides call it: the webhook before a pod exists, the agent while it runs. What a user got wrong comes back as
-causes (refuse) and warnings (tell); the agent, which cannot refuse, uses the claims that are sound.
+The webhook uses it before a pod exists, the agent while the pod runs. User errors are causes (refuse the pod) or
+warnings (inform its owner); the agent, which cannot refuse a pod, uses the claims that are valid.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from pinning.brief import few
 from pinning.contract import (
     CPUMANAGER_LABELS,
     KUBEVIRT_LABEL,
@@ -45,19 +44,20 @@ from pinning.pods.resources import (
 from pinning.pods.shared_cpus import KATA, LAUNCHER, misplaced, unlimited
 from pinning.pods.vm_handlers import is_vm_handler
 from pinning.pods.warnings import idle_words, neighbours, unbound, uncounted
+from pinning.truncate import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pinning.pods.types import Pod, ResourceRequirements
 
-MOST_CONTAINERS = 200  # of a pod that asks for CPUs: each costs its agent a kilobyte while it is there
+MOST_CONTAINERS = 200  # per pod that claims CPUs: the agent keeps a kilobyte for each
 OWN_CORES = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
 ELIGIBLE = "a CPU limit that is a whole number >= 1 and equal to the request"
 
 
 class Origin(StrEnum):
-    """What made a container a claimant."""
+    """The part of the pod from which a claim comes."""
 
     CMK = "cmk"  # an extended resource of CMK's; the count is physical cores
     LAUNCHER = "launcher"  # KubeVirt's dedicated CPUs
@@ -66,40 +66,40 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one container asks for; `count` is physical cores for a CMK resource, else CPUs."""
+    """The CPUs that one container asks for; `count` is physical cores for a CMK resource, else CPUs."""
 
     container: str
     role: Role
     origin: Origin
-    policy: CPUPolicy  # exclusive or share
+    policy: CPUPolicy  # exclusive or share, never none
     count: int
-    resource: str | None = None  # which CMK resource, for Origin.CMK
+    resource: str | None = None  # the CMK resource, for Origin.CMK
     smt: SMTPolicy | None = None  # None: the node's default
     numa: NUMAPolicy | None = None  # None: the node's default
-    numa_memory: NUMAMemory | None = None  # None: its owner said nothing; bound only with `single`
-    memory_limit: int = 0  # in bytes, of memory that is to be bound
-    shared_cpus: bool = False  # it may run on the shared set too
+    numa_memory: NUMAMemory | None = None  # None: not stated; bound only with `single`
+    memory_limit: int = 0  # in bytes, if memory is to be bound
+    shared_cpus: bool = False  # it may also run on the shared set
 
     @property
     def must_fit(self) -> bool:
-        """Say whether the container may not start unpinned when its CPUs are not there.
+        """Return whether the container must not start unpinned if its CPUs are not available.
 
-        Whoever asked for whole cores, and a virtual machine, counts on them.
+        This holds for requests for whole cores and for virtual machines, which depend on them.
         """
         return self.origin is not Origin.ANNOTATION or self.smt in OWN_CORES
 
 
 @dataclass(frozen=True)
 class PodClaims:
-    """What a pod asks for, and, when somebody wants to know, what is wrong with how it asks."""
+    """The claims of a pod, with lazily computed causes and warnings."""
 
     claims: tuple[Claim, ...]
-    members: tuple[Member, ...]  # with the CPUs that the kubelet really gave; corepin's own is none of them
+    members: tuple[Member, ...]  # with the CPUs that the kubelet allocated; without corepin's own
     policies: PolicyAnnotations
-    # Claims of more than any machine has: refused, and never acted on.
+    # Claims above the size of any machine: refused, and ignored by the agent.
     beyond: tuple[tuple[Member, Claim], ...] = ()
-    crowd: tuple[Cause, ...] = ()  # why nothing else of the pod was read
-    machine: str = ""  # why nobody in the pod can move threads to CPUs of the node; empty: everybody can
+    crowd: tuple[Cause, ...] = ()  # the reason why the rest of the pod was not read
+    machine: str = ""  # why processes in the pod cannot move threads between CPUs; or empty
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
@@ -111,16 +111,16 @@ class PodClaims:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """What refuses the pod, as much of it as is reported."""
+        """Causes that refuse the pod, up to the limit for reports."""
         return few(self.every_cause())
 
     @property
     def warnings(self) -> tuple[Cause, ...]:
-        """What its owner should know, as much of it as is reported."""
+        """Warnings for its owner, up to the limit for reports."""
         return few(self.every_warning())
 
     def every_cause(self) -> Iterator[Cause]:
-        """Yield everything that refuses the pod."""
+        """Yield all causes that refuse the pod."""
         yield from self.crowd
         yield from unreadable(self.members)
         yield from self.policies.causes
@@ -132,7 +132,7 @@ class PodClaims:
         yield from misplaced(self.members, self.policies, self._exclusive, self.machine)
 
     def every_warning(self) -> Iterator[Cause]:
-        """Yield everything that its owner should know; of an annotation that is refused, the refusal says enough."""
+        """Yield all warnings for its owner, except about annotations that a cause is already about."""
         refused = {cause.field for cause in _nobody_eligible(self.members, self.policies, self._asked)}
         yield from self.policies.warnings
         for member in self.members:
@@ -164,25 +164,25 @@ class PodClaims:
 
 
 def is_launcher(pod: Pod) -> bool:
-    """Say whether a pod runs a KubeVirt virtual machine."""
+    """Return whether a pod runs a KubeVirt virtual machine."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
     return labels.get(KUBEVIRT_LABEL) == VIRT_LAUNCHER
 
 
 def is_dedicated_launcher(pod: Pod) -> bool:
-    """Say whether a pod runs a virtual machine that was promised dedicated CPUs."""
+    """Return whether a pod runs a virtual machine with dedicated CPUs."""
     selector = (pod.get("spec") or {}).get("nodeSelector") or {}
     return is_launcher(pod) and any(selector.get(label) == "true" for label in CPUMANAGER_LABELS)
 
 
 def count_containers(pod: Pod) -> int:
-    """Return how many containers a pod has, of those that may claim CPUs."""
+    """Return the number of a pod's containers that may claim CPUs."""
     spec = pod.get("spec") or {}
     return len(spec.get("containers") or ()) + len(spec.get("initContainers") or ())
 
 
 def crowded(pod: Pod) -> tuple[Cause, ...]:
-    """Refuse a pod that asks for CPUs, in any way, and has too many containers."""
+    """Refuse a pod that asks for CPUs in any way and has too many containers."""
     if count_containers(pod) <= MOST_CONTAINERS or not _asks(pod):
         return ()
     message = f"at most {MOST_CONTAINERS} may be in a pod that asks for CPUs of its own: use several pods"
@@ -199,7 +199,7 @@ def _asks(pod: Pod) -> bool:
 
 
 def read_pod(pod: Pod) -> PodClaims:
-    """Return the claims of a pod; the causes that refuse it and the warnings are worked out on demand."""
+    """Return the claims of a pod; causes and warnings are computed lazily."""
     if crowd := crowded(pod):
         return PodClaims((), (), NO_POLICY_ANNOTATIONS, crowd=crowd)
     listed = tuple([member for member in _as_allocated(pod) if not member.is_gate])
@@ -228,7 +228,7 @@ def _machine(pod: Pod) -> str:
 
 
 def _as_allocated(pod: Pod) -> tuple[Member, ...]:
-    """Return the members with the CPUs that the kubelet really gave (a resize may wait for a long time)."""
+    """Return the members with the CPUs that the kubelet has allocated; a resize may be pending for long."""
     status = pod.get("status")
     if not status:
         return members(pod)
@@ -271,7 +271,7 @@ def _claim_of(member: Member, policies: PolicyAnnotations, dedicated: bool) -> C
 
 
 def _causes(member: Member, policies: PolicyAnnotations) -> Iterator[Cause]:
-    """Say what is wrong with how one container asks."""
+    """Yield the causes about the CPU request of one container."""
     if member.cores:
         yield from _bad_count(member)
         yield from _claimed_twice(member, policies)
@@ -284,7 +284,7 @@ def _causes(member: Member, policies: PolicyAnnotations) -> Iterator[Cause]:
 
 
 def _beyond_any_machine(member: Member, claim: Claim) -> Cause:
-    """Refuse a count that no machine has, where its user wrote it."""
+    """Return the cause for a count above the size of any machine, with the field where the user wrote it."""
     resource, what = (claim.resource, "cores") if claim.resource else ("cpu", "CPUs")
     request, limit = member.requests[resource], member.limits.get(resource)
     part, given = ("requests", request) if claim.resource and request != limit else ("limits", limit)
@@ -351,7 +351,7 @@ def _bad_count(member: Member) -> Iterator[Cause]:
         yield Cause(
             f"{member.path}.resources.{where}[{resource}]", message, flaw=("count", member.path, resource)
         )
-    elif count <= MOST_CPUS and limit is not None and whole(limit) != count:  # a missing one is added
+    elif count <= MOST_CPUS and limit is not None and whole(limit) != count:  # a missing limit is added
         message = f"is {shown(limit)} but the request is {shown(request)}: set both to {count}"
         yield Cause(
             f"{member.path}.resources.limits[{resource}]", message, flaw=("unequal", member.path, resource)
@@ -377,7 +377,7 @@ def _advice(member: Member) -> str:
 def _nobody_eligible(
     listed: tuple[Member, ...], policies: PolicyAnnotations, claims: tuple[Claim, ...]
 ) -> Iterator[Cause]:
-    """Refuse a pod-wide policy that no container can follow; where some are excepted, only warn."""
+    """Refuse a pod-wide policy for which no container is eligible; warn if only some are not."""
     policy = policies.cpu.pod
     smt = policies.smt.pod
     annotation = policy if policy and policy.value is not CPUPolicy.NONE else None

@@ -1,7 +1,7 @@
-"""Claims whose cores the scheduler does not count: the container requests too little of their extended resource. Pure.
+"""Claims that the scheduler does not count in full: the container requests too little of the extended resource. Pure.
 
-The webhook adds the resource when a pod is created. A pod that was admitted without it has none, and a number that its
-user wrote is checked by the webhook alone.
+The webhook adds the resource when a pod is created. A pod admitted without the webhook lacks it, and a wrong amount
+of the user's is only refused by the webhook.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ RESOURCES: Final = {SMTPolicy.ISOLATE: ISOLATED_CORES, SMTPolicy.REQUIRE: WHOLE_
 
 
 class Count(NamedTuple):
-    """How much of the extended resource of its claim a container requests."""
+    """Amount of its claim's extended resource that a container requests."""
 
     container: str
     amount: int  # 0: it requests none
 
 
 def counts_of(pod: Pod, asked: PodClaims) -> tuple[Count, ...]:
-    """Return the counts of claims that admission counts: none of static pods, CMK's resources or KubeVirt's launchers.
+    """Return the counts of claims that admission handles: not of static pods, CMK's resources or KubeVirt's launchers.
 
-    No kubelet runs a pod of the API that says it is a mirror, and the API server keeps that annotation as it is.
+    A mirror annotation cannot hide a claim: no kubelet runs an API pod with that annotation, and it is immutable.
     """
     if MIRROR_POD in ((pod.get("metadata") or {}).get("annotations") or {}):
         return ()
@@ -43,9 +43,9 @@ def counts_of(pod: Pod, asked: PodClaims) -> tuple[Count, ...]:
 
 
 def uncounted(claim: Claim, counts: tuple[Count, ...], kinds: Collection[SMTPolicy], threads: int) -> str:
-    """Say that the scheduler counts fewer cores than a claim takes; empty: it counts them, or is not expected to.
+    """Return a message if the scheduler counts fewer cores than a claim takes; else an empty text.
 
-    `threads` is the largest number of CPUs of a core on the node.
+    `threads` is the largest number of CPUs per core on the node.
     """
     amount = dict(counts).get(claim.container)
     if amount is None or claim.smt not in RESOURCES or claim.smt not in kinds:

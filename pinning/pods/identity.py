@@ -1,7 +1,7 @@
-"""Which pod of the API is which pod of the runtime: the runtime knows a static pod by the hash of its manifest. Pure.
+"""Mapping of API pods to runtime pods: the runtime knows a static pod by the hash of its manifest. Pure.
 
-Whoever may create pods may write into one that it is the mirror of any other. Nobody is believed against the pod
-itself, the name that the runtime has, or an older mirror; a pod that is not believed is known by its own uid.
+The mirror annotation is user-controlled; it never overrides a pod's own uid, the name the runtime reports, or an
+older mirror. A pod whose annotation is not accepted is known by its own uid.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
     from pinning.pods.types import Pod
 
-CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: the uid that the runtime knows it by
+CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: its uid in the runtime
 Name = tuple[str, str]  # namespace and name
 UNNAMED: Mapping[str, Name] = MappingProxyType({})
 
 
 def runtime_uid(pod: Pod) -> str:
-    """Return the uid that a pod says the runtime knows it by."""
+    """Return the runtime uid that a pod states."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     hashed = annotations.get(CONFIG_HASH) if MIRROR_POD in annotations else None
     return hashed or _own_uid(pod)
 
 
 def by_runtime_uid(pods: Iterable[Pod], names: Mapping[str, Name] = UNNAMED) -> dict[str, Pod]:
-    """Return each pod by the uid that the runtime knows it by; `names` are those of the runtime, where it has any."""
+    """Return each pod by its runtime uid; `names` are those that the runtime reports, if any."""
     own = {_own_uid(pod): pod for pod in pods}
     mirrors: dict[str, Pod] = {}
     for pod in sorted((pod for uid, pod in own.items() if runtime_uid(pod) != uid), key=_age):
@@ -42,7 +42,7 @@ def by_runtime_uid(pods: Iterable[Pod], names: Mapping[str, Name] = UNNAMED) -> 
 
 
 def name_of(pod: Pod) -> Name:
-    """Return namespace and name of a pod."""
+    """Return the namespace and name of a pod."""
     metadata = pod.get("metadata") or {}
     return metadata.get("namespace") or "default", metadata.get("name") or ""
 

@@ -1,4 +1,4 @@
-"""Whether a pod is over."""
+"""Final phases of a pod."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ FINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
 
 def is_final(pod: Pod) -> bool:
-    """Say whether nothing of a pod will run again."""
+    """Return whether a pod has ended, so that none of its containers runs again."""
     return ((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES

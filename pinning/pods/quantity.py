@@ -1,4 +1,4 @@
-"""Kubernetes quantities, exactly: "2", "1500m", "1.5", "64M", "1Gi", "2e3". No floats inside.
+"""Exact Kubernetes quantities: "2", "1500m", "1.5", "64M", "1Gi", "2e3". No floats inside.
 
 Source: k8s.io/apimachinery/pkg/api/resource, type Quantity (grammar, suffixes, rounding up of Value and MilliValue).
 """
@@ -12,7 +12,7 @@ from typing import Final
 
 from pinning.errors import BadQuantity
 
-RawQuantity = str | int | float  # the API server writes strings; people write numbers into YAML too
+RawQuantity = str | int | float  # the API server writes strings; users also write numbers into YAML
 
 _FORM = re.compile(
     r"([+-]?)([0-9]{1,64}(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(?:([eE])([+-]?[0-9]{1,2})|([A-Za-z]{0,2}))"
@@ -30,7 +30,7 @@ _EXPECTED: Final = "a Kubernetes quantity such as 2, 1500m, 0.5, 64M or 1Gi"
 
 @lru_cache(maxsize=4096)
 def parse_quantity(value: RawQuantity) -> Fraction:
-    """Return the exact amount; raise BadQuantity for anything that the API server would not take."""
+    """Return the exact amount; raise BadQuantity for a text that the API server would refuse."""
     if isinstance(value, int):
         return Fraction(value)
     text = repr(value) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""What the containers of a pod state about CPU and memory: eligibility and QoS class.
+"""CPU and memory of a pod's containers: eligibility for claims, and QoS class.
 
 QoS source: Kubernetes "Pod Quality of Service Classes", KEP-2837 for pod-level resources.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pinning.brief import NAME, VALUE, cut
 from pinning.contract import (
     CMK_RESOURCES,
     GATE_CONTAINER,
@@ -21,6 +20,7 @@ from pinning.errors import BadQuantity, Cause
 from pinning.lazy import lazy
 from pinning.machine.cpuset import MAX_CPU
 from pinning.pods.quantity import parse_quantity, whole
+from pinning.truncate import NAME, VALUE, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -36,9 +36,9 @@ MOST_CPUS: Final = MAX_CPU + 1
 
 
 class Role(StrEnum):
-    """When a container of a pod runs."""
+    """The part of a pod's life in which a container runs."""
 
-    INIT = "init"  # runs to its end before the next one starts
+    INIT = "init"  # runs to completion before the next one starts
     SIDECAR = "sidecar"  # an init container with restartPolicy Always: runs as long as the pod
     MAIN = "main"
 
@@ -46,15 +46,15 @@ class Role(StrEnum):
 class _Placed(NamedTuple):
     name: str
     role: Role
-    kind: str  # the list of the spec where it stands: "initContainers"
+    kind: str  # its list in the spec: "initContainers"
     at: int
     container: Container
 
 
 class Member(_Placed):
-    """One container of a pod, with its place in the document and what it states (read when it is asked for).
+    """One container of a pod with its place in the document; its resources are read on demand.
 
-    A tuple: one is made of each container in each review, and a frozen dataclass costs three times as much.
+    A tuple, because one is created per container and review, and a frozen dataclass costs three times as much.
     """
 
     @lazy
@@ -82,17 +82,17 @@ class Member(_Placed):
 
     @lazy
     def called(self) -> str:
-        """Return the name as messages show it."""
-        return cut(self.name, NAME)
+        """Return the name for messages."""
+        return truncate(self.name, NAME)
 
     @property
     def is_gate(self) -> bool:
-        """Say whether it is corepin's own, which waits until the others have their CPUs."""
+        """Return whether it is corepin's gate, which waits until the other containers have their CPUs."""
         return self.name == GATE_CONTAINER and self.role is Role.INIT
 
     @property
     def path(self) -> str:
-        """The place as field paths have it: "spec.initContainers[0]"."""
+        """The place as a field path: "spec.initContainers[0]"."""
         return f"spec.{self.kind}[{self.at}]"
 
     @property
@@ -102,7 +102,7 @@ class Member(_Placed):
 
 
 def members(pod: Pod) -> tuple[Member, ...]:
-    """Return init containers and containers in the order in which they start; ephemeral ones never count."""
+    """Return init containers and containers in start order, without ephemeral ones."""
     spec = pod.get("spec") or {}
     first = [
         Member(container.get("name") or "", _init_role(container), "initContainers", at, container)
@@ -126,7 +126,7 @@ def _readable(given: ResourceList | None) -> ResourceList:
 
 
 def is_quantity(value: RawQuantity) -> bool:
-    """Say whether a value is an amount that the API server would take."""
+    """Return whether the API server would accept a value as a quantity."""
     try:
         parse_quantity(value)
     except BadQuantity:
@@ -135,14 +135,14 @@ def is_quantity(value: RawQuantity) -> bool:
 
 
 def unreadable(listed: Iterable[Member]) -> Iterator[Cause]:
-    """Yield a cause for every amount of CPU, memory or cores that is no quantity."""
+    """Yield a cause for every amount of CPU, memory or cores that is not a quantity."""
     for member in listed:
         resources = member.container.get("resources") or {}
         for kind, given, read in (
             ("limits", resources.get("limits"), member.limits),
             ("requests", resources.get("requests"), member.requests),
         ):
-            if given and given != read:  # equal is the rule: nothing was left out
+            if given and given != read:  # usually equal, when nothing was left out
                 yield from _unreadable(f"{member.path}.resources.{kind}", given)
 
 
@@ -153,7 +153,7 @@ def _unreadable(field: str, given: ResourceList) -> Iterator[Cause]:
 
 
 def whole_cpus(member: Member) -> int | None:
-    """Return the CPU count of a container that may own CPUs: limit whole, >= 1, equal to the request; else None."""
+    """Return the CPUs of an eligible container: a whole limit >= 1 equal to the request; else None."""
     limit = member.limits.get("cpu")
     if limit is None or parse_quantity(limit) != parse_quantity(member.requests["cpu"]):
         return None
@@ -162,22 +162,22 @@ def whole_cpus(member: Member) -> int | None:
 
 
 def stated(member: Member) -> str:
-    """Say in words which CPU limit and request a container has, e.g. "limit 1500m, request 1"."""
+    """Return a container's CPU limit and request for messages, e.g. "limit 1500m, request 1"."""
     return f"limit {shown(member.limits.get('cpu'))}, request {shown(member.requests.get('cpu'))}"
 
 
 def shown(value: RawQuantity | None) -> str:
-    """Return an amount as messages show it."""
-    return "absent" if value is None else cut(str(value), VALUE)
+    """Return an amount for messages."""
+    return "absent" if value is None else truncate(str(value), VALUE)
 
 
 def states_compute(member: Member) -> bool:
-    """Say whether a container states any amount of CPU or memory, even zero."""
+    """Return whether a container states any amount of CPU or memory, even zero."""
     return any(name in member.requests for name in COMPUTE)
 
 
 def guarantee_gaps(member: Member) -> tuple[str, ...]:
-    """Return which of cpu and memory keep a container from QoS Guaranteed."""
+    """Return the resources of cpu and memory that keep a container from QoS Guaranteed."""
     return tuple(name for name in COMPUTE if not _is_fixed(name, member.requests, member.limits))
 
 
@@ -191,7 +191,7 @@ def _amount(value: RawQuantity | None) -> Fraction:
 
 
 def qos_class(pod: Pod) -> QoSClass:
-    """Return the QoS class that the API server would compute; pod-level resources decide alone where they exist."""
+    """Return the QoS class that the API server would compute; pod-level resources decide alone if there are any."""
     pod_level = (pod.get("spec") or {}).get("resources")
     if pod_level and has_any(pod_level):
         return _qos([_with_defaults(pod_level)])
@@ -199,7 +199,7 @@ def qos_class(pod: Pod) -> QoSClass:
 
 
 def has_any(resources: ResourceRequirements) -> bool:
-    """Say whether pod-level resources state anything at all."""
+    """Return whether pod-level resources state any amount."""
     return bool(resources.get("requests") or resources.get("limits"))
 
 

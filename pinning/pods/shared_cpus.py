@@ -1,4 +1,4 @@
-"""What is wrong with how a pod asks for the shared set beside exclusive CPUs, and what its owner should know. Pure."""
+"""Causes and warnings about the shared set beside exclusive CPUs (`shared-cpus` annotations). Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ REMOVE: Final = f"remove {SHARED_CPUS}"
 def misplaced(
     members: Sequence[Member], policies: PolicyAnnotations, exclusive: Collection[str], machine: str
 ) -> Iterator[Cause]:
-    """Refuse the shared set for all but `exclusive` containers, and in a virtual machine, of which `machine` says so."""
+    """Refuse the shared set for containers that are not exclusive, and in virtual machines.
+
+    `machine` is the reason for a virtual machine, else empty.
+    """
     for annotation in (policies.shared.pod, *policies.shared.containers.values()):
         if annotation is None or annotation.value is not SharedCPUs.TRUE:
             continue
@@ -40,7 +43,10 @@ def misplaced(
 def unlimited(
     members: Sequence[Member], policies: PolicyAnnotations, sharing: Collection[str]
 ) -> Iterator[Cause]:
-    """Tell whose CPU limit is not enforced: what helpers use of it would stop the threads on exclusive CPUs."""
+    """Warn about containers whose CPU limit is not enforced.
+
+    Its helpers on the shared set would use up the quota and throttle the threads on exclusive CPUs.
+    """
     for member in members:
         annotation = policies.shared.of(member.name)
         if annotation and member.name in sharing and member.limits.get("cpu") is not None:

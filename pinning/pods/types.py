@@ -1,7 +1,7 @@
-"""The parts of Kubernetes and KubeVirt objects that corepin reads, in the API's own spelling.
+"""Partial types of the Kubernetes and KubeVirt objects that corepin reads, in the API's spelling.
 
-Typed dictionaries: JSON and YAML documents are such values as they are; the edges check the types once while
-decoding. Every key may be absent or null, because people and controllers write both; unknown keys are ignored.
+They are typed dictionaries, as JSON and YAML decode to; the edges check the types once while decoding. Every key
+may be absent or null, because people and controllers write both; unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ConfigMapProjection(TypedDict, total=False):
 
 
 class DownwardAPIProjection(TypedDict, total=False):
-    """Files that show fields of the pod; which ones is not read."""
+    """Files with fields of the pod; which fields is not read."""
 
 
 class VolumeProjection(TypedDict, total=False):
@@ -113,7 +113,7 @@ class Projected(TypedDict, total=False):
 
 
 class Volume(TypedDict, total=False):
-    """One volume of a pod; of its source only what corepin or the API server adds, or mounts of the host."""
+    """One volume of a pod; of its source only the kinds that corepin or the API server adds, and mounts of the host."""
 
     name: str
     hostPath: HostPath | None
@@ -152,20 +152,20 @@ class ObjectMeta(TypedDict, total=False):
 
 
 class Terminated(TypedDict, total=False):
-    """How a container ended."""
+    """The result of a container that has ended."""
 
     reason: str
     finishedAt: str
 
 
 class ContainerState(TypedDict, total=False):
-    """The state of a container, as far as it has ended."""
+    """The state of a container: only its termination is read."""
 
     terminated: Terminated | None
 
 
 class ContainerStatus(TypedDict, total=False):
-    """What the kubelet says of one container; `allocatedResources` is what the container was really given."""
+    """The kubelet's status of one container; `allocatedResources` is what it has allocated."""
 
     name: str
     allocatedResources: ResourceList | None

@@ -1,12 +1,12 @@
-"""Which runtime handlers and runtime classes start virtual machines (Kata): there a container's cpuset is in the guest."""
+"""Runtime handlers and classes that start virtual machines (Kata), where a container's cpuset is in the guest."""
 
 from __future__ import annotations
 
 from typing import Final
 
-_WORDS: Final = ("kata",)  # in the name of a handler, class or shim: "kata-qemu", "io.containerd.kata.v2"
+_WORDS: Final = ("kata",)  # in names of handlers, classes and shims: "kata-qemu", "io.containerd.kata.v2"
 
 
 def is_vm_handler(name: str) -> bool:
-    """Say whether a runtime handler, a class of that name, or the name of its shim, starts virtual machines."""
+    """Return whether a runtime handler, runtime class or shim of that name starts virtual machines."""
     return any(word in name for word in _WORDS)

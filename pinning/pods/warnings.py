@@ -1,13 +1,13 @@
-"""What the owner of a pod with claims should know: what is not counted, runs shared, or has nothing to act on. Pure."""
+"""Warnings about claims: resources that are ignored, containers in the shared set, policies without effect. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pinning.brief import NAME, cut
 from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy
 from pinning.errors import Cause
 from pinning.pods.resources import stated
+from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -19,7 +19,7 @@ NO_CLAIM: Final = "no container of it claims CPUs"
 
 
 def uncounted(member: Member) -> Iterator[Cause]:
-    """Tell which resource of CMK does not count beside another."""
+    """Warn about a CMK resource that is ignored beside another."""
     for other in member.cores[1:]:
         message = f"is not counted beside {member.cores[0]}; remove one of the two"
         yield Cause(f"{member.path}.resources.requests[{other}]", message)
@@ -28,7 +28,7 @@ def uncounted(member: Member) -> Iterator[Cause]:
 def neighbours(
     listed: tuple[Member, ...], policies: PolicyAnnotations, claiming: Collection[str]
 ) -> Iterator[Cause]:
-    """Tell which containers of a pod with a policy run in the shared set."""
+    """Warn about containers that run in the shared set although their pod has a policy."""
     annotation = policies.cpu.pod
     if not annotation or annotation.value is CPUPolicy.NONE or not (claiming or policies.cpu.containers):
         return
@@ -41,7 +41,7 @@ def neighbours(
 def idle_words(
     policies: PolicyAnnotations, claiming: Collection[str], exclusive: Collection[str]
 ) -> Iterator[Cause]:
-    """Tell which SMT and NUMA policies have nothing to act on."""
+    """Warn about SMT and NUMA policies without effect."""
     for scoped, acting, needs in (
         (policies.smt, exclusive, "it acts only while the CPU policy is exclusive"),
         (policies.numa, claiming, NO_CLAIM),
@@ -55,15 +55,15 @@ def idle_words(
 
 
 def unbound(policies: PolicyAnnotations, claiming: Collection[str]) -> Iterator[Cause]:
-    """Tell whose memory stays free beside an annotation that binds it, or that nobody's is meant."""
+    """Warn about containers to which the memory annotation does not apply."""
     annotation = policies.memory
     if annotation is None or (annotation.value is NUMAMemory.BIND and not policies.names_single):
-        return  # the refusal says enough
+        return  # a cause is already about it
     if not claiming:
         yield _idle(annotation, NO_CLAIM)
     for name in claiming:
         if policies.memory_of(name) is not annotation.value:
-            which = f"the memory of container {cut(name, NAME)}"
+            which = f"the memory of container {truncate(name, NAME)}"
             message = f"{which} stays free: its NUMA policy is not {NUMAPolicy.SINGLE}"
             yield Cause(annotation.field, message, flaw=("unbound", annotation.key, name))
 

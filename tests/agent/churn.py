@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agent.checkpoint import NAME, read
 from agent.kernel.sysfs import read_topology
+from agent.reconcile.checkpoint import NAME, read
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.ledger import Ledger

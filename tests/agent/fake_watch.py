@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from agent.interfaces import NewContainer
     from pinning.machine.cpuset import CPUSet
-    from pinning.planning.starts import StartTable
+    from pinning.planning.start_table import StartTable
     from tests.agent.fakes import FakeNode
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from agent.checkpoint import StateDir
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
 from agent.interfaces import Cgroups, Interfaces, RuntimeContainer, StartState, StrayTasks
 from agent.main import load
 from agent.process import Agent, Parts
+from agent.reconcile.checkpoint import StateDir
 from agent.reconcile.reconciler import Settings
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology

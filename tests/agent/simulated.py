@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.checkpoint import StateDir
 from agent.interfaces import Cgroups, Interfaces
 from agent.kernel import sysfs
 from agent.main import load
 from agent.process import Agent, Listeners, Parts, run_until_signal
+from agent.reconcile.checkpoint import StateDir
 from agent.reconcile.reconciler import Settings
 from logs import formatter
 from pinning.machine.cpuset import CPUSet

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.kubelet.policy import KubeletPolicy
 from agent.node_state import Conflict, NodeState, Path, Proof, StartWay
 from agent.reconcile.result import PassResult, node_state_of
+from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, Topology, assemble
 from pinning.planning.ledger import Ledger

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.config import AgentConfig, ApiFlags
-from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
+from agent.kubelet.policy import read_kubelet_policy
+from pinning.contract import KubeletPolicy
 from pinning.errors import BadContract
 
 

@@ -22,7 +22,7 @@ import yaml
 from certs.cluster import KubeCluster, Names, client
 from certs.metrics import Metrics
 from certs.probe import Address, Probe
-from certs.rotation import Settings
+from certs.rotation import RotationSettings
 from certs.rotator import Rotator
 from tests.servers.daemon import free_port, running
 from tests.servers.host import host_apart
@@ -152,9 +152,11 @@ class Live:
         for replica in self.replicas:
             replica.stop()
 
-    def rotator(self, settings: Settings | None = None) -> Rotator:
+    def rotator(self, settings: RotationSettings | None = None) -> Rotator:
         """Return a rotation with the rights of the manifests, as a process that just started."""
-        return Rotator(self.cluster, self.probe, settings or Settings((SERVER_NAME,)), Metrics(), self.clock)
+        return Rotator(
+            self.cluster, self.probe, settings or RotationSettings((SERVER_NAME,)), Metrics(), self.clock
+        )
 
     def serve(self) -> None:
         """Issue the first certificate and start the replicas."""

@@ -10,7 +10,7 @@ from certs import material
 from certs.cluster import Change
 from certs.issue import CA
 from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, MANAGED, NEXT_CERT, NEXT_KEY, OLD_CERTS
-from certs.rotation import Refuse, Rest, Settings, Wait, renewal_of
+from certs.rotation import Refuse, Rest, RotationSettings, Wait, renewal_of
 from tests.certs.world import NAME, START, World, foreign
 
 
@@ -307,7 +307,7 @@ def test_emptied_bundle_is_mended_at_once(served: World) -> None:
 
 def test_other_names_want_another_leaf(served: World) -> None:
     """A Service that was renamed is served by a new leaf of the same CA."""
-    renamed = Settings(("other.corepin-system.svc",))
+    renamed = RotationSettings(("other.corepin-system.svc",))
 
     served.rotator(renamed).settle()
 

@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from certs import material
 from certs.cluster import Change, Conflict
 from certs.material import KEYS, PUBLISHED, SHOWN
-from certs.rotation import Rest, Settings, next_step
+from certs.rotation import Rest, RotationSettings, next_step
 from tests.certs.world import NAME, Killed, World
 
 if TYPE_CHECKING:
     from certs.rotation import Step
     from certs.rotator import Look
 
-SETTINGS = Settings((NAME,))
+SETTINGS = RotationSettings((NAME,))
 REPLICAS = st.sampled_from(["a:1", "b:1"])
 
 

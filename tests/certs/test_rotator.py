@@ -10,7 +10,7 @@ from certs import material
 from certs.cluster import Change, ClusterError, Event
 from certs.material import NEXT_CERT
 from certs.metrics import Metrics
-from certs.rotation import Rest, Settings
+from certs.rotation import Rest, RotationSettings
 from certs.rotator import Rotator
 from tests.certs.world import NAME, Killed, World
 
@@ -43,7 +43,7 @@ class Mute(World):
 def rotator_of(world: World) -> tuple[Rotator, Metrics]:
     """Return a rotation and what it counts."""
     metrics = Metrics()
-    return Rotator(world, world.probe, Settings((NAME,)), metrics, world.clock), metrics
+    return Rotator(world, world.probe, RotationSettings((NAME,)), metrics, world.clock), metrics
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -69,7 +69,7 @@ def test_fight_over_the_secret_ends() -> None:
     world.others = 1000
     rotator, _ = rotator_of(world)
 
-    with pytest.raises(ClusterError, match="does somebody else write the Secret"):
+    with pytest.raises(ClusterError, match="does another program write the Secret"):
         rotator.settle()
 
 

@@ -13,7 +13,7 @@ from certs.cluster import Change, Configuration, Conflict, Event
 from certs.issue import CA
 from certs.material import LEAF_CERT, LEAF_KEY, Anchors, Secret
 from certs.metrics import Metrics
-from certs.rotation import Settings
+from certs.rotation import RotationSettings
 from certs.rotator import Rotator
 
 if TYPE_CHECKING:
@@ -217,9 +217,9 @@ class World:
         views = _lasting(self._trusted, self.clock.seconds - NOTICE_SECONDS)
         return [view for view in views if any(anchor.not_valid_after_utc > now for anchor in view)]
 
-    def rotator(self, settings: Settings | None = None) -> Rotator:
+    def rotator(self, settings: RotationSettings | None = None) -> Rotator:
         """Return a rotation of this world, as a process that just started."""
-        return Rotator(self, self.probe, settings or Settings((NAME,)), Metrics(), self.clock)
+        return Rotator(self, self.probe, settings or RotationSettings((NAME,)), Metrics(), self.clock)
 
     def serve(self) -> None:
         """Issue the first certificate and let every replica show it."""

@@ -13,7 +13,7 @@ import yaml
 
 from corepin.cli import kubectl, main
 from corepin.documents import write_out
-from corepin.drawing.picture import Owner, Picture, draw
+from drawing.picture import Holder, Picture, draw
 from kubeyaml.writer import write_yaml
 from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
 from pinning.machine.cpuset import CPUSet
@@ -78,7 +78,7 @@ def test_state_of_the_local_socket_is_harmless(tmp_path: Path, capsys: pytest.Ca
 
 def test_only_colours_of_ours_are_drawn() -> None:
     """In colour too a name brings no escape sequence of its own, and breaks no line."""
-    picture = Picture(grid(1, 1, 1, 2), (Owner(f"team/{NASTY}{FORGED}", CPUSet([1])),))
+    picture = Picture(grid(1, 1, 1, 2), (Holder(f"team/{NASTY}{FORGED}", CPUSet([1])),))
     assert_harmless(draw(picture, 80, colour=True), colour=True)
     assert "\x1b[8m" not in draw(picture, 80, colour=True)
     assert max(map(len, draw(picture, 60, colour=False).split("\n"))) <= 60
@@ -116,7 +116,7 @@ def _with_brackets(body: bytes) -> bytes:
         pytest.param(_with_brackets, id="5000 brackets"),
     ],
 )
-def test_story_of_a_pod_is_told_and_harmless(
+def test_timeline_of_a_pod_is_complete_and_harmless(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -221,7 +221,7 @@ def known() -> Cluster:
     ],
 )
 def test_list_has_who_holds_and_who_waits(known: Cluster, wanted: Filter, found: list[str]) -> None:
-    """Those that need somebody first, and what a filter looks for."""
+    """Problems are listed first, and only containers that match the filter."""
     assert [row.key for row in pods.pods(known, wanted).rows] == found
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from corepin.drawing.picture import Use
 from dashboard.model.records import (
     LARGE_STATUSES,
     MOST_ASKS,
@@ -24,6 +23,7 @@ from dashboard.model.records import (
     Pod,
     PodDecoder,
 )
+from drawing.picture import Use
 from pinning.contract import STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
 from tests.dashboard.clusters import a_node, a_pod, an_event
 from tests.dashboard.documents import NOW, TIME, container, event, grid, node, owner, pod, pools

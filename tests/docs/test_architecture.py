@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.layout import MODULES
+from tests.arrows import TABLE, is_drawn, path_of, table
+from tests.docs.blocks import blocks
+from tests.layout import MODULES, PACKAGES, between, package, room
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 PAGE = Path("docs/architecture.md")
 RECORDS = sorted(Path("docs/decisions").glob("*.md"))
-PATHS = re.compile(r"`((?:agent|apiserver|certs|corepin|logs|pinning|tests|webhook)/[\w./]*)`")
+PATHS = re.compile(
+    r"`((?:agent|apiserver|certs|corepin|dashboard|docs|drawing|examples|kubeyaml|logs|manifests|pinning|scripts|tests|webhook)/[\w./-]*)`"
+)
 PARTS = ("Context", "Decision", "Alternatives", "Consequences")
 LINES = 40  # half a page
 
@@ -38,6 +46,45 @@ def test_every_line_to_look_for_is_there() -> None:
     assert len(named) > 5
     for name, path in named:
         assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", Path(path).read_text(), re.MULTILINE), name
+
+
+def test_the_table_has_every_arrow() -> None:
+    """The table of imports is what `make arrows` writes today."""
+    assert TABLE.findall(PAGE.read_text(encoding="utf-8")) == [table()]
+
+
+def test_every_arrow_of_the_drawings_goes_down() -> None:
+    """Both drawings show all packages, the second one every room that is a folder; imports lead to lower lines."""
+    packages, rooms = blocks(PAGE.read_text(encoding="utf-8"), "text")
+    folders = {one for one in between(room) if is_drawn(one) and path_of(one).endswith("/")}
+
+    assert drawn(packages).keys() == PACKAGES
+    assert upward(drawn(packages), between(package)) == []
+    assert folders - drawn(rooms).keys() == set()
+    assert upward(drawn(rooms), between(room)) == []
+
+
+def drawn(drawing: str) -> dict[str, int]:
+    """Return the line of each room of a drawing; the first word of a line may be the package of those that follow."""
+    lines, own = {}, ""
+    for number, line in enumerate(drawing.splitlines()):
+        first = re.match(r"\w+(?= )", line)
+        own = f"{first[0]}/" if first else own
+        for name in re.findall(r"[\w/]+(?:/|\.py)", line):
+            inside = name if name.partition("/")[0] in PACKAGES and Path(name).exists() else f"{own}{name}"
+            assert Path(inside).exists(), inside
+            lines[inside.removesuffix("/").removesuffix(".py").replace("/", ".")] = number
+    return lines
+
+
+def upward(lines: Mapping[str, int], graph: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
+    """Return the arrows of a graph that lead to the same line or a higher one."""
+    return [
+        (one, other)
+        for one, others in graph.items()
+        for other in others
+        if one in lines and other in lines and lines[one] >= lines[other]
+    ]
 
 
 def test_every_record_is_listed() -> None:

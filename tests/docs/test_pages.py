@@ -36,7 +36,10 @@ RUN_BY = {
     "json": {
         "agent-reports.md": "tests/agent/report/test_agent_reports_doc.py::test_the_json_examples_are_written_so"
     },
-    "text": {"README.md": "tests/test_readme.py::test_the_picture_is_drawn_so"},
+    "text": {
+        "README.md": "tests/test_readme.py::test_the_picture_is_drawn_so",
+        "architecture.md": "tests/docs/test_architecture.py::test_every_arrow_of_the_drawings_goes_down",
+    },
 }
 NOT_RUN = "console"  # needs nodes, or the reader's own registry
 

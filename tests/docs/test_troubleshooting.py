@@ -70,7 +70,7 @@ ELSEWHERE = {
     "Refusals and warnings about pods": ("webhook/review/response.py", "webhook/rules/injection.py"),
     "Refusals and warnings about virtual machines": (),
     "Threads of virtual machines": (
-        *("agent/reconcile/sandboxes.py", "agent/reconcile/vms.py", "agent/vm_targets.py"),
+        *("agent/reconcile/sandboxes.py", "agent/reconcile/vms.py", "agent/reconcile/vm_targets.py"),
         *("agent/vm/threads.py", "agent/vm/outside.py"),
     ),
     "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),

@@ -12,8 +12,8 @@ import yaml
 
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.configz import KubeletConfig, ask_kubelet
-from agent.kubelet.policy import KubeletPolicy
 from apiserver.access import Access
+from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.node.settings import kubelet_settings
 

@@ -11,8 +11,8 @@ import pytest
 
 from agent.cri.runtime import CRI
 from agent.interfaces import HeldCPUs
+from agent.kubelet.observed_cpus import KubeletAssignments
 from agent.kubelet.pod_resources import PodResources, socket_beside
-from agent.observed_cpus import KubeletAssignments
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.node.node import Container, pod
 from tests.node.restarting import restart_kubelet

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner, SeenPod
-from pinning.planning.starts import Start, StartTable
+from pinning.planning.start_table import Start, StartTable
 
 if TYPE_CHECKING:
     from pinning.planning.ledger import Ledger

@@ -10,7 +10,6 @@ from typing import Final
 
 import httpx
 
-from agent.checkpoint import StateDir
 from agent.config import USER_AGENT, AgentConfig, NodeOptions
 from agent.interfaces import Cgroups, Interfaces
 from agent.main import reporters
@@ -18,6 +17,7 @@ from agent.metrics import Metrics
 from agent.node_state import NodeState
 from agent.pod_watch import PodWatch
 from agent.process import Agent, Listeners, Parts
+from agent.reconcile.checkpoint import StateDir
 from agent.reconcile.reconciler import Settings
 from apiserver.access import Access
 from apiserver.client import Api

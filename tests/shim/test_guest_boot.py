@@ -13,7 +13,7 @@ from pinning.contract import CPUPolicy
 from pinning.machine.cpuset import CPUSet, union
 from pinning.planning.run_sets import SandboxSet
 from pinning.planning.vm_masks import VMSeen, sandbox_masks
-from pinning.vm_threads import guest_id
+from pinning.planning.vm_threads import guest_id
 from tests.shim.machine import VCPUS, boot
 from tests.smt.setup import install
 

@@ -9,7 +9,7 @@ import sys
 from agent.kernel.procfs import started
 from agent.vm.node import Node, Roots
 from agent.vm.threads import read_threads
-from pinning.vm_threads import VMM
+from pinning.planning.vm_threads import VMM
 
 
 def looked(pid: int) -> dict[str, object]:

@@ -11,7 +11,7 @@ import msgspec
 
 from pinning.errors import Cause
 from tests.webhook.reviews import review
-from webhook.config.reload import Generation
+from webhook.config.reload import Revision
 from webhook.metrics import Metrics
 from webhook.review.app import Decisions, create_app
 from webhook.review.log import ReviewLog
@@ -62,7 +62,7 @@ class Edge:
 
     def __init__(self, decider: Decisions | None = None) -> None:
         self.metrics = Metrics()
-        served = Generation(7, decider or StubDecider())
+        served = Revision(7, decider or StubDecider())
         self.lines: list[bytes] = []
         app = create_app(lambda: served, self.metrics, ReviewLog(self.lines.append))
         self.app = app

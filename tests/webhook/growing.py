@@ -9,7 +9,7 @@ import msgspec
 
 from tests.webhook.sized import MACHINE_INPUTS, POD_INPUTS, machine, pod
 from webhook.config.mutations import BUILT_IN
-from webhook.config.reload import Generation
+from webhook.config.reload import Revision
 from webhook.config.settings import load_settings
 from webhook.metrics import Metrics, ReviewMeter
 from webhook.review.app import ReviewEndpoint
@@ -86,7 +86,7 @@ def review(body: bytes) -> None:
     decider = Decider(SETTINGS, BUILT_IN)
     for name, judge in JUDGES.items():
         meter, log = ReviewMeter(METRICS, name), ReviewLog(lambda _: None)
-        reply = ReviewEndpoint(name, judge, lambda: Generation(1, decider), meter, log).review(body)
+        reply = ReviewEndpoint(name, judge, lambda: Revision(1, decider), meter, log).review(body)
         assert reply.status == 200, reply.body
         assert name == "mutate" or len(reply.body) < 64_000
 

@@ -1,1 +1,1 @@
-"""The files that operators write, the shapes of nodes, and how changes are taken. It knows neither reviews nor rules."""
+"""Operators' files, node shapes, and their reload. Independent of reviews and rules."""

@@ -1,4 +1,4 @@
-"""Say what msgspec found wrong in an operator's file: key, value, what is expected, and what to write."""
+"""Error messages for operators' files, translated from msgspec: key, value, expectation and remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _unknown(path: str, key: str, value: object, expected: inspect.Type | None) 
 
 
 def _remedy(why: str, value: object, expected: inspect.Type | None) -> str:
-    """Return what is expected; text that YAML takes for something else needs quotes."""
+    """Return the expectation; text that YAML reads as another type needs quotes."""
     expectation = why.replace("`", "")
     expectation = expectation[:1].lower() + expectation[1:]
     if isinstance(expected, inspect.StructType) and expectation.startswith("expected object"):

@@ -1,8 +1,8 @@
-"""CMK's mutations file: what is added to every pod (`perPod`) and to each of its containers (`perContainer`).
+"""CMK's mutations file: additions to every pod (`perPod`) and to each of its containers (`perContainer`).
 
-The format is that of CMK's `resources/webhook/cmk-webhook-configmap.yaml`. A file is loaded once per change of the file and
-made safe while loading: host directories are mounted read-only, and the service account is kept apart, because
-it may only replace one that nobody chose.
+The format is that of CMK's `resources/webhook/cmk-webhook-configmap.yaml`. A file is loaded once per change and
+made safe while loading: host directories are mounted read-only, and the service account is kept apart, because it
+may only replace the default one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from webhook.config.settings import parse_yaml
 Fragment = dict[str, Any]
 Shape = TypeVar("Shape")
 
-# What the typed decoding of a review keeps; a file that goes beyond makes the webhook decode whole objects.
+# Members in the partial types of a review; a file with others makes the webhook decode whole objects.
 _TYPED_META: Final = frozenset({"annotations"})
 _TYPED_SPEC: Final = frozenset({"tolerations", "volumes", "nodeSelector"})
 _TYPED_CONTAINER: Final = frozenset({"env", "volumeMounts"})
@@ -42,7 +42,7 @@ _OWN_LISTS: Final = ("containers", "initContainers", "ephemeralContainers")
 
 @dataclass(frozen=True)
 class Mutations:
-    """A checked mutations file."""
+    """A validated mutations file."""
 
     per_pod: Fragment
     per_container: Fragment
@@ -51,12 +51,12 @@ class Mutations:
 
     @cached_property
     def volumes(self) -> frozenset[str]:
-        """Return the names of the volumes that are added; whether a pod has others plays no part."""
+        """Return the names of the added volumes; the pod's other volumes do not affect the additions."""
         return frozenset(volume["name"] for volume in self.per_pod.get("spec", {}).get("volumes", ()))
 
     @cached_property
     def mount_paths(self) -> dict[str, frozenset[str]]:
-        """Return where each host directory is mounted in containers; one that is mounted nowhere is left out."""
+        """Return the mount paths of each host directory; one that is not mounted is left out."""
         paths: dict[str, set[str]] = {}
         for mount in self.per_container.get("volumeMounts", ()):
             if mount["name"] in self.host_paths:
@@ -64,7 +64,7 @@ class Mutations:
         return {name: frozenset(found) for name, found in paths.items()}
 
     def per_pod_without(self, volumes: frozenset[str]) -> Fragment:
-        """Return what is added to a pod that needs none of these volumes."""
+        """Return the additions to a pod without these volumes."""
         if not volumes:
             return self.per_pod
         spec = dict(self.per_pod.get("spec", {}))
@@ -73,19 +73,19 @@ class Mutations:
 
     @cached_property
     def automount(self) -> bool | None:
-        """Return what the file itself says of `automountServiceAccountToken`."""
+        """Return the file's value of `automountServiceAccountToken`."""
         stated: bool | None = self.per_pod.get("spec", {}).get("automountServiceAccountToken")
         return stated
 
     @cached_property
     def annotations(self) -> frozenset[str]:
-        """Return the annotations that decide what is added, beside those that steer corepin."""
+        """Return the annotations that affect the additions, besides corepin's own."""
         added = self.per_pod.get("metadata", {}).get("annotations", {})
         return frozenset({CMK_MUTATE, MIRROR_POD, LIMIT_RANGER, *added})
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Return the variables of a container that decide what is added, or whether it is consistent."""
+        """Return the variables of a container that affect the additions or the validation."""
         return frozenset(
             {
                 CMK_NUM_CORES,
@@ -97,7 +97,7 @@ class Mutations:
 
     @cached_property
     def is_typed(self) -> bool:
-        """Say whether the partial types of `pinning.pods.types` hold all that merging this file must look at."""
+        """Return whether the partial types of `pinning.pods.types` have all members that merging this file compares."""
         metadata, spec = self.per_pod.get("metadata", {}), self.per_pod.get("spec", {})
         return (
             metadata.keys() <= _TYPED_META
@@ -183,7 +183,7 @@ def _made_safe(per_pod: Fragment, per_container: Fragment) -> Mutations:
     container = _without_nulls(per_container)
     for mount in container.get("volumeMounts", ()):
         if mount["name"] in host_paths:
-            mount["readOnly"] = True  # a pod's root could replace the host's files that others run
+            mount["readOnly"] = True  # root in a pod could otherwise replace host files that others execute
     return Mutations({"metadata": metadata, "spec": spec}, container, service_account, host_paths)
 
 

@@ -1,7 +1,7 @@
-"""The kinds of nodes there are, from what agents publish of their machines, as one value that changes seldom.
+"""Node shapes of the cluster, from the topology that agents publish, as one value that changes rarely.
 
-The watch writes it; the reload of the configuration reads it as it reads a file. So reviews meet it only as a part of
-their configuration, complete and unchanging.
+The node watch writes it; the reload of the configuration reads it like a file. A review thus sees it only as a part
+of one consistent configuration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from webhook.metrics import NodeMeter
 
-LONGEST_TEXT: Final = 64 * 1024  # an annotation of the largest machine we know, 896 CPUs, has 23 kB
+LONGEST_TEXT: Final = 64 * 1024  # the annotation of the largest known machine, 896 CPUs, has 23 kB
 TEXTS_KEPT: Final = 32  # nodes of one kind have the same text
 WHY_LIMIT: Final = 200
 
@@ -30,35 +30,35 @@ _shapes = msgspec.json.Decoder(tuple[NodeShape, ...])
 
 
 class CoreShape(NamedTuple):
-    """What decides whether a node could ever hold a claim."""
+    """The figures that decide whether a node could ever hold a claim."""
 
-    threads: int  # of its widest core
+    threads: int  # of the core with most threads
     cores: int
 
 
 class NodeShapes:
-    """The kinds of the nodes that are known. Written by one task; `read` may be called from any thread."""
+    """The shapes of the known nodes. Written by one task; `read` may be called from any thread."""
 
     path: Final = "the nodes"
 
     def __init__(self, meter: NodeMeter) -> None:
         self._meter = meter
         self._machines: dict[str, CoreShape] = {}
-        self._refused: dict[str, int] = {}  # hash of each node's text, so that each is logged once
+        self._refused: dict[str, int] = {}  # hash of each node's text, so that each text is logged once
         self._written = _encode(())
 
     def read(self) -> bytes:
-        """Return the shapes as JSON, for `load_shapes`; as long as nothing changes, the same bytes."""
+        """Return the shapes as JSON for `load_shapes`; the bytes are equal as long as no shape changes."""
         return self._written
 
     def replace(self, nodes: Mapping[str, CoreShape | None]) -> None:
-        """Take over the machines of all nodes that there are, by name; None of a node without one."""
+        """Replace the annotations of all nodes, by name; None for a node without one."""
         self._machines = {name: machine for name, machine in nodes.items() if machine}
         self._refused = {name: mark for name, mark in self._refused.items() if name in nodes}
         self._write()
 
     def update(self, name: str, text: str | None) -> None:
-        """Take over the annotation of one node, None where it has none (any more)."""
+        """Replace the annotation of one node; None if it has none any more."""
         machine = self.machine_of(name, text)
         self._meter.ignored.set(len(self._refused))
         if machine == self._machines.get(name):
@@ -70,7 +70,7 @@ class NodeShapes:
         self._write()
 
     def machine_of(self, name: str, text: str | None) -> CoreShape | None:
-        """Read the annotation of a node; nonsense is counted, logged once for each text, and then counts as none."""
+        """Return the shape in a node's annotation; an invalid one counts as none and is logged once per text."""
         if text is None:
             self._refused.pop(name, None)
             return None
@@ -104,9 +104,10 @@ def load_shapes(written: bytes) -> tuple[NodeShape, ...]:
 
 
 def kinds(machines: Mapping[str, CoreShape]) -> tuple[NodeShape, ...]:
-    """Return the kinds that matter, each with the first of its nodes as its name: the largest of each width of cores.
+    """Return the distinct node shapes, named after their first node: the largest for each number of threads per core.
 
-    A smaller one can hold nothing that the largest cannot. Every width counts: whole cores are counted where all agree.
+    A smaller node can hold no claim that the largest cannot. Each number of threads counts, because whole cores are
+    counted only if all nodes agree on it.
     """
     first: dict[CoreShape, str] = {}
     for name in sorted(machines):
@@ -120,7 +121,7 @@ def kinds(machines: Mapping[str, CoreShape]) -> tuple[NodeShape, ...]:
 
 @lru_cache(maxsize=TEXTS_KEPT)
 def read_core_shape(text: str) -> CoreShape:
-    """Read an annotation `status.corepin.io/topology`; raise BadTopology for anything else."""
+    """Return the shape in an annotation `status.corepin.io/topology`; raise BadTopology for anything else."""
     if len(text) > LONGEST_TEXT:
         raise BadTopology(f"{len(text)} characters are more than the {LONGEST_TEXT} of any topology")
     try:

@@ -1,8 +1,8 @@
-"""Learn the machines of the nodes from the API server: list, watch until that ends, list again.
+"""Optional watch of the nodes' topology annotations: list, watch until it ends, list again.
 
-It is optional, and never in the way of a review: what breaks here costs nothing but news. It asks for the nodes'
-metadata only, in small pages. A watch is not resumed: a list of metadata every few minutes costs less than the rules
-of resuming. The account's token and CA are read anew each time, because they rotate.
+Reviews never wait for it: a failure only leaves the shapes stale. It reads the nodes' metadata only, in small
+pages. A watch is not resumed, because a metadata list every few minutes is cheaper than the code for resuming. The
+account's token and CA are read again for each list, because they rotate.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from apiserver.watch import Event
+    from apiserver.watch import WatchEvent
     from webhook.config.node_shapes import CoreShape, NodeShapes
     from webhook.metrics import NodeMeter
 
 USER_AGENT: Final = "corepin-webhook"
 NODES: Final = "/api/v1/nodes"
-PAGE: Final = 100  # some 600 kB, decoded in a millisecond between two reviews
+PAGE: Final = 100  # about 600 kB, decoded in a millisecond between two reviews
 WATCH_SECONDS: Final = (300, 600)
 LONGEST_LINE: Final = 4 * 2**20  # an object has 3 MB at most
-SHORTEST_WATCH: Final = 10.0  # who ends watches sooner is not asked again at once
-SHORTEST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until it is tried again
+SHORTEST_WATCH: Final = 10.0  # after a shorter watch the next list is delayed
+SHORTEST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds between retries
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ _node = msgspec.json.Decoder(_Node)
 
 
 def mounted_account(directory: Path, environ: Mapping[str, str]) -> Access:
-    """Return the access of the account mounted at a directory; raise `Unusable` where no pod would run like this."""
+    """Return the access of the account mounted at a directory; raise `Unusable` outside of a pod."""
     try:
         access = Access.in_cluster(environ, directory)
     except Unavailable as error:
@@ -74,7 +74,7 @@ def mounted_account(directory: Path, environ: Mapping[str, str]) -> Access:
 
 
 class NodeWatch:
-    """Keeps the shapes of the nodes up to date while the API server can be reached, and as they are while not."""
+    """Watch that keeps the node shapes current, and keeps them unchanged while the API server is unreachable."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class NodeWatch:
     def of_account(
         cls, directory: Path, environ: Mapping[str, str], shapes: NodeShapes, meter: NodeMeter
     ) -> NodeWatch:
-        """Return a watch with a mounted account; raise `Unusable` without one."""
+        """Return a watch with a mounted account; raise `Unusable` if there is none."""
         return cls(partial(Api, mounted_account(directory, environ), USER_AGENT), shapes, meter)
 
     async def run(self) -> None:
@@ -114,7 +114,7 @@ class NodeWatch:
             await self._sleep(wait)
 
     def _failed(self, error: Exception) -> float:
-        """Count and log a failure, and return how long to wait."""
+        """Count and log a failure; return the seconds until the retry."""
         wait = self._backoff.after(error)
         self._meter.failures.inc()
         self._meter.connected.set(0)
@@ -132,9 +132,9 @@ class NodeWatch:
             await api.close()
 
     async def _relist(self, api: Api) -> str:
-        """Take over the annotations of every node; return the version from which to watch.
+        """Read the annotations of every node; return the resource version from which to watch.
 
-        Texts are read page by page: those of all nodes together may have a hundred megabytes.
+        Pages are processed one at a time, because the texts of all nodes may add up to a hundred megabytes.
         """
         nodes: dict[str, CoreShape | None] = {}
         async for page in pages(api, NODES, {}, METADATA_LIST, PAGE):
@@ -156,7 +156,7 @@ class NodeWatch:
         if self._clock() - began < SHORTEST_WATCH:
             raise Unavailable("the server ended the watch at once")
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: WatchEvent) -> None:
         if event.type == "BOOKMARK":
             return
         meta = decode(_node, event.object).metadata

@@ -1,7 +1,7 @@
-"""Values built from files, rebuilt when the bytes change; the last good one stays when new ones are bad.
+"""Live reload of files: a value is rebuilt when the bytes change; the last good value stays if they are invalid.
 
 Bytes are compared, not times: Kubernetes swaps a mounted Secret or ConfigMap by renaming a symbolic link. Readers
-call `current()` once per piece of work and so see one consistent generation.
+call `current()` once per piece of work and so see one consistent revision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from webhook.metrics import ReloadMeter
 
 T = TypeVar("T")
-Contents = tuple[bytes | None, ...]  # of the files in their order; None where an optional one is absent
+Contents = tuple[bytes | None, ...]  # of the files in order; None for an optional one that is absent
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +28,15 @@ class Unusable(Exception):
 
 
 class Source(Protocol):
-    """Something that holds bytes, as a file does."""
+    """A reader of bytes, such as a file."""
 
     @property
     def path(self) -> object:
-        """What messages call it."""
+        """Its name in messages."""
         ...
 
     def read(self) -> bytes | None:
-        """Return the bytes, None where it is absent and may be."""
+        """Return the bytes, None for an optional source that is absent."""
         ...
 
 
@@ -60,15 +60,15 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation(Generic[T]):
-    """A value in service and its number, counted from 1."""
+class Revision(Generic[T]):
+    """A value in service with its number, counted from 1."""
 
     number: int
     value: T
 
 
 class Watched(Generic[T]):
-    """A value built from files. `load` once, then `refresh` as often as you like, from one thread at a time."""
+    """A value built from files. Call `load` once, then `refresh` repeatedly, from one thread at a time."""
 
     def __init__(
         self, name: str, files: tuple[Source, ...], build: Callable[[Contents], T], meter: ReloadMeter
@@ -78,14 +78,14 @@ class Watched(Generic[T]):
         self._build = build
         self._meter = meter
         self._serving: Contents = ()
-        self._seen: Contents | str = ()  # what was judged last: bytes, or why there were none
-        self._generation: Generation[T] | None = None
+        self._seen: Contents | str = ()  # last validated contents, or why none could be read
+        self._revision: Revision[T] | None = None
 
-    def current(self) -> Generation[T]:
+    def current(self) -> Revision[T]:
         """Return the value in service."""
-        if self._generation is None:
+        if self._revision is None:
             raise RuntimeError(f"{self._name} is not loaded")
-        return self._generation
+        return self._revision
 
     def load(self) -> None:
         """Build the first value, or raise `Unusable`."""
@@ -93,7 +93,7 @@ class Watched(Generic[T]):
         self._adopt(contents, self._build(contents))
 
     def refresh(self) -> None:
-        """Take changed files into service, or keep what serves and say why."""
+        """Take changed files into service; if they are invalid keep the old value and log the reason."""
         try:
             contents = self._read()
         except Unusable as error:
@@ -123,7 +123,7 @@ class Watched(Generic[T]):
             self._adopt(contents, value)
 
     def _judge_again_or_keep(self, contents: Contents, error: Exception) -> None:
-        """Keep the old value, unless the files changed while they were read: the next refresh judges those."""
+        """Keep the old value, unless the files changed during the read: then the next refresh validates them."""
         if self._is_still(contents):
             self._keep(contents, error)
 
@@ -134,14 +134,14 @@ class Watched(Generic[T]):
             return False
 
     def _adopt(self, contents: Contents, value: T) -> None:
-        number = self._generation.number + 1 if self._generation else 1
-        self._generation = Generation(number, value)
+        number = self._revision.number + 1 if self._revision else 1
+        self._revision = Revision(number, value)
         self._serving = self._seen = contents
         self._meter.adopted(number)
         logger.info("files taken into service", extra={"facts": {"files": self._name, "generation": number}})
 
     def _restore(self, contents: Contents) -> None:
-        """Note that the files on disk are again those that serve."""
+        """Record that the files on disk are those in service again."""
         self._seen = contents
         number = self.current().number
         self._meter.adopted(number)
@@ -160,15 +160,15 @@ class Watched(Generic[T]):
 
 
 class Refreshable(Protocol):
-    """Something that may have changed."""
+    """Something that can be refreshed periodically."""
 
     def refresh(self) -> None:
-        """Look again."""
+        """Check for changes."""
         ...
 
 
 async def watch(watched: Iterable[Refreshable], seconds: float) -> None:
-    """Refresh for ever, in a thread: a slow disk must not delay a review."""
+    """Refresh periodically, in a thread because a slow disk must not delay a review."""
     targets = tuple(watched)
     while True:
         await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""The webhook's configuration: one frozen value, read from YAML, validated once, unknown keys refused."""
+"""The webhook's configuration: one frozen value, read from YAML and validated once; unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Count = Annotated[int, Meta(ge=1, le=8192)]
 
 
 class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """A part of the configuration."""
+    """Base class for the parts of the configuration."""
 
 
 class SidecarResources(_Frozen, frozen=True):
-    """What a container that states nothing gets, as requests and limits (KubeVirt's hook sidecar values)."""
+    """Requests and limits for a container that states none (KubeVirt's hook sidecar values)."""
 
     cpu: RawQuantity = SIDECAR_CPU
     memory: RawQuantity = SIDECAR_MEMORY
 
 
 class GateResources(_Frozen, frozen=True):
-    """What the gate gets, as requests and limits, in pods that state CPU or memory."""
+    """Requests and limits of the gate, in pods that state CPU or memory."""
 
     cpu: RawQuantity = "200m"
     memory: RawQuantity = "64Mi"
@@ -44,11 +44,11 @@ class NodeShape(_Frozen, frozen=True):
     cores: Count  # physical cores
     threads_per_core: Count = 1
     reserved_cores: Annotated[int, Meta(ge=0)] = 1
-    numa_memory: RawQuantity | None = None  # of its largest NUMA node; None: nothing is checked against it
+    numa_memory: RawQuantity | None = None  # of its largest NUMA node; None: not checked
 
     @property
     def free_cores(self) -> int:
-        """Physical cores that an empty node of this kind can give away."""
+        """Physical cores that an empty node of this kind can assign."""
         return self.cores - self.reserved_cores
 
 
@@ -64,20 +64,18 @@ class KubeVirt(_Frozen, frozen=True):
 
 
 class Settings(_Frozen, frozen=True):
-    """Everything that an operator may set for the webhook."""
+    """Every setting of the webhook."""
 
     feature_gates: str = msgspec.field(name="feature-gates", default=f"{GATE_SIDECAR},{GATE_CPU_MANAGER}")
     sidecar_limits: Literal["launcher", "claims", "off"] = "launcher"
     sidecar_resources: SidecarResources = SidecarResources()
     isolated_cores: bool = True  # count idle siblings in corepin.io/isolated-cores
-    whole_cores: bool = (
-        True  # count the cores of `require` in corepin.io/whole-cores, where `threads` is known
-    )
+    whole_cores: bool = True  # count the cores of `require` in corepin.io/whole-cores, if `threads` is known
     numa_cpus: bool = msgspec.field(name="numaCPUs", default=False)  # count those of `single`
-    gate: bool = False  # pods whose claims must fit wait until their CPUs are assigned
+    gate: bool = False  # pods with claims that must fit wait until their CPUs are assigned
     gate_image: str = ""
     gate_resources: GateResources = GateResources()
-    required_plugins: bool = False  # have NRI's default validator ask for the agent
+    required_plugins: bool = False  # make NRI's default validator require the agent's plugin
     node_shapes: tuple[NodeShape, ...] = ()
     kube_virt: KubeVirt = msgspec.field(name="kubevirt", default=KubeVirt())
 
@@ -88,17 +86,17 @@ class Settings(_Frozen, frozen=True):
 
     @property
     def threads_per_core(self) -> tuple[int, ...]:
-        """Threads per core of every configured node shape; empty when the webhook knows nothing of nodes."""
+        """Threads per core of every configured node shape; empty if no node is known."""
         return tuple(shape.threads_per_core for shape in self.node_shapes)
 
     @property
     def threads(self) -> int | None:
-        """The threads per core on which all node shapes agree; None where they differ, or none is known."""
+        """The threads per core common to all node shapes; None if they differ or none is known."""
         found = {shape.threads_per_core for shape in self.node_shapes}
         return found.pop() if len(found) == 1 else None
 
 
-@lru_cache(maxsize=8)  # asked at every review
+@lru_cache(maxsize=8)  # called for every review
 def _words(listed: str) -> frozenset[str]:
     return frozenset(word.strip() for word in listed.split(",") if word.strip())
 
@@ -131,7 +129,7 @@ def load_settings(document: bytes) -> Settings:
 
 
 def parse_yaml(document: bytes, what: str) -> object:
-    """Return the one YAML document of a file; raise BadContract with the line that is wrong."""
+    """Return the one YAML document of a file; raise BadContract with the invalid line."""
     try:
         return cast("object", read_one(document))
     except BadYAML as error:
@@ -141,7 +139,7 @@ def parse_yaml(document: bytes, what: str) -> object:
 def _convert(parsed: object) -> Settings:
     given = {} if parsed is None else parsed
     if isinstance(given, dict) and given.get("sidecarLimits") is False:
-        given = {**given, "sidecarLimits": "off"}  # a bare `off` is false to YAML 1.1
+        given = {**given, "sidecarLimits": "off"}  # YAML 1.1 reads a bare `off` as false
     try:
         return msgspec.convert(given, Settings)
     except msgspec.ValidationError as error:
@@ -149,7 +147,7 @@ def _convert(parsed: object) -> Settings:
 
 
 def _require_image(settings: Settings) -> None:
-    """Refuse a gate without an image, and an image that is no single word: each pod that gets it would be refused."""
+    """Refuse a gate without an image or with an invalid one, because every pod with that gate would be refused."""
     example = "write corepin's image as your nodes pull it, e.g. gateImage: registry.example/corepin:0.1.0"
     if settings.gate and not settings.gate_image:
         raise BadContract(f"gate: it is on, and gateImage is not set: {example}")
@@ -158,7 +156,7 @@ def _require_image(settings: Settings) -> None:
 
 
 def _require_unlike(shapes: tuple[NodeShape, ...]) -> None:
-    """Refuse two node shapes of one name: refusals tell the name, and nobody would know which is meant."""
+    """Refuse two node shapes with one name, because refusals identify a shape by its name."""
     first: dict[str, int] = {}
     for at, shape in enumerate(shapes):
         if shape.name in first:

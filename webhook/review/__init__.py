@@ -1,1 +1,1 @@
-"""One review: the HTTP edge, the decision with its cache, the response and the line in the log. What is right and wrong is `webhook.rules`."""
+"""One review: HTTP edge, decision with its cache, response, log line. The rules are in `webhook.rules`."""

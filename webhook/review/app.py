@@ -1,8 +1,8 @@
-"""The HTTP edge of the webhook: bodies in, answers out, every failure told apart.
+"""HTTP edge of the webhook: reads bodies, writes answers, and maps each failure to a status code.
 
-A decision is HTTP 200, also when it refuses, and also about an object that cannot be read: what is not 200 obeys the
-`failurePolicy` of the webhook configuration, which admits by default. 4xx is for a caller that is no API server, 500 is
-a bug of ours.
+Every decision is HTTP 200, including refusals and answers about objects that cannot be decoded, because any other
+status falls under the `failurePolicy` of the webhook configuration, which admits by default. 4xx is for callers
+that are no API server, 500 for bugs of corepin.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from webhook.config.reload import Generation
+    from webhook.config.reload import Revision
 
 FIELDS_LOGGED = 10
-LOGGED_LENGTH = 253  # of names and fields that the log repeats: the longest name there is
+LOGGED_LENGTH = 253  # of names and fields in the log: the longest valid name
 LONGEST_TIMEOUT = 30.0  # seconds: the API's maximum of timeoutSeconds
 _TIMEOUT = re.compile(rb"(?:^|&)timeout=([0-9]{1,2})s(?:&|$)")
 JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
-NO_TELEMETRY: TelemetryConfig = {  # FastAPI looks for OpenTelemetry in the environment at every request otherwise
+NO_TELEMETRY: TelemetryConfig = {  # otherwise FastAPI checks for OpenTelemetry at every request
     "tracing": False,
     "metrics": False,
     "logs": False,
@@ -49,10 +49,10 @@ logger = logging.getLogger(__name__)
 
 
 class Decisions(Protocol):
-    """Decides reviews by one generation of the configuration; pure."""
+    """Answers reviews by one revision of the configuration; pure."""
 
     def mutate(self, request: Request) -> Answer:
-        """Return the changes that the object needs."""
+        """Return the changes to the object."""
         ...
 
     def validate(self, request: Request) -> Allowed | Denied:
@@ -61,7 +61,7 @@ class Decisions(Protocol):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An HTTP answer and what is counted and logged of it."""
+    """An HTTP answer with its metrics labels and log fields."""
 
     status: int
     body: bytes
@@ -79,13 +79,13 @@ NOT_JSON = Reply(415, b"corepin: the content type must be application/json\n", "
 
 
 class ReviewEndpoint:
-    """An ASGI application that answers the reviews of one endpoint."""
+    """ASGI application that answers the reviews of one endpoint."""
 
     def __init__(
         self,
         endpoint: str,
         judge: Callable[[Decisions, Request], Answer],
-        deciders: Callable[[], Generation[Decisions]],
+        deciders: Callable[[], Revision[Decisions]],
         meter: ReviewMeter,
         log: ReviewLog,
         bodies: Bodies | None = None,
@@ -98,7 +98,7 @@ class ReviewEndpoint:
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; a caller that goes away gets none."""
+        """Answer one request, unless the caller disconnects."""
         began = perf_counter()
         try:
             reply = await self._reply(scope, receive)
@@ -136,27 +136,27 @@ class ReviewEndpoint:
         return self.review(body)
 
     def review(self, body: bytes | bytearray) -> Reply:
-        """Return the answer to one review, decided by one generation of the configuration.
+        """Return the answer to one review, decided by one revision of the configuration.
 
         A body of several pieces is a bytearray, which must not be resized: msgspec reads it without a copy.
         """
-        generation = self._deciders()
+        revision = self._deciders()
         request = None
         try:
             request = wire.decode(body)
-            answer = self._judge(generation.value, request)
-            return _decision(request, answer, generation.number)
+            answer = self._judge(revision.value, request)
+            return _decision(request, answer, revision.number)
         except Malformed as error:
             request = request or wire.begin(body)
             if request is None:
                 why = f"corepin: cannot read the review: {error}\n"
                 return Reply(400, why.encode(errors="replace"), "rejected", "malformed", (error.path,))
-            return self._unreadable(request, error, generation.number)
+            return self._unreadable(request, error, revision.number)
         except Exception:
             uid = request.uid[:LOGGED_LENGTH] if request else None
             logger.exception("review failed", extra={"facts": {"uid": uid, "endpoint": self._endpoint}})
             text = b"corepin: internal error, see the log of the webhook\n"
-            return Reply(500, text, "failed", "bug", (), request, generation.number)
+            return Reply(500, text, "failed", "bug", (), request, revision.number)
 
     def _unreadable(self, request: Request, error: Malformed, generation: int) -> Reply:
         body = encode(request.uid, unreadable.answer(self._endpoint, request, error))
@@ -187,7 +187,10 @@ class ReviewEndpoint:
 
 
 class Express(FastAPI):
-    """Leads a review to its endpoint past middleware and router, which cost as much as the decision; the rest goes on."""
+    """Router of reviews that bypasses FastAPI's middleware and router, which cost as much as the decision.
+
+    All other requests go to FastAPI.
+    """
 
     def __init__(self) -> None:
         super().__init__(openapi_url=None, redirect_slashes=False, telemetry=NO_TELEMETRY)
@@ -205,12 +208,12 @@ class Express(FastAPI):
 
 
 def create_app(
-    deciders: Callable[[], Generation[Decisions]],
+    deciders: Callable[[], Revision[Decisions]],
     metrics: Metrics,
     log: ReviewLog,
     body_limit: int = BODY_LIMIT,
 ) -> FastAPI:
-    """Return the application; `deciders` gives the configuration in service at each review."""
+    """Return the application; `deciders` returns the revision in service for each review."""
     app = Express()
     judges: dict[str, Callable[[Decisions, Request], Answer]] = {
         "mutate": lambda decider, request: decider.mutate(request),
@@ -236,13 +239,13 @@ def _decision(request: Request, answer: Answer, generation: int) -> Reply:
 
 
 def _framing(scope: Scope) -> tuple[bytes, int]:
-    """Return the content type and the declared length, 0 without one."""
+    """Return the content type and the declared length; 0 if there is none."""
     content_type, length = b"", 0
     for name, value in scope["headers"]:
         if name == b"content-type":
             content_type = value
         elif name == b"content-length" and value.isdigit():
-            length = int(value[:20])  # 20 digits are too many already
+            length = int(value[:20])  # 20 digits exceed every limit
     return content_type, length
 
 
@@ -253,7 +256,7 @@ def _peer(scope: Scope) -> str:
 
 
 def _timeout(scope: Scope) -> float:
-    """Return after how many seconds an API server goes on without an answer: its `?timeout=2s`."""
+    """Return the seconds after which an API server stops waiting: its `?timeout=2s`."""
     found = _TIMEOUT.search(scope.get("query_string", b""))
     return min(float(found[1]), LONGEST_TIMEOUT) if found else WAIT_SECONDS
 

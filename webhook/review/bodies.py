@@ -1,7 +1,7 @@
-"""Reading bodies of reviews into bounded memory, and judging large ones one at a time.
+"""Request bodies in bounded memory; large ones are decided one at a time.
 
-A body that arrives in one piece, as most do, is passed on as it is. Another one reserves its declared length first.
-While there is no room its socket is not read, so that the kernel's flow control holds the sender back.
+A body that arrives in one piece, as most do, is passed on as it is. Another one first reserves its declared length.
+Its socket is not read until there is room, so that the kernel's flow control slows the sender.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ if TYPE_CHECKING:
 
     from webhook.review.memory_queue import Reservation
 
-# Measured on kube-apiserver 1.37: etcd takes a pod of 1,572,115 `<` and no longer one. The API server escapes each with
-# six bytes: CREATE sends 9.44 MB, UPDATE with the old object 18.87 MB (18.0 MiB). Of longer bodies nothing is stored.
+# Measured on kube-apiserver 1.37: etcd accepts a pod of 1,572,115 `<` and none longer. The API server escapes
+# each with six bytes: CREATE sends 9.44 MB, UPDATE with the old object 18.87 MB (18.0 MiB).
 BODY_LIMIT: Final = 20 * MIB
-SMALL_BODY: Final = (
-    256 * 1024
-)  # bytes; smaller bodies have a budget of their own and never wait for large ones
-UNREAD_BODIES: Final = 3  # of the largest size are in arrival or judged at once; one peer has two of them
-UNREAD_SMALL: Final = 12 * MIB  # bytes of small bodies that are in arrival at once
+SMALL_BODY: Final = 256 * 1024  # bytes; smaller bodies have their own budget and never wait for large ones
+UNREAD_BODIES: Final = 3  # of the largest size, arriving or being decided; one peer gets two of them
+UNREAD_SMALL: Final = 12 * MIB  # bytes of small bodies arriving at once
 
 
 class Sender(NamedTuple):
-    """Who sends a body, how many bytes it declares (0: no number), and after how many seconds it stops waiting."""
+    """The sender of a body, the length it declares (0: none), and its timeout in seconds."""
 
     peer: str
     declared: int
@@ -43,11 +41,11 @@ class Disconnected(Exception):
 
 
 class TooLarge(Exception):
-    """A body is longer than it may be, or than it declared."""
+    """A body is longer than the limit, or than its declared length."""
 
 
 class Bodies:
-    """The bodies that all endpoints read, and their budgets."""
+    """Bodies of all endpoints, and their memory budgets."""
 
     def __init__(self, limit: int = BODY_LIMIT) -> None:
         self.limit = limit
@@ -57,7 +55,7 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def rest(self, sender: Sender, first: bytes, receive: Receive) -> AsyncIterator[bytes | bytearray]:
-        """Read a body that began with `first`, and hold its room and its turn while it is judged.
+        """Read a body that began with `first`, and keep its reservation and its turn until it is decided.
 
         Raise `TooLarge`, `TooSlow`, `Overloaded` or `Disconnected`.
         """
@@ -74,7 +72,7 @@ class Bodies:
                 yield body
                 await asyncio.sleep(
                     0
-                )  # small bodies that have arrived in the meantime go before the next large one
+                )  # small bodies that have arrived in the meantime precede the next large one
         finally:
             queue.release(reservation)
 
@@ -88,7 +86,7 @@ async def next_message(receive: Receive) -> Message:
 
 
 async def _read(reservation: Reservation, first: bytes, receive: Receive) -> bytearray:
-    """Return the whole body. It grows in place as bytes arrive: its declared length allocates nothing."""
+    """Return the whole body. It grows with the bytes that arrive, whatever length was declared."""
     body = bytearray(first)
     reservation.add(len(body), monotonic())
     try:

@@ -1,9 +1,9 @@
-"""What pods of one controller have in common: the part of a new pod that the rules look at, as a key.
+"""Cache of decisions for pods of one controller, keyed by the part of a pod that the rules read.
 
-Pods of one ReplicaSet, StatefulSet or Job differ in name, uid, name of the token volume, mount names, and in labels, annotations
-and variables that number them, which no rule reads. So the answer to one of them is the answer to all, and the rules,
-pure as they are, need to run once (measured: half of a review). The rules see this part and no more: what is not in
-it cannot decide.
+Pods of one ReplicaSet, StatefulSet or Job differ in name, uid, name of the token volume, mount names, and in
+labels, annotations and variables with their number, none of which a rule reads. So all of them get the same answer,
+and the pure rules run once (measured: half of a review). The rules get only the part in the key, so nothing else
+can affect them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pinning.pods.annotations import is_policy_key
 from webhook.rules.account import TOKEN_PREFIX, lost_token
 from webhook.rules.gate import is_gate_volume
 from webhook.rules.guest_file import is_guest_volume
-from webhook.rules.marks import MARKS
+from webhook.rules.nri_annotations import NRI_ANNOTATIONS
 from webhook.rules.part_reader import PartReader
 from webhook.rules.pod_parts import NewPod, NewPodWithToken
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-ROOM: Final = 2**22  # bytes that the answers of one endpoint may take, some 500 pods with claims
-MOST_KEPT: Final = 2**16  # bytes of one of them; what takes more is rare, and decided anew each time
-EACH: Final = 1024  # bytes of an entry beside its key and what is told: the objects that hold them
+ROOM: Final = 2**22  # bytes for the answers of one endpoint, about 500 pods with claims
+MOST_KEPT: Final = 2**16  # bytes of one answer; larger ones are rare and decided each time
+EACH: Final = 1024  # bytes of an entry besides its key and texts: Python objects
 
-TOKEN: Final = f"{TOKEN_PREFIX}bbbbb"  # stands for every name that the API server generates
+TOKEN: Final = f"{TOKEN_PREFIX}bbbbb"  # replaces every name that the API server generates
 
 _encode = msgspec.msgpack.Encoder().encode
 _new_pods: Final = PartReader(NewPod)
@@ -40,19 +40,19 @@ _new_pods_with_tokens: Final = PartReader(NewPodWithToken)
 
 
 def reader(mutations: Mutations) -> PartReader[Pod]:
-    """Return the reader of new pods: with their token volumes where the file names an account."""
+    """Return the reader of new pods; with their token volumes if the file names an account."""
     return _new_pods_with_tokens if mutations.service_account else _new_pods
 
 
 def pod_key(pod: Pod, mutations: Mutations) -> bytes:
-    """Return the key of a pod, after taking from it the annotations, variables and volumes that decide nothing."""
+    """Return the key of a pod, without the annotations, variables and volumes that affect nothing."""
     metadata, spec = pod.get("metadata"), pod.get("spec")
     if metadata and (annotations := metadata.get("annotations")):
         known = mutations.annotations
         metadata["annotations"] = {
             key: value
             for key, value in annotations.items()
-            if key in known or key in MARKS or is_policy_key(key)
+            if key in known or key in NRI_ANNOTATIONS or is_policy_key(key)
         }
     if spec:
         token = lost_token(pod, mutations) if mutations.service_account else None
@@ -66,7 +66,10 @@ def pod_key(pod: Pod, mutations: Mutations) -> bytes:
 
 
 def _deciding(volumes: list[Volume], known: frozenset[str], token: str | None) -> list[Volume]:
-    """Return the volumes that decide; before the one of the token, which is removed by its place, others stay as empty."""
+    """Return the volumes that affect the answer.
+
+    Volumes before the token's are kept as empty ones, because the token is removed by its index.
+    """
     if token is None:
         return [it for it in volumes if _decides(it, known)]
     place = [it.get("name") for it in volumes].index(token)
@@ -80,7 +83,7 @@ def _decides(volume: Volume, known: frozenset[str]) -> bool:
 
 
 def _forget_names(spec: PodSpec, token: str | None) -> None:
-    """Leave of the names in mounts only that of the token's volume, as one for all pods."""
+    """Remove the volume names of all mounts, except the token's, which gets one name for all pods."""
     for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
         for mount in container.get("volumeMounts") or ():
             name = mount.pop("name", None)
@@ -89,7 +92,7 @@ def _forget_names(spec: PodSpec, token: str | None) -> None:
 
 
 def _forget_variables(containers: list[Container] | None, known: frozenset[str]) -> None:
-    """Leave all variables of a container or none, because causes tell the place of one."""
+    """Keep all variables of a container or none, because causes contain their index."""
     for container in containers or ():
         variables = container.get("env")
         if variables and known.isdisjoint([variable.get("name") for variable in variables]):
@@ -97,7 +100,7 @@ def _forget_variables(containers: list[Container] | None, known: frozenset[str])
 
 
 class DecisionCache(Generic[Answer]):
-    """Answers by the keys of pods; bounded, and forgotten with the configuration generation that gave them."""
+    """Answers by pod key; bounded, and dropped with its configuration revision."""
 
     def __init__(self, weigh: Callable[[Answer], int]) -> None:
         self._weigh = weigh
@@ -105,7 +108,7 @@ class DecisionCache(Generic[Answer]):
         self._room = ROOM
 
     def of(self, key: bytes, decide: Callable[[], Answer]) -> Answer:
-        """Return the answer to a key, deciding it when it is new."""
+        """Return the cached answer of a key, or decide and cache it."""
         kept = self._kept.get(key)
         if kept is None:
             kept = decide()
@@ -113,7 +116,7 @@ class DecisionCache(Generic[Answer]):
         return kept
 
     def _keep(self, key: bytes, answer: Answer) -> None:
-        """Keep an answer that is no larger than usual, forgetting all others where there is no room for it."""
+        """Cache an answer of at most usual size; if there is no room, clear the cache first."""
         taken = EACH + len(key) + self._weigh(answer)
         if taken > MOST_KEPT:
             return

@@ -1,4 +1,4 @@
-"""Decide one admission request: decode what its kind needs, ask the pure rules, answer. Built once per configuration."""
+"""Decision of one admission request: decode the parts its kind needs, apply the rules, return the answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from pinning.brief import MOST_REPORTED
 from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
 from pinning.kubevirt.review import Kind
 from pinning.pods.claims import count_containers, crowded
 from pinning.pods.types import Pod
+from pinning.truncate import MOST_REPORTED
 from webhook.review.decision_cache import DecisionCache, pod_key, reader
 from webhook.review.response import Allowed, Denied, Patched, weight
 from webhook.review.wire import generate_name
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 Read = TypeVar("Read")
 POD: Final = ("", "Pod")
-MOST_JUDGED: Final = 1000  # a node runs some hundred pods; the rules take 50 us for each of so many
+MOST_JUDGED: Final = 1000  # containers of a pod; the rules take 50 us for each
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
 JUDGED_OF_PODS: Final = frozenset({None, "", "resize"})  # subresources
-# The API server takes no other value from a second call for the same pod: never a number of operations.
+# The API server accepts no other value from a second call for the same pod: never a number of operations.
 AUDIT_INJECTED: Final = {"injected": "true"}
 _stored: Final = PartReader(StoredPod)
 _whole: Final = PartReader(WholePod)
@@ -57,7 +57,7 @@ _machines: Final = PartReader(VirtObject)
 
 @dataclass(frozen=True)
 class Decider:
-    """The rules of one configuration generation; a review is answered by one of these as a whole."""
+    """The rules of one configuration revision; each review is decided by one decider."""
 
     settings: Settings
     mutations: Mutations
@@ -74,7 +74,7 @@ class Decider:
         return Injection(self.mutations)
 
     def mutate(self, request: Request) -> Allowed | Patched:
-        """Return the changes of a pod that is being created; anything else is admitted untouched."""
+        """Return the changes of a new pod; any other object is admitted unchanged."""
         if _kind(request) != POD or request.operation != "CREATE" or request.subResource:
             return Allowed()
         if self.mutations.is_typed:
@@ -83,14 +83,14 @@ class Decider:
         return self._mutate(self._whole(request))
 
     def judge_new_pod(self, request: Request) -> Verdict:
-        """Return the verdict on a pod as it will be stored."""
+        """Return the verdict on a new pod after mutation."""
         if self.mutations.is_typed:
             pod, key = self._key(reader(self.mutations).read(request.object))
             return self._judged.of(key, lambda: self._judge(pod))
         return self._judge(self._whole(request))
 
     def _whole(self, request: Request) -> Pod:
-        """Return a pod with what no rule reads, held to the shape of what rules read."""
+        """Return a whole pod, with the types of the parts that rules read checked."""
         pod = _whole.read(request.object)
         try:
             self._key(msgspec.convert(pod, NewPodWithToken))
@@ -101,7 +101,7 @@ class Decider:
     def _key(self, pod: Pod) -> tuple[Pod, bytes]:
         try:
             return pod, pod_key(pod, self.mutations)
-        except OverflowError as error:  # the API server writes amounts as texts, and no such number
+        except OverflowError as error:  # the API server writes amounts as strings, never such a number
             raise Malformed(OBJECT, "a number has more than 64 bits: write it as a string") from error
 
     def _judge(self, pod: Pod) -> Verdict:
@@ -119,9 +119,10 @@ class Decider:
         return Patched(plan.operations, warnings, AUDIT_INJECTED)
 
     def validate(self, request: Request) -> Allowed | Denied:
-        """Return whether an object is consistent, with every cause; kinds that are not ours are admitted.
+        """Return whether an object is valid, with every cause; other kinds are admitted.
 
-        Raise Malformed for what cannot be read, unless the request changes nothing of it: finalizers can be removed.
+        Raise Malformed for an object that cannot be decoded, unless the request changes nothing in it, so that its
+        finalizers can be removed.
         """
         judge = _JUDGES.get(_kind(request))
         if judge is None or request.operation not in CHANGING:
@@ -145,7 +146,7 @@ class Decider:
 
 
 def under(root: str, verdict: Verdict) -> Verdict:
-    """Return the verdict on a template with its fields told from the whole object."""
+    """Return the verdict on a template with fields relative to the whole object."""
     return Verdict(
         tuple(replace(cause, field=root + cause.field) for cause in verdict.causes),
         tuple(replace(warning, field=root + warning.field) for warning in verdict.warnings),
@@ -161,7 +162,7 @@ def _is_mirror(pod: Pod) -> bool:
 
 
 def _crowded(pod: Pod) -> Verdict | None:
-    """Refuse a pod that asks for CPUs and would get none, or whose containers would keep the other reviews waiting."""
+    """Refuse a pod with too many containers: it would get no CPUs, or delay other reviews."""
     count = count_containers(pod)
     if causes := crowded(pod):
         return Verdict(
@@ -176,12 +177,12 @@ def _crowded(pod: Pod) -> Verdict | None:
 
 
 def sentences(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
-    """Return warnings as users read them."""
+    """Return the warnings as shown to users."""
     return tuple(f"{warning.field}: {PRODUCT}: {warning.message}" for warning in warnings)
 
 
 def name_of(request: Request) -> str:
-    """Return the name of the object, or the beginning that it will have."""
+    """Return the name of the object, or its generateName."""
     prefix = generate_name(request)
     return request.name or (f"{prefix}..." if prefix else "")
 
@@ -195,13 +196,13 @@ def _judge_pod(rules: Decider, request: Request) -> Verdict:
     if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
     old = _before(lambda: _stored.read(request.oldObject, OLD_OBJECT), Pod())
-    if verdict := _crowded(pod):  # no update brings containers: only the wish for CPUs can be new
+    if verdict := _crowded(pod):  # an update adds no containers, but can add the claim
         return verdict if crowded(pod) and not crowded(old) else Verdict()
     return review_changed_pod(old, pod, rules.settings)
 
 
 def _judge_workload(rules: Decider, request: Request) -> Verdict:
-    """Warn only: a refusal of the pods would be seen in an event, a refusal here would stop an apply."""
+    """Warn only: a refusal of a pod shows in an event, a refusal of the workload would stop an apply."""
     path = TEMPLATES[_kind(request)]
     template = read_template(request.object, path, OBJECT)
     crowd = _crowded(template)
@@ -238,12 +239,15 @@ def _judge_changed_vmi(rules: Decider, request: Request) -> Verdict:
         return review_hotplugged_vmi(old, _machines.read(request.object))
     try:
         return review_changed_vmi(read_running(request.oldObject, OLD_OBJECT), new)
-    except RecursionError as error:  # two values that could just be read, compared
+    except RecursionError as error:  # from comparing two values at the limit of nesting
         raise malformed(error).under(f"{OBJECT}.spec") from error
 
 
 def _before(read: Callable[[], Read], nothing: Read) -> Read:
-    """Return the old state; where it cannot be read all of the new one is judged, so that it can be repaired."""
+    """Return the old state; an empty one if it cannot be decoded.
+
+    Then all of the new state is validated, so that it can be repaired.
+    """
     try:
         return read()
     except Malformed:
@@ -251,12 +255,12 @@ def _before(read: Callable[[], Read], nothing: Read) -> Read:
 
 
 def _is_unchanged(request: Request) -> bool:
-    """Say whether an update changes nothing of what its judge reads."""
+    """Return whether an update changes nothing that the rules of its kind read."""
     new, old = request.object, request.oldObject
     if path := TEMPLATES.get(_kind(request)):
         return is_unchanged(template_of(old, path), template_of(new, path), _stored)
     kind = KINDS.get(_kind(request))
-    if kind is Kind.VMI:  # of which no word may change
+    if kind is Kind.VMI:  # all of its spec is immutable
         return is_unchanged(old, new)
     return is_unchanged(old, new, _machines if kind else _stored)
 

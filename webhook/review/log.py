@@ -1,4 +1,4 @@
-"""JSON log lines of reviews: one for each, written before its answer."""
+"""JSON log lines of reviews, one per review, written before the answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class ReviewLine(msgspec.Struct, omit_defaults=True, gc=False):
-    """What is told of one review; never a part of its object."""
+    """Log fields of one review; never a part of its object."""
 
     time: datetime
     level: str
@@ -38,7 +38,7 @@ class ReviewLine(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 def to_standard_output(line: bytes) -> None:
-    """Write one whole line; a reader that went away must not fail a review."""
+    """Write one whole line; a closed pipe must not fail a review."""
     try:
         os.write(sys.stdout.fileno(), line)
     except OSError:
@@ -57,9 +57,10 @@ class ReviewLog:
 
 
 class GatheredLines:
-    """Writes at once what is logged in one turn of the event loop; each write is a system call, 5 us.
+    """Buffer for the log lines of one event loop iteration; each write is a system call, 5 us.
 
-    Answers are written by a later call of the same loop (`connection.Gathering`): one is not out before its line.
+    Answers are written by a later callback of the same iteration (`connection.Gathering`), so that a line precedes
+    its answer.
     """
 
     def __init__(self, write: Callable[[bytes], object] = to_standard_output) -> None:

@@ -1,7 +1,7 @@
-"""A memory budget for bodies in arrival: a body reserves its size, or waits unread until there is room.
+"""Memory budget for arriving bodies: a body reserves its size, or waits unread until there is room.
 
-Clients are not authenticated by default. Peers therefore share a budget fairly: one peer never reserves all of it, the
-peer that has reserved least goes first, and a body that arrives slowly loses its reservation to one that waits.
+Clients are not authenticated by default, so peers share a budget fairly: one peer never reserves all of it, the
+peer with the smallest reservations goes first, and a slow body loses its reservation to a waiting one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 MIB: Final = 2**20
 CHECK_SECONDS: Final = 0.05
 GRACE_SECONDS: Final = 0.25  # for the first byte, and between two pieces of a body
-SLOWEST: Final = 20 * MIB  # bytes a second, below which a body makes way; it is 170 Mbit/s
-WAIT_SECONDS: Final = (
-    2.0  # for room, where a request names no timeout: the timeoutSeconds of our registrations
-)
-MOST_WAITING: Final = 64  # bodies; the buffers of a connection that waits take up to 0.5 MB
+SLOWEST: Final = 20 * MIB  # bytes per second below which a body is evicted; 170 Mbit/s
+WAIT_SECONDS: Final = 2.0  # default if a request has no timeout: the timeoutSeconds of our registrations
+MOST_WAITING: Final = 64  # bodies; the buffers of a waiting connection take up to 0.5 MB
 
 
 class Overloaded(Exception):
@@ -29,17 +27,17 @@ class Overloaded(Exception):
 
 
 class TooSlow(Exception):
-    """A body made way for another one because it arrived too slowly."""
+    """A body was evicted because it arrived too slowly."""
 
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """The room that one body has reserved, or waits for."""
+    """Memory that one body has reserved or waits for."""
 
     peer: str
     size: int
-    since: float  # it waits; once granted: it has its room
-    timeout: float = WAIT_SECONDS  # for room
+    since: float  # start of the wait; once granted: of the reservation
+    timeout: float = WAIT_SECONDS  # of the wait
     task: asyncio.Task[object] | None = None
     granted: asyncio.Future[None] | None = None
     arrived: int = 0
@@ -57,7 +55,7 @@ class Reservation:
         return self.arrived / max(now - self.since, CHECK_SECONDS)
 
     def is_slow(self, now: float) -> bool:
-        """Return whether the body stalls, or arrives below the rate at which it keeps its room."""
+        """Return whether the body stalls, or arrives below the minimum rate."""
         if self.is_complete:
             return False
         stalls = now - max(self.since, self.last_piece) > GRACE_SECONDS
@@ -65,7 +63,7 @@ class Reservation:
 
 
 class MemoryQueue:
-    """Grants reservations of one budget, in memory alone: nothing is allocated before its bytes arrive."""
+    """Queue of reservations of one budget; it only counts, memory is allocated as bytes arrive."""
 
     def __init__(self, limit: int, peer_limit: int, clock: Callable[[], float]) -> None:
         self.limit = limit
@@ -89,7 +87,7 @@ class MemoryQueue:
         return wanted
 
     def release(self, reservation: Reservation) -> None:
-        """Give a reservation back to those that wait."""
+        """Return a reservation to the budget and grant waiting ones."""
         self.holders.discard(reservation)
         self.reserved -= reservation.size
         self._by_peer[reservation.peer] -= reservation.size
@@ -121,7 +119,7 @@ class MemoryQueue:
         return self._by_peer[wanted.peer] + wanted.size <= self.peer_limit
 
     def _next(self) -> Reservation | None:
-        """Return the body that has the next turn: that of the peer with the least room, the oldest of its bodies."""
+        """Return the next body to grant: the oldest of the peer with the smallest reservations."""
         able = [wanted for wanted in self.waiting if self._within_share(wanted)]
         return min(able, key=lambda wanted: self._by_peer[wanted.peer], default=None)
 
@@ -139,7 +137,7 @@ class MemoryQueue:
                 wanted.granted.set_result(None)
 
     def _last_of_the_greediest(self) -> Reservation:
-        """Return the newest body of the peer of which most bodies wait."""
+        """Return the newest body of the peer with the most waiting bodies."""
         counts = Counter(wanted.peer for wanted in self.waiting)
         return max(reversed(self.waiting), key=lambda wanted: counts[wanted.peer])
 
@@ -154,9 +152,10 @@ class MemoryQueue:
             self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
 
     def _check(self) -> None:
-        """Drop the bodies that waited too long, and evict slow ones that keep the next one waiting.
+        """Drop bodies whose wait timed out, and evict slow ones that block the next in line.
 
-        After a check that is late itself the pieces that arrived in the meantime are still to be read: none is slow.
+        If the check itself ran late, no body is slow, because the pieces that arrived in the meantime are not
+        counted yet.
         """
         self._timer = None
         now = self._clock()
@@ -168,9 +167,9 @@ class MemoryQueue:
         self._watch()
 
     def _evict_for(self, wanted: Reservation, now: float) -> None:
-        """Cancel the slowest bodies until the next one has room; each releases its own reservation as it ends."""
+        """Cancel the slowest bodies until the next one has room; each releases its own reservation when it ends."""
         holders, room = self.holders, self.limit
-        if not self._within_share(wanted):  # only bodies of its own address can make way for it
+        if not self._within_share(wanted):  # only bodies of its own address can make room for it
             holders = {holder for holder in holders if holder.peer == wanted.peer}
             room = self.peer_limit
         leaving = sum(holder.size for holder in holders if holder.is_evicted)

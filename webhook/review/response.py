@@ -1,7 +1,7 @@
-"""What the webhook answers, as values with verbs, and how they are written on the wire.
+"""Answers of the webhook as values, and their encoding.
 
-The API server's rules live here once: the uid is echoed, patch and patchType come together or not at all,
-warnings and messages keep the API's limits, a refusal names kind, object and every cause.
+The API server's rules are implemented here once: the uid is echoed, patch and patchType appear together or not at
+all, warnings and messages keep the API's limits, a refusal names kind, object and every cause.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pinning.brief import MOST_REPORTED, cut
 from pinning.contract import PRODUCT
 from pinning.lazy import lazy
+from pinning.truncate import MOST_REPORTED, truncate
 from webhook.review.wire import API_VERSION, KIND
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 Operation = Mapping[str, object]  # one step of a JSON Patch (RFC 6902)
 
-UNPROCESSABLE = 422  # what the API server itself answers for an invalid object
+UNPROCESSABLE = 422  # the API server's own code for an invalid object
 UNNAMED = "(no name)"
-NAME_TOLD = 260  # characters: the longest name there is, and the dots of a generateName
-CAUSES_ROOM = 48 * 1024  # bytes of the causes in a refusal, all of which stays below 64 kB
-MESSAGE_LIMIT = 1000  # events are cut at 1024 characters
+NAME_TOLD = 260  # characters: the longest name, and the dots of a generateName
+CAUSES_ROOM = 48 * 1024  # bytes for the causes of a refusal, which stays below 64 kB in total
+MESSAGE_LIMIT = 1000  # events are truncated at 1024 characters
 CAUSES_TOLD = 10
-WARNING_LIMIT = 256  # the API server may cut a longer one,
-WARNINGS_LIMIT = 4096  # and stops after this many characters
-MORE_WARNINGS_ROOM = 64  # for the line that counts what was left out
-HELD_PER_ENCODED = 5  # bytes in memory of what takes one on the wire, with that one
+WARNING_LIMIT = 256  # the API server may truncate a longer one,
+WARNINGS_LIMIT = 4096  # and drops warnings after this many characters
+MORE_WARNINGS_ROOM = 64  # for the line with the number of omitted ones
+HELD_PER_ENCODED = 5  # bytes in memory per encoded byte, including it
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,11 +40,11 @@ _HEAD = _encode({"apiVersion": API_VERSION, "kind": KIND})[:-1] + b',"response":
 
 
 class _Encoded:
-    """An answer as it travels, encoded once however often it is given."""
+    """Base class of answers, which caches the encoded form."""
 
     @lazy
     def encoded(self: Any) -> bytes:
-        """Return the members of `response` but for the uid, with the closing brace."""
+        """Return the members of `response` except the uid, with the closing brace."""
         return _encode(_response(self))[1:]
 
 
@@ -54,7 +54,7 @@ def _none() -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Allowed(_Encoded):
-    """The object is admitted as it is."""
+    """The object is admitted unchanged."""
 
     warnings: tuple[str, ...] = ()
     audit: Mapping[str, str] = field(default_factory=_none)
@@ -62,7 +62,7 @@ class Allowed(_Encoded):
 
 @dataclass(frozen=True)
 class Patched(_Encoded):
-    """The object is admitted after these changes."""
+    """The object is admitted with these changes."""
 
     operations: tuple[Operation, ...]
     warnings: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ Answer = Allowed | Patched | Denied
 
 
 def weight(answer: Answer) -> int:
-    """Return how many bytes an answer takes at most, with its encoded form."""
+    """Return an upper bound of an answer's size in bytes, including its encoded form."""
     return HELD_PER_ENCODED * len(answer.encoded)
 
 
@@ -109,25 +109,25 @@ def _response(answer: Answer) -> dict[str, Any]:
 
 
 def message(denied: Denied) -> str:
-    """Return one sentence that suffices alone: events of controllers show nothing else."""
-    head = f"{PRODUCT} refuses {denied.kind} {_one_line(cut(denied.name or UNNAMED, NAME_TOLD))}: "
+    """Return one sentence that is complete alone, because events of controllers show nothing else."""
+    head = f"{PRODUCT} refuses {denied.kind} {_one_line(truncate(denied.name or UNNAMED, NAME_TOLD))}: "
     texts: list[str] = []
     room = MESSAGE_LIMIT - len(head) - len("; and 1000000 more")
     for cause in denied.causes[:CAUSES_TOLD]:
         text = _one_line(f"{cause.field}: {cause.message}")
         if texts and len(text) > room:
             break
-        texts.append(cut(text, room))
+        texts.append(truncate(text, room))
         room -= len(texts[-1]) + len("; ")
     left = _count(len(denied.causes), len(texts))
     return head + "; ".join(texts) + (f"; and {left} more" if left else "")
 
 
 def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
-    """Return the warnings within the API's limits, the last one saying how many were left out."""
+    """Return the warnings within the API's limits, the last one with the number of omitted ones."""
     fitting: list[str] = []
     room = WARNINGS_LIMIT
-    texts = [_one_line(cut(warning, WARNING_LIMIT)) for warning in warnings]
+    texts = [_one_line(truncate(warning, WARNING_LIMIT)) for warning in warnings]
     for number, text in enumerate(texts, start=1):
         reserve = MORE_WARNINGS_ROOM if number < len(texts) else 0
         if len(text) > room - reserve or number > MOST_REPORTED:
@@ -140,7 +140,7 @@ def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
 
 
 def _count(found: int, shown: int) -> str:
-    """Return how many were not told; what is beyond MOST_REPORTED was not counted."""
+    """Return the number of omitted causes or warnings; those beyond MOST_REPORTED were not counted."""
     if found > MOST_REPORTED:
         return f"{found - shown} or"
     return str(found - shown) if found > shown else ""
@@ -149,7 +149,7 @@ def _count(found: int, shown: int) -> str:
 def _status(denied: Denied) -> dict[str, Any]:
     details: dict[str, Any] = {
         "kind": denied.kind,
-        "name": cut(denied.name or UNNAMED, NAME_TOLD),
+        "name": truncate(denied.name or UNNAMED, NAME_TOLD),
         "causes": _causes(denied.causes),
     }
     if denied.group:
@@ -176,7 +176,7 @@ def _causes(causes: tuple[Cause, ...]) -> list[dict[str, str]]:
 
 
 def _cause(cause: Cause) -> dict[str, str]:
-    """Return a cause for kubectl, which prints `field: message` and not who refuses."""
+    """Return a cause for kubectl, which prints `field: message` without the source of the refusal."""
     text = cause.message if cause.message.startswith(f"{PRODUCT}: ") else f"{PRODUCT}: {cause.message}"
     return {"reason": cause.reason, "message": text, "field": cause.field}
 

@@ -1,6 +1,7 @@
-"""Answers to reviews that corepin cannot read. They are answers: an API server takes a failed call for an admission.
+"""Answers to reviews of objects that corepin cannot decode; HTTP 200, because a failed call admits the object.
 
-`/validate` refuses, so that no annotation takes effect unseen. `/mutate` changes nothing, because `/validate` follows.
+`/validate` refuses, so that no annotation takes effect unchecked. `/mutate` changes nothing, because `/validate`
+follows.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from webhook.review.wire import Request
     from webhook.rules.raw_json import Malformed
 
-UNKNOWN: Final = ("", "")  # the kind of a request that does not say it where the API server does
-WHOLE: Final = "object"  # the field of a cause that names no other
+UNKNOWN: Final = ("", "")  # the kind of a request without one at the usual place
+WHOLE: Final = "object"  # the field of a cause without another field
 REFUSED: Final = {"refused": "1"}
 
 
 def answer(endpoint: str, request: Request, error: Malformed) -> Answer:
-    """Return what is answered to a request of which the rules could not read all that they need."""
+    """Return the answer to a request for which the rules could not decode all they need."""
     kind = (request.kind.group, request.kind.kind)
     if endpoint == "mutate" or not _is_judged(request, kind):
         return Allowed()
@@ -37,7 +38,7 @@ def answer(endpoint: str, request: Request, error: Malformed) -> Answer:
 
 
 def _is_judged(request: Request, kind: tuple[str, str]) -> bool:
-    """Say whether `/validate` looks at such requests; a kind or operation that is not known counts as one of them."""
+    """Return whether `/validate` handles such requests; an unknown kind or operation counts as handled."""
     if request.operation and request.operation not in CHANGING:
         return False
     if kind == POD:

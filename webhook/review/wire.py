@@ -1,7 +1,7 @@
-"""The AdmissionReview envelope as it travels: the fields corepin reads, decoded and checked in one pass.
+"""The AdmissionReview envelope: the fields corepin reads, decoded and checked in one pass.
 
-The objects inside stay raw bytes here; whoever judges a kind decodes what it needs of it and raises `Malformed`
-when it cannot. Unknown fields are ignored, because the API grows.
+The objects inside stay raw bytes; the rules of each kind decode the parts they need and raise `Malformed` if they
+cannot. Unknown fields are ignored, because the API grows.
 """
 # ruff: noqa: N815 - field names of the Kubernetes API
 
@@ -17,12 +17,10 @@ from webhook.rules.raw_json import NULL, UNREADABLE, Malformed, malformed
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
-LONGEST_UID = 1024  # characters, of which the API server's have 36; each answer repeats them
-PEEKED = 1024  # bytes of an object in which its generateName is looked for
+LONGEST_UID = 1024  # characters; the API server's have 36, and each answer repeats them
+PEEKED = 1024  # bytes at the start of an object that are searched for its generateName
 _GENERATE_NAME = re.compile(rb'"generateName"\s*:\s*("(?:[^"\\]|\\.)*")')
-HEAD = (
-    4096  # bytes in which a review says what it is: the API server writes the uid before all that users write
-)
+HEAD = 4096  # bytes that identify a review: the API server writes the uid before all user data
 _AS_REVIEW = (rb'"kind"\s*:\s*"AdmissionReview"', rb'"apiVersion"\s*:\s*"admission\.k8s\.io/v1"')
 _TEXT = rb'"(?:[^"\\]++|\\.)*+"'
 _BEGINNING = re.compile(
@@ -50,7 +48,7 @@ class GroupVersionResource(msgspec.Struct, frozen=True, gc=False):
 
 
 class UserInfo(msgspec.Struct, frozen=True):
-    """Who made the request."""
+    """The user that made the request."""
 
     username: str | None = None
 
@@ -80,7 +78,7 @@ class Review(msgspec.Struct, frozen=True):
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """What the first bytes of a request say of it."""
+    """The first members of a request."""
 
     uid: str
     kind: GroupVersionKind = GroupVersionKind("")
@@ -123,7 +121,7 @@ def decode(body: bytes | bytearray) -> Request:
 
 
 def begin(body: bytes | bytearray) -> Request | None:
-    """Return what a body says of its request before all that users write, None for one that begins as no review."""
+    """Return the members of a request that precede user data; None for a body that does not start like a review."""
     found = _BEGINNING.match(body, 0, HEAD)
     if found is None:
         return None
@@ -141,7 +139,7 @@ def begin(body: bytes | bytearray) -> Request | None:
 
 
 def generate_name(request: Request) -> str | None:
-    """Return the object's generateName, None when there is none to read."""
+    """Return the object's generateName, None if it has none."""
     try:
         metadata = lenient.decode(_named, request.object).metadata
     except UNREADABLE:
@@ -150,9 +148,9 @@ def generate_name(request: Request) -> str | None:
 
 
 def peek_generate_name(request: Request) -> str | None:
-    """Return the generateName near the object's beginning; for the log only, because it is found and not parsed.
+    """Return the generateName near the object's start; for the log only, because it is searched for, not parsed.
 
-    Quotes inside of texts are escaped, so what matches is a member; the API server writes metadata before the rest.
+    Quotes inside texts are escaped, so a match is a member; the API server writes metadata before the rest.
     """
     found = _GENERATE_NAME.search(memoryview(request.object)[:PEEKED])
     try:

@@ -1,1 +1,1 @@
-"""What pods, workloads and virtual machines must be, and what they are given. Pure: no I/O, no clock."""
+"""Admission rules for pods, workloads and virtual machines, and additions to new pods. Pure: no I/O, no clock."""

@@ -1,7 +1,7 @@
-"""The service account that a mutations file gives to pods which name none, and the API token of these pods. Pure.
+"""Service account from a mutations file for pods that name none, and the API token of these pods. Pure.
 
 The ServiceAccount plugin of the API server runs before webhooks and mounts a token volume. The kubelet requests the
-token for the account of the stored pod, so that without this a pod gets a token of the account that the webhook sets.
+token for the account of the stored pod, so a pod would otherwise get a token of the account that the webhook sets.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod, PodSpec, Volume, VolumeProjection
     from webhook.config.mutations import Mutations
 
-DEFAULTS: Final = frozenset({None, "", "default"})  # the plugin writes "default" before any webhook is called
+DEFAULTS: Final = frozenset({None, "", "default"})  # the plugin writes "default" before webhooks are called
 AUTOMOUNT: Final = "automountServiceAccountToken"
 TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a directory
 TOKEN_PREFIX: Final = "kube-api-access-"  # noqa: S105 - of a volume's name
-# Users may choose such a name too, so it proves nothing alone; the plugin generates the rest of it.
+# Users may choose such a name too, so the name proves nothing: the sources of the volume are compared as well.
 _GENERATED: Final = re.compile(rf"{TOKEN_PREFIX}[bcdfghjklmnpqrstvwxz2456789]{{5}}")
 _CA_BUNDLES: Final = frozenset({"kube-root-ca.crt", "openshift-service-ca.crt"})
 CONTAINERS: Final = ("containers", "initContainers")
 
 
 def sets_account(pod: Pod, mutations: Mutations) -> bool:
-    """Report whether the webhook sets the account of a pod: the file names one, and the pod none."""
+    """Return whether the webhook sets the account of a pod: the file names one, and the pod does not."""
     if mutations.service_account in DEFAULTS:
         return False
     spec = pod.get("spec") or {}
@@ -38,7 +38,7 @@ def sets_account(pod: Pod, mutations: Mutations) -> bool:
 
 
 def plan_account(pod: Pod, mutations: Mutations) -> Iterator[Operation]:
-    """Yield the steps that set the account, without a token; the deprecated alias follows where it is set."""
+    """Yield the operations that set the account; the deprecated alias is changed if it is set."""
     if not sets_account(pod, mutations):
         return
     spec = pod.get("spec") or {}
@@ -50,7 +50,7 @@ def plan_account(pod: Pod, mutations: Mutations) -> Iterator[Operation]:
 
 
 def plan_token(pod: Pod, mutations: Mutations) -> tuple[Pod, list[Operation]]:
-    """Return a pod without the token that it loses, and the steps that remove it; the pod itself where it loses none."""
+    """Return the pod without the token volume it must lose and the operations for that; else the pod and none."""
     name = lost_token(pod, mutations)
     spec: Any = pod.get("spec")
     if name is None:
@@ -83,11 +83,7 @@ def warn_token(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
 
 
 def lost_token(pod: Pod, mutations: Mutations) -> str | None:
-    """Return the name of the token volume that a pod loses; None where it has none or keeps it.
-
-    A pod that states `automountServiceAccountToken` keeps its volumes: with `true` it asks for the token, and with
-    `false` the plugin added none.
-    """
+    """Return the name of the token volume that a pod loses; None if it has none or keeps it."""
     if not sets_account(pod, mutations) or mutations.automount:
         return None
     spec = pod.get("spec") or {}
@@ -95,13 +91,13 @@ def lost_token(pod: Pod, mutations: Mutations) -> str | None:
         return None
     volumes = [it for it in spec.get("volumes") or () if (it.get("name") or "").startswith(TOKEN_PREFIX)]
     if len(volumes) != 1 or not _is_generated(volumes[0]):
-        return None  # the plugin adds one, and none beside one of the user's
+        return None  # the plugin adds one volume, and none if the user has one at that path
     name = volumes[0]["name"]
     return name if _is_mounted_for_the_token_alone(spec, name) else None
 
 
 def _is_generated(volume: Volume) -> bool:
-    """Report whether a volume has the name and the sources of those that the plugin adds."""
+    """Return whether a volume has the name and the sources that the plugin gives its volumes."""
     sources = (volume.get("projected") or {}).get("sources") or ()
     tokens = [it for it in sources if it.get("serviceAccountToken")]
     return (
@@ -110,7 +106,7 @@ def _is_generated(volume: Volume) -> bool:
 
 
 def _is_usual(source: VolumeProjection) -> bool:
-    """Report whether a source is the API token, a CA bundle of the cluster or a field of the pod."""
+    """Return whether a source is the API token, a CA bundle of the cluster or a field of the pod."""
     if token := source.get("serviceAccountToken"):
         return token.get("path") == "token" and not token.get("audience")
     if bundle := source.get("configMap"):
@@ -119,7 +115,7 @@ def _is_usual(source: VolumeProjection) -> bool:
 
 
 def _is_mounted_for_the_token_alone(spec: PodSpec, name: str) -> bool:
-    """Report whether containers mount a volume, at most once each, and only at the path of the token.
+    """Return whether containers mount a volume, at most once each, and only at the path of the token.
 
     A mount without its volume makes a pod invalid, and so does a path that is mounted twice.
     """

@@ -1,8 +1,8 @@
-"""What the scheduler is to count for a claim beside its CPUs, as extended resources of the container. Pure.
+"""Extended resources by which the scheduler counts what a claim takes beside its CPUs. Pure.
 
-Nothing is counted that a node of the cluster may not have: whole cores only where all nodes that are known have the
-same number of threads per core. A count of the user's own stays where a node might take as much; more, or less, is
-refused. No update changes what the scheduler counts, so a resize is only told.
+Nothing is counted that a node of the cluster may lack: whole cores only if all known nodes have the same number of
+threads per core. The user's own count is kept if it can be right for a node, else refused. Updates cannot change what
+the scheduler counts, so a resize only gives a warning.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ SHRUNK: Final = "create the pod again to have fewer counted"
 
 
 class Need(NamedTuple):
-    """How much of a resource a claim takes from its node: exactly so much, or a range while the threads are not known."""
+    """How much of a resource a claim takes from its node; a range while the threads per core are not known."""
 
     resource: str
-    policy: str  # that takes it
+    policy: str  # the policy that takes it
     least: int
     most: int
 
     @property
     def amount(self) -> str:
-        """The need as messages show it."""
+        """The amount in messages."""
         return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
 
     @property
     def unit(self) -> str:
-        """What the resource counts."""
+        """The unit of the resource in messages."""
         return "CPUs of one NUMA node" if self.resource == NUMA_CPUS else "cores"
 
 
 def counts_of(claim: Claim, settings: Settings) -> tuple[Counted, ...]:
-    """Return what a container gets for its own claim."""
+    """Return the extended resources to add to a container for its claim."""
     found = []
     if claim.origin is Origin.CMK:
         found.append(Counted(CMK_NUM_CORES, claim.count))
@@ -74,9 +74,9 @@ def counts_of(claim: Claim, settings: Settings) -> tuple[Counted, ...]:
 
 
 def plan_core_limits(pod_claims: PodClaims) -> dict[str, Fragment]:
-    """Return the limits of CMK's resources that only have a request, by container: CMK took these, the API server not.
+    """Return the missing limits of CMK's resources, by container, equal to the requests.
 
-    It asks for limits equal to requests of extended resources, after the mutating webhooks.
+    CMK accepted requests alone. For extended resources the API server requires equal limits, after mutation.
     """
     return {
         member.pointer: {"resources": {"limits": {name: member.requests[name] for name in bare}}}
@@ -86,7 +86,7 @@ def plan_core_limits(pod_claims: PodClaims) -> dict[str, Fragment]:
 
 
 def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
-    """Refuse counts of the user's own that differ from what the claims will take."""
+    """Refuse counts of the user's own that differ from what the claims take."""
     for member, need in _miscounted(pod_claims, settings):
         given = shown(member.requests[need.resource])
         message = f"{given} differs from the {need.amount} {need.unit} that {need.policy} takes; remove it, corepin sets it"
@@ -94,7 +94,7 @@ def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
 
 
 def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
-    """Tell who resizes a container what the scheduler still counts: no resize can change that."""
+    """Warn that a resize does not change what the scheduler counts for the container."""
     was = {claim.container: set(_needs(claim, settings)) for claim in before.claims}
     for member, need in _miscounted(after, settings):
         if need in was.get(member.name, ()):
@@ -110,7 +110,7 @@ def _field(member: Member, need: Need) -> str:
 
 
 def _miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
-    """Yield the containers for which the scheduler counts something else than their claims take."""
+    """Yield the containers for which the scheduler counts another amount than their claims take."""
     for claim in pod_claims.claims:
         for need in _needs(claim, settings):
             member = pod_claims.member_of(claim)
@@ -120,7 +120,7 @@ def _miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Mem
 
 
 def _needs(claim: Claim, settings: Settings) -> Iterator[Need]:
-    """Yield what a claim takes of the resources that it might be counted in, added by corepin or not."""
+    """Yield the resources that can count a claim, whether corepin adds them or not."""
     count = claim.count
     if claim.origin is not Origin.CMK and claim.smt is SMTPolicy.ISOLATE:
         yield Need(ISOLATED_CORES, claim.smt, count, count)
@@ -132,12 +132,12 @@ def _needs(claim: Claim, settings: Settings) -> Iterator[Need]:
 
 
 def _is_of_one_node(claim: Claim) -> bool:
-    """Say whether its CPUs are counted by NUMA node: agents count those of the common pool."""
+    """Return whether its CPUs are counted per NUMA node, as agents do for the common pool."""
     return claim.numa is NUMAPolicy.SINGLE and claim.resource != EXCLUSIVE_NON_ISOLCPUS_CORES
 
 
 def _cpus(claim: Claim, threads: int) -> int:
-    """Return the CPUs that a claim takes from its node, idle siblings too."""
+    """Return the CPUs that a claim takes from its node, including idle siblings."""
     if claim.origin is Origin.CMK or claim.smt is SMTPolicy.ISOLATE:
         return claim.count * threads
     if claim.smt is SMTPolicy.REQUIRE:

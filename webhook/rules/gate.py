@@ -1,6 +1,6 @@
-"""The gate: an init container in which a pod waits until the CPUs that must fit are assigned to it. Pure.
+"""The gate: an init container that holds a pod back until the CPUs that must fit are assigned. Pure.
 
-Everywhere it is known by its name, so nothing else of that name is admitted: it would be taken for the gate.
+The gate is recognized by its name only, so other containers with that name are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 VOLUMES: Final = "/spec/volumes"
 INIT_CONTAINERS: Final = "/spec/initContainers"
-USER: Final = 65532  # of the image; stated, because the pod may state another one for all of its containers
+USER: Final = 65532  # of the image; explicit, because the pod may set another one for all its containers
 SECURITY: Final = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -46,7 +46,10 @@ STATUS: Final = {"path": GATE_FILE, "fieldRef": {"fieldPath": f"metadata.annotat
 def plan_gate(
     pod: Pod, pod_claims: PodClaims, settings: Settings, before: Sequence[Operation] = ()
 ) -> list[Operation]:
-    """Return the steps that let a pod wait. They follow those of `before`: the last one moves all init containers."""
+    """Return the operations that add the gate.
+
+    They must follow those of `before`, because the last one moves all init containers.
+    """
     if not settings.gate or not any(claim.must_fit for claim in pod_claims.claims) or _has_one(pod):
         return []
     spec = pod.get("spec") or {}
@@ -62,12 +65,12 @@ def plan_gate(
 
 
 def is_gate_volume(volume: Volume) -> bool:
-    """Say whether a volume has a name that the gate's could have."""
+    """Return whether a volume has one of the gate's possible names."""
     return (volume.get("name") or "").startswith(GATE_CONTAINER)
 
 
 def taken_names(pod: Pod) -> Iterator[Cause]:
-    """Refuse a container that has the gate's name, and is none that the webhook would have added to this pod."""
+    """Refuse a container with the gate's name that differs from the one the webhook adds to this pod."""
     for member in members(pod):
         if member.name == GATE_CONTAINER and not (member.is_gate and _is_told(member, pod)):
             message = f"{GATE_CONTAINER} is the name of an init container of corepin's own: choose another"
@@ -79,7 +82,10 @@ def _has_one(pod: Pod) -> bool:
 
 
 def _is_told(member: Member, pod: Pod) -> bool:
-    """Say whether a container knows the pod's restart policy, as the gate does: others may change all else of it."""
+    """Return whether a container has the pod's restart policy in its environment, as the gate does.
+
+    Other webhooks may change everything else of the gate.
+    """
     wanted = {"name": GATE_RESTART_POLICY, "value": _restart_policy(pod)}
     return any(wanted.items() <= variable.items() for variable in member.container.get("env") or ())
 
@@ -89,7 +95,7 @@ def _restart_policy(pod: Pod) -> str:
 
 
 def _volumes_after(spec: PodSpec, before: Sequence[Operation]) -> list[Volume] | None:
-    """Return the volumes that a pod has after some steps, None where there is no list of them."""
+    """Return the volumes that a pod has after these operations; None if it has no list of them."""
     present = spec.get("volumes")
     volumes = None if present is None else [*present]
     for step in before:
@@ -101,7 +107,7 @@ def _volumes_after(spec: PodSpec, before: Sequence[Operation]) -> list[Volume] |
 
 
 def _unused_name(volumes: Sequence[Volume]) -> str:
-    """Return a name for the gate's volume; what a user has under its usual name stays the user's."""
+    """Return a name for the gate's volume that no volume of the user has."""
     taken = {volume.get("name") for volume in volumes}
     if GATE_CONTAINER not in taken:
         return GATE_CONTAINER
@@ -129,6 +135,9 @@ def _gate(pod: Pod, settings: Settings, volume: str) -> dict[str, Any]:
 
 
 def _states_compute(pod: Pod) -> bool:
-    """Say whether the gate states CPU and memory: then it changes no pod's QoS class, and no limit of the pod itself."""
+    """Return whether the gate states CPU and memory.
+
+    If it does, it changes neither the pod's QoS class nor its own limit at pod level.
+    """
     is_pod_level = has_any((pod.get("spec") or {}).get("resources") or {})
     return not is_pod_level and qos_class(pod) is not QoSClass.BEST_EFFORT

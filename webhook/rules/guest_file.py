@@ -1,7 +1,7 @@
-"""A file in the guest of a Kata pod that says on which CPUs, and vCPUs, its containers run. Pure.
+"""A file in the guest of a Kata pod with the CPUs and vCPUs of its containers. Pure.
 
-On the host a container finds its CPUs in its own cgroup; the guest knows only vCPUs. So what the agent writes on the pod,
-and nobody else may write, is mounted into each container that asks for CPUs, and a variable says which container it is.
+On the host a container finds its CPUs in its own cgroup; a guest only sees vCPUs. Therefore the status annotation,
+which only the agent may write, is mounted into each container that claims CPUs, and a variable names the container.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from pinning.pods.types import DownwardAPI, Pod, Volume
     from webhook.config.mutations import Fragment
 
-POD: Final = ""  # its JSON pointer
+POD: Final = ""  # the pod's JSON pointer
 _FIELD: Final = f"metadata.annotations['{STATUS_CPUS}']"
 _STATUS: Final[DownwardAPI] = {"items": [{"path": CPUS_FILE, "fieldRef": {"fieldPath": _FIELD}}]}
 
 
 def plan_guest_file(pod: Pod, members: Iterable[Member], taken: Names[str]) -> dict[str, Fragment]:
-    """Return, by JSON pointers, what is added for these containers; nothing for pods without a virtual machine.
+    """Return the additions for these containers by JSON pointer; empty for pods without a virtual machine.
 
-    `taken` are the names of volumes that others add.
+    `taken` has the names of volumes that are added elsewhere.
     """
     spec = pod.get("spec") or {}
     if not is_vm_handler(spec.get("runtimeClassName") or ""):
@@ -53,12 +53,12 @@ def plan_guest_file(pod: Pod, members: Iterable[Member], taken: Names[str]) -> d
 
 
 def is_guest_volume(volume: Volume) -> bool:
-    """Say whether a volume has a name that the one of the file could have."""
+    """Return whether a volume has one of the possible names of the file's volume."""
     return (volume.get("name") or "").startswith(CPUS_VOLUME)
 
 
 def _has_something_there(member: Member) -> bool:
-    """Say whether something is mounted in the file's folder: the file, or what is the user's and stays so."""
+    """Return whether a volume is mounted at the file's folder: the file's own, or the user's, which is kept."""
     return any(
         (mount.get("mountPath") or "").rstrip("/") == CPUS_FOLDER
         for mount in member.container.get("volumeMounts") or ()
@@ -66,14 +66,14 @@ def _has_something_there(member: Member) -> bool:
 
 
 def _is_ours(volume: Volume) -> bool:
-    """Say whether a volume holds the file and nothing else; the API server adds what it has defaults for."""
+    """Return whether a volume contains this file only; members the API server fills with defaults are ignored."""
     items = (volume.get("downwardAPI") or {}).get("items") or ()
     shown = [(item.get("path"), (item.get("fieldRef") or {}).get("fieldPath")) for item in items]
     return is_guest_volume(volume) and shown == [(CPUS_FILE, _FIELD)]
 
 
 def _unused_name(volumes: Sequence[Volume], taken: Names[str]) -> str:
-    """Return a name for the volume; what a user has under its usual name stays the user's."""
+    """Return a name for the volume that no volume of the user has."""
     named = {volume.get("name") for volume in volumes}
     names = (CPUS_VOLUME if number == 1 else f"{CPUS_VOLUME}-{number}" for number in count(1))
     return next(name for name in names if name not in named and name not in taken)

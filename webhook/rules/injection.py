@@ -1,4 +1,4 @@
-"""What a mutations file adds to pods, prepared as the steps of a patch. Pure."""
+"""Additions of a mutations file, prepared as JSON Patch operations. Pure."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from pinning.pods.resources import Member
     from webhook.config.mutations import Fragment
 
-PREPARED_KEPT: Final = 256  # containers, told apart by place and count; one takes some 2 kB
+PREPARED_KEPT: Final = 256  # containers, keyed by place and count; each takes about 2 kB
 
 
 class Counted(NamedTuple):
-    """A number of cores or CPUs that a container gets for its own claim."""
+    """An extended resource and the amount that a container gets for its claim."""
 
     name: str
     number: int
 
     @property
     def fragment(self) -> Fragment:
-        """What says so in the container."""
+        """The container's requests and limits for it."""
         number = str(self.number)
         if self.name == CMK_NUM_CORES:
             return {"env": [{"name": self.name, "value": number}]}
@@ -37,7 +37,7 @@ class Counted(NamedTuple):
 
 
 class Injection:
-    """The additions of one mutations file, prepared once: they are the same for many pods."""
+    """The additions of one mutations file, prepared once because they are the same for many pods."""
 
     def __init__(self, mutations: Mutations) -> None:
         self.mutations = mutations
@@ -47,9 +47,9 @@ class Injection:
         self.mounted = {name: _mounted(name, path) for name, path in mutations.host_paths.items()}
 
     def pod_wanted_beside(self, more: Fragment, needless: frozenset[str]) -> tuple[Wanted, ...]:
-        """Return what is added to a pod that gets `more` too, and not the `needless` volumes.
+        """Return the additions to a pod together with `more`, without the `needless` volumes.
 
-        It is prepared once for all pods that get the same.
+        The result is cached and reused for pods with the same arguments.
         """
         return self._pod_wanted_beside(msgspec.json.encode(more), needless)
 
@@ -57,7 +57,7 @@ class Injection:
         return wanted("", joined(self.mutations.per_pod_without(needless), msgspec.json.decode(more)))
 
     def needless(self, members: Iterable[Member]) -> frozenset[str]:
-        """Return the host directories that no container gets: each has something in their places already."""
+        """Return the host directories that no container needs, because each has another mount at their paths."""
         taken = [_mount_paths(member) for member in members] if self.mutations.mount_paths else []
         return frozenset(
             name
@@ -66,12 +66,12 @@ class Injection:
         )
 
     def container_fragment(self, counted: tuple[Counted, ...]) -> Fragment:
-        """Return what is added to a container, at whatever place, for which so much is counted, or nothing."""
+        """Return the additions to any container with this count."""
         added = self.mutations.per_container
         return joined(added, *(number.fragment for number in counted)) if counted else added
 
     def _container_wanted(self, pointer: str, counted: tuple[Counted, ...]) -> tuple[Wanted, ...]:
-        """Return what is added to the container at a JSON pointer."""
+        """Return the additions to the container at a JSON pointer."""
         return wanted(pointer, self.container_fragment(counted))
 
 
@@ -80,12 +80,12 @@ def _mount_paths(member: Member) -> frozenset[str | None]:
 
 
 def _mounted(volume: str, path: str) -> Cause:
-    """Return what a pod's owner is told of a volume that is added."""
+    """Return the warning about a volume that is added to a pod."""
     return Cause("spec.volumes", f"host directory {path} is mounted read-only into the pod (volume {volume})")
 
 
 def joined(*fragments: Fragment) -> Fragment:
-    """Return one fragment that wants all that the given ones want; lists follow each other."""
+    """Return one fragment with the members of all given ones; lists are concatenated."""
     whole: Fragment = {}
     for fragment in fragments:
         for key, value in fragment.items():
@@ -100,7 +100,7 @@ def joined(*fragments: Fragment) -> Fragment:
 
 
 def merged(*added: Mapping[str, Fragment]) -> dict[str, Fragment]:
-    """Return what is added by JSON pointer, of several such additions; nothing where all add nothing."""
+    """Return the additions of all given maps by JSON pointer; empty if all are empty."""
     whole: dict[str, Fragment] = {}
     for fragments in added:
         for pointer, fragment in fragments.items():

@@ -1,7 +1,8 @@
-"""Size of a JSON text in memory, counted in its bytes before it is decoded. Pure.
+"""Memory size of a JSON text, estimated from its bytes before it is decoded. Pure.
 
-Brackets and commas inside of strings are no values. All passes are methods of `bytes`, because a turn of a loop for
-each string would take a second for the largest body. The text must be valid JSON: msgspec has skipped over it.
+Brackets and commas inside strings do not count. All passes are methods of `bytes`, because a Python loop over the
+strings would take a second for the largest body. The text must be valid JSON, which msgspec has checked by skipping
+it.
 """
 
 from __future__ import annotations
@@ -12,42 +13,42 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import msgspec
 
-CHUNK: Final = 2**18  # bytes that are copied at once
+CHUNK: Final = 2**18  # bytes copied at a time
 _STRUCTURE: Final = b'"{[,'
 _OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
 _NEITHER_ESCAPE: Final = bytes(
     set(_OTHER) - set(b"\\/bfnrtu")
-)  # nor structure; an escape keeps its first letter
-_SAVED: Final = 5  # bytes by which `\u003c` is longer than what it stands for
+)  # neither structure nor the first letter of an escape sequence
+_SAVED: Final = 5  # bytes by which `\u003c` is longer than its character
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a JSON text holds, or may hold."""
+    """Number of lists and objects, commas and letters in a JSON text, or an upper bound of them."""
 
     values: int = 0  # lists and objects
     commas: int = 0  # between members
-    letters: int = 0  # bytes, with each escape counted as what it stands for
+    letters: int = 0  # bytes, with each escape sequence counted as its character
 
     def __add__(self, other: Size) -> Size:
         return Size(self.values + other.values, self.commas + other.commas, self.letters + other.letters)
 
     def fits(self, most: Size) -> bool:
-        """Say whether no figure is above that of `most`."""
+        """Return whether no figure exceeds that of `most`."""
         return self.values <= most.values and self.commas <= most.commas and self.letters <= most.letters
 
 
 def at_most(text: bytes | msgspec.Raw) -> Size:
-    """Return an upper bound of the size: what stands in strings counts too."""
+    """Return an upper bound of the size, which counts the contents of strings too."""
     whole = bytes(text)
     return Size(whole.count(b"{") + whole.count(b"["), whole.count(b","), len(whole))
 
 
 def size(text: bytes | msgspec.Raw, most: Size, chunk_length: int = CHUNK) -> Size:
-    """Return the size without what stands in strings; counting ends where it is more than `most`."""
+    """Return the size without the contents of strings; stop counting once it exceeds `most`."""
     view = memoryview(text)
     found = Size()
-    opened = backslash = b""  # where the last chunk ended: inside of a string, inside of an escape
+    opened = backslash = b""  # state after the last chunk: inside a string, inside an escape sequence
     for start in range(0, len(view), chunk_length):
         chunk = backslash + view[start : start + chunk_length]
         whole = chunk.rstrip(b"\\")
@@ -59,7 +60,7 @@ def size(text: bytes | msgspec.Raw, most: Size, chunk_length: int = CHUNK) -> Si
         marks = opened + plain.replace(b'\\"', b"").translate(None, _OTHER)
         pieces = marks.replace(b'""', b"").split(
             b'"'
-        )  # two quotes side by side change nothing of what is inside
+        )  # adjacent quotes do not change whether the rest is inside a string
         opened = b"" if len(pieces) % 2 else b'"'
         outside = b"".join(pieces[::2])
         commas = outside.count(b",")

@@ -1,8 +1,8 @@
-"""Decode JSON that the API server passes on from users as they wrote it, strange as it may be where nothing reads it.
+"""Decoding of JSON that the API server passes on unchecked in parts that no rule reads.
 
-The API server copies `managedFields` without decoding them. There it takes bytes that are not UTF-8, brackets nested
-10,000 deep, and halves of surrogate pairs. msgspec skips over the first; the others end its decoding, although it has
-nothing to do there.
+The API server copies `managedFields` without decoding them, and accepts bytes that are not UTF-8, brackets nested
+10,000 deep, and unpaired surrogates there. msgspec skips the first, but fails on the other two even in parts it
+skips.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 Decoded = TypeVar("Decoded")
 
-DEEPEST: Final = 11_000  # brackets; Go's decoder takes 10,000. Skipping them takes 40 bytes of the stack each
+DEEPEST: Final = 11_000  # brackets; Go's decoder accepts 10,000. Skipping uses 40 bytes of stack for each
 _PAIR: Final = b"\\\\"  # an escaped backslash,
-_STAND_IN: Final = b"\x00\x00"  # and what no JSON text has
+_STAND_IN: Final = b"\x00\x00"  # replaced by what no JSON text has
 _LONE_SURROGATE: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -31,7 +31,7 @@ _LONE_SURROGATE: Final = re.compile(
 
 
 def decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | bytearray | msgspec.Raw) -> Decoded:
-    """Return what a decoder that skips and does not build deep values reads; raise what it raises."""
+    """Return what a decoder reads that skips deep values instead of building them; raise what it raises."""
     try:
         return decoder.decode(document)
     except UNREADABLE:
@@ -40,11 +40,11 @@ def decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | bytearray |
 
 
 def with_whole_characters(document: bytes | bytearray | msgspec.Raw) -> bytes | bytearray | msgspec.Raw:
-    """Return a JSON text with U+FFFD for halves of surrogate pairs, as Go reads them."""
+    """Return a JSON text with unpaired surrogates replaced by U+FFFD, as Go decodes them."""
     text = bytes(document)
     if b"\\ud" not in text and b"\\uD" not in text:
         return document
-    if _STAND_IN[:1] in text:  # no JSON, and the stand-in would not be one
+    if _STAND_IN[:1] in text:  # not JSON, and the stand-in would be ambiguous
         return document
     text = _LONE_SURROGATE.sub(rb"\\ufffd", text.replace(_PAIR, _STAND_IN))
     return text.replace(_STAND_IN, _PAIR)
@@ -52,7 +52,7 @@ def with_whole_characters(document: bytes | bytearray | msgspec.Raw) -> bytes | 
 
 @contextmanager
 def _deep() -> Iterator[None]:
-    """Let a decoder nest deeper than Python code may; the stack of a thread has room for it."""
+    """Raise the recursion limit for a decoder; the thread's stack is large enough for that."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + DEEPEST)
     try:

@@ -1,6 +1,6 @@
-"""Find what differs between two states of a virtual machine's spec, without reading what is equal byte by byte.
+"""Differences between two states of a virtual machine's spec, comparing equal parts as bytes without decoding them.
 
-A spec may have megabytes (cloud-init, disks), and an update of a running machine hardly changes a word of it.
+A spec may have megabytes (cloud-init, disks), and an update of a running machine changes little of it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from pinning.brief import NAME, cut
+from pinning.truncate import NAME, truncate
 from webhook.rules import lenient
 from webhook.rules.raw_json import NULL, OBJECT, OLD_OBJECT, UNREADABLE, is_object, malformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_DEPTH: Final = 8  # deeper parts of a spec are compared as a whole
+MAX_DEPTH: Final = 8  # deeper parts of a spec are compared as one value
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _whole: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
@@ -24,7 +24,7 @@ _whole: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 def changes(
     old: msgspec.Raw, new: msgspec.Raw, path: str = "spec", depth: int = MAX_DEPTH
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield path, old and new value of the parts that are not equal as bytes; raise Malformed for an unreadable one."""
+    """Yield path, old and new value of the parts that differ as bytes; raise Malformed if one cannot be decoded."""
     if not (depth and is_object(old) and is_object(new)):
         yield path, _read(old, f"{OLD_OBJECT}.{path}"), _read(new, f"{OBJECT}.{path}")
         return
@@ -32,7 +32,7 @@ def changes(
     for key in sorted(before.keys() | after.keys()):
         left, right = before.get(key, NULL), after.get(key, NULL)
         if left != right:
-            yield from changes(left, right, f"{path}.{cut(key, NAME)}", depth - 1)
+            yield from changes(left, right, f"{path}.{truncate(key, NAME)}", depth - 1)
 
 
 def _members_of(value: msgspec.Raw, path: str) -> dict[str, msgspec.Raw]:

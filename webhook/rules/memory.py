@@ -1,4 +1,4 @@
-"""What the owner of a pod should know that binds memory to the NUMA node of its CPUs. Pure."""
+"""Warnings about pods that bind memory to the NUMA node of their CPUs. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def too_much_memory(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
-    """Warn of a memory limit that no NUMA node of any configured kind of node has: the kernel kills at its end."""
+    """Warn about a memory limit above any NUMA node of every configured node shape: the kernel OOM-kills there."""
     bound = [claim for claim in pod_claims.claims if claim.memory_limit]
     sizes = [(parse_quantity(shape.numa_memory), shape) for shape in shapes if shape.numa_memory is not None]
-    if not bound or not sizes or len(sizes) < len(shapes):  # of a kind that is not known nothing can be said
+    if not bound or not sizes or len(sizes) < len(shapes):  # shapes without sizes prove nothing
         return
     size, largest = max(sizes, key=lambda sized: (sized[0], sized[1].name))
     for claim in bound:
@@ -35,7 +35,7 @@ def too_much_memory(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Ite
 
 
 def edited_memory(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
-    """Tell who edits where memory lies that containers keep what they have until they start again."""
+    """Warn that running containers keep their memory nodes until they start again."""
     was = {claim.container: claim.numa_memory for claim in before.claims}
     now = {claim.container: claim.numa_memory for claim in after.claims}
     if any(container in was and was[container] != memory for container, memory in now.items()):

@@ -1,7 +1,7 @@
-"""Plan what a new pod gets: the CMK contract, counts for the scheduler, limits of sidecars, marks, a guest's file, the gate. Pure.
+"""Mutation plan for a new pod: CMK contract, scheduler counts, sidecar limits, NRI annotations, guest file, gate. Pure.
 
-A plan is a list of steps and the warnings that go with it. It is minimal and idempotent: planning the patched pod
-again gives nothing. Only the API token of an account that the webhook sets is removed; everything else is added.
+A plan is a list of JSON Patch operations with warnings. It is minimal and idempotent: planning for the patched pod
+gives no operation. Only the API token of an account that the webhook sets is removed; everything else is added.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from pinning.brief import few
 from pinning.contract import CMK_MUTATE, CMK_MUTATE_TRUE
 from pinning.errors import Cause
 from pinning.pods.claims import PodClaims, read_pod
+from pinning.truncate import few
 from webhook.rules.account import plan_account, plan_token, warn_token
 from webhook.rules.counts import counts_of, plan_core_limits
 from webhook.rules.gate import plan_gate
 from webhook.rules.guest_file import plan_guest_file
 from webhook.rules.injection import NOTHING, joined, merged
-from webhook.rules.marks import plan_marks
+from webhook.rules.nri_annotations import plan_nri_annotations
 from webhook.rules.patch import Operation, clashes, missing, wanted
 from webhook.rules.sidecars import plan_limits
 
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from webhook.config.settings import Settings
     from webhook.rules.injection import Injection
 
-POD = ""  # its JSON pointer
+POD = ""  # the pod's JSON pointer
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The changes of one pod, and the warnings for its owner."""
+    """The JSON Patch of one pod, and the warnings for its owner."""
 
     operations: tuple[Operation, ...]
     warnings: tuple[Cause, ...] = ()
 
 
 def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
-    """Return everything that corepin changes of a pod when it is created."""
+    """Return every change that corepin makes to a pod at its creation."""
     given, (pod, removals) = pod, plan_token(pod, injection.mutations)
     pod_claims = read_pod(pod)
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
     guest_file = plan_guest_file(pod, _reads_cpus(pod, pod_claims), injection.mutations.volumes)
     core_limits = plan_core_limits(pod_claims)
-    more = merged({POD: plan_marks(pod_claims, settings)}, core_limits, limits, guest_file)
+    more = merged({POD: plan_nri_annotations(pod_claims, settings)}, core_limits, limits, guest_file)
     operations = plan_injection(pod, pod_claims, settings, injection, more)
     operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):
@@ -61,12 +61,12 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
         _misfits(pod, pod_claims, injection.mutations),
         limit_warnings,
     )
-    # Removals precede additions: they name entries by their place in the pod as it was sent.
+    # Removals precede additions, because their indexes are those of the pod as it was sent.
     return Plan((*removals, *operations), few(warnings))
 
 
 def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
-    """Say whether a pod asks for the CMK contract: by a resource of any container, or by CMK's annotation."""
+    """Return whether a pod asks for the CMK contract: by a resource of any container, or by CMK's annotation."""
     for member in pod_claims.members:
         if member.cores:
             return True
@@ -75,7 +75,7 @@ def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
 
 
 def _reads_cpus(pod: Pod, pod_claims: PodClaims) -> tuple[Member, ...]:
-    """Return the containers that may ask on which CPUs they run: those with claims; beside `cmk` all of the pod."""
+    """Return the containers that may look up their CPUs: those with claims; with the `cmk` command all containers."""
     if wants_injection(pod, pod_claims):
         return tuple(pod_claims.members)
     return tuple(pod_claims.member_of(claim) for claim in pod_claims.claims)
@@ -88,7 +88,7 @@ def plan_injection(
     injection: Injection,
     more: Mapping[str, Fragment] | None = None,
 ) -> list[Operation]:
-    """Return the additions that the claims of a pod need, joined with `more` (by the JSON pointer of what gets it)."""
+    """Return the additions for the claims of a pod, joined with `more` (fragments by JSON pointer)."""
     source = injection if wants_injection(pod, pod_claims) else NOTHING
     pod_wanted, needless = source.pod_wanted, source.needless(pod_claims.members)
     pod_more = (more or {}).get(POD) or {}
@@ -120,9 +120,9 @@ def _host_path_warnings(pod: Pod, pod_claims: PodClaims, injection: Injection) -
 
 
 def _misfits(pod: Pod, pod_claims: PodClaims, mutations: Mutations) -> Iterator[Cause]:
-    """Tell what the mutations file could not add, because the pod has a value of another shape there."""
+    """Warn about additions of the mutations file that are skipped because the pod has a value of another type there."""
     if mutations.is_typed:
-        return  # decoding has held the pod to the same shapes as the file
+        return  # the decoder has checked the pod against the same types as the file
     fields = [*clashes("", pod, mutations.per_pod)]
     for member in pod_claims.members:
         fields += clashes(member.path, member.container, mutations.per_container)

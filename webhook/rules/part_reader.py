@@ -1,7 +1,7 @@
-"""Decode the part of an object that rules read, however large, deep or damaged the rest of it is.
+"""Decoder for the part of an object that rules read, robust against the size, depth and defects of the rest.
 
-A usual object is decoded at once: msgspec skips what the part has not. Of a large one the part is cut out first, still
-as bytes, and counted: what the user wrote elsewhere, `managedFields` and `status` above all, costs a skip and no more.
+A usual object is decoded at once, as msgspec skips all other members. Of a large one the part is first cut out as
+bytes and measured, so that everything else, mostly `managedFields` and `status`, only costs the skip.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 
-LARGE: Final = 2**18  # bytes; a smaller object is not counted
+LARGE: Final = 2**18  # bytes; smaller objects are not measured
 MOST: Final = Size(
-    values=50_000,  # each takes up to 500 bytes when it is read, `{}` three on the wire
-    commas=125_000,  # a short text takes 60 bytes, with its place among others 150, and four on the wire
-    letters=4 * 2**20,  # the API server takes 3 MiB; one emoji makes four bytes of each letter beside it
+    values=50_000,  # each takes up to 500 bytes in memory; `{}` with its comma takes three on the wire
+    commas=125_000,  # a short text takes 60 bytes in memory, its slot in a list 150, and four on the wire
+    letters=4 * 2**20,  # the API server accepts 3 MiB; one emoji quadruples the bytes of its whole string
 )
 CROWDED: Final = (
     f"has more than {MOST.values} lists and objects, {MOST.commas} commas or {MOST.letters >> 20} MiB "
@@ -50,18 +50,18 @@ class _Crowded(Exception):
 
 
 def require_fit(text: bytes | msgspec.Raw, path: str) -> None:
-    """Raise Malformed for a text of which too much would be held in memory."""
+    """Raise Malformed for a text that would take too much memory when decoded."""
     if not (surely_fits(text) or size(text, MOST).fits(MOST)):
         raise Malformed(path, CROWDED)
 
 
 def surely_fits(text: bytes | msgspec.Raw) -> bool:
-    """Say whether no more would be held in memory even if no bracket, comma or escape stood in a string."""
+    """Return whether a text fits even if none of its brackets, commas and escapes is inside a string."""
     return len(memoryview(text)) <= MOST.letters and at_most(text).fits(MOST)
 
 
 class PartReader(Generic[Part]):
-    """Reads objects as one type of the domain, of which it knows the leaves."""
+    """Decodes objects as one type of the domain, after cutting out its members in large ones."""
 
     def __init__(self, part: type[Part]) -> None:
         self._decoder: msgspec.json.Decoder[Part] = msgspec.json.Decoder(part)
@@ -69,13 +69,13 @@ class PartReader(Generic[Part]):
         self._counted = 0
 
     def read(self, document: msgspec.Raw, path: str = OBJECT) -> Part:
-        """Return what is read of an object; raise Malformed, with the path told from `path`."""
+        """Return the part of an object; raise Malformed, with the path relative to `path`."""
         try:
             if len(memoryview(document)) <= LARGE or surely_fits(document):
                 try:
                     return self._decoder.decode(document)
                 except RecursionError:
-                    pass  # where nothing is read, perhaps
+                    pass  # the defect may be in a part that is not read
             part = self.cut(document, path)
             require_fit(part, path)
             return self._decoder.decode(part)
@@ -83,7 +83,7 @@ class PartReader(Generic[Part]):
             raise malformed(error).under(path) from error
 
     def cut(self, document: msgspec.Raw, path: str = OBJECT) -> bytes:
-        """Return the part as JSON; raise Malformed where it has another shape or too many objects."""
+        """Return the part as JSON; raise Malformed if it has the wrong shape or too many objects."""
         self._counted = 0
         try:
             return msgspec.json.encode(lenient.decode(self._cutter, document))
@@ -94,12 +94,12 @@ class PartReader(Generic[Part]):
 
     def _count(self) -> None:
         self._counted += 1
-        if self._counted > 2 * MOST.values:  # a strict pass may have ended half-way, before a lenient one
+        if self._counted > 2 * MOST.values:  # a strict pass may have stopped half-way before a lenient one
             raise _Crowded
 
 
 def _leaves(hint: Any, count: Callable[[object], None]) -> Any:
-    """Return a type with the objects and lists of `hint`, and raw leaves; each object is counted as it is decoded."""
+    """Return a type like `hint` with raw leaves, which counts each object while it is decoded."""
     if is_typeddict(hint):
         return _object(hint, count)
     if isinstance(hint, UnionType):
@@ -113,7 +113,7 @@ def _leaves(hint: Any, count: Callable[[object], None]) -> Any:
 
 def _object(hint: Any, count: Callable[[object], None]) -> Any:
     members = [
-        (f"member{at}", name, _leaves(member, count))  # the name of a label is none of Python
+        (f"member{at}", name, _leaves(member, count))  # keys of labels are no identifiers
         for at, (name, member) in enumerate(get_type_hints(hint).items())
     ]
     return msgspec.defstruct(

@@ -1,4 +1,4 @@
-"""Build JSON Patch operations (RFC 6902): add what is missing, touch nothing that is there, remove a list's entry."""
+"""JSON Patch operations (RFC 6902): add missing members, replace nothing, remove entries of a list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-KEYS: Final = {  # which member identifies the entries of a list
+KEYS: Final = {  # the member that identifies the entries of a list
     "volumes": "name",
     "env": "name",
     "volumeMounts": "mountPath",
@@ -19,7 +19,7 @@ KEYS: Final = {  # which member identifies the entries of a list
 
 
 class Operation(TypedDict):
-    """One step of a patch: `add`, or `remove` without a value."""
+    """One JSON Patch operation: `add`, or `remove` without a value."""
 
     op: str
     path: str
@@ -27,40 +27,40 @@ class Operation(TypedDict):
 
 
 def add(path: str, value: Any) -> Operation:
-    """Return the step that adds `value` at a JSON pointer."""
+    """Return the operation that adds `value` at a JSON pointer."""
     return {"op": "add", "path": path, "value": value}
 
 
 def remove(path: str) -> Operation:
-    """Return the step that removes the value at a JSON pointer."""
+    """Return the operation that removes the value at a JSON pointer."""
     return {"op": "remove", "path": path}
 
 
 def escaped(key: str) -> str:
-    """Return a member name as a JSON pointer spells it."""
+    """Return a member name escaped for a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A member that an object shall have, with the steps that add it there: prepared once, used for every object."""
+    """A member to add to objects, with its operations prepared once for all objects."""
 
     key: str
-    whole: Operation  # where nothing stands
+    whole: Operation  # if the object has no such member
 
     def lacking(self, _present: Any) -> list[Operation]:
-        """Return the steps that are needed where something stands already: a scalar is never replaced."""
+        """Return the operations needed beside an existing value: none, because a scalar is never replaced."""
         return []
 
 
 @dataclass(frozen=True, slots=True)
 class WantedMembers(Wanted):
-    """An object, which is merged member by member."""
+    """An object to merge, member by member."""
 
     members: tuple[Wanted, ...]
 
     def lacking(self, present: Any) -> list[Operation]:
-        """Return the steps for the members that are not there."""
+        """Return the operations for the missing members."""
         return missing(present, self.members) if isinstance(present, dict) else []
 
 
@@ -72,7 +72,7 @@ class WantedEntries(Wanted):
     named: tuple[tuple[Any, Operation], ...]
 
     def lacking(self, present: Any) -> list[Operation]:
-        """Return the steps for the entries whose name is not there."""
+        """Return the operations for the entries that are missing by their identifying member."""
         if not isinstance(present, list):
             return []
         by = self.by
@@ -87,14 +87,14 @@ class WantedWholeEntries(Wanted):
     entries: tuple[tuple[Any, Operation], ...]
 
     def lacking(self, present: Any) -> list[Operation]:
-        """Return the steps for the entries that are not there."""
+        """Return the operations for the missing entries."""
         if not isinstance(present, list):
             return []
         return [step for entry, step in self.entries if not _is_listed(entry, present)]
 
 
 def wanted(path: str, want: Mapping[str, Any]) -> tuple[Wanted, ...]:
-    """Prepare the steps that add the members of `want` to the object at a JSON pointer."""
+    """Prepare the operations that add the members of `want` to the object at a JSON pointer."""
     return tuple(_wanted(key, f"{path}/{escaped(key)}", value) for key, value in want.items())
 
 
@@ -113,9 +113,9 @@ def _wanted(key: str, path: str, value: Any) -> Wanted:
 
 
 def missing(have: Mapping[str, Any], members: Iterable[Wanted]) -> list[Operation]:
-    """Return the steps after which an object has all members that are wanted; none for what was merged already.
+    """Return the operations that give an object all wanted members; none for members already there.
 
-    What is there stays: objects merge member by member, lists get the entries they lack, scalars are never replaced.
+    Existing values are kept: objects merge member by member, lists get the missing entries, scalars are not replaced.
     Parents that are absent or null are created.
     """
     steps: list[Operation] = []
@@ -129,7 +129,7 @@ def missing(have: Mapping[str, Any], members: Iterable[Wanted]) -> list[Operatio
 
 
 def clashes(path: str, have: Any, want: Any) -> Iterator[str]:
-    """Yield the field paths where a mapping or list is wanted and something else stands, so that nothing is added."""
+    """Yield the field paths where a wanted mapping or list meets a value of another type, so that nothing is added."""
     if isinstance(want, dict) and isinstance(have, dict):
         for key, value in want.items():
             yield from clashes(f"{path}.{key}" if path else key, have.get(key), value)
@@ -151,7 +151,7 @@ def _is_listed(wanted_entry: Any, present: list[Any]) -> bool:
 
 
 def _significant(entry: Any) -> Any:
-    """Drop members that say nothing: absent, null and empty are the same to the API."""
+    """Return the entry without absent, null and empty members, which mean the same to the API server."""
     if not isinstance(entry, dict):
         return entry
     return {name: value for name, value in entry.items() if value is not None and value != ""}

@@ -1,7 +1,7 @@
-"""The parts of a pod that rules read, as types: derived from those of the domain, so that a new field is read at once.
+"""Partial types of pods with the members that rules read, derived from the domain's types.
 
-What is left out takes no memory, and cannot decide: the rules see the part alone. Each member that no rule reads is
-named here; whatever else the domain's types declare is in the part.
+Members left out take no memory and cannot influence a rule. They are listed here, so that a new member of the
+domain's types is decoded without a change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pinning.pods.types import (
     VolumeMount,
 )
 
-Narrowed = Mapping[type, Mapping[str, Any]]  # what stands in for the members of a type; None leaves one out
+Narrowed = Mapping[type, Mapping[str, Any]]  # replacements of a type's members; None leaves one out
 Whole = TypeVar("Whole")
 
 _Labels = TypedDict("_Labels", {KUBEVIRT_LABEL: str}, total=False)  # type: ignore[misc] # a name of the contract
@@ -49,7 +49,7 @@ class _Resources(TypedDict, total=False):
 
 
 def part_of(whole: type[Whole], narrowed: Narrowed) -> type[Whole]:
-    """Return the type that has the members of a TypedDict and of those below it, but for what is narrowed."""
+    """Return a copy of a TypedDict and the types below it with some members replaced or left out."""
     members = {}
     for name, hint in get_type_hints(whole).items():
         part = narrowed.get(whole, {}).get(name, hint)
@@ -74,7 +74,7 @@ NEW_WITH_TOKEN: Final[Narrowed] = {
     # A mutations file that adds labels needs the whole pod (`Mutations.is_typed`).
     ObjectMeta: {**_IDENTITY, "deletionTimestamp": None, "labels": _Labels | None},
     VolumeMount: {"readOnly": None},
-    Pod: {"status": None},  # what is reported of a pod does not count at admission
+    Pod: {"status": None},  # the reported status has no meaning at admission
 }
 NEW: Final[Narrowed] = {
     **NEW_WITH_TOKEN,
@@ -86,7 +86,7 @@ STORED: Final[Narrowed] = {
     ObjectMeta: {**_IDENTITY, "labels": _Labels | None},
     Container: {"volumeMounts": None, "resources": _Resources | None},
     PodSpec: {
-        "resources": ResourceRequirements | None,  # of the pod: any name counts
+        "resources": ResourceRequirements | None,  # at pod level: resources of any name count
         "nodeSelector": _Selector | None,
         **dict.fromkeys(
             (
@@ -97,19 +97,17 @@ STORED: Final[Narrowed] = {
     },
     Pod: {"status": None},
 }
-NewPod: Final = part_of(Pod, NEW)  # before anything was injected, or just after
+NewPod: Final = part_of(Pod, NEW)  # before or just after injection
 NewPodWithToken: Final = part_of(
     Pod, NEW_WITH_TOKEN
-)  # where the mutations file names an account: with the mounts of its API token
-StoredPod: Final = part_of(
-    Pod, STORED
-)  # or the template of one: nothing is injected into it any more, or not yet
+)  # for a mutations file that names an account: with the mounts of its API token
+StoredPod: Final = part_of(Pod, STORED)  # stored pods and templates, which are not injected into
 
 _METADATA: Final = (
     *("name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"),
     *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
     *("labels", "annotations", "ownerReferences", "finalizers"),
-)  # all but managedFields: users write them as they like, and no mutations file adds to them
+)  # all but managedFields, which users fill freely and no mutations file adds to
 _WholeMeta = TypedDict("_WholeMeta", dict.fromkeys(_METADATA, Any), total=False)  # type: ignore[misc] # the API's names
 
 
@@ -118,4 +116,4 @@ class _Whole(TypedDict, total=False):
     spec: dict[str, Any] | None
 
 
-WholePod: Final = cast("type[Pod]", _Whole)  # for a mutations file that adds what no rule reads
+WholePod: Final = cast("type[Pod]", _Whole)  # for a mutations file that adds members no rule reads

@@ -1,4 +1,4 @@
-"""The rules that hold a pod, or a workload's template of one, to the contract. Pure."""
+"""Validation rules for pods and for pod templates of workloads. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from pinning.brief import few
 from pinning.contract import (
     CMK_INJECTED,
     CMK_MUTATE,
@@ -24,6 +23,7 @@ from pinning.pods.annotations import annotation_field, policy_keys
 from pinning.pods.claims import OWN_CORES, Origin, is_dedicated_launcher, read_pod
 from pinning.pods.quantity import millicores
 from pinning.pods.resources import Member, Role, guarantee_gaps, members, qos_class, shown, whole_cpus
+from pinning.truncate import few
 from webhook.rules.counts import recounted, wrong_counts
 from webhook.rules.gate import plan_gate, taken_names
 from webhook.rules.memory import edited_memory, too_much_memory
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     from webhook.rules.injection import Injection
 
 
-LARGE_ENVIRONMENT: Final = 256 * 2**10  # bytes of literal variables; 16 such containers fill a message of NRI
+LARGE_ENVIRONMENT: Final = 256 * 2**10  # bytes of literal variables; 16 such containers fill an NRI message
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with an object, and what its owner should know; no causes means it is admitted."""
+    """Causes that refuse an object, and warnings for its owner; no causes: it is admitted."""
 
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
 
     def weight(self) -> int:
-        """Return how many bytes a verdict takes at most; what two causes share counts twice."""
+        """Return an upper bound of its size in bytes; text shared by two causes counts twice."""
         return sum(cause.weight() for cause in (*self.causes, *self.warnings))
 
 
 def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdict:
-    """Judge a pod as it will be stored: everything, and that the mutating webhook did its work."""
+    """Validate a new pod after mutation, and that the mutating webhook has been called."""
     pod_claims = read_pod(pod)
     causes = chain(
         _causes(pod_claims, settings),
@@ -67,14 +67,14 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
 
 
 def review_template(pod: Pod, settings: Settings) -> Verdict:
-    """Judge a pod that nobody has injected anything into yet."""
+    """Validate a pod template, into which nothing has been injected."""
     pod_claims = read_pod(pod)
     causes = chain(_causes(pod_claims, settings), taken_names(pod), wrong_counts(pod_claims, settings))
     return Verdict(few(causes), few(_warnings(pod, pod_claims, settings)))
 
 
 def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
-    """Judge what an update changes; what was wrong before is nobody's fault now."""
+    """Validate only what the update changes (ratcheting)."""
     if not changes_claims(old, new):
         return Verdict()
     before, after = read_pod(old), read_pod(new)
@@ -85,13 +85,13 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
 
 
 def added(before: Iterable[Cause], after: Iterable[Cause]) -> Iterator[Cause]:
-    """Yield what is wrong after a change and was not wrong before, however many flaws there were."""
+    """Yield the causes that a change adds, however many there were before."""
     known = {cause.identity for cause in before}
     return (cause for cause in after if cause.identity not in known)
 
 
 def changes_claims(old: Pod, new: Pod) -> bool:
-    """Say whether policy annotations or container resources differ between two states of a pod."""
+    """Return whether policy annotations or container resources differ between two states of a pod."""
     return _policies(old) != _policies(new) or _amounts(old) != _amounts(new)
 
 
@@ -123,7 +123,7 @@ def _warnings(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[C
 
 
 def _large_environment(member: Member) -> Iterator[Cause]:
-    """Warn about an environment for which a runtime may fail to list its containers to NRI plugins."""
+    """Warn about an environment too large for the runtime's list of containers to NRI plugins."""
     variables = member.container.get("env") or ()
     size = sum(
         len(f"{variable.get('name') or ''}{variable.get('value') or ''}".encode(errors="replace"))
@@ -140,7 +140,7 @@ def _large_environment(member: Member) -> Iterator[Cause]:
 
 
 def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
-    """Refuse a CMK_NUM_CORES of the user's that is more than the container claims."""
+    """Refuse a CMK_NUM_CORES variable of the user above the container's claim."""
     if claim is None or claim.origin is not Origin.CMK:
         return
     for at, variable in enumerate(member.container.get("env") or ()):
@@ -156,7 +156,7 @@ def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
 
 
 def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Iterator[Cause]:
-    """Warn when the CPU limit is below the CPUs that a CMK claim brings."""
+    """Warn about a CPU limit below the CPUs of the container's CMK claim, because CFS throttles there."""
     limit = member.limits.get("cpu")
     if claim is None or claim.origin is not Origin.CMK or claim.shared_cpus or limit is None:
         return
@@ -182,7 +182,7 @@ def _mutate_words(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
 
 
 def _too_large(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
-    """Refuse whole cores that no configured node could give even when it is empty."""
+    """Refuse more whole cores than any configured node shape has."""
     owners = [claim for claim in pod_claims.claims if claim.smt in OWN_CORES]
     if not shapes or not owners:
         return
@@ -198,7 +198,7 @@ def _too_large(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator
 
 
 def _cores_needed(claims: tuple[Claim, ...], shape: NodeShape) -> int:
-    """Return the cores that a pod takes on an empty node of a shape, while its neediest containers run."""
+    """Return the cores that a pod takes on an empty node of a shape at its peak."""
     needs = [(claim.role, _cores_of(claim, shape.threads_per_core)) for claim in claims]
     lasting = sum(count for role, count in needs if role is Role.SIDECAR)
     running = sum(count for role, count in needs if role is Role.MAIN)
@@ -213,7 +213,7 @@ def _cores_of(claim: Claim, threads: int) -> int:
 
 
 def _not_guaranteed(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
-    """Refuse a launcher with dedicated CPUs that KubeVirt would give up on later (FailedGuaranteePodResources)."""
+    """Refuse a launcher with dedicated CPUs that is not Guaranteed, because KubeVirt fails it later."""
     if not is_dedicated_launcher(pod):
         return
     compute = next((member for member in pod_claims.members if member.name == LAUNCHER_CONTAINER), None)
@@ -233,7 +233,7 @@ def _not_injected(
     pod: Pod, pod_claims: PodClaims, settings: Settings, injection: Injection
 ) -> Iterator[Cause]:
     message = "not injected: the mutating webhook was not called; create the pod again"
-    certain = structs.replace(settings, whole_cores=False)  # another replica may not know the nodes yet
+    certain = structs.replace(settings, whole_cores=False)  # another replica may not have seen the nodes yet
     missing = plan_injection(pod, pod_claims, certain, injection)
     if missing:
         yield Cause(annotation_field(CMK_INJECTED), f"{message} (missing: {missing[0]['path']})")
@@ -242,7 +242,7 @@ def _not_injected(
 
 
 def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[Cause]:
-    """Refuse a resize after which a container could not keep the policy it has."""
+    """Refuse a resize after which a container is no longer eligible for its policy."""
     if _policies(old) != _policies(new):
         return
     for member in after.members:

@@ -1,6 +1,6 @@
-"""The objects of a review as the raw bytes that came, and what is said of one that cannot be read.
+"""Raw JSON objects of a review, and the error for one that cannot be decoded.
 
-Whoever judges a kind decodes what it needs of it, and raises `Malformed` when it cannot.
+The rules of each kind decode the parts they need, and raise `Malformed` if they cannot.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ UNREADABLE: Final = (
     msgspec.DecodeError,
     UnicodeDecodeError,
     RecursionError,
-)  # what msgspec raises for bad input
-_PATH = re.compile(r"^(?P<why>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)  # how msgspec ends its messages
+)  # what msgspec raises for invalid input
+_PATH = re.compile(r"^(?P<why>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)  # the end of msgspec's messages
 
 
 class Malformed(Exception):
-    """A review that cannot be read: the caller's mistake, answered with HTTP 400."""
+    """A review that cannot be decoded, which is the caller's mistake and answered with HTTP 400."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -30,17 +30,17 @@ class Malformed(Exception):
         self.why = why
 
     def under(self, parent: str) -> Malformed:
-        """Return the same complaint with its path told from `parent`, e.g. `$.request.object`."""
+        """Return the same error with its path relative to `parent`, e.g. `$.request.object`."""
         return Malformed(parent + self.path.removeprefix("$"), self.why)
 
 
 def is_object(value: msgspec.Raw) -> bool:
-    """Say whether a value is a JSON object."""
+    """Return whether a value is a JSON object."""
     return bytes(memoryview(value)[:1]) == b"{"
 
 
 def malformed(error: Exception) -> Malformed:
-    """Translate an error of msgspec, which ends in the path, without the bytes that caused it."""
+    """Translate an error of msgspec, which ends with the path, without the offending bytes."""
     if isinstance(error, UnicodeDecodeError):
         return Malformed("$", "a text is not UTF-8")
     if isinstance(error, RecursionError):

@@ -1,6 +1,6 @@
-"""Keep a pod with dedicated CPUs in QoS Guaranteed when its only flaw is containers that state nothing. Pure.
+"""Limits for injected sidecars without any, so that a pod with dedicated CPUs stays in QoS class Guaranteed. Pure.
 
-KubeVirt gives its hook sidecars 200m and 64M; nobody does it for those that other webhooks inject.
+KubeVirt gives its own hook sidecars 200m and 64M; containers injected by other webhooks get nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from webhook.config.settings import Settings
 
 _RANGED: Final = re.compile(r"container ([^\s;]++)(?=;|$)")
-Limits = dict[str, "Fragment"]  # what each container gets, by its JSON pointer
+Limits = dict[str, "Fragment"]  # additions by the container's JSON pointer
 
 
 def plan_limits(pod: Pod, pod_claims: PodClaims, settings: Settings) -> tuple[Limits, list[Cause]]:
-    """Return what the containers that state neither CPU nor memory get, and what the user is told about it."""
+    """Return the limits of containers that state neither CPU nor memory, and the warnings for the user."""
     asked = _annotation(pod) == "true"
     if not _applies(pod, pod_claims, settings):
         return {}, _unheard(pod_claims, settings) if asked else []
@@ -85,7 +85,7 @@ def _obstacle(member: Member, is_ranged: bool) -> Cause:  # noqa: FBT001 a fact,
 
 
 def _ranged(pod: Pod, names: frozenset[str]) -> frozenset[str]:
-    """Return which of the containers a LimitRange gave some of their values."""
+    """Return the containers whose values a LimitRange filled in."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     text = annotations.get(LIMIT_RANGER, "")  # "LimitRanger plugin set: cpu request for container a; ..."
     return names.intersection(found[1] for found in _RANGED.finditer(text))

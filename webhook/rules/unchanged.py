@@ -1,7 +1,7 @@
-"""Updates of objects that cannot be read: which of them are admitted all the same. Pure.
+"""Exceptions for updates of objects that cannot be decoded, so that these can still be deleted. Pure.
 
-An object may have been stored while the webhook was away. It must stay possible to delete it, which takes updates: the
-API server sets `deletionTimestamp`, and controllers remove their finalizers.
+Such an object may have been stored while the webhook was unavailable. Deleting it takes updates: the API server sets
+`deletionTimestamp`, and controllers remove their finalizers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _coarse = msgspec.json.Decoder(_Coarse)
 
 
 def is_leaving(document: msgspec.Raw) -> bool:
-    """Say whether an object is being deleted."""
+    """Return whether an object is being deleted."""
     try:
         metadata = lenient.decode(_leaving, document).metadata
     except UNREADABLE:
@@ -49,14 +49,14 @@ def is_leaving(document: msgspec.Raw) -> bool:
 
 
 def is_unchanged(old: msgspec.Raw, new: msgspec.Raw, reader: PartReader[Any] | None = None) -> bool:
-    """Say whether two states of an object are equal, as bytes, in what a reader reads: in spec and annotations without one."""
+    """Return whether two states are equal as bytes in what a reader reads; without a reader in spec and annotations."""
     if old == new:
         return True
     if reader:
         try:
             return reader.cut(old) == reader.cut(new)
         except Malformed:
-            pass  # the states may be equal without having the right shape
+            pass  # equal states may have the wrong shape
     try:
         return lenient.decode(_coarse, old) == lenient.decode(_coarse, new)
     except UNREADABLE:

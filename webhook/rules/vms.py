@@ -1,4 +1,4 @@
-"""Hold KubeVirt's objects to the contract: the rules of `pinning.kubevirt.review`, and our annotations that KubeVirt copies. Pure."""
+"""Validation of KubeVirt's objects: the rules of `pinning.kubevirt.review`, and corepin's annotations. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 import msgspec
 
-from pinning.brief import few
 from pinning.contract import GATE_SIDECAR, LAUNCHER_CONTAINER, CPUPolicy, SMTPolicy
 from pinning.errors import Cause
 from pinning.kubevirt.review import (
@@ -25,6 +24,7 @@ from pinning.kubevirt.view import find, shortened
 from pinning.pods.annotations import read_policy_annotations
 from pinning.pods.shared_cpus import LAUNCHER, misplaced
 from pinning.pods.types import ObjectMeta
+from pinning.truncate import few
 from webhook.rules import lenient
 from webhook.rules.machine_parts import changes
 from webhook.rules.part_reader import PartReader, require_fit
@@ -48,14 +48,14 @@ SERVICE_ACCOUNT: Final = "system:serviceaccount:"
 
 
 class VirtObject(TypedDict, total=False):
-    """Any of KubeVirt's four kinds."""
+    """An object of any of KubeVirt's four kinds."""
 
     metadata: ObjectMeta | None
     spec: VirtSpec | None
 
 
 class RunningMachine(TypedDict, total=False):
-    """A VirtualMachineInstance that runs; its spec is compared before it is read."""
+    """A running VirtualMachineInstance; its spec stays raw until it is compared."""
 
     metadata: ObjectMeta | None
     spec: msgspec.Raw
@@ -74,13 +74,13 @@ _spec: Final = msgspec.json.Decoder(_Spec)
 
 
 def read_running(document: msgspec.Raw, path: str = OBJECT) -> RunningMachine:
-    """Return a machine with its spec as it was sent; raise Malformed where the metadata cannot be read."""
+    """Return a machine with its raw spec; raise Malformed if the metadata cannot be decoded."""
     named = _named.read(document, path)
     return {"metadata": named.get("metadata"), "spec": lenient.decode(_spec, document).spec}
 
 
 def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
-    """Judge one object as a whole."""
+    """Validate a whole object."""
     metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
     review = review_vmi(
         kind,
@@ -102,7 +102,7 @@ def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
 
 
 def review_changed_vm(kind: Kind, old: VirtObject, new: VirtObject, settings: Settings) -> Verdict:
-    """Judge what an update of an object with a template changes; what was wrong before stays as it is."""
+    """Validate what the update of an object with a template changes (ratcheting)."""
     was, now = review_vm(kind, old, settings), review_vm(kind, new, settings)
     if not now.causes:
         return Verdict(warnings=tuple(added(was.warnings, now.warnings)))
@@ -111,7 +111,7 @@ def review_changed_vm(kind: Kind, old: VirtObject, new: VirtObject, settings: Se
 
 
 def review_changed_vmi(old: RunningMachine, new: RunningMachine) -> Verdict:
-    """Judge the update of a running machine by somebody who may not change its spec."""
+    """Validate an update of a running machine by an account that may not change its spec."""
     before, after = old.get("spec", NULL), new.get("spec", NULL)
     if before == after:
         return Verdict(few(_added_policies(old, new)))
@@ -122,19 +122,19 @@ def review_changed_vmi(old: RunningMachine, new: RunningMachine) -> Verdict:
 
 
 def review_hotplugged_vmi(old: VirtObject, new: VirtObject) -> Verdict:
-    """Judge the update of a running machine by KubeVirt itself."""
+    """Validate an update of a running machine by KubeVirt itself."""
     causes = vmi_hotplug_causes(old.get("spec") or {}, new.get("spec") or {})
     return Verdict(few(chain(causes, _added_policies(old, new))))
 
 
 def is_kubevirt(username: str, settings: Settings) -> bool:
-    """Say whether a request comes from one of KubeVirt's own accounts, in whatever namespace it is installed."""
+    """Return whether a request comes from one of KubeVirt's own accounts, in any namespace."""
     name = username.removeprefix(SERVICE_ACCOUNT).rpartition(":")[2]
     return username.startswith(SERVICE_ACCOUNT) and name in settings.kube_virt.service_accounts
 
 
 def kubevirt_settings(settings: Settings) -> KubeVirtSettings:
-    """Return the cluster's KubeVirt settings as the domain names them."""
+    """Return the cluster's KubeVirt settings as the domain's type."""
     given = settings.kube_virt
     return KubeVirtSettings(
         architecture=given.architecture,
@@ -165,14 +165,14 @@ def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterat
 
 
 def _ours(template: Template, policies: PolicyAnnotations) -> Iterator[Cause]:
-    """Yield what is wrong with annotations of ours."""
+    """Yield the causes about corepin's annotations."""
     yield from policies.causes
     yield from _threads_apart(template, policies)
     yield from misplaced((), policies, (), LAUNCHER)
 
 
 def _threads_apart(template: Template, policies: PolicyAnnotations) -> Iterator[Cause]:
-    """Refuse siblings in a guest whose vCPUs shall have a core each."""
+    """Refuse threads per core above 1 in a guest whose vCPUs get one core each."""
     smt, cpu = policies.smt.of(LAUNCHER_CONTAINER), policies.cpu.of(LAUNCHER_CONTAINER)
     if not smt or smt.value is not SMTPolicy.ISOLATE or (cpu and cpu.value is not CPUPolicy.EXCLUSIVE):
         return

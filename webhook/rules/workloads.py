@@ -1,4 +1,4 @@
-"""Where the pod template of a workload stands, by API group and kind, and how it is read."""
+"""Pod templates of workloads: their path by API group and kind, and their decoding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEMPLATES: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
 
 
 def below(document: object, path: tuple[str, ...]) -> Any:
-    """Return what stands at a path of keys, None where the path ends early."""
+    """Return the value at a path of keys; None if the path ends early."""
     for key in path:
         if not isinstance(document, dict):
             return None
@@ -45,7 +45,7 @@ _steps: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
 
 
 def template_of(document: msgspec.Raw, path: tuple[str, ...]) -> msgspec.Raw:
-    """Return the template of a workload as it was sent, null without one."""
+    """Return the raw template of a workload; null if it has none."""
     for key in path:
         if not is_object(document):
             return NULL
@@ -54,6 +54,6 @@ def template_of(document: msgspec.Raw, path: tuple[str, ...]) -> msgspec.Raw:
 
 
 def read_template(document: msgspec.Raw, path: tuple[str, ...], root: str) -> Pod:
-    """Return the template of a workload, empty without one; raise Malformed where it cannot be read."""
+    """Return the decoded template of a workload, empty if it has none; raise Malformed if it cannot be decoded."""
     template = template_of(document, path)
     return _template.read(template, ".".join((root, *path))) if template != NULL else {}

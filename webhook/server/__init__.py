@@ -1,1 +1,1 @@
-"""The process: its listener, TLS, status, and the loading of files into service. What is answered is `webhook.review`."""
+"""The webhook's process: listener, TLS, status, and loading of files. Answers are made in `webhook.review`."""

@@ -1,7 +1,7 @@
-"""One connection of a client: uvicorn's protocol with the limits and checks that it lacks.
+"""One client connection: uvicorn's protocol with additional limits and checks.
 
 uvicorn never drops a client that is slow with its first byte, its headers or its body, reads heads of any length,
-holds any number of connections, and shows no application the peer's certificate. That is settled here.
+accepts any number of connections, and does not show the peer's certificate to applications.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 FORBIDDEN = 403
-HEAD_LIMIT = 64 * 1024  # bytes of a request line and headers; API servers send some 500
-REQUEST_LIMIT = 40 * 2**20  # bytes of a request with what is thrown away of it: twice the largest body
+HEAD_LIMIT = 64 * 1024  # bytes of a request line and headers; API servers send about 500
+REQUEST_LIMIT = 40 * 2**20  # bytes of a request including discarded ones: twice the largest body
 
 
 @dataclass(slots=True)
-class Policy:
-    """What all connections of a listener obey. `names` empty: any verified client certificate will do."""
+class ConnectionRules:
+    """Limits of all connections of a listener. `names` empty: any verified client certificate is accepted."""
 
     needs_certificate: bool = False
     names: frozenset[str] = frozenset()
@@ -38,7 +38,7 @@ class Policy:
     is_draining: bool = field(default=False, init=False)
 
     def refusal(self, certificate: dict[str, Any] | None) -> str | None:
-        """Say why a client is not served, None when it is."""
+        """Return the reason to refuse a client, or None."""
         if not self.needs_certificate:
             return None
         if not certificate:
@@ -49,9 +49,9 @@ class Policy:
 
 
 class Gathering:
-    """A transport that sends at once what is written in one turn of the loop.
+    """Transport that coalesces the writes of one event loop iteration.
 
-    uvicorn writes head and body of an answer apart; each would be a TLS record and a system call, 10 us.
+    uvicorn writes head and body of an answer separately; each would be a TLS record and a system call, 10 us.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -60,22 +60,22 @@ class Gathering:
         self._unsent: list[bytes] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Leave everything else to the transport."""
+        """Delegate everything else to the transport."""
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send before the loop waits again."""
+        """Buffer the data; it is sent before the loop waits again."""
         if not self._unsent:
             self._loop.call_soon(self._send)
         self._unsent.append(data)
 
     def close(self) -> None:
-        """Send what was written, and close."""
+        """Send the buffer, then close."""
         self._send()
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """Say whether the transport is closed, or will be."""
+        """Return whether the transport is closing or closed."""
         return self._transport.is_closing()
 
     def _send(self) -> None:
@@ -85,75 +85,76 @@ class Gathering:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that knows since when its client owes it something, or it owes its client an answer."""
+    """A connection with the time since which its client or the webhook owes the next bytes."""
 
     def __init__(
-        self, policy: Policy, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop
+        self, rules: ConnectionRules, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop
     ) -> None:
         super().__init__(config=config, server_state=state, app_state={}, _loop=loop)
-        self._policy = policy
+        self._rules = rules
         self.busy_since: float | None = None  # None while the connection is idle between two requests
         self.idle_since = 0.0
         self._is_in_head = False
-        self._request_bytes = 0  # of the request that is being read, without its first chunk
+        self._request_bytes = 0  # of the request being read, without its first chunk
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Check the client's certificate; one that is refused gets 403 for whatever it asks."""
+        """Check the client's certificate; a refused client gets 403 for every request."""
         gathering = Gathering(cast("asyncio.Transport", transport), self.loop)
         super().connection_made(cast("asyncio.Transport", gathering))
         self.busy_since = self.loop.time()
-        refusal = self._policy.refusal(transport.get_extra_info("peercert"))
+        refusal = self._rules.refusal(transport.get_extra_info("peercert"))
         if refusal is not None:
             self.app = PlainTextResponse(f"corepin: {refusal}\n", FORBIDDEN)
-        if len(self.connections) > self._policy.connections:
+        if len(self.connections) > self._rules.connections:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Cut the connection that is idle for longest; where none is, the one that is busy for longest."""
+        """Close the connection that has been idle longest; if none is idle, the one that has been busy longest."""
         others = [
             connection for connection in cast("set[Connection]", self.connections) if connection is not self
         ]
         min(others, key=Connection.standing).transport.abort()
 
     def standing(self) -> tuple[bool, float]:
-        """Return what orders connections: idle ones before busy ones, each since when."""
+        """Return the sort key of connections: idle ones before busy ones, each by start time."""
         return (False, self.idle_since) if self.busy_since is None else (True, self.busy_since)
 
     def data_received(self, data: bytes) -> None:
-        """Note the first byte of a request."""
+        """Record the first byte of a request."""
         if self.busy_since is None:
             self.busy_since = self.loop.time()
         self._request_bytes += len(data)
         super().data_received(data)
-        if self._request_bytes > (HEAD_LIMIT if self._is_in_head else self._policy.request_bytes):
+        if self._request_bytes > (HEAD_LIMIT if self._is_in_head else self._rules.request_bytes):
             self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """Begin to count the bytes of a request."""
+        """Start counting the bytes of a request."""
         super().on_message_begin()
         self._is_in_head = True
         self._request_bytes = 0
 
     def on_headers_complete(self) -> None:
-        """Start a request; while draining its answer ends the connection."""
+        """Start a request; while draining, its answer closes the connection."""
         self._is_in_head = False
         super().on_headers_complete()
-        if self._policy.is_draining:
+        if self._rules.is_draining:
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
-        """Note the end of a request that was answered before its body had ended (413): the rest was thrown away."""
+        """Record the end of a request that was answered before its body ended (413); the rest was discarded."""
         super().on_message_complete()
         self._request_bytes = 0
         if self.cycle.response_complete:
             self.busy_since, self.idle_since = None, monotonic()
 
     def on_response_complete(self) -> None:
-        """Start the request that waits already, or note that nothing is owed.
+        """Start the pipelined request, or record that the connection is idle.
 
-        uvicorn would set a timer for the connection's end, 3 us at each answer: the listener closes what is idle.
+        uvicorn would set a timer per answer to close the connection, 3 us; the listener closes idle connections
+        instead.
         """
-        self.idle_since = monotonic()  # the loop's time stands still for a millisecond or more
+        self.idle_since = monotonic()  # the loop's clock can lag by a millisecond or more
         self.busy_since = self.loop.time() if self.pipeline else None
         if self.transport.is_closing():
             return
@@ -163,16 +164,16 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request has begun that has no complete answer."""
+        """Whether a request has started whose answer is not complete."""
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         return cycle is not None and not cycle.response_complete
 
     def drop_if_busy_since(self, moment: float) -> None:
-        """Cut the connection if it has been busy with one request since `moment`."""
+        """Abort the connection if it has been busy with one request since `moment`."""
         if self.busy_since is not None and self.busy_since <= moment:
             self.transport.abort()
 
     def close_if_idle_since(self, moment: float) -> None:
-        """Close the connection if nothing has been asked on it since `moment`, by the clock of `idle_since`."""
+        """Close the connection if it has been idle since `moment`, by the clock of `idle_since`."""
         if self.busy_since is None and self.idle_since <= moment:
             self.transport.close()

@@ -1,4 +1,4 @@
-"""A listening socket and its connections: uvicorn's server with time limits, and a drain that loses no request."""
+"""A listening socket and its connections: uvicorn's server with time limits and a graceful drain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import uvicorn
 
 from webhook.config.reload import Unusable
-from webhook.server.connection import Connection, Policy
+from webhook.server.connection import Connection, ConnectionRules
 
 if TYPE_CHECKING:
     import ssl
@@ -26,19 +26,19 @@ STEP_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long somebody may take. Go's idle connections live 90 s: ours must live longer, or requests are lost."""
+    """Time limits. Go clients keep idle connections for 90 s: ours must live longer, or requests are lost."""
 
     handshake_seconds: float = 5.0
-    request_seconds: float = 10.0  # from a connection's or request's first byte to the answer's last
+    request_seconds: float = 10.0  # from the first byte of a request to the last one of its answer
     keep_alive_seconds: int = 120
-    linger_seconds: float = 0.5  # after SIGTERM: for requests that were on their way on an idle connection
-    grace_seconds: float = 5.0  # after that: for answers that are not out yet
+    linger_seconds: float = 0.5  # after SIGTERM: for requests in flight on idle connections
+    grace_seconds: float = 5.0  # then: for unfinished answers
     tls_close_seconds: float = 1.0
-    connections: int = 1000  # an API server holds some dozens; an idle one takes 50 kB
+    connections: int = 1000  # an API server opens a few dozen; an idle one takes 50 kB
 
 
 class Address(NamedTuple):
-    """Where to listen; an empty host means every interface, IPv4 and IPv6."""
+    """A listening address; an empty host means every interface, IPv4 and IPv6."""
 
     host: str
     port: int
@@ -59,14 +59,14 @@ class Address(NamedTuple):
 
 
 class Listener(uvicorn.Server):
-    """One socket served by one application. Signals are its owner's business."""
+    """One socket served by one application. Signals are handled by the process."""
 
     def __init__(
         self,
         app: ASGIApp,
         bound: socket.socket,
         limits: Limits,
-        policy: Policy,
+        rules: ConnectionRules,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         config = uvicorn.Config(
@@ -84,23 +84,23 @@ class Listener(uvicorn.Server):
         self.has_started = asyncio.Event()
         self._bound = bound
         self._limits = limits
-        self._policy = policy
+        self._rules = rules
         self._tls = tls
 
     @property
     def address(self) -> Address:
-        """The address that was bound, with the port that the kernel chose for port 0."""
+        """The bound address, with the port that the kernel chose for port 0."""
         host, port, *_ = self._bound.getsockname()
         return Address(host, port)
 
     @property
     def connections(self) -> set[Connection]:
-        """The connections that stand."""
+        """The open connections."""
         return cast("set[Connection]", self.server_state.connections)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -108,7 +108,7 @@ class Listener(uvicorn.Server):
         loop = asyncio.get_running_loop()
 
         def connect() -> Connection:
-            return Connection(self._policy, self.config, self.server_state, loop)
+            return Connection(self._rules, self.config, self.server_state, loop)
 
         server = await loop.create_server(
             connect,
@@ -123,22 +123,22 @@ class Listener(uvicorn.Server):
         self.has_started.set()
 
     async def on_tick(self, counter: int) -> bool:
-        """Once a second, drop the clients that are too slow or have nothing to ask."""
+        """Drop slow and idle clients, once a second."""
         if counter % TICKS_A_SECOND == 0:
             self._drop_slow()
             self._close_idle()
         return await super().on_tick(counter)
 
     def drain(self) -> None:
-        """End every connection with its next answer, from this moment; then stop."""
-        self._policy.is_draining = True
+        """Close every connection after its next answer, then stop."""
+        self._rules.is_draining = True
         for connection in self.connections:
             if connection.is_answering:
                 connection.shutdown()
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what has begun or is on its way; then close what is idle, and at last cut what remains."""
+        """Finish requests in progress and in flight; then close idle connections, and finally abort the rest."""
         await self._wait_closed(self._limits.linger_seconds)
         for server in self.servers:
             server.close()

@@ -1,4 +1,4 @@
-"""Build one generation of decisions from the configuration files, and prove it before it serves."""
+"""Build the decider of a configuration revision from its files, and self-test it before it serves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# A pod that asks for a core, so that the self-test walks the whole path of a mutation.
+# A pod that claims a core, so that the self-test covers the whole mutation.
 SAMPLE: Final = b"""{
   "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
   "request": {
@@ -43,14 +43,14 @@ SAMPLE: Final = b"""{
 
 
 class DeciderLoader:
-    """Builds deciders from the contents of the configuration, the mutations file, and the shapes of watched nodes."""
+    """Builds deciders from the configuration, the mutations file, and the shapes of watched nodes."""
 
     def __init__(self, config: File, mutations: File) -> None:
         self._config = config
         self._mutations = mutations
 
     def __call__(self, contents: Contents) -> Decider:
-        """Return a proven decider, or raise `Unusable` naming the file and the reason."""
+        """Return a tested decider, or raise `Unusable` naming the file and the reason."""
         config, mutations, *nodes = contents
         settings = _loaded(self._config, load_settings, config, Settings())
         seen = tuple(shape for written in nodes if written for shape in load_shapes(written))
@@ -62,7 +62,7 @@ class DeciderLoader:
 
 
 def prove(decider: Decisions) -> None:
-    """Send a built-in review through the decider; an exception or a refused mutation means it must not serve."""
+    """Send a built-in review through the decider; raise if it fails or is refused."""
     request = wire.decode(SAMPLE)
     answer = decider.mutate(request)
     if isinstance(answer, Denied):
@@ -72,7 +72,7 @@ def prove(decider: Decisions) -> None:
 
 
 def _log_checks(settings: Settings) -> None:
-    """Say whether claims are held against what nodes have: without any knowledge of nodes nobody is refused."""
+    """Log whether claims are checked against node shapes; without node shapes none is refused."""
     if settings.node_shapes:
         facts: dict[str, object] = {"kinds": [shape.name for shape in settings.node_shapes]}
         logger.info("checks against nodes are on", extra={"facts": facts})
@@ -83,7 +83,7 @@ def _log_checks(settings: Settings) -> None:
 
 
 def _log_whole_cores(settings: Settings) -> None:
-    """Say whether the scheduler is told how many cores `require` takes."""
+    """Log whether the scheduler counts the cores of `require`."""
     if settings.whole_cores and settings.threads:
         facts: dict[str, object] = {"threads_per_core": settings.threads}
         logger.info("whole cores are counted", extra={"facts": facts})

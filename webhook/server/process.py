@@ -1,4 +1,4 @@
-"""The webhook's process: one event loop with the TLS listener for reviews, and a plain one for health and metrics."""
+"""The webhook's process: one event loop with the TLS listener for reviews and a plain one for health and metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from webhook.metrics import Metrics, ReloadMeter
 from webhook.review.app import create_app
 from webhook.review.bodies import BODY_LIMIT
 from webhook.review.log import GatheredLines, ReviewLog
-from webhook.server.connection import Policy
+from webhook.server.connection import ConnectionRules
 from webhook.server.listener import Address, Limits, Listener
 from webhook.server.status import Readiness, create_status_app
 from webhook.server.tls import Identities, TLSFiles, listener_context, now_utc
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from webhook.config.reload import Contents
     from webhook.review.app import Decisions
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-# Bytes; setting it keeps glibc from raising it to 32 MB and more. uvloop reads TLS into a fresh buffer of 256 KiB each
-# time, which must stay below, or every review pays for a mapping of its own (measured: 7 of 155 us).
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+# Bytes. A fixed value keeps glibc from raising it to 32 MB and more. uvloop reads TLS into a new buffer of 256 KiB
+# each time, which must stay below it, or every review costs an mmap (measured: 7 of 155 us).
 RETURNED_FROM = 512 * 1024
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an operator may choose."""
+    """Options of the process."""
 
     listen: Address
     metrics_listen: Address
@@ -53,16 +53,14 @@ class Options:
     config: File
     mutations: File
     client_names: frozenset[str] = frozenset()
-    node_account: Path | None = (
-        None  # the mounted service account that watches nodes, if they shall be watched
-    )
+    node_account: Path | None = None  # directory of the service account that watches nodes; None: no watch
     poll_seconds: float = 2.0  # reading four small files costs 50 us
     limits: Limits = field(default_factory=Limits)
     body_limit: int = BODY_LIMIT  # bytes
 
 
 class Service:
-    """Everything that serves, loaded and bound; raises `Unusable` when a file or an address is."""
+    """All listeners with their loaded files and bound sockets; raises `Unusable` if a file or an address is."""
 
     def __init__(self, options: Options, build: Callable[[Contents], Decisions]) -> None:
         self.options = options
@@ -101,16 +99,16 @@ class Service:
         context = listener_context(lambda: self.identities.current().value.context, asks_clients=asks_clients)
         log = ReviewLog(GatheredLines())
         app = create_app(self.deciders.current, self.metrics, log, options.body_limit)
-        policy = Policy(
+        rules = ConnectionRules(
             asks_clients, options.client_names, options.limits.connections, 2 * options.body_limit
         )
-        return Listener(app, options.listen.bind(), options.limits, policy, context)
+        return Listener(app, options.listen.bind(), options.limits, rules, context)
 
     def _status_listener(self) -> Listener:
         app = create_status_app(self.readiness, self.metrics)
         limits = self.options.limits
-        policy = Policy(connections=limits.connections)
-        return Listener(app, self.options.metrics_listen.bind(), limits, policy)
+        rules = ConnectionRules(connections=limits.connections)
+        return Listener(app, self.options.metrics_listen.bind(), limits, rules)
 
     def _not_after(self) -> datetime:
         return self.identities.current().value.not_after
@@ -157,7 +155,7 @@ class Service:
 
 
 def give_back_memory() -> None:
-    """Let the C library return what a large body took; it would keep tens of megabytes for the next one."""
+    """Return free memory to the system; the C library would keep the megabytes of a large body."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:  # glibc has it
         mallopt(M_TRIM_THRESHOLD, RETURNED_FROM)
@@ -165,18 +163,18 @@ def give_back_memory() -> None:
 
 
 def run(options: Options, build: Callable[[Contents], Decisions]) -> None:
-    """Serve until told to stop; raise `Unusable` when it cannot start."""
+    """Serve until a signal to stop; raise `Unusable` if it cannot start."""
     give_back_memory()
 
     async def main() -> None:
         service = Service(options, build)
         gc.collect()
-        gc.freeze()  # what is loaded now stays: collections need not walk it again and again
+        gc.freeze()  # loaded modules stay: collections need not traverse them again
         await service.serve()
 
-    disable_created_metrics()  # type: ignore[no-untyped-call] # a third of the exposition, and nobody asks for it
+    disable_created_metrics()  # type: ignore[no-untyped-call] # unused, and a third of the exposition
     with warnings.catch_warnings(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
         warnings.simplefilter(
             "ignore", ResourceWarning
-        )  # of peers in mid-handshake, whom only the loop can reach
+        )  # peers in mid-handshake, which only the loop can reach

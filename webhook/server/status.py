@@ -1,4 +1,4 @@
-"""The plain HTTP side: health, readiness and metrics, for the kubelet and for Prometheus."""
+"""Plain HTTP listener for health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNAVAILABLE = 503
 
 @dataclass(slots=True)
 class Readiness:
-    """Whether traffic shall come. What serves has passed its self-test, or it would not have been loaded."""
+    """Readiness for traffic. Files in service have passed the self-test when they were loaded."""
 
     not_after: Callable[[], datetime]
     now: Callable[[], datetime]
@@ -31,7 +31,7 @@ class Readiness:
     is_draining: bool = False
 
     def obstacle(self) -> str | None:
-        """Say why no traffic shall come, None when it shall."""
+        """Return the not-ready reason, or None."""
         if self.is_draining:
             return "shutting down"
         if not self.is_listening:

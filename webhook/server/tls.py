@@ -1,7 +1,7 @@
-"""The server's TLS: contexts built from files, changed under a running listener.
+"""TLS of the server: contexts built from files, replaced while the listener runs.
 
-The listener's own context holds no certificate. At every handshake it hands over to the context in service, so a
-new pair, or a new CA for clients, is complete or not there at all, and connections that stand are not touched.
+The listener's own context has no certificate. Each handshake switches to the context in service, so that a new pair
+or a new client CA takes effect completely or not at all, and open connections are not affected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TLSFiles:
-    """Where the pair is, and the CA of client certificates if they are asked for."""
+    """Paths of the pair, and of the CA for client certificates if these are required."""
 
     certificate: Path
     key: Path
@@ -37,19 +37,19 @@ class TLSFiles:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A pair that works."""
+    """A certificate and key that match, as a TLS context."""
 
     context: ssl.SSLContext
     not_after: datetime
 
 
 def now_utc() -> datetime:
-    """Return the present."""
+    """Return the current time."""
     return datetime.now(UTC)
 
 
 class Identities:
-    """Builds identities. An expired one is taken at the start only: it shall not displace one that works."""
+    """Builds identities. An expired one is accepted only at start: it must not replace a valid one."""
 
     def __init__(self, files: TLSFiles, now: Callable[[], datetime] = now_utc) -> None:
         self._files = files
@@ -87,9 +87,9 @@ class Identities:
 
 
 def server_context(*, asks_clients: bool) -> ssl.SSLContext:
-    """Return a context without certificate. TLS 1.2 or later; no tickets, which would outlive a certificate.
+    """Return a context without certificate: TLS 1.2 or later, no tickets, which would outlive a certificate.
 
-    A client without a certificate passes the handshake: it is told what is missing by HTTP, which people can read.
+    A client without a certificate passes the handshake and gets an HTTP error, which is easier to diagnose.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -101,18 +101,18 @@ def server_context(*, asks_clients: bool) -> ssl.SSLContext:
 
 
 def listener_context(current: Callable[[], ssl.SSLContext], *, asks_clients: bool) -> ssl.SSLContext:
-    """Return the context of a listener, which hands every handshake to the `current` one."""
+    """Return the context of a listener, which switches every handshake to the `current` one."""
 
     def hand_over(connection: ssl.SSLObject, _name: str | None, _listener: ssl.SSLContext) -> None:
         connection.context = current()
 
     context = server_context(asks_clients=asks_clients)
-    context.sni_callback = hand_over  # called without SNI too
+    context.sni_callback = hand_over  # called for clients without SNI too
     return context
 
 
 def peer_names(certificate: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names that a verified client certificate bears: its common name and its subject alternatives."""
+    """Return the names in a verified client certificate: common name and subject alternative names."""
     return frozenset(_common_names(certificate)) | {name for _, name in certificate.get("subjectAltName", ())}
 
 
@@ -124,7 +124,7 @@ def _common_names(certificate: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _expect_pem(path: Path, content: bytes | None, label: str, wanted: str) -> None:
-    """Refuse a file without a PEM block of this label: OpenSSL would not say which file it means."""
+    """Refuse a file without a PEM block of this label, because OpenSSL's error does not name the file."""
     if not content or content.isspace():
         raise Unusable(f"{path} is empty: write {wanted} in PEM into it")
     if f"{label}-----".encode() not in content:

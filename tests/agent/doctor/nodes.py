@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.doctor.checks import AgentFacts, Facts, ForeignThreads
 from agent.doctor.nri import AgentNRI, Socket
-from agent.kubelet.policy import KubeletPolicy
+from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import CPUSet
 from tests.agent.states import MACHINE
 

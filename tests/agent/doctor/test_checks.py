@@ -12,7 +12,7 @@ import pytest
 from agent.doctor.check import Check, Verdict
 from agent.doctor.checks import Facts, ForeignThreads, examine
 from agent.kernel.sysfs import read_topology
-from agent.kubelet.policy import KubeletPolicy
+from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.doctor.nodes import AGENT, BARE, FINE
 from tests.machines import materialise

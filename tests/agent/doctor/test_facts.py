@@ -12,9 +12,9 @@ from agent.doctor.checks import examine
 from agent.doctor.facts import Places, agent_facts, read_facts
 from agent.doctor.foreign_threads import runs_corepin
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket
-from agent.kubelet.policy import KubeletPolicy
 from agent.node_state import MemoryKill, Path
 from agent.serve.state_json import to_dict
+from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of

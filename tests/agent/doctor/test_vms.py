@@ -15,7 +15,7 @@ from agent.doctor.checks import examine
 from agent.doctor.facts import Places, read_facts
 from agent.doctor.vms import VMFacts, vm_checks
 from agent.kubelet.pod_resources import socket_beside
-from agent.kubelet.policy import KubeletPolicy
+from pinning.contract import KubeletPolicy
 from tests.agent.doctor.nodes import AGENT, BARE, FINE
 from tests.agent.kubelet.fake_kubelet import FakeKubelet, pod
 

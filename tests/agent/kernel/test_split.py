@@ -10,7 +10,7 @@ from agent.errors import Unsettled
 from agent.kernel.affinity import Affinities
 from agent.kernel.split import BOUND, KernelSplit
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.task_parts import NO_PARTS, Parts, Tally, parts_of
+from pinning.planning.task_parts import NO_PARTS, Parts, Tally, parts_of
 from tests.strategies import cpu_sets
 
 CGROUP = "/pod/one"

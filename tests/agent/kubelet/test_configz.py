@@ -21,9 +21,9 @@ from agent import main
 from agent.config import AgentConfig, ApiFlags, parse_configz
 from agent.errors import Refused
 from agent.kubelet.configz import TRIES, KubeletConfig, adopt, ask_kubelet, read_configz
-from agent.kubelet.policy import KubeletPolicy
 from agent.reconcile.reconciler import Settings
 from apiserver.access import Access
+from pinning.contract import KubeletPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import NodeConfig

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agent.kubelet.policy import MEMORY_STATE, KubeletPolicy, read_memory_policy
+from agent.kubelet.policy import MEMORY_STATE, read_memory_policy
 from agent.node_state import MemoryState, NodeState
 from agent.reconcile.reconciler import Settings
 from agent.report.events import events_between
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import to_dict
-from pinning.contract import NUMAMemory
+from pinning.contract import KubeletPolicy, NUMAMemory
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode

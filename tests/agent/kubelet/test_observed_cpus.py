@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.interfaces import HeldCPUs, RuntimeContainer
-from agent.observed_cpus import KubeletAssignments
+from agent.kubelet.observed_cpus import KubeletAssignments
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
 

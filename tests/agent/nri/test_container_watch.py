@@ -19,7 +19,7 @@ from agent.nri.container_watch import SWITCH_SECONDS, BirthOwners, EnvironmentSe
 from agent.nri.plugin import Plugin
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
-from pinning.planning.starts import StartTable, start_table
+from pinning.planning.start_table import StartTable, start_table
 from tests.agent.fakes import FakeNode
 from tests.agent.nri.fake_runtime import FakeRuntime, container, pod
 from tests.pinning.world import EXCLUSIVE, World, world

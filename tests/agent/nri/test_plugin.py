@@ -12,7 +12,7 @@ from agent.nri.wire import nri_pb2 as pb
 from pinning.contract import GUARDED
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
-from pinning.planning.starts import NOT_SEEN, StartTable, start_table
+from pinning.planning.start_table import NOT_SEEN, StartTable, start_table
 from tests.agent.nri.fake_runtime import container, known, known_pod, pod
 from tests.pinning.world import EXCLUSIVE, Wish, World, one_pod, world
 

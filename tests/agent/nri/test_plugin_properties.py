@@ -14,7 +14,7 @@ from agent.nri.wire import nri_pb2 as pb
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.plan import plan
-from pinning.planning.starts import start_table
+from pinning.planning.start_table import start_table
 from tests.pinning.wishes import WISHES
 from tests.pinning.world import Wish, World, world
 

@@ -10,7 +10,7 @@ import pytest
 from agent.nri.plugin import NAME, Plugin
 from agent.nri.wire import Client, PluginName
 from agent.nri.wire import nri_pb2 as pb
-from pinning.planning.starts import NOT_SEEN, start_table
+from pinning.planning.start_table import NOT_SEEN, start_table
 from tests.agent.nri.nri_runtime import Failed, NRIRuntime, container, pod
 from tests.pinning.world import Wish, World, world
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.checkpoint import AlreadyRunning, Saved, StateDir, Unusable, as_kept, read, write
+from agent.reconcile.checkpoint import AlreadyRunning, Saved, StateDir, Unusable, as_kept, read, write
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.ledger import Ledger

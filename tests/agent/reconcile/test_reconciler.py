@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent.errors import AgentError, Refused, Unavailable
-from agent.kubelet.policy import KubeletPolicy
 from agent.node_state import Path as By
 from agent.reconcile.reconciler import Settings
+from pinning.contract import KubeletPolicy
 from pinning.planning.refusal import Reason
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair

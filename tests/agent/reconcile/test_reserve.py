@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.checkpoint import KEYS, NAME, Saved, read, write
+from agent.reconcile.checkpoint import KEYS, NAME, Saved, read, write
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.reserve import start_config
 from pinning.contract import ReserveSource

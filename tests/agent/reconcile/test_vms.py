@@ -16,7 +16,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.refusal import Reason
 from pinning.planning.vm_masks import VMMasks
-from pinning.vm_threads import Role
+from pinning.planning.vm_threads import Role
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import FOUR, container, launched, pins, poll, state_of
 from tests.agent.vm.fake_vms import FakeVM, machine

@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from agent.config import NodeOptions
-from agent.kubelet.policy import KubeletPolicy
 from agent.report.desired_node import CMK_TAINT, cleared, desired_node, pools_text
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_patch import differences
 from agent.report.node_types import Condition, Node, Taint
-from pinning.contract import OVERCOMMIT_CONDITION, OVERCOMMIT_TAINT_KEY
+from pinning.contract import OVERCOMMIT_CONDITION, OVERCOMMIT_TAINT_KEY, KubeletPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.kubelet.policy import KubeletPolicy
 from agent.node_state import NodeState, Path
 from agent.report.mode_log import LogReport, RefusalLog
+from pinning.contract import KubeletPolicy
 from pinning.planning.node_config import NodeConfig
 from tests.agent.states import EXCLUSIVE, bound, state_of
 from tests.pods import container

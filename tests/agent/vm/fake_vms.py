@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from agent.vm_interfaces import VMPinned
 from pinning.machine.cpuset import CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
-from pinning.vm_threads import Role
+from pinning.planning.vm_threads import Role
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -21,7 +21,7 @@ from agent.vm.find import (
 from agent.vm.names import kind_of
 from agent.vm.node import Node, Roots
 from agent.vm.threads import read_threads
-from pinning.vm_threads import VMM, Kind, Role
+from pinning.planning.vm_threads import VMM, Kind, Role
 from tests.agent.vm.fake_host import FakeHost
 
 COMPUTE = "/kubepods/pod1/compute"

@@ -13,7 +13,7 @@ from agent.vm.machines import MISSING_SECONDS, MOST_PUT, NODE_SECONDS, ROUNDS, K
 from agent.vm.process import MOST_THREADS
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.vm_masks import sandbox_masks
-from pinning.vm_threads import Role
+from pinning.planning.vm_threads import Role
 from tests.agent.vm.fake_host import FakeHost, stat
 from tests.agent.vm.launched import (
     ALL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.vm.names import role_of, tell_by_names
-from pinning.vm_threads import Kind, Role
+from pinning.planning.vm_threads import Kind, Role
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from agent.errors import Gone
 from agent.kernel.procfs import started
 from agent.wrappers.claims import LiveClaims
 from agent.wrappers.peer import connected, held
+from agent.wrappers.protocol import Pool, Want
 from agent.wrappers.registry import Holder, OwnCore, Process
-from agent.wrappers.wants import Pool, Want
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 

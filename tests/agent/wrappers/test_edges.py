@@ -7,9 +7,8 @@ import errno
 from pathlib import Path
 
 from agent.node_state import NodeState
-from agent.wrappers.kept import Kept
 from agent.wrappers.protocol import SOCKET
-from agent.wrappers.store import FILE
+from agent.wrappers.store import FILE, Kept
 from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent.kernel.affinity import EVERYWHERE, read_affinity
 from agent.kernel.procfs import started
-from agent.wrappers.follow import move_process
+from agent.wrappers.isolate import move_process
 from agent.wrappers.registry import Process
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner

@@ -16,9 +16,8 @@ import pytest
 from agent.node_state import NodeState
 from agent.wrappers import keeper, passes, server
 from agent.wrappers.bounds import AT_ONCE, Origin
-from agent.wrappers.protocol import REQUEST_LIMIT, SOCKET
-from agent.wrappers.wants import Want, read_want
-from agent.wrappers.whose import CgroupIndex
+from agent.wrappers.peer import CgroupIndex
+from agent.wrappers.protocol import REQUEST_LIMIT, SOCKET, Want, read_want
 from tests.agent.wrappers.scene import Forker, Scene, cmk_pod, isolate, plain_pod
 
 Talk = Callable[[Scene, Forker], Awaitable[None]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Refused
-from agent.wrappers.listener import listen
+from agent.wrappers.server import listen
 
 NAME = "cmk.sock"
 

@@ -10,9 +10,9 @@ import pytest
 from agent.errors import Gone
 from agent.kernel.affinity import Affinities
 from agent.kernel.procfs import started
-from agent.wrappers.errors import Denied
+from agent.wrappers.isolate import pin
 from agent.wrappers.peer import Peer, held
-from agent.wrappers.pins import pin
+from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import Process
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.wrappers.scene import Masks

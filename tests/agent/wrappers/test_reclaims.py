@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.wrappers.reclaimed import MOST, Reclaims
-from agent.wrappers.store import FILE, claim_text
+from agent.wrappers.store import FILE, MOST_RECLAIMED, Reclaims, claim_text
 from pinning.cmk.pools import Reclaimed
 from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
 
@@ -135,7 +134,7 @@ def test_a_tenant_that_kills_in_a_loop_evicts_its_own_entries() -> None:
     own = [entry.pid for entry in reclaims.entries if entry.container.startswith("loop/")]
     assert [entry for entry in reclaims.entries if entry in others] == others
     assert own == list(range(10_000 - len(own), 10_000))
-    assert (len(reclaims.entries), reclaims.dropped) == (MOST, 10_100 - MOST)
+    assert (len(reclaims.entries), reclaims.dropped) == (MOST_RECLAIMED, 10_100 - MOST_RECLAIMED)
 
 
 def test_ends_on_a_full_disk_are_tried_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

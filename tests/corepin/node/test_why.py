@@ -1,4 +1,4 @@
-"""`corepin why`: the story of a pod, from what the agent and Kubernetes write."""
+"""`corepin why`: the timeline of a pod, from what the agent and Kubernetes write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from agent.report.events import event_document, events_between
 from agent.report.pod_status import pod_status
 from corepin.cli import kubectl, main
-from corepin.node.pod_story import Moment, agent_status, story_of
+from corepin.node.pod_timeline import Entry, agent_status, timeline_of
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, STATUS_CPUS
 from pinning.pods.types import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, state_of
@@ -59,32 +59,32 @@ def changed(pod: dict[str, Any], **status: Any) -> dict[str, Any]:
 
 def test_pinned_pod_is_told_from_claim_to_proof() -> None:
     """Claim, node, start, decision and proof stand in the order of their times, and nothing is waited for."""
-    story = story_of(*shown(bound("web", annotations=ISOLATE), when=LATER))
+    timeline = timeline_of(*shown(bound("web", annotations=ISOLATE), when=LATER))
 
-    assert story.title == "pod default/web, Running, on node node-1"
-    assert story.moments == (
-        Moment(
+    assert timeline.title == "pod default/web, Running, on node node-1"
+    assert timeline.entries == (
+        Entry(
             WHEN,
             "claim",
             "main wants 2 CPUs, exclusive, smt isolate, by annotation, and must not start without",
         ),
-        Moment("2026-11-20T10:00:01Z", "node", "the scheduler chose node-1"),
-        Moment("2026-11-20T10:00:05Z", "start", "main started"),
-        Moment(
+        Entry("2026-11-20T10:00:01Z", "node", "the scheduler chose node-1"),
+        Entry("2026-11-20T10:00:05Z", "start", "main started"),
+        Entry(
             LATER,
             "decision",
             "Pinned: container main runs on CPUs 2-3, siblings 6-7 idle (cpu exclusive, smt isolate, numa packed)",
         ),
-        Moment(LATER, "proof", "the kernel keeps main on CPUs 2-3, written to its cgroup"),
+        Entry(LATER, "proof", "the kernel keeps main on CPUs 2-3, written to its cgroup"),
     )
-    assert story.waits == ()
+    assert timeline.waits == ()
 
 
 def test_decision_outlives_its_event() -> None:
     """The API server forgets events; the annotation still says what was decided."""
     pod, _ = shown(bound("web", annotations=ISOLATE))
 
-    decided = [moment.message for moment in story_of(pod, []).moments if moment.stage == "decision"]
+    decided = [entry.message for entry in timeline_of(pod, []).entries if entry.stage == "decision"]
     assert decided == ["main gets CPUs 2-3, siblings 6-7 idle (cpu exclusive, smt isolate, numa packed)"]
 
 
@@ -93,14 +93,14 @@ def test_shared_cpus_of_a_container_are_told() -> None:
     asked = {**ISOLATE, "shared-cpus.corepin.io/pod": "true"}
     pod, events = shown(bound("web", container("main", 1), annotations=asked), when=LATER)
     sharing = (
-        "main may run on CPUs 0,2-4,6-7 too, beside others; threads that nobody moves there are kept off them"
+        "main may run on CPUs 0,2-4,6-7 too, beside others; threads that the application does not move there are kept off them"
         " by their affinity; its CPU limit is not enforced"
     )
 
     for told in (events, []):
-        moments = [it.message for it in story_of(pod, told).moments if it.stage in {"decision", "proof"}]
-        assert moments[0].partition("main ")[0] in {"Pinned: container ", ""}
-        assert moments[1:] == [
+        entries = [it.message for it in timeline_of(pod, told).entries if it.stage in {"decision", "proof"}]
+        assert entries[0].partition("main ")[0] in {"Pinned: container ", ""}
+        assert entries[1:] == [
             sharing,
             "the kernel keeps main, but for threads that were moved, on CPUs 1, written to its cgroup",
         ]
@@ -121,22 +121,22 @@ def test_claim_that_the_scheduler_does_not_count_is_shown_once() -> None:
             "message": message,
             "metadata": {},
         }
-        return [it.message for it in story_of(pod, [event]).moments if "isolated-cores" in it.message]
+        return [it.message for it in timeline_of(pod, [event]).entries if "isolated-cores" in it.message]
 
     words = "the scheduler does not count the cores of main: it requests 0 corepin.io/isolated-cores"
-    assert [it.message for it in story_of(pod, []).moments if "isolated-cores" in it.message] == [words]
+    assert [it.message for it in timeline_of(pod, []).entries if "isolated-cores" in it.message] == [words]
     assert told("main") == ["Uncounted: container main: it requests 0 corepin.io/isolated-cores"]
     assert words in told("main2")
 
 
 def test_refused_claim_says_what_it_waits_for() -> None:
-    """The refusal with its remedy is both in the story and at its end."""
+    """The refusal with its remedy is both in the timeline and at its end."""
     full = bound("big", container("main", 6), annotations=EXCLUSIVE)
-    story = story_of(*shown(bound("late", annotations=EXCLUSIVE), full))
+    timeline = timeline_of(*shown(bound("late", annotations=EXCLUSIVE), full))
 
-    (refusal,) = (moment.message for moment in story.moments if moment.stage == "refusal")
+    (refusal,) = (entry.message for entry in timeline.entries if entry.stage == "refusal")
     assert refusal.startswith("Unpinnable: ")
-    (wait,) = story.waits
+    (wait,) = timeline.waits
     assert wait.startswith("CPUs for main: wanted 2 free CPUs, found 0: wait")
 
 
@@ -145,10 +145,10 @@ def test_pod_without_a_node_waits_for_the_scheduler() -> None:
     pod = {**bound("web", annotations=EXCLUSIVE)}
     condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
 
-    assert story_of(pod | {"status": {"conditions": [condition]}}, []).waits == (
+    assert timeline_of(pod | {"status": {"conditions": [condition]}}, []).waits == (
         "a node: 0/1 nodes are available",
     )
-    assert story_of(pod | {"status": {}}, []).waits == ("a node: the scheduler has said nothing yet",)
+    assert timeline_of(pod | {"status": {}}, []).waits == ("a node: the scheduler has said nothing yet",)
 
 
 def test_annotation_that_nobody_can_read_says_nothing() -> None:
@@ -163,11 +163,11 @@ def test_silent_agent_is_named() -> None:
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     for text in ("{", "[]", '{"containers": []}'):
         pod["metadata"]["annotations"][STATUS_CPUS] = text
-        (wait,) = story_of(pod, []).waits
+        (wait,) = timeline_of(pod, []).waits
         assert wait.startswith("the agent of node node-1")
     plain, _ = shown(bound("plain", annotations={}))
-    assert story_of(plain, []).waits == ()
-    assert story_of(plain, []).moments[0].message == "none: its containers run in the shared set"
+    assert timeline_of(plain, []).waits == ()
+    assert timeline_of(plain, []).entries[0].message == "none: its containers run in the shared set"
 
 
 def test_everything_that_can_be_waited_for_is_named() -> None:
@@ -180,7 +180,7 @@ def test_everything_that_can_be_waited_for_is_named() -> None:
     gate = {"name": GATE_CONTAINER, "state": {"running": {}}}
     held = {"name": "main", "state": {"waiting": {"reason": "CreateContainerError", "message": "no CPUs"}}}
     usual = {"name": "other", "state": {"waiting": {"reason": "PodInitializing"}}}
-    waits = story_of(changed(pod, initContainerStatuses=[gate], containerStatuses=[held, usual]), []).waits
+    waits = timeline_of(changed(pod, initContainerStatuses=[gate], containerStatuses=[held, usual]), []).waits
 
     assert [wait.partition(":")[0].partition(",")[0] for wait in waits] == [
         "its annotations",
@@ -190,7 +190,7 @@ def test_everything_that_can_be_waited_for_is_named() -> None:
         GATE_CONTAINER,
         "main (CreateContainerError)",
     ]
-    assert story_of(changed(pod, phase="Failed"), []).waits == ()
+    assert timeline_of(changed(pod, phase="Failed"), []).waits == ()
 
 
 def test_what_the_webhook_added_is_told() -> None:
@@ -198,11 +198,11 @@ def test_what_the_webhook_added_is_told() -> None:
     pod, _ = shown(bound("web", annotations={**ISOLATE, CMK_INJECTED: "1", GUARDED: "true"}))
     pod["spec"]["initContainers"] = [{"name": GATE_CONTAINER}]
 
-    added = [moment.message for moment in story_of(pod, []).moments if moment.stage == "admission"]
+    added = [entry.message for entry in timeline_of(pod, []).entries if entry.stage == "admission"]
     assert [message.split()[-1] for message in added] == ["toleration", "CPUs", GATE_CONTAINER]
     assert "a runtime that has corepin's guard" in added[1]
     pod["metadata"]["annotations"][GUARDED] = "false"
-    assert not any("guard" in moment.message for moment in story_of(pod, []).moments)
+    assert not any("guard" in entry.message for entry in timeline_of(pod, []).entries)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_proof_says_how_long_it_was_not_so(window: float | None, words: str) -> 
     status["vm"] = {"time": LATER, "vcpus": ["1", "2"]}
     pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
 
-    proofs = [moment.message for moment in story_of(pod, []).moments if moment.stage == "proof"]
+    proofs = [entry.message for entry in timeline_of(pod, []).entries if entry.stage == "proof"]
     assert proofs[0].endswith(words)
     assert proofs[1] == "the kernel keeps its vCPUs so: 0 on 1, 1 on 2"
 
@@ -228,16 +228,18 @@ def test_warnings_of_others_are_part_of_it() -> None:
     pod, _ = shown(bound("web", annotations=ISOLATE))
     warning = {"metadata": {}, "type": "Warning", "reason": "FailedScheduling", "message": "full", "count": 3}
     usual = {"metadata": {}, "type": "Normal", "reason": "Pulled", "message": "image"}
-    story = story_of(pod, [{**warning, "eventTime": "2026-11-20T10:00:00.5Z", "lastTimestamp": LATER}, usual])
+    timeline = timeline_of(
+        pod, [{**warning, "eventTime": "2026-11-20T10:00:00.5Z", "lastTimestamp": LATER}, usual]
+    )
 
-    told = [moment.message for moment in story.moments if moment.stage == "event"]
+    told = [entry.message for entry in timeline.entries if entry.stage == "event"]
     assert told == [f"FailedScheduling: full (3 times, last {LATER})"]
 
 
 def test_the_guide_shows_it_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story in the user guide is what the command prints."""
+    """The timeline in the user guide is what the command prints."""
     pod, events = shown(bound("web", annotations=ISOLATE), when=LATER)
     monkeypatch.setenv("COLUMNS", "200")
     with api_objects(tmp_path, served(pod, events)) as config:
@@ -251,13 +253,13 @@ def test_the_guide_shows_it_so(
 @pytest.mark.parametrize(
     "words", [("web",), ("web", "-n", "default"), ("default/web",), ("web", "--context", "x")]
 )
-def test_command_prints_the_story(
+def test_command_prints_the_timeline(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: tuple[str, ...],
 ) -> None:
-    """However the pod is named, its story fits the screen, and control characters in it are spelled out."""
+    """However the pod is named, its timeline fits the screen, and control characters in it are spelled out."""
     pod, events = shown(bound("web", annotations=ISOLATE))
     events.append({"metadata": {}, "type": "Warning", "reason": "Odd", "message": "\x1b[31mred"})
     events.append({"metadata": {}, "type": "Warning", "firstTimestamp": "\x1b[2J"})

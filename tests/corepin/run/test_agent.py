@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agent.checkpoint import StateDir
 from agent.config import AgentConfig, ApiFlags
 from agent.local.pods_dir import PodsDir
 from agent.main import reporters
 from agent.metrics import Metrics
+from agent.reconcile.checkpoint import StateDir
 from apiserver.access import Access
 from apiserver.client import Api
 from corepin import cli

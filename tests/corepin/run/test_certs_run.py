@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from certs.probe import Address
-from certs.rotation import Rest, Settings, Wait
+from certs.rotation import Rest, RotationSettings, Wait
 from corepin.cli import main
 from corepin.errors import CommandFailed
 from corepin.run.certs_run import Options, _pause, add_parser, options_of
@@ -33,7 +33,7 @@ def test_defaults_fit_the_manifests() -> None:
     assert parsed.replicas == (Address("corepin-webhook-replicas.corepin-system.svc", 8443),)
     assert parsed.configurations == ("zz-corepin",)
     assert (parsed.settle, parsed.interval) == (timedelta(seconds=60), timedelta(seconds=10))
-    assert parsed.kubelet_sync == Settings(("x",)).kubelet_sync == timedelta(seconds=90)
+    assert parsed.kubelet_sync == RotationSettings(("x",)).kubelet_sync == timedelta(seconds=90)
     assert parsed.metrics_listen is not None
     assert parsed.metrics_listen[1] == 8082
 

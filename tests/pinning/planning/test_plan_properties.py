@@ -21,7 +21,7 @@ from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.planning.node_sets import check_machine
 from pinning.planning.observed import Owner, SeenContainer, State
 from pinning.planning.plan import Plan, plan
-from pinning.planning.starts import start_table
+from pinning.planning.start_table import start_table
 from tests.pinning.births import check_births
 from tests.pinning.wishes import WISHES
 from tests.pinning.world import Wish, World

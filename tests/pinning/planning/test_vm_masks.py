@@ -20,7 +20,7 @@ from pinning.planning.vm_masks import (
     launcher_masks,
     sandbox_masks,
 )
-from pinning.vm_threads import Role
+from pinning.planning.vm_threads import Role
 from tests.pinning.machines import FLAT
 
 HELD = CPUSet.parse("1-3,5-6")  # the cores 1,5 and 2,6, and CPU 3

@@ -9,7 +9,7 @@ import pytest
 
 from tests.webhook.edge import StubDecider
 from tests.webhook.reviews import review
-from webhook.config.reload import Generation
+from webhook.config.reload import Revision
 from webhook.metrics import Metrics, ReviewMeter
 from webhook.review import memory_queue
 from webhook.review.app import ReviewEndpoint
@@ -82,7 +82,7 @@ class Served:
         self.endpoint = ReviewEndpoint(
             "mutate",
             lambda decider, request: decider.mutate(request),
-            lambda: Generation(1, decide),
+            lambda: Revision(1, decide),
             ReviewMeter(self.metrics, "mutate"),
             ReviewLog(lambda _line: None),
             self.bodies,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.pods import CPU_MANAGER
 from webhook.config.mutations import BUILT_IN
-from webhook.config.reload import Generation
+from webhook.config.reload import Revision
 from webhook.config.settings import Settings
 from webhook.metrics import Metrics, ReviewMeter
 from webhook.review.app import Reply, ReviewEndpoint
@@ -123,7 +123,7 @@ class Webhook:
         decider = Decider(settings or Settings(), mutations)
         metrics, log = Metrics(), ReviewLog(lambda _: None)
         meters = {name: ReviewMeter(metrics, name) for name in ("mutate", "validate")}
-        make = partial(ReviewEndpoint, deciders=lambda: Generation(1, decider), log=log)
+        make = partial(ReviewEndpoint, deciders=lambda: Revision(1, decider), log=log)
         self.mutate = make("mutate", lambda rules, asked: rules.mutate(asked), meter=meters["mutate"])
         self.validate = make("validate", lambda rules, asked: rules.validate(asked), meter=meters["validate"])
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinning.brief import MOST_REPORTED
 from pinning.pods.types import ObjectMeta
+from pinning.truncate import MOST_REPORTED
 from tests.pods import (
     CORES,
     CPU_MANAGER,

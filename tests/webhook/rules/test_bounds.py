@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pinning.brief import MOST_REPORTED
 from pinning.contract import LIMIT_RANGER, SIDECAR_LIMITS_POD
 from pinning.pods import annotations as policy_annotations
 from pinning.pods.annotations import MOST_POLICIES
 from pinning.pods.claims import read_pod
+from pinning.truncate import MOST_REPORTED
 from tests.pods import CORES, CPU_MANAGER, container, pod
 from tests.webhook.edge import Edge
 from tests.webhook.requests import RULES, denied, request

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.webhook.mounted import Mounted, new_ca, pair
 from webhook.config.reload import Unusable
-from webhook.server.connection import Policy
+from webhook.server.connection import ConnectionRules
 from webhook.server.tls import Identities, Identity, TLSFiles, peer_names
 
 if TYPE_CHECKING:
@@ -140,20 +140,24 @@ def test_names_of_a_peer_are_its_common_name_and_alternatives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "certificate", "refusal"),
+    ("rules", "certificate", "refusal"),
     [
-        (Policy(), None, None),
-        (Policy(True), None, "a client certificate is required"),
-        (Policy(True), {}, "a client certificate is required"),
-        (Policy(True), CERTIFICATE, None),
-        (Policy(True, frozenset({"kube-apiserver", "b"})), CERTIFICATE, None),
-        (Policy(True, frozenset({"system:masters"})), CERTIFICATE, "bears none of the allowed names"),
+        (ConnectionRules(), None, None),
+        (ConnectionRules(True), None, "a client certificate is required"),
+        (ConnectionRules(True), {}, "a client certificate is required"),
+        (ConnectionRules(True), CERTIFICATE, None),
+        (ConnectionRules(True, frozenset({"kube-apiserver", "b"})), CERTIFICATE, None),
+        (
+            ConnectionRules(True, frozenset({"system:masters"})),
+            CERTIFICATE,
+            "bears none of the allowed names",
+        ),
     ],
 )
-def test_policy_tells_whom_it_serves(
-    policy: Policy, certificate: dict[str, object] | None, refusal: str | None
+def test_rules_refuse_certificates_without_an_allowed_name(
+    rules: ConnectionRules, certificate: dict[str, object] | None, refusal: str | None
 ) -> None:
     """Everybody without a CA; with one, whoever it verified, by name if names are given."""
-    found = policy.refusal(certificate)
+    found = rules.refusal(certificate)
 
     assert (refusal in (found or "")) if refusal else found is None

@@ -14,7 +14,7 @@ from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, Quota, StaticPools
 from pinning.planning.observed import Owner, State
-from pinning.task_parts import Tally
+from pinning.planning.task_parts import Tally
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.mixed.fake_tasks import FakeTasks
 from tests.agent.reconcile.scenes import PLAIN, TWO, container

@@ -12,7 +12,7 @@ from agent.reconcile import tallies
 from agent.reconcile.tallies import with_proofs
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
-from pinning.task_parts import Tally
+from pinning.planning.task_parts import Tally
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import TWO, container
 from tests.agent.reconcile.serving import Reports, serving

@@ -9,7 +9,7 @@ from agent.interfaces import RuntimeSandbox
 from agent.vm_interfaces import VMPinned
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
-from pinning.vm_threads import GuestID, Role
+from pinning.planning.vm_threads import GuestID, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

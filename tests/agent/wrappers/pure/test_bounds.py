@@ -21,7 +21,7 @@ from agent.wrappers.bounds import (
     Refusals,
     Turns,
 )
-from agent.wrappers.errors import Crowded, Denied
+from agent.wrappers.protocol import Crowded, Denied
 
 A, B = Origin("a", "a0"), Origin("b", "b0")
 

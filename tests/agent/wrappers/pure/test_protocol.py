@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.wrappers.errors import Denied
-from agent.wrappers.protocol import REQUEST_LIMIT, Request, Verb, accepted, denied, environment, read_request
+from agent.wrappers.protocol import (
+    REQUEST_LIMIT,
+    Denied,
+    Request,
+    Verb,
+    accepted,
+    denied,
+    environment,
+    read_request,
+)
 
 TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=40)
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.wrappers.errors import Denied
+from agent.wrappers.protocol import Denied, Pool, Want
 from agent.wrappers.registry import MOST_CLAIMS, Claim, Holder, OwnCore, Process, Registry
-from agent.wrappers.wants import Pool, Want
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.observed import Owner
 

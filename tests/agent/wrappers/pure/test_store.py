@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.wrappers.kept import Kept
-from agent.wrappers.reclaimed import MOST
+from agent.wrappers.protocol import Pool, Want
 from agent.wrappers.registry import Claim, Holder, Process
 from agent.wrappers.store import (
+    MOST_RECLAIMED,
     REST_SECONDS,
     SPARE_LINES,
+    Kept,
     Saver,
     Store,
     claim_text,
@@ -27,7 +28,6 @@ from agent.wrappers.store import (
     reclaimed_text,
     write,
 )
-from agent.wrappers.wants import Pool, Want
 from pinning.cmk.pools import Reclaimed
 from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
@@ -122,10 +122,10 @@ def test_entries_of_a_file_are_bounded(tmp_path: Path) -> None:
     """Entries that were added beyond the bound are counted as dropped, by the next agent too."""
     store = Store(tmp_path / "wrappers.json", "boot")
     store.save(KEPT)
-    store.add([reclaimed_text(ENTRY)] * (MOST + 9), lambda: KEPT)
+    store.add([reclaimed_text(ENTRY)] * (MOST_RECLAIMED + 9), lambda: KEPT)
 
     kept = store.load()
-    assert (len(kept.reclaimed), kept.dropped) == (MOST, 3 + 1 + 9)
+    assert (len(kept.reclaimed), kept.dropped) == (MOST_RECLAIMED, 3 + 1 + 9)
 
 
 def test_a_file_of_an_agent_that_wrote_no_ends_says_so(tmp_path: Path) -> None:

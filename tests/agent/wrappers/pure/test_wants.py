@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.wrappers.errors import Denied
-from agent.wrappers.wants import Pool, Want, read_want
+from agent.wrappers.protocol import Denied, Pool, Want, read_want
 
 
 @pytest.mark.parametrize(

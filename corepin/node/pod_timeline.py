@@ -1,0 +1,197 @@
+"""Timeline of a pod's CPU claims and what the pod waits for, from its API object and events. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from corepin.node.pod_waits import waits_of
+from drawing.policy_words import PATH_WORDS
+from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
+from pinning.pods.claims import Claim, Origin, read_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pinning.pods.types import Pod
+
+_TO_SECONDS: Final = len("2026-11-20T10:00:00")
+# Order of entries with the same second, from cause to effect.
+_STAGES: Final = ("claim", "admission", "node", "start", "decision", "refusal", "event", "proof")
+_GUARD: Final = (
+    "a runtime that has corepin's guard starts none of its containers before the agent has set its CPUs"
+)
+_OF_REASONS: Final = {"Pinned": "decision", "PolicyChanged": "decision", "Unpinnable": "refusal"}
+
+
+class Entry(NamedTuple):
+    """One entry of the timeline."""
+
+    time: str  # to the second in UTC, empty if unknown
+    stage: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All known entries of one pod, and what it waits for."""
+
+    title: str
+    entries: tuple[Entry, ...]
+    waits: tuple[str, ...]  # empty if it waits for nothing
+
+
+def timeline_of(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> Timeline:
+    """Return the timeline of a pod, from its API object and its events."""
+    status = agent_status(pod)
+    recorded = list(_events(events))
+    entries = [*_claims(pod), *_admission(pod), *_node(pod), *_starts(pod), *recorded]
+    entries += _decisions(status, recorded)
+    entries += _proofs(status)
+    return Timeline(_title(pod), tuple(sorted(entries, key=_order)), tuple(waits_of(pod, status)))
+
+
+def agent_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the status annotation of a pod; empty if it is absent or not the agent's."""
+    text = (pod["metadata"].get("annotations") or {}).get(STATUS_CPUS)
+    try:
+        status = parse_json(text or "{}")
+    except BadJSON:  # users without the admission policies can write it
+        return {}
+    is_ours = isinstance(status, dict) and isinstance(status.get("containers", {}), dict)
+    return status if is_ours else {}
+
+
+def _order(entry: Entry) -> tuple[str, int]:
+    return entry.time, _STAGES.index(entry.stage)
+
+
+def _title(pod: Mapping[str, Any]) -> str:
+    metadata, phase = pod["metadata"], pod["status"].get("phase", "of unknown phase")
+    node = pod["spec"].get("nodeName")
+    place = f"on node {node}" if node else "on no node yet"
+    return f"pod {metadata['namespace']}/{metadata['name']}, {phase}, {place}"
+
+
+def _claims(pod: Mapping[str, Any]) -> Iterator[Entry]:
+    time = pod["metadata"].get("creationTimestamp") or ""
+    claims = read_pod(cast("Pod", pod))
+    for claim in claims.claims:
+        yield Entry(time, "claim", f"{claim.container} wants {_wish(claim)}")
+    for cause in claims.causes:
+        yield Entry(time, "claim", f"cannot hold: {cause.field}: {cause.message}")
+    if not claims.claims and not claims.causes:
+        yield Entry(time, "claim", "none: its containers run in the shared set")
+
+
+def _wish(claim: Claim) -> str:
+    unit = "core" if claim.origin is Origin.CMK else "CPU"
+    words = [f"{claim.count} {unit}{'s' * (claim.count != 1)}", str(claim.policy)]
+    words += [f"smt {claim.smt}"] if claim.smt else []
+    words += [f"numa {claim.numa}"] if claim.numa else []
+    source = {
+        Origin.CMK: f"by the resource {claim.resource}",
+        Origin.LAUNCHER: "for a virtual machine with dedicated CPUs",
+        Origin.ANNOTATION: "by annotation",
+    }[claim.origin]
+    return f"{', '.join(words)}, {source}" + (", and must not start without" if claim.must_fit else "")
+
+
+def _admission(pod: Mapping[str, Any]) -> Iterator[Entry]:
+    """Yield the webhook's visible additions."""
+    time = pod["metadata"].get("creationTimestamp") or ""
+    annotations = pod["metadata"].get("annotations") or {}
+    if CMK_INJECTED in annotations:
+        yield Entry(time, "admission", "the webhook added CMK's mounts, variable and toleration")
+    if annotations.get(GUARDED) == GUARDED_VALUE:
+        yield Entry(time, "admission", f"it is marked {GUARDED}: {_GUARD}")
+    if any(it["name"] == GATE_CONTAINER for it in pod["spec"].get("initContainers") or ()):
+        yield Entry(time, "admission", f"the webhook added the init container {GATE_CONTAINER}")
+
+
+def _node(pod: Mapping[str, Any]) -> Iterator[Entry]:
+    for condition in pod["status"].get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            time = condition.get("lastTransitionTime") or ""
+            yield Entry(time, "node", f"the scheduler chose {pod['spec'].get('nodeName')}")
+
+
+def _starts(pod: Mapping[str, Any]) -> Iterator[Entry]:
+    for container in pod["status"].get("containerStatuses") or ():
+        running = (container.get("state") or {}).get("running")
+        if running:
+            again = f", its restart {container['restartCount']}" if container.get("restartCount") else ""
+            yield Entry(running.get("startedAt") or "", "start", f"{container['name']} started{again}")
+
+
+def _events(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    """Yield corepin's events, and warnings of any source."""
+    for event in events:
+        is_ours = (event.get("source") or {}).get("component") == PRODUCT
+        if is_ours or event.get("type") == "Warning":
+            reason, count = event.get("reason") or "", event.get("count") or 1
+            often = f" ({count} times, last {event.get('lastTimestamp')})" if count > 1 else ""
+            stage = _OF_REASONS.get(reason, "event") if is_ours else "event"
+            yield Entry(_time(event), stage, f"{reason}: {event.get('message')}{often}")
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    created = event["metadata"].get("creationTimestamp")
+    time = event.get("firstTimestamp") or event.get("eventTime") or created
+    return f"{time[:_TO_SECONDS]}Z" if time else ""
+
+
+def _decisions(status: Mapping[str, Any], recorded: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the decision about each container, unless an event shows it still: the API server deletes old events."""
+    for name, container in status.get("containers", {}).items():
+        if "policy" not in container:
+            continue
+        decided = f"container {name} runs on CPUs {container['cpus']}"
+        if not any(
+            entry.message.startswith((f"Pinned: {decided},", f"Pinned: {decided} ")) for entry in recorded
+        ):
+            words = [f"cpu {container['policy']}", f"smt {container['smtPolicy']}"]
+            words.append(f"numa {container['numaPolicy']}")
+            idle = f", siblings {container['idle']} idle" if container.get("idle") else ""
+            message = f"{name} gets CPUs {container['cpus']}{idle} ({', '.join(words)})"
+            yield Entry(_applied_time(container), "decision", message)
+        if container.get("sharedCpus"):
+            yield Entry(_applied_time(container), "decision", f"{name} {_sharing(container)}")
+        reported = f"Uncounted: container {name}: "
+        if container.get("uncounted") and not any(it.message.startswith(reported) for it in recorded):
+            message = f"the scheduler does not count the cores of {name}: {container['uncounted']}"
+            yield Entry(_applied_time(container), "decision", message)
+
+
+def _applied_time(container: Mapping[str, Any]) -> str:
+    return (container.get("applied") or {}).get("time") or ""
+
+
+def _sharing(container: Mapping[str, Any]) -> str:
+    """Return which further CPUs a container may use, and the consequences for its threads and its limit."""
+    words = f"may run on CPUs {container['sharedCpus']} too, beside others"
+    if container.get("confinedBy") == "affinity":
+        words += "; threads that the application does not move there are kept off them by their affinity"
+    if container.get("cpuLimit") == "unset":
+        words += "; its CPU limit is not enforced"
+    return words
+
+
+def _proofs(status: Mapping[str, Any]) -> Iterator[Entry]:
+    for name, container in status.get("containers", {}).items():
+        if applied := container.get("applied"):
+            path = PATH_WORDS.get(applied["path"], applied["path"])
+            whom = f"{name}, but for threads that were moved," if container.get("sharedCpus") else name
+            message = f"the kernel keeps {whom} on CPUs {applied['cpus']}, {path}"
+            yield Entry(applied["time"], "proof", message + _window(applied.get("windowSeconds")))
+    if machine := status.get("vm"):
+        vcpus = ", ".join(f"{number} on {cpus}" for number, cpus in enumerate(machine["vcpus"]))
+        yield Entry(machine["time"], "proof", f"the kernel keeps its vCPUs so: {vcpus}")
+
+
+def _window(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"; it may have run elsewhere for {seconds:g} s" if seconds else "; before its first instruction"

@@ -1,0 +1,1 @@
+"""Drawing of a machine and its owners as text. Pure: it reads no files."""

@@ -1,0 +1,26 @@
+"""Descriptions of policies, and of the paths by which CPUs were set, for plans and pages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pinning.contract import NUMAPolicy, SMTPolicy
+
+SMT_WORDS: Final = {
+    SMTPolicy.PREFER: "whole cores first, a leftover may share one",
+    SMTPolicy.REQUIRE: "cores of its own",
+    SMTPolicy.ISOLATE: "one thread of each core, the siblings idle",
+}
+NUMA_WORDS: Final = {
+    NUMAPolicy.PACKED: "on the fewest NUMA nodes",
+    NUMAPolicy.DISTRIBUTED: "evenly over NUMA nodes",
+    NUMAPolicy.SINGLE: "on one NUMA node",
+}
+# How a container got its CPUs, by the agent's word for it.
+PATH_WORDS: Final = {
+    "nri": "it was made so (NRI)",
+    "cgroup": "written to its cgroup",
+    "runtime": "set by the runtime (CRI)",
+    "affinity": "set for each thread of its virtual machine",
+    "found": "found so by the agent",
+}

@@ -1,0 +1,148 @@
+"""Table of cpusets for containers that the runtime creates, or the reason why one may not start yet. Pure.
+
+A table is immutable: the thread that answers the runtime reads one while a pass builds the next. Its ledger is saved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.contract import (
+    CMK_CPUS_ASSIGNED,
+    CMK_CPUS_ASSIGNED_MASK,
+    CMK_CPUS_INFRA,
+    CMK_CPUS_SHARED,
+)
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.run_sets import asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pinning.planning.actions import Action
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.observed import Observed, Owner
+    from pinning.planning.plan import Plan
+    from pinning.planning.refusal import Refusal
+
+NOT_SEEN: Final = (
+    "the pod asks for CPUs of its own, and corepin's agent has not seen it yet; the kubelet tries again"
+)
+
+
+class Start(NamedTuple):
+    """CPUs, memory nodes and home of a container from its first instruction on."""
+
+    cpus: CPUSet  # never empty; more than it owns if its first process is moved to its own CPUs
+    own: CPUSet = EMPTY  # the CPUs it owns; empty: it runs in the shared set
+    mems: CPUSet = EMPTY  # NUMA nodes its memory is bound to; empty: not bound
+
+
+@dataclass(frozen=True)
+class StartTable:
+    """Answers for containers that are created now; the cost of an answer does not depend on the node's size."""
+
+    ledger: Ledger
+    shared: CPUSet  # the shared set: CMK's `infra` pool
+    cmk_shared: CPUSet  # CMK's `shared` pool if there is one, else the shared set
+    known: frozenset[str]  # runtime uids of pods that the API has shown or that hold CPUs
+    seen: Mapping[str, CPUSet]  # cpusets of the containers in the last observation, by id
+    refusals: Mapping[Owner, Refusal]  # of containers that may not start unpinned
+    left_alone: frozenset[Owner] = frozenset()  # another program keeps rewriting their cpusets
+    # Pools of containers whose pods ask for them.
+    others: Mapping[Owner, CPUSet] = field(default_factory=lambda: MappingProxyType({}))
+    busy: CPUSet = EMPTY  # CPUs that containers are still being moved off
+    is_strict: bool = False  # strict threads: no wrapper gives an owner CPUs of pools
+
+    def start(self, owner: Owner, *, claims: bool, busy: CPUSet = EMPTY) -> Start | str:
+        """Return the start of a container, or the reason why it may not start yet.
+
+        `claims` says that its sandbox is marked as claiming CPUs: it can delay the container, and never grants
+        CPUs, because users can set the mark. `busy` adds CPUs to the table's own.
+        """
+        busy |= self.busy
+        held = self.ledger.of(owner)
+        if held and held.footprint.isdisjoint(busy):
+            return Start(held.cpus | (self.others.get(owner, EMPTY) - busy), held.cpus, held.mems)
+        if held and held.claim.must_fit:
+            return _still_busy(held.footprint & busy)
+        if refusal := self.refusals.get(owner):
+            return refusal.text
+        if claims and owner.pod_uid not in self.known:
+            return NOT_SEEN
+        return Start((self.shared - busy) or self.shared)
+
+    def corrected(self, owner: Owner, container_id: str, asked: str, *, busy: CPUSet = EMPTY) -> CPUSet:
+        """Return the cpuset to write on a running container instead of `asked`; empty if `asked` is right.
+
+        CPUs that others still have to leave are left out, except those that the container runs on: the others are
+        to go.
+        """
+        cpus = self.ledger.cpus_of(owner, self.shared) | self.others.get(owner, EMPTY)
+        if owner in self.left_alone or asked == str(cpus):
+            return EMPTY
+        return cpus - ((busy | self.busy) - self.seen.get(container_id, EMPTY))
+
+    def home(self, owner: Owner) -> CPUSet:
+        """Return the CPUs for the first process of a container that may run on more; empty if it is not moved."""
+        return self.ledger.cpus_of(owner, EMPTY) if self.others.get(owner) else EMPTY
+
+    def trespass(self, owner: Owner, cpus: CPUSet) -> CPUSet:
+        """Return the CPUs of other owners on which a container runs that an older table started on `cpus`."""
+        held = self.ledger.of(owner)
+        return (cpus & self.ledger.exclusive) - (held.footprint if held else EMPTY)
+
+    def environment(self, start: Start) -> dict[str, str]:
+        """Return CMK's environment variables for a container that owns CPUs; none for others.
+
+        With strict threads the pools are limited to the container's own cpuset, so that a list may be empty.
+        """
+        if not start.own:
+            return {}
+        shared, infra = self.cmk_shared, self.shared
+        if self.is_strict:
+            shared, infra = shared & start.cpus, infra & start.cpus
+        return {
+            CMK_CPUS_ASSIGNED: _listed(start.own),
+            CMK_CPUS_ASSIGNED_MASK: start.own.to_hex(),
+            CMK_CPUS_SHARED: _listed(shared),
+            CMK_CPUS_INFRA: _listed(infra),
+        }
+
+    def waiting_for(self, undone: Iterable[Action]) -> StartTable:
+        """Return the table that applies until these actions are done."""
+        return replace(self, busy=union(action.vacates for action in undone))
+
+
+def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = frozenset()) -> StartTable:
+    """Return the table that applies until the first action of a plan is done."""
+    shared = plan.shared
+    table = StartTable(
+        ledger=plan.ledger,
+        shared=shared,
+        cmk_shared=plan.sets.pools.set_aside or shared,
+        known=observed.known_uids.union(plan.ledger.pods),
+        seen=MappingProxyType({container.id: container.cpus for container in observed.containers}),
+        refusals=MappingProxyType(
+            {refusal.owner: refusal for refusal in plan.refusals if refusal.blocks_start}
+        ),
+        left_alone=left_alone,
+        others=MappingProxyType(_others(plan)),
+        is_strict=plan.is_strict,
+    )
+    return table.waiting_for(plan.actions)
+
+
+def _others(plan: Plan) -> dict[Owner, CPUSet]:
+    run_sets = plan.run_sets
+    return {held.owner: run_sets.of(held.owner).others for held in plan.ledger if asked(held)}
+
+
+def _still_busy(cpus: CPUSet) -> str:
+    return f"others still run on its CPUs {cpus}, and leave them now; the kubelet tries again"
+
+
+def _listed(cpus: CPUSet) -> str:
+    return ",".join(map(str, cpus))

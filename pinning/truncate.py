@@ -1,0 +1,39 @@
+"""Bounds on how much user text is repeated in messages: texts are truncated, lists end.
+
+The author of an annotation controls its length and number. The size of an answer or event, and the memory needed to
+build it, must not depend on either.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Item = TypeVar("Item")
+
+NAME: Final = 63  # characters of a container's name, which is a DNS label
+KEY: Final = 317  # of an annotation key: a prefix of 253, a slash and a name of 63
+VALUE: Final = 40  # of anything else
+NAMES_LISTED: Final = 10
+MOST_REPORTED: Final = 50  # causes, or warnings, of one object
+
+
+def truncate(text: str, limit: int) -> str:
+    """Return the text, or its first `limit` characters with the last three replaced by dots."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def few(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Return the items to report and one more, which shows that others follow; the rest is not consumed."""
+    return tuple(islice(items, MOST_REPORTED + 1))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first names in sorted order, joined by commas, and the number of the others."""
+    ordered = sorted(names)
+    text = ", ".join(truncate(name, NAME) for name in ordered[:NAMES_LISTED])
+    left = len(ordered) - NAMES_LISTED
+    return f"{text} and {left} more" if left > 0 else text

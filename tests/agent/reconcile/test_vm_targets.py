@@ -1,0 +1,112 @@
+"""What each machine is to run on, where the agent allocates and where the kubelet does."""
+
+from __future__ import annotations
+
+from agent.interfaces import HeldCPUs, RuntimeContainer, RuntimeSandbox
+from agent.reconcile.vm_targets import (
+    UNSAID,
+    VMTarget,
+    observed_targets,
+    place_of,
+    planned_targets,
+    sandbox_targets,
+)
+from agent.vm_interfaces import VMPlace
+from pinning.contract import VMThreadsPolicy
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import NodeConfig
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, SeenSandbox, State
+from pinning.planning.plan import Plan, plan
+from tests.pinning.machines import FLAT
+from tests.pinning.world import Wish, pod_document
+
+PAIR, OTHERS = CPUSet.parse("1,5"), CPUSet.parse("0,2-4,6-7")
+UNION, SHARED = VMThreadsPolicy.UNION, VMThreadsPolicy.SHARED
+SANDBOX = RuntimeSandbox("s-k", "k", "test", "pod-k", "kata-qemu", 300, "/kubepods/k/s-k")
+
+
+def launcher(state: State = State.RUNNING, name: str = "compute", *, in_vm: bool = False) -> RuntimeContainer:
+    """Return a container of the pod v."""
+    return RuntimeContainer("id-v", "v", "test", "pod-v", name, state, 200, "/kubepods/v/id-v", in_vm)
+
+
+def inside(name: str, state: State = State.RUNNING) -> RuntimeContainer:
+    """Return a container of the pod k, which runs in a sandbox."""
+    return RuntimeContainer(f"id-{name}", "k", "test", "pod-k", name, state, 300, None, True, sandbox="s-k")
+
+
+LAUNCHER = VMPlace("id-v", 200, "/kubepods/v/id-v", is_sandbox=False)
+NOWHERE: dict[str, VMTarget] = {}
+LAUNCHED = SeenPod.of(pod_document("v", [Wish("2")], vm=True))  # type: ignore[arg-type]
+
+
+def planned(*containers: SeenContainer, sandboxes: tuple[SeenSandbox, ...] = ()) -> Plan:
+    """Return the plan of a node with the launcher v and the pod k, which holds two CPUs."""
+    pods = (LAUNCHED, SeenPod.of(pod_document("k", [Wish("2", policy="exclusive")])))  # type: ignore[arg-type]
+    observed = Observed(FLAT, FLAT.online, pods, containers, sandboxes)
+    return plan(observed, Ledger(), NodeConfig())
+
+
+def test_launcher_has_what_its_container_holds() -> None:
+    """Only the container that runs the machine, and only while it runs; also when its pod left the API."""
+    made = planned()
+    held = made.ledger.of(Owner("v", "compute"))
+    assert held
+    target = VMTarget("v", held.cpus, smt=held.smt)
+
+    assert planned_targets([launcher()], [LAUNCHED], made) == {LAUNCHER: target}
+    assert planned_targets([launcher()], [], made) == {LAUNCHER: target}
+    for other in (launcher(State.EXITED), launcher(name="log"), launcher(in_vm=True)):
+        assert planned_targets([other], [LAUNCHED], made) == {}
+
+
+def test_sandbox_whose_move_is_not_done_stays_where_it_was_put_last() -> None:
+    """Else a look between two passes would let it onto CPUs that others have still to leave."""
+    made = planned(sandboxes=(SeenSandbox("s-k", "k", FLAT.online),))
+    held = made.ledger.of(Owner("k", "c0"))
+    assert held
+    place, before = place_of(SANDBOX), VMTarget("k", EMPTY, OTHERS)
+
+    assert sandbox_targets(made, {"s-k": SANDBOX}, NOWHERE.get, ()) == {
+        place: VMTarget("k", held.cpus, held.cpus)
+    }
+    assert sandbox_targets(made, {"s-k": SANDBOX}, {"s-k": before}.get, {"s-k"}) == {place: before}
+    assert sandbox_targets(made, {"s-k": SANDBOX}, NOWHERE.get, {"s-k"}) == {}
+    assert sandbox_targets(made, {}, NOWHERE.get, ()) == {}
+
+
+def observed(held: dict[Owner, HeldCPUs], policy: VMThreadsPolicy = UNION) -> dict[VMPlace, VMTarget]:
+    """Return the targets where the kubelet gave these CPUs."""
+    containers = [launcher(), inside("a"), inside("b"), inside("old", State.EXITED)]
+    return observed_targets(containers, [LAUNCHED], [SANDBOX], held, policy)
+
+
+def test_launcher_has_what_the_kubelet_gave_it() -> None:
+    """Where the kubelet says nothing its cpuset counts if it is what the container asked for, and never a shared set."""
+    owner = Owner("v", "compute")
+
+    for word in (True, None):
+        assert observed({owner: HeldCPUs(PAIR, word)}) == {LAUNCHER: VMTarget("v", PAIR)}
+    for held in (HeldCPUs(PAIR, False), HeldCPUs(OTHERS, None)):
+        assert observed({owner: held}) == {}
+
+
+def test_sandbox_has_what_the_kubelet_gave_its_containers_together() -> None:
+    """Containers in the shared pool add nothing to those that own CPUs."""
+    a, b, old = (Owner("k", name) for name in ("a", "b", "old"))
+    place, beside = place_of(SANDBOX), HeldCPUs(OTHERS, False)
+
+    assert observed({a: HeldCPUs(PAIR, True), b: beside}) == {place: VMTarget("k", PAIR, PAIR)}
+    assert observed({a: HeldCPUs(PAIR, True), b: beside}, SHARED) == {place: VMTarget("k", PAIR, OTHERS)}
+    assert observed({a: HeldCPUs(PAIR, True)}, SHARED) == {place: VMTarget("k", PAIR, PAIR)}
+    assert observed({a: beside, b: beside}) == {place: VMTarget("k", EMPTY, OTHERS)}
+    assert observed({old: HeldCPUs(PAIR, True)}) == {}
+
+
+def test_sandbox_of_which_nobody_says_whose_its_cpus_are_is_only_confined() -> None:
+    """The reason is told, and no vCPU is kept on one CPU."""
+    held = {Owner("k", "a"): HeldCPUs(PAIR, None), Owner("k", "b"): HeldCPUs(CPUSet([2]), True)}
+    cpus = CPUSet.parse("1-2,5")
+
+    assert observed(held) == {place_of(SANDBOX): VMTarget("k", cpus, cpus, doubt=UNSAID)}

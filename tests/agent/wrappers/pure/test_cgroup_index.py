@@ -1,0 +1,70 @@
+"""In which container a process is, by /proc/PID/cgroup as different namespaces show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.kernel.cgroupfs import V1, V2, Hierarchy
+from agent.wrappers.peer import CgroupIndex, cgroup_in
+
+SLICE = "/kubepods.slice/kubepods-pod1.slice"
+CGROUPS = {f"{SLICE}/cri-a.scope": "a", f"{SLICE}/cri-b.scope": "b", "/kubepods/pod2/c": "c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "path"),
+    [
+        ("0::/kubepods/pod2/c\n", V2, "/kubepods/pod2/c"),
+        ("12:cpuset:/x\n3:cpu,cpuacct:/y\n0::/z\n", V1, "/x"),
+        ("4:cpu,cpuset:/a:b\n", V1, "/a:b"),
+        ("12:cpuset:/x\n0::/z\n", V2, "/z"),
+        ("1:name=cpuset:/x\n", V1, ""),
+        ("0::/x (deleted)\n", V2, "/x (deleted)"),
+        ("", V2, ""),
+        ("rubbish", V1, ""),
+    ],
+)
+def test_the_line_of_the_cpuset_hierarchy_counts(text: str, version: int, path: str) -> None:
+    """On version 1 each hierarchy has a line of its own; whatever else is there is no cgroup."""
+    assert cgroup_in(text, version) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        (f"{SLICE}/cri-a.scope", ["a"]),
+        (f"{SLICE}/cri-a.scope/deep/down", ["a"]),
+        (f"{SLICE}/cri-ab.scope", []),
+        (SLICE, []),
+        ("/", []),
+        ("", []),
+        ("/cri-a.scope", []),
+        ("/kubepods/pod2/c/kubepods.slice/kubepods-pod1.slice/cri-a.scope", ["c"]),
+    ],
+)
+def test_the_nearest_cgroup_above_counts(path: str, found: list[str]) -> None:
+    """A cgroup inside of a container is that container's, whatever it is called."""
+    assert [container for container, _ in CgroupIndex(CGROUPS).candidates(path)] == found
+
+
+def hierarchy(root: Path) -> Hierarchy:
+    """Return a hierarchy of plain files."""
+    return Hierarchy(V2, root, root)
+
+
+def test_from_a_namespace_of_the_agents_own_the_kernel_is_asked(tmp_path: Path) -> None:
+    """Such paths go up first: the container whose cgroup has the process is it, and no other of a like name."""
+    (tmp_path / f"{SLICE}/cri-a.scope/deep".lstrip("/")).mkdir(parents=True)
+    (tmp_path / f"{SLICE}/cri-a.scope/deep/cgroup.threads".lstrip("/")).write_text("7\n42\n")
+
+    def found(pid: int, path: str) -> str | None:
+        return CgroupIndex(CGROUPS).container_of(pid, path, hierarchy(tmp_path))
+
+    assert found(42, "/../../kubepods-pod1.slice/cri-a.scope/deep") == "a"
+    assert found(42, "/../cri-a.scope/deep") == "a"
+    assert found(4, "/../cri-a.scope/deep") is None  # it says so, and the kernel does not
+    assert found(42, "/../cri-b.scope") is None
+    assert found(42, "/../x.scope") is None
+    assert found(42, "/..") is None

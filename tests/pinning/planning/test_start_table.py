@@ -1,0 +1,249 @@
+"""What a container gets that is made now: its own CPUs, the shared set, or the reason why it does not start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.ledger import Assignment
+from pinning.planning.node_config import StaticPools
+from pinning.planning.observed import Owner
+from pinning.planning.start_table import NOT_SEEN, Start, StartTable, start_table
+from tests.pinning.world import EXCLUSIVE, Wish, World, one_pod, world
+
+A, STRANGER = Owner("a", "c0"), Owner("stranger", "c0")
+WHOLE = Wish("2", smt="require")
+
+
+def cpus(text: str) -> CPUSet:
+    """Return a set."""
+    return CPUSet.parse(text)
+
+
+def table_of(node: World) -> StartTable:
+    """Plan, and return what new containers get before anything is written."""
+    planned = node.plan()
+    return start_table(planned, node.observe())
+
+
+def settled(node: World) -> StartTable:
+    """Do everything that is planned, and return what new containers get then."""
+    node.run_all()
+    return table_of(node)
+
+
+def test_owner_starts_on_its_cpus() -> None:
+    """What the ledger gives a container it has from its first instruction on."""
+    assert settled(one_pod(EXCLUSIVE, cores=4)).start(A, claims=True) == Start(cpus("1,5"), cpus("1,5"))
+
+
+@pytest.mark.parametrize(
+    "owner", [STRANGER, Owner("a", "debugger")], ids=["unknown pod", "ephemeral container"]
+)
+def test_everyone_else_starts_in_the_shared_set(owner: Owner) -> None:
+    """A container that claims nothing is kept off the CPUs of owners, whether its pod is known or not."""
+    assert settled(one_pod(EXCLUSIVE, cores=4)).start(owner, claims=False) == Start(cpus("0,2-4,6-7"))
+
+
+def test_pod_that_asks_and_was_not_seen_is_held_back() -> None:
+    """Its claim is still to be read and its CPUs are still to be saved."""
+    assert settled(one_pod(EXCLUSIVE)).start(STRANGER, claims=True) == NOT_SEEN
+
+
+def test_pod_that_was_seen_is_not_held_back_by_its_annotations() -> None:
+    """What its sandbox says counts only until the API has spoken."""
+    node = world(4)
+    node.add("a", [Wish(policy="none")])
+    assert settled(node).start(A, claims=True) == Start(cpus("0-7"))
+
+
+def test_pod_that_holds_cpus_is_known_without_the_api() -> None:
+    """While the API is out of reach, its containers may restart."""
+    node = one_pod(EXCLUSIVE, cores=4)
+    node.api_answers = False
+    table = settled(node)
+    assert table.start(A, claims=True) == Start(cpus("1,5"), cpus("1,5"))
+    assert table.start(Owner("a", "sidecar"), claims=True) == Start(cpus("0,2-4,6-7"))
+
+
+def test_refused_claim_that_must_fit_is_told_what_its_event_says() -> None:
+    """The text of the event is the text of the error that `kubectl describe pod` shows."""
+    node = world(4)
+    node.add("a", [Wish(cores=9)])
+    planned = node.plan()
+    (refusal,) = planned.refusals
+    assert start_table(planned, node.observe()).start(A, claims=True) == refusal.text
+    assert refusal.text.startswith("NotEnoughCPUs: wanted 9 ")
+
+
+def test_refused_claim_that_need_not_fit_starts_in_the_shared_set() -> None:
+    """Crane's contract: it runs, is not reported as pinned, and gets its CPUs later."""
+    node = world(4)
+    node.add("a", [Wish("99", policy="exclusive")])
+    assert table_of(node).start(A, claims=True) == Start(cpus("0-7"))
+
+
+@pytest.mark.parametrize(
+    ("wish", "start"),
+    [
+        pytest.param(EXCLUSIVE, Start(cpus("0,2-4,6-7")), id="exclusive"),
+        pytest.param(
+            WHOLE,
+            "others still run on its CPUs 1,5, and leave them now; the kubelet tries again",
+            id="require",
+        ),
+    ],
+)
+def test_cpus_that_others_have_not_left_are_given_to_nobody(wish: Wish, start: Start | str) -> None:
+    """Between the checkpoint and the writes others still run there; afterwards the owner may come."""
+    node = world(4)
+    node.start("b", "c0")
+    node.add("a", [wish])
+    planned = node.plan()
+    table = start_table(planned, node.observe())
+    assert table.start(A, claims=True) == start
+    assert table.waiting_for(()).start(A, claims=True) == Start(cpus("1,5"), cpus("1,5"))
+
+
+def test_idle_siblings_must_be_left_too() -> None:
+    """Under `isolate` the second thread of a core is nobody's: the first one starts when it is."""
+    node = world(4)
+    node.add("a", [Wish("1", smt="isolate")])
+    table = replace(settled(node), busy=cpus("5"))
+    assert isinstance(table.start(A, claims=True), str)
+
+
+def test_cpus_of_an_owner_that_leaves_are_not_shared_before_it_has_left() -> None:
+    """Whoever is made while an owner moves is not put beside it."""
+    table = replace(settled(one_pod(EXCLUSIVE, cores=4)), busy=cpus("2,6"))
+    assert table.start(STRANGER, claims=False) == Start(cpus("0,3-4,7"))
+
+
+def test_shared_set_is_never_empty() -> None:
+    """Where all of it is still in use, it is given all the same: no cpuset means every CPU."""
+    table = settled(one_pod(EXCLUSIVE, cores=4))
+    assert table.start(STRANGER, claims=False, busy=cpus("0-7")) == Start(cpus("0,2-4,6-7"))
+
+
+@pytest.mark.parametrize("asked", ["", "0-7", "3"], ids=["a resize", "an older set", "somebody else"])
+def test_running_containers_stay_where_the_table_says(asked: str) -> None:
+    """A change puts an owner on its CPUs and everyone else into the shared set, as far as nobody else is there."""
+    table = settled(one_pod(EXCLUSIVE, cores=4))
+    assert table.corrected(A, "a-c0", asked) == cpus("1,5")
+    assert table.corrected(STRANGER, "stranger-c0", asked) == cpus("0,2-4,6-7")
+    assert replace(table, busy=cpus("1,5")).corrected(A, "a-c0", asked) == EMPTY
+    assert table.corrected(STRANGER, "stranger-c0", asked, busy=cpus("2")) == cpus("0,3-4,6-7")
+
+
+def test_change_that_asks_for_the_right_cpus_is_not_corrected() -> None:
+    """The agent's own call comes back to it, and what it asks for it has made room for."""
+    table = settled(one_pod(EXCLUSIVE, cores=4))
+    assert table.corrected(A, "a-c0", "1,5") == EMPTY
+    assert table.corrected(A, "a-c0", "1,5", busy=cpus("1")) == EMPTY
+
+
+def test_owner_keeps_cpus_onto_which_another_was_put() -> None:
+    """A resize of it takes nothing away, while a container that cannot be moved has still to leave."""
+    node = one_pod(EXCLUSIVE, cores=4)
+    node.add("b", [Wish()])
+    owner, other = node.start(*A), node.start("b", "c0")
+    node.run_all()
+    node.containers[other] = replace(node.containers[other], cpus=cpus("1-3"))
+    table = table_of(node)
+    assert table.busy == cpus("1")
+    assert table.corrected(A, owner, "") == cpus("1,5")
+    assert table.corrected(A, "new", "") == cpus("5")
+
+
+def test_containers_that_others_write_are_left_alone() -> None:
+    """In a conflict nothing is asserted again; a new container starts right all the same."""
+    table = replace(settled(one_pod(EXCLUSIVE, cores=4)), left_alone=frozenset({A}))
+    assert table.corrected(A, "a-c0", "") == EMPTY
+    assert table.start(A, claims=True) == Start(cpus("1,5"), cpus("1,5"))
+
+
+def test_container_that_an_older_table_started_is_in_the_way_of_owners() -> None:
+    """Of the CPUs it was made with those count that somebody else owns by now."""
+    table = settled(one_pod(EXCLUSIVE, cores=4))
+    assert table.trespass(STRANGER, cpus("0-7")) == cpus("1,5")
+    assert table.trespass(A, cpus("0-7")) == EMPTY
+
+
+class LookedUp(dict[str, tuple[Assignment, ...]]):
+    """Pods that nobody may go through."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all pods were walked")
+
+    keys = values = items = __len__ = __iter__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("owner", [A, STRANGER])
+def test_answers_cost_the_same_on_any_node(owner: Owner) -> None:
+    """Whoever waits for an answer waits for its own pod, not for all that the node has."""
+    table = settled(one_pod(EXCLUSIVE, cores=4))
+    ledger = replace(table.ledger, pods=LookedUp(table.ledger.pods))
+    table = replace(table, ledger=ledger)
+    start = table.start(owner, claims=True)
+    assert isinstance(start, str) or table.environment(start)
+    assert table.corrected(owner, "", "")
+    assert table.trespass(owner, cpus("0-7")).isdisjoint(cpus("0,2-4,6-7"))
+
+
+def test_container_that_may_use_the_shared_set_starts_with_both() -> None:
+    """Its cpuset has what others have left of the shared set, and its first process is put on its own CPUs."""
+    node = one_pod(replace(EXCLUSIVE, shared="true"), cores=4)
+    table = settled(node)
+    assert table.start(A, claims=True) == Start(cpus("0-7"), cpus("1,5"))
+    assert table.start(A, claims=True, busy=cpus("2,6")) == Start(cpus("0-1,3-5,7"), cpus("1,5"))
+    assert (table.home(A), table.home(STRANGER)) == (cpus("1,5"), EMPTY)
+    assert table.corrected(A, "a-c0-2", "1,5") == cpus("0-7")
+
+
+def test_environment_is_that_of_cmk() -> None:
+    """CPUs one by one, the mask in upper-case hex; CMK's infra pool is the shared set, and its shared pool too."""
+    table = settled(one_pod(EXCLUSIVE, cores=4))
+    shared = "0,2,3,4,6,7"
+    assert table.environment(Start(cpus("1,5"), cpus("1,5"))) == {
+        "CMK_CPUS_ASSIGNED": "1,5",
+        "CMK_CPUS_ASSIGNED_MASK": "22",
+        "CMK_CPUS_SHARED": shared,
+        "CMK_CPUS_INFRA": shared,
+    }
+
+
+def test_environment_names_the_pool_that_is_set_aside() -> None:
+    """Where cores are set aside for CMK's shared pool, they are that pool."""
+    node = one_pod(Wish(cores=1), cores=4, pools=StaticPools(exclusive_cores=2, shared_cores=1))
+    table = settled(node)
+    said = table.environment(Start(cpus("1,5"), cpus("1,5")))
+    assert (said["CMK_CPUS_SHARED"], said["CMK_CPUS_INFRA"]) == ("3,7", "0,4")
+
+
+@pytest.mark.parametrize(
+    ("shared_cpus", "pools", "shared", "infra"),
+    [
+        pytest.param(None, None, "", "", id="its own CPUs alone"),
+        pytest.param("true", None, "0,2,3,4,6,7", "0,2,3,4,6,7", id="the shared set too"),
+        pytest.param("true", StaticPools(2, 1), "", "0,4", id="not the pool set aside"),
+    ],
+)
+def test_environment_with_strict_threads_names_no_cpus_out_of_reach(
+    shared_cpus: str | None, pools: StaticPools | None, shared: str, infra: str
+) -> None:
+    """Of the pools it lists what the container's cpuset has, and nothing where that is nothing."""
+    node = one_pod(replace(EXCLUSIVE, shared=shared_cpus), cores=4, pools=pools, strict_threads=True)
+    table = settled(node)
+    start = table.start(A, claims=True)
+    assert isinstance(start, Start)
+    said = table.environment(start)
+    assert said["CMK_CPUS_ASSIGNED"] == "1,5"
+    assert (said["CMK_CPUS_SHARED"], said["CMK_CPUS_INFRA"]) == (shared, infra)
+
+
+def test_environment_promises_nothing_to_those_who_hold_nothing() -> None:
+    """A container of the shared set is told no CPUs: they change while it runs."""
+    assert settled(world(4)).environment(Start(cpus("0-7"))) == {}

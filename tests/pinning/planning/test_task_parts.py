@@ -1,0 +1,68 @@
+"""Where each task goes when the CPUs of its container change, case by case and always."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.task_parts import Parts, follow, parts_of
+from tests.strategies import cpu_sets
+
+ALL = CPUSet(range(8))
+
+
+def parts(text: str) -> Parts:
+    """Return parts written as "home/others"."""
+    home, _, others = text.partition("/")
+    return Parts(CPUSet.parse(home), CPUSet.parse(others))
+
+
+@pytest.mark.parametrize(
+    ("mask", "before", "after", "expected"),
+    [
+        pytest.param("0-7", "/0-7", "2-3/0-1,4-7", "2-3", id="parts are made: all tasks go home"),
+        pytest.param("2-3", "/2-3", "2-3/0-1", "2-3", id="an owner is widened: its tasks stay"),
+        pytest.param("3", "/2-3", "2-3/0-1", "3", id="who chose one CPU keeps it"),
+        pytest.param("0", "/0-7", "2-3/0-1", "0", id="who chose a CPU that is shared keeps it"),
+        pytest.param("2-3", "2-3/0-1", "2-3/0-1,6", "2-3", id="the shared part grows: nobody leaves home"),
+        pytest.param("0-1", "2-3/0-1", "2-3/0-1,6", "0-1,6", id="who has all of it gets more"),
+        pytest.param("0", "2-3/0-1", "2-3/0-1,6", "0", id="who chose a part of it keeps that"),
+        pytest.param("6", "2-3/0-1,6", "2-3/0-1", "0-1", id="a CPU goes: its task stays in the shared part"),
+        pytest.param("1,6", "2-3/0-1,6", "2-3/0-1", "1", id="of a choice what is left"),
+        pytest.param("0-1,6", "2-3/0-1,6", "2-3/0-1", "0-1", id="all of what is left"),
+        pytest.param("2-3", "2-3/0-1,6-7", "6-7/0-3", "6-7", id="home moves, its tasks with it"),
+        pytest.param("3", "2-3/0-1,6-7", "6-7/0-1", "6-7", id="a choice at home that is gone"),
+        pytest.param("0-1,6-7", "2-3/0-1,6-7", "6-7/0-3", "0-3", id="helpers leave what becomes home"),
+        pytest.param("0-3", "2-3/0-1", "2-3/0-1,6", "0-3,6", id="who chose everything has everything"),
+        pytest.param("1-2", "2-3/0-1", "2/0", "2", id="who chose some of both has what is left of it"),
+        pytest.param("2-3", "2-3/0-1", "/2-3", "2-3", id="parts end: all tasks may run everywhere"),
+        pytest.param("0-1", "2-3/0-1", "/2-3", "2-3", id="helpers come back when there is nothing else"),
+        pytest.param("2", "2-3/0-1", "/2-4", "2", id="and a choice stays one"),
+    ],
+)
+def test_a_task_stays_on_its_part(mask: str, before: str, after: str, expected: str) -> None:
+    """Helpers follow the shared part and never come home; the others follow the container's own CPUs."""
+    assert follow(CPUSet.parse(mask), parts(before), parts(after)) == CPUSet.parse(expected)
+
+
+def test_who_was_away_does_not_come_home() -> None:
+    """A mask that the kernel dropped says nothing about where its task had been."""
+    assert follow(ALL, parts("2-3/0-1,4-7"), parts("2-3/0-1"), was_away=True) == CPUSet.parse("0-1")
+
+
+PARTS = cpu_sets(ALL).filter(bool).map(lambda home: parts_of(ALL, home))
+
+
+@given(mask=cpu_sets(ALL).filter(bool), before=PARTS, after=PARTS, was_away=st.booleans())
+def test_nobody_is_left_without_a_cpu(mask: CPUSet, before: Parts, after: Parts, was_away: bool) -> None:
+    """Wherever tasks were, they get CPUs of their container, and who keeps to the shared part stays in it."""
+    target = follow(mask, before, after, was_away=was_away)
+
+    assert target != EMPTY
+    assert target <= after.cpus
+    if mask.isdisjoint(before.home) and after.others:
+        assert target <= after.others
+    if mask <= before.home and not was_away:
+        assert target <= after.home

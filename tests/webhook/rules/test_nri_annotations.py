@@ -1,0 +1,111 @@
+"""Annotations by which the runtime of a node holds new pods back until they have CPUs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonpatch
+import pytest
+from hypothesis import given, settings
+
+from pinning.contract import GUARDED, NRI_PLUGIN, REQUIRED_PLUGINS
+from pinning.pods.claims import read_pod
+from tests.pods import CORES, CPU_MANAGER, NUMA, SMT, container, launcher, pod
+from tests.webhook.requests import BEYOND, generated, request
+from webhook.config.mutations import BUILT_IN, Mutations
+from webhook.config.settings import Settings, load_settings
+from webhook.review.handler import Decider
+from webhook.review.response import Allowed
+from webhook.rules.injection import Injection
+from webhook.rules.mutate import plan_mutation
+from webhook.rules.pods import review_new_pod
+
+SHIPPED, REQUIRING = Settings(), load_settings(b"requiredPlugins: true")
+
+
+def marked(document: Any, rules: Settings = SHIPPED) -> dict[str, str]:
+    """Return the marks of a pod after its plan; a second plan adds nothing."""
+    injection = Injection(BUILT_IN)
+    operations = plan_mutation(document, rules, injection).operations
+    result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
+    assert plan_mutation(result, rules, injection).operations == ()
+    return {key: value for key, value in own(result).items() if key in {GUARDED, REQUIRED_PLUGINS}}
+
+
+def own(document: Any) -> dict[str, str]:
+    """Return the annotations of a pod."""
+    return (document.get("metadata") or {}).get("annotations") or {}
+
+
+@pytest.mark.parametrize(
+    ("document", "is_marked"),
+    [
+        pytest.param(pod(container("main", "2"), annotations={SMT: "require"}), True, id="require"),
+        pytest.param(pod(container("main", "2"), annotations={SMT: "isolate"}), True, id="isolate"),
+        pytest.param(pod(container("main", {CORES: "2"}, {CORES: "2"})), True, id="CMK's resource alone"),
+        pytest.param(pod(container("b"), init=[container("main", {CORES: "1"})]), True, id="init container"),
+        pytest.param(launcher(), True, id="virtual machine"),
+        pytest.param(pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"}), False, id="exclusive"),
+        pytest.param(pod(container("main", "2"), annotations={CPU_MANAGER: "share"}), False, id="share"),
+        pytest.param(
+            pod(container("main", "2"), annotations={CPU_MANAGER: "none", SMT: "require"}), False, id="none"
+        ),
+        pytest.param(pod(annotations={SMT: "require"}), False, id="nobody eligible"),
+        pytest.param(pod(container("main", "2"), annotations={NUMA: "single"}), False, id="no claim"),
+        pytest.param(pod(annotations={"cmk.intel.com/mutate": "true"}), False, id="injected without a claim"),
+        pytest.param(pod(), False, id="plain"),
+    ],
+)  # fmt: skip
+def test_pods_whose_claims_must_fit_are_marked(document: Any, *, is_marked: bool) -> None:
+    """Whoever counts on whole cores, and a virtual machine, is held back; others may start in the shared set."""
+    assert marked(document) == ({GUARDED: "true"} if is_marked else {})
+
+
+@pytest.mark.parametrize("mutations", [BUILT_IN, BEYOND], ids=["typed", "beyond the types"])
+def test_the_mark_takes_nothing_from_what_cmk_adds(mutations: Mutations) -> None:
+    """A pod without annotations gets those of both."""
+    document = pod(container("main", {CORES: "2"}, {CORES: "2"}))
+    operations = plan_mutation(document, Settings(), Injection(mutations)).operations
+    result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
+    added = {"cmk.intel.com/resources-injected": "true", GUARDED: "true"}
+    assert added.items() <= result["metadata"]["annotations"].items()
+
+
+def test_the_default_validator_is_asked_where_that_is_configured() -> None:
+    """NRI's own validator then wants the agent's plugin for marked pods, and for no other ones."""
+    asking = pod(container("main", "2"), annotations={SMT: "require"})
+    found = marked(asking, REQUIRING)
+    assert found.keys() == {GUARDED, REQUIRED_PLUGINS}
+    assert json.loads(found[REQUIRED_PLUGINS]) == [NRI_PLUGIN]
+    assert marked(pod(container("main", "2"), annotations={CPU_MANAGER: "share"}), REQUIRING) == {}
+
+
+def test_a_mark_of_the_pods_own_stays() -> None:
+    """Who would rather start unpinned than wait may say so of his own pod."""
+    marks = {GUARDED: "false", REQUIRED_PLUGINS: '["other"]'}
+    assert marked(pod(container("main", "2"), annotations={SMT: "require", **marks}), REQUIRING) == marks
+
+
+def test_a_marked_pod_is_another_one_than_the_same_unmarked() -> None:
+    """The webhook is asked again after others changed the pod, and then finds nothing to add."""
+    rules = Decider(Settings(), BUILT_IN)
+    asking = pod(container("main", "2"), annotations={SMT: "require"})
+    answer = rules.mutate(request(asking))
+    assert not isinstance(answer, Allowed)
+    again = jsonpatch.apply_patch(asking, [dict(step) for step in answer.operations])
+    assert rules.mutate(request(again)) == Allowed()
+
+
+@given(generated)
+@settings(max_examples=100, deadline=None)
+def test_exactly_those_are_marked_of_which_a_claim_must_fit(document: Any) -> None:
+    """For any pod."""
+    must_fit = any(claim.must_fit for claim in read_pod(document).claims)
+    assert (GUARDED in marked(document)) is (must_fit or GUARDED in own(document))
+
+
+def test_a_pod_without_the_mark_is_admitted() -> None:
+    """Where the mutating webhook was not called the pod starts as it did before there was a guard."""
+    document = pod(container("main", "2"), annotations={SMT: "require"})
+    assert review_new_pod(document, Settings(), Injection(BUILT_IN)).causes == ()

@@ -1,0 +1,28 @@
+"""Annotations that make the node's runtime hold a new pod's containers back until they have CPUs. Pure.
+
+They are set at creation, because the runtime passes the annotations of the sandbox's creation to its NRI plugins.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from pinning.contract import GUARDED, GUARDED_VALUE, NRI_PLUGIN, REQUIRED_PLUGINS
+
+if TYPE_CHECKING:
+    from pinning.pods.claims import PodClaims
+    from webhook.config.mutations import Fragment
+    from webhook.config.settings import Settings
+
+NRI_ANNOTATIONS: Final = frozenset({GUARDED, REQUIRED_PLUGINS})  # a pod's own values are kept
+_GUARDED: Final = {GUARDED: GUARDED_VALUE}
+_REQUIRED: Final = {REQUIRED_PLUGINS: json.dumps([NRI_PLUGIN])}
+
+
+def plan_nri_annotations(pod_claims: PodClaims, settings: Settings) -> Fragment:
+    """Return the annotations for a pod with a claim that must fit; empty for other pods."""
+    if not any(claim.must_fit for claim in pod_claims.claims):
+        return {}
+    annotations = _GUARDED | _REQUIRED if settings.required_plugins else _GUARDED
+    return {"metadata": {"annotations": annotations}}
