@@ -47,7 +47,9 @@ def test_every_pin_has_a_hash(lock: str) -> None:
 @pytest.mark.parametrize("file", ["scripts/setup", "Dockerfile", "scripts/release/plugin.py"])
 def test_nothing_but_the_lock_is_installed(file: str) -> None:
     """A release that appears on the index after the lock was made changes nothing and stops nothing."""
-    hashed = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if "--require-hashes" in line]
+    hashed = [
+        line for line in Path(file).read_text(encoding="utf-8").splitlines() if "--require-hashes" in line
+    ]
 
     assert hashed
     assert all("--no-deps" in line for line in hashed)
