@@ -69,6 +69,7 @@ arrows: setup ## write the table of imports of docs/architecture.md from the cod
 	@$(BIN)/python -m tests.arrows
 
 chart: setup ## write what is made of manifests/: the Helm chart, and the overlay of `corepin cmk cluster-init`
+	@$(BIN)/python -m scripts.registration
 	@$(BIN)/python -m scripts.chart
 	@$(BIN)/python -m scripts.cmk_overlay
 

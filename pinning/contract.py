@@ -6,7 +6,10 @@ Users and other systems read and write them, so a change breaks existing manifes
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PRODUCT = "corepin"
 
@@ -26,9 +29,11 @@ CRANE_CPU_MANAGER = "qos.gocrane.io/cpu-manager"
 CPU_MANAGER = "cpu-manager.corepin.io"
 SMT_POLICY = "smt-policy.corepin.io"
 NUMA_POLICY = "numa-policy.corepin.io"
-NUMA_MEMORY_POD = "numa-memory.corepin.io/pod"
+NUMA_MEMORY = "numa-memory.corepin.io"
+NUMA_MEMORY_POD = f"{NUMA_MEMORY}/pod"
 SHARED_CPUS = "shared-cpus.corepin.io"
-SIDECAR_LIMITS_POD = "sidecar-limits.corepin.io/pod"
+SIDECAR_LIMITS = "sidecar-limits.corepin.io"
+SIDECAR_LIMITS_POD = f"{SIDECAR_LIMITS}/pod"
 POD_SCOPE = "pod"
 CONTAINER_SCOPE = "container."
 
@@ -175,8 +180,8 @@ class VMThreadsPolicy(StrEnum):
     SHARED = "shared"  # the shared set, including the shim
 
 
-class SharedCPUs(StrEnum):
-    """Whether an exclusive container may also run on the shared set."""
+class Switch(StrEnum):
+    """The values of an annotation that is either set or not."""
 
     TRUE = "true"
     FALSE = "false"
@@ -202,3 +207,20 @@ class QoSClass(StrEnum):
     GUARANTEED = "Guaranteed"
     BURSTABLE = "Burstable"
     BEST_EFFORT = "BestEffort"
+
+
+# Families of policy annotations and their values; each key is FAMILY/pod or FAMILY/container.NAME. Refusals come in
+# this order, and `make chart` writes the match conditions of manifests/base/registration.yaml from it: an API server
+# does not ask the webhook about a pod whose only annotation is of a family that is missing there.
+FAMILIES: Final[Mapping[str, type[StrEnum]]] = {
+    CPU_MANAGER: CPUPolicy,
+    SIDECAR_LIMITS: Switch,
+    SMT_POLICY: SMTPolicy,
+    NUMA_POLICY: NUMAPolicy,
+    NUMA_MEMORY: NUMAMemory,
+    SHARED_CPUS: Switch,
+}
+SINGLE_KEYS: Final[Mapping[str, str]] = {  # families with one key
+    SIDECAR_LIMITS: SIDECAR_LIMITS_POD,
+    NUMA_MEMORY: NUMA_MEMORY_POD,
+}

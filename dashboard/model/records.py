@@ -12,7 +12,14 @@ import msgspec
 
 from drawing.picture import Use, owner_keys, sign_keys, uses
 from drawing.reported import picture_of
-from pinning.contract import CRANE_CPU_MANAGER, STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
+from pinning.contract import (
+    CRANE_CPU_MANAGER,
+    FAMILIES,
+    SIDECAR_LIMITS,
+    STATUS_CPUS,
+    STATUS_POOLS,
+    STATUS_TOPOLOGY,
+)
 from pinning.errors import PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from drawing.picture import Picture
 
 Thing = TypeVar("Thing")
+_FAMILIES: Final = FAMILIES.keys() - {SIDECAR_LIMITS}  # they ask for CPUs or for their placement
 TEXTS_KEPT: Final = 64  # machines of one kind have equal texts
 WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError, RecursionError)
 # Bytes that the two parts of a pod take here, however its text is made: 5,000 pods stay below 160 MiB of the 256 that
@@ -303,12 +311,6 @@ def _within(asks: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 def _asks(name: str) -> bool:
     """Return whether an annotation asks for CPUs, or for their placement."""
     return name == CRANE_CPU_MANAGER or name.partition("/")[0] in _FAMILIES
-
-
-_FAMILIES: Final = frozenset(
-    f"{family}.corepin.io"
-    for family in ("cpu-manager", "smt-policy", "numa-policy", "numa-memory", "shared-cpus")
-)
 
 
 def read_node(name: str, topology: str | None, pools: str | None) -> Node:

@@ -11,17 +11,18 @@ from pinning.contract import (
     CONTAINER_SCOPE,
     CPU_MANAGER,
     CRANE_CPU_MANAGER,
+    FAMILIES,
     NUMA_MEMORY_POD,
     NUMA_POLICY,
     POD_SCOPE,
     SHARED_CPUS,
-    SIDECAR_LIMITS_POD,
+    SINGLE_KEYS,
     SMT_POLICY,
     CPUPolicy,
     NUMAMemory,
     NUMAPolicy,
-    SharedCPUs,
     SMTPolicy,
+    Switch,
 )
 from pinning.errors import Cause
 from pinning.lazy import lazy
@@ -32,26 +33,7 @@ if TYPE_CHECKING:
 
 Word = TypeVar("Word", bound=StrEnum)
 
-SIDECAR_LIMITS = SIDECAR_LIMITS_POD.partition("/")[0]
-NUMA_MEMORY = NUMA_MEMORY_POD.partition("/")[0]
-POLICY_FAMILIES: Mapping[str, type[StrEnum]] = {
-    CPU_MANAGER: CPUPolicy,
-    SMT_POLICY: SMTPolicy,
-    NUMA_POLICY: NUMAPolicy,
-    NUMA_MEMORY: NUMAMemory,
-    SHARED_CPUS: SharedCPUs,
-}
-FAMILIES = frozenset({*POLICY_FAMILIES, SIDECAR_LIMITS})
-_ONLY_KEYS = {SIDECAR_LIMITS: SIDECAR_LIMITS_POD, NUMA_MEMORY: NUMA_MEMORY_POD}  # families with one key
-_IN_ORDER = (
-    CPU_MANAGER,
-    CRANE_CPU_MANAGER.partition("/")[0],
-    SIDECAR_LIMITS,
-    SMT_POLICY,
-    NUMA_POLICY,
-    NUMA_MEMORY,
-    SHARED_CPUS,
-)
+_CRANE_FAMILY = CRANE_CPU_MANAGER.partition("/")[0]
 _LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # with the slash; the part after it may be of any length
 _BEGINNINGS = (*FAMILIES, CRANE_CPU_MANAGER)
 MOST_POLICIES: Final = 2000  # per pod: each of the 200 containers that may claim CPUs has at most seven
@@ -93,7 +75,7 @@ class PolicyAnnotations:
     cpu: Scoped[CPUPolicy] = Scoped()
     smt: Scoped[SMTPolicy] = Scoped()
     numa: Scoped[NUMAPolicy] = Scoped()
-    shared: Scoped[SharedCPUs] = Scoped()
+    shared: Scoped[Switch] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # policy keys by family
@@ -106,7 +88,7 @@ class PolicyAnnotations:
         if self.is_crowded:
             message = f"more than {MOST_POLICIES} annotations are policies of CPUs: remove those that name no container"
             yield Cause("metadata.annotations", message, flaw=("crowded",))
-        for family in _IN_ORDER:
+        for family in (_CRANE_FAMILY, *FAMILIES):
             for key in self.keys.get(family, ()):
                 yield from self._flaws(key, self.annotations[key])
 
@@ -128,7 +110,7 @@ class PolicyAnnotations:
     def shares(self, container: str) -> bool:
         """Return whether a container may also run on the shared set."""
         annotation = self.shared.of(container)
-        return annotation is not None and annotation.value is SharedCPUs.TRUE
+        return annotation is not None and annotation.value is Switch.TRUE
 
     @property
     def names_single(self) -> bool:
@@ -139,21 +121,14 @@ class PolicyAnnotations:
     def _flaws(self, key: str, value: str) -> Iterator[Cause]:
         family = _family_of(key)
         if is_misspelt(key):
-            message = f"the annotation is unknown: write {_ONLY_KEYS[family]}"
+            message = f"the annotation is unknown: write {SINGLE_KEYS[family]}"
             yield Cause(annotation_field(key), message, flaw=("unknown", key))
-            return
-        if family == SIDECAR_LIMITS:
-            yield from _neither(key, value)
             return
         if key not in (CRANE_CPU_MANAGER, f"{family}/{POD_SCOPE}"):
             yield from self._misplaced(key, family)
-        if family == SHARED_CPUS:
-            yield from _neither(key, value)
-            return
-        words = POLICY_FAMILIES.get(family, CPUPolicy)
+        words = FAMILIES.get(family, CPUPolicy)
         if _word(words, value) is None:
-            message = f"{value[:60]!r} is not a policy: write one of {', '.join(words)}"
-            yield _unsupported(key, value, message)
+            yield _unsupported(key, value, words)
         elif key == NUMA_MEMORY_POD:
             yield from self._nowhere_to_bind(value)
 
@@ -197,7 +172,7 @@ def is_policy_key(key: str) -> bool:
 
 def is_misspelt(key: str) -> bool:
     """Return whether a key belongs to a family with a single key and is not that key."""
-    return key != _ONLY_KEYS.get(_family_of(key), key)
+    return key != SINGLE_KEYS.get(_family_of(key), key)
 
 
 def _family_of(key: str) -> str:
@@ -227,7 +202,7 @@ def read_policy_annotations(
         cpu=Scoped(cpu.pod or _annotation(CRANE_CPU_MANAGER, CPUPolicy, annotations), cpu.containers),
         smt=scoped(SMT_POLICY, SMTPolicy),
         numa=scoped(NUMA_POLICY, NUMAPolicy),
-        shared=scoped(SHARED_CPUS, SharedCPUs),
+        shared=scoped(SHARED_CPUS, Switch),
         memory=_annotation(NUMA_MEMORY_POD, NUMAMemory, annotations),
         annotations=annotations,
         keys=keys,
@@ -287,10 +262,9 @@ def _word(words: type[Word], given: str) -> Word | None:
         return None
 
 
-def _neither(key: str, value: str) -> Iterator[Cause]:
-    if value not in {"true", "false"}:
-        yield _unsupported(key, value, f"{value[:60]!r} is neither true nor false: write one of them")
-
-
-def _unsupported(key: str, value: str, message: str) -> Cause:
+def _unsupported(key: str, value: str, words: type[StrEnum]) -> Cause:
+    if words is Switch:
+        message = f"{value[:60]!r} is neither true nor false: write one of them"
+    else:
+        message = f"{value[:60]!r} is not a policy: write one of {', '.join(words)}"
     return Cause(annotation_field(key), message, "FieldValueNotSupported", ("word", key, value))

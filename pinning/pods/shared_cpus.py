@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pinning.contract import CONTAINER_SCOPE, SHARED_CPUS, SharedCPUs
+from pinning.contract import CONTAINER_SCOPE, SHARED_CPUS, Switch
 from pinning.errors import Cause
 from pinning.pods.resources import stated
 
@@ -29,7 +29,7 @@ def misplaced(
     `machine` is the reason for a virtual machine, else empty.
     """
     for annotation in (policies.shared.pod, *policies.shared.containers.values()):
-        if annotation is None or annotation.value is not SharedCPUs.TRUE:
+        if annotation is None or annotation.value is not Switch.TRUE:
             continue
         if machine:
             message = f"{annotation.value} cannot be: {machine}; {REMOVE}"
@@ -58,7 +58,7 @@ def unlimited(
 
 
 def _nobody(
-    annotation: PolicyAnnotation[SharedCPUs], members: Sequence[Member], exclusive: Collection[str]
+    annotation: PolicyAnnotation[Switch], members: Sequence[Member], exclusive: Collection[str]
 ) -> Iterator[Cause]:
     if not exclusive:
         stating = "; ".join(f"{member.called} has {stated(member)}" for member in members[:3])
@@ -67,7 +67,7 @@ def _nobody(
 
 
 def _not_exclusive(
-    annotation: PolicyAnnotation[SharedCPUs],
+    annotation: PolicyAnnotation[Switch],
     name: str,
     members: Sequence[Member],
     policies: PolicyAnnotations,

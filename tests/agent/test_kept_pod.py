@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.kept_pod import LONGEST_VALUE, MOST_STRANGE, PodDecoder
 from agent.report.extended_resources import RESOURCES as CORE_RESOURCES
 from agent.report.extended_resources import node_resources
-from pinning.contract import STATUS_CPUS
+from pinning.contract import FAMILIES, STATUS_CPUS
 from pinning.planning.ledger import Ledger
 from pinning.planning.observed import SeenPod
 from pinning.planning.requests import overcommit, requested, sidecars
@@ -30,12 +30,7 @@ AMOUNTS = st.dictionaries(
     st.sampled_from(["1", "2", "500m", "64M"]),
 )
 RESOURCES = st.fixed_dictionaries({}, optional={"requests": AMOUNTS, "limits": AMOUNTS})
-FAMILIES = ("cpu-manager", "smt-policy", "numa-policy", "numa-memory", "shared-cpus", "sidecar-limits")
-KEYS = [
-    f"{family}.corepin.io/{scope}"
-    for family in FAMILIES
-    for scope in ("pod", "container.c0", "container.x", "y")
-]
+KEYS = [f"{family}/{scope}" for family in FAMILIES for scope in ("pod", "container.c0", "container.x", "y")]
 NOTES = st.dictionaries(
     st.sampled_from(
         [
@@ -221,11 +216,7 @@ def largest() -> Iterator[Any]:
     """Yield pods that leave as much to be kept as a user can bring about."""
     resources = {"cpu": "1", "memory": "1Mi", CORES: "1"}
     full = [container(f"{number:0>60}", resources, resources) for number in range(MOST_CONTAINERS)]
-    notes = {
-        f"{family}.corepin.io/container.{container['name']}": "x" * 99
-        for container in full
-        for family in FAMILIES
-    }
+    notes = {f"{family}/container.{container['name']}": "x" * 99 for container in full for family in FAMILIES}
     yield pod(*full, annotations=notes)
     yield pod(*full[: MOST_CONTAINERS // 2], init=full[MOST_CONTAINERS // 2 :], annotations=notes)
     yield pod(*full, *[container(f"x{number}", resources) for number in range(4000)], annotations=notes)

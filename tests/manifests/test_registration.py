@@ -1,0 +1,35 @@
+"""The match conditions ask about every family of annotations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pinning.contract import FAMILIES
+from scripts.registration import FILE, with_families
+
+TEXT = Path(FILE).read_text(encoding="utf-8")
+
+
+def test_match_conditions_are_those_that_make_chart_writes() -> None:
+    """The manifest has the families of the contract; after a change of that list `make chart` was run."""
+    assert with_families(TEXT) == TEXT
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_in_each_expression_that_looks_at_keys(family: str) -> None:
+    """Every expression that tests keys of annotations for one family tests them for this one too."""
+    conditions = [
+        condition["expression"]
+        for configuration in yaml.safe_load_all(TEXT)
+        for webhook in configuration["webhooks"]
+        for condition in webhook["matchConditions"]
+    ]
+    expressions = [it for it in conditions if "corepin.io/')" in it]
+
+    assert len(expressions) == 5
+    assert all(
+        it.count(f"k.startsWith('{family}/')") == it.count("k.startsWith('cpu-manager.") for it in expressions
+    )
