@@ -129,6 +129,7 @@ def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) ->
             "observes": state.observes,
             **{name: str(cpus) for name, cpus in named.items()},
             "reservedBy": str(sets.reserve_source),
+            "alignUncore": sets.align_uncore,
             "owners": {assignment.name: _owner(assignment) for assignment in by_name},
             "hidden": {
                 "idleCPUs": len(state.idle),

@@ -20,15 +20,19 @@ logger = logging.getLogger(__name__)
 
 
 class LogReport:
-    """Logs whether the agent only observes, or else by which way new containers get their CPUs, when that changes."""
+    """Logs changes of mode: observing or not, how new containers get their CPUs, whether caches are aligned."""
 
     def __init__(self) -> None:
         self._observes = False
         self._start_path: Path | None = None
+        self._aligns: bool | None = None
         self._other_plugins: tuple[str, ...] = ()
 
     async def publish(self, state: NodeState) -> None:
         """Compare with the last state."""
+        if state.sets.align_uncore is not self._aligns:
+            self._aligns = state.sets.align_uncore
+            logger.info("last-level caches", extra={"facts": {"alignUncore": self._aligns}})
         if state.observes != self._observes:
             self._observes = state.observes
             self._tell_mode(state)

@@ -58,7 +58,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
     }
 
 
-def _sets(state: NodeState) -> dict[str, str]:
+def _sets(state: NodeState) -> dict[str, str | bool]:
     sets = state.sets
     named = {
         "universe": sets.universe,
@@ -72,7 +72,11 @@ def _sets(state: NodeState) -> dict[str, str]:
         "nonIsolcpusPool": sets.pools.non_isolcpus,
         "setAside": sets.pools.set_aside,
     }
-    return {**{name: str(cpus) for name, cpus in named.items()}, "reservedBy": str(sets.reserve_source)}
+    return {
+        **{name: str(cpus) for name, cpus in named.items()},
+        "reservedBy": str(sets.reserve_source),
+        "alignUncore": sets.align_uncore,
+    }
 
 
 def _pod(pod: PodState) -> dict[str, Any]:

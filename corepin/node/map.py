@@ -108,7 +108,7 @@ def _text(view: NodeView) -> Painted:
     from drawing.picture import draw_lines
 
     width = columns(sys.stdout, os.environ)
-    above = [view.title, *([view.start] if view.start else []), ""]
+    above = [*filter(None, (view.title, view.start, view.caches)), ""]
     below: list[str] = []
     for title, texts in (("containers", view.containers), ("attention", view.troubles)):
         if texts:

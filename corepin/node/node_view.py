@@ -28,6 +28,7 @@ class NodeView:
     containers: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     start: str = ""  # how new containers get their CPUs
+    caches: str = ""  # whether claims keep to one last-level cache
 
 
 def view_of_state(state: Mapping[str, Any]) -> NodeView:
@@ -60,6 +61,7 @@ def _of_state(state: Mapping[str, Any]) -> NodeView:
         title=f"node {state['node']}, {state['runtime']}",
         picture=picture_of(Topology.from_dict(state["topology"]), state["sets"], dict(held)),
         start="" if state["observes"] else _STARTS[state["startPath"]],
+        caches=_caches(state["sets"], observes=state["observes"]),
         containers=tuple(_lines(state["pods"])),
         troubles=tuple(_troubles(state)),
     )
@@ -70,7 +72,17 @@ def _of_annotations(node: str, topology: Mapping[str, Any], pools: Mapping[str, 
     containers = tuple(f"{name}: {owner['policy']}, CPUs {owner['cpus']}" for name, owner in _ordered(owners))
     troubles = (_OBSERVES,) if pools["observes"] else ()
     picture = picture_of(Topology.from_dict(topology), pools, owners)
-    return NodeView(f"node {node}, as it was published", picture, containers, troubles)
+    caches = _caches(pools, observes=pools["observes"])
+    return NodeView(f"node {node}, as it was published", picture, containers, troubles, caches=caches)
+
+
+def _caches(sets: Mapping[str, Any], *, observes: bool) -> str:
+    """Return whether claims keep to one last-level cache; earlier agents do not report it."""
+    if observes or "alignUncore" not in sets:
+        return ""
+    if sets["alignUncore"]:
+        return "claims get CPUs of one last-level cache where one has room (alignUncore)"
+    return "claims get CPUs whatever their last-level caches (alignUncore is off)"
 
 
 def _ordered(owners: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -13,9 +13,9 @@ from pinning.allocation.distributed import MOST_NODES_COMPARED, take_distributed
 from pinning.allocation.packed import take_packed, touching
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from pinning.allocation.packed import Sort, Tables
+    from pinning.allocation.packed import Sort, Tables, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,48 @@ class Picker:
     def pick(self, among: int, count: int, own: int = 0) -> int:
         """Return `count` CPUs to add to the own ones; with `evenly` up to one group more, so that groups stay whole."""
         if self.evenly:
-            odd = -(count + (own & self.tables.online).bit_count()) % self.group
-            wanted = min(count + odd, among.bit_count())
-            return take_distributed(self.tables, among, wanted, group=self.group, sort=self.sort, own=own)
+            return self._distribute(among, count, own)
         chosen = self._pack(among, count, own)
-        if self._is_narrow(chosen, among, count, own):
+        if not self._is_narrow(chosen, among, count, own):
+            chosen = self._pack(among & self.narrowest([among], count, own), count, own)
+        return self._in_one_cache(chosen, self.tables.cache_order, among, own)
+
+    def _distribute(self, among: int, count: int, own: int) -> int:
+        """Return an even choice; where it needs one NUMA node and caches are aligned, a node whose cache has room."""
+        odd = -(count + (own & self.tables.online).bit_count()) % self.group
+        wanted = min(count + odd, among.bit_count())
+        even = take_distributed(self.tables, among, wanted, group=self.group, sort=self.sort, own=own)
+        nodes = self.tables.nodes_of(even | own)
+        if not self.align_uncore or len(nodes) != 1:
+            return even
+        packed = self._pack(among & nodes[0].mask, wanted, own)
+        return self._in_one_cache(packed, self._roomiest_caches, among, own)
+
+    def _roomiest_caches(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the last-level caches with free or own CPUs, those of the NUMA node with most free CPUs first."""
+
+        def room(cache: Unit) -> int:
+            return sum((node.mask & free).bit_count() for node in self.tables.nodes_of(cache.mask))
+
+        return sorted(self.tables.cache_order(free, own), key=room, reverse=True)
+
+    def _in_one_cache(
+        self, chosen: int, order: Callable[[int, int], Iterable[Unit]], among: int, own: int
+    ) -> int:
+        """Return the choice if it lies in one cache or none has room; else as many CPUs of the first that has."""
+        count = chosen.bit_count()
+        roomy = self._roomy_caches(among, count, own)
+        if not roomy or any(not chosen & ~cache.mask for cache in roomy):
             return chosen
-        return self._pack(among & self.narrowest([among], count, own), count, own)
+        first = next(cache for cache in order(among, own) if cache in roomy)
+        return self._pack(among & first.mask, count, own)
+
+    def _roomy_caches(self, among: int, count: int, own: int) -> list[Unit]:
+        """Return the last-level caches with room for all CPUs of the container; none if caches are not aligned."""
+        if not self.align_uncore or not count:
+            return []
+        caches = (cache for cache in self.tables.caches if not own & ~cache.rings[0])
+        return [cache for cache in caches if (cache.mask & among).bit_count() >= count]
 
     def _is_narrow(self, chosen: int, among: int, count: int, own: int) -> bool:
         """Return whether no choice uses fewer NUMA nodes, or fewer packages if the container has CPUs already."""
@@ -83,19 +118,22 @@ class Picker:
             chosen for chosen in combinations(nodes, width) if sum([room[node] for node in chosen]) >= wanted
         )
         sets = [_union(chosen) | home for chosen in fitting]
-        return min(sets, key=lambda cpus: (self._packages(cpus | own), *_preference(cpus, tiers, count)))
+        return min(
+            sets, key=lambda cpus: (self._packages(cpus | own), *self._preference(cpus, tiers, count, own))
+        )
+
+    def _preference(self, cpus: int, tiers: Sequence[int], count: int, own: int) -> tuple[int, ...]:
+        """Return a key that is least for most CPUs of the preferred tiers, then a roomy cache, then the least surplus."""
+        *preferred, _ = tiers
+        among = _union(tiers) & cpus
+        return (
+            *(-min(count, (tier & cpus).bit_count()) for tier in preferred),
+            not self._roomy_caches(among, count, own),
+            among.bit_count(),
+        )
 
     def _packages(self, cpus: int) -> int:
         return len(touching(self.tables.packages, cpus))
-
-
-def _preference(cpus: int, tiers: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return a sort key that is least for most CPUs of the preferred tiers, then for the least surplus."""
-    *preferred, _ = tiers
-    return (
-        *(-min(count, (tier & cpus).bit_count()) for tier in preferred),
-        (_union(tiers) & cpus).bit_count(),
-    )
 
 
 def _union(masks: Iterable[int]) -> int:

@@ -102,6 +102,25 @@ class Topology:
         return self._grouped("uncore_cache")
 
     @cached_property
+    def has_even_caches(self) -> bool:
+        """Whether a NUMA node has several last-level caches, all of them worth keeping a claim on.
+
+        Each cache of the machine has two cores or more, at least half as many as the largest, and the same core types.
+        """
+        cores: defaultdict[int, list[Core]] = defaultdict(list)
+        for core in self.cores:
+            cores[core.uncore_cache].append(core)
+        sizes = [len(members) for members in cores.values()]
+        if len(sizes) < 2 or min(sizes) < 2 or 2 * min(sizes) < max(sizes):
+            return False
+        if len({frozenset(core.core_type for core in members) for members in cores.values()}) > 1:
+            return False
+        return any(
+            sum(not cache.isdisjoint(node) for cache in self.uncore_caches.values()) > 1
+            for node in self.numa_nodes.values()
+        )
+
+    @cached_property
     def l2_caches(self) -> Mapping[int, CPUSet]:
         """All known CPUs of each L2 cache, caches ascending."""
         return self._grouped("l2")

@@ -152,7 +152,7 @@ class Allocator:
             numa_policy=policies.numa,
             sort=self.config.sort,
             distribute=self.config.distribute,
-            align_uncore=self.config.align_uncore,
+            align_uncore=self.sets.align_uncore,
             reusable=reusable,
             keep=keep,
             held=held,

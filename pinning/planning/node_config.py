@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Word = TypeVar("Word", bound=StrEnum)
 DYNAMIC = "dynamic"
+AUTO = "auto"
 
 
 class UncountedClaims(StrEnum):
@@ -57,7 +58,7 @@ class NodeConfig:
     reserve_source: ReserveSource = ReserveSource.CONFIGURED  # where `reserved` comes from, if it is set
     sort: Sort = "packed"
     distribute: bool = False
-    align_uncore: bool = False
+    align_uncore: bool | None = None  # None: where the machine has even caches
     smt_policy: SMTPolicy = SMTPolicy.PREFER
     numa_policy: NUMAPolicy = NUMAPolicy.PACKED
     quota: Quota = Quota.KEEP
@@ -96,7 +97,7 @@ def read_node_config(given: object) -> NodeConfig:
         reserved=keys.cpus("reserved"),
         sort=keys.sort("sort"),
         distribute=keys.flag("distribute"),
-        align_uncore=keys.flag("alignUncore"),
+        align_uncore=keys.flag_or_auto("alignUncore"),
         smt_policy=keys.word("smtPolicy", SMTPolicy.PREFER),
         numa_policy=keys.word("numaPolicy", NUMAPolicy.PACKED),
         quota=keys.word("quota", Quota.KEEP),
@@ -180,6 +181,15 @@ class _Keys:
         if value is not None and not isinstance(value, bool):
             raise self.bad(key, "true or false")
         return bool(value)
+
+    def flag_or_auto(self, key: str) -> bool | None:
+        """Return a boolean, None for `auto` and when absent."""
+        value = self.value(key)
+        if value in (None, AUTO):
+            return None
+        if not isinstance(value, bool):
+            raise self.bad(key, f"{AUTO}, true or false")
+        return value
 
     def count(self, key: str) -> int:
         """Return a number of cores, 0 when absent."""

@@ -43,6 +43,7 @@ class NodeSets:
     reserved: CPUSet
     pools: Pools
     reserve_source: ReserveSource = ReserveSource.DEFAULT
+    align_uncore: bool = False  # claims keep to one last-level cache where one has room
 
     @property
     def allocatable(self) -> CPUSet:
@@ -108,7 +109,8 @@ def node_sets(topology: Topology, universe: CPUSet, config: NodeConfig) -> NodeS
     reserved, source = _reserved(topology, known, config)
     pools = _pools(topology, known - reserved, config.pools)
     usable = topology if topology.online == universe else topology.with_online(universe)
-    return NodeSets(usable, universe, reserved, pools, source)
+    align = topology.has_even_caches if config.align_uncore is None else config.align_uncore
+    return NodeSets(usable, universe, reserved, pools, source, align)
 
 
 def known_cpus(topology: Topology, universe: CPUSet) -> CPUSet:

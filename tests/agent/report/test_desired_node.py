@@ -242,6 +242,7 @@ def test_the_pools_annotation_names_every_set_and_owner() -> None:
         "isolated": "",
         "free": "3,6-7",
         "reservedBy": "default",
+        "alignUncore": False,
         "owners": {
             "default/a/main": {"policy": "exclusive", "cpus": "1", "smtPolicy": "isolate", "idle": "5"},
             "default/b/main": {"policy": "share", "cpus": "2"},

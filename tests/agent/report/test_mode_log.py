@@ -40,7 +40,7 @@ def test_mode_is_told_when_it_changes(
         await report.reset()
 
     asyncio.run(main())
-    warning, end = caplog.records
+    _, warning, end = caplog.records  # the first one says whether claims keep to caches
     assert (warning.levelno, end.levelno) == (logging.WARNING, logging.INFO)
     assert remedy in warning.__dict__["facts"]["remedy"]
 
@@ -59,13 +59,15 @@ def test_way_of_new_containers_is_told_when_it_changes(caplog: pytest.LogCapture
 
     asyncio.run(main())
     assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "last-level caches"),
         ("INFO", "containers are moved when they start"),
         ("INFO", "containers start on their CPUs"),
         ("WARNING", "containers no longer start on their CPUs"),
         ("INFO", "containers start on their CPUs"),
         ("WARNING", "other programs set the cpusets of new containers"),
     ]
-    assert caplog.records[2].__dict__["facts"] == {"path": "cgroup", "reason": "no socket"}
+    assert caplog.records[0].__dict__["facts"] == {"alignUncore": False}
+    assert caplog.records[3].__dict__["facts"] == {"path": "cgroup", "reason": "no socket"}
 
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

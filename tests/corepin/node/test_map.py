@@ -12,6 +12,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from agent.report.desired_node import pools_text, topology_text
 from agent.serve.state_json import to_dict, to_json
 from corepin.cli import main
 from corepin.node.map import ENTER, HOME, LEAVE
+from corepin.node.node_view import view_of_state
 from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
@@ -69,12 +71,22 @@ def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     shown = capsys.readouterr().out
     assert shown.startswith(
-        f"node {STATE.node}, {STATE.runtime}\ncontainers get their CPUs when their cgroup is made\n\n"
+        f"node {STATE.node}, {STATE.runtime}\ncontainers get their CPUs when their cgroup is made\n"
+        "claims get CPUs whatever their last-level caches (alignUncore is off)\n\n"
     )
     assert "default/web/main: exclusive on CPUs" in shown
     assert "as the kernel says" in shown
     assert "1 idle (a)" in shown
     assert "attention" not in shown
+
+
+def test_aligned_caches_are_told() -> None:
+    """The published sets say whether claims keep to caches; those of an earlier agent, or of one that observes, do not."""
+    state = to_dict(replace(STATE, sets=replace(STATE.sets, align_uncore=True)))
+    view = view_of_state(state)
+    assert view.caches == "claims get CPUs of one last-level cache where one has room (alignUncore)"
+    del state["sets"]["alignUncore"]
+    assert view_of_state(state).caches == ""
 
 
 def test_free_cores_of_static_pools_have_their_own_sign(
@@ -326,7 +338,7 @@ def test_watch_shows_each_change_once(tmp_path: Path) -> None:
 def test_watch_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
     """On a terminal it uses the other screen, says when the agent is away, and gives the screen back."""
     control, terminal = pty.openpty()
-    termios.tcsetwinsize(terminal, (20, 80))
+    termios.tcsetwinsize(terminal, (21, 80))
     with agent_socket(tmp_path / "s", b"\n", to_json(STATE)) as path, watching(path, terminal) as process:
         text = read_until(control, "containers:")
         process.send_signal(signal.SIGINT)
@@ -337,6 +349,6 @@ def test_watch_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
 
     assert (process.returncode, errors) == (0, b"")
     assert text.startswith(ENTER)
-    assert text.rpartition(HOME)[2].count("\r\n") < 20
+    assert text.rpartition(HOME)[2].count("\r\n") < 21
     assert "has just started" in text
     assert text.endswith(LEAVE)

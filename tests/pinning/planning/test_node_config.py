@@ -20,6 +20,7 @@ from pinning.planning.node_config import (
 def test_nothing_stated_is_the_default() -> None:
     """An empty mapping, and one of nulls, mean the shipped defaults."""
     assert read_node_config({}) == DEFAULT == NodeConfig()
+    assert read_node_config({"alignUncore": "auto"}) == DEFAULT
     assert read_node_config(dict.fromkeys(["reserved", "sort", "smtPolicy", "observe", "pools"])) == DEFAULT
 
 
@@ -104,6 +105,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param(
             {"distribute": "yes"}, "distribute: 'yes' is not allowed: write true or false", id="flag"
         ),
+        pytest.param({"alignUncore": "on"}, "alignUncore: 'on' .*write auto, true or false", id="caches"),
         pytest.param({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate", id="smt"),
         pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),
         pytest.param({"quota": 0}, "quota: 0 is not allowed: write keep or unset", id="quota"),

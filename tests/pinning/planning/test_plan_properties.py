@@ -31,7 +31,7 @@ CONFIGS = st.builds(
     NodeConfig,
     sort=st.sampled_from(["packed", "spread"]),
     distribute=st.booleans(),
-    align_uncore=st.booleans(),
+    align_uncore=st.none() | st.booleans(),
     smt_policy=st.sampled_from(SMTPolicy),
     numa_policy=st.sampled_from(NUMAPolicy),
     vm_threads=st.sampled_from(VMThreadsPolicy),
