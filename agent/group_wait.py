@@ -1,12 +1,13 @@
-"""Start with the configuration of the node's group; while it is missing, say so in readiness and on the Node."""
+"""Start with the configuration of the node's group; while an agent cannot start, readiness and Node say why."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from prometheus_client import CollectorRegistry
 
@@ -19,11 +20,13 @@ from pinning.planning.cpu_groups import Waiting
 from pinning.planning.node_config import DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from agent.config import AgentConfig
     from agent.group_start import ConfigFiles
     from apiserver.client import Api
+
+WRITE_SECONDS: Final = 60.0  # until the condition is written again, should another program have changed it
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +72,31 @@ def _with(config: AgentConfig, files: ConfigFiles, group: str) -> AgentConfig:
 
 async def _wait(config: AgentConfig, api: Api, start: GroupStart) -> str:
     """Wait for the file of the group; the process is alive and not ready, and says for what it waits."""
+    async with _not_ready(config, lambda: start.waiting):
+        return await start.wait(partial(write_waiting, api, config.node))
+
+
+async def wait_for_newer(config: AgentConfig, message: str) -> NoReturn:
+    """Leave every container as it is until an agent that knows the checkpoint takes the place of this one."""
+    waiting = Waiting("CheckpointNeedsNewer", message)
+    logger.error("waiting for a later version of corepin", extra={"facts": {"reason": message}})
+    api = None if config.pods_dir else open_api(config)
+    async with _not_ready(config, lambda: waiting):
+        while True:
+            if api:
+                await write_waiting(api, config.node, waiting)
+            await asyncio.sleep(WRITE_SECONDS)
+
+
+@asynccontextmanager
+async def _not_ready(config: AgentConfig, waiting: Callable[[], Waiting | None]) -> AsyncIterator[None]:
+    """Answer probes: the process is alive, and not ready because it waits."""
 
     def reason() -> str:
-        return f"waiting: {start.waiting.message}" if start.waiting else STARTING
+        return f"waiting: {now.message}" if (now := waiting()) else STARTING
 
     endpoints = Endpoints(lambda: None, CollectorRegistry(), reason)
     async with AsyncExitStack() as stack:
         if config.listen:
             await stack.enter_async_context(await listen_http(endpoints, *config.listen))
-        return await start.wait(partial(write_waiting, api, config.node))
+        yield

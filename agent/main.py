@@ -16,16 +16,16 @@ from agent.access import api_access, open_api
 from agent.clock import Clock
 from agent.errors import Refused, Unavailable
 from agent.group_start import GroupMemory
-from agent.group_wait import reset_with, started_with
+from agent.group_wait import reset_with, started_with, wait_for_newer
 from agent.interfaces import Interfaces
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.cgroups import open_cgroups
 from agent.kernel.cpusets import KernelCpusets
-from agent.kernel.machine import NO_POD_ROOT, NodeMachine
+from agent.kernel.machine import NO_POD_ROOT, NodeMachine, machine_id
 from agent.metrics import Metrics
 from agent.process import Agent, Listeners, Parts, run_until_signal
-from agent.reconcile.checkpoint import StateDir, Unusable
+from agent.reconcile.checkpoint import NeedsNewer, StateDir, Unusable
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.reserve import start_config
 from pinning.planning.node_sets import check_machine
@@ -63,7 +63,11 @@ async def run(config: AgentConfig, files: ConfigFiles | None = None) -> None:
 
 
 async def _work(config: AgentConfig, files: ConfigFiles | None) -> None:
-    agent = await build(await started_with(config, files))
+    config = await started_with(config, files)
+    try:
+        agent = await build(config)
+    except NeedsNewer as problem:
+        await wait_for_newer(config, str(problem))
     gc.collect()
     gc.freeze()  # what is loaded now stays: collections need not walk it again and again
     await agent.serve(Listeners(config.listen, config.socket))
@@ -92,12 +96,16 @@ def _install_command(folder: Path) -> None:
 
 
 async def build(config: AgentConfig) -> Agent:
-    """Return the agent of this node; raise AgentError or PinningError for what an operator has to correct."""
+    """Return the agent of this node; raise AgentError or PinningError for what an operator has to correct.
+
+    The checkpoint is read before anything else is opened: an agent that cannot act by it leaves everything as it is.
+    """
     state_dir = StateDir(config.state_dir)
+    saved = load(state_dir, machine_id(config.root))
     api = None if config.pods_dir else open_api(config)
     pods = _pods(config, api)
     runtime, cgroups, container_watch = await _runtime(config, pods)
-    machine, saved = _machine(config, cgroups.cpusets, state_dir)
+    machine = _machine(config, cgroups.cpusets, saved)
     if config.runtime == "cri":
         _warn_without_pod_root(machine, config)
     check_machine(machine.topology(), machine.universe(), start_config(config.config, saved, machine))
@@ -112,16 +120,15 @@ async def build(config: AgentConfig) -> Agent:
     return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics))
 
 
-def _machine(config: AgentConfig, cpusets: Cpusets, state_dir: StateDir) -> tuple[NodeMachine, Saved | None]:
+def _machine(config: AgentConfig, cpusets: Cpusets, saved: Saved | None) -> NodeMachine:
     """Return the machine, with what the checkpoint remembers of its CPUs."""
     roots = pod_roots(config.kubelet_cgroup_root)
     widen = cpusets.widen if isinstance(cpusets, KernelCpusets) else None
     make = partial(NodeMachine, config.root, cpusets, widen=widen, pod_roots=roots)
     machine = make()
-    saved = load(state_dir, machine)
     if saved is None or saved.boot_id != machine.boot_id():
-        return machine, saved
-    return make(known=saved.topology, pod_cpus=saved.universe), saved
+        return machine
+    return make(known=saved.topology, pod_cpus=saved.universe)
 
 
 def _warn_without_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
@@ -134,10 +141,10 @@ def _warn_without_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
         logger.warning("no cgroup of the kubelet, every CPU counts", extra={"facts": facts})
 
 
-def load(state_dir: StateDir, machine: Machine) -> Saved | None:
-    """Return the checkpoint, None when there is none that can be used."""
+def load(state_dir: StateDir, machine_id: str) -> Saved | None:
+    """Return the checkpoint, None when there is none that can be used; raise NeedsNewer for one of a later version."""
     try:
-        return state_dir.load(machine.machine_id())
+        return state_dir.load(machine_id)
     except Unusable as error:
         logger.warning("checkpoint set aside", extra={"facts": {"reason": str(error)}})
         return None

@@ -90,6 +90,7 @@ EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"  # its pres
 
 # Default paths and addresses by which the programs of one node reach each other, the kubelet and the kernel.
 AGENT_CONFIG = "/etc/corepin/node/config.yaml"
+AGENT_STATE = "/var/lib/corepin"  # checkpoint and lock
 AGENT_SOCKET = "/run/corepin/agent.sock"
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 NRI_SOCKET = "/var/run/nri/nri.sock"

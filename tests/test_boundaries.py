@@ -93,7 +93,10 @@ ROOMS = {
         *("agent.kernel.cgroupfs", "agent.kernel.mover", "agent.kernel.process_exit"),
         *("agent.kernel.procfs", "pinning"),
     ),
-    "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet", "pinning"),
+    "agent.doctor": (
+        *("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet"),
+        *("agent.reconcile.checkpoint", "pinning"),
+    ),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.kubelet.policy", "agent.own_pods", "agent.vm_interfaces", "apiserver.backoff", "pinning"),

@@ -12,6 +12,7 @@ from agent.doctor.numa import NOT_WANTED as NO_TOPOLOGY
 from agent.doctor.numa import NUMAFacts, numa_checks
 from agent.doctor.vms import NO_VMS, VMFacts, vm_checks
 from pinning.contract import KubeletPolicy
+from pinning.truncate import listed
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -76,6 +77,7 @@ class Facts:
     vms: VMFacts = NO_VMS
     numa: NUMAFacts = NO_TOPOLOGY
     group: GroupFacts = NOT_ASKED
+    unknown_needs: frozenset[str] = frozenset()  # of the checkpoint: what this version does not know
     missing: Mapping[str, str] | None = None  # why, by field
 
     def why(self, name: str) -> str:
@@ -232,7 +234,11 @@ def _writers(facts: Facts) -> Iterator[Check]:
 
 
 def _agent(facts: Facts) -> Iterator[Check]:
-    if facts.agent is None:
+    if facts.agent is None and facts.unknown_needs:
+        message = f"it moves nothing: the checkpoint needs {listed(facts.unknown_needs)}"
+        remedy = "start the version of corepin that wrote the checkpoint, or a later one"
+        yield finding("agent", f"{message}, which this version of corepin does not know", remedy)
+    elif facts.agent is None:
         remedy = "start `corepin agent`, name its --socket, or ask as root"
         yield unknown("agent", f"it does not answer ({facts.why('agent')})", remedy)
     elif facts.agent.observes:

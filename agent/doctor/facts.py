@@ -19,7 +19,9 @@ from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import read_kubelet_policy
-from pinning.contract import DEBUGFS, KUBELET_STATE, NRI_SOCKET, KubeletPolicy
+from agent.reconcile.checkpoint import NAME as CHECKPOINT
+from agent.reconcile.checkpoint import unknown_needs
+from pinning.contract import AGENT_STATE, DEBUGFS, KUBELET_STATE, NRI_SOCKET, KubeletPolicy
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
 
@@ -43,6 +45,7 @@ class Places:
     runtime: Path | None = None  # None: the first of the usual sockets
     nri: Path = Path(NRI_SOCKET)
     debugfs: Path = Path(DEBUGFS)
+    state: Path = Path(AGENT_STATE)  # the agent's --state-dir
 
 
 def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) -> Facts:
@@ -69,6 +72,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         if state is not None and agent
         else None,
         vms=_vms(places),
+        unknown_needs=unknown_needs(places.state / CHECKPOINT),
         missing=missing,
     )
 

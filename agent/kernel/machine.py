@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused
@@ -54,7 +54,7 @@ class NodeMachine:
         self._read_at: CPUSet | None = None  # the online CPUs when `_known` was read
         self._usable = EMPTY
         self._lost = pod_cpus  # offline CPUs that the pod root had
-        self._id = cache(self._read_id)
+        self._id = cache(partial(_read_id, root))
 
     def online(self) -> CPUSet:
         """Return the CPUs that the kernel runs now; cheap enough for every second."""
@@ -117,12 +117,18 @@ class NodeMachine:
         """Return the id of this machine: the host's, so mount its /etc/machine-id into the agent."""
         return self._id(_MACHINE_IDS)
 
-    def _read_id(self, names: tuple[str, ...]) -> str:
-        """Return the first id that is there; raise Refused naming the files."""
-        for name in names:
-            with suppress(OSError):
-                text = (self._root / name).read_text(encoding="ascii").strip()
-                if text:
-                    return text
-        files = " or ".join(str(self._root / name) for name in names)
-        raise Refused(f"no id in {files}: mount the host's file into the agent")
+
+def machine_id(root: Path) -> str:
+    """Return the id of the machine whose `/` is `root`."""
+    return _read_id(root, _MACHINE_IDS)
+
+
+def _read_id(root: Path, names: tuple[str, ...]) -> str:
+    """Return the first id that is there; raise Refused naming the files."""
+    for name in names:
+        with suppress(OSError):
+            text = (root / name).read_text(encoding="ascii").strip()
+            if text:
+                return text
+    files = " or ".join(str(root / name) for name in names)
+    raise Refused(f"no id in {files}: mount the host's file into the agent")

@@ -4,6 +4,9 @@ Written before any action, where an agent that is killed leaves it to the next o
 disk takes longer for that than the kernel for all cpusets. Only a power cut can take back what was not flushed, and it
 takes back the actions too, so the one before is kept until then. A file that is not wholly right counts as absent; it
 is kept aside for the curious, and nobody ever has to delete one.
+
+A later version may add members, which are passed over at the top and inside `ledger`. What an agent must know in order
+to act by the file it names in `needs`: with a word that is not in KNOWN an agent moves nothing and keeps the file.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
+from pinning.truncate import VALUE, listed, truncate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pinning.planning.ledger import Ledger
@@ -33,6 +38,7 @@ VERSION: Final = 1
 NAME: Final = "checkpoint.json"
 LOCK: Final = "lock"
 KEYS: Final = frozenset({"machineID", "bootID", "topology", "universe", "ledger"})
+KNOWN: Final[frozenset[str]] = frozenset()  # words of `needs`
 
 
 class AlreadyRunning(AgentError):
@@ -41,6 +47,16 @@ class AlreadyRunning(AgentError):
 
 class Unusable(AgentError):
     """A checkpoint is there and cannot be used; the message says why."""
+
+
+class NeedsNewer(AgentError):
+    """A later version of corepin wrote the checkpoint, and this one does not know how to act by it."""
+
+    def __init__(self, words: frozenset[str]) -> None:
+        super().__init__(
+            f"the checkpoint needs {listed(words)}, which this version of corepin does not know:"
+            " start the version that wrote it, or a later one"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,7 @@ class Saved:
     universe: CPUSet
     ledger: Ledger
     reserved: CPUSet | None = None  # None: an earlier agent wrote it
+    needs: frozenset[str] = frozenset()  # what an agent must know in order to act by it
 
 
 class StateDir:
@@ -68,7 +85,8 @@ class StateDir:
     def load(self, machine_id: str) -> Saved | None:
         """Return the checkpoint of this machine, None when there is none.
 
-        Raises Unusable for any other file, once: it is then kept aside as `checkpoint.json.damaged`.
+        Raises Unusable for any other file, once: it is then kept aside as `checkpoint.json.damaged`. Raises NeedsNewer
+        for one that a later version has to read, and keeps it.
         """
         try:
             content = self._path.read_bytes()
@@ -148,7 +166,7 @@ def _differs(new: Saved, old: Saved) -> bool:
     """Say whether a checkpoint is out of date; which CPUs are online now is read anew at every start."""
     if new.ledger is not old.ledger and new.ledger != old.ledger:
         return True
-    if new.reserved != old.reserved:
+    if (new.reserved, new.needs) != (old.reserved, old.needs):
         return True
     return new.universe != old.universe or new.topology.cores != old.topology.cores
 
@@ -156,8 +174,8 @@ def _differs(new: Saved, old: Saved) -> bool:
 def write(saved: Saved) -> bytes:
     """Return a checkpoint as text of one line.
 
-    The reserve stands inside `ledger`: earlier agents refuse a checkpoint with another key beside it, and ignore one
-    within.
+    The reserve stands inside `ledger`, and `needs` is there only with words in it: earlier agents refuse a
+    checkpoint with another key beside it, and ignore one within.
     """
     ledger = ledger_to_dict(saved.ledger)
     if saved.reserved is not None:
@@ -169,24 +187,45 @@ def write(saved: Saved) -> bytes:
         "universe": str(saved.universe),
         "ledger": ledger,
     }
+    if saved.needs:
+        body["needs"] = sorted(saved.needs)
     text = _text(body)
     return f'{{"version":{VERSION},"checksum":"{_checksum(text)}",{text[1:]}\n'.encode()
 
 
 def read(content: bytes, machine_id: str) -> Saved:
-    """Return what `write` wrote on this machine; raise Unusable for everything else."""
+    """Return what `write` wrote on this machine; raise NeedsNewer if it needs more, Unusable for everything else."""
     body = _body(content)
     if body["machineID"] != machine_id:
         raise Unusable(
             f"the checkpoint belongs to another machine ({body['machineID']}), this one is {machine_id}"
         )
+    needs = _needs(body)
+    if needs - KNOWN:
+        raise NeedsNewer(needs - KNOWN)
     try:
         topology, ledger = Topology.from_dict(body["topology"]), ledger_from_dict(body["ledger"])
         universe = CPUSet.parse(body["universe"])
         reserved = CPUSet.parse(body["ledger"]["reserved"]) if "reserved" in body["ledger"] else None
     except (PinningError, AttributeError) as problem:
         raise Unusable(str(problem)) from problem
-    return Saved(machine_id, str(body["bootID"]), topology, universe, ledger, reserved)
+    return Saved(machine_id, str(body["bootID"]), topology, universe, ledger, reserved, needs)
+
+
+def unknown_needs(path: Path) -> frozenset[str]:
+    """Return what an agent of this version lacks in order to act by a checkpoint; nothing if it cannot be read."""
+    with suppress(OSError, Unusable):
+        return _needs(_body(path.read_bytes())) - KNOWN
+    return frozenset()
+
+
+def _needs(body: Mapping[str, Any]) -> frozenset[str]:
+    words = body.get("needs", [])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise Unusable(
+            f"the checkpoint is damaged: needs is {truncate(repr(words), VALUE)}, no list of words"
+        )
+    return frozenset(words)
 
 
 def _body(content: bytes) -> dict[str, Any]:
@@ -197,7 +236,7 @@ def _body(content: bytes) -> dict[str, Any]:
         raise Unusable(f"the checkpoint is damaged: {problem!r}") from problem
     if version != VERSION:
         raise Unusable(f"the checkpoint has version {version!r}, this agent writes version {VERSION}")
-    if body.keys() != KEYS or checksum != _checksum(_text(body)):
+    if not body.keys() >= KEYS or checksum != _checksum(_text(body)):
         raise Unusable("the checkpoint is damaged: its checksum is wrong")
     return dict(body)
 

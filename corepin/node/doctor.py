@@ -17,7 +17,7 @@ from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.kube_api import add_context_flag
 from corepin.terminal import columns
 from logs.printable import json_text, plain
-from pinning.contract import AGENT_CONFIG, CPU_GROUP_LABEL, NUMA_CPUS, PRODUCT
+from pinning.contract import AGENT_CONFIG, AGENT_STATE, CPU_GROUP_LABEL, NUMA_CPUS, PRODUCT
 
 if TYPE_CHECKING:
     import argparse
@@ -46,6 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_host_flags(parser)
     add_context_flag(parser)
     add_flag(parser, "--config", "FILE", "the agent's node configuration", AGENT_CONFIG)
+    add_flag(parser, "--state-dir", "DIR", "the agent's checkpoint and lock", AGENT_STATE)
     add_flag(parser, "--seconds", "N", "how long to watch who runs on exclusive CPUs", "1")
     add_output_flag(parser, "JSON")
     return parser
@@ -74,6 +75,7 @@ def _facts(args: argparse.Namespace) -> Facts:
         runtime=runtime_endpoint(args),
         nri=nri_socket(args),
         debugfs=Path(args.debugfs),
+        state=Path(args.state_dir),
     )
     state, why = _state(args.socket)
     try:

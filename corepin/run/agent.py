@@ -19,6 +19,7 @@ from pinning.contract import (
     AGENT_CONFIG,
     AGENT_NAMESPACE,
     AGENT_SOCKET,
+    AGENT_STATE,
     GATE_CPU_MANAGER,
     GATE_SIDECAR,
     SIDECAR_CPU,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from agent.group_start import ConfigFiles
 
 CONFIG = Path(AGENT_CONFIG)
-STATE_DIR = "/var/lib/corepin"
 TAINTS = frozenset({"cmk", "overcommit"})
 GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})  # the webhook's too; the agent reads the first
 DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
@@ -58,7 +58,7 @@ def add_parser(
     add_flag(parser, "--runtime", "cri|local", "who runs the containers", "cri")
     add_host_flags(parser)
     add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
-    add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", STATE_DIR)
+    add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", AGENT_STATE)
     add_optional_flag(parser, "--config", "FILE", f"node configuration; default: {CONFIG} if there is one")
     add_optional_flag(
         parser,

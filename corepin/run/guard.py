@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_list_flag, add_optional_flag, listed, optional_address
-from corepin.run.agent import CONFIG, STATE_DIR
-from pinning.contract import KUBELET_STATE, NRI_SOCKET
+from corepin.run.agent import CONFIG
+from pinning.contract import AGENT_STATE, KUBELET_STATE, NRI_SOCKET
 from pinning.planning.cpu_groups import NO_GROUP, key_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_parser(
     add_list_flag(parser, "--exempt", "NAMESPACE,...", text)
     add_flag(parser, "--config", "FILE", "the agent's node configuration", str(CONFIG))
     text = "the agent's directory, which says of which group of nodes this node is"
-    add_flag(parser, "--state-dir", "DIR", text, STATE_DIR)
+    add_flag(parser, "--state-dir", "DIR", text, AGENT_STATE)
     add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
     add_flag(parser, "--health-listen", "HOST:PORT", "health, plain HTTP; off: not served", LISTEN)
     return parser

@@ -324,7 +324,7 @@ class FakeNode:
         cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups, self.tasks.split())
         edges = self.runtime, cgroups, self.pods, self.machine, self.container_watch
         interfaces = Interfaces(*edges, self.kubelet, self.kata, self.wrappers, self.boots)
-        saved = load(self.state_dir, self.machine)
+        saved = load(self.state_dir, self.machine.machine_id())
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 
     def add(self, uid: str, *wishes: Wish, vm: bool = False) -> None:

@@ -113,7 +113,7 @@ async def serve(root: Path, folder: Path) -> None:
     files = SimulatedCgroups(machine)
     cgroups = Cgroups(files, files)  # unwatched: nobody writes in these tests but the agent and its runtime
     interfaces = Interfaces(Runtime(machine), cgroups, FilePods(root / "pods.json"), cpus)
-    parts = Parts(interfaces, Settings("node-1", DEFAULT), state_dir, load(state_dir, cpus))
+    parts = Parts(interfaces, Settings("node-1", DEFAULT), state_dir, load(state_dir, cpus.machine_id()))
     await run_until_signal(Agent(parts).serve(Listeners(socket=root / SOCKET)))
 
 

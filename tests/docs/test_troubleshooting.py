@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agent import group_wait
 from agent.report import desired_node, events
 from pinning import contract
 from pinning.planning import cpu_groups, refusal
@@ -165,7 +166,9 @@ def test_alerts_are_told_and_exist() -> None:
 def test_conditions_and_taints_are_told_and_exist() -> None:
     """Every condition with each of its reasons, and every taint, that the agent writes or takes away."""
     described = section("Conditions and taints of nodes")
-    code = said.texts(desired_node.__file__) | said.texts(cpu_groups.__file__)
+    code = (
+        said.texts(desired_node.__file__) | said.texts(cpu_groups.__file__) | said.texts(group_wait.__file__)
+    )
     conditions = {
         contract.KUBELET_CONDITION,
         contract.OVERCOMMIT_CONDITION,

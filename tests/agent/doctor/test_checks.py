@@ -65,6 +65,13 @@ def test_fine_node_has_no_findings() -> None:
             id="kubelet's cgroup root",
         ),
         pytest.param(
+            {"agent": None, "unknown_needs": frozenset({"pools", "devices"})},
+            "agent",
+            "it moves nothing: the checkpoint needs devices, pools",
+            "or a later one",
+            id="checkpoint of a later version",
+        ),
+        pytest.param(
             {"runtime": None, "missing": {"runtime": "/x.sock is not there"}},
             "runtime",
             "/x.sock is not there",

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.reconcile.checkpoint import AlreadyRunning, Saved, StateDir, Unusable, as_kept, read, write
+from agent.reconcile.checkpoint import (
+    AlreadyRunning,
+    NeedsNewer,
+    Saved,
+    StateDir,
+    Unusable,
+    as_kept,
+    read,
+    unknown_needs,
+    write,
+)
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.ledger import Ledger
@@ -102,6 +114,74 @@ def test_older_version_is_told() -> None:
     older = json.dumps({**json.loads(write(saved())), "version": 0}).encode()
     with pytest.raises(Unusable, match=r"version 0.*writes version 1"):
         read(older, "machine-1")
+
+
+def newer(at: str = "top", **members: object) -> bytes:
+    """Return the checkpoint as a later version may write it: with more members."""
+    body = json.loads(write(saved()))
+    del body["version"], body["checksum"]
+    (body if at == "top" else body["ledger"]).update(members)
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    return f'{{"version":1,"checksum":"{checksum}",{text[1:]}'.encode()
+
+
+@pytest.mark.parametrize("at", ["top", "ledger"])
+def test_members_of_a_later_version_are_passed_over(at: str) -> None:
+    """What this version does not know changes nothing, and is covered by the checksum."""
+    content = newer(at, devices={"gpu-0": ["uid", 3]}, needs=[]) if at == "top" else newer(at, pools=[None])
+
+    assert read(content, "machine-1") == saved()
+    with pytest.raises(Unusable, match="checksum"):
+        read(content.replace(b"gpu-0", b"gpu-1").replace(b"pools", b"poolz"), "machine-1")
+
+
+def test_what_the_checkpoint_needs_is_written_only_if_it_needs_something() -> None:
+    """The agents of before this member refuse a file that has it."""
+    needing = replace(saved(), needs=frozenset({"pools", "devices"}))
+
+    assert "needs" not in json.loads(write(saved()))
+    assert json.loads(write(needing))["needs"] == ["devices", "pools"]
+
+
+def test_a_checkpoint_that_needs_a_later_version_is_kept(tmp_path: Path) -> None:
+    """Its words are named, few of many, and no file is moved: neither the newest nor the one before it."""
+    folder = StateDir(tmp_path)
+    path = tmp_path / "checkpoint.json"
+    folder.save(replace(saved(), needs=frozenset({"pools"})))
+    before = path.read_bytes()
+    assert unknown_needs(path) == {"pools"}
+    for _ in range(2):
+        with pytest.raises(
+            NeedsNewer, match=r"needs pools, which this version .* start the version that wrote"
+        ):
+            folder.load("machine-1")
+    assert path.read_bytes() == before
+    folder.save(saved())
+    path.write_bytes(b"torn")
+    with pytest.raises(NeedsNewer):
+        folder.load("machine-1")
+    assert path.read_bytes() == b"torn"
+    assert unknown_needs(path) == unknown_needs(tmp_path / "none") == frozenset()
+    path.write_bytes(newer(needs=["x" * 10**6 + str(number) for number in range(20)]))
+    with pytest.raises(NeedsNewer) as found:
+        folder.load("machine-1")
+    assert len(str(found.value)) < 1000
+    folder.close()
+
+
+def test_another_machines_needs_do_not_count(tmp_path: Path) -> None:
+    """The checkpoint of a cloned disk is set aside, whatever it needs."""
+    with pytest.raises(Unusable, match="another machine"):
+        read(newer(needs=["pools"]), "machine-2")
+
+
+@pytest.mark.parametrize("needs", ["pools", None, {"pools": 1}, [1], [["pools"]], "x" * 10**6])
+def test_needs_that_are_no_words_are_damage(needs: object) -> None:
+    """They are told, and cut short."""
+    with pytest.raises(Unusable, match="no list of words") as found:
+        read(newer(needs=needs), "machine-1")
+    assert len(str(found.value)) < 200
 
 
 def test_nothing_saved_is_nothing(tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ import httpx
 import pytest
 
 from agent.config import AgentConfig, ApiFlags
+from agent.kernel.machine import machine_id
 from agent.local.pods_dir import PodsDir
 from agent.main import reporters
 from agent.metrics import Metrics
-from agent.reconcile.checkpoint import StateDir
+from agent.reconcile.checkpoint import Saved, StateDir, write
 from apiserver.access import Access
 from apiserver.client import Api
 from corepin import cli
 from corepin.flags import variable
 from corepin.run.agent import _config
+from pinning.planning.ledger import Ledger
+from tests.pinning.machines import FLAT
 from webhook.config.settings import SidecarResources
 
 
@@ -144,6 +147,17 @@ def test_second_agent_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tm
     message = failure(capsys, "--state-dir", str(tmp_path), "--api-server", "https://127.0.0.1:1")
     folder.close()
     assert "another corepin agent (pid" in message
+
+
+def test_reset_leaves_a_checkpoint_of_a_later_version_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What it does not know how to give back is left to the version that does."""
+    held = Saved(machine_id(Path("/")), "boot", FLAT, FLAT.online, Ledger(), needs=frozenset({"pools"}))
+    (tmp_path / "checkpoint.json").write_bytes(write(held))
+    message = failure(capsys, "--reset", "--state-dir", str(tmp_path), "--api-server", "https://127.0.0.1:1")
+    assert "the checkpoint needs pools" in message
+    assert (tmp_path / "checkpoint.json").read_bytes() == write(held)
 
 
 def test_config_that_does_not_fit_the_machine_is_told(
