@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from pinning.contract import GATE_CONTAINER
+from pinning.contract import GATE_CONTAINER, CoreType
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class ContainerState:
     policy: CPUPolicy | None = None  # None: it holds no CPUs of its own
     smt: SMTPolicy | None = None
     numa: NUMAPolicy | None = None
+    core_type: CoreType = CoreType.ANY
     cpus: CPUSet = EMPTY  # what it shall run on: its own CPUs, or else the shared set
     others: CPUSet = EMPTY  # pools that it shall run on besides
     sandbox: SandboxSet | None = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, NUMAPolicy, SMTPolicy
 
 SMT_WORDS: Final = {
     SMTPolicy.PREFER: "whole cores first, a leftover may share one",
@@ -15,6 +15,10 @@ NUMA_WORDS: Final = {
     NUMAPolicy.PACKED: "on the fewest NUMA nodes",
     NUMAPolicy.DISTRIBUTED: "evenly over NUMA nodes",
     NUMAPolicy.SINGLE: "on one NUMA node",
+}
+CORE_TYPE_WORDS: Final = {
+    CoreType.PERFORMANCE: "on performance cores",
+    CoreType.EFFICIENT: "on efficient cores",
 }
 # How a container got its CPUs, by the agent's word for it.
 PATH_WORDS: Final = {

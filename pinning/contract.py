@@ -32,6 +32,7 @@ NUMA_POLICY = "numa-policy.corepin.io"
 NUMA_MEMORY = "numa-memory.corepin.io"
 NUMA_MEMORY_POD = f"{NUMA_MEMORY}/pod"
 SHARED_CPUS = "shared-cpus.corepin.io"
+CORE_TYPE = "core-type.corepin.io"
 SIDECAR_LIMITS = "sidecar-limits.corepin.io"
 SIDECAR_LIMITS_POD = f"{SIDECAR_LIMITS}/pod"
 POD_SCOPE = "pod"
@@ -151,6 +152,14 @@ class NUMAPolicy(StrEnum):
     SINGLE = "single"
 
 
+class CoreType(StrEnum):
+    """Types of cores of a hybrid machine that a container may ask for."""
+
+    PERFORMANCE = "performance"
+    EFFICIENT = "efficient"
+    ANY = "any"  # cores of one type if one has enough, performance first
+
+
 class IOThreadsPolicy(StrEnum):
     """I/O threads of a virtual machine (KubeVirt's words)."""
 
@@ -220,6 +229,7 @@ FAMILIES: Final[Mapping[str, type[StrEnum]]] = {
     NUMA_POLICY: NUMAPolicy,
     NUMA_MEMORY: NUMAMemory,
     SHARED_CPUS: Switch,
+    CORE_TYPE: CoreType,
 }
 SINGLE_KEYS: Final[Mapping[str, str]] = {  # families with one key
     SIDECAR_LIMITS: SIDECAR_LIMITS_POD,

@@ -34,7 +34,8 @@ def read_topology(root: Path) -> Topology:
         raise BadTopology(
             f"{system / 'cpu/online'} is missing: mount sysfs below {root}, or name another root"
         )
-    nodes, types = _numa_nodes(system / "node"), _core_types(root / "sys/devices")
+    nodes = _numa_nodes(system / "node")
+    types = _core_types(root / "sys/devices") or _types_by_capacity(system / "cpu")
     facts = []
     for folder in (system / "cpu").glob("cpu[0-9]*"):
         fact = _read_facts(folder, int(folder.name.removeprefix("cpu")), nodes, types)
@@ -138,6 +139,16 @@ def _memory(nodes_dir: Path) -> dict[int, int]:
 def _linked_node(cpu_dir: Path) -> int:
     """Return the node that the CPU's directory links to, as for offline CPUs; 0 on a kernel without NUMA."""
     return min((int(path.name.removeprefix("node")) for path in cpu_dir.glob("node[0-9]*")), default=0)
+
+
+def _types_by_capacity(cpus_dir: Path) -> dict[int, str]:
+    """Return the type of each core by its capacity, the largest being performance; empty if all are equal."""
+    folders = cpus_dir.glob("cpu[0-9]*")
+    read = {int(path.name.removeprefix("cpu")): read_int(path / "cpu_capacity") for path in folders}
+    capacities = {cpu: capacity for cpu, capacity in read.items() if capacity is not None}
+    largest = max(capacities.values(), default=0)
+    types = {cpu: PERFORMANCE if capacity == largest else EFFICIENCY for cpu, capacity in capacities.items()}
+    return types if EFFICIENCY in types.values() else {}
 
 
 def _core_types(devices_dir: Path) -> dict[int, str]:

@@ -220,6 +220,7 @@ def _holding(assignment: Assignment, result: PassResult) -> ContainerState:
         policy=assignment.policy,
         smt=assignment.smt,
         numa=assignment.numa,
+        core_type=assignment.core_type,
         cpus=assignment.cpus,
         others=EMPTY if result.sandbox(owner) else result.run_sets.of(owner).others,
         idle=assignment.idle,

@@ -26,7 +26,7 @@ from agent.report.publisher import Later
 from apiserver.client import METADATA, METADATA_LIST
 from apiserver.errors import APIError, Failed, Gone, Refused
 from apiserver.pages import decode, decode_any, pages
-from pinning.contract import STATUS_CPUS, CPUPolicy
+from pinning.contract import STATUS_CPUS, CoreType, CPUPolicy
 from pinning.machine.cpuset import union
 from pinning.pods.identity import by_runtime_uid, name_of
 
@@ -95,6 +95,8 @@ def _container(container: ContainerState, old: Mapping[str, Any], vm: VMState | 
             "idle": str(container.idle),
             "numaNodes": list(container.numa_nodes),
         }
+        if container.core_type is not CoreType.ANY:
+            status["coreType"] = container.core_type
     if container.others:
         status |= {"sharedCpus": str(container.others), "confinedBy": "affinity"}
         if container.policy is CPUPolicy.EXCLUSIVE:

@@ -43,6 +43,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         "otherPlugins": list(state.other_plugins),
         "topology": state.topology.to_dict(),
         "sets": _sets(state),
+        "alignUncore": state.sets.align_uncore,
         "staticPools": state.sets.pools.is_static,
         "ledger": ledger_to_dict(state.ledger),
         "pods": [_pod(pod) for pod in state.pods],
@@ -58,7 +59,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
     }
 
 
-def _sets(state: NodeState) -> dict[str, str | bool]:
+def _sets(state: NodeState) -> dict[str, str]:
     sets = state.sets
     named = {
         "universe": sets.universe,
@@ -72,11 +73,7 @@ def _sets(state: NodeState) -> dict[str, str | bool]:
         "nonIsolcpusPool": sets.pools.non_isolcpus,
         "setAside": sets.pools.set_aside,
     }
-    return {
-        **{name: str(cpus) for name, cpus in named.items()},
-        "reservedBy": str(sets.reserve_source),
-        "alignUncore": sets.align_uncore,
-    }
+    return {**{name: str(cpus) for name, cpus in named.items()}, "reservedBy": str(sets.reserve_source)}
 
 
 def _pod(pod: PodState) -> dict[str, Any]:
@@ -97,6 +94,7 @@ def _container(container: ContainerState) -> dict[str, Any]:
         "policy": container.policy and str(container.policy),
         "smtPolicy": container.smt and str(container.smt),
         "numaPolicy": container.numa and str(container.numa),
+        "coreType": str(container.core_type),
         "cpus": str(container.cpus),
         "others": str(container.others),
         "idle": str(container.idle),

@@ -61,7 +61,7 @@ def _of_state(state: Mapping[str, Any]) -> NodeView:
         title=f"node {state['node']}, {state['runtime']}",
         picture=picture_of(Topology.from_dict(state["topology"]), state["sets"], dict(held)),
         start="" if state["observes"] else _STARTS[state["startPath"]],
-        caches=_caches(state["sets"], observes=state["observes"]),
+        caches=_caches(state, observes=state["observes"]),
         containers=tuple(_lines(state["pods"])),
         troubles=tuple(_troubles(state)),
     )
@@ -76,11 +76,11 @@ def _of_annotations(node: str, topology: Mapping[str, Any], pools: Mapping[str, 
     return NodeView(f"node {node}, as it was published", picture, containers, troubles, caches=caches)
 
 
-def _caches(sets: Mapping[str, Any], *, observes: bool) -> str:
+def _caches(report: Mapping[str, Any], *, observes: bool) -> str:
     """Return whether claims keep to one last-level cache; earlier agents do not report it."""
-    if observes or "alignUncore" not in sets:
+    if observes or "alignUncore" not in report:
         return ""
-    if sets["alignUncore"]:
+    if report["alignUncore"]:
         return "claims get CPUs of one last-level cache where one has room (alignUncore)"
     return "claims get CPUs whatever their last-level caches (alignUncore is off)"
 

@@ -91,6 +91,7 @@ def _wish(claim: Claim) -> str:
     words = [f"{claim.count} {unit}{'s' * (claim.count != 1)}", str(claim.policy)]
     words += [f"smt {claim.smt}"] if claim.smt else []
     words += [f"numa {claim.numa}"] if claim.numa else []
+    words += [f"core type {claim.core_type}"] if claim.core_type else []
     source = {
         Origin.CMK: f"by the resource {claim.resource}",
         Origin.LAUNCHER: "for a virtual machine with dedicated CPUs",
@@ -154,6 +155,7 @@ def _decisions(status: Mapping[str, Any], recorded: Iterable[Entry]) -> Iterator
         ):
             words = [f"cpu {container['policy']}", f"smt {container['smtPolicy']}"]
             words.append(f"numa {container['numaPolicy']}")
+            words += [f"core type {container['coreType']}"] if "coreType" in container else []
             idle = f", siblings {container['idle']} idle" if container.get("idle") else ""
             message = f"{name} gets CPUs {container['cpus']}{idle} ({', '.join(words)})"
             yield Entry(_applied_time(container), "decision", message)

@@ -202,12 +202,15 @@ def _json(node: PlannedNode, step: Step) -> str:
 
 
 def _assignment(node: PlannedNode, step: Step, assignment: Assignment) -> dict[str, Any]:
+    from pinning.contract import CoreType
+
     nodes = node.topology.numa_nodes
     memory = {"memoryNodes": list(assignment.mems)} if assignment.mems else {}
     machine = step.machines.get(assignment.name)
     return {
         "policy": str(assignment.policy),
         "smtPolicy": str(assignment.smt),
+        **({} if assignment.core_type is CoreType.ANY else {"coreType": str(assignment.core_type)}),
         "cpus": str(assignment.cpus),
         "idle": str(assignment.idle),
         "numaNodes": [number for number in nodes if nodes[number] & assignment.cpus],

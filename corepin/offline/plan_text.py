@@ -6,7 +6,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from drawing.picture import Holder, Picture, draw_lines, pools_drawn, reading_order
-from drawing.policy_words import NUMA_WORDS, SMT_WORDS
+from drawing.policy_words import CORE_TYPE_WORDS, NUMA_WORDS, SMT_WORDS
 from drawing.spans import paint, text_line
 from logs.printable import plain
 from pinning.contract import CPUPolicy
@@ -92,11 +92,12 @@ def _why(topology: Topology, assignment: Assignment) -> str:
 
 def _rule(assignment: Assignment) -> str:
     claim = assignment.claim
-    numa = NUMA_WORDS[assignment.numa]
+    numa = ", ".join(filter(None, (NUMA_WORDS[assignment.numa], CORE_TYPE_WORDS.get(assignment.core_type))))
     if assignment.policy is CPUPolicy.SHARE:
         return f"{_counted(claim.count)} that other containers may use too, {numa}"
     if claim.origin is Origin.CMK:
-        return f"{claim.count} of {claim.resource}, {SMT_WORDS[assignment.smt]}"
+        cores = f"{claim.count} of {claim.resource}, {SMT_WORDS[assignment.smt]}"
+        return ", ".join(filter(None, (cores, CORE_TYPE_WORDS.get(assignment.core_type))))
     is_vm = claim.origin is Origin.LAUNCHER
     wanted = "dedicated CPUs of a virtual machine" if is_vm else _counted(claim.count)
     return f"{wanted}, smt-policy {assignment.smt} ({SMT_WORDS[assignment.smt]}), {numa}"

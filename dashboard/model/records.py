@@ -87,6 +87,7 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
     policy: str = ""
     smt_policy: str = ""
     numa_policy: str = ""
+    core_type: str = ""  # empty: of any type
     cpus: str = ""
     idle: str = ""
     numa_nodes: tuple[int, ...] = ()

@@ -67,6 +67,7 @@ def facts(owner: ReportedOwner, container: Container | None) -> Iterator[Fact]:
 def _policy(owner: ReportedOwner, container: Container | None) -> str:
     words = [owner.policy, f"smt {owner.smt_policy}" if owner.smt_policy else ""]
     words.append(f"numa {container.numa_policy}" if container and container.numa_policy else "")
+    words.append(f"core type {container.core_type}" if container and container.core_type else "")
     return ", ".join(filter(None, words))
 
 
@@ -108,6 +109,7 @@ def why(container: Container) -> str:
     if container.policy == CPUPolicy.EXCLUSIVE:
         rules.append(_SMT.get(container.smt_policy or DEFAULT_SMT, container.smt_policy))
     rules.append(_NUMA.get(container.numa_policy or DEFAULT_NUMA, container.numa_policy))
+    rules += [f"on {container.core_type} cores"] if container.core_type else []
     return f"{_sentence(', '.join(rules))} That gave it CPUs {container.cpus}."
 
 

@@ -126,6 +126,12 @@ class Topology:
         return self._grouped("l2")
 
     @cached_property
+    def core_types(self) -> Mapping[str, CPUSet]:
+        """All known CPUs of each core type that the kernel names; empty on machines that are not hybrid."""
+        names = sorted({core.core_type for core in self.cores if core.core_type})
+        return {name: union(core.cpus for core in self.cores if core.core_type == name) for name in names}
+
+    @cached_property
     def smt(self) -> int:
         """The largest number of siblings of any core."""
         return max((len(core.cpus) for core in self.cores), default=1)
@@ -200,7 +206,6 @@ class Topology:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the machine as CPU lists that JSON can encode, short enough for an annotation."""
-        types = {core.core_type for core in self.cores if core.core_type}
         told = {} if self.told_memory is None else {"memoryNodes": str(self.told_memory)}
         return {
             "online": str(self.online),
@@ -210,13 +215,9 @@ class Topology:
             "numaNodes": _as_text(self.numa_nodes),
             "uncoreCaches": _as_text(self.uncore_caches),
             "l2Caches": _as_text(self.l2_caches),
-            "coreTypes": {name: str(self.cpus_of_type(name)) for name in sorted(types)},
+            "coreTypes": {name: str(cpus) for name, cpus in self.core_types.items()},
             **told,
         }
-
-    def cpus_of_type(self, core_type: str) -> CPUSet:
-        """Return all known CPUs of the cores of one type."""
-        return union(core.cpus for core in self.cores if core.core_type == core_type)
 
 
 def assemble(facts: Iterable[CPUFacts], online: CPUSet, isolated: CPUSet = EMPTY) -> Topology:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pinning.allocation import Placement, place, take_cores
-from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.core_types import cpus_of_type, regions, regions_of_kept
 from pinning.pods.claims import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pinning.allocation.packed import Sort
     from pinning.planning.ledger import Assignment
@@ -28,6 +30,7 @@ class EffectivePolicies:
     cpu: CPUPolicy
     smt: SMTPolicy
     numa: NUMAPolicy
+    core_type: CoreType
 
     @classmethod
     def of(cls, claim: Claim, config: NodeConfig) -> EffectivePolicies:
@@ -35,18 +38,18 @@ class EffectivePolicies:
 
         `prefer` means `require` for a CMK claim, because that owns its cores.
         """
-        numa = claim.numa or config.numa_policy
+        numa, core_type = claim.numa or config.numa_policy, claim.core_type or config.core_type
         if claim.policy is CPUPolicy.SHARE:
-            return cls(claim.policy, SMTPolicy.PREFER, numa)
+            return cls(claim.policy, SMTPolicy.PREFER, numa, core_type)
         smt = claim.smt or config.smt_policy
         if claim.origin is Origin.CMK and claim.smt is not SMTPolicy.ISOLATE:
             smt = SMTPolicy.REQUIRE
-        return cls(claim.policy, smt, numa)
+        return cls(claim.policy, smt, numa, core_type)
 
     @classmethod
     def of_assignment(cls, assignment: Assignment) -> EffectivePolicies:
         """Return the policies under which an assignment was made."""
-        return cls(assignment.policy, assignment.smt, assignment.numa)
+        return cls(assignment.policy, assignment.smt, assignment.numa, assignment.core_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,54 @@ class Allocator:
         held: Placement | None = None,
     ) -> Placement:
         """Return the placement on the most suitable CPUs that suffice; raise NotEnoughCPUs."""
+
+        def inside(region: CPUSet) -> Placement:
+            parts = _part(keep, region), _part(held, region)
+            return self._within(claim, policies, free & region, count, reusable & region, *parts)
+
+        topology, word = self.sets.topology, policies.core_type
+        refused = NotEnoughCPUs(count, 0)
+        needed = count * topology.smt if claim.origin is Origin.CMK else count
+        for region in (
+            regions_of_kept(topology, word, keep.cpus, needed)
+            if keep
+            else regions(topology, word, held.cpus if held else reusable)
+        ):
+            try:
+                return inside(region)
+            except NotEnoughCPUs as problem:
+                refused = problem
+        if word is not CoreType.ANY:
+            refused = self._of_type(refused, word, inside)
+        raise refused.or_else(self._hope(claim, policies, count))
+
+    def _of_type(
+        self, refused: NotEnoughCPUs, word: CoreType, inside: Callable[[CPUSet], Placement]
+    ) -> NotEnoughCPUs:
+        """Return the refusal with the core type, and with `any` as a remedy if that would help now."""
+        has_types = bool(self.sets.topology.core_types)
+        where = (
+            f"on {word} cores"
+            if has_types
+            else f"on {word} cores, because the kernel names no core types here"
+        )
+        remedies = refused.remedies
+        with suppress(NotEnoughCPUs):
+            inside(self.sets.topology.cpus)
+            remedies = (*remedies, f"choose core-type {CoreType.ANY}")
+        return NotEnoughCPUs(refused.wanted, refused.found, f"{refused.detail} {where}", remedies)
+
+    def _within(
+        self,
+        claim: Claim,
+        policies: EffectivePolicies,
+        free: CPUSet,
+        count: int,
+        reusable: CPUSet,
+        keep: Placement | None,
+        held: Placement | None,
+    ) -> Placement:
+        """Return the placement on the CPUs of the first tier that suffices; raise NotEnoughCPUs."""
         refused = NotEnoughCPUs(count, 0)
         for among in self._tiers(claim, policies, free & self.sets.source(claim)):
             try:
@@ -104,11 +155,14 @@ class Allocator:
                 return self._placed(policies, among, count, reusable, keep, held)
             except NotEnoughCPUs as problem:
                 refused = problem
-        raise refused.or_else(self._hope(claim, policies, count))
+        raise refused
 
     def _hope(self, claim: Claim, policies: EffectivePolicies, count: int) -> str:
         """Return the remedy: wait, or find a larger node if even this node without other claims has too few CPUs."""
-        source = self.sets.source(claim) & self.sets.topology.online
+        typed = cpus_of_type(self.sets.topology, policies.core_type)
+        if not typed:
+            return "choose a node with hybrid cores"
+        source = self.sets.source(claim) & self.sets.topology.online & typed
         nodes = self.sets.topology.numa_nodes.values()
         parts = [source & node for node in nodes] if policies.numa is NUMAPolicy.SINGLE else [source]
         whole = claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE
@@ -210,6 +264,11 @@ class Allocator:
 
 def _placement(assignment: Assignment) -> Placement:
     return Placement(assignment.cpus, assignment.idle)
+
+
+def _part(own: Placement | None, region: CPUSet) -> Placement | None:
+    """Return the part of a placement that lies in a region."""
+    return own and Placement(own.cpus & region, own.idle & region)
 
 
 def core_count(sets: NodeSets, assignment: Assignment) -> int:

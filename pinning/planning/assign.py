@@ -156,7 +156,14 @@ class Assigner:
 
         def moved(free: CPUSet) -> Assignment:
             chosen = self.draft.allocator.moved(held, policies, free)
-            return replace(held, smt=policies.smt, numa=policies.numa, cpus=chosen.cpus, idle=chosen.idle)
+            return replace(
+                held,
+                smt=policies.smt,
+                numa=policies.numa,
+                core_type=policies.core_type,
+                cpus=chosen.cpus,
+                idle=chosen.idle,
+            )
 
         try:
             if not self.draft.take(moved, self.draft.free_for(held)):
@@ -201,6 +208,7 @@ class Assigner:
             numa=policies.numa,
             cpus=chosen.cpus,
             idle=chosen.idle,
+            core_type=policies.core_type,
         )
 
     def _grow(self, ask: Ask, held: Assignment) -> None:
@@ -234,6 +242,9 @@ class Assigner:
     def _refuse_policy(self, ask: Ask, held: Assignment, why: str) -> None:
         wanted = f"smt-policy {ask.policies.smt} with numa-policy {ask.policies.numa}"
         kept = f"it keeps CPUs {held.cpus} under {held.smt} with {held.numa}"
+        if held.core_type is not ask.policies.core_type:
+            wanted += f" and core-type {ask.policies.core_type}"
+            kept += f" and {held.core_type}"
         self._refuse(ask, Reason.KEEPS_OLD_POLICY, f"{why}; until {wanted} fits, {kept}")
 
     def _refuse_vm(self, ask: Ask, change: str) -> None:

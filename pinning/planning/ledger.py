@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pinning.contract import CPUPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.pods.resources import Role
@@ -39,6 +39,7 @@ class Assignment:
     numa: NUMAPolicy
     cpus: CPUSet
     idle: CPUSet = EMPTY
+    core_type: CoreType = CoreType.ANY
     mems: CPUSet = EMPTY  # NUMA nodes its memory is bound to at its start; empty: not bound
 
     @property

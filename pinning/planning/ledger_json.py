@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Assignment, Ledger
@@ -65,6 +65,10 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
     }
     if assignment.mems:
         saved["mems"] = str(assignment.mems)
+    if assignment.core_type is not CoreType.ANY:
+        saved["coreType"] = str(assignment.core_type)
+    if claim.core_type:
+        saved["claim"]["coreType"] = str(claim.core_type)
     if claim.numa_memory:
         saved["claim"] |= {"numaMemory": str(claim.numa_memory), "memoryLimit": claim.memory_limit}
     if claim.shared_cpus:
@@ -84,6 +88,7 @@ def _assignment_from_dict(saved: Mapping[str, Any]) -> Assignment:
         numa=NUMAPolicy(saved["numaPolicy"]),
         cpus=CPUSet.parse(saved["cpus"]),
         idle=CPUSet.parse(saved["idle"]),
+        core_type=CoreType(saved.get("coreType", CoreType.ANY)),
         mems=CPUSet.parse(saved.get("mems", "")),
     )
 
@@ -101,6 +106,7 @@ def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
         numa_memory=NUMAMemory(saved["numaMemory"]) if "numaMemory" in saved else None,
         memory_limit=_whole(saved.get("memoryLimit", 0)),
         shared_cpus=saved.get("sharedCPUs", False) is True,
+        core_type=CoreType(saved["coreType"]) if "coreType" in saved else None,
     )
 
 

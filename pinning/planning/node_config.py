@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from pinning.contract import NUMAPolicy, ReserveSource, SMTPolicy, VMThreadsPolicy
+from pinning.contract import CoreType, NUMAPolicy, ReserveSource, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract, BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.pods.counted import RESOURCES
@@ -61,6 +61,7 @@ class NodeConfig:
     align_uncore: bool | None = None  # None: where the machine has even caches
     smt_policy: SMTPolicy = SMTPolicy.PREFER
     numa_policy: NUMAPolicy = NUMAPolicy.PACKED
+    core_type: CoreType = CoreType.ANY
     quota: Quota = Quota.KEEP
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
     strict_threads: bool = False  # owners of exclusive cores never get pool CPUs, even through `cmk isolate`
@@ -79,6 +80,7 @@ KEYS = (
     "alignUncore",
     "smtPolicy",
     "numaPolicy",
+    "coreType",
     "quota",
     "vmThreads",
     "strictThreads",
@@ -100,6 +102,7 @@ def read_node_config(given: object) -> NodeConfig:
         align_uncore=keys.flag_or_auto("alignUncore"),
         smt_policy=keys.word("smtPolicy", SMTPolicy.PREFER),
         numa_policy=keys.word("numaPolicy", NUMAPolicy.PACKED),
+        core_type=keys.word("coreType", CoreType.ANY),
         quota=keys.word("quota", Quota.KEEP),
         vm_threads=keys.word("vmThreads", VMThreadsPolicy.UNION),
         strict_threads=keys.flag("strictThreads"),

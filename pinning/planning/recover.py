@@ -10,10 +10,11 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from pinning.contract import CPUPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
 from pinning.machine.cpuset import EMPTY, union
 from pinning.planning.allocator import EffectivePolicies, shortage
+from pinning.planning.core_types import cpus_of_type
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Assignment, Ledger
 from pinning.planning.node_sets import node_sets
@@ -60,6 +61,7 @@ def _candidates(
     if seen is None:
         return
     policies = EffectivePolicies.of(claim, config)
+    typed = cpus_of_type(sets.topology, policies.core_type)
     smt_policies = dict.fromkeys((policies.smt, SMTPolicy.PREFER))
     for cpus, smt in product(_own(pod, claim, seen, observed, sets), smt_policies):
         candidate = Assignment(
@@ -72,6 +74,7 @@ def _candidates(
             smt=smt,
             numa=policies.numa,
             cpus=cpus,
+            core_type=policies.core_type if cpus <= typed else CoreType.ANY,
         )
         candidate = replace(candidate, idle=_idle(candidate, sets))
         if _is_evident(candidate, seen, observed, sets):

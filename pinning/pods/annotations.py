@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pinning.contract import (
     CONTAINER_SCOPE,
+    CORE_TYPE,
     CPU_MANAGER,
     CRANE_CPU_MANAGER,
     FAMILIES,
@@ -18,6 +19,7 @@ from pinning.contract import (
     SHARED_CPUS,
     SINGLE_KEYS,
     SMT_POLICY,
+    CoreType,
     CPUPolicy,
     NUMAMemory,
     NUMAPolicy,
@@ -76,6 +78,7 @@ class PolicyAnnotations:
     smt: Scoped[SMTPolicy] = Scoped()
     numa: Scoped[NUMAPolicy] = Scoped()
     shared: Scoped[Switch] = Scoped()
+    core_type: Scoped[CoreType] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # policy keys by family
@@ -203,6 +206,7 @@ def read_policy_annotations(
         smt=scoped(SMT_POLICY, SMTPolicy),
         numa=scoped(NUMA_POLICY, NUMAPolicy),
         shared=scoped(SHARED_CPUS, Switch),
+        core_type=scoped(CORE_TYPE, CoreType),
         memory=_annotation(NUMA_MEMORY_POD, NUMAMemory, annotations),
         annotations=annotations,
         keys=keys,

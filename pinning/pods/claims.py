@@ -15,6 +15,7 @@ from pinning.contract import (
     KUBEVIRT_LABEL,
     LAUNCHER_CONTAINER,
     VIRT_LAUNCHER,
+    CoreType,
     CPUPolicy,
     NUMAMemory,
     NUMAPolicy,
@@ -79,6 +80,7 @@ class Claim:
     numa_memory: NUMAMemory | None = None  # None: not stated; bound only with `single`
     memory_limit: int = 0  # in bytes, if memory is to be bound
     shared_cpus: bool = False  # it may also run on the shared set
+    core_type: CoreType | None = None  # None: the node's default
 
     @property
     def must_fit(self) -> bool:
@@ -317,7 +319,7 @@ def _claim(
     resource: str | None = None,
 ) -> Claim:
     smt, numa = policies.smt.of(member.name), policies.numa.of(member.name)
-    memory = policies.memory_of(member.name)
+    memory, core_type = policies.memory_of(member.name), policies.core_type.of(member.name)
     return Claim(
         container=member.name,
         role=member.role,
@@ -330,6 +332,7 @@ def _claim(
         numa_memory=memory,
         memory_limit=rounded_up(member.limits.get("memory", 0)) if memory is NUMAMemory.BIND else 0,
         shared_cpus=policy is CPUPolicy.EXCLUSIVE and policies.shares(member.name),
+        core_type=core_type.value if core_type else None,
     )
 
 

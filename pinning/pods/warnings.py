@@ -41,10 +41,11 @@ def neighbours(
 def idle_words(
     policies: PolicyAnnotations, claiming: Collection[str], exclusive: Collection[str]
 ) -> Iterator[Cause]:
-    """Warn about SMT and NUMA policies without effect."""
+    """Warn about policies of placement without effect."""
     for scoped, acting, needs in (
         (policies.smt, exclusive, "it acts only while the CPU policy is exclusive"),
         (policies.numa, claiming, NO_CLAIM),
+        (policies.core_type, claiming, NO_CLAIM),
     ):
         pod_acts = any(name not in scoped.containers for name in acting)
         idle = [annotation for name, annotation in scoped.containers.items() if name not in acting]

@@ -35,6 +35,7 @@ class Wish:
     policy: str | None = None
     smt: str | None = None
     numa: str | None = None
+    core_type: str | None = None
     memory: str | None = None  # of the pod: numa-memory
     memory_limit: str | None = None
     shared: str | None = None  # shared-cpus
@@ -57,7 +58,7 @@ def pod_document(uid: str, wishes: list[Wish], *, created: int = 0, vm: bool = F
             container["restartPolicy"] = wish.init
         listed["containers" if wish.init is None else "initContainers"].append(container)
         families = {"cpu-manager": wish.policy, "smt-policy": wish.smt, "numa-policy": wish.numa}
-        families["shared-cpus"] = wish.shared
+        families |= {"shared-cpus": wish.shared, "core-type": wish.core_type}
         if wish.memory:
             annotations[NUMA_MEMORY_POD] = wish.memory
         annotations |= {f"{key}.corepin.io/container.{name}": word for key, word in families.items() if word}

@@ -135,8 +135,30 @@ def test_core_types_of_a_hybrid_part(tmp_path: Path) -> None:
     """P-cores are performance, E-cores and low-power E-cores are efficiency."""
     read = read_topology(materialise("core-ultra-9-185h", tmp_path))
 
-    assert read.cpus_of_type("performance") == CPUSet.parse("0-11")
-    assert read.cpus_of_type("efficiency") == CPUSet.parse("12-21")
+    assert read.core_types == {"performance": CPUSet.parse("0-11"), "efficiency": CPUSet.parse("12-21")}
+
+
+def test_core_types_by_capacity(tmp_path: Path) -> None:
+    """Where the kernel lists no types, the cores of the largest capacity are performance; equal ones have no type."""
+    root = materialise("altra-q80-30", tmp_path)
+    cpus = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*"), key=lambda path: int(path.name[3:]))
+    for cpu in cpus:
+        (cpu / "cpu_capacity").write_text("1024\n")
+    assert read_topology(root).core_types == {}
+
+    for cpu in cpus[:8]:
+        (cpu / "cpu_capacity").write_text("446\n")
+    (cpus[8] / "cpu_capacity").write_text("770\n")
+    types = read_topology(root).core_types
+    assert types == {"performance": CPUSet(range(9, len(cpus))), "efficiency": CPUSet(range(9))}
+
+
+def test_listed_core_types_win_over_capacity(tmp_path: Path) -> None:
+    """The kernel's own lists decide; capacity is read only where there are none."""
+    root = materialise("core-ultra-9-185h", tmp_path)
+    for cpu in (root / "sys/devices/system/cpu").glob("cpu[0-9]*"):
+        (cpu / "cpu_capacity").write_text(f"{cpu.name[3:]}\n")
+    assert read_topology(root).core_types["performance"] == CPUSet.parse("0-11")
 
 
 def test_an_offline_sibling_is_remembered(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_aligned_caches_are_told() -> None:
     state = to_dict(replace(STATE, sets=replace(STATE.sets, align_uncore=True)))
     view = view_of_state(state)
     assert view.caches == "claims get CPUs of one last-level cache where one has room (alignUncore)"
-    del state["sets"]["alignUncore"]
+    del state["alignUncore"]
     assert view_of_state(state).caches == ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.ledger import Ledger
@@ -60,6 +60,17 @@ def test_a_checkpoint_tells_who_may_use_the_shared_set() -> None:
 
     assert ledger_from_dict(ledger_to_dict(mixed)) == mixed
     assert not assignment.claim.shared_cpus
+
+
+def test_a_checkpoint_keeps_core_types() -> None:
+    """The type of claim and assignment survive; an older checkpoint, and one of `any`, name none."""
+    (assignment,) = ledger_from_dict(saved())
+    claim = replace(assignment.claim, core_type=CoreType.EFFICIENT)
+    typed = Ledger().assign(replace(assignment, claim=claim, core_type=CoreType.EFFICIENT))
+
+    assert ledger_from_dict(ledger_to_dict(typed)) == typed
+    assert "coreType" not in str(saved())
+    assert (assignment.core_type, assignment.claim.core_type) == (CoreType.ANY, None)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinning.contract import NUMAPolicy, SMTPolicy, VMThreadsPolicy
+from pinning.contract import CoreType, NUMAPolicy, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import (
@@ -33,6 +33,7 @@ def test_every_key_is_read() -> None:
         "alignUncore": True,
         "smtPolicy": "require",
         "numaPolicy": "single",
+        "coreType": "efficient",
         "quota": "unset",
         "vmThreads": "shared",
         "strictThreads": True,
@@ -54,6 +55,7 @@ def test_every_key_is_read() -> None:
         align_uncore=True,
         smt_policy=SMTPolicy.REQUIRE,
         numa_policy=NUMAPolicy.SINGLE,
+        core_type=CoreType.EFFICIENT,
         quota=Quota.UNSET,
         vm_threads=VMThreadsPolicy.SHARED,
         strict_threads=True,

@@ -9,11 +9,12 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from pinning.contract import NUMAPolicy, PoolUse, SharedPool, SMTPolicy, VMThreadsPolicy
+from pinning.contract import CoreType, NUMAPolicy, PoolUse, SharedPool, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.actions import Action, Kind
+from pinning.planning.core_types import cpus_of_type
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Ledger
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
@@ -34,6 +35,7 @@ CONFIGS = st.builds(
     align_uncore=st.none() | st.booleans(),
     smt_policy=st.sampled_from(SMTPolicy),
     numa_policy=st.sampled_from(NUMAPolicy),
+    core_type=st.sampled_from([CoreType.ANY, *CoreType]),
     vm_threads=st.sampled_from(VMThreadsPolicy),
 )
 
@@ -66,6 +68,8 @@ def check_converged(world: World) -> None:
 def check_settled(world: World, planned: Plan) -> None:
     """Check that every rule holds for the ledger, and that the plan is sound."""
     assert problems(planned.ledger, world.sets) == ()
+    for held in planned.ledger:
+        assert held.cpus <= cpus_of_type(world.topology, held.core_type)
     assert planned.shared.isdisjoint(world.sets.static_exclusive) or not (
         world.topology.online - world.sets.static_exclusive
     )
