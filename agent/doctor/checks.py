@@ -45,6 +45,7 @@ class AgentFacts:
     refusals: tuple[str, ...] = ()  # namespace/pod/container: why
     nri: AgentNRI = NOT_WANTED
     other_plugins: tuple[str, ...] = ()  # of NRI, that set CPUs too: "10-balloons"
+    is_strict: bool = False  # containers without CPUs of their own keep off the reserved CPUs
     static_shared: CPUSet | None = None  # the shared set beside static pools; None: without them
 
 
@@ -209,8 +210,11 @@ def _kubelet_amount(facts: Facts) -> Iterator[Check]:
         remedy = "let KUBECONFIG reach the cluster, and name this node with --node"
         yield unknown(subject, f"not compared with corepin's ({facts.why('kubelet_millicores')})", remedy)
         return
-    ours, theirs = 1000 * len(facts.agent.allocatable), facts.kubelet_millicores
+    own = len(facts.agent.allocatable) - facts.agent.is_strict
+    ours, theirs = 1000 * own, facts.kubelet_millicores
     message = f"the scheduler may place {theirs}m, corepin can allocate {ours}m"
+    if facts.agent.is_strict:
+        message += ", because strictReserved keeps one more CPU for containers without CPUs of their own"
     if (shared := facts.agent.static_shared) is not None:
         message += f", containers without CPUs of their own share {1000 * len(shared)}m (CPUs {shared})"
     if theirs <= ours:

@@ -99,6 +99,7 @@ def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
         nri=AgentNRI(state["startPath"] == "nri", state["startReason"], bool(state["listingFault"])),
         other_plugins=tuple(state["otherPlugins"]),
         refusals=tuple(f"{refusal['name']}: {refusal['message']}" for refusal in state["refusals"]),
+        is_strict=bool(state.get("strictReserved")) and not state.get("staticPools"),
         static_shared=CPUSet.parse(state["sets"]["shared"]) if state.get("staticPools") else None,
     )
 

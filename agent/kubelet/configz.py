@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from pinning.planning.node_config import NodeConfig
 
 TRIES: Final = 3
+STRICT_OPTION: Final = "strict-cpu-reservation"
+_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # strconv.ParseBool
 REMEDY: Final = (
     "give the agent's account `get` on nodes/configz (kubelet 1.33 or later; never nodes/proxy), and let the cluster's"
     " CA sign the kubelet's certificate (serverTLSBootstrap); or state `reserved` in the node configuration"
@@ -51,10 +53,12 @@ class KubeletConfig(NamedTuple):
     policy: KubeletPolicy
     reserved: CPUSet  # empty: none
     memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN
+    is_strict: bool = False  # strict-cpu-reservation: no container runs on the reserved CPUs
 
 
 class _Config(msgspec.Struct, rename="camel"):
     cpu_manager_policy: str = ""
+    cpu_manager_policy_options: dict[str, str] | None = None
     memory_manager_policy: str = ""
     reserved_system_cpus: str = msgspec.field(name="reservedSystemCPUs", default="")
     kube_reserved: dict[str, str] | None = None
@@ -70,7 +74,9 @@ def read_configz(document: bytes, topology: Topology) -> KubeletConfig:
     try:
         config = msgspec.json.decode(document, type=_Document).kubeletconfig
         memory_policy = policy_of(config.memory_manager_policy)
-        return KubeletConfig(policy_of(config.cpu_manager_policy), _reserved(config, topology), memory_policy)
+        policy, reserved = policy_of(config.cpu_manager_policy), _reserved(config, topology)
+        strict = (config.cpu_manager_policy_options or {}).get(STRICT_OPTION, "")
+        return KubeletConfig(policy, reserved, memory_policy, is_strict=strict in _TRUE)
     except (msgspec.DecodeError, RecursionError, BadCPUList, BadQuantity) as error:
         raise Refused(f"the kubelet's configz cannot be understood: {error}") from error
 
@@ -93,10 +99,14 @@ def _reserved(config: _Config, topology: Topology) -> CPUSet:
 
 def adopt(config: NodeConfig, kubelet: KubeletConfig, topology: Topology, universe: CPUSet) -> NodeConfig:
     """Reserve what the kubelet does where the operator named nothing; a set that leaves no CPU is not taken."""
-    if config.reserved is not None or not kubelet.reserved:
+    adopted = config
+    if config.reserved is None and kubelet.reserved:
+        adopted = replace(config, reserved=kubelet.reserved, reserve_source=ReserveSource.KUBELET)
+    if config.strict_reserved is None and kubelet.is_strict:
+        adopted = replace(adopted, strict_reserved=True)
+    if adopted == config:
         return config
-    adopted = replace(config, reserved=kubelet.reserved, reserve_source=ReserveSource.KUBELET)
-    facts = {"reserved": str(kubelet.reserved)}
+    facts = {"reserved": str(adopted.reserved or ""), "strictReserved": bool(adopted.strict_reserved)}
     try:
         check_machine(topology, universe, adopted)
     except BadContract as problem:

@@ -44,6 +44,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         "topology": state.topology.to_dict(),
         "sets": _sets(state),
         "alignUncore": state.sets.align_uncore,
+        "strictReserved": state.sets.is_strict,
         "staticPools": state.sets.pools.is_static,
         "ledger": ledger_to_dict(state.ledger),
         "pods": [_pod(pod) for pod in state.pods],

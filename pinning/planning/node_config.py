@@ -56,6 +56,9 @@ class NodeConfig:
 
     reserved: CPUSet | None = None  # None: the default of `pinning.planning.reserve`
     reserve_source: ReserveSource = ReserveSource.CONFIGURED  # where `reserved` comes from, if it is set
+    strict_reserved: bool | None = (
+        None  # no container runs on reserved CPUs; None: false, or as the kubelet says
+    )
     sort: Sort = "packed"
     distribute: bool = False
     align_uncore: bool | None = None  # None: where the machine has even caches
@@ -75,6 +78,7 @@ class NodeConfig:
 DEFAULT = NodeConfig()
 KEYS = (
     "reserved",
+    "strictReserved",
     "sort",
     "distribute",
     "alignUncore",
@@ -97,6 +101,7 @@ def read_node_config(given: object) -> NodeConfig:
     keys = _Keys.of(given, "", KEYS)
     return NodeConfig(
         reserved=keys.cpus("reserved"),
+        strict_reserved=keys.optional_flag("strictReserved"),
         sort=keys.sort("sort"),
         distribute=keys.flag("distribute"),
         align_uncore=keys.flag_or_auto("alignUncore"),
@@ -180,10 +185,14 @@ class _Keys:
 
     def flag(self, key: str) -> bool:
         """Return a boolean, false when absent."""
+        return bool(self.optional_flag(key))
+
+    def optional_flag(self, key: str) -> bool | None:
+        """Return a boolean, None when absent."""
         value = self.value(key)
         if value is not None and not isinstance(value, bool):
             raise self.bad(key, "true or false")
-        return bool(value)
+        return value
 
     def flag_or_auto(self, key: str) -> bool | None:
         """Return a boolean, None for `auto` and when absent."""

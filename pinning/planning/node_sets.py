@@ -43,6 +43,7 @@ class NodeSets:
     reserved: CPUSet
     pools: Pools
     reserve_source: ReserveSource = ReserveSource.DEFAULT
+    is_strict: bool = False  # no container runs on the reserved CPUs
     align_uncore: bool = False  # claims keep to one last-level cache where one has room
 
     @property
@@ -74,11 +75,12 @@ class NodeSets:
         """The shared set without any assignment: with static pools the reserve and the cores in no pool.
 
         If these are empty, isolated CPUs are used, then the `shared` pool, then the exclusive pools, because an
-        empty cpuset would mean every CPU.
+        empty cpuset would mean every CPU. A strict reserve is used last of all.
         """
-        unowned = self.universe - self.static_exclusive
+        usable = self.universe - self.reserved if self.is_strict else self.universe
+        unowned = usable - self.static_exclusive
         pooled = unowned - self.pools.set_aside
-        return (pooled - self.isolated) or pooled or unowned or self.universe
+        return (pooled - self.isolated) or pooled or unowned or usable or self.universe
 
     def set_aside(self, socket: int | None = None) -> CPUSet:
         """Return the online CPUs of CMK's shared pool, of one socket or all."""
@@ -110,7 +112,7 @@ def node_sets(topology: Topology, universe: CPUSet, config: NodeConfig) -> NodeS
     pools = _pools(topology, known - reserved, config.pools)
     usable = topology if topology.online == universe else topology.with_online(universe)
     align = topology.has_even_caches if config.align_uncore is None else config.align_uncore
-    return NodeSets(usable, universe, reserved, pools, source, align)
+    return NodeSets(usable, universe, reserved, pools, source, bool(config.strict_reserved), align)
 
 
 def known_cpus(topology: Topology, universe: CPUSet) -> CPUSet:
@@ -130,6 +132,8 @@ def check_machine(topology: Topology, universe: CPUSet, config: NodeConfig) -> N
     sets = node_sets(topology, universe, config)
     if not sets.allocatable:
         raise BadContract(_nothing_to_give(sets))
+    if sets.is_strict and sets.pools.is_static and not sets.unpooled - sets.reserved:
+        raise BadContract(_nothing_to_share(sets))
 
 
 def _nothing_to_give(sets: NodeSets) -> str:
@@ -139,6 +143,16 @@ def _nothing_to_give(sets: NodeSets) -> str:
         problem = f"only one core can be used here (CPUs {usable}), and it stays reserved for the system"
         return f"{problem}: use a machine with two cores or more"
     return f"reserved: {sets.reserved} leaves no CPU of {usable} for containers; reserve fewer cores"
+
+
+def _nothing_to_share(sets: NodeSets) -> str:
+    """Return the error for static pools that leave no CPU beside a strict reserve."""
+    pooled = sets.universe - sets.unpooled
+    problem = f"strictReserved: {len(pooled)} CPUs ({pooled}) are in pools and {len(sets.reserved)} ({sets.reserved})"
+    return (
+        f"{problem} are reserved, which leaves none of {len(sets.universe)} for containers without CPUs of their own:"
+        " make the pools smaller, or write strictReserved: false"
+    )
 
 
 def _reserved(topology: Topology, known: CPUSet, config: NodeConfig) -> tuple[CPUSet, ReserveSource]:

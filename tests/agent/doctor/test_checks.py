@@ -190,6 +190,15 @@ def test_static_pools_leave_less_to_plain_containers() -> None:
     assert check.message.endswith(", containers without CPUs of their own share 2000m (CPUs 0,4)")
 
 
+def test_a_strict_reserve_leaves_one_cpu_less() -> None:
+    """A kubelet that may fill all allocatable CPUs places one more than corepin gives out."""
+    assert FINE.agent
+    facts = replace(FINE, agent=replace(FINE.agent, is_strict=True))
+    (check,) = (check for check in examine(facts) if check.subject == "kubelet's CPUs")
+    assert check.verdict is Verdict.FINDING
+    assert "because strictReserved keeps one more CPU" in check.message
+
+
 def test_local_runtime_needs_no_kubelet_and_no_cluster() -> None:
     """Beside the agent's own processes nothing of the kubelet is missing, even where one runs for others."""
     facts = replace(FINE, agent=LOCAL, pod_root=None, kubelet_millicores=None, runtime=None)

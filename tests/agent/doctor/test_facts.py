@@ -47,6 +47,15 @@ def test_shared_set_beside_static_pools_comes_from_the_agents_state() -> None:
     assert agent_facts(state).static_shared is None
 
 
+def test_a_strict_reserve_comes_from_the_agents_state() -> None:
+    """With static pools no claim takes CPUs of the shared set, so that the sums stay."""
+    strict = NodeConfig(strict_reserved=True)
+    assert agent_facts(to_dict(state_of(config=strict))).is_strict
+    assert not agent_facts(to_dict(state_of())).is_strict
+    pools = replace(strict, pools=StaticPools(exclusive_cores=2))
+    assert not agent_facts(to_dict(state_of(config=pools))).is_strict
+
+
 def test_reason_of_the_runtime_and_kills_come_from_the_agents_state() -> None:
     """Why no containers are listed, and which of corepin's own were killed for their memory."""
     kill = MemoryKill("u", "corepin-agent-x", "agent", "2026-11-23T10:00:00Z")

@@ -116,6 +116,33 @@ def test_reserved_cpus_are_adopted(chosen: str | None, kubelet_reserves: str, re
     assert found == (CPUSet.parse(reserved) if reserved else None)
 
 
+@pytest.mark.parametrize(
+    ("word", "is_strict"), [("true", True), ("1", True), ("false", False), ("yes", False), (None, False)]
+)
+def test_strict_cpu_reservation_is_read(word: str | None, is_strict: bool) -> None:
+    """The kubelet's option is a text that Go parses as a boolean."""
+    options = {"strict-cpu-reservation": word} if word else None
+    assert read_configz(document(cpuManagerPolicyOptions=options), FLAT).is_strict is is_strict
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kubelet_is", "strict"),
+    [
+        pytest.param(None, True, True, id="the kubelet's"),
+        pytest.param(False, True, False, id="the operator's word first"),
+        pytest.param(True, False, True, id="strict beside a kubelet that is not"),
+        pytest.param(None, False, None, id="neither"),
+    ],
+)
+def test_strict_reservation_is_adopted(chosen: bool | None, kubelet_is: bool, strict: bool | None) -> None:
+    """The kubelet's option is the default, also beside CPUs that the operator reserved."""
+    kubelet = KubeletConfig(STATIC, CPUSet.parse("1,5"), is_strict=kubelet_is)
+    for reserved in (None, CPUSet.parse("0,4")):
+        config = NodeConfig(reserved=reserved, strict_reserved=chosen)
+        found = adopt(config, kubelet, FLAT, FLAT.online)
+        assert (found.reserved, found.strict_reserved) == (reserved or CPUSet.parse("1,5"), strict)
+
+
 def ask(*answers: int | bytes | Exception, **access: Any) -> tuple[KubeletConfig | None, list[httpx.Request]]:
     """Ask a kubelet that answers so; return what came of it and the requests."""
     script, asked = iter(answers), []

@@ -123,6 +123,14 @@ def test_the_last_shared_core_is_not_offered() -> None:
     assert offered(state_of(*pods, machine=machine, config=config), pods)[ISOLATED] == 0
 
 
+def test_the_last_cpu_beside_a_strict_reserve_is_not_offered() -> None:
+    """The reserve is no room for containers without CPUs of their own, so one of the free CPUs is."""
+    config = NodeConfig(reserved=CPUSet([0]), strict_reserved=True)
+    state = state_of(machine=smt_machine(4), config=config)
+    assert offered(state, []) == {**dict.fromkeys(RESOURCES, 2), NUMA: 5}
+    assert [zone.free for zone in zone_cpus(state)] == [5]
+
+
 class Cluster(RuleBasedStateMachine):
     """A scheduler that believes one node, users who resize and edit what runs, and pods that nobody scheduled."""
 

@@ -24,32 +24,36 @@ def test_nothing_stated_is_the_default() -> None:
     assert read_node_config(dict.fromkeys(["reserved", "sort", "smtPolicy", "observe", "pools"])) == DEFAULT
 
 
+EVERY_KEY = {
+    "reserved": "0,8",
+    "strictReserved": True,
+    "sort": "spread",
+    "distribute": True,
+    "alignUncore": True,
+    "smtPolicy": "require",
+    "numaPolicy": "single",
+    "coreType": "efficient",
+    "quota": "unset",
+    "vmThreads": "shared",
+    "strictThreads": True,
+    "countedClaims": ["isolate", "require"],
+    "uncountedClaims": "refuse",
+    "observe": True,
+    "pools": {
+        "exclusive_cores": 4,
+        "shared_cores": 1,
+        "exclusive_non_isolcpus": "5-6",
+        "exclusive_mode": "spread",
+        "shared_mode": "packed",
+    },
+}
+
+
 def test_every_key_is_read() -> None:
     """Each key lands in its field."""
-    given = {
-        "reserved": "0,8",
-        "sort": "spread",
-        "distribute": True,
-        "alignUncore": True,
-        "smtPolicy": "require",
-        "numaPolicy": "single",
-        "coreType": "efficient",
-        "quota": "unset",
-        "vmThreads": "shared",
-        "strictThreads": True,
-        "countedClaims": ["isolate", "require"],
-        "uncountedClaims": "refuse",
-        "observe": True,
-        "pools": {
-            "exclusive_cores": 4,
-            "shared_cores": 1,
-            "exclusive_non_isolcpus": "5-6",
-            "exclusive_mode": "spread",
-            "shared_mode": "packed",
-        },
-    }
-    assert read_node_config(given) == NodeConfig(
+    assert read_node_config(EVERY_KEY) == NodeConfig(
         reserved=CPUSet.parse("0,8"),
+        strict_reserved=True,
         sort="spread",
         distribute=True,
         align_uncore=True,
@@ -87,14 +91,18 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
     ("given", "message"),
     [
         pytest.param(
-            [], r"the node configuration: \[\] is no mapping: write keys of reserved, sort", id="a list"
+            [],
+            r"the node configuration: \[\] is no mapping: write keys of reserved, strictReserved, sort",
+            id="a list",
         ),
         pytest.param(None, "the node configuration: None is no mapping", id="nothing"),
         pytest.param(
             {"reservd": "0"}, r"reservd: the key is unknown \(value '0'\): did you mean reserved\?", id="typo"
         ),
         pytest.param(
-            {"zzz": 1}, "zzz: the key is unknown .* known keys are reserved, sort", id="unknown key"
+            {"zzz": 1},
+            "zzz: the key is unknown .* known keys are reserved, strictReserved, sort",
+            id="unknown key",
         ),
         pytest.param({1: 1}, "1: the key is unknown", id="a key that is a number"),
         pytest.param({"reserved": "3-1"}, "reserved: .*runs backwards: write 1-3", id="bad list"),
@@ -107,6 +115,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param(
             {"distribute": "yes"}, "distribute: 'yes' is not allowed: write true or false", id="flag"
         ),
+        pytest.param({"strictReserved": 1}, "strictReserved: 1 .*write true or false", id="strict"),
         pytest.param({"alignUncore": "on"}, "alignUncore: 'on' .*write auto, true or false", id="caches"),
         pytest.param({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate", id="smt"),
         pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),

@@ -89,6 +89,38 @@ def test_pools_that_do_not_fit(pools: StaticPools, message: str) -> None:
         check_machine(topology, topology.online, NodeConfig(pools=pools))
 
 
+@pytest.mark.parametrize(
+    ("isolated", "pools", "shared"),
+    [
+        pytest.param("", None, "1-3,5-7", id="no pools"),
+        pytest.param("2,6", None, "1,3,5,7", id="isolated CPUs"),
+        pytest.param("1-3,5-7", None, "1-3,5-7", id="all others are isolated"),
+        pytest.param("", StaticPools(1), "2-3,6-7", id="cores in no pool"),
+        pytest.param("", StaticPools(1, 1), "3,7", id="and none set aside"),
+    ],
+)
+def test_strict_reserve_is_not_shared(isolated: str, pools: StaticPools | None, shared: str) -> None:
+    """With `strictReserved` the shared set is what it is without, less the reserved CPUs."""
+    topology = smt_machine(4, isolated=isolated)
+    config = NodeConfig(reserved=CPUSet([0]), strict_reserved=True, pools=pools)
+    sets = node_sets(topology, topology.online, config)
+    assert str(sets.shared(Ledger())) == shared
+    check_machine(topology, topology.online, config)
+
+
+def test_strict_reserve_needs_a_cpu_beside_pools_and_reserve() -> None:
+    """Pools that take all other cores stop the agent with the numbers; hotplug later never empties the shared set."""
+    topology = smt_machine(4)
+    config = NodeConfig(reserved=CPUSet([0]), strict_reserved=True, pools=StaticPools(2, 1))
+    numbers = (
+        r"strictReserved: 6 CPUs \(1-3,5-7\) are in pools and 2 \(0,4\) are reserved, which leaves none of 8"
+    )
+    with pytest.raises(BadContract, match=numbers):
+        check_machine(topology, topology.online, config)
+    left = CPUSet([0])
+    assert node_sets(topology.with_online(left), left, config).shared(Ledger()) == left
+
+
 def test_reserved_must_exist_and_leave_something() -> None:
     """Reserved CPUs that do not exist, or that are all there are, are refused."""
     topology = smt_machine(2)

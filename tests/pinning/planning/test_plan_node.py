@@ -86,6 +86,29 @@ def test_owners_give_back_when_the_shared_set_goes_offline() -> None:
     assert [node.holds("v", "compute"), *map(node.holds, "cba")] == ["1", "2,6", "5", ""]
 
 
+def test_the_last_cpu_beside_a_strict_reserve_is_given_to_nobody() -> None:
+    """Four cores, one reserved: five CPUs can be owned, the sixth is shared."""
+    node = one_pod(Wish("5", policy="exclusive"), cores=4, strict_reserved=True)
+    assert (node.holds("a"), str(node.plan().shared)) == ("1-3,5-6", "7")
+    planned = edit(node, "a", Wish("6", policy="exclusive"))
+    assert reasons(planned) == {"test/pod-a/c0": "KeepsFewerCPUs"}
+    assert node.holds("a") == "1-3,5-6"
+
+
+def test_a_reserve_that_becomes_strict_moves_an_owner_only_if_all_else_is_owned() -> None:
+    """The youngest owner gives its CPUs back where no other CPU is left to share; else all keep theirs."""
+    full = one_pod(Wish("6", policy="exclusive"), cores=4)
+    full.config = replace(full.config, strict_reserved=True)
+    assert reasons(full.run_all()) == {"test/pod-a/c0": "SharedSetWouldBeEmpty"}
+    assert full.live()[0].cpus == CPUSet.parse("1-3,5-7")
+
+    roomy = one_pod(Wish("3", policy="exclusive"), cores=4)
+    before = roomy.holds("a")
+    roomy.config = replace(roomy.config, strict_reserved=True)
+    assert not roomy.run_all().refusals
+    assert roomy.holds("a") == before
+
+
 # Who is gone, and who is unknown.
 
 

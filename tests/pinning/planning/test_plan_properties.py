@@ -31,6 +31,7 @@ from tests.strategies import topologies
 CONFIGS = st.builds(
     NodeConfig,
     sort=st.sampled_from(["packed", "spread"]),
+    strict_reserved=st.booleans(),
     distribute=st.booleans(),
     align_uncore=st.none() | st.booleans(),
     smt_policy=st.sampled_from(SMTPolicy),
@@ -68,6 +69,8 @@ def check_converged(world: World) -> None:
 def check_settled(world: World, planned: Plan) -> None:
     """Check that every rule holds for the ledger, and that the plan is sound."""
     assert problems(planned.ledger, world.sets) == ()
+    if world.sets.is_strict and world.topology.online - world.sets.reserved:
+        assert planned.shared.isdisjoint(world.sets.reserved)
     for held in planned.ledger:
         assert held.cpus <= cpus_of_type(world.topology, held.core_type)
     assert planned.shared.isdisjoint(world.sets.static_exclusive) or not (
