@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pinning.contract import SIDECAR_CPU, SIDECAR_MEMORY
 from pinning.pods.identity import by_runtime_uid
 from pinning.pods.phase import is_final
+from pinning.pods.qos import in_effect, pod_amounts
 from pinning.pods.quantity import millicores, parse_quantity, rounded_up
-from pinning.pods.resources import Member, Role, is_quantity, members
+from pinning.pods.resources import Member, members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from pinning.planning.ledger import Ledger
     from pinning.planning.observed import SeenPod
@@ -61,7 +62,7 @@ def totals(pod: Pod) -> dict[str, str]:
 def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) -> int:
     """Return how much of the pod's request its containers hold; one container's surplus does not fill another's gap."""
     return rounded_up_fraction(
-        _together(listed, lambda member: min(_amount(member, resource), Fraction(held.get(member.name, 0))))
+        in_effect(listed, lambda member: min(_amount(member, resource), Fraction(held.get(member.name, 0))))
     )
 
 
@@ -98,27 +99,15 @@ def rounded_up_fraction(amount: Fraction) -> int:
 def _shared_request(pod: Pod, uid: str, ledger: Ledger) -> Fraction:
     owners = {held.owner.container for held in ledger.pods.get(uid, ()) if held.is_exclusive}
     listed = [member for member in members(pod) if not member.is_gate]
-    pod_level = ((pod.get("spec") or {}).get("resources") or {}).get("requests") or {}
-    whole = pod_level.get("cpu")  # the pod-level request: what is left of it after the owners' CPUs is shared
-    if whole is not None and is_quantity(whole):
-        owned = _together([member for member in listed if member.name in owners], _cpu)
-        return max(Fraction(0), parse_quantity(whole) - owned)
-    return _together([member for member in listed if member.name not in owners], _cpu)
-
-
-def _together(listed: Iterable[Member], amount: Callable[[Member], Fraction]) -> Fraction:
-    """Return the highest sum of requests that are in effect at the same time."""
-    running = most = Fraction(0)
-    for member in listed:
-        if member.role is Role.INIT:
-            most = max(most, running + amount(member))
-        else:
-            running += amount(member)
-    return max(most, running)
+    pod_level = pod_amounts(pod)
+    if pod_level and "cpu" in pod_level.requests:  # what is left of it after the owners' CPUs is shared
+        owned = in_effect([member for member in listed if member.name in owners], _cpu)
+        return max(Fraction(0), pod_level.requests["cpu"] - owned)
+    return in_effect([member for member in listed if member.name not in owners], _cpu)
 
 
 def _sum(listed: Iterable[Member], resource: str) -> Fraction:
-    return _together(listed, lambda member: _amount(member, resource))
+    return in_effect(listed, lambda member: _amount(member, resource))
 
 
 def _cpu(member: Member) -> Fraction:

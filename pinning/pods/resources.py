@@ -1,7 +1,4 @@
-"""CPU and memory of a pod's containers: eligibility for claims, and QoS class.
-
-QoS source: Kubernetes "Pod Quality of Service Classes", KEP-2837 for pod-level resources.
-"""
+"""CPU and memory of a pod's containers, and which containers are eligible for claims."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from pinning.contract import (
     ISOLATED_CORES,
     NUMA_CPUS,
     WHOLE_CORES,
-    QoSClass,
 )
 from pinning.errors import BadQuantity, Cause
 from pinning.lazy import lazy
@@ -190,27 +186,6 @@ def _amount(value: RawQuantity | None) -> Fraction:
     return parse_quantity(0 if value is None else value)
 
 
-def qos_class(pod: Pod) -> QoSClass:
-    """Return the QoS class that the API server would compute; pod-level resources decide alone if there are any."""
-    pod_level = (pod.get("spec") or {}).get("resources")
-    if pod_level and has_any(pod_level):
-        return _qos([_with_defaults(pod_level)])
-    return _qos([(member.requests, member.limits) for member in members(pod)])
-
-
 def has_any(resources: ResourceRequirements) -> bool:
     """Return whether pod-level resources state any amount."""
     return bool(resources.get("requests") or resources.get("limits"))
-
-
-def _with_defaults(resources: ResourceRequirements) -> tuple[ResourceList, ResourceList]:
-    limits = _readable(resources.get("limits"))
-    return {**limits, **_readable(resources.get("requests"))}, limits
-
-
-def _qos(stated_by_all: Iterable[tuple[Mapping[str, RawQuantity], Mapping[str, RawQuantity]]]) -> QoSClass:
-    pairs = list(stated_by_all)
-    if pairs and all(_is_fixed(name, *pair) for pair in pairs for name in COMPUTE):
-        return QoSClass.GUARANTEED
-    nothing = all(_amount(requests.get(name)) == 0 for requests, _ in pairs for name in COMPUTE)
-    return QoSClass.BEST_EFFORT if nothing else QoSClass.BURSTABLE

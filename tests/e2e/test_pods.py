@@ -10,6 +10,7 @@ import pytest
 
 from pinning.contract import GUARDED
 from tests.e2e.cluster import Cluster, launcher_document, pod_document
+from tests.pod_level import ROWS
 from tests.pods import CORES, CPU_MANAGER, SMT, container
 from tests.servers.catalog import NEWEST
 
@@ -246,3 +247,17 @@ def test_pod_level_resources(cluster: Cluster) -> None:
     stored = cluster.stored("Pod", "launcher")
     assert stored["status"]["qosClass"] == "Guaranteed"
     assert not stored["spec"]["containers"][1].get("resources")
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_pod_level_defaults_are_the_api_servers(cluster: Cluster) -> None:
+    """The table by which corepin computes QoS class and pod-level amounts is what the API server stores."""
+    for number, row in enumerate(ROWS):
+        document, (request, limit), expected = row.values
+        metadata = {"name": f"row-{number}"}
+        stored = cluster.created(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": document["spec"]}
+        )
+        resources = stored["spec"]["resources"]
+        found = resources["requests"].get("cpu"), resources.get("limits", {}).get("cpu")
+        assert (found, stored["status"]["qosClass"]) == ((request, limit), expected), row.id

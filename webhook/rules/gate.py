@@ -17,7 +17,8 @@ from pinning.contract import (
     QoSClass,
 )
 from pinning.errors import Cause
-from pinning.pods.resources import Member, has_any, members, qos_class
+from pinning.pods.qos import qos_class
+from pinning.pods.resources import Member, has_any, members
 from webhook.rules.patch import Operation, add
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from pinning.contract import (
 from pinning.errors import Cause
 from pinning.pods.annotations import annotation_field, policy_keys
 from pinning.pods.claims import OWN_CORES, Origin, is_dedicated_launcher, read_pod
+from pinning.pods.qos import qos_class
 from pinning.pods.quantity import millicores
-from pinning.pods.resources import Member, Role, guarantee_gaps, members, qos_class, shown, whole_cpus
+from pinning.pods.resources import Member, Role, guarantee_gaps, members, shown, whole_cpus
 from pinning.truncate import few
 from webhook.rules.counts import recounted, wrong_counts
 from webhook.rules.gate import plan_gate, taken_names

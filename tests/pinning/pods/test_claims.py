@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pinning.contract import CPUPolicy, NUMAPolicy, QoSClass, SMTPolicy
 from pinning.pods.claims import MOST_CONTAINERS, Claim, Origin, read_pod
-from pinning.pods.resources import Role, qos_class
+from pinning.pods.qos import qos_class
+from pinning.pods.resources import Role
 from tests.pods import (
     CORES,
     CPU_MANAGER,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pinning.contract import GATE_CONTAINER, QoSClass
 from pinning.pods.claims import read_pod
-from pinning.pods.resources import qos_class
+from pinning.pods.qos import qos_class
 from tests.pods import CORES, CPU_MANAGER, SMT, container, fields, launcher, pod
 from tests.webhook.requests import generated, request
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations

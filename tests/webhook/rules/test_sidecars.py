@@ -8,7 +8,7 @@ import jsonpatch
 import pytest
 
 from pinning.contract import QoSClass
-from pinning.pods.resources import qos_class
+from pinning.pods.qos import qos_class
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, container, launcher, pod
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings

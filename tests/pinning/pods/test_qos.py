@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from pinning.contract import QoSClass
-from pinning.pods.resources import qos_class
+from pinning.pods.qos import pod_amounts, qos_class
+from pinning.pods.quantity import parse_quantity
+from tests.pod_level import ROWS
 from tests.pods import container, pod
 
 FULL = {"cpu": "1", "memory": "1Gi"}
@@ -32,9 +34,9 @@ FULL = {"cpu": "1", "memory": "1Gi"}
         pytest.param(pod(container("a", {"cpu": "0"})), QoSClass.BEST_EFFORT, id="zero is nothing"),
         pytest.param(pod(container("a"), resources={"limits": FULL}), QoSClass.GUARANTEED, id="pod level"),
         pytest.param(
-            pod(container("a", FULL), resources={"requests": FULL}),
-            QoSClass.BURSTABLE,
-            id="pod level decides alone",
+            pod(container("a", FULL), resources={"requests": {"cpu": "1"}}),
+            QoSClass.GUARANTEED,
+            id="pod-level limits come from the containers'",
         ),
         pytest.param(pod(container("a", FULL), resources={}), QoSClass.GUARANTEED, id="empty pod level"),
         pytest.param({"spec": {"containers": []}}, QoSClass.BEST_EFFORT, id="no containers"),
@@ -43,3 +45,27 @@ FULL = {"cpu": "1", "memory": "1Gi"}
 def test_the_qos_class_is_the_api_servers(document: Any, expected: QoSClass) -> None:
     """All containers, init ones too, need CPU and memory limits equal to requests; pod level decides alone."""
     assert qos_class(document) is expected
+
+
+@pytest.mark.parametrize(("document", "stored", "expected"), ROWS)
+def test_pod_level_amounts_are_those_that_the_api_server_stores(
+    document: Any, stored: tuple[str | None, str | None], expected: QoSClass
+) -> None:
+    """Requests and limits that a pod leaves out come from its containers, or from each other."""
+    amounts = pod_amounts(document)
+    assert amounts
+    found = amounts.requests.get("cpu"), amounts.limits.get("cpu")
+    assert found == tuple(None if text is None else parse_quantity(text) for text in stored)
+    assert qos_class(document) is expected
+
+
+def test_containers_alone_make_no_pod_level_amounts() -> None:
+    """An empty or absent `spec.resources` states nothing for the pod."""
+    nothing: list[dict[str, Any]] = [
+        {},
+        {"resources": {}},
+        {"resources": {"limits": {}}},
+        {"resources": None},
+    ]
+    for more in nothing:
+        assert pod_amounts(pod(container("a", FULL), **more)) is None
