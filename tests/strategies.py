@@ -60,7 +60,15 @@ def topologies(draw: DrawFn, *, offline: bool = True, max_cores_per_cache: int =
     isolated = draw(cpu_sets(every)) if draw(_SELDOM) else EMPTY
     nodes = CPUSet(fact.numa_node for fact in facts)
     told = draw(st.none() | st.just(nodes | CPUSet([99])) | cpu_sets(nodes)) if draw(_SELDOM) else None
-    return replace(assemble(facts, (every - gone) or every, isolated), told_memory=told)
+    topology = replace(assemble(facts, (every - gone) or every, isolated), told_memory=told)
+    return replace(topology, distances=draw(_distances(nodes | CPUSet([99])))) if draw(_SELDOM) else topology
+
+
+@st.composite
+def _distances(draw: DrawFn, nodes: CPUSet) -> dict[int, dict[int, int]]:
+    """Return the distance from each node to each; few different ones, so that some are equal."""
+    far = st.sampled_from([11, 12, 20, 21, 32, 40, 255])
+    return {node: {other: 10 if node == other else draw(far) for other in nodes} for node in nodes}
 
 
 _SELDOM = st.sampled_from([False, False, False, True])

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.topology import EFFICIENCY, PERFORMANCE, BadTopology, CPUFacts, Topology, assemble
+from pinning.machine.topology import (
+    EFFICIENCY,
+    PERFORMANCE,
+    BadTopology,
+    CPUFacts,
+    Topology,
+    assemble,
+    distances_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -44,7 +52,7 @@ def read_topology(root: Path) -> Topology:
     topology = assemble(facts, online, read_cpus(system / "cpu/isolated") or EMPTY)
     memory = _memory(system / "node")
     told = read_cpus(system / "node/has_memory") or None  # a list of nodes, in the same form
-    return replace(topology, told_memory=told, memory=memory)
+    return replace(topology, told_memory=told, memory=memory, distances=_distances(system / "node"))
 
 
 def read_cpus(path: Path) -> CPUSet | None:
@@ -134,6 +142,13 @@ def _memory(nodes_dir: Path) -> dict[int, int]:
         if found:
             memory[int(path.parent.name.removeprefix("node"))] = int(found[1]) * 1024
     return memory
+
+
+def _distances(nodes_dir: Path) -> dict[int, dict[int, int]]:
+    """Return the distance from each NUMA node to each, nodes without CPUs included; none if a node does not say it."""
+    folders = nodes_dir.glob("node[0-9]*")
+    rows = {int(folder.name.removeprefix("node")): _read(folder / "distance") or "" for folder in folders}
+    return distances_of(rows)
 
 
 def _linked_node(cpu_dir: Path) -> int:

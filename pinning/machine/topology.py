@@ -6,6 +6,7 @@ core, never computed from totals.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -61,6 +62,8 @@ class Topology:
     told_memory: CPUSet | None = None  # NUMA nodes with memory; None if the reader cannot know
     # Bytes of each NUMA node, if known: they differ slightly between machines of one kind.
     memory: Mapping[int, int] = field(default_factory=dict, compare=False)
+    # The kernel's distance from each NUMA node to each, itself included; empty if not known. It names no machine.
+    distances: Mapping[int, Mapping[int, int]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Topology:
@@ -202,7 +205,10 @@ class Topology:
         facts = [_fact(core, cpu) for core in self.cores for cpu in core.cpus]
         facts += [_remembered(self, previous, cpu) for cpu in forgotten]
         whole = assemble(facts, self.online, self.isolated)
-        return replace(whole, told_memory=self.told_memory, memory=self.memory)
+        distances = max(
+            self.distances, previous.distances, key=len
+        )  # a node may go offline with its last CPU
+        return replace(whole, told_memory=self.told_memory, memory=self.memory, distances=distances)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the machine as CPU lists that JSON can encode, short enough for an annotation."""
@@ -217,6 +223,7 @@ class Topology:
             "l2Caches": _as_text(self.l2_caches),
             "coreTypes": {name: str(cpus) for name, cpus in self.core_types.items()},
             **told,
+            **({"distances": _distances_as_text(self.distances)} if self.distances else {}),
         }
 
 
@@ -305,6 +312,26 @@ def _as_text(groups: Mapping[int, CPUSet]) -> dict[str, str]:
     return {str(key): str(cpus) for key, cpus in groups.items()}
 
 
+def _distances_as_text(distances: Mapping[int, Mapping[int, int]]) -> dict[str, str]:
+    """Return the row of each NUMA node, its columns in the order of the rows, as the kernel writes them."""
+    return {str(node): " ".join(str(distances[node][other]) for other in distances) for node in distances}
+
+
+def distances_of(rows: Mapping[int, str]) -> dict[int, dict[int, int]]:
+    """Return the distances that rows of text say, nodes ascending; none if a row is not whole.
+
+    The kernel writes a row with one column for each online node; one that is read while a node goes offline is not
+    whole.
+    """
+    nodes = sorted(rows)
+    columns = {node: rows[node].split() for node in nodes}
+    for row in columns.values():
+        if len(row) != len(nodes) or not all(_DISTANCE.fullmatch(column) for column in row):
+            return {}
+    return {node: dict(zip(nodes, map(int, columns[node]), strict=True)) for node in nodes}
+
+
+_DISTANCE: Final = re.compile("[0-9]{1,3}", re.ASCII)  # the kernel keeps a byte
 _PLACES: Final = ("packages", "numaNodes", "uncoreCaches", "l2Caches")
 
 
@@ -323,7 +350,8 @@ def _restored(saved: Mapping[str, Any]) -> Topology:
 
     online, isolated = CPUSet.parse(saved["online"]), CPUSet.parse(saved["isolated"])
     told = CPUSet.parse(saved["memoryNodes"]) if "memoryNodes" in saved else None
-    return Topology(tuple(map(core, siblings)), online & known, isolated & known, told)
+    distances = distances_of({int(node): row for node, row in saved.get("distances", {}).items()})
+    return Topology(tuple(map(core, siblings)), online & known, isolated & known, told, distances=distances)
 
 
 def _place_of_cpu(groups: Mapping[str, str]) -> dict[int, int]:

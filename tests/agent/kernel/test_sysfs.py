@@ -122,6 +122,45 @@ def test_sizes_of_memory_are_read_and_kept(tmp_path: Path) -> None:
     assert Topology.from_dict(read.to_dict()).memory_nodes == read.memory_nodes
 
 
+_ROWS = ("10 21 24", "21 10 14", "24 14 10")
+
+
+@pytest.mark.parametrize(
+    ("rows", "known"),
+    [
+        pytest.param(_ROWS, True, id="a node of memory alone has a row too"),
+        pytest.param(("10 21", "21 10 14", "24 14 10"), False, id="a node went offline while they were read"),
+        pytest.param(("10 21 x", "21 10 14", "24 14 10"), False, id="no number"),
+        pytest.param(("10 21 -1", "21 10 14", "24 14 10"), False, id="a negative number"),
+        pytest.param(_ROWS[:2], False, id="a node without the file"),
+        pytest.param((), False, id="a kernel without the files"),
+    ],
+)
+def test_distances_are_read(rows: tuple[str, ...], known: bool, tmp_path: Path) -> None:
+    """The kernel's distances are known for all NUMA nodes or for none, and a record keeps them."""
+    root = materialise("xeon-8480-cxl", tmp_path)
+    for node, row in enumerate(rows):
+        (root / f"sys/devices/system/node/node{node}/distance").write_text(row + "\n")
+
+    read = read_topology(root)
+
+    whole = {0: {0: 10, 1: 21, 2: 24}, 1: {0: 21, 1: 10, 2: 14}, 2: {0: 24, 1: 14, 2: 10}}
+    assert read.distances == (whole if known else {})
+    assert Topology.from_dict(read.to_dict()).distances == read.distances
+    assert ("distances" in read.to_dict()) is known
+
+
+def test_distances_of_a_node_that_went_offline_are_remembered(tmp_path: Path) -> None:
+    """A NUMA node without memory goes offline with its last CPU, and its row with it."""
+    before = replace(
+        read_topology(materialise("qemu-2s4c2t", tmp_path / "before")),
+        distances={0: {0: 10, 1: 20}, 1: {0: 20, 1: 10}},
+    )
+    fewer = read_topology(materialise("qemu-2s4c2t-offline", tmp_path / "fewer"))
+
+    assert replace(fewer, distances={0: {0: 10}}).remembering(before).distances == before.distances
+
+
 def test_siblings_and_isolated_cpus_of_a_xeon_d(tmp_path: Path) -> None:
     """Siblings are N and N+8, and isolcpus is read; without NUMA in the kernel all is node 0."""
     read = read_topology(materialise("xeon-d-1541", tmp_path))

@@ -36,7 +36,9 @@ def test_groups_partition_the_cpus(topology: Topology) -> None:
 @given(topologies())
 def test_a_record_restores_the_machine(topology: Topology) -> None:
     """A topology survives to_dict, JSON and from_dict."""
-    assert Topology.from_dict(json.loads(json.dumps(topology.to_dict()))) == topology
+    restored = Topology.from_dict(json.loads(json.dumps(topology.to_dict())))
+
+    assert (restored, restored.distances) == (topology, topology.distances)
 
 
 @given(st.data())
@@ -119,7 +121,7 @@ def test_a_machine_without_cpus_is_refused() -> None:
         assemble([], CPUSet())
 
 
-@pytest.mark.parametrize("damage", ["cores", "packages", "coreTypes", "online"])
+@pytest.mark.parametrize("damage", ["cores", "packages", "coreTypes", "online", "distances"])
 @pytest.mark.parametrize("value", [None, ["x"], {"0-1": "x"}, 7, [""]])
 def test_a_damaged_record_is_refused(damage: str, value: object) -> None:
     """Whatever is wrong with a record, the answer is BadTopology."""
