@@ -20,8 +20,8 @@ _NEW: Final = f".{NAME}.new"
 def install(folder: Path, source: Path = SOURCE) -> bool:
     """Put the command into a directory, unless this very version is there; raise OSError.
 
-    It is written beside its place and renamed, so that nobody executes a half of it. Containers may write to the
-    directory, so nothing that lies there is followed.
+    It is written beside its place and renamed, so that no process executes a partial file. Containers may write to the
+    directory, so links in it are not followed.
     """
     program = source.read_bytes()
     folder.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ class Cpusets(Protocol):
 
 
 class CpusetWatch(Protocol):
-    """Watches for cpusets that somebody else writes."""
+    """Watches for cpuset writes by other processes."""
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
@@ -123,15 +123,15 @@ class CpusetWatch(Protocol):
         ...
 
     async def watch(self, written: Callable[[str], None]) -> None:
-        """Call `written` with each followed cgroup in which somebody else wrote other CPUs, until cancelled."""
+        """Call `written` with each watched cgroup whose CPUs another process changed, until cancelled."""
         ...
 
     def hold(self) -> None:
-        """Report no write for now: a pass reads everything anyway, and most of what is written meanwhile is its own."""
+        """Suspend reports during a pass, because the pass reads all cgroups and makes most of the writes itself."""
         ...
 
     def release(self) -> None:
-        """Go on after `hold`, with what was written meanwhile."""
+        """Resume after `hold`, with the writes that happened since."""
         ...
 
 
@@ -192,7 +192,7 @@ class Cgroups:
 
     cpusets: Cpusets
     tasks: Tasks
-    watch: CpusetWatch | None = None  # None: nobody else writes
+    watch: CpusetWatch | None = None  # None: no other process can write
     quotas: Quotas | None = None  # None: nothing has a quota
     split: SplitTasks | None = None  # None: tasks are where their cgroup is
 
@@ -299,7 +299,7 @@ class ObservedCPUs(Protocol):
     """Which CPUs another program gave to containers, for the passes that only observe."""
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
-        """Return what live containers have; those of which nobody says anything are left out. Never raises.
+        """Return the kubelet's CPUs of live containers, without containers that it does not report. Never raises.
 
         Each is given with its cgroup's effective cpuset, empty of what has none on the host.
         """
@@ -352,15 +352,15 @@ class Wrappers(Protocol):
         ...
 
     def shown(self, state: NodeState) -> NodeState:
-        """Return the state of the node with those who run now."""
+        """Return the node state with the wrappers that run now."""
         ...
 
     def reset(self) -> None:
-        """Forget everything, and let nobody ask any more (uninstall)."""
+        """Drop all records and stop serving (uninstall)."""
         ...
 
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
-        """Answer those who ask, until cancelled; call `changed` when others run than before."""
+        """Serve requests until cancelled; call `changed` when the set of running wrappers changes."""
         ...
 
 
@@ -395,5 +395,5 @@ class Interfaces:
     container_watch: ContainerWatch | None = None  # None: no container is made but by the agent
     observed_cpus: ObservedCPUs | None = None  # None: no kubelet allocates CPUs here
     vms: VirtualMachines | None = None  # None: threads of virtual machines are left alone
-    wrappers: Wrappers | None = None  # None: nobody can ask
+    wrappers: Wrappers | None = None  # None: the socket is not served
     boots: BootingMachines | None = None  # None: machines that boot are left alone

@@ -1,7 +1,6 @@
-"""What the agent keeps of a pod: what somebody reads of it, and no more than a bounded part of that. Pure.
+"""Bounded decoding of pods: only the fields that the agent reads. Pure.
 
-Anybody who may create pods chooses how large they are and which node they are for. What a pod has besides is skipped
-while it is decoded.
+Every user who may create pods chooses their size and their node, so all other fields are skipped while decoding.
 """
 
 from __future__ import annotations

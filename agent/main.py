@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 async def run(config: AgentConfig, files: ConfigFiles | None = None) -> None:
     """Be the agent of this node until SIGTERM; of `files` the node's label chooses the configuration."""
-    disable_created_metrics()  # type: ignore[no-untyped-call] # a third of the exposition, and nobody asks for it
+    disable_created_metrics()  # type: ignore[no-untyped-call] # a third of the exposition, and unused
     if config.cmk_install_dir:
         _install_command(config.cmk_install_dir)
     await run_until_signal(_work(config, files))
@@ -168,7 +168,7 @@ async def _settings(config: AgentConfig, machine: Machine) -> Settings:
 
 
 async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgroups, ContainerWatch | None]:
-    """Return who runs the containers, the cgroups that these have, and where those are made by somebody else."""
+    """Return the runtime, its cgroups, and a watch for new containers if another program creates them."""
     from agent.local.pods_dir import PodsDir
 
     if config.runtime == "local" and isinstance(pods, PodsDir):
@@ -232,7 +232,7 @@ def _booting_machines(config: AgentConfig) -> BootingMachines | None:
 
 
 def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine) -> Wrappers | None:
-    """Return who answers `cmk isolate`; None where nobody is to, or no cgroup tells whose a process is."""
+    """Return the service of `cmk isolate`; None if it is off, or without cgroups to identify a process's container."""
     if config.cmk_install_dir is None or not isinstance(cgroups.cpusets, KernelCpusets):
         return None
     from agent.report.cmk_node import TEXTS

@@ -1,7 +1,7 @@
-"""What the agent knows of its node, as one frozen value: reports, metrics and `corepin map` show this and nothing else.
+"""State of the node as one frozen value: the only source of reports, metrics and `corepin map`.
 
-Two states are equal when nothing changed: a container's time is the one at which the kernel was last seen to change
-for it, so whoever publishes may compare and stay silent.
+Two states are equal when nothing changed, because a container's time is that of the last change read from the kernel.
+Reporters compare states and publish only differences.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class VMState:
 
     kind: str  # e.g. "qemu"
     cpus: CPUSet  # what its container, or those of its sandbox together, hold; empty: none
-    vcpus: tuple[CPUSet, ...]  # of each vCPU, in their order; empty: they cannot be told apart
+    vcpus: tuple[CPUSet, ...]  # of each vCPU, in order; empty: vCPU threads cannot be identified
     emulator: CPUSet
     iothreads: tuple[CPUSet, ...] = ()
     vhost: CPUSet = EMPTY  # of all of them together; empty: it has none
@@ -131,11 +131,9 @@ class ContainerState:
     smt: SMTPolicy | None = None
     numa: NUMAPolicy | None = None
     core_type: CoreType = CoreType.ANY
-    cpus: CPUSet = EMPTY  # what it shall run on: its own CPUs, or else the shared set
-    others: CPUSet = EMPTY  # pools that it shall run on besides
-    sandbox: SandboxSet | None = (
-        None  # where the virtual machine that it is in shall run; None: it is in none
-    )
+    cpus: CPUSet = EMPTY  # assigned: its own CPUs, or else the shared set
+    others: CPUSet = EMPTY  # pools that it may use besides
+    sandbox: SandboxSet | None = None  # of the virtual machine that it runs in; None: it runs in none
     idle: CPUSet = EMPTY
     numa_nodes: tuple[int, ...] = ()
     proof: Proof | None = None  # None: it does not run, or nothing could be read
@@ -250,5 +248,5 @@ class NodeState:
 
     @property
     def idle(self) -> CPUSet:
-        """Siblings that are charged to an owner and run by nobody."""
+        """Siblings that are charged to an owner and kept idle."""
         return union(assignment.idle for assignment in self.ledger)

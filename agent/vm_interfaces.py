@@ -1,4 +1,4 @@
-"""What the agent asks of whoever reads and moves the threads of virtual machines (see `agent.interfaces`)."""
+"""Interfaces for reading and pinning the threads of virtual machines (see `agent.interfaces`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class VMCPUs(NamedTuple):
     """Where the threads of a virtual machine may run, as read from the kernel."""
 
     cpus: CPUSet  # all of them together
-    vcpus: CPUSet = EMPTY  # those that run the guest; empty where they cannot be told from the others
+    vcpus: CPUSet = EMPTY  # of the vCPU threads; empty if these cannot be identified
     is_fixed: bool = False  # it can get no more vCPUs than it has
     seconds: float = 0.0  # since its VMM started
 
@@ -96,7 +96,7 @@ class VirtualMachines(Protocol):
         ...
 
     def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
-        """Put every thread where it is to run, those too that come meanwhile; None when it is not there any more."""
+        """Pin all threads, re-listing until no new one appears; None if the VM exited."""
         ...
 
     def tasks(self, place: VMPlace) -> frozenset[int]:

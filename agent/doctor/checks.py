@@ -94,7 +94,7 @@ class Facts:
 
     @property
     def can_pin(self) -> bool:
-        """Say whether anybody gives virtual machines CPUs of their own here."""
+        """Return whether KubeVirt or the agent gives virtual machines dedicated CPUs on this node."""
         return self.policy is KubeletPolicy.STATIC or (self.agent is not None and not self.agent.observes)
 
     @property

@@ -112,9 +112,9 @@ def _ran(task: Path, fields: list[str]) -> tuple[str, ...]:
 
 
 def _cgroup(task: Path) -> str:
-    """Return the cgroup of a thread: that of cpuset on v1, else the one there is.
+    """Return the cgroup of a thread: its cpuset cgroup on v1, its only cgroup on v2.
 
-    Seen from a pod with a cgroup namespace of its own it begins with /.. for each step up, which tells nobody anything.
+    A pod with its own cgroup namespace sees a /.. for each level above it; these are removed.
     """
     lines = [
         line.split(":", 2)

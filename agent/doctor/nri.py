@@ -25,7 +25,7 @@ class Socket(StrEnum):
     """What is there where NRI's socket should be."""
 
     ANSWERS = "answers"
-    SILENT = "silent"  # the file is there, and nobody listens
+    SILENT = "silent"  # the socket exists, and no process listens on it
     ABSENT = "absent"  # its folder is there
     NO_FOLDER = "no folder"  # not mounted, or never made
     HIDDEN = "hidden"  # who asks has no right to look
@@ -35,7 +35,7 @@ class AgentNRI(NamedTuple):
     """What the agent says of NRI."""
 
     holds: bool = False  # it is let in, and sets the CPUs of each container that is created
-    reason: str = ""  # why it is not let in; empty where it is, and where it shall not be
+    reason: str = ""  # why the runtime refused the agent; empty if it is connected or NRI is off
     is_not_listed: bool = False  # the runtime fails to list its containers to plugins
 
 

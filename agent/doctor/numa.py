@@ -31,7 +31,7 @@ NOT_WANTED: Final = NUMAFacts()
 
 
 def numa_checks(facts: NUMAFacts, *, observes: bool) -> Iterator[Check]:
-    """Yield what concerns scheduling by NUMA node; nothing where nobody asked for it."""
+    """Yield the findings on scheduling by NUMA node; none if the feature is off."""
     subject = "NUMA scheduling"
     if not facts.is_wanted:
         return

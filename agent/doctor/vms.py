@@ -1,4 +1,4 @@
-"""What virtual machines need of a node beside its CPUs: threads that can be told apart, the kubelet's word, labels. Pure."""
+"""Checks for virtual machines: vCPU threads that can be identified, the kubelet's CPU policy, and labels. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def vm_checks(facts: VMFacts, *, can_pin: bool) -> Iterator[Check]:
 
 
 def _threads(facts: VMFacts) -> Check:
-    """Say how vCPU threads are told from others; names are mostly enough, so that nothing here is wrong."""
+    """Report how vCPU threads are identified; names suffice for most VMMs, so no answer is a problem."""
     subject = "vCPU threads"
     if facts.has_debugfs:
         return ok(subject, "the kernel tells which they are (debugfs)")

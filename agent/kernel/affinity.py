@@ -1,7 +1,7 @@
-"""Where threads may run: read, set and read back. What the kernel refuses is a value and never an exception.
+"""Affinity of threads: read, set and read back. A refusal by the kernel is a value and never an exception.
 
-It refuses CPUs outside a thread's cgroup (EINVAL), cuts off those that are partly outside, and lets nobody move some
-of its own threads (EINVAL too). A thread may end at any moment (ESRCH).
+The kernel refuses a mask outside the thread's cgroup (EINVAL), intersects one that is partly outside, and does not move
+some of its own threads (EINVAL too). A thread may exit at any moment (ESRCH).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class KernelCpusetWatch:
             self._watches.add(cgroup, self._cpusets.file(cgroup))
 
     async def watch(self, written: Callable[[str], None]) -> None:
-        """Call `written` with each followed cgroup in which somebody else wrote other CPUs, until cancelled."""
+        """Call `written` with each watched cgroup whose CPUs another process changed, until cancelled."""
         self._written = written
         self.release()
         try:
@@ -47,7 +47,7 @@ class KernelCpusetWatch:
             self.hold()
 
     def hold(self) -> None:
-        """Report no write for now: a pass reads everything anyway, and most of what is written meanwhile is its own."""
+        """Suspend reports during a pass, because the pass reads all cgroups and makes most of the writes itself."""
         asyncio.get_running_loop().remove_reader(self._watches)
 
     def release(self) -> None:

@@ -64,7 +64,7 @@ class KernelCpusets:
         return read_cpus(f"{self._folder(cgroup)}/{self._hierarchy.effective_mems}")
 
     def written(self, cgroup: str) -> CPUSet:
-        """Return what `cpuset.cpus` holds, whoever wrote it; raise Gone."""
+        """Return the content of `cpuset.cpus`, written by the agent or not; raise Gone."""
         return read_cpus(self.file(cgroup))
 
     def file(self, cgroup: str) -> str:

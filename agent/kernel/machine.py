@@ -32,8 +32,8 @@ class NodeMachine:
     """The machine whose `/` is `root`, with the CPUs of the kubelet's pod root (the first of `pod_roots` there is).
 
     `known` is the topology of before a restart, with CPUs that may be offline now. `pod_cpus` is the universe of
-    before, for cgroup v1: what it has and the pod root has not was lost meanwhile (see `universe`); `widen` gives a
-    cgroup and those above it the CPUs they lack, and raises Gone or Refused.
+    before, for cgroup v1: CPUs that it has and the pod root lacks were lost since (see `universe`); `widen` gives a
+    cgroup and its ancestors the CPUs they lack, and raises Gone or Refused.
     """
 
     def __init__(

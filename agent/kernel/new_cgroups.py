@@ -60,7 +60,7 @@ class CgroupWatcher:
         self._created: Callable[[NewContainer], None] = lambda _: None
 
     def publish(self, table: StartTable | None) -> None:
-        """Do nothing: whoever is told of a container asks where it is to run."""
+        """Do nothing, because the callback itself asks where the container runs."""
 
     def started(self, container_id: str) -> CPUSet | None:
         """Return None: nothing is made with CPUs from here."""

@@ -1,8 +1,8 @@
-"""Keeps the tasks of a container apart that runs on more CPUs than it owns: each on the part where it belongs.
+"""Splits the tasks of a container that runs on more CPUs than it owns: each task stays on its part of them.
 
-A cpuset that changes drops masks that do not fit any more, and before Linux 6.2 all masks: a task that is left on no
-CPU that it asked for may then run on every one of its container's. So tasks are put where they shall be before their
-CPUs go, while both old and new ones are theirs, and again afterwards.
+When a cpuset changes, the kernel resets masks that do not fit any more, and before Linux 6.2 all masks: the task may then
+run on every CPU of its container. So tasks are moved before the change, while the container has its old and new CPUs,
+and again after it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KernelSplit:
     ) -> None:
         self._tasks = tasks
         self._cpusets = cpusets
-        self._forgets_pins = forgets_pins  # the kernel does, whoever writes a cpuset
+        self._forgets_pins = forgets_pins  # the kernel does, on every cpuset write
         self._affinities = affinities
         self._away: dict[str, frozenset[int]] = {}  # by cgroup, the tasks that keep off its home
 
@@ -126,7 +126,7 @@ class _Turn:
         self._freed: set[int] = set()
 
     def target(self, task: int, mask: CPUSet) -> CPUSet:
-        """Return where a task goes; who was started meanwhile by one that is there already is there too."""
+        """Return the CPUs of a task; a task started by one that has moved already inherited its CPUs."""
         known = self._targets.get(task)
         if known is None:
             known = self._targets[task] = mask if self._is_reached(mask) else self._of(task, mask)

@@ -83,7 +83,7 @@ def affinities(tasks: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
 def widen(tasks: Callable[[], Collection[int]], first: int, usable: CPUSet, cpus: CPUSet) -> int:
     """Give `cpus` to a process allowed on less than `usable`, and to all that inherited its mask; return how many.
 
-    A task with another mask chose it. `first` has to be among the tasks: its number may be somebody else's by now.
+    A task with another mask chose it. `first` must be among the tasks, because its pid may have been reused.
     Raises Gone, and Unsettled where tasks are started faster than they are widened.
     """
     inherited = read_affinity(first) if first in tasks() else EMPTY
@@ -104,7 +104,7 @@ def _numbers(cpus: CPUSet) -> frozenset[int]:
 def compare(tasks: Iterable[int], cpus: CPUSet, effective: CPUSet) -> StrayTasks:
     """Return the tasks allowed outside `cpus`, and those allowed on less than the kernel would let them use.
 
-    A CPU that is offline is in `cpus` and not in `effective`: missing it is nobody's choice.
+    A CPU that is offline is in `cpus` and not in `effective`: a mask without it was not chosen by the task.
     """
     given, usable = _numbers(cpus), _numbers(cpus & effective or cpus)
     outside, narrowed = [], []

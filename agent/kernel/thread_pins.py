@@ -36,7 +36,7 @@ def save_pins(tasks: Iterable[int], old: CPUSet) -> dict[int, CPUSet]:
 def restore_pins(pins: Mapping[int, CPUSet], tasks: Iterable[int], new: CPUSet) -> tuple[int, ...]:
     """Pin tasks again whose pin fits into the new set, and return them.
 
-    `tasks` are those of the cgroup after the change: the number of a task that ended may be somebody else's now.
+    `tasks` are those of the cgroup after the change, because the pid of an exited task may have been reused.
     """
     fitting = ((task, pins[task]) for task in tasks if task in pins and pins[task] <= new)
     # Not restored: it exited, a CPU is offline, or the kernel binds the thread.

@@ -25,7 +25,7 @@ class Kubelet(Protocol):
 
 
 class Records(Protocol):
-    """What the runtime was told of containers."""
+    """CPUs in the runtime's record of containers."""
 
     async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
         """Return the cpusets that the runtime has in its records; what it cannot say is left out."""

@@ -1,7 +1,7 @@
-"""Which CPUs the kubelet's static policy gave to containers, from its PodResources API: a unix socket in its root folder.
+"""CPUs that the kubelet's static policy gave to containers, from its PodResources API: a unix socket in its root folder.
 
-It tells of every container of pods that are not over, but for ordinary init containers; what has no CPUs of its own is
-told without any. It names containers by namespace, pod and name, since its API has no uids.
+It lists the containers of pods that have not ended, without ordinary init containers; a container without exclusive CPUs
+is listed with none. It names containers by namespace, pod and name, since its API has no uids.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PodResources:
         self._is_silent = False
 
     async def exclusive(self) -> Mapping[str, CPUSet] | None:
-        """Return each container's own CPUs by namespace/pod/container, empty sets too; None while nobody answers."""
+        """Return each container's own CPUs by namespace/pod/container, empty sets too; None while the kubelet does not answer."""
         try:
             exclusive = await self.ask()
         except AgentError as error:
@@ -76,7 +76,7 @@ def agreed(named: Iterable[tuple[str, CPUSet]]) -> dict[str, CPUSet]:
 
 
 def own_cpus(pod: Pod) -> Iterator[tuple[str, CPUSet]]:
-    """Yield names and CPUs, or raise BadCPUList; containers without own ones share what their pod has beside, and nobody else runs there."""
+    """Yield names and CPUs, or raise BadCPUList; containers without own CPUs share the rest of their pod's, where no other pod runs."""
     own = {container.name: _cpus(container.cpu_ids) for container in pod.containers}
     rest = _cpus(pod.cpu_ids) - union(own.values())
     for name, cpus in own.items():

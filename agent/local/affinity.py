@@ -1,7 +1,7 @@
 """Pinning by affinity alone, where no cpuset cgroup can be written: for the demo and for a first look.
 
-Processes are told apart by a variable in their environment. A thread may widen its own mask again, and nobody is
-kept off: this shows what the agent does, and protects nothing.
+A variable in its environment identifies a process. A thread may widen its own mask again, and other processes may run
+on the same CPUs: this shows what the agent does, and isolates nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AffinityCgroups:
         set_affinity(pid, self.read(cgroup))
 
     def bind_memory(self, cgroup: str, mems: CPUSet) -> None:
-        """Do nothing: without cgroups nobody can be told where memory comes from."""
+        """Do nothing, because memory cannot be bound without cgroups."""
 
     def pids(self, cgroup: str) -> list[int]:
         """Return the processes that carry the cgroup in their environment."""

@@ -76,7 +76,7 @@ class KernelContainerCgroups:
                 f"{folder} cannot be made ({error.strerror}): run the agent as root, with writable cgroups"
             ) from error
         if self._hierarchy.version == V1:
-            for name in (CPUS, MEMS):  # v1 lets nobody in while one of them is empty
+            for name in (CPUS, MEMS):  # on v1 no process can enter while one of them is empty
                 if not read_text(folder / name):
                     write_text(folder / name, read_text(folder.parent / name))
 

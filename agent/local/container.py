@@ -37,7 +37,7 @@ class LocalContainer:
         return cls(f"{pod_uid}/{name}/{secrets.token_hex(8)}", name, f"{pod_cgroup}/{name}")
 
     def known_by(self, told: str) -> str:
-        """Return the id that its process tells, or its own: nobody takes that of another pod or name."""
+        """Return the id in its process's environment if it belongs to this pod and name, else its own."""
         prefix, _, _ = self.id.rpartition("/")
         return told if re.fullmatch(rf"{re.escape(prefix)}/[0-9a-f]{{16}}", told) else self.id
 

@@ -103,7 +103,7 @@ def _created(stat: os.stat_result) -> str:
 
 
 def _as_old(pods: tuple[Pod, ...], before: _File | None) -> tuple[Pod, ...]:
-    """Let a pod keep the age at which it was first seen: an edit of its file makes nobody younger."""
+    """Keep a pod's first-seen time, so that an edit of its file does not make it younger."""
     created = {uid_of(pod): _creation(pod) for pod in before.pods} if before else {}
     return tuple(_created_at(pod, created.get(uid_of(pod))) for pod in pods)
 

@@ -1,7 +1,7 @@
-"""One pod of the runtime `local`, from its first container to its last; a kubelet's part, done in steps.
+"""Lifecycle of one pod of the runtime `local`, as the kubelet runs it, in steps.
 
-Each step looks at what runs and does what is due (`agent.local.spec` says what that is). Nothing waits in here:
-whoever calls is called back when the next step is worth it.
+Each step compares the running containers with `agent.local.spec` and starts or stops what differs. No step waits:
+the caller is called back when the next step is due.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LocalPod:
 
     @property
     def is_gone(self) -> bool:
-        """Say whether nothing of it is left that anybody wants."""
+        """Return whether the pod has ended and can be removed."""
         containers = self._containers.values()
         return self.is_ending and all(container.end and not container.has_cgroup for container in containers)
 

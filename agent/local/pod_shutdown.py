@@ -26,7 +26,7 @@ class PodShutdown:
     def __init__(self, cgroups: ContainerCgroups, later: Callable[[float], None]) -> None:
         self._cgroups = cgroups
         self._later = later
-        self._kills_at: float | None = None  # None: nobody was asked to end
+        self._kills_at: float | None = None  # None: no container was asked to end
 
     def stop(
         self, containers: Collection[LocalContainer], sidecars: Collection[str], grace_seconds: float

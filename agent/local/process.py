@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SHELL: Final = "/bin/sh"
 _HOLD: Final = 'read -r go && exec "$@" </dev/null'
-_DEFAULTS: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them; the command shall not
+_DEFAULTS: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them; the command must not
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Process:
             self._shut()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, to nobody when it is over."""
+        """Send a signal, if the process has not ended."""
         if not self.is_over:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.handle, number)

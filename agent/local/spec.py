@@ -127,7 +127,7 @@ def _expanded(text: str, environment: Mapping[str, str]) -> str:
 
 
 def due(pod: PodRun, live: frozenset[str], ended: Mapping[str, Ended]) -> Iterator[ContainerSpec]:
-    """Yield what shall run now and does not: init containers one after the other, then all others at once."""
+    """Yield the containers to start now: init containers one after the other, then all others at once."""
     for spec in pod.containers:
         if spec.name in live:
             if spec.role is Role.INIT:

@@ -1,6 +1,6 @@
-"""Gives new containers their CPUs over NRI, and over their cgroups what NRI misses (interface `ContainerWatch`).
+"""Pins new containers over NRI, and those that NRI misses by their cgroups (interface `ContainerWatch`).
 
-A container that NRI made needs nobody when its cgroup comes, unless a pass has given its CPUs away in between.
+A container that was created over NRI is pinned again at its cgroup's creation only if a pass has reassigned its CPUs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The guard's process: one connection to the runtime, and an answer to whoever asks how it is.
+"""The guard's process: one NRI connection to the runtime, and a health endpoint.
 
-Small and without an event loop: it shall be there while everything else is in trouble.
+It is small and has no event loop, so that it works while other parts of the node fail.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Asked(socketserver.BaseRequestHandler):
     server: Health
 
     def handle(self) -> None:
-        """Answer what comes at first, and let the connection end: a probe is one segment, and nobody holds a slot."""
+        """Answer the first segment, which holds a whole probe, and close, so that no client keeps a connection slot."""
         self.request.settimeout(self.server.patience)
         line = self.request.recv(HEAD_LIMIT).partition(b"\r\n")[0].decode("latin-1").split(" ")
         status, text = self.server.answer(line[1].partition("?")[0] if len(line) > 1 else "")

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 KEPT_SECONDS: Final = 60.0  # what no listing has shown by then was never made
-UNNAMED: Final = (
-    "unnamed"  # two plugins that set one cpuset make a creation fail, and neither is told of the other
-)
+UNNAMED: Final = "unnamed"  # if two plugins set one cpuset, the creation fails and the error names neither
 _SOURCE: Final = "kubernetes.io/config.source"  # written by the kubelet; not "api": a static pod
 _ASKS: Final = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 

@@ -34,7 +34,7 @@ class PoolReport:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Write the pools when they changed; then rest, so that what comes meanwhile is one write."""
+        """Write the pools if they changed, then wait for the interval, so that later changes are coalesced."""
         if not state.is_synchronised:
             return
         text = cmk_yaml(cmk_pools(cmk_node(state)))
@@ -67,5 +67,5 @@ class PoolReport:
             await self._api.create(
                 self._folder, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
             )
-        except Conflict:  # somebody else was faster
+        except Conflict:  # created since the patch
             await self._api.patch(f"{self._folder}/{self._name}", {"data": data})

@@ -1,4 +1,4 @@
-"""The state of the node in Intel CMK's words: for its ConfigMap, its reports, and whoever asks in a container. Pure."""
+"""The node's state in Intel CMK's terms, for its ConfigMap, its reports and the `cmk` command in containers. Pure."""
 
 from __future__ import annotations
 

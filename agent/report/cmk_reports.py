@@ -38,7 +38,7 @@ class CMKReports:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Write the reports that changed; then rest, so that what comes meanwhile is one write."""
+        """Write the reports that changed, then wait for the interval, so that later changes are coalesced."""
         if not state.is_synchronised:
             return
         reports = (
@@ -82,5 +82,5 @@ class CMKReports:
         document = {"apiVersion": CMK_GROUP_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
         try:
             await self._api.create(f"{self._folder}/{plural}", document)
-        except Conflict:  # somebody else was faster
+        except Conflict:  # created since the patch
             await self._replace(plural, spec)

@@ -52,7 +52,7 @@ OVERCOMMIT_TAINT: Final = Taint(OVERCOMMIT_TAINT_KEY, NO_SCHEDULE, "true")
 
 @dataclass(frozen=True)
 class DesiredNode:
-    """What shall be on the node. Values of None shall not be there; what is not named is not touched."""
+    """Desired fields of the Node object. None removes a field; fields that are not named stay unchanged."""
 
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
@@ -71,12 +71,12 @@ def desired_node(
     published: Mapping[str, int] | None = None,
     labelled: str | None = None,
 ) -> DesiredNode | None:
-    """Return what the node shall say; None while pods or ledger are not complete.
+    """Return the desired Node object; None while pods or ledger are incomplete.
 
-    While the runtime does not list its containers, only the reason is written.
+    While the runtime does not list its containers, it has the Degraded condition alone.
 
-    `published` are the numbers of extended resources that were written last, `labelled` is the group that the node's
-    label names now; None: it is not known.
+    `published` are the counts of extended resources that were written last, `labelled` is the group in the node's label;
+    None: unknown.
     """
     resources = node_resources(state, pods, published)
     if resources is None:

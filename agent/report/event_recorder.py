@@ -60,7 +60,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt to send everything that waits, and what is known meanwhile."""
+    """State of one attempt to send all pending events."""
 
     pods: Mapping[str, Pod]  # by uid of the runtime
     late: Collection[str]  # uids of pods that will be shown

@@ -72,10 +72,10 @@ def _held(state: NodeState, uid: str, resource: str) -> dict[str, int]:
 
 
 def _free(state: NodeState, resource: str) -> int:
-    """Return how much of the resource claims could take now.
+    """Return the quantity of the resource that is free.
 
-    Of a core all online CPUs are free.
-    One fewer where they are all that is shared: the agent gives nobody the last CPU of the others.
+    A core is free if all its online CPUs are. One is subtracted if the shared set has no other CPUs, because the agent
+    never assigns its last CPU.
     """
     if resource == NUMA_CPUS:
         return free_cpus(state)

@@ -1,4 +1,4 @@
-"""Count what the reports know and nobody else: the load of the shared set, hidden cost, requests to the API server."""
+"""Metrics from the reporters: load of the shared set, uncounted cores, requests to the API server."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class NodeReport:
             await asyncio.sleep(wait)
 
     async def _write(self) -> None:
-        """Write what differs, then hold the turn for the interval, so that what comes meanwhile is one write."""
+        """Write the differences, then keep the lock for the interval, so that later changes are coalesced."""
         async with self._turn:
             desired = self._desired()
             if desired and await self._bring_to(desired):
@@ -144,7 +144,7 @@ class NodeReport:
         return None if node is None else (node.metadata.labels or {}).get(CPU_GROUP_LABEL, "")
 
     async def _bring_to(self, desired: DesiredNode) -> bool:
-        """Patch what differs; return whether anything did. A node that changed meanwhile is read again."""
+        """Patch the differences; return whether there were any. On a conflict the node is read again."""
         for _ in range(TRIES):
             node = await self._newest()
             try:

@@ -1,4 +1,4 @@
-"""The patches that bring a node's object from what it says to what it shall say; nobody else's fields are touched. Pure."""
+"""Patches from the actual to the desired Node object; fields of other writers are never changed. Pure."""
 
 from __future__ import annotations
 

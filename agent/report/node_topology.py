@@ -69,7 +69,7 @@ _topology = msgspec.json.Decoder(Topology)
 
 
 def node_topology(state: NodeState, node: Node) -> dict[str, Any]:
-    """Return what the object of a node shall say; it goes when the node goes."""
+    """Return the desired NodeResourceTopology object, owned by the node and deleted with it."""
     meta = node.metadata
     owner = {"apiVersion": "v1", "kind": "Node", "name": meta.name, "uid": meta.uid}
     whole = list(_whole(node))

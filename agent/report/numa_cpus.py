@@ -17,9 +17,9 @@ class ZoneCPUs(NamedTuple):
 
 
 def zone_cpus(state: NodeState) -> tuple[ZoneCPUs, ...]:
-    """Return the NUMA nodes that have CPUs, by their number.
+    """Return the CPU counts of NUMA nodes with CPUs, by number.
 
-    One fewer is free where they are all that is shared: the agent gives nobody the last CPU of the others.
+    One free CPU is subtracted if the shared set has no CPUs elsewhere, because the agent never assigns its last CPU.
     """
     sets = state.sets
     pool = sets.pools.exclusive & sets.allocatable & sets.topology.online

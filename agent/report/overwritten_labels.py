@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class OverwrittenLabels:
-    """Remembers which labels were right, so that one that is not any more is somebody else's doing."""
+    """Remembers labels that had the desired value, so that a different value later is another writer's change."""
 
     def __init__(self, clock: Clock, metrics: Metrics, window_seconds: float = WINDOW_SECONDS) -> None:
         self._clock = clock

@@ -78,7 +78,7 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
 
 
 def _is_waiting(pod: PodState) -> bool:
-    """Say whether none of its containers runs yet, none was refused anything, and none waits to be told."""
+    """Return whether a pod has nothing to report: no container runs, was refused, or is gated."""
     return not (pod.refusal or pod.is_gated or pod.vm) and not any(
         container.proof or container.refusal for container in pod.containers
     )
@@ -127,7 +127,7 @@ def _findings(container: ContainerState) -> dict[str, Any]:
 
 
 def _found(container: ContainerState, proof: Proof) -> CPUSet:
-    """Return what was read back, less what follows the shared set where that is as it shall be."""
+    """Return the CPUs to report as applied; for a pinned container its own, without pools that follow the shared set."""
     if not container.is_pinned:
         return proof.cpus
     return container.sandbox.own if container.sandbox else container.cpus
@@ -175,7 +175,7 @@ def _refusal(refusal: Refusal, old: Mapping[str, Any] = MappingProxyType({})) ->
 
 
 def _read(text: str | None) -> Mapping[str, Any]:
-    """Read an annotation that may be damaged, or somebody else's."""
+    """Decode the status annotation; return an empty status if it is damaged or another program's."""
     try:
         status = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Hand each state to the reporters, each at its own pace: a slow API server holds up nobody, the newest state counts."""
+"""Distribute each node state to the reporters, one task each: a slow reporter delays no other and skips to the newest state."""
 
 from __future__ import annotations
 

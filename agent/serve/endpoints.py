@@ -1,7 +1,7 @@
 """Health, readiness and metrics over plain HTTP, and the state as JSON on a local socket. No framework: 17 MB less.
 
-The HTTP side reads one request line of a GET, answers and closes. Whoever connects to the socket gets the newest
-state as one line of JSON, and nothing is read from them.
+The HTTP side reads one request line of a GET, answers and closes. Each client of the socket gets the newest
+state as one line of JSON; its input is never read.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class LiveClaims:
         self._took = took
         self._ended = ended
         self._pidfds: dict[Process, int] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None  # None: nobody watches yet
+        self._loop: asyncio.AbstractEventLoop | None = None  # None: `watch` has not started
         self._changed: Callable[[], None] = lambda: None
         self._is_told = True  # nothing changed since `_changed` was called last
 

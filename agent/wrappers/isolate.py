@@ -61,7 +61,7 @@ class Isolator:
         self._is_strict = is_strict
 
     async def isolate(self, peer: Peer, container: PassedContainer, want: Want) -> str:
-        """Put a process on its CPUs, and return what it is told; raise Denied, Gone."""
+        """Pin a process to its CPUs and return its environment; raise Denied, Gone."""
         self._view().check_socket(want)
         await self._cores_came(container, want)
         self._claim(peer, container, want)
@@ -98,7 +98,7 @@ class Isolator:
             raise Denied(_no_cores(want, resource, why, is_late=not has_cores))
 
     def _claim(self, peer: Peer, container: PassedContainer, want: Want) -> None:
-        """Note the claim of a process, and which pools its container reaches; nothing is waited for meanwhile."""
+        """Record the claim of a process and the pools of its container, in one step without awaiting."""
         view, owner = self._view(), container.owner
         uses = uses_of(want, is_owner=bool(view.owned(owner)), is_strict=self._is_strict)
         for use in uses:
@@ -164,9 +164,9 @@ def pin(peer: Peer, cpus: CPUSet, affinities: Affinities = KERNEL) -> None:
 
 
 class Follower:
-    """Remembers where each wrapper was put, and puts it elsewhere after a pass that changed that.
+    """Repins each wrapper after a pass that changed its CPUs.
 
-    Threads that moved by themselves inside of what they were told are left alone.
+    Threads that chose a mask inside their CPUs keep it.
     """
 
     def __init__(self, claims: LiveClaims, affinities: Affinities) -> None:

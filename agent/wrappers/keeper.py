@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class Edges(NamedTuple):
-    """By what the kernel is asked and told."""
+    """Access to the kernel: cgroups, peers, affinities, clock."""
 
     hierarchy: Hierarchy  # with the cgroups of containers
     peer_of: Callable[[socket.socket], Peer] = connected
@@ -56,7 +56,7 @@ class Edges(NamedTuple):
 
 
 class Reports:
-    """The newest answer for each verb. Making one takes milliseconds, and anybody may ask for it."""
+    """Cached answer for each verb. Making one takes milliseconds, and every container may request it, so the rate is limited."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -82,7 +82,7 @@ class Reports:
 
 
 class WrapperKeeper:
-    """Knows every wrapper of the node, and answers those who ask (interface `Wrappers`)."""
+    """Tracks every wrapper of the node and serves its requests (interface `Wrappers`)."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class WrapperKeeper:
         self._passes = Passes()
         self._view: NodeView | None = None  # None: no pass has ended yet
         self._is_ending = False  # this agent
-        # As they were told since the last pass.
+        # Tasks as reported since the last pass.
         self._tasks: dict[Process, tuple[Claim, tuple[Task, ...]]] = {}
         self._follower = Follower(self._claims, edges.affinities)
         self._isolator = Isolator(
@@ -139,7 +139,7 @@ class WrapperKeeper:
         self._passes.ended()
 
     def shown(self, state: NodeState) -> NodeState:
-        """Return the state of the node with those who run now."""
+        """Return the node state with the wrappers that run now."""
         tasks = tuple(chain.from_iterable(map(self._tasks_of, self._claims.registry)))
         reclaims = self._reclaimer.reclaims
         return replace(state, tasks=tasks, reclaimed=reclaims.entries, reclaims_dropped=reclaims.dropped)
@@ -255,7 +255,7 @@ class WrapperKeeper:
         """Save what a pass changed."""
         try:
             self._saver.save()
-        except OSError as error:  # it is tried again, and nobody gets CPUs until then
+        except OSError as error:  # retried; no process gets CPUs until it succeeds
             logger.warning("wrappers not saved", extra={"facts": {"reason": str(error)}})
 
     def _kept(self) -> Kept:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
     from pinning.pods.claims import Claim
 
-AGAIN_SECONDS: Final = 1.0  # between two passes that are asked for while somebody waits
+AGAIN_SECONDS: Final = 1.0  # between two passes that waiters request
 
 
 class NodeView:
@@ -145,7 +145,7 @@ def tasks_of(claim: RegisteredClaim, pool: Callable[[PoolUse], CPUSet]) -> tuple
 
 
 class Passes:
-    """Asks for passes, and wakes those who wait when one ended."""
+    """Requests reconcile passes and wakes waiters after each."""
 
     def __init__(self) -> None:
         self.request: Callable[[], None] = lambda: None
@@ -153,7 +153,7 @@ class Passes:
         self._shared: dict[str, asyncio.Task[bool]] = {}
 
     def ended(self) -> None:
-        """Wake everybody: a pass ended."""
+        """Wake all waiters after a pass."""
         self._ended.set()
         self._ended = asyncio.Event()
 

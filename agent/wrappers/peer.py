@@ -35,7 +35,7 @@ UP: Final = ".."
 
 
 class Peer:
-    """A process that is held: while it has not ended, its number is nobody else's."""
+    """A process held by a pidfd, so that its pid cannot be reused unnoticed."""
 
     def __init__(self, process: Process, pidfd: int) -> None:
         self.process = process
@@ -158,11 +158,11 @@ class CgroupIndex:
         return None
 
     def candidates(self, path: str) -> Iterator[tuple[str, str]]:
-        """Yield the ids of containers that a cgroup may be of, nearest first, each with the whole path of the cgroup.
+        """Yield the ids of containers that a cgroup may belong to, nearest first, each with the cgroup's full path.
 
-        `path` is as the reader's cgroup namespace shows it. From a namespace of the agent's own it goes up before it
-        goes down, and what it shares with the agent's own cgroup is not told: then there may be several, and the kernel
-        has to be asked.
+        `path` is relative to the reader's cgroup namespace. If the agent has a namespace of its own, the path begins with
+        `..` and omits the prefix that it shares with the agent's cgroup: several containers may match, and the caller asks
+        the kernel which.
         """
         parts = path.split("/")[1:]
         if parts[:1] != [UP]:

@@ -1,8 +1,8 @@
-r"""What the shim in a container (`cmk`) and the agent say to each other, version 1. Pure.
+r"""Protocol between the shim in a container (`cmk`) and the agent, version 1. Pure.
 
 The shim connects to the stream socket `cmk.sock` in the install directory, sends one request, and reads one answer up
 to its end; then the agent closes. The process that connects is the one that gets the CPUs: the shim asks before it
-executes the command, from its own process. Nothing in a request says who asks: the kernel tells that.
+executes the command, from its own process. A request does not identify its sender: the kernel does.
 
 A request is lines of UTF-8 that end in `\n`, the last of them empty; at most REQUEST_LIMIT bytes, sent within
 SEND_SECONDS. The first line is `cmk 1 VERB`; each other one is `KEY=VALUE` with a key of that verb, once:
@@ -21,7 +21,7 @@ print, and the shim exits with 1. After `ok` they are
                  the process is pinned when it reads them
     the others   what the shim prints, as it is
 
-The agent answers within ANSWER_SECONDS; whoever waits longer than that may give up.
+The agent answers within ANSWER_SECONDS; a client may give up after that.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Want(NamedTuple):
     pool: Pool
     cores: int = 1  # of an exclusive pool
     socket: int | None = None  # None: any; of `infra` always any, as in CMK
-    is_pinned: bool = True  # false: it gets its CPUs told and moves by itself
+    is_pinned: bool = True  # false: it gets its CPUs in the environment and pins itself
 
 
 def read_want(values: Mapping[str, str]) -> Want:

@@ -1,7 +1,7 @@
-"""Which wrapper has which whole cores of its own container. No I/O: what somebody may have is chosen first, then noted.
+"""Registry of the whole cores that each wrapper has of its container. No I/O: cores are chosen first, then recorded.
 
-A container's cores are what the ledger gave it; here they are lent to its processes, one at a time. What a container
-holds is decided elsewhere, and nothing here reaches beyond it.
+The ledger assigns cores to a container; the registry leases them to its processes, each core to one at a time. It
+never leases a core that its container does not hold.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agent.wrappers.protocol import Request
 
 MODE: Final = 0o666  # the user of a container may be any
-BACKLOG: Final = 64  # whoever comes later waits in line, by process: no flood of one fills it for long
+BACKLOG: Final = 64  # further clients wait in connect; a flood by one process does not fill it for long
 ACCEPT_SECONDS: Final = 0.001  # of CPU time on new connections before the loop does something else
 REST: Final = 12.0  # times the CPU time that refused connections took; so they cost a thirteenth of a core
 PAUSE_SECONDS: Final = 0.1  # when there is no descriptor left for another connection
@@ -88,7 +88,7 @@ class Listener:
         return made, inode
 
     def _open_to_all(self, name: str) -> int:
-        """Let everybody connect to the file that was just made; one that was put in its place is left alone."""
+        """Let all users connect to the new socket file, unless another file has replaced it."""
         file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         try:
             found = os.fstat(file)
@@ -100,7 +100,7 @@ class Listener:
             os.close(file)
 
     def is_in_place(self) -> bool:
-        """Say whether whoever looks for the socket still finds this one."""
+        """Return whether the path still leads to this socket."""
         try:
             found = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
         except OSError:
@@ -108,7 +108,7 @@ class Listener:
         return stat.S_ISSOCK(found.st_mode) and found.st_ino == self._inode
 
     def close(self) -> None:
-        """Listen no more; the file stays, so that a shim that finds nobody there asks again."""
+        """Stop listening; the file stays, so that a shim gets ECONNREFUSED and retries."""
         self.socket.close()
         os.close(self._folder)
 
@@ -196,7 +196,7 @@ class Server:
             except BlockingIOError:
                 is_empty = True
                 break
-            except OSError as error:  # no descriptor is left: those who wait wait longer
+            except OSError as error:  # out of file descriptors: pending connections wait
                 logger.warning("no wrapper is answered", extra={"facts": {"reason": str(error)}})
                 await asyncio.sleep(PAUSE_SECONDS)
                 return False
@@ -287,7 +287,7 @@ class Server:
 
 
 async def _readable(listening: socket.socket) -> None:
-    """Wait for a connection; while none is taken, for a pause, nobody looks for one."""
+    """Wait for a connection; the listener is polled only during this wait, so that a pause costs no CPU time."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(listening, ready.set)
     try:
@@ -297,10 +297,10 @@ async def _readable(listening: socket.socket) -> None:
 
 
 async def _left(connection: socket.socket) -> None:
-    """Wait until whoever asked closes: what it has not read is memory of the agent, so it counts until then."""
+    """Wait until the client closes, because an unread answer uses memory and must count against its limit."""
     connection.shutdown(socket.SHUT_WR)
     while await asyncio.get_running_loop().sock_recv(connection, REQUEST_LIMIT):
-        await asyncio.sleep(SEND_SECONDS)  # it sends on, which nobody asked for
+        await asyncio.sleep(SEND_SECONDS)  # it still sends, against the protocol
 
 
 async def _received(connection: socket.socket) -> bytes:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 VERSION: Final = 2
 FILE: Final = "wrappers.json"  # in the state directory
 SPARE_LINES: Final = 1000  # beyond twice those that count, before the file is written anew
-REST_SECONDS: Final = 1.0  # after a failure, before another try for those who ask: it writes everything
+REST_SECONDS: Final = 1.0  # between retries for requests after a failure, because each writes the whole file
 MOST_RECLAIMED: Final = 256  # entries of a node: 16 kB of its object
 _DAMAGES: Final = (ValueError, KeyError, TypeError, AttributeError, PinningError)
 Used = tuple["Owner", frozenset["PoolUse"]]  # which pools a container reaches beside what it owns
@@ -148,7 +148,7 @@ class Saver:
         self._clock = clock
         self._due: list[str] = []  # what is not saved yet
         self._failed: tuple[object, ...] = ()  # with what, if the last try did
-        self._again = 0.0  # when those who ask have another try
+        self._again = 0.0  # time of the next retry for requests
         self._saving: asyncio.Future[None] | None = None  # that which all wait for
 
     def took(self, claim: Claim) -> None:
@@ -198,13 +198,13 @@ class Saver:
             loop = asyncio.get_running_loop()
             self._saving = loop.create_future()
             loop.call_soon(self._save_for, self._saving)
-        await asyncio.shield(self._saving)  # others wait for it too, whoever gives up
+        await asyncio.shield(self._saving)  # a cancelled waiter must not cancel it for the others
 
     def _save_for(self, saving: asyncio.Future[None]) -> None:
         self._saving = None
         try:
             self.save()
-        except Exception as error:  # noqa: BLE001 whoever waits raises it
+        except Exception as error:  # noqa: BLE001 the waiters raise it
             saving.set_exception(error)
         else:
             saving.set_result(None)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 FIRST_WAIT: Final = 0.1  # seconds
-LONGEST_WAIT: Final = 2.0  # containers start meanwhile, and a connection costs little
+LONGEST_WAIT: Final = 2.0  # short, because containers start unpinned until then and a connection is cheap
 REFUSED_WAIT: Final = (
     60.0  # only another runtime takes events that this one has refused, and it logs each try
 )

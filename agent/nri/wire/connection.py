@@ -45,7 +45,7 @@ class _Deadline(NamedTuple):
 
 
 class Connection:
-    """Registers a plugin with a runtime and answers its calls; `synchronized` is told the runtime once events come."""
+    """Registers a plugin with a runtime and answers its calls; `synchronized` is called with the runtime at the first event."""
 
     def __init__(
         self,

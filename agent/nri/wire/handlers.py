@@ -92,12 +92,12 @@ class Handlers(Protocol):
         """Handle Synchronize: existing pods and containers in, updates out."""
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
-        """Return what shall be changed of a container that is being created, and of others."""
+        """Handle CreateContainer: return the adjustment of the container, and updates of others."""
 
     def update_container(
         self, pod: pb.PodSandbox, container: pb.Container, resources: pb.LinuxResources
     ) -> pb.UpdateContainerResponse:
-        """Return what shall be changed of a container whose resources are being changed, and of others."""
+        """Handle UpdateContainer: return updates of the container and of others."""
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
         """Return why a container must not be created so, "" when it may."""
