@@ -70,12 +70,11 @@ class Calls:
     async def stream(
         self, method: str, request: Message, answer: type[Answer], limit: int
     ) -> AsyncIterator[Answer]:
-        """Yield the answers of a method that never ends by itself; raise as `ask` does, also when it ends."""
+        """Yield the answers of a method until it ends with OK; raise as `ask` does."""
         async with self._asked(method, request, None) as exchange:
             while (length := await self._next(method, exchange, limit)) is not None:
                 yield decoded(answer, await exchange.read(length))
             self._check_status(method, exchange.headers)
-        raise Unavailable(f"{self.socket}: {method} ended")
 
     @asynccontextmanager
     async def _asked(

@@ -14,7 +14,7 @@ from agent.cri.lists import Lists
 from agent.cri.records import recorded_cpus
 from agent.cri.sandboxes import SandboxListing
 from agent.cri.statuses import container_info
-from agent.errors import AgentError, Gone, Refused, TooLarge
+from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable
 from agent.grpc_calls import Calls
 from apiserver.backoff import Backoff
 from pinning.machine.cpuset import EMPTY
@@ -217,11 +217,21 @@ class CRI:
                 await asyncio.sleep(self._poll_seconds * _POLLS_WITH_EVENTS)  # it may send that one again
 
     async def _take_events(self, changed: Callable[[], None]) -> None:
-        """Call `changed` at every event; raise Unavailable at the end, Refused, TooLarge."""
-        request, kind = listing_pb2.GetEventsRequest(), listing_pb2.ContainerEvent
+        """Call `changed` at every event; raise Unavailable at the end, Refused where there are none, TooLarge.
+
+        CRI-O with `enable_pod_events = false`, its default, ends the stream at once with OK.
+        """
+        request, kind, has_events = listing_pb2.GetEventsRequest(), listing_pb2.ContainerEvent, False
         async for event in self._calls.stream("GetContainerEvents", request, kind, _EVENT_BYTES):
+            has_events = True
             self._in_events |= _owners(event)
             changed()
+        if has_events:
+            raise Unavailable(f"{self._calls.socket}: GetContainerEvents ended")
+        raise Refused(
+            f"{self._calls.socket}: GetContainerEvents ended without an event; for CRI-O set"
+            " `enable_pod_events = true` below [crio.runtime]"
+        )
 
 
 def _owner(container: ListedContainer, sandbox: ListedSandbox) -> Owner:

@@ -289,15 +289,17 @@ def test_lost_stream_is_connected_again(tmp_path: Path) -> None:
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         async with watching(runtime) as changes:
             assert fake.events is not None
+            fake.events.put_nowait("one")
             fake.events.put_nowait("")
-            await asyncio.wait_for(changes.acquire(), SECONDS)
+            for _ in range(2):  # the event, and the connection after the end
+                await asyncio.wait_for(changes.acquire(), SECONDS)
         assert fake.asked["Version"] == 2
 
     play(tmp_path, scenario, events=True)
 
 
 def test_refused_events_mean_polling(tmp_path: Path) -> None:
-    """CRI-O without pod events refuses the stream; then it is polled at the full pace."""
+    """A runtime that refuses the stream is polled at the full pace."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.errors["GetContainerEvents"] = (grpc.StatusCode.UNKNOWN, "pod events are disabled")
@@ -307,6 +309,24 @@ def test_refused_events_mean_polling(tmp_path: Path) -> None:
         assert fake.asked["Version"] == fake.asked["GetContainerEvents"] == 1
 
     play(tmp_path, scenario, events=True)
+
+
+def test_stream_that_ends_at_once_means_polling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """CRI-O without pod events ends the stream with OK: it is polled, and neither warned about nor asked again."""
+    caplog.set_level("INFO", "agent.cri.runtime")
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        assert fake.events is not None
+        fake.events.put_nowait("")
+        async with watching(runtime) as changes:
+            fake.add("one", INFO)
+            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await polled(fake, 20)
+            assert changes.locked()  # polls that find nothing new ask for no pass
+        assert fake.asked["Version"] == fake.asked["GetContainerEvents"] == 1
+
+    play(tmp_path, scenario, events=True)
+    assert [record.getMessage() for record in caplog.records] == ["runtime has no events, polling"]
 
 
 def test_events_of_containerd_1_are_left_to_the_kubelet(tmp_path: Path) -> None:
