@@ -36,7 +36,8 @@ _CODES: Final = {
 }
 _LATER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 _TOO_LARGE: Final = "larger than max"  # of Go's grpc as server, and ours
-_ENDED: Final = ("CONTAINER_EXITED", "not running or created")  # containerd, CRI-O: it only just ended
+# containerd, CRI-O: it only just ended; CRI-O without a code of gRPC: it was removed
+_ENDED: Final = ("CONTAINER_EXITED", "not running or created", "not found: ID does not exist")
 _PREFIX_BYTES: Final = 5  # before each message: whether it is compressed, and its length
 # Wire types of protobuf, and how long the fixed ones are.
 _VARINT, _DELIMITED, _FIXED = 0, 2, {1: 8, 5: 4}

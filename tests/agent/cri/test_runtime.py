@@ -97,6 +97,7 @@ def test_no_listing_is_better_than_a_part(tmp_path: Path, method: str) -> None:
         (grpc.StatusCode.NOT_FOUND, "no such container", Gone),
         (grpc.StatusCode.UNKNOWN, "container is in CONTAINER_EXITED state", Gone),
         (grpc.StatusCode.UNKNOWN, "container one is not running or created state: stopped", Gone),
+        (grpc.StatusCode.UNKNOWN, "container with ID starting with 1a not found: ID does not exist", Gone),
         (grpc.StatusCode.UNAVAILABLE, "", Unavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", Unavailable),
         (grpc.StatusCode.UNKNOWN, "Requested CPUs are not available", Refused),
