@@ -95,8 +95,9 @@ ROOMS = {
     ),
     "agent.doctor": (
         *("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet"),
-        *("agent.reconcile.checkpoint", "pinning"),
+        *("agent.quiet", "agent.reconcile.checkpoint", "pinning"),
     ),
+    "agent.quiet": ("agent.kernel.procfs", "pinning.machine"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.kubelet.policy", "agent.own_pods", "agent.vm_interfaces", "apiserver.backoff", "pinning"),
@@ -246,6 +247,7 @@ def test_main_alone_knows_every_implementation() -> None:
             "agent.main",
             "agent.cri",
             "agent.local",
+            "agent.quiet",
             "agent.vm",
             "agent.wrappers",
         },  # names of cgroups; the demo's own cgroups; how files of cgroups and processes are read; masks

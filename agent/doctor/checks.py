@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from agent.doctor.check import finding, ok, unknown
 from agent.doctor.groups import NOT_ASKED, GroupFacts, group_checks
+from agent.doctor.noise import noise_checks
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
 from agent.doctor.numa import NOT_WANTED as NO_TOPOLOGY
 from agent.doctor.numa import NUMAFacts, numa_checks
@@ -15,10 +17,10 @@ from pinning.contract import KubeletPolicy
 from pinning.truncate import listed
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterator, Mapping
 
     from agent.doctor.check import Check
+    from agent.quiet.noise import Noise
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
 
@@ -33,6 +35,7 @@ class AgentFacts:
     allocatable: CPUSet
     reserved: CPUSet
     exclusive: CPUSet  # with the siblings kept idle
+    owners: frozenset[str] = frozenset()  # namespace/pod/container of those with exclusive CPUs
     runtime: str = ""  # name and version, as it was when it answered last
     kubelet: KubeletPolicy = KubeletPolicy.UNKNOWN
     observes: bool = False
@@ -54,7 +57,8 @@ class ForeignThreads:
     """Threads seen running on exclusive CPUs that are not of their owners."""
 
     by_cgroup: Mapping[str, Counter[str]]  # the names of the threads
-    kernel: int = 0  # threads of the kernel; they cannot be moved
+    fixed: Counter[str] = field(default_factory=Counter)  # names of kernel threads that serve one CPU
+    movable: Counter[str] = field(default_factory=Counter)  # names of other kernel threads
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Facts:
     pod_root: str | None = None  # the one that is there
     writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
     foreign_threads: ForeignThreads | None = None
+    noise: Noise | None = None  # None: it was not measured
     vms: VMFacts = NO_VMS
     numa: NUMAFacts = NO_TOPOLOGY
     group: GroupFacts = NOT_ASKED
@@ -121,6 +126,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             vm_checks(facts.vms, can_pin=facts.can_pin),
             _troubles(facts),
             _foreign_threads(facts),
+            _noise(facts),
             _l2(facts),
         )
         for check in examined
@@ -304,9 +310,15 @@ def _foreign_threads(facts: Facts) -> Iterator[Check]:
         yield finding(subject, message, "move the first ones and look again")
     if not by_count:
         yield ok(subject, f"no thread of others ran on exclusive CPUs {cpus}")
-    yield ok(
-        "kernel", f"{facts.foreign_threads.kernel} of its threads ran on exclusive CPUs, which is normal"
-    )
+    kernel = facts.foreign_threads.fixed.total() + facts.foreign_threads.movable.total()
+    yield ok("kernel", f"{kernel} of its threads ran on exclusive CPUs, which is normal")
+
+
+def _noise(facts: Facts) -> Iterator[Check]:
+    if facts.agent and facts.noise and (threads := facts.foreign_threads):
+        ours = facts.agent.allocatable | facts.agent.reserved
+        online = facts.topology.online if facts.topology else ours
+        yield from noise_checks(facts.noise, threads.movable, threads.fixed, online - facts.agent.exclusive)
 
 
 def _threads(names: Counter[str]) -> str:

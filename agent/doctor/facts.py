@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.doctor.checks import AgentFacts, Facts
+from agent.doctor.checks import AgentFacts, Facts, ForeignThreads
 from agent.doctor.foreign_threads import foreign_threads, runs_corepin
 from agent.doctor.nri import AgentNRI, Socket
 from agent.doctor.nri_socket import look_at
@@ -19,6 +19,7 @@ from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import read_kubelet_policy
+from agent.quiet.noise import measure
 from agent.reconcile.checkpoint import NAME as CHECKPOINT
 from agent.reconcile.checkpoint import unknown_needs
 from pinning.contract import AGENT_STATE, DEBUGFS, KUBELET_STATE, NRI_SOCKET, KubeletPolicy
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.kernel.cgroupfs import Hierarchy
+    from agent.quiet.noise import Noise
     from pinning.machine.topology import Topology
 
 SYS_PTRACE: Final = 19  # the bit of this capability
@@ -45,6 +47,7 @@ class Places:
     runtime: Path | None = None  # None: the first of the usual sockets
     nri: Path = Path(NRI_SOCKET)
     debugfs: Path = Path(DEBUGFS)
+    interrupts: Path | None = None  # the host's /proc/interrupts; None: noise is not measured
     state: Path = Path(AGENT_STATE)  # the agent's --state-dir
 
 
@@ -55,6 +58,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
     running = tuple(programs(proc))
     hierarchy = _hierarchy(places.cgroups, missing)
     agent = agent_facts(state) if state is not None else None
+    threads, noise = _watch(places, state, agent, seconds) if state is not None and agent else (None, None)
     return Facts(
         kubelet=read_kubelet_policy(places.kubelet_state),
         kubelet_runs=kubelet_runs(running),
@@ -68,9 +72,8 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         pod_roots=places.pod_roots,
         pod_root=_first_there(places.pod_roots, hierarchy),
         writers=writers(running),
-        foreign_threads=foreign_threads(proc, state, agent.exclusive, seconds)
-        if state is not None and agent
-        else None,
+        foreign_threads=threads,
+        noise=noise,
         vms=_vms(places),
         unknown_needs=unknown_needs(places.state / CHECKPOINT),
         missing=missing,
@@ -87,6 +90,7 @@ def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
         allocatable=CPUSet.parse(state["sets"]["allocatable"]),
         reserved=CPUSet.parse(state["sets"]["reserved"]),
         exclusive=union(footprints),
+        owners=frozenset("{namespace}/{pod}/{container}".format(**assignment) for assignment in held),
         runtime=state["runtime"],
         kubelet=KubeletPolicy(state["kubelet"]),
         observes=state["observes"],
@@ -102,6 +106,22 @@ def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
         is_strict=bool(state.get("strictReserved")) and not state.get("staticPools"),
         static_shared=CPUSet.parse(state["sets"]["shared"]) if state.get("staticPools") else None,
     )
+
+
+def _watch(
+    places: Places, state: Mapping[str, Any], agent: AgentFacts, seconds: float
+) -> tuple[ForeignThreads, Noise | None]:
+    """Watch exclusive CPUs for a while: the threads that run there and, if asked for, all that disturbs them."""
+    proc = places.root / "proc"
+
+    def threads() -> ForeignThreads:
+        return foreign_threads(proc, state, agent.exclusive, seconds)
+
+    if places.interrupts is None or not agent.exclusive:
+        return threads(), None
+    owned = {name: pid for name, pid in state["firstPids"].items() if name in agent.owners}
+    noise, seen = measure(places.interrupts, proc, agent.exclusive, owned, threads)
+    return seen, noise
 
 
 def _vms(places: Places) -> VMFacts:

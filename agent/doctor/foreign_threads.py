@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from contextlib import suppress
@@ -11,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.doctor.checks import ForeignThreads
-from agent.kernel.procfs import FLAGS, PROCESSOR, TIMES, read_stat
+from agent.kernel.procfs import FLAGS, PROCESSOR, TIMES, cgroup_of, read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-_KTHREAD: Final = 0x00200000  # PF_KTHREAD of the flags in proc_pid_stat(5)
+# Of the flags in proc_pid_stat(5), which are those of include/linux/sched.h.
+_KTHREAD: Final = 0x00200000  # PF_KTHREAD
+_FIXED: Final = 0x04000000  # PF_NO_SETAFFINITY: bound to its CPU
 
 
 def foreign_threads(
@@ -39,15 +40,16 @@ def foreign_threads(
     before = {thread.id: thread.ran for thread in _threads(proc, exclusive)}
     time.sleep(seconds)
     by_cgroup: dict[str, Counter[str]] = {}
-    kernel = 0
+    fixed: Counter[str] = Counter()
+    movable: Counter[str] = Counter()
     for thread in _threads(proc, exclusive):
         if before.get(thread.id) == thread.ran:
             continue
         if thread.is_kernel:
-            kernel += 1
+            (fixed if thread.is_fixed else movable)[thread.name] += 1
         elif not any(uid in thread.cgroup or uid.replace("-", "_") in thread.cgroup for uid in owners):
             by_cgroup.setdefault(thread.cgroup, Counter())[thread.name] += 1
-    return ForeignThreads(by_cgroup, kernel)
+    return ForeignThreads(by_cgroup, fixed, movable)
 
 
 def runs_corepin(proc: Path, verb: str) -> bool:
@@ -67,6 +69,7 @@ class _Thread(NamedTuple):
     name: str
     ran: tuple[str, ...]  # for how long
     is_kernel: bool
+    is_fixed: bool  # a thread of the kernel that serves one CPU
     cgroup: str
 
 
@@ -94,12 +97,14 @@ def _read_thread(task: Path, cpus: set[str]) -> _Thread | None:
     name, fields = read_stat(task)
     if fields[PROCESSOR] not in cpus:
         return None
+    flags = int(fields[FLAGS])
     return _Thread(
         id=int(task.name),
         name=name,
         ran=_ran(task, fields),
-        is_kernel=bool(int(fields[FLAGS]) & _KTHREAD),
-        cgroup=_cgroup(task),
+        is_kernel=bool(flags & _KTHREAD),
+        is_fixed=bool(flags & _FIXED),
+        cgroup=cgroup_of(task),
     )
 
 
@@ -109,17 +114,3 @@ def _ran(task: Path, fields: list[str]) -> tuple[str, ...]:
         return ((task / "schedstat").read_text(encoding="ascii").split()[0],)
     except FileNotFoundError:
         return tuple(fields[TIMES])
-
-
-def _cgroup(task: Path) -> str:
-    """Return the cgroup of a thread: its cpuset cgroup on v1, its only cgroup on v2.
-
-    A pod with its own cgroup namespace sees a /.. for each level above it; these are removed.
-    """
-    lines = [
-        line.split(":", 2)
-        for line in (task / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
-    found = {controllers: path for _, controllers, path in lines}
-    path = next((path for names, path in found.items() if "cpuset" in names.split(",")), found.get("", "/"))
-    return re.sub(r"^(/\.\.)+", "", path) or "/"

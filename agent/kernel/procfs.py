@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -45,3 +46,17 @@ def parse_stat(text: str) -> tuple[str, list[str]]:
     """Return the name in a `stat`, which may have anything in it, and what follows it."""
     named, _, rest = text.rpartition(")")
     return named.partition("(")[2], rest.split()
+
+
+def cgroup_of(task: Path) -> str:
+    """Return the cgroup of a thread: its cpuset cgroup on v1, its only cgroup on v2.
+
+    A pod with its own cgroup namespace sees a /.. for each level above it; these are removed.
+    """
+    lines = [
+        line.split(":", 2)
+        for line in (task / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    found = {controllers: path for _, controllers, path in lines}
+    path = next((path for names, path in found.items() if "cpuset" in names.split(",")), found.get("", "/"))
+    return re.sub(r"^(/\.\.)+", "", path) or "/"

@@ -48,6 +48,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_flag(parser, "--config", "FILE", "the agent's node configuration", AGENT_CONFIG)
     add_flag(parser, "--state-dir", "DIR", "the agent's checkpoint and lock", AGENT_STATE)
     add_flag(parser, "--seconds", "N", "how long to watch who runs on exclusive CPUs", "1")
+    noise = (
+        "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits"
+    )
+    parser.add_argument("--noise", metavar="SECONDS", help=noise)
+    interrupts = "the node's own file, which Kubernetes masks in containers from 1.34 on"
+    add_flag(parser, "--interrupts", "FILE", interrupts, "/proc/interrupts")
     add_output_flag(parser, "JSON")
     return parser
 
@@ -75,11 +81,12 @@ def _facts(args: argparse.Namespace) -> Facts:
         runtime=runtime_endpoint(args),
         nri=nri_socket(args),
         debugfs=Path(args.debugfs),
+        interrupts=Path(args.interrupts) if args.noise is not None else None,
         state=Path(args.state_dir),
     )
     state, why = _state(args.socket)
     try:
-        facts = read_facts(places, state, _seconds(args.seconds))
+        facts = read_facts(places, state, _watched_seconds(args))
     except (KeyError, TypeError, ValueError) as error:
         raise CommandFailed(
             f"the agent is of another version of corepin ({error!r}): use the same version"
@@ -151,13 +158,20 @@ def _numa(node: str | None, context: str | None) -> NUMAFacts:
     return NUMAFacts(is_wanted=True, zones=ZoneFacts(is_ours, cpus))
 
 
-def _seconds(text: str) -> float:
+def _watched_seconds(args: argparse.Namespace) -> float:
+    """Return how long threads are watched: with --noise as long as everything else is counted."""
+    if args.noise is not None:
+        return _seconds("--noise", args.noise)
+    return _seconds("--seconds", args.seconds)
+
+
+def _seconds(flag: str, text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 3600:
-        raise CommandFailed(f"--seconds: {text!r} is not a number of seconds up to 3600: write for example 5")
+        raise CommandFailed(f"{flag}: {text!r} is not a number of seconds up to 3600: write for example 5")
     return seconds
 
 

@@ -39,6 +39,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_context_flag(parser)
     seconds = "how long to watch who runs on exclusive CPUs (default: 1)"
     parser.add_argument("--seconds", metavar="N", default="1", help=seconds)
+    noise = (
+        "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits"
+    )
+    parser.add_argument("--noise", metavar="SECONDS", help=noise)
     add_output_flag(parser, "JSON")
     return parser
 
@@ -48,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     name = _agent_of(args.node or only_node(args.context), args.namespace, args.context)
     kubectl = ["kubectl", *(("--context", args.context) if args.context else ())]
     there = ["exec", "--namespace", args.namespace, name, "--container", CONTAINER, "--", PRODUCT, "doctor"]
-    flags = ["--seconds", args.seconds, "--output", args.output]
+    noise = () if args.noise is None else ("--noise", args.noise)
+    flags = ["--seconds", args.seconds, *noise, "--output", args.output]
     try:
         done = subprocess.run([*kubectl, *there, *flags], capture_output=True, check=False)  # noqa: S603 - as its user types it
     except FileNotFoundError as error:

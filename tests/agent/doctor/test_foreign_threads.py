@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.doctor.checks import ForeignThreads
-from agent.doctor.foreign_threads import _cgroup, _threads, foreign_threads
+from agent.doctor.foreign_threads import _threads, foreign_threads
+from agent.kernel.procfs import cgroup_of
 from agent.serve.state_json import to_dict
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.states import EXCLUSIVE, bound, state_of
@@ -30,7 +31,7 @@ PROC = Path("/proc")
 def test_cgroup_of_a_thread_is_read(tmp_path: Path, text: str, cgroup: str) -> None:
     """By its path below the root, as far as the reader may know it."""
     (tmp_path / "cgroup").write_text(text)
-    assert _cgroup(tmp_path) == cgroup
+    assert cgroup_of(tmp_path) == cgroup
 
 
 def test_thread_that_runs_is_seen() -> None:

@@ -112,6 +112,7 @@ def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
         pytest.param(["--node-topology", "yes"], "--node-topology: 'yes'", id="neither on nor off"),
         pytest.param(["--seconds", "soon"], "--seconds: 'soon'", id="no number"),
         pytest.param(["--seconds", "-1"], "--seconds: '-1'", id="negative"),
+        pytest.param(["--noise", "nan"], "--noise: 'nan'", id="noise without a number"),
     ],
 )
 def test_what_cannot_be_done_is_exit_code_2(

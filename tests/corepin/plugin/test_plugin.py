@@ -110,16 +110,14 @@ def test_doctor_runs_where_the_agent_is(
     pods = {"items": [*named("strange")["items"], controlled("agent-x")]}
     with api_objects(tmp_path, {pods_on("n1"): pods, pods_on("n2"): named(), **IS_THERE}) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["doctor", "--node", "n1", "--context", "x", "-o", "json"]) == 1
+        assert kubectl(["doctor", "--node", "n1", "--context", "x", "--noise", "10", "-o", "json"]) == 1
         assert kubectl(["doctor", "--node", "n2"]) == 2
         monkeypatch.setenv("PATH", "/nonexistent")
         assert kubectl(["doctor", "--node", "n1"]) == 2
 
     out, error = capfd.readouterr()
-    there = (
-        "exec --namespace corepin-agent agent-x --container agent -- corepin doctor --seconds 1 --output json"
-    )
-    assert out == f"--context x {there}\n"
+    there = "exec --namespace corepin-agent agent-x --container agent -- corepin doctor"
+    assert out == f"--context x {there} --seconds 1 --noise 10 --output json\n"
     assert "no corepin agent on node n2 in namespace corepin-agent (no such pod runs)" in error
     assert "kubectl is not on the PATH" in error
 

@@ -1,0 +1,131 @@
+"""What disturbs exclusive CPUs, each source with its remedy, as `corepin doctor --noise` shows it. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from agent.doctor.check import finding, ok, unknown
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Mapping
+
+    from agent.doctor.check import Check
+    from agent.quiet.counters import Row
+    from agent.quiet.noise import Noise, Table, Waited
+    from pinning.machine.cpuset import CPUSet
+
+_LISTED: Final = 8  # of one kind, so that the answer stays readable
+_WORKERS: Final = "kworker/u"  # threads of unbound workqueues
+_BOOT: Final = "only the kernel's command line changes that (nohz_full=, rcu_nocbs=), and a restart"
+
+
+def noise_checks(noise: Noise, movable: Counter[str], fixed: Counter[str], others: CPUSet) -> Iterator[Check]:
+    """Yield what was counted on exclusive CPUs; `others` are the CPUs that its sources could use instead."""
+    yield from _interrupts(noise.interrupts, others)
+    yield from _kernel_threads(movable, others)
+    yield from _entered(noise.waited)
+    yield from _waits(noise.waited)
+    yield from _unmovable(noise, fixed)
+
+
+def _interrupts(table: Table, others: CPUSet) -> Iterator[Check]:
+    subject = "interrupts"
+    if isinstance(table, str):
+        remedy = (
+            "run this command on the node itself, or mount its /proc/interrupts and name it with --interrupts"
+        )
+        yield unknown(subject, f"not counted ({table})", remedy)
+        return
+    devices = [row for row in table if row.is_device]
+    for row in devices[:_LISTED]:
+        yield finding(
+            subject,
+            f"interrupt {row.name} ({row.text}) came {row.count} times",
+            _interrupt_remedy(row, others),
+        )
+    if len(devices) > _LISTED:
+        yield finding(
+            subject, f"and {len(devices) - _LISTED} more of devices", "move the first ones and look again"
+        )
+    if not devices:
+        yield ok(subject, "no device interrupted exclusive CPUs")
+
+
+def _interrupt_remedy(row: Row, others: CPUSet) -> str:
+    """Return how to move an interrupt; whether a driver lets it be moved, only a write shows."""
+    return (
+        f"echo {others} > /proc/irq/{row.name}/smp_affinity_list, and where irqbalance runs IRQBALANCE_BANNED_CPULIST;"
+        " if the write fails, the kernel manages it: it then serves I/O of the CPU's own tasks"
+    )
+
+
+def _kernel_threads(movable: Counter[str], others: CPUSet) -> Iterator[Check]:
+    subject = "kernel threads"
+    by_count = sorted(movable, key=lambda name: (-movable[name], name))
+    workers = [name for name in by_count if name.startswith(_WORKERS)]
+    if workers:
+        remedy = (
+            f"keep unbound workqueues to CPUs {others} with the mask /sys/devices/virtual/workqueue/cpumask"
+        )
+        yield finding(subject, f"{len(workers)} workers of unbound workqueues ran", remedy)
+    rest = [name for name in by_count if not name.startswith(_WORKERS)]
+    for name in rest[:_LISTED]:
+        yield finding(
+            subject,
+            f"{name} ran",
+            f"taskset -pc {others} $(pgrep -x {shlex.quote(name)}), or boot with isolcpus=",
+        )
+    if not by_count:
+        yield ok(subject, "none ran that could run elsewhere")
+
+
+def _entered(waited: Mapping[str, Waited]) -> Iterator[Check]:
+    subject = "exec"
+    entered = {name: lost.entered for name, lost in waited.items() if lost.entered}
+    remedy = "a probe by httpGet, tcpSocket or grpc runs in the kubelet, not on the container's CPUs"
+    for name in sorted(entered, key=lambda name: (-entered[name].total(), name))[:_LISTED]:
+        yield finding(
+            subject, f"{_names(entered[name])} ran in {name}, started from outside (exec or a probe)", remedy
+        )
+    if len(entered) > _LISTED:
+        yield finding(subject, f"and in {len(entered) - _LISTED} more containers", remedy)
+
+
+def _waits(waited: Mapping[str, Waited]) -> Iterator[Check]:
+    subject = "waiting"
+    by_wait = sorted(waited, key=lambda name: (-waited[name].seconds, name))
+    for name in by_wait[:_LISTED]:
+        lost = waited[name]
+        threads = f"{lost.threads} thread{'s' * (lost.threads != 1)}"
+        threads += f" of {lost.of}" if lost.of > lost.threads else ""
+        message = f"{threads} of {name} waited {1000 * lost.seconds:.3f} ms for their CPUs"
+        yield ok(subject, f"{message} and were interrupted {lost.involuntary_switches} times")
+    if len(by_wait) > _LISTED:
+        yield ok(subject, f"threads of {len(by_wait) - _LISTED} more containers waited less")
+
+
+def _unmovable(noise: Noise, fixed: Counter[str]) -> Iterator[Check]:
+    """Yield what no setting of a running kernel moves."""
+    subject = "not movable"
+    counted = (
+        [] if isinstance(noise.interrupts, str) else [row for row in noise.interrupts if not row.is_device]
+    )
+    if counted:
+        listed = ", ".join(f"{row.name} {row.count}" for row in counted[:_LISTED])
+        yield ok(subject, f"interrupts of the kernel: {listed}", _BOOT)
+    if isinstance(noise.softirqs, str):
+        yield unknown(subject, f"softirqs are not counted ({noise.softirqs})", "mount the host's /proc")
+    elif noise.softirqs:
+        listed = ", ".join(f"{row.name} {row.count}" for row in noise.softirqs[:_LISTED])
+        yield ok(subject, f"softirqs: {listed}", _BOOT)
+    if fixed:
+        yield ok(subject, f"threads of the kernel that serve one CPU: {_names(fixed)}", _BOOT)
+
+
+def _names(names: Counter[str]) -> str:
+    """Return the most frequent names with how many threads have each."""
+    often = sorted(names, key=lambda name: (-names[name], name))
+    more = ", ..." if len(often) > _LISTED else ""
+    return ", ".join(f"{name} ({names[name]})" for name in often[:_LISTED]) + more

@@ -1,0 +1,95 @@
+"""One measurement of what disturbs exclusive CPUs. Reads /proc only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+
+from agent.quiet.counters import Garbled, Row, growth, rows
+from agent.quiet.owners import find_owners, read_times
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from agent.quiet.owners import Times
+    from pinning.machine.cpuset import CPUSet
+
+Table: TypeAlias = tuple[Row, ...] | str  # why it is not known
+Result = TypeVar("Result")
+
+
+class Waited(NamedTuple):
+    """What the threads of one container lost to others while they were measured."""
+
+    threads: int  # measured from the beginning to the end
+    of: int  # how many it had
+    seconds: float  # on run queues, all threads together
+    involuntary_switches: int
+    entered: Counter[str]  # names of processes that were started in it from outside
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What was counted on exclusive CPUs."""
+
+    interrupts: Table  # of devices and of the kernel, most first
+    softirqs: Table
+    waited: Mapping[str, Waited] = field(default_factory=dict)  # by namespace/pod/container
+
+
+def measure(
+    interrupts: Path, proc: Path, cpus: CPUSet, first_pids: Mapping[str, int], watch: Callable[[], Result]
+) -> tuple[Noise, Result]:
+    """Count on some CPUs what happens while `watch` runs; return it with the result of `watch`.
+
+    `interrupts` is the host's /proc/interrupts: Kubernetes masks that of ordinary containers from 1.34 on.
+    """
+    softirqs = proc / "softirqs"
+    earlier = _read(interrupts, cpus), _read(softirqs, cpus)
+    owners = find_owners(proc, first_pids)
+    before = {name: read_times(owner.sample) for name, owner in owners.items()}
+    result = watch()
+    later = _read(interrupts, cpus), _read(softirqs, cpus)
+    after = {name: read_times(times) for name, times in before.items()}
+    waited = {
+        name: _waited(before[name], after[name], len(owner.threads), owner.entered)
+        for name, owner in find_owners(proc, first_pids).items()
+        if name in before
+    }
+    return Noise(_growth(earlier[0], later[0]), _growth(earlier[1], later[1]), waited), result
+
+
+def _read(file: Path, cpus: CPUSet) -> Table:
+    try:
+        text = file.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        return f"{file}: {error.strerror}"
+    if not text:
+        return f"{file} is empty, because the container runtime masks it"
+    try:
+        return rows(text, cpus)
+    except Garbled as error:
+        return f"{file}: {error}"
+
+
+def _growth(before: Table, after: Table) -> Table:
+    if isinstance(before, str):
+        return before
+    return after if isinstance(after, str) else growth(before, after)
+
+
+def _waited(
+    before: Mapping[Path, Times], after: Mapping[Path, Times], of: int, entered: Counter[str]
+) -> Waited:
+    lost = [(before[thread], times) for thread, times in after.items()]
+    return Waited(
+        threads=len(lost),
+        of=of,
+        seconds=sum(last.waited_ns - first.waited_ns for first, last in lost) / 1e9,
+        involuntary_switches=sum(
+            last.involuntary_switches - first.involuntary_switches for first, last in lost
+        ),
+        entered=entered,
+    )

@@ -1,0 +1,107 @@
+"""Threads of containers that own CPUs: how long they waited for these, and which processes entered from outside.
+
+Reads /proc only. A thread's run-queue wait is in nanoseconds (`schedstat`, Documentation/scheduler/sched-stats.rst).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.kernel.procfs import PARENT, cgroup_of, read_stat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+MOST_THREADS: Final = 256  # of one container; of more every n-th is read
+_MOST_PARENTS: Final = 64  # between a process and the first one of its container
+_ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
+
+
+class Times(NamedTuple):
+    """What one thread has lost to others since it started."""
+
+    waited_ns: int
+    involuntary_switches: int
+
+
+@dataclass
+class Owner:
+    """The threads of one container at one moment."""
+
+    threads: list[Path] = field(default_factory=list)  # /proc/PID/task/TID
+    entered: Counter[str] = field(
+        default_factory=Counter
+    )  # names of processes that were started from outside
+
+    @property
+    def sample(self) -> list[Path]:
+        """At most `MOST_THREADS` of its threads, evenly chosen."""
+        return sorted(self.threads)[:: -(-len(self.threads) // MOST_THREADS) or 1]
+
+
+def find_owners(proc: Path, first_pids: Mapping[str, int]) -> dict[str, Owner]:
+    """Return the threads of containers, by their names, given their first processes; skip containers that ended."""
+    by_cgroup: dict[str, tuple[str, int]] = {}
+    for name, pid in first_pids.items():
+        with suppress(*_ENDED):
+            by_cgroup[cgroup_of(proc / str(pid))] = name, pid
+    found: dict[str, Owner] = {}
+    for process in proc.glob("[0-9]*"):
+        with suppress(*_ENDED):
+            if place := _container(cgroup_of(process), by_cgroup):
+                name, first = place
+                owner = found.setdefault(name, Owner())
+                owner.threads += (process / "task").iterdir()
+                if _entered(proc, int(process.name), first):
+                    owner.entered[read_stat(process)[0]] += 1
+    return found
+
+
+def read_times(threads: Iterable[Path]) -> dict[Path, Times]:
+    """Return the times of the threads that are there, if the kernel counts them (CONFIG_SCHED_INFO)."""
+    times = {}
+    for thread in threads:
+        with suppress(*_ENDED):
+            waited = (thread / "schedstat").read_text(encoding="ascii").split()[1]
+            status = (thread / "status").read_text(encoding="utf-8", errors="replace")
+            switches = status.rpartition("\nnonvoluntary_ctxt_switches:")[2]
+            times[thread] = Times(int(waited), int(switches))
+    return times
+
+
+def _container(cgroup: str, by_cgroup: Mapping[str, tuple[str, int]]) -> tuple[str, int] | None:
+    """Return the container of a cgroup; crun puts its processes into cgroups below that of the container."""
+    while cgroup and cgroup != "/":
+        if cgroup in by_cgroup:
+            return by_cgroup[cgroup]
+        cgroup = cgroup.rpartition("/")[0]
+    return None
+
+
+def _entered(proc: Path, pid: int, first: int) -> bool:
+    """Return whether a process was started in its container from outside, as `kubectl exec` and probes do.
+
+    Its ancestors then do not lead to the container's first process. The init of its PID namespace adopts orphans, and
+    in the node's PID namespace the runtime's shim does, so that nothing is known of a process there.
+    """
+    if pid == first or len(_pids(proc, pid)) == 1:
+        return False
+    for _ in range(_MOST_PARENTS):
+        if pid == first or _pids(proc, pid)[-1] == 1:
+            return False
+        parent = int(read_stat(proc / str(pid))[1][PARENT])
+        if parent == 0 or len(_pids(proc, parent)) == 1:
+            return True
+        pid = parent
+    return False
+
+
+def _pids(proc: Path, pid: int) -> list[int]:
+    """Return the numbers of a process, from the reader's PID namespace to its own."""
+    status = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+    line = status.partition("\nNSpid:")[2].partition("\n")[0]
+    return [int(number) for number in line.split()]

@@ -1,0 +1,127 @@
+"""What disturbs exclusive CPUs, as an operator reads it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.doctor.check import Verdict
+from agent.doctor.checks import ForeignThreads, examine
+from agent.quiet.counters import Row
+from agent.quiet.noise import Noise, Waited
+from tests.agent.doctor.nodes import FINE
+
+if TYPE_CHECKING:
+    from agent.doctor.check import Check
+
+SUBJECTS = {"interrupts", "kernel threads", "exec", "waiting", "not movable"}
+QUIET = Noise(interrupts=(), softirqs=())
+
+
+def checks(
+    noise: Noise, *, movable: dict[str, int] | None = None, fixed: dict[str, int] | None = None
+) -> list[Check]:
+    """Return what the doctor says of noise on the exclusive CPU 2 of a machine with CPUs 0-7."""
+    threads = ForeignThreads({}, Counter(fixed or {}), Counter(movable or {}))
+    facts = replace(FINE, noise=noise, foreign_threads=threads)
+    return [check for check in examine(facts) if check.subject in SUBJECTS]
+
+
+def test_nothing_is_said_of_noise_that_was_not_measured() -> None:
+    """Without --noise the answer is as short as before."""
+    assert not SUBJECTS & {check.subject for check in examine(FINE)}
+
+
+def test_quiet_cpus_have_no_finding() -> None:
+    """No interrupt, no thread, no process: everything is fine."""
+    assert {check.verdict for check in checks(QUIET)} == {Verdict.OK}
+
+
+@pytest.mark.parametrize(
+    ("noise", "threads", "message", "remedy"),
+    [
+        pytest.param(
+            {"interrupts": (Row("25", "PCI-MSI 1-edge eth1-rx-0", 181),)},
+            {},
+            "interrupt 25 (PCI-MSI 1-edge eth1-rx-0) came 181 times",
+            "echo 0-1,3-7 > /proc/irq/25/smp_affinity_list",
+            id="a device",
+        ),
+        pytest.param(
+            {},
+            {"kworker/u8:3": 2},
+            "1 workers of unbound workqueues",
+            "workqueue/cpumask",
+            id="unbound workers",
+        ),
+        pytest.param({}, {"kswapd0": 1}, "kswapd0 ran", "taskset -pc 0-1,3-7", id="a thread of the kernel"),
+        pytest.param(
+            {"waited": {"ns/a/c": Waited(1, 1, 0.0, 0, Counter(curl=2))}},
+            {},
+            "curl (2) ran in ns/a/c, started from outside",
+            "httpGet",
+            id="a probe",
+        ),
+    ],
+)
+def test_source_that_can_be_moved_is_a_finding(
+    noise: dict[str, Any], threads: dict[str, int], message: str, remedy: str
+) -> None:
+    """It is named with its count and with what moves it to the other CPUs."""
+    found = [it for it in checks(replace(QUIET, **noise), movable=threads) if it.verdict is Verdict.FINDING]
+
+    assert [message in it.message and remedy in it.remedy for it in found] == [True]
+
+
+def test_source_that_no_setting_moves_is_counted() -> None:
+    """Timer ticks, softirqs and threads of one CPU are shown with what a boot parameter changes."""
+    noise = Noise((Row("LOC", "Local timer interrupts", 2084),), (Row("RCU", "", 295),))
+    said = [it for it in checks(noise, fixed={"ksoftirqd/2": 1}) if it.subject == "not movable"]
+
+    assert [it.verdict for it in said] == [Verdict.OK] * 3
+    assert [
+        "LOC 2084" in said[0].message,
+        "RCU 295" in said[1].message,
+        "ksoftirqd/2" in said[2].message,
+    ] == [True] * 3
+    assert all("nohz_full=" in it.remedy for it in said)
+
+
+def test_counters_that_cannot_be_read_are_unknown() -> None:
+    """The reason is named, and no table counts as quiet."""
+    said = checks(Noise("/proc/interrupts is empty", "/proc/softirqs: Permission denied"))
+    unknown = [it.message for it in said if it.verdict is Verdict.UNKNOWN]
+
+    assert unknown == [
+        "not counted (/proc/interrupts is empty)",
+        "softirqs are not counted (/proc/softirqs: Permission denied)",
+    ]
+
+
+def test_waits_of_owners_are_shown_longest_first() -> None:
+    """Each container with the threads that were read, of how many, their wait and their switches."""
+    waited = {
+        "ns/a/short": Waited(2, 2, 0.001, 3, Counter()),
+        "ns/b/long": Waited(256, 9000, 2.5, 700, Counter()),
+    }
+    said = [it.message for it in checks(replace(QUIET, waited=waited)) if it.subject == "waiting"]
+
+    assert said == [
+        "256 threads of 9000 of ns/b/long waited 2500.000 ms for their CPUs and were interrupted 700 times",
+        "2 threads of ns/a/short waited 1.000 ms for their CPUs and were interrupted 3 times",
+    ]
+
+
+def test_answer_is_bounded() -> None:
+    """4,000 interrupts, 1,000 names of threads and 500 containers stay readable."""
+    noise = Noise(
+        tuple(Row(str(number), f"q{number}", 1) for number in range(4000)),
+        tuple(Row(f"S{number}", "", 1) for number in range(4000)),
+        {f"ns/p{number}/c": Waited(1, 1, 0.1, 1, Counter({"x" * 15: 1})) for number in range(500)},
+    )
+    names = {f"name{number}": 1 for number in range(1000)}
+
+    assert len(checks(noise, movable=names, fixed=names)) < 60

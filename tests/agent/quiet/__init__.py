@@ -1,0 +1,1 @@
+"""What disturbs exclusive CPUs, counted."""

@@ -1,0 +1,81 @@
+"""Tables of counters by CPU, as the kernel writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.quiet.counters import MOST_ROWS, Garbled, Row, growth, rows
+from pinning.machine.cpuset import CPUSet
+
+# Of a machine whose CPU 2 is offline: the columns are the online CPUs.
+INTERRUPTS = """\
+           CPU0       CPU1       CPU3
+  0:         42          0          0   IO-APIC   2-edge      timer
+ 25:          7         11         13  PCI-MSI-0000:00:02.0   1-edge      eth1-rx-0
+LOC:       1000       2000       3000   Local timer interrupts
+ERR:          0
+MIS:          0
+"""
+SOFTIRQS = """\
+                    CPU0       CPU1
+          HI:          1          2
+       TIMER:        300        400
+"""
+
+
+def test_counts_of_some_cpus_are_added_up() -> None:
+    """Columns are found by their names, and rows with one count for the machine are left out."""
+    assert rows(INTERRUPTS, CPUSet([1, 3])) == (
+        Row("0", "IO-APIC 2-edge timer", 0),
+        Row("25", "PCI-MSI-0000:00:02.0 1-edge eth1-rx-0", 24),
+        Row("LOC", "Local timer interrupts", 5000),
+    )
+    assert rows(SOFTIRQS, CPUSet([1])) == (Row("HI", "", 2), Row("TIMER", "", 400))
+
+
+def test_cpus_without_a_column_count_nothing() -> None:
+    """An offline CPU has no column."""
+    assert {row.count for row in rows(INTERRUPTS, CPUSet([2]))} == {0}
+
+
+def test_devices_are_distinct_from_the_kernel() -> None:
+    """A device's interrupt has a number."""
+    assert [row.name for row in rows(INTERRUPTS, CPUSet([1])) if row.is_device] == ["0", "25"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("CPU0 CPUx\n", id="a CPU without a number"),
+        pytest.param("1 2 3\n4 5 6\n", id="no head"),
+        pytest.param("CPU0\n" + "1: 1 a\n" * (MOST_ROWS + 1), id="rows without end"),
+    ],
+)
+def test_text_without_counters_is_not_read(text: str) -> None:
+    """A garbled table is not known; it never counts as a table of zeros."""
+    with pytest.raises(Garbled):
+        rows(text, CPUSet([0]))
+
+
+@pytest.mark.parametrize("line", ["25: 1", "25: 1 x 3 text", "25 1 2 3 text", "", ":", "25: -1 2 3 t"])
+def test_garbled_row_is_left_out(line: str) -> None:
+    """The rows around it are read."""
+    assert rows(f"CPU0 CPU1 CPU3\n{line}\n26: 1 2 3 eth0\n", CPUSet([0])) == (Row("26", "eth0", 1),)
+
+
+def test_growth_is_by_source() -> None:
+    """A number that names another device now has grown from 0, and what stood still is left out."""
+    before = (Row("25", "eth0", 100), Row("26", "nvme0q1", 5), Row("LOC", "Local timer interrupts", 9))
+    after = (Row("25", "eth1", 3), Row("26", "nvme0q1", 5), Row("LOC", "Local timer interrupts", 19))
+
+    assert growth(before, after) == (Row("LOC", "Local timer interrupts", 10), Row("25", "eth1", 3))
+
+
+def test_large_machine_is_read() -> None:
+    """4,000 interrupts on 256 CPUs are read whole."""
+    head = " ".join(f"CPU{cpu}" for cpu in range(256))
+    line = " ".join(["1"] * 256)
+    text = f"{head}\n" + "".join(f"{number}: {line} PCI-MSI q{number}\n" for number in range(4000))
+
+    assert sum(row.count for row in rows(text, CPUSet([7, 255]))) == 8000

@@ -1,0 +1,61 @@
+"""One measurement, on files like those of /proc and on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.quiet.counters import Row
+from agent.quiet.noise import measure
+from pinning.machine.cpuset import CPUSet
+
+ONE = CPUSet([1])
+
+
+def test_what_happens_while_it_watches_is_counted(tmp_path: Path) -> None:
+    """Counts are those between the beginning and the end, and the result of the watch is returned."""
+    interrupts, softirqs = tmp_path / "interrupts", tmp_path / "softirqs"
+    interrupts.write_text("CPU0 CPU1\n25: 9 10 eth0\n26: 0 0 eth1\n")
+    softirqs.write_text("CPU0 CPU1\nTIMER: 1 1\n")
+
+    def watch() -> str:
+        interrupts.write_text("CPU0 CPU1\n25: 99 17 eth0\n26: 50 0 eth1\n")
+        softirqs.write_text("CPU0 CPU1\nTIMER: 1 5\n")
+        return "watched"
+
+    noise, result = measure(interrupts, tmp_path, ONE, {}, watch)
+
+    assert (noise.interrupts, noise.softirqs) == ((Row("25", "eth0", 7),), (Row("TIMER", "", 4),))
+    assert result == "watched"
+
+
+def test_file_that_is_missing_masked_or_garbled_is_not_known(tmp_path: Path) -> None:
+    """Each names its file and why; none is a table without interrupts."""
+    masked, garbled = tmp_path / "masked", tmp_path / "garbled"
+    masked.write_text("")
+    garbled.write_bytes(b"\xff\xfe\n")
+    files = (masked, garbled, tmp_path / "none", tmp_path)
+    reasons = [str(measure(file, tmp_path, ONE, {}, lambda: None)[0].interrupts) for file in files]
+
+    assert "is empty, because the container runtime masks it" in reasons[0]
+    assert "garbled: no head with the CPUs" in reasons[1]
+    assert "none: No such file" in reasons[2]
+    assert "Is a directory" in reasons[3]
+
+
+def test_file_that_disappears_is_not_known(tmp_path: Path) -> None:
+    """A table that is there before and not after has not stood still."""
+    interrupts = tmp_path / "interrupts"
+    interrupts.write_text("CPU0 CPU1\n25: 9 10 eth0\n")
+    noise, _ = measure(interrupts, tmp_path, ONE, {}, interrupts.unlink)
+
+    assert "No such file" in str(noise.interrupts)
+
+
+def test_this_machine_is_read() -> None:
+    """The kernel's tables have their form here, and a process in no container has no owner."""
+    every = CPUSet(range(1024))
+    noise, _ = measure(Path("/proc/interrupts"), Path("/proc"), every, {"ns/pod/c": 1}, lambda: None)
+
+    assert not isinstance(noise.interrupts, str)
+    assert not isinstance(noise.softirqs, str)
+    assert isinstance(noise.waited, dict)

@@ -1,0 +1,144 @@
+"""Threads of containers, which of their processes entered from outside, and what threads lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.quiet.owners import MOST_THREADS, Owner, Times, find_owners, read_times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONTAINER = "/kubepods/pod1/abc"
+
+
+class Proc:
+    """A folder like /proc."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def process(
+        self, pid: int, name: str, parent: int, *, cgroup: str = CONTAINER, pids: str = "", threads: int = 1
+    ) -> None:
+        """Add a process; `pids` are its numbers in the PID namespaces below that of the reader."""
+        folder = self.root / str(pid)
+        stat = f"{pid} ({name}) S {parent} " + " ".join(["0"] * 48)
+        status = f"Name:\t{name}\nNSpid:\t{pid}{pids}\nvoluntary_ctxt_switches:\t5\n"
+        for task in (folder, *(folder / "task" / str(pid + number) for number in range(threads))):
+            task.mkdir(parents=True)
+            (task / "stat").write_text(stat)
+            (task / "status").write_text(f"{status}nonvoluntary_ctxt_switches:\t3\n")
+            (task / "schedstat").write_text("100 2000 7\n")
+            (task / "cgroup").write_text(f"0::{cgroup}\n")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    """Return a /proc with a container whose first process a shim started."""
+    proc = Proc(tmp_path)
+    proc.process(1, "systemd", 0, cgroup="/init.scope")
+    proc.process(50, "shim", 1, cgroup="/system.slice")
+    proc.process(100, "server", 50, pids="\t1", threads=3)
+    return proc
+
+
+@pytest.mark.parametrize(
+    ("parent", "pids", "entered"),
+    [
+        pytest.param(100, "\t7", False, id="a child of the first process"),
+        pytest.param(101, "\t8", False, id="a grandchild"),
+        pytest.param(50, "\t9", True, id="started by the shim, as exec is"),
+        pytest.param(0, "\t9", True, id="a parent outside of the reader's namespace"),
+        pytest.param(50, "", False, id="in the node's PID namespace, where the shim adopts orphans"),
+    ],
+)
+def test_process_that_entered_is_known_by_its_ancestors(
+    proc: Proc, parent: int, pids: str, *, entered: bool
+) -> None:
+    """Only a process whose ancestors are outside of the container was started from outside."""
+    proc.process(101, "child", 100, pids="\t2")
+    proc.process(200, "curl", parent, pids=pids)
+
+    owner = find_owners(proc.root, {"ns/a/c": 100})["ns/a/c"]
+
+    assert dict(owner.entered) == ({"curl": 1} if entered else {})
+
+
+def test_orphan_of_another_init_is_not_taken_for_entered(proc: Proc) -> None:
+    """In a pod with one PID namespace for all containers its sandbox adopts orphans."""
+    proc.process(90, "pause", 50, cgroup="/kubepods/pod1/sandbox", pids="\t1")
+    proc.process(150, "first", 50, cgroup="/kubepods/pod1/other", pids="\t20")
+    proc.process(200, "orphan", 90, cgroup="/kubepods/pod1/other", pids="\t30")
+
+    assert not find_owners(proc.root, {"ns/a/other": 150})["ns/a/other"].entered
+
+
+def test_threads_below_its_own_cgroup_count(proc: Proc) -> None:
+    """Crun puts a container's processes one cgroup lower; another container's are not its own."""
+    proc.process(300, "worker", 100, cgroup=f"{CONTAINER}/container", pids="\t5", threads=2)
+    proc.process(400, "other", 50, cgroup="/kubepods/pod1/abcd", pids="\t1")
+
+    assert len(find_owners(proc.root, {"ns/a/c": 100})["ns/a/c"].threads) == 3 + 2
+
+
+def test_container_that_ended_is_left_out(proc: Proc) -> None:
+    """A first process that exited has no threads, and others are found."""
+    found = find_owners(proc.root, {"ns/gone/c": 999, "ns/a/c": 100})
+    assert set(found) == {"ns/a/c"}
+
+
+def test_circle_of_parents_ends(proc: Proc) -> None:
+    """Numbers that are reused while they are read may name each other."""
+    proc.process(200, "a", 201, pids="\t2")
+    proc.process(201, "b", 200, pids="\t3")
+
+    assert not find_owners(proc.root, {"ns/a/c": 100})["ns/a/c"].entered
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_THREADS, MOST_THREADS + 1, 40 * MOST_THREADS])
+def test_sample_is_bounded(count: int) -> None:
+    """Of many threads every n-th is read, from the first to the last."""
+    threads = [Path(f"/proc/1/task/{number:06}") for number in range(count)]
+    sample = Owner(threads).sample
+
+    assert len(sample) <= MOST_THREADS
+    assert len(sample) == count or len(sample) > MOST_THREADS // 2
+    assert sample[:1] == threads[:1]
+
+
+def test_times_are_read(proc: Proc) -> None:
+    """Nanoseconds on a run queue and involuntary switches; a thread that ended is left out."""
+    thread = proc.root / "100/task/101"
+    assert read_times([thread, proc.root / "100/task/999"]) == {thread: Times(2000, 3)}
+
+
+@pytest.fixture
+def busy() -> Iterator[Path]:
+    """Yield the thread of one of two busy processes on the same CPU."""
+    cpu = min(os.sched_getaffinity(0))
+    loop = ["/bin/sh", "-c", "while :; do :; done"]
+    with subprocess.Popen(loop) as process, subprocess.Popen(loop) as other:
+        try:
+            for pid in (process.pid, other.pid):
+                os.sched_setaffinity(pid, {cpu})
+            yield Path(f"/proc/{process.pid}/task/{process.pid}")
+        finally:
+            process.kill()
+            other.kill()
+
+
+def test_wait_of_a_real_thread_grows(busy: Path) -> None:
+    """A thread on a CPU that another one uses too waits for it."""
+    first = read_times([busy])[busy]
+    deadline = time.monotonic() + 30
+    while (last := read_times([busy])[busy]).waited_ns == first.waited_ns:
+        assert time.monotonic() < deadline
+
+    assert last.waited_ns > first.waited_ns
