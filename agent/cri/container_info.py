@@ -85,6 +85,7 @@ class ContainerInfo:
     in_vm: bool = False
     has_quota: bool = False  # of CPU time
     started: float = 0.0  # seconds since the epoch
+    of_running: bool = False  # asked while the container ran; CRI-O has a pid before it has a start
     is_too_large: bool = False  # the status exceeds the limit for a message, so it is not asked for again
 
 

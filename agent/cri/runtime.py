@@ -115,10 +115,11 @@ class CRI:
         known, state = self._infos.get(container.id), container.state
         if state is State.EXITED:
             return replace(known or ContainerInfo(), pid=0)
-        if known and (known.pid or known.is_too_large or state is State.CREATED):
+        if known and (known.is_too_large or state is State.CREATED or (known.pid and known.of_running)):
             return known
         async with self._statuses:
-            return await self._ask_info(container.id)
+            info = await self._ask_info(container.id)
+        return replace(info, of_running=state is State.RUNNING) if info else None
 
     async def _ask_info(self, container_id: str) -> ContainerInfo | None:
         """Ask for a container's status; None when it is gone, nothing known when the runtime cannot say."""

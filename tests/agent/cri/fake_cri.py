@@ -23,6 +23,7 @@ class FakeRuntime:
         self.sandboxes: list[api_pb2.PodSandbox] = []
         self.containers: list[api_pb2.Container] = []
         self.infos: dict[str, Any] = {}
+        self.started: dict[str, int] = {}  # by container, in nanoseconds
         self.errors: dict[str, tuple[grpc.StatusCode, str]] = {}  # by method
         self.asked: Counter[str] = Counter()
         self.updates: list[tuple[str, str]] = []
@@ -111,7 +112,8 @@ class FakeRuntime:
     async def _status(self, request: Any) -> Any:
         info = self.infos[request.container_id]
         return api_pb2.ContainerStatusResponse(
-            info={"info": info if isinstance(info, str) else json.dumps(info)}
+            status=api_pb2.ContainerStatus(started_at=self.started.get(request.container_id, 0)),
+            info={"info": info if isinstance(info, str) else json.dumps(info)},
         )
 
     async def _sandbox_status(self, request: Any) -> Any:

@@ -58,6 +58,23 @@ def test_status_is_asked_once_a_state(tmp_path: Path) -> None:
     assert asked == {"ContainerStatus": 2, "ListContainers": 7, "ListPodSandbox": 7}
 
 
+def test_created_container_with_a_pid_is_asked_about_again(tmp_path: Path) -> None:
+    """CRI-O's created container has a pid and no start: its start is read once, when it runs."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO, state=api_pb2.CONTAINER_CREATED)
+        for _ in range(2):
+            [container] = await runtime.containers()
+            assert (container.pid, container.started) == (42, 0.0)
+        assert fake.asked["ContainerStatus"] == 1
+        fake.containers[0].state, fake.started["one"] = api_pb2.CONTAINER_RUNNING, 5 * 10**9
+        for _ in range(2):
+            [container] = await runtime.containers()
+            assert (container.pid, container.started) == (42, 5.0)
+
+    assert play(tmp_path, scenario).asked["ContainerStatus"] == 2
+
+
 @pytest.mark.parametrize(
     ("error", "names"),
     [
