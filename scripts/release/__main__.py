@@ -13,6 +13,7 @@ from scripts.release.archives import files_below, pack
 from scripts.release.image import normalise
 from scripts.release.plugin import build_plugin, manifest
 from scripts.release.sbom import bill, parts_of
+from scripts.release.sizes import compared, sizes
 from scripts.release.source import EPOCH, ReleaseFailed, committed, run, uncommitted
 from tests.image.build import BuildFailed, build_image, forget_image
 
@@ -42,11 +43,14 @@ def main() -> int:
         with committed(Path()) as source:
             if args.again:
                 forget_image(source.folder)
+            args.into.mkdir(parents=True, exist_ok=True)
+            before = sizes(args.into)
             build(source, args.into, args.url)
     except (ReleaseFailed, BuildFailed) as failure:
         sys.stderr.write(f"release: {failure}\n")
         return 1
     sys.stdout.write((args.into / SUMS).read_text())
+    sys.stdout.writelines(f"{line}\n" for line in compared(sizes(args.into), before))
     return 0
 
 

@@ -12,6 +12,7 @@ import io
 import json
 import tarfile
 import tempfile
+import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +42,19 @@ def normalise(built: Path, file: Path, name: str, epoch: int) -> None:
                     _add(target, f"{layer.name}.tar", content, layer.stat().st_size)
             for member, text in ((config_name, config), ("manifest.json", _encode(named))):
                 _add(target, member, io.BytesIO(text), len(text))
+
+
+def compressed(file: Path) -> list[int]:
+    """Return how many bytes of each layer a node pulls, the first layer first, as registries compress them."""
+    with tarfile.open(file) as archive:
+        layers = [archive.extractfile(name) for name in _read(archive, "manifest.json")[0]["Layers"]]
+        return [_gzipped(layer) for layer in layers if layer]
+
+
+def _gzipped(content: IO[bytes]) -> int:
+    packer = zlib.compressobj(wbits=31)
+    size = sum(len(packer.compress(block)) for block in iter(lambda: content.read(1 << 20), b""))
+    return size + len(packer.flush())
 
 
 def _layer(source: tarfile.TarFile, name: str, work: Path, epoch: int) -> Path:

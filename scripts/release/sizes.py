@@ -1,0 +1,30 @@
+"""Sizes of a release's files, and their change since the release before."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from scripts.release.image import compressed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+PULLED: Final = "what a node pulls"  # the image's layers, compressed as a registry keeps them
+_VERSION: Final = re.compile(r"-\d+\.\d+\.\d+")
+_MB: Final = 1e6
+
+
+def sizes(dist: Path) -> dict[str, int]:
+    """Return the bytes of each file of a release by its name without the version, and of what a node pulls."""
+    found = {_VERSION.sub("", path.name, count=1): path.stat().st_size for path in sorted(dist.iterdir())}
+    pulled = [sum(compressed(image)) for image in dist.glob("*-image.tar")]
+    return found | dict.fromkeys([PULLED] if pulled else [], sum(pulled))
+
+
+def compared(now: Mapping[str, int], before: Mapping[str, int]) -> Iterator[str]:
+    """Yield a line for each size, with its change since the release that lay in the folder before."""
+    for name, size in now.items():
+        change = f"{(size - before[name]) / _MB:+.2f} MB" if name in before else "no release before it here"
+        yield f"{size / _MB:9.2f} MB  {name} ({change})"
