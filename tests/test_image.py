@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.image.lock import pins
 from tests.layout import PACKAGES
 
 LAST_STAGE = Path("Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
@@ -18,12 +19,6 @@ FIRST_STAGE = Path("Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM 
 def project() -> Any:
     """Return pyproject.toml."""
     return tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
-
-
-def pins(lock: str) -> dict[str, str]:
-    """Return the versions of a lock file, by distribution."""
-    text = Path(lock).read_text(encoding="utf-8")
-    return dict(re.findall(r"^([a-z0-9._-]+)(?:\[[a-z,]*\])?==([^ ;\\]+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-build.lock"])

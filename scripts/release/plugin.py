@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from importlib.metadata import distribution
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import yaml
@@ -22,14 +23,11 @@ from scripts.release.source import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from scripts.release.source import Source
 
 NEEDS: Final = ("argcomplete", "httpx", "kubernetes", "msgspec", "pyyaml")  # of the plugin's verbs
-UNUSED: Final = frozenset(
-    {"aiohttp", "aiohttp-retry"}
-)  # of the other half of kubernetes, which is asynchronous
+UNUSED: Final = Path("requirements.unused")
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # Go's word, and that of wheels
 LIBRARY: Final = "lib"
@@ -65,6 +63,7 @@ def build_plugin(
     own = work / "own"
     _pip("--no-deps", "--target", str(own), str(wheel))
     _add(own, library)
+    _remove_unused(library)
     launcher = work / "kubectl-corepin"
     names = " ".join(f"python{python}" for python in reversed(pythons))
     launcher.write_text(LAUNCHER.format(pythons=names, library=LIBRARY), encoding="utf-8")
@@ -104,13 +103,19 @@ def manifest(version: str, archive: Path, place: str) -> str:
     return yaml.safe_dump(document, sort_keys=False)
 
 
+def unused() -> tuple[str, ...]:
+    """Return what no program imports: names of distributions, and patterns of paths below site-packages."""
+    lines = UNUSED.read_text(encoding="utf-8").splitlines()
+    return tuple(line.split()[0] for line in lines if not line.startswith("#"))
+
+
 def needed() -> frozenset[str]:
     """Return the distributions that the plugin needs, with what these need themselves."""
     found: set[str] = set()
-    wanted = list(NEEDS)
+    wanted, left_out = list(NEEDS), unused()
     while wanted:
         name = canonicalize_name(wanted.pop())
-        if name not in found | UNUSED:
+        if name not in found and name not in left_out:
             found.add(name)
             wanted += _requirements(name)
     return frozenset(found)
@@ -121,6 +126,15 @@ def _requirements(name: str) -> Iterator[str]:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield requirement.name
+
+
+def _remove_unused(library: Path) -> None:
+    for pattern in unused():
+        for path in list(library.glob(pattern)) if "/" in pattern else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _locked(lock: Path, names: frozenset[str]) -> Iterator[str]:

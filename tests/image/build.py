@@ -31,7 +31,7 @@ NAME: Final = "docker.io/library/corepin:0.1.0"  # what `image: corepin:0.1.0` o
 SUITE: Final = "bookworm"
 BASE: Final = "docker.io/library/debian:bookworm-slim"  # what the base is called here
 PACKAGES: Final = {"buildah": "buildah", "debootstrap": "debootstrap"}
-_KEPT: Final = 3  # images of 400 MB: this checkout's, and those of others that tests may be using
+_KEPT: Final = 3  # images of 90 MB: this checkout's, and those of others that tests may be using
 # As in Debian's own image: what apt fetched to make the base is no part of it.
 _LEFT_BY_APT: Final = ("./var/lib/apt/lists/*", "./var/cache/apt/archives/*.deb", "./var/log/bootstrap.log")
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +16,31 @@ import httpx
 import pytest
 
 from certs.issue import CA
+from corepin.cli import VERBS
 from tests.image.container import Locked, container
 from tests.manifests.rendered import objects
 from tests.servers.daemon import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.image.archive import Archive
 
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: here
+clusters: [{name: here, cluster: {server: 'http://127.0.0.1:1'}}]
+users: [{name: me, user: {token: none}}]
+contexts: [{name: here, context: {cluster: here, user: me}}]
+"""
 
-def workload(component: str) -> Any:
-    """Return the pod of a component in the manifests."""
+
+def workload(component: str, install: str) -> Any:
+    """Return the pod of a component in an installation of the manifests."""
     (found,) = [
         it["spec"]["template"]["spec"]
-        for it in objects("base")
+        for it in objects(install)
         if it["kind"] in {"Deployment", "DaemonSet"} and it["metadata"]["name"] == f"corepin-{component}"
     ]
     return found
@@ -64,17 +78,27 @@ def agent_mounts(folder: Path) -> dict[str, Path]:
     return {**mounts, **account(folder)}
 
 
+def guard_mounts(folder: Path) -> dict[str, Path]:
+    """Return what the guard needs of its host: here a folder without the runtime's socket."""
+    (folder / "nri").mkdir()
+    return {"/var/run/nri": folder / "nri"}
+
+
 @pytest.mark.server  # kubectl renders the manifests
 @pytest.mark.parametrize(
-    ("component", "path", "mounts"),
+    ("component", "install", "flag", "path", "mounts"),
     [
-        pytest.param("webhook", "/readyz", webhook_mounts, id="webhook"),
-        pytest.param("agent", "/healthz", agent_mounts, id="agent"),
-        pytest.param("certs", "/metrics", account, id="certs"),
+        pytest.param("webhook", "base", "metrics", "/readyz", webhook_mounts, id="webhook"),
+        pytest.param("agent", "base", "metrics", "/healthz", agent_mounts, id="agent"),
+        pytest.param("certs", "base", "metrics", "/metrics", account, id="certs"),
+        pytest.param("guard", "guard", "health", "/healthz", guard_mounts, id="guard"),
+        pytest.param("dashboard", "dashboard", "", "/", account, id="dashboard"),
     ],
 )
 def test_starts_as_the_manifests_lock_it_up(
     component: str,
+    install: str,
+    flag: str,
     path: str,
     mounts: Callable[[Path], dict[str, Path]],
     image: Archive,
@@ -83,12 +107,16 @@ def test_starts_as_the_manifests_lock_it_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With the manifest's user, capabilities and arguments it answers its probe; how soon is told."""
-    pod = workload(component)
+    pod = workload(component, install)
     (described,) = pod["containers"]
     locked = Locked.of(described, pod)
     assert locked.capabilities == ({"SYS_NICE"} if component == "agent" else set())
     port = free_port()
-    command = [*image.settings["Entrypoint"], *described["args"], f"--metrics-listen=127.0.0.1:{port}"]
+    command = [
+        *image.settings["Entrypoint"],
+        *described["args"],
+        f"{f'--{flag}-listen' if flag else '--listen'}=127.0.0.1:{port}",
+    ]
     if component == "webhook":
         command.append("--listen=127.0.0.1:0")
     env = dict(entry.split("=", 1) for entry in image.settings["Env"])
@@ -111,3 +139,59 @@ def answers(url: str) -> bool:
         return httpx.get(url, trust_env=False, timeout=10).is_success
     except httpx.TransportError:
         return False
+
+
+def inside(root: Path, *words: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a program inside the image's files, as its user, without /proc, /sys and a cluster."""
+    chroot = shutil.which("chroot")
+    assert chroot
+    begun = [chroot, "--userspec=65532:65532", str(root), f"/opt/corepin/bin/{words[0]}", *words[1:]]
+    return subprocess.run(begun, env=env, input=text, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("verb", [module.rpartition(".")[2] for module in VERBS])
+def test_every_verb_explains_itself(verb: str, root: Path) -> None:
+    """The help of each verb needs no more than the image has."""
+    done = inside(root, "corepin", verb, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: corepin {verb} ")
+
+
+def test_commands_work_without_a_cluster(root: Path) -> None:
+    """`inject` completes a pod of CMK's, `validate` judges it, and `plan` draws its CPUs."""
+    pod = Path("examples/smt/cores-of-cmk.yaml").read_text(encoding="utf-8")
+    injected = inside(root, "corepin", "inject", "-f", "-", text=pod)
+    assert "CMK_NUM_CORES" in injected.stdout, injected.stderr
+    assert inside(root, "corepin", "validate", "-f", "-", text=injected.stdout).returncode == 0
+    with shown(root, Path("demo/two-sockets.json")) as machine:
+        planned = inside(root, "corepin", "plan", "-f", "-", "--topology", machine, text=pod)
+        assert planned.stdout.startswith("2 sockets"), planned.stderr
+
+
+def test_kubeconfig_and_texts(root: Path, tmp_path: Path) -> None:
+    """A kubeconfig is read, the answer of a cluster that is not there is an error in one line, and text is UTF-8."""
+    config = tmp_path / "config"
+    config.write_text(KUBECONFIG)
+    with shown(root, config) as there:
+        done = inside(root, "corepin", "why", "web", KUBECONFIG=there)
+    assert done.returncode == 2
+    assert done.stderr.startswith("corepin why: the API server is out of reach")
+    assert inside(root, "python", "-c", "import sys; print(sys.stdout.encoding)").stdout == "utf-8\n"
+
+
+def test_own_tracebacks_show_their_lines(root: Path) -> None:
+    """An error in corepin's code is shown with the line; one inside a library with file, line and function."""
+    fail = "import msgspec; from pinning.machine.cpuset import CPUSet; CPUSet.parse(msgspec)"
+    told = inside(root, "python", "-c", fail).stderr
+    assert re.search(r'pinning/machine/cpuset.py", line \d+, in \w+\n    \w', told), told
+
+
+@contextmanager
+def shown(root: Path, file: Path) -> Iterator[str]:
+    """Show a file inside the image's files until the block ends; yield its path there."""
+    there = root / "tmp" / file.name
+    shutil.copy(file, there)
+    try:
+        yield f"/tmp/{file.name}"
+    finally:
+        there.unlink()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 import yaml
 
 from scripts.release.__main__ import build_python
-from scripts.release.plugin import MACHINES, build_plugin, manifest, needed
+from scripts.release.plugin import MACHINES, build_plugin, manifest, needed, unused
 from scripts.release.source import Source
 from scripts.release.version import version_of
 from tests.servers.catalog import KREW, KUBECTL
@@ -57,6 +59,17 @@ def test_krew_installs_it_and_kubectl_runs_it(archive: Path, tmp_path: Path) -> 
     plan = [str(kubectl), "corepin", "plan", "-f", pod, "--topology", "demo/two-sockets.json"]
     drawn = subprocess.run(plan, env=env, capture_output=True, text=True, check=True)
     assert drawn.stdout.startswith("2 sockets")
+
+
+@pytest.mark.server
+def test_archive_has_nothing_that_no_verb_imports(archive: Path) -> None:
+    """What requirements.unused names is not in it; what reads kubeconfigs is."""
+    with tarfile.open(archive) as members:
+        names = {name.removeprefix("lib/") for name in members.getnames()}
+    assert "kubernetes/config/kube_config.py" in names
+    assert [
+        name for name in sorted(names) for it in unused() if fnmatch(name, it) or fnmatch(name, f"{it}/*")
+    ] == []
 
 
 @pytest.mark.server

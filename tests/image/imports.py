@@ -1,0 +1,67 @@
+"""Every import of corepin, made in a process of its own without some modules: prints what was imported.
+
+`python -m tests.image.imports PATTERN...` refuses the modules whose paths, such as `kubernetes/aio`, match a pattern, and
+what is below them.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from fnmatch import fnmatch
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from tests.layout import PACKAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class Refusal:
+    """An importer that has none of some modules, as an image without them."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = patterns
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Raise ModuleNotFoundError for a module that is left out."""
+        path = PurePath(*name.split("."))
+        if any(fnmatch(str(it), pattern) for it in (path, *path.parents) for pattern in self._patterns):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def imports(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports of a file, those inside of functions too, but for those that only types need."""
+    found: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while found:
+        node = found.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            found += ast.iter_child_nodes(node)
+
+
+def import_all() -> None:
+    """Run every import of corepin; modules of its own need nothing else to be imported."""
+    for path in sorted(path for package in PACKAGES for path in Path(package).rglob("*.py")):
+        importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+        for node in imports(path):
+            exec(compile(ast.Module([node], []), str(path), "exec"), {})  # noqa: S102 - a line of corepin
+
+
+def use_libraries() -> None:
+    """Use what imports more when it is used for the first time."""
+    import httpx
+    import kubernetes
+
+    httpx.Client().close()
+    kubernetes.client.ApiClient(kubernetes.client.Configuration())
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, Refusal(sys.argv[1:]))
+    import_all()
+    use_libraries()
+    sys.stdout.write("\n".join(sorted(sys.modules)))
