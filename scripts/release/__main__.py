@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from scripts.release.archives import files_below, pack
 from scripts.release.image import normalise
-from scripts.release.plugin import build_plugin, manifest
+from scripts.release.plugin import MACHINES, build_plugin, manifest
 from scripts.release.sbom import bill, parts_of
 from scripts.release.sizes import compared, sizes
 from scripts.release.source import EPOCH, ReleaseFailed, committed, run, uncommitted
@@ -104,9 +104,11 @@ def build_chart(source: Source, dist: Path) -> None:
 def build_krew(source: Source, dist: Path, url: str) -> None:
     """Build the plugin of kubectl and the manifest by which krew finds it."""
     (wheel,) = dist.glob("*.whl")
-    with tempfile.TemporaryDirectory(prefix="corepin-plugin-") as work:
-        archive = build_plugin(source, wheel, Path(work), dist)
-    text = manifest(source.version, archive, f"{url}/v{source.version}")
+    archives: dict[str, Path] = {}
+    for machine in MACHINES:
+        with tempfile.TemporaryDirectory(prefix="corepin-plugin-") as work:
+            archives[machine] = build_plugin(source, wheel, Path(work), dist, machine)
+    text = manifest(source.version, archives, f"{url}/v{source.version}")
     (dist / "corepin.yaml").write_text(text, encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
-"""`kubectl corepin` as krew installs it: one archive for every Python from 3.11 on, and its manifest.
+"""`kubectl corepin` as krew installs it: an archive for each kind of machine, for every Python from 3.11 on, and a manifest.
 
-The libraries are wheels of the lock, for each version of Python and each machine: their compiled parts bear both in
-their names, so all of them lie in one folder. Only what the plugin's verbs need is there.
+The libraries are wheels of the lock, for each version of Python: their compiled parts have it in their names, so all of
+them are in one folder. Only what the plugin's verbs need is there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scripts.release.archives import files_below, pack
 from scripts.release.source import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from scripts.release.source import Source
 
@@ -51,15 +51,14 @@ CPUs or waits for them (why), which CPUs pods would get (plan), and what stands 
 
 
 def build_plugin(
-    source: Source, wheel: Path, work: Path, dist: Path, pythons: Sequence[str] = PYTHONS
+    source: Source, wheel: Path, work: Path, dist: Path, machine: str, pythons: Sequence[str] = PYTHONS
 ) -> Path:
-    """Write the archive of the plugin, and return it."""
+    """Write the plugin's archive for a kind of machine, and return it."""
     library = work / LIBRARY
     lock = work / "plugin.lock"
     lock.write_text("".join(_locked(source.folder / "requirements.lock", needed())), encoding="utf-8")
     for python in pythons:
-        for machine in MACHINES.values():
-            _add(_installed(work / f"{python}-{machine}", lock, python, machine), library)
+        _add(_installed(work / python, lock, python, MACHINES[machine]), library)
     own = work / "own"
     _pip("--no-deps", "--target", str(own), str(wheel))
     _add(own, library)
@@ -70,22 +69,21 @@ def build_plugin(
     launcher.chmod(0o755)
     license_file = source.folder / "LICENSE"
     members = {launcher.name: launcher, "LICENSE": license_file, **files_below(library, LIBRARY)}
-    archive = dist / f"kubectl-corepin-{source.version}.tar.gz"
+    archive = dist / f"kubectl-corepin-{source.version}-linux-{machine}.tar.gz"
     pack(archive, members, source.epoch)
     return archive
 
 
-def manifest(version: str, archive: Path, place: str) -> str:
-    """Return krew's manifest of the archive, which will be found at `place`."""
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+def manifest(version: str, archives: Mapping[str, Path], place: str) -> str:
+    """Return krew's manifest of the archives by kind of machine, which will be found at `place`."""
     platforms = [
         {
             "selector": {"matchLabels": {"os": "linux", "arch": machine}},
             "uri": f"{place}/{archive.name}",
-            "sha256": digest,
+            "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
             "bin": "kubectl-corepin",
         }
-        for machine in MACHINES
+        for machine, archive in archives.items()
     ]
     document = {
         "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -20,6 +22,7 @@ from tests.servers.catalog import KREW, KUBECTL
 from tests.servers.start import require
 
 VERSION = version_of(Path())
+MACHINE = {name: word for word, name in MACHINES.items()}[platform.machine()]
 HERE = ".".join(map(str, sys.version_info[:2]))
 
 
@@ -30,7 +33,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Source(Path.cwd(), 1_700_000_000)
     build_python(source, dist)
     (wheel,) = dist.glob("*.whl")
-    return build_plugin(source, wheel, work, dist, [HERE])
+    return build_plugin(source, wheel, work, dist, MACHINE, [HERE])
 
 
 @pytest.mark.server
@@ -38,7 +41,7 @@ def test_krew_installs_it_and_kubectl_runs_it(archive: Path, tmp_path: Path) -> 
     """By manifest and archive alone: krew checks both, and kubectl finds the plugin and its verbs."""
     krew, kubectl = require(KREW, KUBECTL)
     described = tmp_path / "corepin.yaml"
-    described.write_text(manifest(VERSION, archive, "https://releases.example/corepin"))
+    described.write_text(manifest(VERSION, {MACHINE: archive}, "https://releases.example/corepin"))
     root = tmp_path / "krew"
     env = {"PATH": f"{root / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "KREW_ROOT": str(root)}
     install = [str(krew), "install", f"--manifest={described}", f"--archive={archive}"]
@@ -76,9 +79,9 @@ def test_archive_has_nothing_that_no_verb_imports(archive: Path) -> None:
 def test_another_krew_file_is_refused(archive: Path, tmp_path: Path) -> None:
     """Krew holds the archive against the checksum of the manifest."""
     (krew,) = require(KREW)
-    document = yaml.safe_load(manifest(VERSION, archive, "https://releases.example/corepin"))
-    for platform in document["spec"]["platforms"]:
-        platform["sha256"] = "0" * 64
+    document = yaml.safe_load(manifest(VERSION, {MACHINE: archive}, "https://releases.example/corepin"))
+    for described in document["spec"]["platforms"]:
+        described["sha256"] = "0" * 64
     (tmp_path / "corepin.yaml").write_text(yaml.safe_dump(document))
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "KREW_ROOT": str(tmp_path / "krew")}
     install = [str(krew), "install", f"--manifest={tmp_path / 'corepin.yaml'}", f"--archive={archive}"]
@@ -90,11 +93,18 @@ def test_another_krew_file_is_refused(archive: Path, tmp_path: Path) -> None:
 
 
 def test_manifest_names_every_machine(tmp_path: Path) -> None:
-    """One archive serves each kind of machine that there are libraries for."""
-    (tmp_path / "a.tar.gz").touch()
-    spec = yaml.safe_load(manifest("1.2.3", tmp_path / "a.tar.gz", "https://releases.example/v1.2.3"))["spec"]
-    assert [it["selector"]["matchLabels"]["arch"] for it in spec["platforms"]] == list(MACHINES)
-    assert {it["uri"] for it in spec["platforms"]} == {"https://releases.example/v1.2.3/a.tar.gz"}
+    """Each kind of machine has an archive of its own, with its checksum."""
+    archives = {machine: tmp_path / f"{machine}.tar.gz" for machine in MACHINES}
+    for machine, archive in archives.items():
+        archive.write_text(machine)
+    spec = yaml.safe_load(manifest("1.2.3", archives, "https://releases.example/v1.2.3"))["spec"]
+    assert {it["selector"]["matchLabels"]["arch"]: (it["uri"], it["sha256"]) for it in spec["platforms"]} == {
+        machine: (
+            f"https://releases.example/v1.2.3/{machine}.tar.gz",
+            hashlib.sha256(machine.encode()).hexdigest(),
+        )
+        for machine in MACHINES
+    }
     assert (spec["version"], "Python 3.11" in spec["caveats"]) == ("v1.2.3", True)
 
 
