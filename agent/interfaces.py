@@ -228,7 +228,7 @@ class ContainerWatch(Protocol):
 
     @property
     def other_plugins(self) -> tuple[str, ...]:
-        """Return who else was seen to set the cpusets of new containers."""
+        """Return the names of other NRI plugins that set cpusets of new containers."""
         ...
 
     @property

@@ -236,12 +236,12 @@ def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine) -> Wrappe
     if config.cmk_install_dir is None or not isinstance(cgroups.cpusets, KernelCpusets):
         return None
     from agent.report.cmk_node import TEXTS
-    from agent.wrappers.keeper import Edges, WrapperKeeper
+    from agent.wrappers.service import Dependencies, WrapperService
     from agent.wrappers.store import FILE, Store
 
     store = Store(config.state_dir / FILE, machine.boot_id())
     hierarchy, is_strict = find_hierarchy(config.cgroup_root), config.config.strict_threads
-    return WrapperKeeper(config.cmk_install_dir, Edges(hierarchy), store, TEXTS, is_strict=is_strict)
+    return WrapperService(config.cmk_install_dir, Dependencies(hierarchy), store, TEXTS, is_strict=is_strict)
 
 
 async def _cri(config: AgentConfig) -> CRI:

@@ -42,11 +42,13 @@ class VMCPUs(NamedTuple):
 
 
 class VMPinned(NamedTuple):
-    """What the kernel made of the masks of a virtual machine."""
+    """Result of pinning a virtual machine's threads."""
 
     seen: VMSeen  # as read back
-    refused: frozenset[Role] = frozenset()  # of threads that it does not let run where they are to
-    is_settled: bool = True  # False: it starts threads faster than they are moved, and some may be elsewhere
+    refused: frozenset[Role] = frozenset()  # roles of threads whose mask the kernel refused
+    is_settled: bool = (
+        True  # False: new threads appear faster than they are pinned; some may run on other CPUs
+    )
 
 
 class BootScope(NamedTuple):

@@ -152,7 +152,7 @@ def _cgroups(facts: Facts) -> Iterator[Check]:
 def _pod_root(facts: Facts) -> Iterator[Check]:
     subject = "pods' cgroup"
     if facts.is_local:
-        return  # a kubelet beside it has nothing to do with its pods
+        return  # the agent starts the pods, so a kubelet's cgroups do not matter
     if facts.pod_root:
         yield ok(subject, facts.pod_root)
     elif facts.kubelet_runs and facts.cgroup_version is not None:

@@ -1,4 +1,4 @@
-"""See whether the runtime answers where NRI's socket should be."""
+"""Probe of NRI's socket."""
 
 from __future__ import annotations
 

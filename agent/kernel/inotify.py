@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
 
 class Inotify:
-    """A queue of the kernel for some kinds of events in what it watches; the standard library has no binding."""
+    """An inotify instance for some kinds of events, over libc because the standard library has no binding."""
 
     def __init__(self, events: int = MODIFY) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)

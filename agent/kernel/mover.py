@@ -58,11 +58,11 @@ class Threads(Protocol):
     """The threads to move."""
 
     def list(self) -> Listing:
-        """Return their ids now; raise Gone when their owner exited."""
+        """Return the current thread ids; raise Gone if the process or cgroup no longer exists."""
         ...
 
     def has(self, task: int) -> bool:
-        """Say whether an id is still that of one of them."""
+        """Return whether an id still belongs to one of these threads."""
         ...
 
 

@@ -85,7 +85,7 @@ class LocalPod:
 
     @property
     def sandbox(self) -> RuntimeSandbox | None:
-        """The virtual machine that its processes are, in the cgroup above those of its containers; mostly none."""
+        """Sandbox in the pod's own cgroup, if the runtime class is one of virtual machines and a container runs; else None."""
         if is_vm_handler(self._runtime_class) and self.live:
             return _sandbox(self.uid, self._cgroup, self._runtime_class, self.run)
         return None

@@ -53,8 +53,8 @@ class BirthOwners:
 
     async def owner(self, container_id: str) -> Owner:
         """Return whose container this is; raise AgentError."""
-        birth = self._plugin.births.get(container_id)
-        return birth.owner if birth else await self._others.owner(container_id)
+        started = self._plugin.started.get(container_id)
+        return started.owner if started else await self._others.owner(container_id)
 
 
 class EnvironmentSearch:
@@ -109,11 +109,13 @@ class NriContainerWatch:
         self._created: Callable[[NewContainer], None] = lambda _: None
         self._changed: Callable[[], None] = lambda: None
         self._search = EnvironmentSearch(find_large, self._found_large)
-        self._coming: dict[str, NewContainer] = {}  # made right by NRI, in their cgroups, seen by no pass yet
+        self._coming: dict[
+            str, NewContainer
+        ] = {}  # pinned over NRI, with a cgroup, and not yet observed by a pass
 
     @property
     def holds(self) -> bool:
-        """Say whether the runtime asks first, and is answered."""
+        """Return whether the runtime asks the agent before each creation."""
         return self._plugin.table is not None and self._client.status.is_connected
 
     @property
@@ -154,8 +156,8 @@ class NriContainerWatch:
 
     def started(self, container_id: str) -> CPUSet | None:
         """Return the CPUs that a container was made with."""
-        birth = self._plugin.births.get(container_id)
-        return birth.cpus if birth else None
+        started = self._plugin.started.get(container_id)
+        return started.cpus if started else None
 
     def follow(self, cgroups: Iterable[str]) -> None:
         """Watch the cgroups too: a container may be missed, or its CPUs given away. Raises Refused."""
@@ -180,8 +182,8 @@ class NriContainerWatch:
             self._created(container)
 
     def _is_right(self, container: NewContainer, table: StartTable) -> bool:
-        birth = self._plugin.births.get(container.id)
-        return birth is not None and not table.trespass(birth.owner, birth.cpus)
+        started = self._plugin.started.get(container.id)
+        return started is not None and not table.trespass(started.owner, started.cpus)
 
     def _found_large(self) -> None:
         self._changed()

@@ -64,11 +64,11 @@ class Guard:
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
     ) -> tuple[()]:
-        """Leave what runs as it is."""
+        """Return no updates: running containers stay unchanged."""
         return ()
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
-        """Change nothing."""
+        """Return no adjustment."""
         return pb.CreateContainerResponse()
 
     def update_container(

@@ -37,7 +37,7 @@ _SOURCE: Final = "kubernetes.io/config.source"  # written by the kubelet; not "a
 _ASKS: Final = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 
 
-class Birth(NamedTuple):
+class StartedContainer(NamedTuple):
     """With which CPUs a container was made."""
 
     owner: Owner
@@ -59,7 +59,7 @@ class Plugin:
         put: Callable[[int, CPUSet], bool] = lambda *_: True,
     ) -> None:
         self.table: StartTable | None = None  # None: nothing is touched
-        self.births: dict[str, Birth] = {}  # by container id, as long as the runtime has it
+        self.started: dict[str, StartedContainer] = {}  # by container id, as long as the runtime has it
         self.validates = False  # whether the runtime asks about every creation once more, after all plugins
         self.other_plugins: frozenset[str] = frozenset()  # that were seen to set cpusets
         self._in_vm = in_vm
@@ -68,7 +68,7 @@ class Plugin:
         self.unsettled: set[str] = (
             set()
         )  # containers with threads that outran the move, until a pass moves them
-        self._unseen: dict[str, Birth] = {}  # those of older tables that no pass has seen yet
+        self._unseen: dict[str, StartedContainer] = {}  # those of older tables that no pass has seen yet
         self._judged: StartTable | None = None  # the table by which they are in the way
         self._in_the_way = EMPTY
         self._answered = ""  # the newest container of which nothing says yet that the answer was taken
@@ -79,10 +79,10 @@ class Plugin:
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
     ) -> tuple[pb.ContainerUpdate, ...]:
-        """Forget what is gone; what is there is moved by a pass, over its cgroup."""
+        """Drop records of containers that no longer exist; a pass moves the others over their cgroups."""
         there = {container.id for container in containers}
-        self.births = {key: birth for key, birth in self.births.items() if key in there}
-        self._unseen = {key: birth for key, birth in self._unseen.items() if key in there}
+        self.started = {key: container for key, container in self.started.items() if key in there}
+        self._unseen = {key: container for key, container in self._unseen.items() if key in there}
         self._judged = None
         return ()
 
@@ -101,7 +101,9 @@ class Plugin:
             return answer
         self._note_unmade()
         self._answered = container.id
-        self.births[container.id] = self._unseen[container.id] = Birth(owner, start.cpus, self._clock())
+        self.started[container.id] = self._unseen[container.id] = StartedContainer(
+            owner, start.cpus, self._clock()
+        )
         _adjust(answer.adjust, start, table.environment(start))
         return answer
 
@@ -166,7 +168,7 @@ class Plugin:
         self._answered = ""
 
     def _forget(self, container_id: str) -> None:
-        self.births.pop(container_id, None)
+        self.started.pop(container_id, None)
         self.unsettled.discard(container_id)
         if self._unseen.pop(container_id, None):
             self._judged = None
@@ -177,21 +179,21 @@ class Plugin:
             self.other_plugins |= {UNNAMED}
 
     def _busy(self, table: StartTable) -> CPUSet:
-        """Return the CPUs of owners on which containers may be that no pass has seen yet: older tables put them there."""
+        """Return owned CPUs on which unobserved containers from older tables may run."""
         if table is not self._judged:
             self._judged = table
             self._forget_seen(table)
-            births = self._unseen.values()
-            self._in_the_way = union(table.trespass(birth.owner, birth.cpus) for birth in births)
+            started = self._unseen.values()
+            self._in_the_way = union(table.trespass(container.owner, container.cpus) for container in started)
         return self._in_the_way
 
     def _forget_seen(self, table: StartTable) -> None:
-        for key, birth in tuple(self._unseen.items()):
-            is_late = self._clock() - birth.at > KEPT_SECONDS
+        for key, container in tuple(self._unseen.items()):
+            is_late = self._clock() - container.at > KEPT_SECONDS
             if is_late or key in table.seen:
                 del self._unseen[key]
             if is_late and key not in table.seen:
-                self.births.pop(key, None)
+                self.started.pop(key, None)
 
 
 def _asks(pod: pb.PodSandbox) -> bool:

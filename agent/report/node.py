@@ -121,7 +121,7 @@ class NodeReport:
             self._come_back_for_labels()
 
     def _come_back_for_labels(self) -> None:
-        """Look again when labels that are left for a while may be put back."""
+        """Schedule a write for when overwritten labels may be restored."""
         if self._waking:
             self._waking.cancel()
         loop, wait = asyncio.get_running_loop(), self._labels.wait_seconds()

@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class Later(Exception):
-    """A part of a report has to wait, and nothing else need wait for it; `refused` is of how many objects."""
+    """Part of a report must be retried later, independently of other parts; `refused` counts its objects."""
 
     def __init__(self, reason: str, seconds: float | None = None, refused: int = 0) -> None:
         super().__init__(reason)
-        self.seconds = seconds  # None: soon, then less and less often
+        self.seconds = seconds  # until the retry; None: exponential backoff
         self.refused = refused
 
 
@@ -36,7 +36,7 @@ class Reporter(Protocol):
         ...
 
     async def reset(self) -> None:
-        """Remove everything that was ever published (uninstall)."""
+        """Remove everything published by this reporter (uninstall)."""
         ...
 
 

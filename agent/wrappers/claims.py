@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 from agent.errors import Gone
 from agent.kernel.process_exit import was_killed
-from agent.wrappers.passes import tasks_of
+from agent.wrappers.pass_waiter import tasks_of
 from agent.wrappers.peer import held
+from agent.wrappers.pool_use import shared_use
 from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import Registry
 from agent.wrappers.store import Kept, Reclaims
-from agent.wrappers.uses import shared_use
 from pinning.cmk.pools import reclaimed_lists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from agent.wrappers.passes import NodeView
+    from agent.wrappers.pass_waiter import NodeView
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Want
     from agent.wrappers.registry import Claim, Holder, OwnCore, Process

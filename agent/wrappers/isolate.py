@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Final
 from agent.errors import Gone
 from agent.kernel.affinity import EVERYWHERE, KERNEL, Affinities
 from agent.kernel.mover import Bound, move_threads, process_threads
+from agent.wrappers.pool_use import shared_use, uses_of
 from agent.wrappers.protocol import Denied, environment
 from agent.wrappers.registry import Holder
-from agent.wrappers.uses import shared_use, uses_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.interfaces import PassedContainer
     from agent.wrappers.claims import LiveClaims
-    from agent.wrappers.passes import NodeView, Passes
+    from agent.wrappers.pass_waiter import NodeView, PassWaiter
     from agent.wrappers.peer import Peer
+    from agent.wrappers.pool_use import ContainerUses
     from agent.wrappers.protocol import Want
     from agent.wrappers.registry import Claim, Process
     from agent.wrappers.store import Saver
-    from agent.wrappers.uses import ContainerUses
     from pinning.machine.cpuset import CPUSet
 
 READY_SECONDS: Final = 10.0  # for each of: the container gets its CPUs, and the kernel shows it on them
@@ -45,7 +45,7 @@ class Isolator:
         self,
         claims: LiveClaims,
         uses: ContainerUses,
-        passes: Passes,
+        passes: PassWaiter,
         view: Callable[[], NodeView],
         saver: Saver,
         pin: Callable[[Peer, CPUSet], None],

@@ -151,7 +151,7 @@ class CgroupIndex:
             self._by_name[cgroup.rpartition("/")[2]].append(cgroup)
 
     def container_of(self, pid: int, path: str, hierarchy: Hierarchy) -> str | None:
-        """Return the id of the container that a process in the cgroup `path` is in; None: in none that is known."""
+        """Return the id of the container of a process in the cgroup `path`; None if no known container matches."""
         for found, whole in self.candidates(path):
             if not path.startswith(f"/{UP}") or _has(hierarchy, whole, pid):
                 return found

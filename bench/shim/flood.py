@@ -21,9 +21,9 @@ from statistics import quantiles
 from typing import Final
 
 from agent.kernel.cgroupfs import V2, Hierarchy
-from agent.wrappers.keeper import Edges, WrapperKeeper
 from agent.wrappers.peer import cgroup_of, connected
 from agent.wrappers.protocol import SOCKET
+from agent.wrappers.service import Dependencies, WrapperService
 from tests.agent.states import bound
 from tests.agent.wrappers.scene import Scene, cmk_pod, isolate
 from tests.pods import container
@@ -137,13 +137,13 @@ async def measure(kind: str, folder: Path) -> tuple[float, float, float, int, in
     """Return the agent's share of a core, the other container's p50 and p99, its answers, and those without one."""
     scene = Scene(folder, cmk_pod(), bound("flood", *(container(str(number)) for number in range(FLOODERS))))
     cgroups: dict[int, str] = {}
-    edges = Edges(
+    edges = Dependencies(
         Hierarchy(V2, folder, folder),
         connected,
         lambda pid, version: cgroup_of(pid, version) and cgroups.get(pid, "/pods/p/main"),
         scene.masks.as_affinities,
     )
-    scene.keeper = WrapperKeeper(folder / "install", edges, scene.store, scene.texts)
+    scene.keeper = WrapperService(folder / "install", edges, scene.store, scene.texts)
     scene.show = lambda: None  # type: ignore[method-assign]  # a state made anew, which agents do once for many
     path = str(folder / "install" / SOCKET)
     pids: list[int] = []

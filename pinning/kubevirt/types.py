@@ -88,7 +88,7 @@ class VMISpec(TypedDict, total=False):
 
 
 class VMITemplate(TypedDict, total=False):
-    """The VMI inside of another object."""
+    """Template of a VMI in a VM or a VM pool."""
 
     metadata: ObjectMeta | None
     spec: VMISpec | None

@@ -77,7 +77,7 @@ class Claim:
     resource: str | None = None  # the CMK resource, for Origin.CMK
     smt: SMTPolicy | None = None  # None: the node's default
     numa: NUMAPolicy | None = None  # None: the node's default
-    numa_memory: NUMAMemory | None = None  # None: not stated; bound only with `single`
+    numa_memory: NUMAMemory | None = None  # None: not set; applies only to `single`
     memory_limit: int = 0  # in bytes, if memory is to be bound
     shared_cpus: bool = False  # it may also run on the shared set
     core_type: CoreType | None = None  # None: the node's default

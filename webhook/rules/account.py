@@ -50,7 +50,7 @@ def plan_account(pod: Pod, mutations: Mutations) -> Iterator[Operation]:
 
 
 def plan_token(pod: Pod, mutations: Mutations) -> tuple[Pod, list[Operation]]:
-    """Return the pod without the token volume it must lose and the operations for that; else the pod and none."""
+    """Return the pod without the token volume to remove, with the patch operations; without such a volume the pod and no operations."""
     name = lost_token(pod, mutations)
     spec: Any = pod.get("spec")
     if name is None:

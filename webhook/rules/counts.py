@@ -44,7 +44,7 @@ class Need(NamedTuple):
     """How much of a resource a claim takes from its node; a range while the threads per core are not known."""
 
     resource: str
-    policy: str  # the policy that takes it
+    policy: str  # names the claim in messages
     least: int
     most: int
 

@@ -82,7 +82,7 @@ def test_owner_is_made_on_its_cpus_and_told_of_them(node: Node) -> None:
         "CMK_CPUS_INFRA": "0,2,3,4,6,7",
     }
     assert not answer.update
-    assert node.plugin.births["a-c0"].cpus == CPUSet.parse("1,5")
+    assert node.plugin.started["a-c0"].cpus == CPUSet.parse("1,5")
 
 
 def test_everyone_else_is_made_in_the_shared_set(node: Node) -> None:
@@ -193,7 +193,7 @@ def test_claim_that_must_fit_and_does_not_is_rejected_in_the_words_of_its_event(
         node.cpus(A)
     assert rejected.value.message == refusal.text
     assert rejected.value.code == 9
-    assert not node.plugin.births
+    assert not node.plugin.started
 
 
 def test_owner_does_not_start_where_a_container_may_be_that_an_older_table_made() -> None:
@@ -222,7 +222,7 @@ def test_container_that_never_came_is_in_nobodys_way(ends: str) -> None:
     node.world.add("uid-a", [WHOLE])
     node.publish()
     assert node.cpus(A) == "1,5"
-    assert node.plugin.births.keys() == {"a-c0"}
+    assert node.plugin.started.keys() == {"a-c0"}
 
 
 @pytest.mark.parametrize("ends", ["removed", "gone after a reconnect"])
@@ -246,7 +246,7 @@ def test_only_a_removal_is_the_end(node: Node, event: Event) -> None:
     """A container that stops may start again, on its CPUs."""
     node.cpus(A)
     node.plugin.event(event, known_pod(A), known(container("c0", "a")))
-    assert "a-c0" in node.plugin.births
+    assert "a-c0" in node.plugin.started
 
 
 @pytest.mark.parametrize(("asked", "corrected"), [("", "1,5"), ("0-7", "1,5"), ("1,5", None)])
@@ -281,7 +281,7 @@ def test_some_containers_are_not_touched(node: Node, way: str) -> None:
         of.runtime_handler = "kata-qemu"
     assert node.plugin.create_container(of, container("c0", "a")) == pb.CreateContainerResponse()
     assert not node.plugin.update_container(of, container("c0", "a"), pb.LinuxResources()).update
-    assert not node.plugin.births
+    assert not node.plugin.started
 
 
 def test_virtual_machine_that_must_fit_is_held_back() -> None:
@@ -297,7 +297,7 @@ def test_what_is_gone_after_a_reconnect_is_forgotten(node: Node) -> None:
     node.cpus(A)
     node.cpus(B)
     assert node.plugin.synchronize([known_pod(A)], [known(container("c0", "a"))]) == ()
-    assert node.plugin.births.keys() == {"a-c0"}
+    assert node.plugin.started.keys() == {"a-c0"}
 
 
 def test_memory_stays_flat(node: Node) -> None:
@@ -309,7 +309,7 @@ def test_memory_stays_flat(node: Node) -> None:
         node.plugin.create_container(B, pb.Container(id=f"failed-{number}", name="c0"))
         node.now += KEPT_SECONDS
         node.publish()
-    assert len(node.plugin.births) <= 2
+    assert len(node.plugin.started) <= 2
 
 
 def validation(owner: str, *connected: str) -> pb.ValidateContainerAdjustmentRequest:
@@ -374,7 +374,7 @@ def test_last_answer_is_doubted_when_the_connection_ends(node: Node) -> None:
     node.cpus(A)
     node.cpus(B)
     node.plugin.doubt_last_answer()
-    assert node.plugin.births.keys() == {"a-c0"}
+    assert node.plugin.started.keys() == {"a-c0"}
 
 
 @pytest.mark.parametrize("sign", ["validated", "started", "seen"])
@@ -389,7 +389,7 @@ def test_answer_that_was_taken_is_not_doubted(node: Node, sign: str) -> None:
         table = node.publish()
         node.plugin.table = replace(table, seen={"a-c0": CPUSet.parse("1,5")})
     node.plugin.doubt_last_answer()
-    assert node.plugin.births.keys() == {"a-c0"}
+    assert node.plugin.started.keys() == {"a-c0"}
 
 
 def test_not_seen_names_no_pod(node: Node) -> None:

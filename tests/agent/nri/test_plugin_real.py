@@ -113,10 +113,10 @@ def test_ends_are_taken_and_free_nothing(nri: NRIRuntime, plugin: Plugin) -> Non
     """A container that stops, is removed and is made again has the same CPUs, in both styles of events."""
     create(nri, "owner")
     nri.do("StartContainer", pod=pod("owner"), container=container("owner", "c0"))
-    assert plugin.births.keys() == {"owner-c0"}
+    assert plugin.started.keys() == {"owner-c0"}
     nri.do("StopContainer", pod=pod("owner"), container=container("owner", "c0"))
     nri.do("RemoveContainer", pod=pod("owner"), container=container("owner", "c0"))
-    assert not plugin.births
+    assert not plugin.started
     assert create(nri, "owner")[0] == "1,5"
 
 

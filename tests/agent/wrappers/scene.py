@@ -19,9 +19,9 @@ from agent.kernel.affinity import Affinities
 from agent.kernel.cgroupfs import V2, Hierarchy
 from agent.kernel.procfs import PARENT, stat_fields
 from agent.node_state import NodeState
-from agent.wrappers.keeper import Edges, WrapperKeeper
 from agent.wrappers.peer import Peer, connected
 from agent.wrappers.protocol import SOCKET
+from agent.wrappers.service import Dependencies, WrapperService
 from agent.wrappers.store import FILE, Store
 from pinning.contract import PoolUse
 from pinning.machine.cpuset import CPUSet
@@ -163,7 +163,7 @@ class Scene:
         self.store = Store(folder / FILE, "boot-1")
         self.keeper = self._keeper()
 
-    def _keeper(self) -> WrapperKeeper:
+    def _keeper(self) -> WrapperService:
         def peer_of(connection: socket) -> Peer:
             if self.peer_failures:
                 raise self.peer_failures.pop()
@@ -173,8 +173,10 @@ class Scene:
             fields = stat_fields(pid)
             return self.cgroups.get(int(fields[PARENT]), "/elsewhere") if fields else "/elsewhere"
 
-        edges = Edges(Hierarchy(V2, self.folder, self.folder), peer_of, cgroup_of, self.masks.as_affinities)
-        return WrapperKeeper(
+        edges = Dependencies(
+            Hierarchy(V2, self.folder, self.folder), peer_of, cgroup_of, self.masks.as_affinities
+        )
+        return WrapperService(
             self.folder / "install", edges, self.store, self.texts, is_strict=self.config.strict_threads
         )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.node_state import NodeState
-from agent.wrappers import keeper, passes, server
+from agent.wrappers import pass_waiter, server, service
 from agent.wrappers.bounds import AT_ONCE, Origin
 from agent.wrappers.peer import CgroupIndex
 from agent.wrappers.protocol import REQUEST_LIMIT, SOCKET, Want, read_want
@@ -245,9 +245,9 @@ def test_processes_of_a_container_that_is_not_listed_share_one_wait(
         asked.append(values)
         return read_want(values)
 
-    monkeypatch.setattr(keeper, "read_want", read)
-    monkeypatch.setattr(keeper, "UNKNOWN_SECONDS", 3600.0)
-    monkeypatch.setattr(passes, "AGAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(service, "read_want", read)
+    monkeypatch.setattr(service, "UNKNOWN_SECONDS", 3600.0)
+    monkeypatch.setattr(pass_waiter, "AGAIN_SECONDS", 3600.0)
 
     async def talk(scene: Scene, _container: Forker) -> None:
         async with scene.container("late") as unknown:

@@ -16,12 +16,12 @@ from agent.kernel.affinity import KERNEL, Affinities
 from agent.wrappers.bounds import Bounds, Origin
 from agent.wrappers.claims import LiveClaims, Reclaimer
 from agent.wrappers.isolate import Follower, Isolator
-from agent.wrappers.passes import NodeView, Passes, tasks_of
+from agent.wrappers.pass_waiter import NodeView, PassWaiter, tasks_of
 from agent.wrappers.peer import cgroup_of, connected
+from agent.wrappers.pool_use import ContainerUses
 from agent.wrappers.protocol import SOCKET, Denied, Verb, accepted, read_want
 from agent.wrappers.server import Server, listen
 from agent.wrappers.store import Saver
-from agent.wrappers.uses import ContainerUses
 
 if TYPE_CHECKING:
     import socket
@@ -45,7 +45,7 @@ LOOK_SECONDS: Final = 2.0  # between two looks whether the socket is still in it
 logger = logging.getLogger(__name__)
 
 
-class Edges(NamedTuple):
+class Dependencies(NamedTuple):
     """Access to the kernel: cgroups, peers, affinities, clock."""
 
     hierarchy: Hierarchy  # with the cgroups of containers
@@ -81,13 +81,13 @@ class Reports:
         return kept is not None and kept[0] == state
 
 
-class WrapperKeeper:
+class WrapperService:
     """Tracks every wrapper of the node and serves its requests (interface `Wrappers`)."""
 
     def __init__(
         self,
         folder: Path,
-        edges: Edges,
+        edges: Dependencies,
         store: Store,
         texts: Mapping[str, Callable[[NodeState], str]],
         *,
@@ -103,7 +103,7 @@ class WrapperKeeper:
         self._claims = LiveClaims(self._took, self._ended)
         self._reclaimer.lost(self._claims.restore(kept.claims) if kept.has_ends else ())
         self._uses = ContainerUses(kept.uses)
-        self._passes = Passes()
+        self._passes = PassWaiter()
         self._view: NodeView | None = None  # None: no pass has ended yet
         self._is_ending = False  # this agent
         # Tasks as reported since the last pass.

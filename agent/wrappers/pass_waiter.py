@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from agent.wrappers.peer import CgroupIndex
+from agent.wrappers.pool_use import shared_use
 from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import OwnCore
-from agent.wrappers.uses import shared_use
 from pinning.cmk.pools import Task
 from pinning.contract import (
     CMK_CPUS_ASSIGNED,
@@ -144,7 +144,7 @@ def tasks_of(claim: RegisteredClaim, pool: Callable[[PoolUse], CPUSet]) -> tuple
     )
 
 
-class Passes:
+class PassWaiter:
     """Requests reconcile passes and wakes waiters after each."""
 
     def __init__(self) -> None:
