@@ -12,6 +12,7 @@ from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from agent.node_state import ListingFault, NodeState
     from agent.vm_interfaces import BootingMachines, VirtualMachines
@@ -126,12 +127,8 @@ class CpusetWatch(Protocol):
         """Call `written` with each watched cgroup whose CPUs another process changed, until cancelled."""
         ...
 
-    def hold(self) -> None:
-        """Suspend reports during a pass, because the pass reads all cgroups and makes most of the writes itself."""
-        ...
-
-    def release(self) -> None:
-        """Resume after `hold`, with the writes that happened since."""
+    def paused(self) -> AbstractContextManager[None]:
+        """Delay reports of writes until the block ends: a pass reads every cpuset, and most writes are its own."""
         ...
 
 
@@ -364,6 +361,14 @@ class Wrappers(Protocol):
         ...
 
 
+class Pausable(Protocol):
+    """Background work that stops during a pass."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Begin no work until the block ends."""
+        ...
+
+
 class StatePublisher(Protocol):
     """Where the states of the node go: to the reporters."""
 
@@ -371,12 +376,8 @@ class StatePublisher(Protocol):
         """Take over the newest state."""
         ...
 
-    def hold(self) -> None:
-        """Begin no report: a pass needs the CPU, and brings a newer state."""
-        ...
-
-    def release(self) -> None:
-        """Go on after `hold`."""
+    def paused(self) -> AbstractContextManager[None]:
+        """Begin no report until the block ends: a pass needs the CPU, and brings a newer state."""
         ...
 
     async def run(self) -> None:

@@ -66,10 +66,11 @@ class Agent:
             parts.metrics,
             parts.clock,
             self.trigger.request_pass,
+            pausable=(self.publisher,),
         )
         if parts.saved:
             self.reconciler.resume(parts.saved)
-        self.loop = Loop(parts.interfaces, self.reconciler, self.publisher, self.trigger)
+        self.loop = Loop(self.reconciler, self.publisher, parts.metrics, self.trigger)
 
     async def serve(self, listeners: Listeners) -> None:
         """Work and answer until cancelled."""

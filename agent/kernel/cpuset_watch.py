@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from agent.errors import Gone, Refused
 from agent.kernel.inotify import MODIFY, NamedWatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from agent.kernel.cpusets import KernelCpusets
     from pinning.machine.cpuset import CPUSet
@@ -39,19 +40,26 @@ class KernelCpusetWatch:
     async def watch(self, written: Callable[[str], None]) -> None:
         """Call `written` with each watched cgroup whose CPUs another process changed, until cancelled."""
         self._written = written
-        self.release()
+        self._resume()
         try:
             await asyncio.get_running_loop().create_future()
         finally:
             self._written = None
-            self.hold()
+            self._suspend()
 
-    def hold(self) -> None:
-        """Suspend reports during a pass, because the pass reads all cgroups and makes most of the writes itself."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Delay reports of writes until the block ends: a pass reads every cpuset, and most writes are its own."""
+        self._suspend()
+        try:
+            yield
+        finally:
+            self._resume()
+
+    def _suspend(self) -> None:
         asyncio.get_running_loop().remove_reader(self._watches)
 
-    def release(self) -> None:
-        """Go on after `hold`."""
+    def _resume(self) -> None:
         if self._written:
             asyncio.get_running_loop().add_reader(self._watches, self._report, self._written)
 

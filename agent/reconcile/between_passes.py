@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Refused
 from agent.node_state import Path, StartWay
 from agent.reconcile.prestart import PreStartPinner
+from pinning.errors import PinningError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces, NewContainer
+    from agent.interfaces import Interfaces, Machine, NewContainer
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from agent.reconcile.observe import Observer
     from agent.reconcile.vms import VMKeeper
     from pinning.machine.cpuset import CPUSet
+    from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner
+
+POLL_SECONDS: Final = 1.0  # of the machine: the kernel sends no event when a CPU goes offline
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +38,6 @@ class WatchedCgroups:
         self._observer = observer
         self._vms = vms
         self._followed: frozenset[str] = frozenset()  # cgroups of what runs
-
-    def hold(self) -> None:
-        """Report no write during a pass."""
-        if self._cpusets:
-            self._cpusets.hold()
-
-    def release(self) -> None:
-        """Go on after `hold`."""
-        if self._cpusets:
-            self._cpusets.release()
 
     def follow(self) -> None:
         """Watch where containers will be made, and the cgroups of what runs when these are others than before."""
@@ -82,6 +77,21 @@ def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> N
         logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
 
 
+async def _poll_machine(machine: Machine, changed: Callable[[], None]) -> None:
+    """Call `changed` when the CPUs of the machine are others than before, until cancelled."""
+    last: tuple[Topology, CPUSet] | None = None
+    while True:
+        try:
+            seen = (machine.topology(), machine.universe())
+        except (AgentError, PinningError, OSError) as error:
+            logger.warning("machine cannot be read", extra={"facts": {"reason": str(error)}})
+        else:
+            if last is not None and seen != last:
+                changed()
+            last = seen
+        await asyncio.sleep(POLL_SECONDS)
+
+
 class BetweenPasses:
     """Answers what happens between passes; `request_pass` is called when a pass has to look at it.
 
@@ -99,11 +109,22 @@ class BetweenPasses:
         request_pass: Callable[[], None],
     ) -> None:
         self.prestart = PreStartPinner(interfaces.cgroups, clock, cpus_of, self._container_written)
+        self._interfaces = interfaces
         self._cpusets = interfaces.cgroups.cpusets
         self._observer = observer
         self._vms = vms
         self._foreign_writes = foreign_writes
         self._request_pass = request_pass
+
+    def watches(self) -> Iterator[Coroutine[object, object, None]]:
+        """Yield what watches pods, the runtime, cgroups and the machine until cancelled."""
+        yield self._interfaces.pods.watch(self._request_pass)
+        yield self._interfaces.runtime.watch(self._request_pass)
+        if self._interfaces.cgroups.watch:
+            yield self._interfaces.cgroups.watch.watch(self.foreign_write)
+        if self._interfaces.container_watch:
+            yield self._interfaces.container_watch.watch(self.container_created, self._request_pass)
+        yield _poll_machine(self._interfaces.machine, self._request_pass)
 
     def container_created(self, container: NewContainer) -> None:
         """Put a container whose cgroup was just made on its CPUs, without waiting for a pass."""

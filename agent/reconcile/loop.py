@@ -7,25 +7,21 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
-from agent.interfaces import PassedContainer
 from agent.reconcile.tallies import with_proofs
 from apiserver.backoff import Backoff
 from pinning.errors import PinningError
-from pinning.planning.observed import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
-    from agent.interfaces import Interfaces, StatePublisher
+    from agent.interfaces import StatePublisher
+    from agent.metrics import Metrics
     from agent.node_state import NodeState, Proof
-    from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.reconciler import Reconciler
-    from pinning.machine.cpuset import CPUSet
-    from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner
 
 SWEEP_SECONDS: Final = 30.0
-POLL_SECONDS: Final = 1.0  # of the machine: the kernel tells nobody when a CPU goes offline
+WAIT_SECONDS: Final = 1.0  # until the next pass while too little is known
 
 logger = logging.getLogger(__name__)
 
@@ -63,51 +59,23 @@ class Loop:
     """Runs passes of a reconciler until cancelled."""
 
     def __init__(
-        self,
-        interfaces: Interfaces,
-        reconciler: Reconciler,
-        publisher: StatePublisher,
-        trigger: Trigger,
-        sweep_seconds: float = SWEEP_SECONDS,
-        poll_seconds: float = POLL_SECONDS,
+        self, reconciler: Reconciler, publisher: StatePublisher, metrics: Metrics, trigger: Trigger
     ) -> None:
-        self._interfaces = interfaces
         self._reconciler = reconciler
         self._publisher = publisher
+        self._metrics = metrics
         self._trigger = trigger
-        self._sweep_seconds = sweep_seconds
-        self._poll_seconds = poll_seconds
         self._backoff = Backoff(0.2, 10.0)
         self._next_sweep = 0.0
         self._proven: NodeState | None = None
-        self._passed: NodeState | None = None  # what the last pass came to
+        self._passed: NodeState | None = None  # the result of the last pass
 
     async def run(self) -> None:
         """Watch everything and reconcile."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._interfaces.pods.watch(self._trigger.request_pass))
-            group.create_task(self._interfaces.runtime.watch(self._trigger.request_pass))
-            if self._interfaces.cgroups.watch:
-                group.create_task(
-                    self._interfaces.cgroups.watch.watch(self._reconciler.between_passes.foreign_write)
-                )
-            if self._interfaces.container_watch:
-                group.create_task(
-                    self._interfaces.container_watch.watch(
-                        self._reconciler.between_passes.container_created, self._trigger.request_pass
-                    )
-                )
-            group.create_task(self._poll_machine(self._trigger.request_pass))
-            group.create_task(self._reconciler.runtime_sync.run())
-            group.create_task(self._reconciler.vms.run())
-            group.create_task(self._reconciler.boots.run())
-            group.create_task(self._reconciler.tallies.run(self._show_proofs))
-            group.create_task(self._reconciler.observer.missing_pods.run())
+            for work in self._reconciler.background(self._show_proofs, self._show_wrappers):
+                group.create_task(work)
             group.create_task(self._publisher.run())
-            if self._interfaces.wrappers:
-                group.create_task(
-                    self._interfaces.wrappers.run(self._trigger.request_pass, self._show_wrappers)
-                )
             await self._passes()
 
     async def _passes(self) -> None:
@@ -119,7 +87,6 @@ class Loop:
     async def _pass(self) -> float:
         """Do one pass; return the seconds after which the next is due without anybody asking."""
         self._trigger.clear()
-        self._publisher.hold()
         try:
             state = await self._reconciler.run_pass()
         except (AgentError, PinningError, OSError) as error:
@@ -127,22 +94,17 @@ class Loop:
         except Exception:  # the loop's edge: a bug in one pass must not end the agent
             logger.exception("pass crashed")
             return self._failed("pass crashed", "see the log")
-        finally:
-            self._publisher.release()
         self._backoff.reset()
         if state is None:
-            return self._poll_seconds
-        if self._interfaces.wrappers:
-            self._interfaces.wrappers.passed(state, _alive(self._reconciler.observer.records.values()))
+            return WAIT_SECONDS
         self._tell(state)
-        self._reconciler.metrics.show(state)
+        self._metrics.show(state)
         return await self._prove(state)
 
     def _tell(self, state: NodeState) -> None:
-        """Publish what a pass came to, with the wrappers that run now."""
+        """Publish the result of a pass, with the wrappers that run now."""
         self._passed = state
-        wrappers = self._interfaces.wrappers
-        self._publisher.tell(wrappers.shown(state) if wrappers else state)
+        self._publisher.tell(self._reconciler.with_wrappers(state))
 
     def _show_wrappers(self) -> None:
         if self._passed:
@@ -158,7 +120,7 @@ class Loop:
 
     def _failed(self, event: str, reason: str) -> float:
         """Count a failure, and return how long to wait."""
-        self._reconciler.metrics.errors.inc()
+        self._metrics.errors.inc()
         wait = self._backoff.next()
         logger.warning(event, extra={"facts": {"reason": reason, "retry_seconds": round(wait, 2)}})
         return wait
@@ -178,35 +140,6 @@ class Loop:
         sweep = await self._reconciler.sweep(lambda: self._trigger.is_set and not is_overdue)
         if sweep.is_whole:
             self._proven = state
-            self._next_sweep = asyncio.get_running_loop().time() + self._sweep_seconds
+            self._next_sweep = asyncio.get_running_loop().time() + SWEEP_SECONDS
         if sweep.is_news:
             self._trigger.request_pass()
-
-    async def _poll_machine(self, changed: Callable[[], None]) -> None:
-        last: tuple[Topology, CPUSet] | None = None
-        while True:
-            try:
-                seen = (self._interfaces.machine.topology(), self._interfaces.machine.universe())
-            except (AgentError, PinningError, OSError) as error:
-                logger.warning("machine cannot be read", extra={"facts": {"reason": str(error)}})
-            else:
-                if last is not None and seen != last:
-                    changed()
-                last = seen
-            await asyncio.sleep(self._poll_seconds)
-
-
-def _alive(records: Iterable[ContainerRecord]) -> tuple[PassedContainer, ...]:
-    """Return the containers that are alive after a pass, and whether each is where it wanted it."""
-    return tuple(
-        PassedContainer(
-            record.seen.id,
-            record.owner,
-            record.name,
-            record.cgroup,
-            record.wanted,
-            is_right=bool(record.wanted) and record.is_right,
-        )
-        for record in records
-        if record.seen.state is not State.EXITED
-    )

@@ -7,6 +7,7 @@ a ledger to trust nothing is done before pods and containers are known in full: 
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,7 @@ from agent.reconcile.memory import bind_created, read_memory
 from agent.reconcile.observe import Observer
 from agent.reconcile.quota_policy import times_throttled, unset_quotas
 from agent.reconcile.reserve import ReserveKeeper
-from agent.reconcile.result import node_state_of, pass_result
+from agent.reconcile.result import node_state_of, pass_result, passed_containers
 from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.tallies import TallyWatch
 from agent.reconcile.uninstall import give_back
@@ -39,13 +40,13 @@ from pinning.planning.recover import recover
 from pinning.planning.start_table import start_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces
+    from agent.interfaces import Interfaces, Pausable
     from agent.metrics import Metrics
-    from agent.node_state import NodeState
+    from agent.node_state import NodeState, Proof
     from agent.reconcile.container_record import Retried
     from agent.reconcile.verify import Sweep
     from pinning.machine.cpuset import CPUSet
@@ -85,7 +86,7 @@ class Settings:
 
 
 class Reconciler:
-    """Does the passes, and holds the ledger between them. `request_pass` is called when another one is wanted."""
+    """Does the passes, and holds the ledger between them. `request_pass` asks for another one; `pausable` stops during each."""
 
     def __init__(
         self,
@@ -95,8 +96,10 @@ class Reconciler:
         metrics: Metrics,
         clock: Clock,
         request_pass: Callable[[], None],
+        pausable: Iterable[Pausable] = (),
     ) -> None:
         self.metrics = metrics
+        self._request_pass = request_pass
         self.checkpoint = Checkpoint(state_dir)
         self.vms = VMKeeper(interfaces.vms, clock, request_pass)
         self.boots = BootKeeper(interfaces.boots, clock, metrics)
@@ -116,6 +119,9 @@ class Reconciler:
             interfaces, self.observer, self.vms, clock, self._foreign_writes, self._cpus_of_new, request_pass
         )
         self.runtime_sync = RuntimeSync(interfaces.runtime, self.between_passes.runtime_wrote)
+        self._pausable: list[Pausable] = [*pausable, self.runtime_sync, self.vms]
+        if interfaces.cgroups.watch:
+            self._pausable.append(interfaces.cgroups.watch)
         self._applier = Applier(interfaces, self.observer.sandboxes, self.runtime_sync, clock, metrics)
         self._exposure = Exposure(self.between_passes.prestart, self._applier.created_updates, metrics)
 
@@ -131,15 +137,30 @@ class Reconciler:
     async def run_pass(self) -> NodeState | None:
         """Do one pass; return what the node is then, None when too little is known to do anything."""
         self.metrics.passes.inc()
-        self.runtime_sync.hold()
-        self._watched.hold()
-        self.vms.hold()
-        try:
-            return await self._run_pass()
-        finally:
-            self.vms.release()
-            self._watched.release()
-            self.runtime_sync.release()
+        with ExitStack() as pauses:
+            for part in self._pausable:
+                pauses.enter_context(part.paused())
+            state = await self._run_pass()
+        if state and self._interfaces.wrappers:
+            self._interfaces.wrappers.passed(state, passed_containers(self.observer.records.values()))
+        return state
+
+    def background(
+        self, show_proofs: Callable[[Mapping[Owner, Proof]], None], show_wrappers: Callable[[], None]
+    ) -> Iterator[Coroutine[object, object, None]]:
+        """Yield what runs beside the passes until cancelled; newer proofs and wrappers are shown without a pass."""
+        yield from self.between_passes.watches()
+        yield self.runtime_sync.run()
+        yield self.vms.run()
+        yield self.boots.run()
+        yield self.tallies.run(show_proofs)
+        yield self.observer.missing_pods.run()
+        if self._interfaces.wrappers:
+            yield self._interfaces.wrappers.run(self._request_pass, show_wrappers)
+
+    def with_wrappers(self, state: NodeState) -> NodeState:
+        """Return a state with the wrappers that run now."""
+        return self._interfaces.wrappers.shown(state) if self._interfaces.wrappers else state
 
     async def _run_pass(self) -> NodeState | None:
         observed = await self.observer.observe()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from agent.interfaces import PassedContainer
 from agent.node_state import ContainerState, NodeState, PodState
 from agent.own_pods import memory_kills, unready_guards
 from agent.reconcile.memory import memory_state
@@ -13,7 +14,7 @@ from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.node_state import Conflict, MemoryKill, Proof, StartWay, VMState
     from agent.reconcile.container_record import ContainerRecord
@@ -225,4 +226,20 @@ def _holding(assignment: Assignment, result: PassResult) -> ContainerState:
         others=EMPTY if result.sandbox(owner) else result.run_sets.of(owner).others,
         idle=assignment.idle,
         numa_nodes=tuple(node for node, cpus in nodes.items() if cpus & assignment.cpus),
+    )
+
+
+def passed_containers(records: Iterable[ContainerRecord]) -> tuple[PassedContainer, ...]:
+    """Return the containers that are alive after a pass, and whether each is where it wanted it."""
+    return tuple(
+        PassedContainer(
+            record.seen.id,
+            record.owner,
+            record.name,
+            record.cgroup,
+            record.wanted,
+            is_right=bool(record.wanted) and record.is_right,
+        )
+        for record in records
+        if record.seen.state is not State.EXITED
     )

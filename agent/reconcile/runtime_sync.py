@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused, Unavailable
 from apiserver.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from agent.interfaces import Runtime
     from agent.reconcile.container_record import ContainerRecord
@@ -63,13 +64,14 @@ class RuntimeSync:
         """Drop a set that the runtime gets by another way."""
         self._wanted.pop(container_id, None)
 
-    def hold(self) -> None:
-        """Begin no more calls: a pass needs the CPU, and the cgroups to itself."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Begin no call until the block ends: a pass needs the CPU, and the cgroups to itself."""
         self._free.clear()
-
-    def release(self) -> None:
-        """Go on after `hold`."""
-        self._free.set()
+        try:
+            yield
+        finally:
+            self._free.set()
 
     def is_writing(self, container_id: str) -> bool:
         """Say whether the runtime may write this container's cpuset at any moment."""

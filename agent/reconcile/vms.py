@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,7 @@ from pinning.machine.cpuset import union
 from pinning.planning.vm_masks import PATIENCE_SECONDS, Launcher, launcher_masks, sandbox_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 
     from agent.clock import Clock
     from agent.interfaces import RuntimeSandbox
@@ -107,16 +107,17 @@ class VMKeeper:
         self.told: frozenset[str] = frozenset()  # those for whose containers the runtime took cpusets
         self._topology: Topology | None = None
         self._changed = asyncio.Event()  # machines came, or other targets
-        self._is_held = False
+        self._is_paused = False
         self._next_sweep = 0.0
 
-    def hold(self) -> None:
-        """Look at nothing for now: a pass does, and its targets are newer."""
-        self._is_held = True
-
-    def release(self) -> None:
-        """Go on after `hold`."""
-        self._is_held = False
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Look at no machine until the block ends: a pass does, and its targets are newer."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def listed(self, sandboxes: Iterable[RuntimeSandbox]) -> None:
         """Know the sandboxes of the node from now on."""
@@ -226,7 +227,7 @@ class VMKeeper:
     async def _look_at(self, is_wanted: Callable[[VMRecord], bool], *, fully: bool = False) -> bool:
         is_news = False
         for number, record in enumerate(list(self._records.values()), 1):
-            if self._is_held:
+            if self._is_paused:
                 break
             if record.place.key in self._records and is_wanted(record):
                 before = record.state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from agent.errors import AgentError
@@ -11,7 +12,7 @@ from apiserver.backoff import Backoff
 from apiserver.errors import APIError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from agent.metrics import Metrics
     from agent.node_state import NodeState
@@ -65,13 +66,14 @@ class Publisher:
         for news in self._news:
             news.set()
 
-    def hold(self) -> None:
-        """Begin no report: a pass needs the CPU, and brings a newer state."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Begin no report until the block ends: a pass needs the CPU, and brings a newer state."""
         self._free.clear()
-
-    def release(self) -> None:
-        """Go on after `hold`."""
-        self._free.set()
+        try:
+            yield
+        finally:
+            self._free.set()
 
     async def run(self) -> None:
         """Publish until cancelled."""

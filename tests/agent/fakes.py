@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from tests.pinning.world import Wish, pod_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from agent.interfaces import ContainerWatch, ObservedCPUs, RuntimeSandbox, Wrappers
@@ -194,11 +196,9 @@ class FakeCgroups:
         self.written = written
         await asyncio.get_running_loop().create_future()
 
-    def hold(self) -> None:
+    def paused(self) -> AbstractContextManager[None]:
         """Do nothing: tests call `written` themselves."""
-
-    def release(self) -> None:
-        """Do nothing: tests call `written` themselves."""
+        return nullcontext()
 
     def quota(self, cgroup: str) -> int | None:
         """Return the quota."""

@@ -93,8 +93,8 @@ def test_removed_cgroups_are_survived(cgroups: OpenCgroups, cpuset: Path, versio
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
 
 
-def test_writes_are_told_only_after_a_hold(cgroups: OpenCgroups, cpuset: Path) -> None:
-    """While a pass runs nobody reads what was written; afterwards only what somebody else wrote is told."""
+def test_writes_are_reported_only_after_a_pause(cgroups: OpenCgroups, cpuset: Path) -> None:
+    """During a pause no write is reported; after it the foreign writes are."""
     two = make_cgroup(cpuset / POD[1:] / "two", cgroups.cpusets.version)
     cgroups.watch.follow([ONE, f"{POD}/two"])
     reported: list[str] = []
@@ -102,19 +102,18 @@ def test_writes_are_told_only_after_a_hold(cgroups: OpenCgroups, cpuset: Path) -
     async def scenario() -> None:
         watch = asyncio.create_task(cgroups.watch.watch(reported.append))
         await asyncio.sleep(0)
-        cgroups.watch.hold()
-        cgroups.cpusets.write(ONE, CPUSet.parse("1"))
-        (two / "cpuset.cpus").write_text("2")
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert reported == []
-        cgroups.watch.release()
+        with cgroups.watch.paused():
+            cgroups.cpusets.write(ONE, CPUSet.parse("1"))
+            (two / "cpuset.cpus").write_text("2")
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert reported == []
         async with asyncio.timeout(60):
             while not reported:
                 await asyncio.sleep(0)
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-        cgroups.watch.release()  # of a pass that ends after the watch did
+        with cgroups.watch.paused():  # by a pass that ends after the watch did
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     asyncio.run(scenario())
     assert reported == [f"{POD}/two"]
