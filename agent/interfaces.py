@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner, State
+    from pinning.planning.quota import Bandwidth
     from pinning.planning.start_table import StartTable
     from pinning.planning.task_parts import Parts, Tally
     from pinning.pods.types import Pod
@@ -170,8 +171,12 @@ class SplitTasks(Protocol):
 class Quotas(Protocol):
     """The CFS quotas of cgroups: how much CPU time each may use."""
 
-    def quota(self, cgroup: str) -> int | None:
-        """Return the quota in microseconds a period, None when there is none; raise Gone."""
+    def quota(self, cgroup: str) -> Bandwidth | None:
+        """Return the quota, None when there is none; raise Gone."""
+        ...
+
+    def set_quota(self, cgroup: str, bandwidth: Bandwidth) -> None:
+        """Set the quota; raise Gone, Refused."""
         ...
 
     def unset_quota(self, cgroup: str) -> None:

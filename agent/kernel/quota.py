@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent.kernel.cgroupfs import V1, read_text, write_text
+from pinning.planning.quota import Bandwidth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from agent.kernel.cgroupfs import Hierarchy
 
 _V1_QUOTA: Final = "cpu.cfs_quota_us"
+_V1_PERIOD: Final = "cpu.cfs_period_us"
 _V1_NONE: Final = "-1"
 _V2_QUOTA: Final = "cpu.max"
 _V2_NONE: Final = "max"
@@ -24,10 +26,20 @@ class KernelQuotas:
         self._cpu = hierarchy.cpu
         self._is_v1 = hierarchy.version == V1
 
-    def quota(self, cgroup: str) -> int | None:
-        """Return a cgroup's quota in microseconds a period, None when it has none; raise Gone."""
-        quota = read_text(self._file(cgroup)).split()[0]
-        return None if quota in (_V1_NONE, _V2_NONE) else int(quota)
+    def quota(self, cgroup: str) -> Bandwidth | None:
+        """Return a cgroup's quota, None when it has none; raise Gone."""
+        quota, _, period = read_text(self._file(cgroup)).partition(" ")
+        if quota in (_V1_NONE, _V2_NONE):
+            return None
+        return Bandwidth(int(quota), int(period or read_text(self._folder(cgroup) / _V1_PERIOD)))
+
+    def set_quota(self, cgroup: str, bandwidth: Bandwidth) -> None:
+        """Give a cgroup a quota. Raises Gone, Refused."""
+        if self._is_v1:
+            write_text(self._folder(cgroup) / _V1_PERIOD, str(bandwidth.period))
+            write_text(self._file(cgroup), str(bandwidth.quota))
+        else:
+            write_text(self._file(cgroup), f"{bandwidth.quota} {bandwidth.period}")
 
     def unset_quota(self, cgroup: str) -> None:
         """Take a cgroup's quota away; that of the pod above it stays. Raises Gone, Refused."""

@@ -115,6 +115,10 @@ class StateDir:
             self._old.hardlink_to(self._path)
         beside.replace(self._path)
 
+    def beside(self, name: str) -> Path:
+        """Return the path of another file of the agent's directory."""
+        return self._folder / name
+
     def settle(self) -> None:
         """Flush the checkpoint; from here on it outlives a power cut too."""
         with self._path.open("rb") as file:

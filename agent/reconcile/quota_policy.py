@@ -1,46 +1,133 @@
-"""Take the CFS quota from containers that own their CPUs where the operator wants it (`quota: unset`), and count its stops.
+"""Unset the CFS quota of containers that own their CPUs, give it back where that ends, and count throttled periods.
 
-A container with CPU limit 1 on 4 CPUs is stopped for three quarters of its time. The quota of the pod counts too,
-and goes when every container of the pod is exclusive. Of one that runs on more than it owns both always go: its
-helpers would use them up and stop the threads on its own CPUs. A kubelet that resizes the pod sets both again: so
-each pass looks anew.
+A container with CPU limit 1 on 4 CPUs is throttled for three quarters of its time. The quota of the pod counts too,
+and is unset when every container of the pod is exclusive and has none. Of a container that runs on more than it owns
+both are always unset: its helpers would use them up and throttle the threads on its own CPUs. A kubelet that resizes
+the pod sets both again, so a pass looks anew after a second. A Kata container has no cgroup here, and keeps its quota.
 """
 
 from __future__ import annotations
 
 import logging
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.errors import AgentError
+from agent.errors import AgentError, Gone
+from pinning.planning.quota import Bandwidth, is_unset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from agent.interfaces import Quotas
     from agent.reconcile.container_record import ContainerRecord
+    from agent.reconcile.restorable import Restorable
     from pinning.planning.ledger import Ledger
+    from pinning.planning.node_config import Quota
     from pinning.planning.observed import Observed
+
+LOOK_SECONDS: Final = 1.0  # not a read of each quota in every pass
 
 logger = logging.getLogger(__name__)
 
 
-def unset_quotas(
-    records: Iterable[ContainerRecord],
-    ledger: Ledger,
-    observed: Observed,
-    quotas: Quotas,
-    *,
-    of_all: bool,
-) -> None:
-    """Unset what has a quota and shall have none: `of_all` owners, or of those that run on more than they own."""
-    unlimited = [record for record in records if _is_unlimited(record, ledger, of_all=of_all)]
-    whole = {record.owner.pod_uid for record in unlimited if record.home}
-    if of_all:
-        whole |= {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.start_order, ledger)}
-    for record in unlimited:
-        for cgroup in _cgroups(record, whole):
-            _unset(cgroup, record, quotas)
+class _Look(NamedTuple):
+    """A decision about one container: the facts it was made of, and when."""
+
+    facts: tuple[Quota, int, int, bool] | None
+    time: float
+    is_unset: bool
+
+
+_NOT_UNSET: Final = _Look(None, -1.0, is_unset=False)
+
+
+class QuotaKeeper:
+    """Unsets quotas and restores them; the originals outlive the agent."""
+
+    def __init__(self, quotas: Quotas, saved: Restorable) -> None:
+        self._quotas = quotas
+        self._saved = saved
+        self._looks: dict[str, _Look] = {}  # by cgroup
+        self._whole: set[str] = set()  # pods whose own quota is unset
+
+    def follow(
+        self, records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, word: Quota, now: float
+    ) -> None:
+        """Unset the quotas that the operator's word unsets, and restore what was unset before and is not any more."""
+        known = {record.cgroup: record for record in records if record.cgroup}
+        looks = {cgroup: self._look(record, cgroup, ledger, word, now) for cgroup, record in known.items()}
+        unset = {cgroup for cgroup, look in looks.items() if look.is_unset}
+        whole = {_pod_of(cgroup) for cgroup in _of_whole_pods(known, unset, ledger, observed)}
+        due = {cgroup for cgroup, look in looks.items() if look.time == now}
+        due |= {_pod_of(cgroup) for cgroup in due} | (whole - self._whole)
+        self._looks, self._whole = looks, whole
+        self._unset([*sorted(whole & due), *sorted(unset & due)])
+        left = self._saved.originals.keys() - unset - whole
+        self._restore(sorted(left), is_known=known.keys() | set(map(_pod_of, known)))
+
+    def restore_all(self) -> bool:
+        """Give every quota back (uninstall); return whether all were."""
+        self._restore(sorted(self._saved.originals), is_known=self._saved.originals.keys())
+        return not self._saved.originals
+
+    def _look(self, record: ContainerRecord, cgroup: str, ledger: Ledger, word: Quota, now: float) -> _Look:
+        """Decide about one container; what was decided of the same facts within a second stands."""
+        held = ledger.of(record.owner)
+        if held is None or not held.is_exclusive or not record.is_running:
+            return _NOT_UNSET
+        facts = (word, len(held.cpus), held.claim.count, bool(record.home))
+        last = self._looks.get(cgroup, _NOT_UNSET)
+        if last.facts == facts and now < last.time + LOOK_SECONDS:
+            return last
+        if record.home:
+            return _Look(facts, now, is_unset=True)
+        bandwidth = self._read(cgroup) or self._original(cgroup)
+        return _Look(facts, now, bandwidth is not None and is_unset(word, len(held.cpus), bandwidth))
+
+    def _original(self, cgroup: str) -> Bandwidth | None:
+        text = self._saved.originals.get(cgroup)
+        return (text and _parsed(text)) or None
+
+    def _read(self, cgroup: str) -> Bandwidth | None:
+        try:
+            return self._quotas.quota(cgroup)
+        except AgentError:
+            return None
+
+    def _unset(self, cgroups: list[str]) -> None:
+        """Unset quotas, of pods before their containers, as cgroup v1 wants it; the originals are saved first."""
+        found = {cgroup: bandwidth for cgroup in cgroups if (bandwidth := self._read(cgroup))}
+        self._saved.remember({cgroup: f"{it.quota} {it.period}" for cgroup, it in found.items()})
+        for cgroup in found:
+            try:
+                self._quotas.unset_quota(cgroup)
+                logger.info("quota unset", extra={"facts": {"cgroup": cgroup}})
+            except AgentError as error:
+                logger.debug("quota stays", extra={"facts": {"cgroup": cgroup, "reason": str(error)}})
+
+    def _restore(self, cgroups: list[str], is_known: Collection[str]) -> None:
+        """Restore quotas that are unset still; forget those that were set anew, and cgroups that were removed."""
+        done = []
+        for cgroup in cgroups:
+            try:
+                if self._quotas.quota(cgroup) is None:
+                    if cgroup not in is_known:
+                        continue  # the runtime does not list its container now
+                    self._give_back(cgroup)
+            except Gone:
+                pass
+            except AgentError as error:
+                facts = {"cgroup": cgroup, "reason": str(error)}
+                logger.warning("quota not restored", extra={"facts": facts})
+                continue
+            done.append(cgroup)
+        self._saved.forget(done)
+
+    def _give_back(self, cgroup: str) -> None:
+        original = self._original(cgroup)
+        if original:
+            self._quotas.set_quota(cgroup, original)
+            logger.info("quota restored", extra={"facts": {"cgroup": cgroup}})
 
 
 def times_throttled(
@@ -59,31 +146,28 @@ def times_throttled(
     return counts
 
 
+def _of_whole_pods(
+    records: Mapping[str, ContainerRecord], unset: set[str], ledger: Ledger, observed: Observed
+) -> Iterator[str]:
+    """Yield the cgroups of containers whose pod has no quota either."""
+    limited = {it.owner.pod_uid for cgroup, it in records.items() if it.is_running and cgroup not in unset}
+    exclusive = {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.start_order, ledger)}
+    for cgroup in unset:
+        record = records[cgroup]
+        if record.home or record.owner.pod_uid in exclusive - limited:
+            yield cgroup
+
+
+def _pod_of(cgroup: str) -> str:
+    return str(PurePosixPath(cgroup).parent)
+
+
 def _all_exclusive(uid: str, start_order: tuple[str, ...], ledger: Ledger) -> bool:
     exclusive = {held.owner.container for held in ledger.pods.get(uid, ()) if held.is_exclusive}
     return exclusive.issuperset(start_order)
 
 
-def _is_unlimited(record: ContainerRecord, ledger: Ledger, *, of_all: bool) -> bool:
-    assignment = ledger.of(record.owner)
-    is_owner = assignment is not None and assignment.is_exclusive
-    return is_owner and record.is_running and (of_all or bool(record.home))
-
-
-def _cgroups(record: ContainerRecord, whole: set[str]) -> Iterator[str]:
-    """Yield the cgroups that shall have no quota, the container's and its pod's; v1 wants the pod's first."""
-    if record.cgroup is None:
-        return
-    if record.owner.pod_uid in whole:
-        yield str(PurePosixPath(record.cgroup).parent)
-    yield record.cgroup
-
-
-def _unset(cgroup: str, record: ContainerRecord, quotas: Quotas) -> None:
-    facts = {"container": record.name, "cgroup": cgroup}
-    try:
-        if quotas.quota(cgroup) is not None:
-            quotas.unset_quota(cgroup)
-            logger.info("quota unset", extra={"facts": facts})
-    except AgentError as error:
-        logger.debug("quota stays", extra={"facts": {**facts, "reason": str(error)}})
+def _parsed(text: str) -> Bandwidth | None:
+    """Return a saved quota; None for anything else, so that nothing is written that never was."""
+    quota, _, period = text.partition(" ")
+    return Bandwidth(int(quota), int(period)) if quota.isdecimal() and period.isdecimal() else None

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from agent.errors import AgentError
 from agent.kubelet.policy import read_kubelet_policy, read_memory_policy
 from agent.reconcile.apply import Applier
 from agent.reconcile.between_passes import BetweenPasses, WatchedCgroups
@@ -20,8 +21,9 @@ from agent.reconcile.exposure import BootKeeper, Exposure
 from agent.reconcile.foreign_writes import ForeignWriteLog
 from agent.reconcile.memory import bind_created, read_memory
 from agent.reconcile.observe import Observer
-from agent.reconcile.quota_policy import times_throttled, unset_quotas
+from agent.reconcile.quota_policy import QuotaKeeper, times_throttled
 from agent.reconcile.reserve import ReserveKeeper
+from agent.reconcile.restorable import Restorable
 from agent.reconcile.result import node_state_of, pass_result, passed_containers
 from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.tallies import TallyWatch
@@ -32,7 +34,6 @@ from agent.reconcile.vms import VMKeeper
 from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.ledger import Ledger
-from pinning.planning.node_config import Quota
 from pinning.planning.observed import State
 from pinning.planning.plan import Plan
 from pinning.planning.plan import plan as plan_node
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Observed, Owner
     from pinning.planning.start_table import StartTable
 
+QUOTAS: Final = "quotas.json"
 PODS_SECONDS: Final = 2.0  # after the start: the first list takes a tenth of it, else the API is out of reach
 
 logger = logging.getLogger(__name__)
@@ -112,6 +114,11 @@ class Reconciler:
         self._has_begun = False
         self._ledger: Ledger | None = None
         self._reserve = ReserveKeeper()
+        quotas, saved = (
+            interfaces.cgroups.quotas,
+            Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id()),
+        )
+        self._quotas = QuotaKeeper(quotas, saved) if quotas else None
         self._shared = EMPTY  # where everyone else is to run; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
         self._watched = WatchedCgroups(interfaces, self.observer, self.vms)
@@ -182,8 +189,9 @@ class Reconciler:
         self._look_back(observed.known_uids)
         self.observer.sandboxes.look_back({action.container_id for action in plan.actions})
         await self.checkpoint.settle()
-        if not config.observe:
-            self._unset_quotas(plan.ledger, observed, config)
+        if self._quotas and not config.observe:
+            now = self._clock.monotonic()
+            self._quotas.follow(self.observer.records.values(), plan.ledger, observed, config.quota, now)
         read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)
         await self._pin_vms(plan, observed, config, undone)
         result = pass_result(observed, plan, self.observer, self._foreign_writes, self.vms.states())
@@ -270,12 +278,6 @@ class Reconciler:
             targets |= sandbox_targets(plan, sandboxes, self.vms.target, undone)
         await self.vms.follow(targets, observed.topology)
 
-    def _unset_quotas(self, ledger: Ledger, observed: Observed, config: NodeConfig) -> None:
-        quotas = self._interfaces.cgroups.quotas
-        if quotas:
-            records, is_wanted = self.observer.records.values(), config.quota is Quota.UNSET
-            unset_quotas(records, ledger, observed, quotas, of_all=is_wanted)
-
     def _cpus_of_new(self, owner: Owner) -> CPUSet | None:
         """Return where a container that is made now is to run: as the last plan says, else in the shared set."""
         if not self._shared or self._ledger is None or self._foreign_writes.is_conflict(owner):
@@ -305,7 +307,10 @@ class Reconciler:
 
     async def reset(self) -> None:
         """Give every container all CPUs back and forget everything (uninstall)."""
+        has_quotas = self._quotas is None or self._quotas.restore_all()
         await give_back(self.observer, self._applier, self.runtime_sync, self.checkpoint)
+        if not has_quotas:
+            raise AgentError("not every container got its quota back: see the log, then reset again")
 
 
 def _undone(

@@ -35,6 +35,7 @@ class UncountedClaims(StrEnum):
 class Quota(StrEnum):
     """The treatment of the CFS quota of an exclusive container."""
 
+    AUTO = "auto"  # unset where the container owns no more CPUs than its limit
     KEEP = "keep"
     UNSET = "unset"
 
@@ -65,7 +66,7 @@ class NodeConfig:
     smt_policy: SMTPolicy = SMTPolicy.PREFER
     numa_policy: NUMAPolicy = NUMAPolicy.PACKED
     core_type: CoreType = CoreType.ANY
-    quota: Quota = Quota.KEEP
+    quota: Quota = Quota.AUTO
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
     strict_threads: bool = False  # owners of exclusive cores never get pool CPUs, even through `cmk isolate`
     counted_claims: frozenset[SMTPolicy] = frozenset()  # whose whole cores the scheduler counts
@@ -108,7 +109,7 @@ def read_node_config(given: object) -> NodeConfig:
         smt_policy=keys.word("smtPolicy", SMTPolicy.PREFER),
         numa_policy=keys.word("numaPolicy", NUMAPolicy.PACKED),
         core_type=keys.word("coreType", CoreType.ANY),
-        quota=keys.word("quota", Quota.KEEP),
+        quota=keys.word("quota", Quota.AUTO),
         vm_threads=keys.word("vmThreads", VMThreadsPolicy.UNION),
         strict_threads=keys.flag("strictThreads"),
         counted_claims=keys.counted("countedClaims"),

@@ -20,6 +20,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import State
+from pinning.planning.quota import Bandwidth
 from tests.agent.reconcile.mixed.fake_tasks import FakeTasks
 from tests.agent.reconcile.sandboxes.kata import Kata
 from tests.agent.vm.fake_vms import FakeVMs
@@ -126,7 +127,8 @@ class FakeCgroups:
     lost: int = 0  # writes that change nothing
     ceiling: dict[str, CPUSet] = field(default_factory=dict)  # a narrower parent, by cgroup
     strays: dict[str, StrayTasks] = field(default_factory=dict)
-    quotas: dict[str, int] = field(default_factory=dict)
+    quotas: dict[str, Bandwidth] = field(default_factory=dict)
+    quota_errors: dict[str, AgentError] = field(default_factory=dict)
     writes: list[tuple[str, str]] = field(default_factory=list)
     widened: list[tuple[str, int]] = field(default_factory=list)
     ages: dict[str, float | None] = field(
@@ -200,9 +202,20 @@ class FakeCgroups:
         """Do nothing: tests call `written` themselves."""
         return nullcontext()
 
-    def quota(self, cgroup: str) -> int | None:
+    def quota(self, cgroup: str) -> Bandwidth | None:
         """Return the quota."""
+        self.fail_quota(cgroup)
         return self.quotas.get(cgroup)
+
+    def set_quota(self, cgroup: str, bandwidth: Bandwidth) -> None:
+        """Give a quota."""
+        self.fail_quota(cgroup)
+        self.quotas[cgroup] = bandwidth
+
+    def fail_quota(self, cgroup: str) -> None:
+        """Raise what was set for the quota of a cgroup."""
+        if error := self.quota_errors.get(cgroup):
+            raise error
 
     def unset_quota(self, cgroup: str) -> None:
         """Take the quota away."""

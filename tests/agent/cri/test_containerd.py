@@ -17,6 +17,7 @@ from agent.errors import Gone, Refused, Unavailable
 from agent.kernel.cgroupfs import find_hierarchy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
+from pinning.planning.quota import Bandwidth
 from tests.agent.cgroup_trees import opened
 from tests.agent.containerd import CGROUP_ROOT, Containerd
 
@@ -260,17 +261,20 @@ def test_foreign_update_is_seen(containerd: Containerd) -> None:
 
 
 def test_quota_of_a_container(containerd: Containerd) -> None:
-    """The quota is read, how often it stopped the container is counted, and it can be taken away."""
+    """The quota is read, throttled periods are counted, and it can be unset and restored."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
     container, cgroups = containers(containerd)["one"], opened()
     cgroup = cgroup_of(container)
-    assert cgroups.quotas.quota(cgroup) == 50000
+    original = cgroups.quotas.quota(cgroup)
+    assert original == Bandwidth(50000, 100000)
     assert cgroups.quotas.times_throttled(cgroup) >= 0
 
     cgroups.quotas.unset_quota(cgroup)
 
     assert cgroups.quotas.quota(cgroup) is None
+    cgroups.quotas.set_quota(cgroup, original)
+    assert cgroups.quotas.quota(cgroup) == original
 
 
 def test_gone_and_impossible_are_told_apart(containerd: Containerd) -> None:

@@ -97,12 +97,15 @@ def many(node: FakeNode, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 
 def test_edit_that_moves_every_container_writes_each_once_and_opens_nothing_else(many: Node) -> None:
-    """Reading before and after the write opens no file, the cgroups above are let be, and the ledger is saved once."""
+    """Reading before and after the write opens no file, the ledger is saved once, and one new owner's quota is read."""
     many.fake.add("p0", ONE_CPU)
 
     files = many.fake.runner.run(many.opened())
 
     written = Counter(dict.fromkeys(many.cpuset_files, 1))
+    quotas = [path for path in files if path.name in ("cpu.cfs_quota_us", "cpu.max")]
+    assert [path.parent.name for path in quotas] == [many.cpuset_files[0].parent.name]
+    del files[quotas[0]]
     assert files == written + Counter([many.fake.folder / f"checkpoint.{end}" for end in ("new", "json")])
     assert {CPUSet.parse(path.read_text()) for path in many.cpuset_files[1:]} == {CPUSet.parse("0,2-7")}
 

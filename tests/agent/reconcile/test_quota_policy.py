@@ -1,35 +1,118 @@
-"""Quotas of exclusive containers go where the operator wants it, and nowhere else."""
+"""Quotas of exclusive containers: unset where they promise nothing, and given back when that ends."""
 
 from __future__ import annotations
 
-from agent.reconcile.reconciler import Settings
+from dataclasses import replace
+
+import pytest
+
+from agent.errors import AgentError, Gone, Refused
+from agent.reconcile.reconciler import QUOTAS, Settings
 from pinning.planning.node_config import NodeConfig, Quota
+from pinning.planning.quota import Bandwidth
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO
+from tests.pinning.world import Wish
+
+LIMIT_2 = Bandwidth(200000, 100000)
 
 
-def test_quota_is_unset_for_exclusive_containers(node: FakeNode) -> None:
-    """With `quota: unset` the container loses it, and its pod when all containers are exclusive; again after a resize."""
-    node.settings = Settings("node-1", NodeConfig(quota=Quota.UNSET))
-    node.new_agent()
+def began(node: FakeNode, quota: Quota | None = None) -> list[str]:
+    """Start pod a, all of whose containers are exclusive, and pod m with a plain one; return the cgroups."""
+    if quota:
+        node.settings = Settings("node-1", NodeConfig(quota=quota))
+        node.new_agent()
     node.add("a", TWO)
     node.add("m", TWO, PLAIN)
-    numbers = [node.start("a"), node.start("m"), node.start("m", "c1")]
-    node.cgroups.quotas = {node.cgroup(number): 200000 for number in numbers}
-    node.cgroups.quotas |= {"/kubepods/a": 200000, "/kubepods/m": 250000}
-    node.run()
-    assert node.cgroups.quotas.keys() == {"/kubepods/m", node.cgroup(numbers[2])}
+    cgroups = [node.cgroup(number) for number in (node.start("a"), node.start("m"), node.start("m", "c1"))]
+    node.cgroups.quotas = dict.fromkeys([*cgroups, "/kubepods/a", "/kubepods/m"], LIMIT_2)
+    return cgroups
 
-    node.cgroups.quotas["/kubepods/a"] = 300000
+
+@pytest.mark.parametrize("quota", [None, Quota.AUTO, Quota.UNSET])
+def test_quota_is_unset_for_exclusive_containers(node: FakeNode, quota: Quota | None) -> None:
+    """The container loses it, and its pod when all containers are exclusive; again after a resize. It is the default."""
+    cgroups = began(node, quota)
+    node.run()
+    assert node.cgroups.quotas.keys() == {"/kubepods/m", cgroups[2]}
+
+    node.cgroups.quotas["/kubepods/a"] = Bandwidth(300000, 100000)
+    node.time.now += 1.0
     node.run()
     assert "/kubepods/a" not in node.cgroups.quotas
 
 
-def test_quota_is_kept_by_default(node: FakeNode) -> None:
-    """Without the operator's word quotas stay."""
-    node.add("a", TWO)
-    number = node.start("a")
-    node.cgroups.quotas = {node.cgroup(number): 200000}
+def test_quota_is_kept_on_request(node: FakeNode) -> None:
+    """With `quota: keep` quotas stay, and nothing is saved."""
+    began(node, Quota.KEEP)
+    before = dict(node.cgroups.quotas)
     node.run()
+    assert node.cgroups.quotas == before
+    assert not (node.folder / QUOTAS).exists()
 
-    assert node.cgroups.quotas
+
+@pytest.mark.parametrize(("quota", "is_kept"), [(Quota.AUTO, True), (Quota.UNSET, False)])
+def test_a_limit_below_the_owned_cpus_stays_under_auto(node: FakeNode, quota: Quota, is_kept: bool) -> None:
+    """A core of CMK has two CPUs: with CPU limit 1 the quota is a promise, of the pod too."""
+    node.settings = Settings("node-1", NodeConfig(quota=quota))
+    node.new_agent()
+    node.add("c", Wish(cores=1))
+    cgroup = node.cgroup(node.start("c"))
+    node.cgroups.quotas = dict.fromkeys((cgroup, "/kubepods/c"), Bandwidth(100000, 100000))
+    node.run()
+    assert bool(node.cgroups.quotas) is is_kept
+
+
+def test_what_was_unset_is_given_back(node: FakeNode) -> None:
+    """Another word, a container that is exclusive no more, and a restart between: value and period are as before."""
+    cgroups = began(node)
+    before = dict(node.cgroups.quotas)
+    node.run()
+    node.add("a", PLAIN)
+    node.run()
+    assert {cgroups[0], "/kubepods/a"} <= node.cgroups.quotas.keys()
+
+    node.settings = Settings("node-1", NodeConfig(quota=Quota.KEEP))
+    node.new_agent()
+    node.run()
+    assert node.cgroups.quotas == before
+    assert not (node.folder / QUOTAS).exists()
+
+
+def test_reset_gives_quotas_back(node: FakeNode) -> None:
+    """And says so when the kernel refuses."""
+    began(node)
+    before = dict(node.cgroups.quotas)
+    node.run()
+    node.cgroups.quota_errors["/kubepods/a"] = Refused("EINVAL")
+    with pytest.raises(AgentError, match="quota"):
+        node.runner.run(node.agent.reset())
+    node.cgroups.quota_errors.clear()
+    node.runner.run(node.agent.reset())
+    assert node.cgroups.quotas == before
+
+
+def test_a_quota_that_was_never_there_is_not_made(node: FakeNode) -> None:
+    """A container without a limit has none before and after; a damaged or older file restores nothing."""
+    cgroups = began(node)
+    node.cgroups.quotas = {cgroups[1]: LIMIT_2}
+    node.run()
+    for content in ("{", '{"version": 1, "bootID": "another", "originals": {"/kubepods/a": "1 1"}}'):
+        (node.folder / QUOTAS).write_text(content)
+        node.settings = replace(node.settings, config=NodeConfig(quota=Quota.KEEP))
+        node.new_agent()
+        node.run()
+        assert node.cgroups.quotas == {}
+
+
+def test_cgroups_that_end_are_forgotten(node: FakeNode) -> None:
+    """Where the container is gone nothing is written; where the kernel refuses the quota stays and is tried again."""
+    cgroups = began(node)
+    node.cgroups.quota_errors[cgroups[1]] = Refused("EBUSY")
+    node.run()
+    node.cgroups.quota_errors = {cgroups[0]: Gone(cgroups[0]), "/kubepods/a": Gone("/kubepods/a")}
+    node.remove(cgroups[0].rpartition("/")[2])
+    node.time.now += 1.0
+    node.run()
+    assert cgroups[1] not in node.cgroups.quotas
+    assert cgroups[0] not in (node.folder / QUOTAS).read_text()

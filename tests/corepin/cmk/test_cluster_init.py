@@ -114,7 +114,7 @@ def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) 
     assert config(documents, "agent") == {
         "smtPolicy": "prefer",
         "numaPolicy": "packed",
-        "quota": "keep",
+        "quota": "auto",
         "countedClaims": ["isolate"],
         "pools": {
             "exclusive_cores": 6,

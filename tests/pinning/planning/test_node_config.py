@@ -119,7 +119,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param({"alignUncore": "on"}, "alignUncore: 'on' .*write auto, true or false", id="caches"),
         pytest.param({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate", id="smt"),
         pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),
-        pytest.param({"quota": 0}, "quota: 0 is not allowed: write keep or unset", id="quota"),
+        pytest.param({"quota": 0}, "quota: 0 is not allowed: write auto or keep or unset", id="quota"),
         pytest.param(
             {"countedClaims": "isolate"}, "countedClaims: .*write a list of isolate and require", id="no list"
         ),

@@ -14,6 +14,7 @@ from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, Quota, StaticPools
 from pinning.planning.observed import Owner, State
+from pinning.planning.quota import Bandwidth
 from pinning.planning.task_parts import Tally
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.mixed.fake_tasks import FakeTasks
@@ -199,8 +200,8 @@ def test_its_quota_is_always_unset(node: FakeNode, quota: Quota) -> None:
     node.add("a", MIXED, PLAIN)
     node.add("b", PLAIN)
     numbers = [node.start("a"), node.start("a", "c1"), node.start("b")]
-    node.cgroups.quotas = {node.cgroup(number): 200000 for number in numbers}
-    node.cgroups.quotas |= {"/kubepods/a": 250000, "/kubepods/b": 250000}
+    node.cgroups.quotas = dict.fromkeys(map(node.cgroup, numbers), Bandwidth(200000, 100000))
+    node.cgroups.quotas |= dict.fromkeys(("/kubepods/a", "/kubepods/b"), Bandwidth(250000, 100000))
     node.run()
 
     assert node.cgroups.quotas.keys() == {node.cgroup(numbers[1]), node.cgroup(numbers[2]), "/kubepods/b"}
