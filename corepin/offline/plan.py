@@ -60,12 +60,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help='CPUs that are never given out, e.g. "0-1,8" (default: the core of the lowest CPU that is not isolated)',
     )
     parser.add_argument("--config", metavar="FILE", help="the node's configuration, as the agent reads it")
+    parser.add_argument(
+        "--device",
+        metavar="RESOURCE=NODE,NODE...",
+        action="append",
+        default=[],
+        help="devices of the machine by their NUMA nodes, e.g. nvidia.com/gpu=0,0,1,1: pods that ask for some get any free"
+        " ones, and CPUs beside them (a plan alone: the agent does not choose CPUs by devices yet)",
+    )
     add_output_flag(parser, "one JSON line after each event")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; pods that do not fit are part of the output, not an error."""
+    from corepin.offline.devices import read_devices
     from corepin.offline.simulate import PlannedNode
     from corepin.terminal import columns, wants_colour
     from pinning.errors import PinningError
@@ -78,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         check_machine(topology, topology.online, config)
     except PinningError as problem:
         raise CommandFailed(str(problem)) from problem
-    node = PlannedNode(topology, config)
+    node = PlannedNode(topology, config, read_devices(args.device))
     steps = node.steps(documents)
     if args.output == "json":
         write_out("".join(_json(node, step) for step in steps))
@@ -202,11 +211,13 @@ def _json(node: PlannedNode, step: Step) -> str:
 
 
 def _assignment(node: PlannedNode, step: Step, assignment: Assignment) -> dict[str, Any]:
+    from corepin.offline.devices import device_rows
     from pinning.contract import CoreType
 
     nodes = node.topology.numa_nodes
     memory = {"memoryNodes": list(assignment.mems)} if assignment.mems else {}
     machine = step.machines.get(assignment.name)
+    devices = device_rows(node.topology, step.devices.get(assignment.owner, ()), assignment.cpus)
     return {
         "policy": str(assignment.policy),
         "smtPolicy": str(assignment.smt),
@@ -215,5 +226,6 @@ def _assignment(node: PlannedNode, step: Step, assignment: Assignment) -> dict[s
         "idle": str(assignment.idle),
         "numaNodes": [number for number in nodes if nodes[number] & assignment.cpus],
         **memory,
+        **({"devices": devices} if devices else {}),
         **({"vm": machine.as_json()} if machine else {}),
     }

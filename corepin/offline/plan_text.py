@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from corepin.offline.devices import device_rows
 from drawing.picture import Holder, Picture, draw_lines, pools_drawn, reading_order
 from drawing.policy_words import CORE_TYPE_WORDS, NUMA_WORDS, SMT_WORDS
 from drawing.spans import paint, text_line
@@ -17,7 +18,7 @@ from pinning.pods.quantity import millicores
 from pinning.pods.resources import members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from corepin.offline.simulate import PlannedNode, Step
     from drawing.spans import Painted
@@ -34,7 +35,10 @@ def describe(node: PlannedNode, step: Step, width: int, *, colour: bool) -> Pain
         if assignment.name in step.machines
     ]
     parts = {
-        "": [f"{assignment.name}: {_why(node.topology, assignment)}" for assignment in held],
+        "": [
+            f"{assignment.name}: {_why(node.topology, assignment)}{_beside(node, step, assignment)}"
+            for assignment in held
+        ],
         "threads of virtual machines": [f"{name}: {threads}" for name, threads in machines],
         "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
         "warnings": [
@@ -88,6 +92,20 @@ def _why(topology: Topology, assignment: Assignment) -> str:
     note = "; isolcpus: the kernel does not balance threads there" if len(apart) > 1 else ""
     shared = "; beside these the shared set, for threads that it moves there" if asked(assignment) else ""
     return f"{assignment.policy}, {where}: {_rule(assignment)}{memory}{shared}{note}"
+
+
+def _beside(node: PlannedNode, step: Step, assignment: Assignment) -> str:
+    """Return where the devices of a container are, and whether its CPUs are near them."""
+    rows = device_rows(node.topology, step.devices.get(assignment.owner, ()), assignment.cpus)
+    return "".join(map(_beside_one, rows))
+
+
+def _beside_one(row: Mapping[str, Any]) -> str:
+    what, nodes = f"{row['count']} {row['resource']}", row["nodes"]
+    if row["near"] is None:
+        return f"; with {what}, whose NUMA node is not known"
+    where = f"NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
+    return f"; {'beside' if row['near'] else 'not all beside'} {what} on {where}"
 
 
 def _rule(assignment: Assignment) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from corepin.offline.devices import NodeDevices
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Observed, SeenPod
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from corepin.offline.planned import Planned
     from pinning.contract import SMTPolicy
     from pinning.machine.cpuset import CPUSet
+    from pinning.machine.near import Device
     from pinning.machine.topology import Topology
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
+    from pinning.planning.observed import Owner
     from pinning.planning.refusal import Refusal
 
 
@@ -33,6 +36,7 @@ class Step:
     ledger: Ledger
     refusals: tuple[Refusal, ...]
     machines: Mapping[str, Threads] = field(default_factory=dict)  # by the name of their assignment
+    devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class PlannedNode:
 
     topology: Topology
     config: NodeConfig
+    devices: tuple[Device, ...] = ()
 
     @property
     def sets(self) -> NodeSets:
@@ -55,14 +60,19 @@ class PlannedNode:
     def steps(self, documents: Iterable[Planned]) -> Iterator[Step]:
         """Yield the node after each event: a repeated pod is an update, one being deleted is removed."""
         ledger, node, places = Ledger(), _Pods(), _Places(self.topology)
+        given = NodeDevices(self.devices)
         for number, document in enumerate(documents):
             for key, event_pod in node.events(document, number):
                 pods_here = tuple(pod for pod, _ in node.here.values())
-                planned = plan(Observed(self.topology, self.topology.online, pods_here), ledger, self.config)
+                devices, lacking = given.follow(node.here)
+                seen = Observed(self.topology, self.topology.online, pods_here, devices=devices)
+                planned = plan(seen, ledger, self.config)
                 ledger = planned.ledger
-                warnings = tuple(f"{warning.field}: {warning.message}" for warning in event_pod.warnings)
+                warnings = [f"{warning.field}: {warning.message}" for warning in event_pod.warnings]
+                warnings += [lacking[key]] if key in lacking else []
                 here = {name: owner for name, (_, owner) in node.here.items()}
-                yield Step(key, here, warnings, ledger, planned.refusals, places.of(ledger, here))
+                machines = places.of(ledger, here)
+                yield Step(key, here, tuple(warnings), ledger, planned.refusals, machines, devices)
 
 
 @dataclass(frozen=True)

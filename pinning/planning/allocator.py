@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pinning.allocation import Placement, place, take_cores
+from pinning.allocation.beside import place_beside, resize_beside
 from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
@@ -14,9 +15,10 @@ from pinning.planning.core_types import cpus_of_type, regions, regions_of_kept
 from pinning.pods.claims import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pinning.allocation.packed import Sort
+    from pinning.machine.near import Home
     from pinning.planning.ledger import Assignment
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
@@ -59,9 +61,17 @@ class Allocator:
     sets: NodeSets
     config: NodeConfig
 
-    def fresh(self, claim: Claim, policies: EffectivePolicies, free: CPUSet, reusable: CPUSet) -> Placement:
+    def fresh(
+        self,
+        claim: Claim,
+        policies: EffectivePolicies,
+        free: CPUSet,
+        reusable: CPUSet,
+        homes: Sequence[Home] = (),
+    ) -> Placement:
         """Return CPUs for a claim that has none; raise NotEnoughCPUs."""
-        return self._first(claim, policies, free, claim.count, reusable=reusable & self.sets.source(claim))
+        source = self.sets.source(claim)
+        return self._first(claim, policies, free, claim.count, homes, reusable=reusable & source)
 
     def resized(
         self,
@@ -69,23 +79,29 @@ class Allocator:
         policies: EffectivePolicies,
         free: CPUSet,
         before: Placement | None = None,
+        homes: Sequence[Home] = (),
     ) -> Placement:
         """Return the placement for the claim's count, changed as little as possible; raise NotEnoughCPUs.
 
         `before` is the placement before CPUs went offline: replacements are taken near the lost CPUs.
         """
-        return self._first(
-            assignment.claim, policies, free, assignment.claim.count, keep=before or _placement(assignment)
-        )
+        keep = before or _placement(assignment)
+        return self._first(assignment.claim, policies, free, assignment.claim.count, homes, keep=keep)
 
-    def moved(self, assignment: Assignment, policies: EffectivePolicies, free: CPUSet) -> Placement:
+    def moved(
+        self,
+        assignment: Assignment,
+        policies: EffectivePolicies,
+        free: CPUSet,
+        homes: Sequence[Home] = (),
+    ) -> Placement:
         """Return as many CPUs under other policies, keeping the ones those allow; raise NotEnoughCPUs."""
         count = (
             core_count(self.sets, assignment)
             if assignment.claim.origin is Origin.CMK
             else len(assignment.cpus)
         )
-        return self._first(assignment.claim, policies, free, count, held=_placement(assignment))
+        return self._first(assignment.claim, policies, free, count, homes, held=_placement(assignment))
 
     def _first(
         self,
@@ -93,37 +109,58 @@ class Allocator:
         policies: EffectivePolicies,
         free: CPUSet,
         count: int,
+        homes: Sequence[Home],
         *,
         reusable: CPUSet = EMPTY,
         keep: Placement | None = None,
         held: Placement | None = None,
     ) -> Placement:
-        """Return the placement on the most suitable CPUs that suffice; raise NotEnoughCPUs."""
-
-        def inside(region: CPUSet) -> Placement:
-            parts = _part(keep, region), _part(held, region)
-            return self._within(claim, policies, free & region, count, reusable & region, *parts)
-
+        """Return the first placement that fits: by core type, then near the devices; raise NotEnoughCPUs."""
         topology, word = self.sets.topology, policies.core_type
         refused = NotEnoughCPUs(count, 0)
-        needed = count * topology.smt if claim.origin is Origin.CMK else count
-        for region in (
-            regions_of_kept(topology, word, keep.cpus, needed)
-            if keep
-            else regions(topology, word, held.cpus if held else reusable)
-        ):
+        unit, needed = (
+            self._unit(claim, policies),
+            count * topology.smt if claim.origin is Origin.CMK else count,
+        )
+
+        def inside(region: CPUSet) -> Placement:
+            def put(near: CPUSet, wanted: int, own: Placement | None) -> Placement:
+                cpus = near & region
+                parts = _part(own or keep, cpus), _part(None if own else held, cpus)
+                return self._within(claim, policies, free & cpus, wanted, reusable & cpus, *parts)
+
+            if homes and keep:
+                return resize_beside(topology, homes, keep, needed, lambda near: put(near, count, None))
+            if homes:
+                return place_beside(topology, homes, self._numa(policies), unit, count, put)
+            return put(region, count, None)
+
+        own = held.cpus if held else reusable
+        tried = regions_of_kept(topology, word, keep.cpus, needed) if keep else regions(topology, word, own)
+        for region in tried:
             try:
                 return inside(region)
             except NotEnoughCPUs as problem:
                 refused = problem
-        if word is not CoreType.ANY:
-            refused = self._of_type(refused, word, inside)
-        raise refused.or_else(self._hope(claim, policies, count))
+        raise self._of_type(refused, word, inside).or_else(self._hope(claim, policies, count))
+
+    def _numa(self, policies: EffectivePolicies) -> NUMAPolicy:
+        """Return the NUMA policy, with the kubelet's node-wide option as a policy."""
+        if self.config.distribute and policies.numa is NUMAPolicy.PACKED:
+            return NUMAPolicy.DISTRIBUTED
+        return policies.numa
+
+    def _unit(self, claim: Claim, policies: EffectivePolicies) -> int:
+        """Return how many of what a claim counts make a core."""
+        is_cores = claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE
+        return 1 if is_cores else self.sets.topology.smt
 
     def _of_type(
         self, refused: NotEnoughCPUs, word: CoreType, inside: Callable[[CPUSet], Placement]
     ) -> NotEnoughCPUs:
-        """Return the refusal with the core type, and with `any` as a remedy if that would help now."""
+        """Return the refusal with the core type if one is asked for, and with `any` as a remedy if that would help now."""
+        if word is CoreType.ANY:
+            return refused
         has_types = bool(self.sets.topology.core_types)
         where = (
             f"on {word} cores"

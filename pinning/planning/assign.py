@@ -131,7 +131,8 @@ class Assigner:
 
     def _resized(self, held: Assignment, free: CPUSet) -> Assignment:
         """Return the assignment with the count that its claim asks for; raise NotEnoughCPUs."""
-        chosen = self.draft.allocator.resized(held, EffectivePolicies.of_assignment(held), free)
+        policies, homes = EffectivePolicies.of_assignment(held), self.draft.homes(held.owner)
+        chosen = self.draft.allocator.resized(held, policies, free, homes=homes)
         return replace(held, cpus=chosen.cpus, idle=chosen.idle)
 
     def _change_policy(self, ask: Ask) -> None:
@@ -155,7 +156,7 @@ class Assigner:
         policies = ask.policies
 
         def moved(free: CPUSet) -> Assignment:
-            chosen = self.draft.allocator.moved(held, policies, free)
+            chosen = self.draft.allocator.moved(held, policies, free, self.draft.homes(held.owner))
             return replace(
                 held,
                 smt=policies.smt,
@@ -196,7 +197,8 @@ class Assigner:
     def _fresh(self, ask: Ask, start_index: int, free: CPUSet) -> Assignment:
         """Return the first assignment of a container; raise NotEnoughCPUs."""
         pod, claim, policies = ask.pod, ask.claim, ask.policies
-        chosen = self.draft.allocator.fresh(claim, policies, free, reusable=free & self.draft.ledger.held)
+        reusable, homes = free & self.draft.ledger.held, self.draft.homes(ask.owner)
+        chosen = self.draft.allocator.fresh(claim, policies, free, reusable, homes)
         return Assignment(
             owner=ask.owner,
             namespace=pod.namespace,

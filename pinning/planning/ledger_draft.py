@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from pinning.contract import LAUNCHER_CONTAINER
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import CPUSet
+from pinning.machine.near import homes_of
 from pinning.planning.allocator import Allocator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pinning.machine.near import Home
     from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
@@ -33,6 +35,11 @@ class LedgerDraft:
         """Return the CPUs available to a container: its own, and those held by none that can run at the same time."""
         uid, role = assignment.owner.pod_uid, assignment.claim.role
         return self.sets.allocatable - self.ledger.held_against(uid, assignment.start_index, role)
+
+    def homes(self, owner: Owner) -> tuple[Home, ...]:
+        """Return the NUMA nodes near a container's devices; none if it has no devices, or their nodes are not known."""
+        devices = self.observed.devices.get(owner, ())
+        return homes_of(self.observed.topology, devices) if devices else ()
 
     def adopt(self, new: Assignment) -> bool:
         """Record an assignment and return True, or return False if it would take the last CPU of the shared set."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from pinning.contract import PoolUse
     from pinning.errors import Cause
+    from pinning.machine.near import Device
     from pinning.machine.topology import Topology
     from pinning.pods.claims import Claim
     from pinning.pods.counted import Count
@@ -166,6 +167,8 @@ class Observed:
     pods_complete: bool = True  # the API has listed every pod of the node
     containers_complete: bool = True  # the runtime has listed every container
     holds_starts: bool = False  # containers whose claim must fit and does not are not started
+    # Devices of each container, as far as they are known.
+    devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
     # Pools that processes run on now, besides those that the containers' pods ask for.
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: MappingProxyType({}))
 

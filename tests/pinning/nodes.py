@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, Topology, assemble
 
@@ -15,3 +17,16 @@ def smt_machine(cores: int, sockets: int = 1, isolated: str = "", threads: int =
         for thread in range(threads)
     ]
     return assemble(facts, CPUSet(range(cores * threads)), CPUSet.parse(isolated))
+
+
+# Two packages of two nodes, and node 4, which has memory alone and lies beside node 3.
+SNC = replace(
+    assemble([CPUFacts(cpu, cpu // 2, cpu // 8, cpu // 4) for cpu in range(16)], CPUSet(range(16))),
+    distances={
+        0: {0: 10, 1: 12, 2: 21, 3: 21, 4: 31},
+        1: {0: 12, 1: 10, 2: 21, 3: 21, 4: 31},
+        2: {0: 21, 1: 21, 2: 10, 3: 12, 4: 22},
+        3: {0: 21, 1: 21, 2: 12, 3: 10, 4: 14},
+        4: {0: 31, 1: 31, 2: 22, 3: 14, 4: 10},
+    },
+)

@@ -22,6 +22,7 @@ from pinning.planning.plan import Plan, plan
 from tests.pinning.nodes import smt_machine
 
 if TYPE_CHECKING:
+    from pinning.machine.near import Device
     from pinning.machine.topology import Topology
     from pinning.planning.actions import Action
 
@@ -83,6 +84,7 @@ class World:
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     containers: dict[str, SeenContainer] = field(default_factory=dict)
     sandboxes: dict[str, SeenSandbox] = field(default_factory=dict)
+    devices: dict[Owner, tuple[Device, ...]] = field(default_factory=dict)
     uses: dict[Owner, frozenset[PoolUse]] = field(default_factory=dict)  # of wrappers
     api_answers: bool = True
     clock: int = 0
@@ -102,6 +104,7 @@ class World:
             tuple(self.containers.values()),
             tuple(self.sandboxes.values()),
             pods_complete=self.api_answers,
+            devices=self.devices,
             uses=self.uses,
         )
 

@@ -334,3 +334,81 @@ def test_the_legend_names_the_source_of_the_reserve(
     for flags, meaning in (((), "reserved (default)"), (("--reserved", "1"), "reserved (configured)")):
         assert main(["plan", "-f", source, "--topology", machine(tmp_path), *flags]) == 0
         assert meaning in capsys.readouterr().out
+
+
+GPU_POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, annotations: {{qos.gocrane.io/cpu-manager: exclusive}}}}
+spec:
+  initContainers:
+  - {{name: load, resources: {{limits: {{cpu: 1, nvidia.com/gpu: 1}}}}}}
+  containers:
+  - {{name: main, resources: {{limits: {{cpu: 2, nvidia.com/gpu: {gpus}}}}}}}
+"""
+
+
+def test_cpus_are_beside_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod that asks for devices gets free ones, and CPUs beside them; its init container counts with all of them."""
+    pods = (GPU_POD.format(name="a", gpus=1), GPU_POD.format(name="b", gpus="junk"), pod("name: c"))
+    flags = ("--device", "nvidia.com/gpu=1,1", "--device", "example.com/nic=0+1,-1")
+
+    first, *_ = lines(capsys, tmp_path, *pods, flags=flags)
+
+    for container in ("load", "main"):
+        found = first["assignments"][f"default/a/{container}"]
+        row = {"resource": "nvidia.com/gpu", "count": 1, "nodes": [1], "near": True}
+        assert (found["numaNodes"], found["devices"]) == ([1], [row])
+
+
+def test_where_devices_are_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text says which devices the CPUs are beside, which not, and which have no known NUMA node."""
+    nics = GPU_POD.replace("nvidia.com/gpu: {gpus}", "nvidia.com/gpu: {gpus}, example.com/nic: 1")
+    large = nics.replace("cpu: 2", "cpu: 10").format(name="large", gpus=1)
+    given = ["plan", "-f", written(tmp_path, large), "--topology", machine(tmp_path)]
+
+    assert main([*given, "--device", "nvidia.com/gpu=1", "--device", "example.com/nic=-1"]) == 0
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "; with 1 example.com/nic, whose NUMA node is not known; not all beside 1 nvidia.com/gpu on NUMA node 1"
+        in text
+    )
+
+
+def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod that asks for more devices than are free gets none and a warning; a pod that goes gives its own back."""
+    gone = GPU_POD.replace("metadata: {{", "metadata: {{deletionTimestamp: 2026-01-01T00:00:00Z, ")
+    pods = [GPU_POD.format(name="a", gpus=2), GPU_POD.format(name="b", gpus=1)]
+    given = ["plan", "--topology", machine(tmp_path), "--device", "nvidia.com/gpu=1,0"]
+
+    assert main([*given, "-f", written(tmp_path, *pods)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "default/b: container main asks for 1 nvidia.com/gpu, 0 free: the kubelet would refuse the pod"
+        in text
+    )
+    assert "beside 2 nvidia.com/gpu on NUMA nodes 0, 1" in text
+
+    pods.insert(1, gone.format(name="a", gpus=2))
+    assert main([*given, "-f", written(tmp_path, *pods), "-o", "json"]) == 0
+    *_, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [row["count"] for row in last["assignments"]["default/b/main"]["devices"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        pytest.param("gpu=0", "'gpu' is no name of a device resource", id="no domain"),
+        pytest.param("nvidia.com/gpu=0,x", "'x' is no NUMA node", id="no number"),
+        pytest.param("nvidia.com/gpu", "'' is no NUMA node", id="no nodes"),
+        pytest.param("nvidia.com/gpu=0+-1", "'0+-1' is no NUMA node", id="a node and none"),
+    ],
+)
+def test_a_wrong_device_is_refused(
+    flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The flag is shown with what is wrong and an example."""
+    given = ["plan", "-f", written(tmp_path, pod("name: a")), "--topology", machine(tmp_path)]
+    assert main([*given, "--device", flag]) == 2
+    assert message in capsys.readouterr().err

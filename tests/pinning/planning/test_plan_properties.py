@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from pinning.contract import CoreType, NUMAPolicy, PoolUse, SharedPool, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import CPUSet
+from pinning.machine.near import Device
 from pinning.machine.topology import Topology
 from pinning.planning.actions import Action, Kind
 from pinning.planning.core_types import cpus_of_type
@@ -150,6 +151,17 @@ class Node(RuleBasedStateMachine):
         new = [replace(wishes[at % len(wishes)], init=kind) for at, kind in enumerate(kinds)]
         self.world.add(uid, new, vm=vm)
         self.world.documents[uid]["metadata"]["creationTimestamp"] = before
+        self.plan_and_act(order, stop_after)
+
+    @rule(
+        uid=uids,
+        told=st.lists(st.sets(st.sampled_from([0, 1, 2, 8, 99]), max_size=2), max_size=3),
+        order=ORDERS,
+        stop_after=STOPS,
+    )
+    def tell_devices(self, uid: str, told: list[set[int]], order: Random, stop_after: int) -> None:
+        """Tell the devices of a pod's first container, before or after its CPUs were chosen."""
+        self.world.devices[Owner(uid, "c0")] = tuple(Device("gpu", CPUSet(nodes)) for nodes in told)
         self.plan_and_act(order, stop_after)
 
     @rule(uid=uids, state=st.sampled_from(State), starts_at_home=st.booleans())

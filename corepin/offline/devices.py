@@ -1,0 +1,136 @@
+"""Devices of a planned node: the flag that names them, and which pod has which of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from corepin.errors import CommandFailed
+from pinning.errors import BadQuantity
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.near import Device, cpus_near, homes_of, near_nodes
+from pinning.planning.observed import Owner
+from pinning.pods.quantity import parse_quantity
+from pinning.pods.resources import Role, members
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from corepin.offline.planned import Planned
+    from pinning.machine.topology import Topology
+    from pinning.planning.observed import SeenPod
+
+_NODES: Final = re.compile(r"-1|[0-9]{1,4}(\+[0-9]{1,4})*", re.ASCII)
+_EXAMPLE: Final = 'write for example "nvidia.com/gpu=0,0,1,1"'
+
+
+def read_devices(flags: Sequence[str]) -> tuple[Device, ...]:
+    """Return the node's devices as `--device` names them; raise CommandFailed."""
+    return tuple(device for flag in flags for device in _devices(flag))
+
+
+def _devices(flag: str) -> Iterable[Device]:
+    resource, _, nodes = flag.partition("=")
+    if "/" not in resource:
+        raise CommandFailed(f"--device {flag!r}: {resource!r} is no name of a device resource: {_EXAMPLE}")
+    for text in nodes.split(","):
+        if not _NODES.fullmatch(text):
+            raise CommandFailed(
+                f"--device {flag!r}: {text!r} is no NUMA node: {_EXAMPLE}; -1 is a device without a node,"
+                " 0+1 one that is near both"
+            )
+        yield Device(resource, EMPTY if text == "-1" else CPUSet(map(int, text.split("+"))))
+
+
+@dataclass
+class NodeDevices:
+    """Devices that are free, and those of each pod by its namespace/name.
+
+    The kubelet gives any free device where its topology manager is off, so chance decides here, the same in each run.
+    """
+
+    devices: Sequence[Device]
+    held: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)  # by container: indices
+    chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - not for secrets
+
+    def follow(
+        self, here: Mapping[str, tuple[SeenPod, Planned]]
+    ) -> tuple[dict[Owner, tuple[Device, ...]], dict[str, str]]:
+        """Give devices to new pods and take back those of gone ones.
+
+        Return the devices of each container, and why pods have none though they ask for some.
+        """
+        if not self.devices:
+            return {}, {}
+        self.held = {key: given for key, given in self.held.items() if key in here}
+        lacking = {}
+        for key, (_, document) in here.items():
+            if key not in self.held:
+                lacking[key] = self._give(key, document)
+        told = {
+            Owner(pod.uid, container): tuple(self.devices[index] for index in indices)
+            for key, (pod, document) in here.items()
+            for container, indices in self._of_containers(key, document).items()
+        }
+        return told, {key: why for key, why in lacking.items() if why}
+
+    def _give(self, key: str, document: Planned) -> str:
+        """Give a pod its devices, or none at all if one is missing, as the kubelet does; return what is missing."""
+        self.held[key] = {}
+        taken = {index for given in self.held.values() for indices in given.values() for index in indices}
+        given: dict[str, tuple[int, ...]] = {}
+        for name, resource, wanted in self._asked(document):
+            free = [
+                index
+                for index, device in enumerate(self.devices)
+                if device.resource == resource and index not in taken
+            ]
+            if wanted > len(free):
+                return f"container {name} asks for {wanted} {resource}, {len(free)} free: the kubelet would refuse the pod"
+            chosen = self.chance.sample(free, wanted)
+            taken.update(chosen)
+            given[name] = (*given.get(name, ()), *sorted(chosen))
+        self.held[key] = given
+        return ""
+
+    def _asked(self, document: Planned) -> Iterable[tuple[str, str, int]]:
+        """Yield container, resource and number; ordinary init containers use the devices of the others."""
+        known = sorted({device.resource for device in self.devices})
+        for member in members(document.pod):
+            limits = (member.container.get("resources") or {}).get("limits") or {}
+            for resource in known:
+                number = _number(limits.get(resource, 0))
+                if number and member.role is not Role.INIT:
+                    yield member.name, resource, number
+
+    def _of_containers(self, key: str, document: Planned) -> dict[str, tuple[int, ...]]:
+        """Return the devices of each container; an ordinary init container counts with all of its pod's."""
+        given = self.held.get(key, {})
+        every = tuple(sorted({index for indices in given.values() for index in indices}))
+        init = {member.name: every for member in members(document.pod) if member.role is Role.INIT and every}
+        return {**given, **init}
+
+
+def _number(amount: Any) -> int:
+    try:
+        return max(0, int(parse_quantity(amount)))
+    except BadQuantity:
+        return 0
+
+
+def device_rows(topology: Topology, devices: Iterable[Device], cpus: CPUSet) -> list[dict[str, Any]]:
+    """Return a row for each resource: number, nodes, and whether the CPUs are near the devices, None if not known."""
+    listed = list(devices)
+    near = CPUSet(node for home in homes_of(topology, listed) for node in home.nodes)
+    is_near = cpus <= cpus_near(topology, near)
+    rows = []
+    for resource in sorted({device.resource for device in listed}):
+        own = [device for device in listed if device.resource == resource]
+        known = any(near_nodes(topology, device) for device in own)
+        nodes = sorted({node for device in own for node in device.nodes})
+        rows.append(
+            {"resource": resource, "count": len(own), "nodes": nodes, "near": is_near if known else None}
+        )
+    return rows

@@ -1,0 +1,114 @@
+"""NUMA nodes near a device: where its CPUs are, and which nodes come next. Pure.
+
+A device tells NUMA nodes of which any will do. A node of memory alone, as GPUs and CXL expanders have, stands for the
+nearest nodes with CPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pinning.machine.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a container, and the NUMA nodes that the kubelet names for it; none if not known."""
+
+    resource: str
+    nodes: CPUSet
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """NUMA nodes of which each is near all of some devices of a container, and how many devices these are."""
+
+    nodes: CPUSet
+    devices: int
+
+
+def nodes_beside(topology: Topology, node: int) -> CPUSet:
+    """Return the node if it has online CPUs, else the nodes with online CPUs at the least distance; none if not known."""
+    living = topology.nodes_of(topology.online)
+    if node in living:
+        return CPUSet([node])
+    row = topology.distances.get(node, {})
+    known = [other for other in living if other in row]
+    least = min((row[other] for other in known), default=0)
+    return CPUSet(other for other in known if row[other] == least)
+
+
+def near_nodes(topology: Topology, device: Device) -> CPUSet:
+    """Return the NUMA nodes with CPUs near a device; none if not known, as for a number that the machine lacks."""
+    return union(nodes_beside(topology, node) for node in device.nodes)
+
+
+def homes_of(topology: Topology, devices: Iterable[Device]) -> tuple[Home, ...]:
+    """Return the homes of a container with these devices; none if no device has a known node."""
+    return homes(near_nodes(topology, device) for device in devices)
+
+
+def homes(devices: Iterable[CPUSet]) -> tuple[Home, ...]:
+    """Return the homes of a container's devices: one if a NUMA node is near all of them, else few.
+
+    Each of `devices` are the nodes near one device. The node near most devices that are left comes first, of equals
+    the one with the lowest number. A device without a node has no home.
+    """
+    left, found = [nodes for nodes in devices if nodes], []
+    while left:
+        reached = max(union(left), key=lambda node: (sum(node in nodes for nodes in left), -node))
+        beside = [nodes for nodes in left if reached in nodes]
+        common = beside[0]
+        for nodes in beside:
+            common &= nodes
+        found.append(Home(common, len(beside)))
+        left = [nodes for nodes in left if reached not in nodes]
+    return tuple(found)
+
+
+def cpus_near(topology: Topology, nodes: CPUSet) -> CPUSet:
+    """Return all known CPUs of NUMA nodes."""
+    return union(topology.numa_nodes.get(node, EMPTY) for node in nodes)
+
+
+def rings(topology: Topology, nodes: CPUSet) -> tuple[CPUSet, ...]:
+    """Return all NUMA nodes with CPUs in groups, nearest first: the given ones, then others by their distance.
+
+    At one distance the nodes in a package of the given ones come first; so they do where distances are not known.
+    """
+    packages = {core.package for core in topology.cores if core.numa_node in nodes}
+    beside = {core.numa_node for core in topology.cores if core.package in packages}
+
+    def distance(node: int) -> tuple[int, bool]:
+        if node in nodes:
+            return -1, False
+        told = [row[node] for home in nodes if node in (row := topology.distances.get(home, {}))]
+        return min(told, default=0), node not in beside
+
+    groups: dict[tuple[int, bool], list[int]] = {}
+    for node in sorted(topology.numa_nodes, key=distance):
+        groups.setdefault(distance(node), []).append(node)
+    return tuple(CPUSet(group) for group in groups.values())
+
+
+def shares(count: int, unit: int, devices: Sequence[int]) -> tuple[int, ...]:
+    """Return how many of `count` CPUs go beside each home: whole units in proportion to its devices.
+
+    Each home gets one unit at least while there are as many; the homes that come first have most devices.
+    """
+    units, given = -(-count // unit), [0] * len(devices)
+
+    def claim(home: int) -> tuple[bool, float, int]:
+        return not given[home], devices[home] / (given[home] + 1), -home
+
+    for _ in range(units):
+        given[max(range(len(devices)), key=claim)] += 1
+    odd = max(range(len(devices)), key=lambda home: (given[home], -home))  # it has the unit that is not whole
+    missing = units * unit - count
+    return tuple(taken * unit - missing * (home == odd) for home, taken in enumerate(given))

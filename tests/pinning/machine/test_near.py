@@ -1,0 +1,143 @@
+"""NUMA nodes near devices, against the definitions written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.near import Device, cpus_near, homes, homes_of, near_nodes, nodes_beside, rings, shares
+from pinning.machine.topology import Topology
+from tests.pinning.nodes import SNC
+from tests.strategies import topologies
+
+devices_told = st.lists(st.sets(st.integers(0, 6), max_size=3).map(CPUSet), max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("node", "beside"),
+    [
+        pytest.param(0, "0", id="a node with CPUs is its own nearest"),
+        pytest.param(4, "3", id="a node of memory alone"),
+        pytest.param(77, "", id="a node that the machine lacks"),
+    ],
+)
+def test_nearest_nodes_with_cpus(node: int, beside: str) -> None:
+    """A node without CPUs stands for the nearest with CPUs, and an unknown one for none."""
+    assert str(nodes_beside(SNC, node)) == beside
+
+
+def test_a_node_whose_cpus_are_offline_has_nearest_nodes() -> None:
+    """CPUs that do not run are near nothing; of equally near nodes all count."""
+    assert str(nodes_beside(SNC.with_online(CPUSet(range(12))), 4)) == "2"
+    assert str(nodes_beside(SNC.with_online(CPUSet(range(8))), 4)) == "0-1"
+    assert nodes_beside(replace(SNC, distances={}), 4) == EMPTY
+
+
+@given(topologies(), st.integers(0, 100))
+def test_no_node_with_cpus_is_nearer(topology: Topology, node: int) -> None:
+    """The nodes beside a node have online CPUs, and all other such nodes are farther."""
+    beside, living = nodes_beside(topology, node), topology.nodes_of(topology.online)
+
+    assert beside <= living
+    row = {node: 0} if node in living else topology.distances.get(node, {})
+    assert bool(beside) is any(other in row for other in living)
+    for near, far in product(beside, living - beside):
+        assert row.get(far, 1000) > row[near]
+
+
+@given(devices_told)
+def test_homes_reach_every_device(devices: list[CPUSet]) -> None:
+    """Each device with a node is counted at one home and near every node of it; homes are disjoint."""
+    found, known = homes(devices), [nodes for nodes in devices if nodes]
+
+    assert sum(home.devices for home in found) == len(known)
+    assert sum(len(home.nodes) for home in found) == len({node for home in found for node in home.nodes})
+    for home in found:
+        assert sum(home.nodes <= nodes for nodes in known) >= home.devices > 0
+    assert all(any(home.nodes <= nodes for home in found) for nodes in known)
+    assert [home.devices for home in found] == sorted((home.devices for home in found), reverse=True)
+
+
+@given(devices_told)
+def test_one_home_if_one_node_is_near_all(devices: list[CPUSet]) -> None:
+    """There is one home exactly if a node is near all devices, and it has all such nodes."""
+    known = [nodes for nodes in devices if nodes]
+    common = CPUSet(node for node in range(7) if known and all(node in nodes for nodes in known))
+
+    assert (len(homes(devices)) == 1) is bool(common)
+    assert not common or homes(devices)[0].nodes == common
+
+
+def test_a_device_may_have_no_node() -> None:
+    """A device without a node, or with one that the machine lacks, has no home; the others keep theirs."""
+    devices = [Device("nic", EMPTY), Device("nic", CPUSet([77])), Device("gpu", CPUSet([4]))]
+
+    assert [str(near_nodes(SNC, device)) for device in devices] == ["", "", "3"]
+    assert [(str(home.nodes), home.devices) for home in homes_of(SNC, devices)] == [("3", 1)]
+    assert homes_of(SNC, devices[:2]) == ()
+
+
+@pytest.mark.parametrize(
+    ("distances", "nodes", "groups"),
+    [
+        pytest.param(True, "3", ["3", "2", "0-1"], id="by distance"),
+        pytest.param(True, "1,3", ["1,3", "0,2"], id="from the nearer of two"),
+        pytest.param(False, "3", ["3", "2", "0-1"], id="not known: the package first"),
+        pytest.param(False, "", ["0-3"], id="no home"),
+    ],
+)
+def test_others_come_by_distance(distances: bool, nodes: str, groups: list[str]) -> None:
+    """Beside the given nodes come the nearest others, those of their package first."""
+    topology = SNC if distances else replace(SNC, distances={})
+    assert [str(group) for group in rings(topology, CPUSet.parse(nodes))] == groups
+
+
+def test_a_flat_table_leaves_the_package_first() -> None:
+    """At one distance the nodes in the same package are nearer."""
+    flat = {node: {other: 10 if node == other else 20 for other in range(4)} for node in range(4)}
+    assert [str(group) for group in rings(replace(SNC, distances=flat), CPUSet([0]))] == ["0", "1", "2-3"]
+
+
+@given(topologies(), st.sets(st.integers(0, 40)).map(CPUSet))
+def test_rings_hold_every_node_once(topology: Topology, nodes: CPUSet) -> None:
+    """Every node with CPUs is in one group, the given ones in the first."""
+    groups = rings(topology, nodes)
+
+    assert sorted(node for group in groups for node in group) == list(topology.numa_nodes)
+    own = nodes & CPUSet(topology.numa_nodes)
+    assert not own or groups[0] == own
+    assert cpus_near(topology, CPUSet(topology.numa_nodes)) == topology.cpus
+
+
+@pytest.mark.parametrize(
+    ("count", "unit", "devices", "given"),
+    [
+        pytest.param(8, 2, [1, 1], (4, 4), id="evenly"),
+        pytest.param(8, 1, [3, 1], (6, 2), id="in proportion"),
+        pytest.param(6, 2, [1, 1], (4, 2), id="whole cores"),
+        pytest.param(5, 2, [1, 1], (3, 2), id="the odd CPU is where most are"),
+        pytest.param(12, 1, [10, 1, 1], (10, 1, 1), id="one core at least"),
+        pytest.param(2, 1, [2, 1, 1], (1, 1, 0), id="fewer cores than homes"),
+        pytest.param(1, 2, [1], (1,), id="half a core"),
+        pytest.param(0, 2, [1, 1], (0, 0), id="nothing"),
+    ],
+)
+def test_shares_follow_the_devices(count: int, unit: int, devices: list[int], given: tuple[int, ...]) -> None:
+    """CPUs are shared in whole cores by the number of devices."""
+    assert shares(count, unit, devices) == given
+
+
+@given(st.integers(0, 200), st.integers(1, 8), st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_shares_add_up(count: int, unit: int, devices: list[int]) -> None:
+    """The shares are the count, all but one of them in whole units, and none is empty without need."""
+    devices.sort(reverse=True)
+    given = shares(count, unit, devices)
+
+    assert sum(given) == count
+    assert sum(share % unit != 0 for share in given) <= 1
+    assert all(given) or -(-count // unit) < len(devices)

@@ -1,0 +1,186 @@
+"""CPUs beside devices: near whenever enough near CPUs are free, else by distance, on all machines of the test data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pinning.contract import CoreType, CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.errors import NotEnoughCPUs
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.machine.lscpu import read_lscpu
+from pinning.machine.near import Device, cpus_near, homes_of
+from pinning.machine.topology import CPUFacts, Topology, assemble
+from pinning.planning.allocator import Allocator, EffectivePolicies
+from pinning.planning.node_config import DEFAULT, NodeConfig
+from pinning.planning.node_sets import node_sets
+from pinning.planning.observed import Owner
+from pinning.pods.claims import Claim, Origin
+from pinning.pods.resources import Role
+from tests.machines import NAMES, lscpu_text
+from tests.pinning.nodes import SNC
+from tests.pinning.world import Wish, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.allocation import Placement
+
+GPU = "nvidia.com/gpu"
+_HBM = {
+    node: {other: 10 if node == other else 40 - 20 * (node % 2 == other % 2) for other in range(8)}
+    for node in range(8)
+}
+SUPERCHIP = (
+    replace(  # nodes 0 and 1 have CPUs; nodes 2 to 7 are the memory of GPUs, the even ones beside node 0
+        assemble([CPUFacts(cpu, cpu, cpu // 36, cpu // 36) for cpu in range(72)], CPUSet(range(72))),
+        distances=_HBM,
+    )
+)
+WITH_DISTANCES = {"snc": SNC, "superchip": SUPERCHIP}
+
+
+def machine(name: str) -> Topology:
+    """Return a machine by its name."""
+    return WITH_DISTANCES.get(name) or read_lscpu(lscpu_text(name))
+
+
+def given_devices(random: Random, topology: Topology) -> list[Device]:
+    """Return one to four devices: on one node, on two, on none, on a node that the machine lacks or of memory alone."""
+    nodes = [*(topology.distances or topology.numa_nodes), 77]
+    told = (
+        [random.choice(nodes) for _ in range(random.choice([0, 1, 1, 1, 2]))]
+        for _ in range(random.randint(1, 4))
+    )
+    return [Device(random.choice([GPU, "nic", "fpga"]), CPUSet(told_nodes)) for told_nodes in told]
+
+
+def room(topology: Topology, cpus: CPUSet, claim: Claim, policies: EffectivePolicies) -> int:
+    """Return the largest claim of its kind that fits on the CPUs."""
+    if policies.numa is NUMAPolicy.SINGLE:
+        anywhere = replace(policies, numa=NUMAPolicy.PACKED)
+        return max(room(topology, cpus & node, claim, anywhere) for node in topology.numa_nodes.values())
+    if policies.smt is SMTPolicy.PREFER:
+        return len(cpus)
+    whole = [core.cpus for core in topology.cores_of(cpus) if core.cpus <= cpus]
+    is_cores = policies.smt is SMTPolicy.ISOLATE or claim.origin is Origin.CMK
+    return len(whole) if is_cores else sum(map(len, whole))
+
+
+def births(
+    topology: Topology, number: int
+) -> Iterator[tuple[CPUSet, CPUSet, Claim, EffectivePolicies, Placement]]:
+    """Yield free CPUs, CPUs near the devices, the claim, its policies and the choice, while claims come and go."""
+    random = Random(number)  # noqa: S311 - the same claims in every run
+    allocator = Allocator(node_sets(topology, topology.online, DEFAULT), DEFAULT)
+    free, running = allocator.sets.allocatable, list[CPUSet]()
+    for _ in range(number):
+        while running and random.random() < 0.4:
+            free |= running.pop(random.randrange(len(running)))
+        origin = random.choice([Origin.ANNOTATION, Origin.ANNOTATION, Origin.CMK])
+        smt = SMTPolicy.REQUIRE if origin is Origin.CMK else random.choice(list(SMTPolicy))
+        numa = random.choice(list(NUMAPolicy))
+        policies = EffectivePolicies(CPUPolicy.EXCLUSIVE, smt, numa, CoreType.ANY)
+        claim = Claim("c", Role.MAIN, origin, CPUPolicy.EXCLUSIVE, random.randint(1, 10))
+        homes = homes_of(topology, given_devices(random, topology))
+        try:
+            chosen = allocator.fresh(claim, policies, free, EMPTY, homes)
+        except NotEnoughCPUs:
+            assert room(topology, free, claim, policies) < claim.count
+            continue
+        near = cpus_near(topology, union(home.nodes for home in homes)) if homes else topology.cpus
+        yield free, near, claim, policies, chosen
+        running.append(chosen.owned)
+        free -= chosen.owned
+
+
+@pytest.mark.parametrize("name", [*NAMES, *WITH_DISTANCES])
+def test_cpus_are_near_whenever_enough_near_ones_are_free(name: str) -> None:
+    """Of every claim: on near CPUs alone if they suffice, and else on as many of them as the policies allow."""
+    topology = machine(name)
+    for free, near, claim, policies, chosen in births(topology, 60):
+        possible = room(topology, free & near, claim, policies)
+        assert chosen.owned <= free
+        if possible >= claim.count:
+            assert chosen.cpus <= near
+        elif policies.numa is NUMAPolicy.PACKED:
+            inside = chosen.cpus & near
+            taken = len(topology.cores_of(inside)) if claim.origin is Origin.CMK else len(inside)
+            assert taken >= possible
+
+
+def world(*wishes: Wish, devices: tuple[str, ...], config: NodeConfig | None = None) -> World:
+    """Return a node of four NUMA nodes with one planned pod for each wish and the nodes of its devices."""
+    node = World(SNC, config or NodeConfig(reserved=CPUSet([0])))
+    for uid, wish, told in zip("abcdef", wishes, devices, strict=False):
+        node.add(uid, [wish])
+        node.devices[Owner(uid, "c0")] = tuple(Device(GPU, CPUSet([int(node)])) for node in told.split())
+        node.start(uid, "c0")
+    node.run_all()
+    return node
+
+
+def held(node: World, uid: str = "a") -> str:
+    """Return the CPUs of a pod's container."""
+    assignment = node.ledger.of(Owner(uid, "c0"))
+    return str(assignment.cpus) if assignment else ""
+
+
+@pytest.mark.parametrize(
+    ("wish", "told", "cpus"),
+    [
+        pytest.param(Wish("2", policy="exclusive"), "2", "8-9", id="the device's node"),
+        pytest.param(Wish("2", policy="share"), "2", "8-9", id="shared claims too"),
+        pytest.param(Wish(cores=1), "2", "8-9", id="cores of CMK"),
+        pytest.param(Wish("2", policy="exclusive"), "4", "12-13", id="memory alone: the nearest node"),
+        pytest.param(Wish("2", policy="exclusive"), "77", "2-3", id="unknown: as without"),
+        pytest.param(Wish("2", policy="exclusive"), "", "2-3", id="no devices"),
+        pytest.param(Wish("4", policy="exclusive"), "1 2", "4-5,8-9", id="whole cores in proportion"),
+        pytest.param(Wish("4", policy="exclusive"), "1 1 1 2", "4-5,8-9", id="a core each at least"),
+        pytest.param(Wish("6", policy="exclusive"), "2", "8-13", id="the rest by distance"),
+        pytest.param(
+            Wish("4", policy="exclusive", numa="single"), "1 2 2", "8-11", id="single: most devices"
+        ),
+        pytest.param(Wish("4", policy="exclusive", numa="single"), "0", "4-7", id="single: the next one"),
+        pytest.param(Wish("4", policy="exclusive", numa="distributed"), "1 3", "4-5,12-13", id="distributed"),
+        pytest.param(Wish("6", policy="exclusive"), "1 1 1 2", "4-9", id="a share that does not fit"),
+        pytest.param(Wish("2", smt="isolate"), "3 1", "4,12", id="isolate: a core beside each"),
+    ],
+)
+def test_a_new_container_is_beside_its_devices(wish: Wish, told: str, cpus: str) -> None:
+    """Four nodes of two cores, two of them in a package; CPU 0 and its sibling are reserved."""
+    assert held(world(wish, devices=(told,))) == cpus
+
+
+def test_the_nodes_option_spreads_over_the_devices_nodes() -> None:
+    """The kubelet's option to distribute counts as the policy does."""
+    config = NodeConfig(reserved=CPUSet([0]), distribute=True)
+    assert held(world(Wish("4", policy="exclusive"), devices=("1 3",), config=config)) == "4-5,12-13"
+
+
+def test_a_container_grows_and_shrinks_near_first() -> None:
+    """Growth takes near CPUs before others, and what is far is given back first."""
+    node = world(Wish("2", policy="exclusive"), devices=("2",))
+    for cpu, cpus in (("4", "8-11"), ("6", "8-13"), ("4", "8-11"), ("1", "8")):
+        node.add("a", [Wish(cpu, policy="exclusive")])
+        node.run_all()
+        assert held(node) == cpus
+
+
+def test_a_lost_cpu_is_replaced_near() -> None:
+    """A CPU that goes offline is replaced on the devices' node."""
+    node = world(Wish("2", policy="exclusive"), devices=("2",))
+    node.topology = node.topology.with_online(node.topology.online - CPUSet([9]))
+    node.run_all()
+    assert held(node) == "8,10"
+
+
+def test_other_policies_keep_a_container_near() -> None:
+    """A container that is placed anew stays beside its devices, and keeps what it can."""
+    node = world(Wish("2", policy="exclusive"), devices=("2",))
+    node.add("a", [Wish("2", policy="exclusive", smt="isolate")])
+    node.run_all()
+    assert held(node) == "8,10"
