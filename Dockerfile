@@ -57,6 +57,7 @@ COPY certs certs
 COPY corepin corepin
 COPY dashboard dashboard
 COPY drawing drawing
+COPY published published
 # Corepin's own sources stay beside their byte code: they are small, and tracebacks show their lines.
 RUN /build/bin/pip wheel ${QUIET} --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-compile --no-deps --no-index --root /own /wheels/*.whl \

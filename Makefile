@@ -9,7 +9,7 @@ unexport MAKEFLAGS
 BIN := .venv/bin
 IMAGE ?= corepin:dev
 # What decides: every branch of it is tested.
-PURE := pinning/*,webhook/rules/*,drawing/*,dashboard/model/*,dashboard/view/*
+PURE := pinning/*,published/*,webhook/rules/*,drawing/*,dashboard/model/*,dashboard/view/*
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py)) bench.shim
 

@@ -121,7 +121,7 @@ class LocalAgent:
             container
             for shown in self.state()["pods"]
             if shown["name"] == pod
-            for container in shown["containers"]
+            for container in shown["containers"].values()
         ]
         return dict(found[0]) if found else {}
 

@@ -69,9 +69,9 @@ class _Show:
         container, seen = self._agent.container(name), self._agent.seen(name)
         return bool(
             container
-            and container["proof"]
+            and "applied" in container
             and seen
-            and container["cpus"] == container["proof"]["cpus"] == seen.cpus
+            and container["cpus"] == container["applied"]["cpus"] == seen.cpus
         )
 
     def _switch(self, policy: str) -> None:
@@ -83,7 +83,7 @@ class _Show:
         wanted = None if policy == "none" else policy
         seconds = self._agent.until(
             f"fast is {policy}",
-            lambda: self._agent.container(FAST)["policy"] == wanted and all(map(self._is_settled, PODS)),
+            lambda: self._agent.container(FAST).get("policy") == wanted and all(map(self._is_settled, PODS)),
         )
         after = self._agent.seen(FAST)
         same = "the same process" if before and after and before.pid == after.pid else "ANOTHER PROCESS"
@@ -95,7 +95,7 @@ class _Show:
             seen, container = self._agent.seen(name), self._agent.container(name)
             if seen is None or not container:
                 continue
-            policy = container["policy"] or "no CPUs of its own"
+            policy = container.get("policy") or "no CPUs of its own"
             print(
                 f"  {name:<10} pid {seen.pid:<7} Cpus_allowed_list {seen.cpus:<8} {policy}{_refused(container)}"
             )
@@ -107,5 +107,5 @@ def _ask(pod: dict[str, Any], cpus: int) -> None:
 
 
 def _refused(container: dict[str, Any]) -> str:
-    refusal = container["refusal"]
+    refusal = container.get("refusal")
     return f"; REFUSED: {refusal['message'].partition(':')[0]}" if refusal else ""

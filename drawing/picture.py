@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from drawing.spans import Painted
-    from pinning.contract import ReserveSource
     from pinning.machine.topology import Topology
 
 NARROWEST: Final = 40
@@ -69,7 +68,7 @@ class Picture:
     reserved: CPUSet = EMPTY
     shared: CPUSet = EMPTY
     pools: tuple[tuple[str, CPUSet], ...] = ()  # set aside by configuration: name and CPUs
-    reserve_source: ReserveSource | None = None  # None: an earlier agent did not publish it
+    reserve_source: str = ""  # empty: an earlier agent did not publish it
 
 
 class Use(StrEnum):
@@ -176,7 +175,7 @@ def sign_keys(picture: Picture) -> list[Key]:
     return [Key(Span(sign * width, style), use, meaning, cpus) for sign, style, use, meaning, cpus in signs]
 
 
-def _reserved(source: ReserveSource | None) -> str:
+def _reserved(source: str) -> str:
     return f"reserved ({source})" if source else "reserved"
 
 

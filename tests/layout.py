@@ -23,6 +23,7 @@ PACKAGES = frozenset(
         "corepin",
         "dashboard",
         "drawing",
+        "published",
     }
 )
 MODULES = sorted(path for package in PACKAGES for path in Path(package).rglob("*.py"))

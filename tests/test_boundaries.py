@@ -18,11 +18,12 @@ ARROWS = {
     "kubeyaml": frozenset(),
     "logs": frozenset(),
     "pinning": frozenset(),
+    "published": frozenset({"pinning"}),
     "certs": frozenset(),
-    "webhook": BELOW,
-    "agent": BELOW,
-    "drawing": frozenset({"logs", "pinning"}),
-    "dashboard": BELOW | {"drawing"},
+    "webhook": BELOW | {"published"},
+    "agent": BELOW | {"published"},
+    "drawing": frozenset({"logs", "pinning", "published"}),
+    "dashboard": BELOW | {"drawing", "published"},
     "corepin": PACKAGES,
 }
 PODS = ("pinning.contract", "pinning.errors", "pinning.pods")
@@ -32,7 +33,8 @@ ROOMS = {
     "kubeyaml": (),
     "logs": (),
     "certs": (),
-    "drawing": ("logs.printable", "pinning.contract", "pinning.machine"),
+    "drawing": ("logs.printable", "pinning.contract", "pinning.machine", "published"),
+    "published": ("pinning.errors", "pinning.machine.topology", "pinning.truncate"),
     "pinning.truncate": (),
     "pinning.contract": (),
     "pinning.errors": (),
@@ -83,7 +85,8 @@ ROOMS = {
         *("agent.errors", "agent.interfaces", "agent.kernel"),
         *("apiserver.backoff", "kubeyaml", "pinning"),
     ),
-    "agent.serve": ("agent.node_state", "pinning"),
+    "agent.published_parts": ("agent.node_state", "pinning", "published"),
+    "agent.serve": ("agent.node_state", "agent.published_parts", "pinning", "published"),
     "agent.vm": (
         *("agent.errors", "agent.interfaces", "agent.vm_interfaces", "pinning"),
         *("agent.kernel.affinity", "agent.kernel.cgroupfs", "agent.kernel.mover", "agent.kernel.procfs"),
@@ -96,15 +99,17 @@ ROOMS = {
     "agent.doctor": (
         *("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet"),
         *("agent.quiet", "agent.reconcile.checkpoint", "pinning"),
+        "published.agent_state",
     ),
     "agent.quiet": ("agent.kernel.procfs", "pinning.machine"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.kubelet.policy", "agent.own_pods", "agent.vm_interfaces", "apiserver.backoff", "pinning"),
+        *("agent.kubelet.policy", "agent.own_pods", "agent.published_parts", "agent.vm_interfaces"),
+        *("apiserver.backoff", "pinning"),
     ),
     "agent.report": (
         *("agent.clock", "agent.config", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.errors", "agent.kept_pod", "apiserver", "pinning"),
+        *("agent.errors", "agent.kept_pod", "agent.published_parts", "apiserver", "pinning", "published"),
     ),
     "agent.process": (
         *("agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
@@ -118,7 +123,10 @@ ROOMS = {
     ),
     "agent.main": ("agent", "apiserver", "pinning"),
     "webhook.metrics": (),
-    "webhook.config": ("apiserver", "kubeyaml", "webhook.metrics", "pinning"),
+    "webhook.config": (
+        *("apiserver", "kubeyaml", "webhook.metrics", "pinning"),
+        *("published.codec", "published.node_topology"),
+    ),
     "webhook.rules": ("webhook.config", "pinning"),
     "webhook.review": ("webhook.config", "webhook.metrics", "webhook.rules", "pinning"),
     "webhook.server": ("webhook.config", "webhook.metrics", "webhook.review", "pinning"),
@@ -164,13 +172,14 @@ ROOMS = {
     "corepin.node": (
         *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.host_flags", "corepin.terminal"),
         *("agent.doctor", "agent.kernel.cgroup_names", "apiserver", "drawing", "logs.printable", "pinning"),
+        "published",
     ),
     "corepin.cmk": (
         *("corepin.documents", "corepin.errors", "corepin.node", "corepin.offline.plan"),
-        *("kubeyaml", "logs.printable", "pinning"),
+        *("kubeyaml", "logs.printable", "pinning", "published"),
     ),
-    "dashboard.model": ("drawing", "pinning"),
-    "dashboard.view": ("drawing", "dashboard.model", "pinning"),
+    "dashboard.model": ("drawing", "pinning", "published"),
+    "dashboard.view": ("drawing", "dashboard.model", "pinning", "published"),
     "dashboard.serve": ("apiserver", "dashboard.model", "dashboard.view", "pinning.contract"),
     "corepin.offline": (
         *("corepin", "agent.kernel.sysfs", "drawing", "kubeyaml", "logs.printable", "pinning", "webhook"),

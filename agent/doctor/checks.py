@@ -35,7 +35,6 @@ class AgentFacts:
     allocatable: CPUSet
     reserved: CPUSet
     exclusive: CPUSet  # with the siblings kept idle
-    owners: frozenset[str] = frozenset()  # namespace/pod/container of those with exclusive CPUs
     runtime: str = ""  # name and version, as it was when it answered last
     kubelet: KubeletPolicy = KubeletPolicy.UNKNOWN
     observes: bool = False
@@ -277,7 +276,7 @@ def _troubles(facts: Facts) -> Iterator[Check]:
         )
     for name in facts.agent.conflicts:
         remedy = "find who writes its cpuset (see other writers) and stop it; the agent repairs it after 10 quiet minutes"
-        yield finding("fights", f"another program keeps rewriting the CPUs of {name}", remedy)
+        yield finding("conflicts", f"another program keeps rewriting the CPUs of {name}", remedy)
     for name in facts.agent.failures:
         yield finding("failures", f"the CPUs of {name} could not be set", log)
     for message in facts.agent.refusals:

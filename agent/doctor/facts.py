@@ -6,7 +6,7 @@ import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from agent.doctor.checks import AgentFacts, Facts, ForeignThreads
 from agent.doctor.foreign_threads import foreign_threads, runs_corepin
@@ -22,16 +22,15 @@ from agent.kubelet.policy import read_kubelet_policy
 from agent.quiet.noise import measure
 from agent.reconcile.checkpoint import NAME as CHECKPOINT
 from agent.reconcile.checkpoint import unknown_needs
-from pinning.contract import AGENT_STATE, DEBUGFS, KUBELET_STATE, NRI_SOCKET, KubeletPolicy
+from pinning.contract import AGENT_STATE, DEBUGFS, KUBELET_STATE, NRI_SOCKET, CPUPolicy, KubeletPolicy
 from pinning.errors import PinningError
-from pinning.machine.cpuset import CPUSet, union
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.kernel.cgroupfs import Hierarchy
     from agent.quiet.noise import Noise
     from pinning.machine.topology import Topology
+    from published.agent_state import AgentState
 
 SYS_PTRACE: Final = 19  # the bit of this capability
 
@@ -51,14 +50,14 @@ class Places:
     state: Path = Path(AGENT_STATE)  # the agent's --state-dir
 
 
-def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) -> Facts:
+def read_facts(places: Places, state: AgentState | None, seconds: float) -> Facts:
     """Return what is found; `state` is what the agent's socket says, threads are watched for some seconds."""
     missing: dict[str, str] = {}
     proc = places.root / "proc"
     running = tuple(programs(proc))
     hierarchy = _hierarchy(places.cgroups, missing)
-    agent = agent_facts(state) if state is not None else None
-    threads, noise = _watch(places, state, agent, seconds) if state is not None and agent else (None, None)
+    agent = agent_facts(state) if state else None
+    threads, noise = _watch(places, state, agent.exclusive, seconds) if state and agent else (None, None)
     return Facts(
         kubelet=read_kubelet_policy(places.kubelet_state),
         kubelet_runs=kubelet_runs(running),
@@ -80,48 +79,66 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
     )
 
 
-def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
-    """Return what matters of the agent's state."""
-    held = [
-        assignment for assignment in state["ledger"]["assignments"] if assignment["policy"] == "exclusive"
-    ]
-    footprints = [CPUSet.parse(assignment[name]) for assignment in held for name in ("cpus", "idle")]
+def agent_facts(state: AgentState) -> AgentFacts:
+    """Return what matters of the agent's state; raise BadCPUList where it is damaged."""
     return AgentFacts(
-        allocatable=CPUSet.parse(state["sets"]["allocatable"]),
-        reserved=CPUSet.parse(state["sets"]["reserved"]),
-        exclusive=union(footprints),
-        owners=frozenset("{namespace}/{pod}/{container}".format(**assignment) for assignment in held),
-        runtime=state["runtime"],
-        kubelet=KubeletPolicy(state["kubelet"]),
-        observes=state["observes"],
-        pods_complete=state["podsComplete"],
-        containers_complete=state["containersComplete"],
-        runtime_reason=state["runtimeReason"],
-        memory_kills=tuple("{pod}/{container}: {when}".format(**kill) for kill in state["memoryKills"]),
-        conflicts=tuple(conflict["container"] for conflict in state["fights"]),
-        failures=tuple(state["failures"]),
-        nri=AgentNRI(state["startPath"] == "nri", state["startReason"], bool(state["listingFault"])),
-        other_plugins=tuple(state["otherPlugins"]),
-        refusals=tuple(f"{refusal['name']}: {refusal['message']}" for refusal in state["refusals"]),
-        is_strict=bool(state.get("strictReserved")) and not state.get("staticPools"),
-        static_shared=CPUSet.parse(state["sets"]["shared"]) if state.get("staticPools") else None,
+        allocatable=CPUSet.parse(state.sets.allocatable),
+        reserved=CPUSet.parse(state.sets.reserved),
+        exclusive=union(exclusive_cpus(state).values()),
+        runtime=state.runtime,
+        kubelet=KubeletPolicy(state.kubelet)
+        if state.kubelet in set(KubeletPolicy)
+        else KubeletPolicy.UNKNOWN,
+        observes=state.observes,
+        pods_complete=state.pods_complete,
+        containers_complete=state.containers_complete,
+        runtime_reason=state.runtime_reason,
+        memory_kills=tuple(f"{kill.pod}/{kill.container}: {kill.time}" for kill in state.memory_kills),
+        conflicts=tuple(conflict.container for conflict in state.conflicts),
+        failures=state.failures,
+        nri=AgentNRI(state.start_path == "nri", state.start_reason, bool(state.listing_fault)),
+        other_plugins=state.other_plugins,
+        refusals=tuple(f"{refusal.name}: {refusal.message}" for refusal in state.refusals),
+        is_strict=state.strict_reserved and not state.static_pools,
+        static_shared=CPUSet.parse(state.sets.shared) if state.static_pools else None,
     )
 
 
+def exclusive_cpus(state: AgentState) -> dict[str, CPUSet]:
+    """Return the CPUs that the containers of each pod own exclusively, with the siblings kept idle, by the pod's uid."""
+    owned: dict[str, CPUSet] = {}
+    for pod in state.pods:
+        for container in pod.containers.values():
+            if container.policy == CPUPolicy.EXCLUSIVE:
+                cpus = CPUSet.parse(container.cpus) | CPUSet.parse(container.idle or "")
+                owned[pod.uid] = owned.get(pod.uid, EMPTY) | cpus
+    return owned
+
+
 def _watch(
-    places: Places, state: Mapping[str, Any], agent: AgentFacts, seconds: float
+    places: Places, state: AgentState, exclusive: CPUSet, seconds: float
 ) -> tuple[ForeignThreads, Noise | None]:
     """Watch exclusive CPUs for a while: the threads that run there and, if asked for, all that disturbs them."""
     proc = places.root / "proc"
 
     def threads() -> ForeignThreads:
-        return foreign_threads(proc, state, agent.exclusive, seconds)
+        return foreign_threads(proc, exclusive_cpus(state), seconds)
 
-    if places.interrupts is None or not agent.exclusive:
+    if places.interrupts is None or not exclusive:
         return threads(), None
-    owned = {name: pid for name, pid in state["firstPids"].items() if name in agent.owners}
-    noise, seen = measure(places.interrupts, proc, agent.exclusive, owned, threads)
+    noise, seen = measure(places.interrupts, proc, exclusive, _first_pids(state), threads)
     return seen, noise
+
+
+def _first_pids(state: AgentState) -> dict[str, int]:
+    """Return the first process of each container with exclusive CPUs, by namespace/pod/container."""
+    owners = {
+        f"{pod.namespace}/{pod.name}/{name}"
+        for pod in state.pods
+        for name, container in pod.containers.items()
+        if container.policy == CPUPolicy.EXCLUSIVE
+    }
+    return {name: pid for name, pid in state.first_pids.items() if name in owners}
 
 
 def _vms(places: Places) -> VMFacts:

@@ -7,10 +7,11 @@ import time
 from collections import Counter
 from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.doctor.checks import ForeignThreads
 from agent.kernel.procfs import FLAGS, PROCESSOR, TIMES, cgroup_of, read_stat
+from pinning.machine.cpuset import union
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,20 +24,16 @@ _KTHREAD: Final = 0x00200000  # PF_KTHREAD
 _FIXED: Final = 0x04000000  # PF_NO_SETAFFINITY: bound to its CPU
 
 
-def foreign_threads(
-    proc: Path, state: Mapping[str, Any], exclusive: CPUSet, seconds: float
-) -> ForeignThreads:
+def foreign_threads(proc: Path, owned: Mapping[str, CPUSet], seconds: float) -> ForeignThreads:
     """Watch all threads for a while; return those that ran on exclusive CPUs and are not of the pods that own some.
+
+    `owned` are the exclusive CPUs by the uid of their pod.
 
     Threads of an owning pod count as the owner's: which of its containers they are of, only the runtime knows.
     """
-    if not exclusive:
+    if not owned:
         return ForeignThreads({})
-    owners = {
-        assignment["podUID"]
-        for assignment in state["ledger"]["assignments"]
-        if assignment["policy"] == "exclusive"
-    }
+    exclusive = union(owned.values())
     before = {thread.id: thread.ran for thread in _threads(proc, exclusive)}
     time.sleep(seconds)
     by_cgroup: dict[str, Counter[str]] = {}
@@ -47,7 +44,7 @@ def foreign_threads(
             continue
         if thread.is_kernel:
             (fixed if thread.is_fixed else movable)[thread.name] += 1
-        elif not any(uid in thread.cgroup or uid.replace("-", "_") in thread.cgroup for uid in owners):
+        elif not any(uid in thread.cgroup or uid.replace("-", "_") in thread.cgroup for uid in owned):
             by_cgroup.setdefault(thread.cgroup, Counter())[thread.name] += 1
     return ForeignThreads(by_cgroup, fixed, movable)
 

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from agent import published_parts as parts
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_types import Condition, Taint
 from pinning.contract import (
@@ -31,6 +30,9 @@ from pinning.contract import (
 )
 from pinning.planning.cpu_groups import key_of
 from pinning.planning.requests import Overcommit, overcommit, sidecars
+from published.codec import encode
+from published.node_pools import Hidden, Owner, Pools, Sidecars
+from published.node_topology import encode_topology
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 
 LONGEST_MESSAGE: Final = 1024  # of a condition
 LONGEST_LABEL: Final = 63
-VERSION: Final = 1  # of the pools annotation
 NO_SCHEDULE: Final = "NoSchedule"
 KUBELET_REMEDY: Final = "set cpuManagerPolicy to none in the kubelet's configuration"
 CMK_TAINT: Final = Taint(CMK_TAINT_KEY, NO_SCHEDULE, CMK_TAINT_VALUE)
@@ -106,50 +107,35 @@ def cleared(options: NodeOptions) -> DesiredNode:
 
 
 def topology_text(state: NodeState) -> str:
-    """Return the machine as compact JSON, read back by `Topology.from_dict`."""
-    return _json(state.topology.to_dict())
+    """Return the machine as compact JSON."""
+    return encode_topology(state.topology).decode()
 
 
 def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) -> str:
     """Return the sets of the node, their owners and what they cost unseen, as compact JSON."""
-    sets = state.sets
     injected = sidecars(pods, state.seen_pods, options.sidecar)
-    named = {
-        "universe": sets.universe,
-        "reserved": sets.reserved,
-        "shared": state.shared,
-        "setAside": sets.pools.set_aside,
-        "isolated": sets.isolated,
-        "free": state.free,
-    }
     by_name = sorted(state.ledger, key=lambda assignment: assignment.name)
-    return _json(
-        {
-            "version": VERSION,
-            "observes": state.observes,
-            **{name: str(cpus) for name, cpus in named.items()},
-            "reservedBy": str(sets.reserve_source),
-            "alignUncore": sets.align_uncore,
-            "owners": {assignment.name: _owner(assignment) for assignment in by_name},
-            "hidden": {
-                "idleCPUs": len(state.idle),
-                "sidecars": {
-                    "containers": injected.containers,
-                    "cpu": f"{injected.millicores}m",
-                    "memory": str(injected.bytes),
-                },
-            },
-        }
+    published = Pools(
+        **parts.sets(state),
+        observes=state.observes,
+        owners={assignment.name: _owner(assignment) for assignment in by_name},
+        hidden=Hidden(
+            idle_cpus=len(state.idle),
+            sidecars=Sidecars(
+                containers=injected.containers, cpu=f"{injected.millicores}m", memory=str(injected.bytes)
+            ),
+        ),
     )
+    return encode(published).decode()
 
 
-def _owner(assignment: Assignment) -> dict[str, str]:
-    owner = {"policy": str(assignment.policy), "cpus": str(assignment.cpus)}
-    if assignment.is_exclusive:
-        owner["smtPolicy"] = str(assignment.smt)
-    if assignment.idle:
-        owner["idle"] = str(assignment.idle)
-    return owner
+def _owner(assignment: Assignment) -> Owner:
+    return Owner(
+        policy=assignment.policy,
+        cpus=str(assignment.cpus),
+        smt_policy=assignment.smt if assignment.is_exclusive else "",
+        idle=str(assignment.idle),
+    )
 
 
 def _labels(options: NodeOptions) -> tuple[str, ...]:
@@ -234,7 +220,3 @@ def _group_changed(group: str, labelled: str) -> str:
         f"label {CPU_GROUP_LABEL} {now}, but the agent runs with {key_of(group)} since its start: delete its pod on"
         f" this node, so that the next one takes {taken}; containers keep their CPUs"
     )
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    return msgspec.json.encode(content).decode()

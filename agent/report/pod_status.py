@@ -10,25 +10,30 @@ found when a claim was refused, stay those of the moment at which the content be
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from contextlib import suppress
-from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
+from agent import published_parts as parts
 from agent.clock import Clock
 from agent.kept_pod import PODS, PodDecoder
 from agent.report.events import gist
 from agent.report.object_backoff import BETWEEN_SECONDS, FAILURES, ObjectBackoff
 from agent.report.publisher import Later
 from apiserver.client import METADATA, METADATA_LIST
-from apiserver.errors import APIError, Failed, Gone, Refused
+from apiserver.errors import APIError, Failed, Gone
+from apiserver.errors import Refused as RefusedByAPI
 from apiserver.pages import decode, decode_any, pages
-from pinning.contract import STATUS_CPUS, CoreType, CPUPolicy
+from pinning.contract import STATUS_CPUS
 from pinning.machine.cpuset import union
 from pinning.pods.identity import by_runtime_uid, name_of
+from published.codec import AnotherVersion, encode
+from published.codec import decode as decode_status
+from published.pod_status import Applied, Container, Machine, PodStatus, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,11 +41,10 @@ if TYPE_CHECKING:
     from agent.interfaces import PodSource
     from agent.node_state import ContainerState, NodeState, PodState, Proof, VMState
     from apiserver.client import Api
-    from pinning.machine.cpuset import CPUSet
-    from pinning.planning.refusal import Refusal
+    from pinning.planning.refusal import Refusal as Refused
     from pinning.pods.types import Pod
 
-VERSION: Final = 1
+NEW: Final = Container()
 
 logger = logging.getLogger(__name__)
 
@@ -63,18 +67,18 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
     """
     if not pod.is_reported or (before is None and _is_waiting(pod)):
         return None
-    old = _members(_read(before), "containers")
-    status: dict[str, Any] = {"version": VERSION}
-    if pod.refusal:
-        status["refusal"] = _refusal(pod.refusal)
-    status["containers"] = {
-        container.name: _container(container, _members(old, container.name), pod.vm)
-        for container in pod.containers
-        if container.is_reported
-    }
-    if pod.vm and pod.vm.cpus:
-        status["vm"] = _vm(pod.vm, _members(_read(before), "vm"))
-    return msgspec.json.encode(status).decode()
+    old = _read(before)
+    return encode(
+        PodStatus(
+            refusal=_refusal(pod.refusal, None) if pod.refusal else None,
+            containers={
+                it.name: _container(it, old.containers.get(it.name, NEW), pod.vm)
+                for it in pod.containers
+                if it.is_reported
+            },
+            vm=_vm(pod.vm, old.vm) if pod.vm and pod.vm.cpus else None,
+        )
+    ).decode()
 
 
 def _is_waiting(pod: PodState) -> bool:
@@ -84,108 +88,56 @@ def _is_waiting(pod: PodState) -> bool:
     )
 
 
-def _container(container: ContainerState, old: Mapping[str, Any], vm: VMState | None) -> dict[str, Any]:
-    status: dict[str, Any] = {}
-    if container.policy:
-        status |= {
-            "policy": container.policy,
-            "smtPolicy": container.smt,
-            "numaPolicy": container.numa,
-            "cpus": str(container.cpus),
-            "idle": str(container.idle),
-            "numaNodes": list(container.numa_nodes),
-        }
-        if container.core_type is not CoreType.ANY:
-            status["coreType"] = container.core_type
-    if container.others:
-        status |= {"sharedCpus": str(container.others), "confinedBy": "affinity"}
-        if container.policy is CPUPolicy.EXCLUSIVE:
-            status["cpuLimit"] = "unset"
-    if container.memory:
-        words = {"memory": container.memory.word, "memoryNote": container.memory.note}
-        status |= {name: text for name, text in words.items() if text}
-    status["pinned"] = container.is_pinned
-    if container.policy and container.sandbox and vm and vm.is_one_to_one:
-        status["vcpus"] = [rank for rank, cpus in enumerate(vm.vcpus) if cpus <= container.cpus]
-    if container.policy and container.proof:
-        status["applied"] = _applied(container.proof, old, _found(container, container.proof))
-    if container.refusal:
-        status["refusal"] = _refusal(container.refusal, _members(old, "refusal"))
-    return status | _findings(container)
+def _container(state: ContainerState, old: Container, vm: VMState | None) -> Container:
+    """Return what is said of a container, without what changes with others."""
+    return parts.container(
+        state,
+        vm,
+        cpus=str(state.cpus) if state.policy else "",
+        applied=_applied(state, state.proof, old.applied) if state.policy and state.proof else None,
+        refusal=_refusal(state.refusal, old.refusal) if state.refusal else None,
+    )
 
 
-def _findings(container: ContainerState) -> dict[str, Any]:
-    """Return what is wrong with a container that holds CPUs or asks for them."""
-    findings: dict[str, Any] = {}
-    if container.proof and container.proof.outside:
-        findings["drift"] = True
-    if container.intruders:
-        findings["intruders"] = list(container.intruders)
-    if container.uncounted:
-        findings["uncounted"] = container.uncounted
-    return findings
+def _applied(state: ContainerState, proof: Proof, old: Applied | None) -> Applied:
+    """Return when the CPUs changed and by which path; the window may be known only later.
+
+    CPUs that follow the shared set are left out while they are right.
+    """
+    own = state.sandbox.own if state.sandbox else state.cpus
+    cpus = str(own if state.is_pinned else proof.cpus)
+    before = old if old and old.cpus == cpus else Applied(cpus=cpus, time=proof.when, path=proof.path)
+    known = {"window_seconds": proof.window_seconds, "split_seconds": proof.split_seconds}
+    new = {name: known[name] for name in known if known[name] is not None and getattr(before, name) is None}
+    return replace(before, **new) if new else before
 
 
-def _found(container: ContainerState, proof: Proof) -> CPUSet:
-    """Return the CPUs to report as applied; for a pinned container its own, without pools that follow the shared set."""
-    if not container.is_pinned:
-        return proof.cpus
-    return container.sandbox.own if container.sandbox else container.cpus
-
-
-def _applied(proof: Proof, old: Mapping[str, Any], found: CPUSet) -> Mapping[str, Any]:
-    """Return when the CPUs changed and by which path; the window may be known only later."""
-    cpus, before = str(found), _members(old, "applied")
-    applied: dict[str, Any] = {"cpus": cpus, "time": proof.when, "path": proof.path}
-    if before.get("cpus") == cpus:
-        applied = dict(before)
-    if proof.window_seconds is not None:
-        applied.setdefault("windowSeconds", proof.window_seconds)
-    if proof.split_seconds is not None:
-        applied.setdefault("splitSeconds", proof.split_seconds)
-    return applied
-
-
-def _vm(vm: VMState, old: Mapping[str, Any]) -> Mapping[str, Any]:
+def _vm(vm: VMState, old: Machine | None) -> Machine:
     """Return where a machine's threads run, and since when; what follows the shared set is left out."""
-    status: dict[str, Any] = {
-        "kind": vm.kind,
-        "vcpus": [str(cpus) for cpus in vm.vcpus],
-        "oneToOne": vm.is_one_to_one,
-    }
-    own = {
-        "emulator": str(vm.emulator) if vm.emulator <= vm.cpus else "",
-        "iothreads": [str(cpus) for cpus in vm.iothreads] if union(vm.iothreads) <= vm.cpus else [],
-        "vhost": str(vm.vhost) if vm.vhost <= vm.cpus else "",
-        "reason": vm.reason,
-        "note": vm.note,
-        "refused": list(vm.refused),
-        "guest": [place._asdict() for place in vm.guest_ids],
-    }
-    status |= {name: value for name, value in own.items() if value}
-    is_same = {**old, "time": ""} == {**status, "time": ""}
-    return old if is_same else {**status, "time": vm.when}
+    new = replace(
+        parts.machine(vm),
+        emulator=str(vm.emulator) if vm.emulator <= vm.cpus else "",
+        iothreads=tuple(map(str, vm.iothreads)) if union(vm.iothreads) <= vm.cpus else (),
+        vhost=str(vm.vhost) if vm.vhost <= vm.cpus else "",
+        cpus="",
+    )
+    return old if old and replace(new, time=old.time) == old else new
 
 
-def _refusal(refusal: Refusal, old: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    before = str(old.get("message"))
-    is_same = gist(replace(refusal, message=before)) == gist(refusal) and old.get("reason") == refusal.reason
-    message = before if is_same else refusal.message
-    return {"reason": refusal.reason, "message": message, "blocksStart": refusal.blocks_start}
+def _refusal(refused: Refused, old: Refusal | None) -> Refusal:
+    new = parts.refusal(refused)
+    if old is None or old.reason != new.reason:
+        return new
+    is_same = gist(dataclasses.replace(refused, message=old.message)) == gist(refused)
+    return replace(new, message=old.message) if is_same else new
 
 
-def _read(text: str | None) -> Mapping[str, Any]:
-    """Decode the status annotation; return an empty status if it is damaged or another program's."""
+def _read(text: str | None) -> PodStatus:
+    """Decode the status annotation; return an empty status if it is damaged, of another version or another program's."""
     try:
-        status = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return status if isinstance(status, dict) else {}
-
-
-def _members(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    members = status.get(name)
-    return members if isinstance(members, dict) else {}
+        return decode_status(PodStatus, text or "{}")
+    except AnotherVersion:
+        return PodStatus()
 
 
 class PodReport:
@@ -231,7 +183,7 @@ class PodReport:
         """Write on one pod; return why it was refused. What concerns all of them is raised."""
         try:
             await self._write(pod, text)
-        except (Refused, Failed) as error:
+        except (RefusedByAPI, Failed) as error:
             if self._backoff.refuse(_uid(pod), error, _version(pod)):
                 facts = {"pod": "/".join(name_of(pod)), "reason": str(error)}
                 logger.warning("pod status not written", extra={"facts": facts})
@@ -247,7 +199,7 @@ class PodReport:
         for uid, pod in list(self._annotated.items()):
             if uid not in shown:
                 if not (pod.get("metadata") or {}).get("deletionTimestamp"):
-                    with suppress(Gone, Refused, Failed):
+                    with suppress(Gone, RefusedByAPI, Failed):
                         await self._write(pod, None)
                 del self._annotated[uid]
         self._annotated.update({uid: pod for uid, pod in shown.items() if self._current(pod) is not None})

@@ -1,157 +1,123 @@
-"""The state of the node as JSON, for `corepin map` and for anyone who asks the local socket.
-
-CPU sets are lists in the kernel's format. `topology` and `ledger` are read back by `Topology.from_dict` and
-`ledger_from_dict`.
-"""
+"""The state of the node for `corepin map`, and for anyone who asks the local socket, in the types of `published/`."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from agent import published_parts as parts
 from pinning.planning.ledger_json import ledger_to_dict
+from published.agent_state import (
+    AgentSets,
+    AgentState,
+    Conflict,
+    MemoryKill,
+    NamedRefusal,
+    Pod,
+    Reclaimed,
+    Task,
+)
+from published.codec import encode
+from published.pod_status import Affinity, Applied, Container
 
 if TYPE_CHECKING:
-    from agent.node_state import ContainerState, MemoryState, NodeState, PodState, Proof, VMState
-    from pinning.cmk.pools import Task
+    from agent.node_state import ContainerState, NodeState, PodState, Proof, VMState
     from pinning.planning.refusal import Refusal
-
-VERSION = 1
 
 
 def to_json(state: NodeState) -> bytes:
     """Return the state as one line of JSON."""
-    return json.dumps(to_dict(state), separators=(",", ":")).encode() + b"\n"
+    return encode(agent_state(state)) + b"\n"
 
 
-def to_dict(state: NodeState) -> dict[str, Any]:
-    """Return the state as JSON-able values."""
-    return {
-        "version": VERSION,
-        "node": state.node,
-        "runtime": state.runtime,
-        "kubelet": str(state.kubelet),
-        "group": state.group,
-        "observes": state.observes,
-        "podsComplete": state.pods_complete,
-        "containersComplete": state.containers_complete,
-        "runtimeReason": state.runtime_reason,
-        "memoryKills": [kill._asdict() for kill in state.kills],
-        "startPath": str(state.start_path),
-        "startReason": state.start_reason,
-        "listingFault": str(state.listing_fault or ""),
-        "otherPlugins": list(state.other_plugins),
-        "topology": state.topology.to_dict(),
-        "sets": _sets(state),
-        "alignUncore": state.sets.align_uncore,
-        "strictReserved": state.sets.is_strict,
-        "staticPools": state.sets.pools.is_static,
-        "ledger": ledger_to_dict(state.ledger),
-        "pods": [_pod(pod) for pod in state.pods],
-        "refusals": [_refusal(refusal) for refusal in state.refusals],
-        "fights": [
-            {"container": conflict.container, "rewrites": conflict.rewrites} for conflict in state.conflicts
-        ],
-        "failures": list(state.failures),
-        "firstPids": dict(state.first_pids),
-        "tasks": [_task(task) for task in state.tasks],
-        "reclaimed": [entry._asdict() for entry in state.reclaimed],
-        "reclaimsDropped": state.reclaims_dropped,
-    }
+def agent_state(state: NodeState) -> AgentState:
+    """Return the state as it is published."""
+    return AgentState(
+        node=state.node,
+        runtime=state.runtime,
+        kubelet=state.kubelet,
+        group=state.group,
+        observes=state.observes,
+        pods_complete=state.pods_complete,
+        containers_complete=state.containers_complete,
+        runtime_reason=state.runtime_reason,
+        memory_kills=tuple(
+            MemoryKill(pod_uid=kill.pod_uid, pod=kill.pod, container=kill.container, time=kill.when)
+            for kill in state.kills
+        ),
+        start_path=state.start_path,
+        start_reason=state.start_reason,
+        listing_fault=str(state.listing_fault or ""),
+        other_plugins=state.other_plugins,
+        topology=state.topology.to_dict(),
+        sets=_sets(state),
+        strict_reserved=state.sets.is_strict,
+        static_pools=state.sets.pools.is_static,
+        ledger=ledger_to_dict(state.ledger),
+        pods=tuple(map(_pod, state.pods)),
+        refusals=tuple(map(_refusal, state.refusals)),
+        conflicts=tuple(Conflict(container=it.container, rewrites=it.rewrites) for it in state.conflicts),
+        failures=state.failures,
+        first_pids=dict(state.first_pids),
+        tasks=tuple(
+            Task(pid=task.pid, container=task.container, pool=task.pool, cpus=str(task.cpus))
+            for task in state.tasks
+        ),
+        reclaimed=tuple(Reclaimed(**entry._asdict()) for entry in state.reclaimed),
+        reclaims_dropped=state.reclaims_dropped,
+    )
 
 
-def _sets(state: NodeState) -> dict[str, str]:
-    sets = state.sets
-    named = {
-        "universe": sets.universe,
-        "reserved": sets.reserved,
-        "allocatable": sets.allocatable,
-        "shared": state.shared,
-        "free": state.free,
-        "idle": state.idle,
-        "isolated": sets.isolated,
-        "exclusivePool": sets.pools.exclusive,
-        "nonIsolcpusPool": sets.pools.non_isolcpus,
-        "setAside": sets.pools.set_aside,
-    }
-    return {**{name: str(cpus) for name, cpus in named.items()}, "reservedBy": str(sets.reserve_source)}
+def _sets(state: NodeState) -> AgentSets:
+    return AgentSets(
+        **parts.sets(state),
+        allocatable=str(state.sets.allocatable),
+        idle=str(state.idle),
+        exclusive_pool=str(state.sets.pools.exclusive),
+        non_isolcpus_pool=str(state.sets.pools.non_isolcpus),
+    )
 
 
-def _pod(pod: PodState) -> dict[str, Any]:
-    return {
-        "uid": pod.uid,
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "known": pod.is_known,
-        "refusal": pod.refusal and _refusal(pod.refusal),
-        "containers": [_container(container) for container in pod.containers],
-        "vm": pod.vm and _vm(pod.vm),
-    }
+def _pod(pod: PodState) -> Pod:
+    return Pod(
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        known=pod.is_known,
+        refusal=parts.refusal(pod.refusal) if pod.refusal else None,
+        containers={it.name: _container(it, pod.vm) for it in pod.containers},
+        vm=parts.machine(pod.vm) if pod.vm else None,
+    )
 
 
-def _container(container: ContainerState) -> dict[str, Any]:
-    return {
-        "name": container.name,
-        "policy": container.policy and str(container.policy),
-        "smtPolicy": container.smt and str(container.smt),
-        "numaPolicy": container.numa and str(container.numa),
-        "coreType": str(container.core_type),
-        "cpus": str(container.cpus),
-        "others": str(container.others),
-        "idle": str(container.idle),
-        "numaNodes": list(container.numa_nodes),
-        "pinned": container.is_pinned,
-        "proof": container.proof and _proof(container.proof),
-        "refusal": container.refusal and _refusal(container.refusal),
-        "uncounted": container.uncounted,
-        "intruders": list(container.intruders),
-        "memory": container.memory and _memory(container.memory),
-    }
+def _container(state: ContainerState, vm: VMState | None) -> Container:
+    return parts.container(
+        state,
+        vm,
+        cpus=str(state.cpus),
+        applied=_applied(state.proof) if state.proof else None,
+        refusal=parts.refusal(state.refusal) if state.refusal else None,
+    )
 
 
-def _vm(vm: VMState) -> dict[str, Any]:
-    return {
-        "kind": vm.kind,
-        "cpus": str(vm.cpus),
-        "vcpus": [str(cpus) for cpus in vm.vcpus],
-        "emulator": str(vm.emulator),
-        "iothreads": [str(cpus) for cpus in vm.iothreads],
-        "vhost": str(vm.vhost),
-        "oneToOne": vm.is_one_to_one,
-        "reason": vm.reason,
-        "note": vm.note,
-        "refused": list(vm.refused),
-        "guest": [place._asdict() for place in vm.guest_ids],
-        "when": vm.when,
-    }
+def _applied(proof: Proof) -> Applied:
+    """Return what was read back from the kernel."""
+    return Applied(
+        cpus=str(proof.cpus),
+        time=proof.when,
+        path=proof.path,
+        window_seconds=proof.window_seconds,
+        split_seconds=proof.split_seconds,
+        outside=proof.outside,
+        narrowed=proof.narrowed,
+        affinity=Affinity(**proof.tally._asdict()) if proof.tally else None,
+    )
 
 
-def _memory(memory: MemoryState) -> dict[str, str | None]:
-    return {"is": memory.word and str(memory.word), "note": memory.note}
-
-
-def _proof(proof: Proof) -> dict[str, Any]:
-    return {
-        "cpus": str(proof.cpus),
-        "when": proof.when,
-        "path": str(proof.path),
-        "outside": proof.outside,
-        "narrowed": proof.narrowed,
-        "windowSeconds": proof.window_seconds,
-        "affinity": proof.tally and proof.tally._asdict(),
-        "splitSeconds": proof.split_seconds,
-    }
-
-
-def _task(task: Task) -> dict[str, Any]:
-    return {"pid": task.pid, "container": task.container, "pool": task.pool, "cpus": str(task.cpus)}
-
-
-def _refusal(refusal: Refusal) -> dict[str, Any]:
-    return {
-        "container": refusal.owner.container,
-        "name": refusal.name,
-        "reason": str(refusal.reason),
-        "message": refusal.message,
-        "blocksStart": refusal.blocks_start,
-    }
+def _refusal(refusal: Refusal) -> NamedRefusal:
+    return NamedRefusal(
+        container=refusal.owner.container,
+        name=refusal.name,
+        reason=refusal.reason,
+        message=refusal.message,
+        blocks_start=refusal.blocks_start,
+    )

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from corepin.cmk.numbers import CONFIG_MAP, read_key
 from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY, ReserveSource
 from pinning.errors import PinningError
-from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
-from pinning.machine.topology import Topology
 from pinning.planning.cpu_groups import key_of
 from pinning.planning.node_config import read_node_config
 from pinning.planning.node_sets import check_machine
+from published.codec import decode
+from published.node_pools import Pools
+from published.node_topology import decode_topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pinning.machine.topology import Topology
     from pinning.planning.node_config import NodeConfig
 
 
@@ -53,12 +55,14 @@ def machine_of(node: Any) -> Machine | None:
     if STATUS_TOPOLOGY not in written:
         return None
     try:
-        topology = Topology.from_dict(parse_json(written[STATUS_TOPOLOGY]))
-        pools = parse_json(written.get(STATUS_POOLS) or "{}")
-        universe = CPUSet.parse(pools["universe"]) if "universe" in pools else topology.online
-        is_kubelets = pools.get("reservedBy") == ReserveSource.KUBELET
-        return Machine(topology, universe, CPUSet.parse(pools["reserved"]) if is_kubelets else None)
-    except (PinningError, KeyError, TypeError, ValueError, AttributeError):
+        topology = decode_topology(written[STATUS_TOPOLOGY])
+        if not (text := written.get(STATUS_POOLS)):
+            return Machine(topology, topology.online)
+        pools = decode(Pools, text)
+        universe = CPUSet.parse(pools.universe) or topology.online
+        is_kubelets = pools.reserved_by == ReserveSource.KUBELET
+        return Machine(topology, universe, CPUSet.parse(pools.reserved) if is_kubelets else None)
+    except PinningError:
         return None
 
 

@@ -9,10 +9,12 @@ from corepin.node.agent_socket import add_socket_flag, read_state
 from pinning.cmk.pools import CMKNode, Reclaimed, Task, cmk_pools
 from pinning.contract import AGENT_NAMESPACE, CMK_CONFIG_MAP_PREFIX, CMK_GROUP_VERSION, CMK_RECONCILE_REPORT
 from pinning.errors import PinningError
-from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.ledger_json import ledger_from_dict
+from published.agent_state import AgentState
+from published.codec import AnotherVersion, decode
+from published.node_topology import decode_topology
 
 if TYPE_CHECKING:
     import argparse
@@ -56,32 +58,27 @@ def read_view(args: argparse.Namespace) -> View:
     return view_of_state(read_state(args.socket))
 
 
-def view_of_state(state: Mapping[str, Any]) -> View:
+def view_of_state(text: bytes) -> View:
     """Return the view of the agent's state; raise CommandFailed for another version's."""
     try:
-        sets = {name: CPUSet.parse(cpus) for name, cpus in state["sets"].items() if name != "reservedBy"}
+        state = decode(AgentState, text)
+        sets = state.sets
         node = CMKNode(
-            topology=Topology.from_dict(state["topology"]),
-            universe=sets["universe"],
-            exclusive=sets["exclusivePool"],
-            non_isolcpus=sets["nonIsolcpusPool"],
-            set_aside=sets["setAside"],
-            shared=sets["shared"],
-            ledger=ledger_from_dict(state["ledger"]),
-            tasks=tuple(map(_task, state["tasks"])),
-            pids=state["firstPids"],
-            is_static=state.get("staticPools", False),  # earlier agents do not report it
+            topology=Topology.from_dict(state.topology),
+            universe=CPUSet.parse(sets.universe),
+            exclusive=CPUSet.parse(sets.exclusive_pool),
+            non_isolcpus=CPUSet.parse(sets.non_isolcpus_pool),
+            set_aside=CPUSet.parse(sets.set_aside),
+            shared=CPUSet.parse(sets.shared),
+            ledger=ledger_from_dict(state.ledger),
+            tasks=tuple(Task(it.pid, it.container, it.pool, CPUSet.parse(it.cpus)) for it in state.tasks),
+            pids=state.first_pids,
+            is_static=state.static_pools,
         )
-        reclaimed = tuple(Reclaimed(**entry) for entry in state["reclaimed"])
-        return View(state["node"], cmk_pools(node), node.topology, reclaimed, state["reclaimsDropped"])
-    except DAMAGED as error:
-        raise CommandFailed(
-            f"the agent is of another version of corepin ({error!r}): use the same version"
-        ) from error
-
-
-def _task(given: Mapping[str, Any]) -> Task:
-    return Task(given["pid"], given["container"], given["pool"], CPUSet.parse(given["cpus"]))
+        reclaimed = tuple(Reclaimed(it.pid, it.container, it.pool, it.cpus) for it in state.reclaimed)
+        return View(state.node, cmk_pools(node), node.topology, reclaimed, state.reclaims_dropped)
+    except PinningError as error:
+        raise CommandFailed(str(AnotherVersion.of(AgentState.NAME, error))) from error
 
 
 def _of_cluster(node: str, namespace: str) -> View:
@@ -114,7 +111,7 @@ def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report
         found = (report.get("spec") or {}).get("report") or {}
         lists = found.get("reclaimedCpuLists") or ()
         reclaimed = tuple(Reclaimed(it["pid"], "", it["pool"], it["cpus"]) for it in lists)
-        machine, dropped = Topology.from_dict(parse_json(topology)), found.get("dropped") or 0
+        machine, dropped = decode_topology(topology), found.get("dropped") or 0
         return View(node, _numbered(pools), machine, reclaimed, dropped)
     except (*DAMAGED, BadYAML) as error:
         problem = (

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag
 from pinning.contract import AGENT_SOCKET
-from pinning.errors import BadJSON
-from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
     import argparse
@@ -22,8 +20,8 @@ def add_socket_flag(parser: argparse._ActionsContainer) -> None:
     add_flag(parser, "--socket", "PATH", "the local agent's socket", AGENT_SOCKET)
 
 
-def read_state(path: str) -> dict[str, Any]:
-    """Return the agent's state; raise CommandFailed if it cannot be read."""
+def read_state(path: str) -> bytes:
+    """Return the text of the agent's state; raise CommandFailed if it cannot be read."""
     remedy = "start `corepin agent` here, name its socket with --socket, or a node of the cluster with --node"
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -34,12 +32,8 @@ def read_state(path: str) -> dict[str, Any]:
         raise CommandFailed(f"{path}: {error.strerror}: run as root, other users may not ask") from error
     except OSError as error:
         raise CommandFailed(f"{path}: {error.strerror or error}: {remedy}") from error
-    try:
-        state = parse_json(content or b"null")
-    except BadJSON as error:
-        state = None
-        if content.strip():
-            raise CommandFailed(f"{path}: what answers there is not a corepin agent") from error
-    if not isinstance(state, dict):
+    if not content.strip():
         raise CommandFailed("the agent has just started and knows nothing yet: ask again in a moment")
-    return state
+    if not content.startswith(b"{"):
+        raise CommandFailed(f"{path}: what answers there is not a corepin agent")
+    return content

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agent.doctor.check import Check
     from agent.doctor.checks import Facts
     from agent.doctor.numa import NUMAFacts
+    from published.agent_state import AgentState
 
 DESCRIPTION = "Look at what stands in the way of pinning on this machine, and say what to do about it."
 EPILOG = """\
@@ -72,6 +73,9 @@ def _facts(args: argparse.Namespace) -> Facts:
     from agent.doctor.facts import Places, read_facts
     from agent.doctor.groups import GroupFacts
     from agent.kernel.cgroup_names import pod_roots
+    from pinning.errors import PinningError
+    from published.agent_state import AgentState
+    from published.codec import AnotherVersion
 
     places = Places(
         root=Path(args.sysfs_root),
@@ -84,15 +88,14 @@ def _facts(args: argparse.Namespace) -> Facts:
         interrupts=Path(args.interrupts) if args.noise is not None else None,
         state=Path(args.state_dir),
     )
-    state, why = _state(args.socket)
     try:
+        state, why = _state(args.socket)
         facts = read_facts(places, state, _watched_seconds(args))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CommandFailed(
-            f"the agent is of another version of corepin ({error!r}): use the same version"
-        ) from error
-    node = args.node or (state or {}).get("node")
-    facts = replace(facts, group=GroupFacts(None, (state or {}).get("group"), _groups(Path(args.config))))
+    except PinningError as error:
+        raise CommandFailed(str(AnotherVersion.of(AgentState.NAME, error))) from error
+    node, group = (state.node, state.group) if state else (None, None)
+    node = args.node or node
+    facts = replace(facts, group=GroupFacts(None, group, _groups(Path(args.config))))
     facts = _with_cluster(facts, node, args.context, {"agent": why} if why else {})
     return replace(facts, numa=_numa(node, args.context)) if keeps_topology(args) else facts
 
@@ -107,10 +110,13 @@ def _groups(config: Path) -> frozenset[str] | None:
         return None
 
 
-def _state(socket: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the agent's state, or the reason why there is none."""
+def _state(socket: str) -> tuple[AgentState | None, str]:
+    """Return the agent's state, or the reason why there is none; raise AnotherVersion for another version's."""
+    from published.agent_state import AgentState
+    from published.codec import decode
+
     try:
-        return read_state(socket), ""
+        return decode(AgentState, read_state(socket)), ""
     except CommandFailed as failure:
         return None, str(failure).partition(": start ")[0]
 

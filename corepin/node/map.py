@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _look(args: argparse.Namespace) -> Callable[[], Painted]:
     """Return a function that reads and draws the node; it raises CommandFailed if there is none."""
     if args.output == "json":
-        return lambda: Painted(json_text(_cluster_machine(args) if args.node else read_state(args.socket)))
+        return lambda: Painted(json_text(_cluster_machine(args) if args.node else _local_state(args.socket)))
     return lambda: _text(_cluster_view(args) if args.node else _local_view(args.socket))
 
 
@@ -86,6 +86,14 @@ def _local_view(socket: str) -> NodeView:
     from corepin.node.node_view import view_of_state
 
     return view_of_state(read_state(socket))
+
+
+def _local_state(socket: str) -> Any:
+    """Return the agent's state with every member, known or not."""
+    try:
+        return parse_json(read_state(socket))
+    except BadJSON as error:
+        raise CommandFailed(f"{socket}: what answers there is not a corepin agent") from error
 
 
 def _cluster_view(args: argparse.Namespace) -> NodeView:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from corepin.node.pod_waits import waits_of
 from drawing.policy_words import PATH_WORDS
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
-from pinning.errors import BadJSON
-from pinning.json_text import parse_json
 from pinning.pods.claims import Claim, Origin, read_pod
+from published.codec import AnotherVersion, decode
+from published.pod_status import PodStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pinning.pods.types import Pod
+    from published.pod_status import Container
 
 _TO_SECONDS: Final = len("2026-11-20T10:00:00")
 # Order of entries with the same second, from cause to effect.
@@ -48,20 +49,20 @@ def timeline_of(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> 
     status = agent_status(pod)
     recorded = list(_events(events))
     entries = [*_claims(pod), *_admission(pod), *_node(pod), *_starts(pod), *recorded]
-    entries += _decisions(status, recorded)
-    entries += _proofs(status)
+    if status:
+        entries += [*_decisions(status, recorded), *_proofs(status)]
     return Timeline(_title(pod), tuple(sorted(entries, key=_order)), tuple(waits_of(pod, status)))
 
 
-def agent_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the status annotation of a pod; empty if it is absent or not the agent's."""
+def agent_status(pod: Mapping[str, Any]) -> PodStatus | None:
+    """Return the status annotation of a pod; None if it is absent or damaged. Raise AnotherVersion for another version."""
     text = (pod["metadata"].get("annotations") or {}).get(STATUS_CPUS)
     try:
-        status = parse_json(text or "{}")
-    except BadJSON:  # users without the admission policies can write it
-        return {}
-    is_ours = isinstance(status, dict) and isinstance(status.get("containers", {}), dict)
-    return status if is_ours else {}
+        return decode(PodStatus, text) if text else None
+    except AnotherVersion as problem:
+        if problem.version is None:  # users without the admission policies can write it
+            return None
+        raise
 
 
 def _order(entry: Entry) -> tuple[str, int]:
@@ -144,53 +145,52 @@ def _time(event: Mapping[str, Any]) -> str:
     return f"{time[:_TO_SECONDS]}Z" if time else ""
 
 
-def _decisions(status: Mapping[str, Any], recorded: Iterable[Entry]) -> Iterator[Entry]:
+def _decisions(status: PodStatus, recorded: Iterable[Entry]) -> Iterator[Entry]:
     """Yield the decision about each container, unless an event shows it still: the API server deletes old events."""
-    for name, container in status.get("containers", {}).items():
-        if "policy" not in container:
+    for name, container in status.containers.items():
+        if not container.policy:
             continue
-        decided = f"container {name} runs on CPUs {container['cpus']}"
+        time = container.applied.time if container.applied else ""
+        decided = f"container {name} runs on CPUs {container.cpus}"
         if not any(
             entry.message.startswith((f"Pinned: {decided},", f"Pinned: {decided} ")) for entry in recorded
         ):
-            words = [f"cpu {container['policy']}", f"smt {container['smtPolicy']}"]
-            words.append(f"numa {container['numaPolicy']}")
-            words += [f"core type {container['coreType']}"] if "coreType" in container else []
-            idle = f", siblings {container['idle']} idle" if container.get("idle") else ""
-            message = f"{name} gets CPUs {container['cpus']}{idle} ({', '.join(words)})"
-            yield Entry(_applied_time(container), "decision", message)
-        if container.get("sharedCpus"):
-            yield Entry(_applied_time(container), "decision", f"{name} {_sharing(container)}")
+            words = [
+                f"cpu {container.policy}",
+                f"smt {container.smt_policy}",
+                f"numa {container.numa_policy}",
+            ]
+            words += [f"core type {container.core_type}"] if container.core_type else []
+            idle = f", siblings {container.idle} idle" if container.idle else ""
+            yield Entry(time, "decision", f"{name} gets CPUs {container.cpus}{idle} ({', '.join(words)})")
+        if container.shared_cpus:
+            yield Entry(time, "decision", f"{name} {_sharing(container)}")
         reported = f"Uncounted: container {name}: "
-        if container.get("uncounted") and not any(it.message.startswith(reported) for it in recorded):
-            message = f"the scheduler does not count the cores of {name}: {container['uncounted']}"
-            yield Entry(_applied_time(container), "decision", message)
+        if container.uncounted and not any(it.message.startswith(reported) for it in recorded):
+            message = f"the scheduler does not count the cores of {name}: {container.uncounted}"
+            yield Entry(time, "decision", message)
 
 
-def _applied_time(container: Mapping[str, Any]) -> str:
-    return (container.get("applied") or {}).get("time") or ""
-
-
-def _sharing(container: Mapping[str, Any]) -> str:
+def _sharing(container: Container) -> str:
     """Return which further CPUs a container may use, and the consequences for its threads and its limit."""
-    words = f"may run on CPUs {container['sharedCpus']} too, beside others"
-    if container.get("confinedBy") == "affinity":
+    words = f"may run on CPUs {container.shared_cpus} too, beside others"
+    if container.confined_by == "affinity":
         words += "; threads that the application does not move there are kept off them by their affinity"
-    if container.get("cpuLimit") == "unset":
+    if container.cpu_limit == "unset":
         words += "; its CPU limit is not enforced"
     return words
 
 
-def _proofs(status: Mapping[str, Any]) -> Iterator[Entry]:
-    for name, container in status.get("containers", {}).items():
-        if applied := container.get("applied"):
-            path = PATH_WORDS.get(applied["path"], applied["path"])
-            whom = f"{name}, but for threads that were moved," if container.get("sharedCpus") else name
-            message = f"the kernel keeps {whom} on CPUs {applied['cpus']}, {path}"
-            yield Entry(applied["time"], "proof", message + _window(applied.get("windowSeconds")))
-    if machine := status.get("vm"):
-        vcpus = ", ".join(f"{number} on {cpus}" for number, cpus in enumerate(machine["vcpus"]))
-        yield Entry(machine["time"], "proof", f"the kernel keeps its vCPUs so: {vcpus}")
+def _proofs(status: PodStatus) -> Iterator[Entry]:
+    for name, container in status.containers.items():
+        if applied := container.applied:
+            path = PATH_WORDS.get(applied.path, applied.path)
+            whom = f"{name}, but for threads that were moved," if container.shared_cpus else name
+            message = f"the kernel keeps {whom} on CPUs {applied.cpus}, {path}"
+            yield Entry(applied.time, "proof", message + _window(applied.window_seconds))
+    if machine := status.vm:
+        vcpus = ", ".join(f"{number} on {cpus}" for number, cpus in enumerate(machine.vcpus))
+        yield Entry(machine.time, "proof", f"the kernel keeps its vCPUs so: {vcpus}")
 
 
 def _window(seconds: float | None) -> str:

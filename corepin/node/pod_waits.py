@@ -11,25 +11,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pinning.pods.types import Pod
+    from published.pod_status import Container, PodStatus
 
 _OVER = frozenset({"Succeeded", "Failed"})
 _ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})  # every pod has these reasons for a moment
 
 
-def waits_of(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons why a pod waits; `status` is its status annotation."""
+def waits_of(pod: Mapping[str, Any], status: PodStatus | None) -> Iterator[str]:
+    """Yield the reasons why a pod waits; `status` is its status annotation, None without one."""
     if pod["status"].get("phase") in _OVER:
         return
     if not pod["spec"].get("nodeName"):
         yield f"a node: {_unscheduled(pod)}"
         return
     claims = read_pod(cast("Pod", pod)).claims
-    if claims and not status:
+    if claims and status is None:
         node = pod["spec"]["nodeName"]
         yield f"the agent of node {node}, which has said nothing of it: look whether one runs there, and at its log"
-    if refusal := status.get("refusal"):
-        yield f"its annotations: {refusal['message']}"
-    for name, container in status.get("containers", {}).items():
+    if status and status.refusal:
+        yield f"its annotations: {status.refusal.message}"
+    for name, container in status.containers.items() if status else ():
         yield from _of_container(name, container)
     yield from _of_kubelet(pod)
 
@@ -40,16 +41,15 @@ def _unscheduled(pod: Mapping[str, Any]) -> str:
     return next(messages, None) or "the scheduler has said nothing yet"
 
 
-def _of_container(name: str, container: Mapping[str, Any]) -> Iterator[str]:
-    refusal = container.get("refusal")
-    if refusal:
-        yield f"CPUs for {name}: {refusal['message']}"
-    elif "policy" in container and not container["pinned"]:
-        yield f"the kernel to keep {name} on CPUs {container['cpus']}"
-    if container.get("drift"):
+def _of_container(name: str, container: Container) -> Iterator[str]:
+    if container.refusal:
+        yield f"CPUs for {name}: {container.refusal.message}"
+    elif container.policy and not container.pinned:
+        yield f"the kernel to keep {name} on CPUs {container.cpus}"
+    if container.drift:
         yield f"tasks of {name} that may run outside of its CPUs: the agent moves them back"
-    if intruders := container.get("intruders"):
-        yield f"{', '.join(intruders)} to leave the CPUs of {name}"
+    if container.intruders:
+        yield f"{', '.join(container.intruders)} to leave the CPUs of {name}"
 
 
 def _of_kubelet(pod: Mapping[str, Any]) -> Iterator[str]:

@@ -47,13 +47,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the timeline of a pod."""
     from corepin.node.pod_timeline import timeline_of
+    from published.codec import AnotherVersion
 
     pod, events = _read(args)
     try:
         timeline = timeline_of(pod, events)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"what the agent says of the pod is of another version of corepin, or damaged ({error!r})"
-        raise CommandFailed(f"{problem}: use the same version") from error
+    except AnotherVersion as error:
+        raise CommandFailed(str(error)) from error
     write_out(_json(timeline) if args.output == "json" else _text(timeline))
     return 0
 

@@ -143,13 +143,17 @@ def _read_published(args: argparse.Namespace) -> tuple[Topology, NodeConfig]:
     """Return a node's published machine and reserve."""
     from corepin.node.kube_node import read_node
     from corepin.node.node_view import view_of_annotations
+    from pinning.contract import ReserveSource
     from pinning.planning.node_config import NodeConfig
 
     node = read_node(args.node, args.context)
     picture = view_of_annotations(node.name, node.topology, node.pools).picture
-    if picture.reserve_source is None:
+    if picture.reserve_source not in set(
+        ReserveSource
+    ):  # an earlier agent did not say, or a later one has more words
         return picture.topology, NodeConfig(reserved=picture.reserved)
-    return picture.topology, NodeConfig(reserved=picture.reserved, reserve_source=picture.reserve_source)
+    source = ReserveSource(picture.reserve_source)
+    return picture.topology, NodeConfig(reserved=picture.reserved, reserve_source=source)
 
 
 def read_machine(given: str) -> Topology:

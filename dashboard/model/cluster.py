@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dashboard.model.history import Change
-    from dashboard.model.records import Container, Event, Node, Pod
+    from dashboard.model.records import Event, Node, Pod
+    from published.pod_status import Container
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from dashboard.model.names import pod_of, refusals
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dashboard.model.records import Node, Pod, ReportedOwner
+    from dashboard.model.records import Node, Pod
+    from published.node_pools import Owner
 
 KEPT: Final = 500
 
@@ -61,7 +62,7 @@ def _reporting(old: Node, new: Node) -> str:
     return new.problem if new.problem != old.problem else ""
 
 
-def _moved(before: ReportedOwner | None, after: ReportedOwner | None) -> str:
+def _moved(before: Owner | None, after: Owner | None) -> str:
     if after is None:
         return f"gave back CPUs {before.cpus}" if before else ""
     idle = f", siblings {after.idle} idle" if after.idle else ""

@@ -11,7 +11,8 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dashboard.model.records import Pod, Refused
+    from dashboard.model.records import Pod
+    from published.pod_status import Refusal
 
 
 def pod_of(owner: str) -> str:
@@ -35,7 +36,7 @@ def refusals(pod: Pod) -> Iterator[tuple[str, str, str]]:
             yield name, *_cut(refused)
 
 
-def _cut(refused: Refused) -> tuple[str, str]:
+def _cut(refused: Refusal) -> tuple[str, str]:
     """Return reason and message truncated for lists, of which a browser gets hundreds."""
     return refused.reason[:MOST_WORD], refused.message[:MOST_MESSAGE]
 

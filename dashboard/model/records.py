@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
@@ -22,7 +22,10 @@ from pinning.contract import (
 )
 from pinning.errors import PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.topology import Topology
+from published.codec import AnotherVersion, decode
+from published.node_pools import Pools
+from published.node_topology import decode_topology
+from published.pod_status import PodStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 _FAMILIES: Final = FAMILIES.keys() - {SIDECAR_LIMITS}  # they ask for CPUs or for their placement
 TEXTS_KEPT: Final = 64  # machines of one kind have equal texts
-WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError, RecursionError)
 # Bytes that the two parts of a pod take here, however its text is made: 5,000 pods stay below 160 MiB of the 256 that
 # the dashboard has. A status within has 12 containers, or a machine of 300 vCPUs. Larger ones, of 64 containers with
 # their findings, share LARGE_STATUSES: 400 pods of 64 pinned containers.
@@ -41,93 +43,12 @@ MOST_LARGE_STATUS: Final = 128 * 2**10
 LARGE_STATUSES: Final = 32 * 2**20
 MOST_ASKS: Final = 8 * 2**10
 MOST_WORD: Final = 64  # characters of each; the longest known word has 11
-MOST_VCPUS: Final = 1024
 MOST_NAME: Final = 253  # characters, the API's limit; names in events are not validated
 MOST_MESSAGE: Final = 1024  # characters, the limit of events.k8s.io; older events have none
 OBJECT_BYTES: Final = 256  # of a decoded container, besides its texts
 TEXT_BYTES: Final = 56  # of a Python string, besides its characters
 UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
 TOO_LARGE: Final = "what the agent says is too large for this page: read the annotation with kubectl"
-
-
-class Applied(msgspec.Struct, frozen=True, rename="camel"):
-    """CPUs read back from the kernel."""
-
-    cpus: str = ""
-    time: str = ""
-    path: str = ""
-    window_seconds: float | None = None
-
-
-class Refused(msgspec.Struct, frozen=True, rename="camel"):
-    """The reason why a claim was refused."""
-
-    reason: str = ""
-    message: str = ""
-
-
-class Machine(msgspec.Struct, frozen=True, rename="camel"):
-    """CPUs of a virtual machine's threads."""
-
-    kind: str = ""
-    vcpus: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_VCPUS)] = ()
-    one_to_one: bool = False
-    reason: str = ""
-    emulator: str = ""
-    iothreads: tuple[str, ...] = ()
-    vhost: str = ""
-    note: str = ""
-    refused: tuple[str, ...] = ()
-    time: str = ""
-
-
-class Container(msgspec.Struct, frozen=True, rename="camel"):
-    """A container in the status annotation."""
-
-    policy: str = ""
-    smt_policy: str = ""
-    numa_policy: str = ""
-    core_type: str = ""  # empty: of any type
-    cpus: str = ""
-    idle: str = ""
-    numa_nodes: tuple[int, ...] = ()
-    memory: str = ""
-    memory_note: str = ""
-    shared_cpus: str = ""
-    pinned: bool = False
-    applied: Applied | None = None
-    drift: bool = False
-    intruders: tuple[str, ...] = ()
-    uncounted: str = ""  # what the scheduler does not count of its claim
-    refusal: Refused | None = None
-
-
-class Status(msgspec.Struct, frozen=True):
-    """The status annotation of a pod."""
-
-    containers: dict[str, Container] = msgspec.field(default_factory=dict)
-    vm: Machine | None = None
-    refusal: Refused | None = None
-
-
-class ReportedOwner(msgspec.Struct, frozen=True, rename="camel"):
-    """A holder of CPUs in a node's annotation."""
-
-    policy: str
-    cpus: str
-    smt_policy: str = ""
-    idle: str = ""
-
-
-class Pools(msgspec.Struct, frozen=True, rename="camel"):
-    """The CPU sets of a node."""
-
-    reserved: str
-    shared: str
-    set_aside: str
-    free: str = ""
-    observes: bool = False
-    owners: dict[str, ReportedOwner] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -148,7 +69,7 @@ class Pod:
 
     namespace: str
     name: str
-    status: Status | None = None
+    status: PodStatus | None = None
     asks: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
     problem: str = ""
@@ -202,8 +123,6 @@ class _Event(msgspec.Struct, rename="camel"):
 
 _object = msgspec.json.Decoder(_Object)
 _event = msgspec.json.Decoder(_Event)
-_status = msgspec.json.Decoder(Status)
-_pools = msgspec.json.Decoder(Pools)
 
 
 class _Known(Generic[Thing]):
@@ -319,37 +238,25 @@ def read_node(name: str, topology: str | None, pools: str | None) -> Node:
     if not topology or not pools:
         return Node(name)
     try:
-        sets = _pools.decode(pools)
-        named: dict[str, Any] = {
-            "reserved": sets.reserved,
-            "shared": sets.shared,
-            "setAside": sets.set_aside,
-            "free": sets.free,
-        }
-        owners = {owner: msgspec.to_builtins(what) for owner, what in sets.owners.items()}
-        picture = picture_of(_topology(topology), named, owners)
+        sets = decode(Pools, pools)
+        picture = picture_of(_topology(topology), sets, sets.owners)
         cells = uses(owner_keys(picture), sign_keys(picture))
         counts = Counter(use for _, use in cells.values())
         return Node(name, sets, picture, counts, CPUSet.parse(sets.free))
-    except WRONG:
+    except PinningError:
         return Node(name, problem=UNREADABLE)
 
 
-@lru_cache(TEXTS_KEPT)
-def _topology(text: str) -> Topology:
-    return Topology.from_dict(msgspec.json.decode(text))
+_topology = lru_cache(TEXTS_KEPT)(decode_topology)
 
 
-def read_status(text: str | None) -> tuple[Status | None, str]:
+def read_status(text: str | None) -> tuple[PodStatus | None, str]:
     """Return the decoded status annotation of a pod, and its problem."""
     if text is None:
         return None, ""
     try:
-        return _status.decode(text), ""
-    except (
-        msgspec.DecodeError,
-        RecursionError,
-    ):  # nested brackets of any user must not end the page
+        return decode(PodStatus, text), ""
+    except AnotherVersion:  # nested brackets of any user must not end the page
         return None, UNREADABLE
 
 

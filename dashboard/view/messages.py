@@ -12,7 +12,8 @@ from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dashboard.model.records import Applied, Container, Machine, ReportedOwner
+    from published.node_pools import Owner
+    from published.pod_status import Applied, Container, Machine
 
 OK: Final = "ok"
 TROUBLE: Final = "trouble"
@@ -45,7 +46,7 @@ def health_of(container: Container | None) -> str:
     return OK if container.pinned else PENDING
 
 
-def facts(owner: ReportedOwner, container: Container | None) -> Iterator[Fact]:
+def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
     """Yield the facts about a container that holds CPUs: policy, CPUs, since when, proof."""
     yield Fact("Policy", _policy(owner, container))
     yield Fact("CPUs", f"{owner.cpus}{f' (siblings {owner.idle} idle)' if owner.idle else ''}")
@@ -64,7 +65,7 @@ def facts(owner: ReportedOwner, container: Container | None) -> Iterator[Fact]:
     yield Fact("Proof", proof(container))
 
 
-def _policy(owner: ReportedOwner, container: Container | None) -> str:
+def _policy(owner: Owner, container: Container | None) -> str:
     words = [owner.policy, f"smt {owner.smt_policy}" if owner.smt_policy else ""]
     words.append(f"numa {container.numa_policy}" if container and container.numa_policy else "")
     words.append(f"core type {container.core_type}" if container and container.core_type else "")

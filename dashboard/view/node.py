@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dashboard.model.cluster import Cluster
-    from dashboard.model.records import Pools
     from dashboard.view.filters import Filter
     from dashboard.view.thread_roles import Role
     from drawing.picture import Key, Picture
     from pinning.machine.topology import Core, Topology
+    from published.node_pools import Pools
 
 MOST_WAITING: Final = 200  # refused claims in the list; the number of pods is shown above it
 

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dashboard.model.cluster import Cluster
-    from dashboard.model.records import Container, Pod, ReportedOwner
+    from dashboard.model.records import Pod
     from dashboard.view.filters import Filter
     from dashboard.view.shapes import NodePage
+    from published.node_pools import Owner
+    from published.pod_status import Container
 
 MOST: Final = 500  # rows sent to a browser
 _FIRST: Final = (TROUBLE, WAITING, PENDING, OK)
@@ -62,7 +64,7 @@ def pod_page(cluster: Cluster, namespace: str, name: str) -> PodPage | None:
     )
 
 
-def _held(cluster: Cluster, key: str) -> dict[str, ReportedOwner]:
+def _held(cluster: Cluster, key: str) -> dict[str, Owner]:
     """Return the owners of a pod by container name."""
     node = cluster.nodes.get(cluster.node_of.get(key, ""))
     owners = node.pools.owners if node and node.pools else {}
@@ -84,7 +86,7 @@ def _notes(cluster: Cluster, pod: Pod | None, node: str) -> Iterator[str]:
         yield f"Node {node} now has {plural(len(known.free), 'CPU')} that could be given out{named}."
 
 
-def _cards(pod: Pod | None, held: dict[str, ReportedOwner]) -> Iterator[ContainerCard]:
+def _cards(pod: Pod | None, held: dict[str, Owner]) -> Iterator[ContainerCard]:
     told = pod.status.containers if pod and pod.status else {}
     for name in sorted(told.keys() | held.keys(), key=reading_order):
         container, owner = told.get(name), held.get(name)
@@ -92,13 +94,13 @@ def _cards(pod: Pod | None, held: dict[str, ReportedOwner]) -> Iterator[Containe
         yield ContainerCard(name, _health(container, owner), reason, tuple(_facts(container, owner)))
 
 
-def _health(container: Container | None, owner: ReportedOwner | None) -> str:
+def _health(container: Container | None, owner: Owner | None) -> str:
     if container and container.refusal:
         return WAITING
     return health_of(container) if owner or (container and container.policy) else OK
 
 
-def _facts(container: Container | None, owner: ReportedOwner | None) -> Iterator[Fact]:
+def _facts(container: Container | None, owner: Owner | None) -> Iterator[Fact]:
     if owner:
         yield from facts(owner, container)
     elif container and container.policy:

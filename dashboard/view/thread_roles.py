@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dashboard.model.cluster import Cluster
-    from dashboard.model.records import Machine
     from drawing.picture import Picture
     from pinning.machine.cpuset import CPUSet
+    from published.pod_status import Machine
 
 
 class Role(NamedTuple):

@@ -5,7 +5,6 @@ A pod's claims are computed once, when the API server sends the pod; planning wi
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -13,8 +12,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import GATE_CONTAINER, STATUS_CPUS
-from pinning.errors import PinningError
-from pinning.json_text import parse_json
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
 from pinning.pods.counted import counts_of
@@ -88,17 +85,6 @@ class SeenPod:
             counts=counts_of(pod, asked),
             said=(metadata.get("annotations") or {}).get(STATUS_CPUS, ""),
         )
-
-    @property
-    def status(self) -> Mapping[str, CPUSet]:
-        """The CPUs of its containers according to the status annotation.
-
-        The annotation may be damaged or stale: use it as a hint.
-        """
-        with suppress(ValueError, AttributeError, TypeError, PinningError):
-            containers = parse_json(self.said)["containers"].items()
-            return {name: CPUSet.parse(held["cpus"]) for name, held in containers if "policy" in held}
-        return {}
 
     @property
     def is_gated(self) -> bool:

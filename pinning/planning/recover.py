@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CoreType, CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
@@ -21,7 +22,7 @@ from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner, SeenContainer, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.node_config import NodeConfig
@@ -30,13 +31,21 @@ if TYPE_CHECKING:
     from pinning.pods.claims import Claim
 
 
-def recover(observed: Observed, config: NodeConfig) -> Ledger:
-    """Return the ledger of the assignments that are evident from running containers, oldest pod first."""
+NONE: Final[Mapping[Owner, CPUSet]] = MappingProxyType({})
+
+
+def recover(observed: Observed, config: NodeConfig, reported: Mapping[Owner, CPUSet] = NONE) -> Ledger:
+    """Return the ledger of the assignments that are evident from running containers, oldest pod first.
+
+    `reported` is what earlier agents reported of containers: a hint, because it may be stale.
+    """
     sets = node_sets(observed.topology, observed.universe, config)
     ledger = Ledger()
     for pod in observed.by_age:
         for claim in pod.claims:
-            for candidate in _candidates(pod, claim, observed, config, sets):
+            for candidate in _candidates(
+                pod, claim, observed, config, sets, reported.get(Owner(pod.uid, claim.container), EMPTY)
+            ):
                 grown = _with(ledger, candidate, sets)
                 if grown:
                     ledger = grown
@@ -53,7 +62,7 @@ def _with(ledger: Ledger, new: Assignment, sets: NodeSets) -> Ledger | None:
 
 
 def _candidates(
-    pod: SeenPod, claim: Claim, observed: Observed, config: NodeConfig, sets: NodeSets
+    pod: SeenPod, claim: Claim, observed: Observed, config: NodeConfig, sets: NodeSets, reported: CPUSet
 ) -> Iterator[Assignment]:
     """Yield the possible assignments of a container, likeliest first: under its own SMT policy, then under `prefer`."""
     owner = Owner(pod.uid, claim.container)
@@ -63,7 +72,7 @@ def _candidates(
     policies = EffectivePolicies.of(claim, config)
     typed = cpus_of_type(sets.topology, policies.core_type)
     smt_policies = dict.fromkeys((policies.smt, SMTPolicy.PREFER))
-    for cpus, smt in product(_own(pod, claim, seen, observed, sets), smt_policies):
+    for cpus, smt in product(_own(claim, seen, observed, sets, reported), smt_policies):
         candidate = Assignment(
             owner=owner,
             namespace=pod.namespace,
@@ -82,11 +91,11 @@ def _candidates(
 
 
 def _own(
-    pod: SeenPod, claim: Claim, seen: SeenContainer, observed: Observed, sets: NodeSets
+    claim: Claim, seen: SeenContainer, observed: Observed, sets: NodeSets, reported: CPUSet
 ) -> Iterator[CPUSet]:
     """Yield what a container may own of its cpuset, in this order.
 
-    All of it; the part that no container without a claim runs on; the part that its status annotation names.
+    All of it; the part that no container without a claim runs on; the part that was reported of it.
     """
     source = sets.source(claim)
     if seen.cpus and seen.cpus <= source:
@@ -98,9 +107,8 @@ def _own(
         if own and own != seen.cpus and own <= source:
             yield own
     yield from _apart(seen, observed, source)
-    told = pod.status.get(claim.container, EMPTY)
-    if told and told <= seen.cpus & source:
-        yield told
+    if reported and reported <= seen.cpus & source:
+        yield reported
 
 
 def _apart(seen: SeenContainer, observed: Observed, source: CPUSet) -> Iterator[CPUSet]:

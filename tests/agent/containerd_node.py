@@ -141,7 +141,9 @@ class ContainerdNode:
     def reported(self) -> Mapping[str, Any]:
         """Return what the agent tells of each pod's container."""
         return {
-            pod["name"]: container for pod in self.agent.state()["pods"] for container in pod["containers"]
+            pod["name"]: container
+            for pod in self.agent.state()["pods"]
+            for container in pod["containers"].values()
         }
 
     def settled(self, expected: Mapping[Container, CPUSet]) -> None:
@@ -198,7 +200,7 @@ class Windows(threading.Thread):
         """Ask until it is over."""
         while not self._over.wait(0.1):
             for name, state in self._node.reported().items():
-                seconds = state["proof"] and state["proof"]["windowSeconds"]
+                seconds = state.get("applied", {}).get("windowSeconds")
                 if seconds is not None:
                     self.seconds[name] = seconds
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PAGE = Path("docs/architecture.md")
 RECORDS = sorted(Path("docs/decisions").glob("*.md"))
 PATHS = re.compile(
-    r"`((?:agent|apiserver|certs|corepin|dashboard|docs|drawing|examples|kubeyaml|logs|manifests|pinning|scripts|tests|webhook)/[\w./-]*)`"
+    r"`((?:agent|apiserver|certs|corepin|dashboard|docs|drawing|examples|kubeyaml|logs|manifests|pinning|published|scripts|tests|webhook)/[\w./-]*)`"
 )
 PARTS = ("Context", "Decision", "Alternatives", "Consequences")
 LINES = 40  # half a page

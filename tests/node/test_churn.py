@@ -20,9 +20,9 @@ GONE = 10  # of them are deleted while others start
 def windows(node: Node) -> dict[str, float | None]:
     """Return what the agent tells of each pod: for how many seconds it may have run elsewhere, None if not yet known."""
     return {
-        pod["name"]: container["proof"] and container["proof"]["windowSeconds"]
+        pod["name"]: container.get("applied", {}).get("windowSeconds")
         for pod in node.agent.state()["pods"]
-        for container in pod["containers"]
+        for container in pod["containers"].values()
     }
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent.doctor.facts import Places, read_facts
 from agent.local.cgroups import KernelContainerCgroups
+from published.agent_state import AgentState
+from published.codec import decode
 from tests.node.examined import corepin, examined
 from tests.node.node import EXCLUSIVE, pod
 from tests.node.waiting import until, until_equal
@@ -115,10 +117,10 @@ def test_doctor_sees_who_runs_on_exclusive_cpus(node: Node) -> None:
     assert not [path for path in seen.by_cgroup if path.startswith(f"{node.containerd.cgroup}/kubepods")]
 
 
-def owning(node: Node) -> Any:
+def owning(node: Node) -> AgentState | None:
     """Return the agent's state once somebody owns CPUs."""
-    state = node.agent.state()
-    return state if state["ledger"]["assignments"] else None
+    state = decode(AgentState, json.dumps(node.agent.state()))
+    return state if state.ledger["assignments"] else None
 
 
 def test_doctor_says_what_it_cannot_see(node: Node) -> None:

@@ -188,8 +188,8 @@ def ours(node: Node) -> list[Any]:
     return [
         container
         for pod in node.agent.state()["pods"]
-        for container in pod["containers"]
-        if container["policy"]
+        for container in pod["containers"].values()
+        if "policy" in container
     ]
 
 

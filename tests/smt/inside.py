@@ -213,8 +213,8 @@ class Node:
         shown = {
             pod["name"]: container
             for pod in state["pods"]
-            for container in pod["containers"]
-            if container["policy"] is not None
+            for container in pod["containers"].values()
+            if "policy" in container
         }
         if shown.keys() != {name for name, policy in self.wanted.items() if policy in {"exclusive", "share"}}:
             return False

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from pinning.machine.topology import BadTopology, Topology
+from pinning.machine.topology import BadTopology
+from published.codec import AnotherVersion
+from published.node_topology import decode_topology
 from webhook.config.settings import NodeShape
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class NodeShapes:
             return None
         try:
             machine = read_core_shape(text)
-        except BadTopology as error:
+        except (AnotherVersion, BadTopology) as error:
             self._refuse(name, text, str(error))
             return None
         self._refused.pop(name, None)
@@ -121,14 +123,10 @@ def kinds(machines: Mapping[str, CoreShape]) -> tuple[NodeShape, ...]:
 
 @lru_cache(maxsize=TEXTS_KEPT)
 def read_core_shape(text: str) -> CoreShape:
-    """Return the shape in an annotation `status.corepin.io/topology`; raise BadTopology for anything else."""
+    """Return the shape in an annotation `status.corepin.io/topology`; raise AnotherVersion or BadTopology otherwise."""
     if len(text) > LONGEST_TEXT:
         raise BadTopology(f"{len(text)} characters are more than the {LONGEST_TEXT} of any topology")
-    try:
-        saved = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise BadTopology(f"it is no JSON: {error}") from error
-    topology = Topology.from_dict(saved)
+    topology = decode_topology(text)
     running = [len(topology.online_cpus_of(core)) for core in topology.cores]
     if not any(running):
         raise BadTopology("none of its cores is online")

@@ -145,7 +145,7 @@ def test_fine_node_has_no_findings() -> None:
             id="another plugin",
         ),
         pytest.param(
-            {"agent": replace(AGENT, conflicts=("a/b/c",))}, "fights", "a/b/c", "who writes", id="fight"
+            {"agent": replace(AGENT, conflicts=("a/b/c",))}, "conflicts", "a/b/c", "who writes", id="conflict"
         ),
         pytest.param(
             {"agent": replace(AGENT, failures=("a/b/c",))}, "failures", "a/b/c", "log", id="failure"

@@ -13,7 +13,7 @@ from agent.doctor.facts import Places, agent_facts, read_facts
 from agent.doctor.foreign_threads import runs_corepin
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket
 from agent.node_state import MemoryKill, Path
-from agent.serve.state_json import to_dict
+from agent.serve.state_json import agent_state
 from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
@@ -30,7 +30,7 @@ def test_facts_of_the_agents_state() -> None:
     isolated = bound("a", container("main", 1), annotations=ISOLATE)
     shared = bound("b", container("main", 1), annotations=share)
     facts = agent_facts(
-        to_dict(state_of(isolated, shared, bound("c", container("main", 99), annotations=EXCLUSIVE)))
+        agent_state(state_of(isolated, shared, bound("c", container("main", 99), annotations=EXCLUSIVE)))
     )
 
     assert facts.nri == NOT_WANTED
@@ -39,27 +39,25 @@ def test_facts_of_the_agents_state() -> None:
 
 
 def test_shared_set_beside_static_pools_comes_from_the_agents_state() -> None:
-    """An earlier agent does not say whether its pools are static."""
-    state = to_dict(state_of(config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))))
+    """It matters only where the pools are static."""
+    state = agent_state(state_of(config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))))
     assert agent_facts(state).static_shared == CPUSet.parse("0,4")
-    assert agent_facts(to_dict(state_of())).static_shared is None
-    del state["staticPools"]
-    assert agent_facts(state).static_shared is None
+    assert agent_facts(agent_state(state_of())).static_shared is None
 
 
 def test_a_strict_reserve_comes_from_the_agents_state() -> None:
     """With static pools no claim takes CPUs of the shared set, so that the sums stay."""
     strict = NodeConfig(strict_reserved=True)
-    assert agent_facts(to_dict(state_of(config=strict))).is_strict
-    assert not agent_facts(to_dict(state_of())).is_strict
+    assert agent_facts(agent_state(state_of(config=strict))).is_strict
+    assert not agent_facts(agent_state(state_of())).is_strict
     pools = replace(strict, pools=StaticPools(exclusive_cores=2))
-    assert not agent_facts(to_dict(state_of(config=pools))).is_strict
+    assert not agent_facts(agent_state(state_of(config=pools))).is_strict
 
 
 def test_reason_of_the_runtime_and_kills_come_from_the_agents_state() -> None:
     """Why no containers are listed, and which of corepin's own were killed for their memory."""
     kill = MemoryKill("u", "corepin-agent-x", "agent", "2026-11-23T10:00:00Z")
-    facts = agent_facts(to_dict(replace(state_of(), runtime_reason="exceeds 16 MiB", kills=(kill,))))
+    facts = agent_facts(agent_state(replace(state_of(), runtime_reason="exceeds 16 MiB", kills=(kill,))))
     assert facts.runtime_reason == "exceeds 16 MiB"
     assert facts.memory_kills == ("corepin-agent-x/agent: 2026-11-23T10:00:00Z",)
 
@@ -69,9 +67,9 @@ def test_way_of_new_containers_comes_from_the_agents_state() -> None:
     held = replace(state_of(), start_path=Path.NRI, other_plugins=("10-a",))
     lost = replace(state_of(), start_reason="it is gone")
 
-    assert agent_facts(to_dict(held)).nri == AgentNRI(holds=True)
-    assert agent_facts(to_dict(held)).other_plugins == ("10-a",)
-    assert agent_facts(to_dict(lost)).nri == AgentNRI(reason="it is gone")
+    assert agent_facts(agent_state(held)).nri == AgentNRI(holds=True)
+    assert agent_facts(agent_state(held)).other_plugins == ("10-a",)
+    assert agent_facts(agent_state(lost)).nri == AgentNRI(reason="it is gone")
 
 
 @pytest.mark.parametrize(

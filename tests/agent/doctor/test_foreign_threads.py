@@ -11,9 +11,7 @@ import pytest
 from agent.doctor.checks import ForeignThreads
 from agent.doctor.foreign_threads import _threads, foreign_threads
 from agent.kernel.procfs import cgroup_of
-from agent.serve.state_json import to_dict
-from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.agent.states import EXCLUSIVE, bound, state_of
+from pinning.machine.cpuset import CPUSet
 
 PROC = Path("/proc")
 
@@ -36,10 +34,10 @@ def test_cgroup_of_a_thread_is_read(tmp_path: Path, text: str, cgroup: str) -> N
 
 def test_thread_that_runs_is_seen() -> None:
     """A busy process of nobody's is found on the CPUs it runs on; the pods that own CPUs are not."""
-    state = to_dict(state_of(bound("a", annotations=EXCLUSIVE)))
+    owned = {"of nobody that runs": CPUSet(range(1024))}
     with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
         try:
-            seen = foreign_threads(PROC, state, CPUSet(range(1024)), 0.2)
+            seen = foreign_threads(PROC, owned, 0.2)
             threads = {thread.id: thread for thread in _threads(PROC, CPUSet(range(1024)))}
         finally:
             process.kill()
@@ -47,4 +45,4 @@ def test_thread_that_runs_is_seen() -> None:
     assert any("sh" in names for names in seen.by_cgroup.values())
     assert threads[process.pid].name == "sh"
     assert os.getpid() not in threads
-    assert foreign_threads(PROC, state, EMPTY, 10) == ForeignThreads({})
+    assert foreign_threads(PROC, {}, 10) == ForeignThreads({})

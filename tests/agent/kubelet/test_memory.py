@@ -15,7 +15,7 @@ from agent.node_state import MemoryState, NodeState
 from agent.reconcile.reconciler import Settings
 from agent.report.events import events_between
 from agent.report.pod_status import pod_status
-from agent.serve.state_json import to_dict
+from agent.serve.state_json import agent_state
 from pinning.contract import KubeletPolicy, NUMAMemory
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
@@ -64,7 +64,8 @@ def test_runtime_is_told_before_the_start(node: FakeNode) -> None:
     state = node.run()
     assert memory(state) == (NUMAMemory.BIND, "")
     assert status(state)["memory"] == "bind"
-    assert to_dict(state)["pods"][0]["containers"][0]["memory"] == {"is": "bind", "note": ""}
+    (container,) = agent_state(state).pods[0].containers.values()
+    assert (container.memory, container.memory_note) == ("bind", "")
 
 
 def test_created_container_that_has_its_cpus_already_is_told_too(node: FakeNode) -> None:

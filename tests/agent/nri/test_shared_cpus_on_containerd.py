@@ -66,12 +66,12 @@ def test_helpers_go_to_the_shared_set_and_others_stay(node: ContainerdNode, over
     first, helper = until("two processes", lambda: sorted(mixed.pids) if len(mixed.pids) == 2 else None)
     os.sched_setaffinity(helper, shared)
     node.add("newcomer")  # tasks are counted again when anything has changed, else twice a minute
-    proof = node.reported()["mixed"]["proof"]
-    assert node.reported()["mixed"]["others"] == str(shared)
-    assert over_nri or proof["splitSeconds"] is not None
+    proof = node.reported()["mixed"]["applied"]
+    assert node.reported()["mixed"]["sharedCpus"] == str(shared)
+    assert over_nri or "splitSeconds" in proof
     until_equal(
         "counted",
-        lambda: node.reported()["mixed"]["proof"]["affinity"],
+        lambda: node.reported()["mixed"]["applied"].get("affinity"),
         {"home": 1, "others": 1, "both": 0},
     )
 

@@ -8,14 +8,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from agent.errors import TooLarge
 from agent.node_state import NodeState
 from agent.serve.endpoints import Endpoints, listen_http, listen_socket
-from agent.serve.state_json import to_dict
+from agent.serve.state_json import agent_state
 from pinning.machine.topology import Topology
 from pinning.planning.ledger_json import ledger_from_dict
+from published.agent_state import AgentState
+from published.codec import decode
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish
 
@@ -139,8 +142,8 @@ def test_socket_gives_the_newest_state(node: FakeNode, tmp_path: Path) -> None:
         return answer
 
     shown = json.loads(asyncio.run(read()))
-    assert shown == to_dict(state)
+    assert decode(AgentState, json.dumps(shown)) == replace(agent_state(state), version=2)
     assert ledger_from_dict(shown["ledger"]) == state.ledger
     assert Topology.from_dict(shown["topology"]) == state.topology
-    found = shown["pods"][0]["containers"][0]
+    found = shown["pods"][0]["containers"]["c0"]
     assert (found["cpus"], found["idle"], found["pinned"], found["smtPolicy"]) == ("1", "5", True, "isolate")

@@ -174,7 +174,7 @@ def test_what_an_agent_cannot_have_written_is_not_known(texts: dict[str, str]) -
 def test_the_kubelets_reserve_counts_where_it_fits() -> None:
     """As the agent takes it; beyond it the default serves."""
     text = topology_text(state_of())
-    pools = '{"universe": "%s", "reserved": "%s", "reservedBy": "kubelet"}'
+    pools = '{"universe":"%s","reserved":"%s","shared":"","setAside":"","reservedBy":"kubelet"}'
     for reserved in (MACHINE.cores[0].cpus, MACHINE.cpus):
         shown = node(topology=text, pools=pools % (MACHINE.cpus, reserved))
         machine = machine_of(shown)

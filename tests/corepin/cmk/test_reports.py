@@ -80,7 +80,7 @@ def test_an_agent_of_another_version_is_one_line(tmp_path: Path, capsys: pytest.
     """The same for its socket."""
     with agent_socket(tmp_path / "s", b'{"version": 0}\n') as path:
         assert main(["cmk", "describe", "--socket", path]) == 2
-    assert "of another version of corepin" in capsys.readouterr().err
+    assert "by another version of corepin" in capsys.readouterr().err
 
 
 def test_interval_shows_it_again(

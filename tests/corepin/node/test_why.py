@@ -155,7 +155,7 @@ def test_annotation_that_nobody_can_read_says_nothing() -> None:
     """Anybody may have written it: brackets in brackets are no reason to fail."""
     deep, _ = shown(bound("web", annotations=ISOLATE))
     deep["metadata"]["annotations"][STATUS_CPUS] = '{"x": ' + "[" * 100_000
-    assert agent_status(deep) == {}
+    assert agent_status(deep) is None
 
 
 def test_silent_agent_is_named() -> None:
@@ -283,9 +283,9 @@ def test_command_prints_the_timeline(
 def test_failures_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pod that is not there, and an annotation that no version wrote, end with the reason."""
+    """A pod that is not there, and an annotation of another version, end with the reason."""
     pod, _ = shown(bound("web", annotations=ISOLATE))
-    pod["metadata"]["annotations"][STATUS_CPUS] = '{"containers": {"main": {"policy": "exclusive"}}}'
+    pod["metadata"]["annotations"][STATUS_CPUS] = '{"version": 2, "containers": {}}'
     with api_objects(tmp_path, served(pod, [])) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
         assert main(["why", "none"]) == 2
@@ -293,7 +293,7 @@ def test_failures_are_one_line(
 
     first, second = capsys.readouterr().err.splitlines()
     assert first == "corepin why: pod default/none: the API server answered 404 (Not Found)"
-    assert "of another version of corepin" in second
+    assert "by another version of corepin" in second
 
 
 def test_refused_pod_shows_what_to_do(

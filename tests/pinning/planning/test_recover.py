@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Ledger
+from pinning.planning.observed import Owner
 from pinning.planning.recover import recover
 from tests.pinning.machines import FLAT
 from tests.pinning.wishes import WISHES
@@ -50,6 +51,17 @@ def test_what_runs_is_held_again(wish: Wish) -> None:
     world = world_of(("a", wish), ("b", Wish()))
     assert len(world.ledger) == 1
     assert recovered(world) == world.ledger
+
+
+def test_own_part_is_taken_from_what_was_reported_if_nothing_else_shows_it() -> None:
+    """A lone container that may use the shared set runs everywhere; what does not lie within its cpuset is no hint."""
+    world = world_of(("a", Wish("2", policy="exclusive", shared="true")))
+    own = next(iter(world.ledger)).cpus
+    observed, owner = world.observe(), Owner("a", "c0")
+
+    assert recover(observed, world.config) == Ledger()
+    assert recover(observed, world.config, {owner: own}) == world.ledger
+    assert recover(observed, world.config, {owner: own | CPUSet.parse("0")}) == Ledger()
 
 
 def test_refused_claim_is_not_taken_for_pinned() -> None:

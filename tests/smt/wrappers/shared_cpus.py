@@ -54,7 +54,7 @@ def _is_settled(agent: WrappingAgent, shared: str) -> bool:
     """Say whether the two threads are on the two parts, the second of which is the shared set."""
     container, cpus = agent.container("helped"), CPUSet.parse(shared)
     parts = sorted([container["cpus"], str(cpus)])
-    return container["others"] == str(cpus) and masks(_pid(agent)) == parts
+    return container.get("sharedCpus") == str(cpus) and masks(_pid(agent)) == parts
 
 
 def _pid(agent: WrappingAgent) -> int:
@@ -70,10 +70,10 @@ def _tell(agent: WrappingAgent, step: str, lines: list[str] | None = None, **mor
         step=step,
         lines=lines,
         own=container["cpus"],
-        others=container["others"],
+        others=container.get("sharedCpus", ""),
         cpuset=cpuset_file(pid).read_text().strip(),
         masks=masks(pid),
-        affinity=container["proof"]["affinity"],
+        affinity=container["applied"].get("affinity"),
         shared=agent.state()["sets"]["shared"],
         **more,
     )

@@ -1,0 +1,103 @@
+"""What pod annotation, node annotation and local socket say alike, in the types of `published/`. Pure."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pinning.contract import CoreType, CPUPolicy
+from pinning.errors import BadCPUList
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import Owner
+from published.codec import AnotherVersion, decode
+from published.pod_status import Applied, Container, GuestPlace, Machine, PodStatus, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.node_state import ContainerState, NodeState, VMState
+    from pinning.planning.observed import SeenPod
+    from pinning.planning.refusal import Refusal as Refused
+
+
+def container(
+    state: ContainerState, vm: VMState | None, *, cpus: str, applied: Applied | None, refusal: Refusal | None
+) -> Container:
+    """Return what is known of a container; `vm` is the virtual machine of its pod."""
+    holds = state.policy is not None
+    is_limited = not state.others or state.policy is not CPUPolicy.EXCLUSIVE
+    return Container(
+        policy=state.policy or "",
+        smt_policy=state.smt or "",
+        numa_policy=state.numa or "",
+        cpus=cpus,
+        idle=str(state.idle) if holds else None,
+        numa_nodes=state.numa_nodes if holds else None,
+        core_type="" if state.core_type is CoreType.ANY else state.core_type,
+        shared_cpus=str(state.others),
+        confined_by="affinity" if state.others else "",
+        cpu_limit="" if is_limited else "unset",
+        memory=(state.memory and state.memory.word) or "",
+        memory_note=state.memory.note if state.memory else "",
+        pinned=state.is_pinned,
+        vcpus=_vcpus(state, vm) if holds else None,
+        applied=applied,
+        refusal=refusal,
+        drift=bool(state.proof and state.proof.outside),
+        intruders=state.intruders,
+        uncounted=state.uncounted,
+    )
+
+
+def _vcpus(state: ContainerState, vm: VMState | None) -> tuple[int, ...] | None:
+    """Return the vCPUs on CPUs of a container within a sandbox, None where they are not one to one."""
+    if not (state.sandbox and vm and vm.is_one_to_one):
+        return None
+    return tuple(rank for rank, cpus in enumerate(vm.vcpus) if cpus <= state.cpus)
+
+
+def machine(vm: VMState) -> Machine:
+    """Return where the threads of a virtual machine run."""
+    return Machine(
+        kind=vm.kind,
+        vcpus=tuple(map(str, vm.vcpus)),
+        one_to_one=vm.is_one_to_one,
+        emulator=str(vm.emulator),
+        iothreads=tuple(map(str, vm.iothreads)),
+        vhost=str(vm.vhost),
+        reason=vm.reason,
+        note=vm.note,
+        refused=vm.refused,
+        guest=tuple(GuestPlace(**place._asdict()) for place in vm.guest_ids),
+        time=vm.when,
+        cpus=str(vm.cpus),
+    )
+
+
+def refusal(refused: Refused) -> Refusal:
+    """Return why a claim was refused."""
+    return Refusal(reason=refused.reason, message=refused.message, blocks_start=refused.blocks_start)
+
+
+def reported_cpus(pods: Iterable[SeenPod]) -> dict[Owner, CPUSet]:
+    """Return the CPUs that containers hold by the status annotations of their pods; of damaged ones nothing."""
+    cpus: dict[Owner, CPUSet] = {}
+    for pod in pods:
+        with suppress(AnotherVersion, BadCPUList):
+            containers = decode(PodStatus, pod.said or "{}").containers.items()
+            cpus |= {Owner(pod.uid, name): CPUSet.parse(it.cpus) for name, it in containers if it.policy}
+    return cpus
+
+
+def sets(state: NodeState) -> dict[str, Any]:
+    """Return the members of `Sets`."""
+    named = {
+        "universe": state.sets.universe,
+        "reserved": state.sets.reserved,
+        "shared": state.shared,
+        "set_aside": state.sets.pools.set_aside,
+        "isolated": state.sets.isolated,
+        "free": state.free,
+    }
+    texts = {name: str(cpus) for name, cpus in named.items()}
+    return {**texts, "reserved_by": state.sets.reserve_source, "align_uncore": state.sets.align_uncore}

@@ -1,0 +1,107 @@
+"""The agent's state on its local socket. It says of pods what their annotations say, and more."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from published.codec import Part, Published, no_members
+from published.node_pools import Sets
+from published.pod_status import Container, Machine, Refusal
+
+
+class Pod(Part, frozen=True):
+    """A pod of the node with all of its containers."""
+
+    uid: str = ""  # as the runtime knows it
+    namespace: str = ""
+    name: str = ""
+    known: bool = msgspec.field(default_factory=bool)  # the API server shows it
+    refusal: Refusal | None = None
+    containers: dict[str, Container] = msgspec.field(default_factory=no_members)
+    vm: Machine | None = None
+
+
+class NamedRefusal(Refusal, frozen=True):
+    """A refusal, with its container."""
+
+    container: str = ""
+    name: str = ""  # namespace/pod/container
+
+
+class Conflict(Part, frozen=True):
+    """A container whose CPUs another program keeps changing."""
+
+    container: str = ""  # namespace/pod/container
+    rewrites: int = 0
+
+
+class MemoryKill(Part, frozen=True):
+    """An OOM kill of one of corepin's own containers."""
+
+    pod_uid: str = msgspec.field(default="", name="podUID")
+    pod: str = ""
+    container: str = ""
+    time: str = ""
+
+
+class Task(Part, frozen=True):
+    """A process that called `cmk isolate`."""
+
+    pid: int = 0
+    container: str = ""
+    pool: str = ""
+    cpus: str = ""
+
+
+class Reclaimed(Part, frozen=True):
+    """A CPU list whose process exited without releasing it."""
+
+    pid: int = 0
+    container: str = ""
+    pool: str = ""
+    cpus: str = ""
+
+
+class AgentSets(Sets, frozen=True, kw_only=True):
+    """The CPU sets that the agent works with."""
+
+    allocatable: str = msgspec.field(default_factory=str)
+    idle: str = msgspec.field(default_factory=str)
+    exclusive_pool: str = msgspec.field(default_factory=str)
+    non_isolcpus_pool: str = msgspec.field(default_factory=str)
+
+
+class AgentState(Published, frozen=True, kw_only=True, omit_defaults=False):
+    """The state of a node's agent."""
+
+    NAME: ClassVar = "the agent's state"
+    VERSION: ClassVar = 2
+
+    node: str
+    runtime: str = ""
+    kubelet: str = ""
+    group: str = ""
+    observes: bool = False
+    pods_complete: bool = False
+    containers_complete: bool = False
+    runtime_reason: str = ""
+    memory_kills: tuple[MemoryKill, ...] = ()
+    start_path: str = ""
+    start_reason: str = ""
+    listing_fault: str = ""
+    other_plugins: tuple[str, ...] = ()
+    topology: dict[str, Any]  # `Topology.to_dict`
+    sets: AgentSets
+    strict_reserved: bool = False
+    static_pools: bool = False
+    ledger: dict[str, Any]  # `ledger_to_dict`
+    pods: tuple[Pod, ...] = ()
+    refusals: tuple[NamedRefusal, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    failures: tuple[str, ...] = ()
+    first_pids: dict[str, int] = msgspec.field(default_factory=dict)
+    tasks: tuple[Task, ...] = ()
+    reclaimed: tuple[Reclaimed, ...] = ()
+    reclaims_dropped: int = 0

@@ -1,0 +1,85 @@
+"""Write and read what an agent publishes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from typing import Annotated, Any, ClassVar, Final, TypeVar
+
+import msgspec
+
+from pinning.errors import PinningError
+from pinning.truncate import VALUE, truncate
+
+Version = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+DAMAGE: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
+NO_VERSION: Final = 0  # the text does not say
+
+
+def no_members() -> dict[str, Any]:
+    """Return the default of an object that is written even without members; one from `dict` is left out."""
+    return {}
+
+
+def no_items() -> tuple[Any, ...]:
+    """Return the default of a list that is written even without items; one from `tuple` is left out."""
+    return ()
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A JSON object within a published text."""
+
+
+class Published(Part, frozen=True):
+    """A published text. Its first member is the version in which it is written."""
+
+    NAME: ClassVar[str]
+    VERSION: ClassVar[int]
+
+    version: Version = NO_VERSION
+
+
+Kind = TypeVar("Kind", bound=Published)
+
+
+class AnotherVersion(PinningError):
+    """A text was written by another version of corepin, or is damaged."""
+
+    def __init__(self, name: str, reason: object, version: object = None) -> None:
+        self.version = version  # None: the text is damaged
+        self.reason = f"{name} is damaged, or written by another version of corepin ({reason})"
+        super().__init__(f"{self.reason}: use the same version")
+
+    @classmethod
+    def of(cls, name: str, problem: PinningError) -> AnotherVersion:
+        """Return a problem with what a text says, such as a CPU list that is none, as one of the text."""
+        return problem if isinstance(problem, cls) else cls(name, problem)
+
+
+def encode(thing: Published) -> bytes:
+    """Return the text of a published thing, in the version of its kind."""
+    return msgspec.json.encode(msgspec.structs.replace(thing, version=thing.VERSION))
+
+
+def decode(kind: type[Kind], text: str | bytes) -> Kind:
+    """Return a published thing; raise AnotherVersion if the text is of another version, or damaged."""
+    try:
+        thing: Kind = _decoder(kind).decode(text)
+    except DAMAGE as error:
+        with suppress(*DAMAGE):
+            check_version(kind.NAME, _decoder(Published).decode(text).version, kind.VERSION)
+        raise AnotherVersion(kind.NAME, error) from error
+    check_version(kind.NAME, thing.version, kind.VERSION)
+    return thing
+
+
+def check_version(name: str, found: object, known: int) -> None:
+    """Raise AnotherVersion for a version that this one does not read."""
+    if found not in (NO_VERSION, known):
+        reason = f"version {truncate(repr(found), VALUE)}; this one reads version {known}"
+        raise AnotherVersion(name, reason, found)
+
+
+@cache
+def _decoder(kind: type[Published]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)

@@ -1,0 +1,57 @@
+"""The annotation `status.corepin.io/pools` of a node."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from published.codec import Part, Published, no_members
+
+
+class Owner(Part, frozen=True):
+    """A holder of CPUs."""
+
+    policy: str = msgspec.field(default_factory=str)
+    cpus: str = msgspec.field(default_factory=str)
+    smt_policy: str = ""
+    idle: str = ""
+
+
+class Sidecars(Part, frozen=True):
+    """What the sidecars that the webhook completed request."""
+
+    containers: int = msgspec.field(default_factory=int)
+    cpu: str = msgspec.field(default_factory=str)
+    memory: str = msgspec.field(default_factory=str)
+
+
+class Hidden(Part, frozen=True):
+    """What dedicated CPUs cost beyond the requests."""
+
+    idle_cpus: int = msgspec.field(default_factory=int, name="idleCPUs")
+    sidecars: Sidecars = msgspec.field(default_factory=Sidecars)
+
+
+class Sets(Published, frozen=True, kw_only=True):
+    """CPU sets of a node, as lists: those that a picture of it shows."""
+
+    universe: str = msgspec.field(default_factory=str)
+    reserved: str
+    shared: str
+    set_aside: str
+    isolated: str = msgspec.field(default_factory=str)
+    free: str = msgspec.field(default_factory=str)
+    reserved_by: str = ""  # empty: an earlier agent did not say
+    align_uncore: bool | None = None  # None: an earlier agent did not say
+
+
+class Pools(Sets, frozen=True, kw_only=True):
+    """The CPU sets of a node and their owners, by namespace/pod/container."""
+
+    NAME: ClassVar = "the agent's annotation of CPU sets"
+    VERSION: ClassVar = 1
+
+    observes: bool = msgspec.field(default_factory=bool)
+    owners: dict[str, Owner] = msgspec.field(default_factory=no_members)
+    hidden: Hidden = msgspec.field(default_factory=Hidden)

@@ -1,0 +1,102 @@
+"""The annotation `status.corepin.io/cpus` of a pod. Other readers: `shim/guest.c`, and `corepin gate` without msgspec."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final
+
+import msgspec
+
+from published.codec import Part, Published, no_items, no_members
+
+MOST_VCPUS: Final = 1024
+
+
+class Affinity(Part, frozen=True):
+    """Number of a container's tasks by the CPUs that they may run on."""
+
+    home: int = msgspec.field(default_factory=int)  # its own alone
+    others: int = msgspec.field(default_factory=int)  # the shared ones alone
+    both: int = msgspec.field(default_factory=int)
+
+
+class Applied(Part, frozen=True):
+    """CPUs read back from the kernel."""
+
+    cpus: str = ""
+    time: str = ""  # RFC 3339 in UTC, at which they became so
+    path: str = ""
+    window_seconds: float | None = None  # from its start until they were right; None: not known
+    split_seconds: float | None = None
+    outside: int = 0  # tasks allowed on other CPUs; this and what follows is on the socket alone
+    narrowed: int = 0  # tasks allowed on fewer CPUs
+    affinity: Affinity | None = None
+
+
+class Refusal(Part, frozen=True):
+    """The reason why a claim was refused."""
+
+    reason: str = ""
+    message: str = ""
+    blocks_start: bool = msgspec.field(default_factory=bool)
+
+
+class GuestPlace(Part, frozen=True):
+    """Position of a vCPU in the topology that the guest shows."""
+
+    socket: int = msgspec.field(default_factory=int)
+    core: int = msgspec.field(default_factory=int)
+    thread: int = msgspec.field(default_factory=int)
+
+
+class Machine(Part, frozen=True):
+    """CPUs of a virtual machine's threads."""
+
+    kind: str = msgspec.field(default_factory=str)
+    vcpus: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_VCPUS)] = msgspec.field(
+        default_factory=no_items
+    )
+    one_to_one: bool = msgspec.field(default_factory=bool)
+    emulator: str = ""
+    iothreads: tuple[str, ...] = ()
+    vhost: str = ""
+    reason: str = ""
+    note: str = ""
+    refused: tuple[str, ...] = ()
+    guest: tuple[GuestPlace, ...] = ()
+    time: str = msgspec.field(default_factory=str)
+    cpus: str = ""  # on the socket alone: what its containers hold
+
+
+class Container(Part, frozen=True):
+    """A container that holds CPUs or was refused some; on the socket every container."""
+
+    policy: str = ""  # empty: it holds no CPUs of its own
+    smt_policy: str = ""
+    numa_policy: str = ""
+    cpus: str = ""  # on the socket of one without a policy too: where it runs
+    idle: str | None = None  # None: it has no policy
+    numa_nodes: tuple[int, ...] | None = None  # None: it has no policy
+    core_type: str = ""  # empty: of any type
+    shared_cpus: str = ""
+    confined_by: str = ""
+    cpu_limit: str = ""
+    memory: str = ""
+    memory_note: str = ""
+    pinned: bool = msgspec.field(default_factory=bool)
+    vcpus: tuple[int, ...] | None = None
+    applied: Applied | None = None
+    refusal: Refusal | None = None
+    drift: bool = False
+    intruders: tuple[str, ...] = ()
+    uncounted: str = ""
+
+
+class PodStatus(Published, frozen=True):
+    """The status of a pod."""
+
+    NAME: ClassVar = "the agent's status of the pod"
+    VERSION: ClassVar = 1
+
+    refusal: Refusal | None = None
+    containers: dict[str, Container] = msgspec.field(default_factory=no_members)
+    vm: Machine | None = None
