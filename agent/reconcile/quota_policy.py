@@ -16,7 +16,7 @@ from agent.errors import AgentError, Gone
 from pinning.planning.quota import Bandwidth, is_unset
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.interfaces import Quotas
     from agent.reconcile.container_record import ContainerRecord
@@ -97,7 +97,9 @@ class QuotaKeeper:
     def _unset(self, cgroups: list[str]) -> None:
         """Unset quotas, of pods before their containers, as cgroup v1 wants it; the originals are saved first."""
         found = {cgroup: bandwidth for cgroup in cgroups if (bandwidth := self._read(cgroup))}
-        self._saved.remember({cgroup: f"{it.quota} {it.period}" for cgroup, it in found.items()})
+        originals = {cgroup: f"{it.quota} {it.period}" for cgroup, it in found.items()}
+        if not self._save(lambda: self._saved.remember(originals)):
+            return
         for cgroup in found:
             try:
                 self._quotas.unset_quota(cgroup)
@@ -121,7 +123,16 @@ class QuotaKeeper:
                 logger.warning("quota not restored", extra={"facts": facts})
                 continue
             done.append(cgroup)
-        self._saved.forget(done)
+        self._save(lambda: self._saved.forget(done))
+
+    def _save(self, change: Callable[[], None]) -> bool:
+        """Change what is saved; return whether it was. A quota whose original is not saved is never unset."""
+        try:
+            change()
+        except AgentError as error:
+            logger.warning("kernel values not saved", extra={"facts": {"reason": str(error)}})
+            return False
+        return True
 
     def _give_back(self, cgroup: str) -> None:
         original = self._original(cgroup)

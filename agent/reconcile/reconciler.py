@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
 from agent.kubelet.policy import read_kubelet_policy, read_memory_policy
+from agent.published_parts import reported_cpus
 from agent.reconcile.apply import Applier
 from agent.reconcile.between_passes import BetweenPasses, WatchedCgroups
 from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
@@ -114,11 +115,7 @@ class Reconciler:
         self._has_begun = False
         self._ledger: Ledger | None = None
         self._reserve = ReserveKeeper()
-        quotas, saved = (
-            interfaces.cgroups.quotas,
-            Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id()),
-        )
-        self._quotas = QuotaKeeper(quotas, saved) if quotas else None
+        self._quotas = _quota_keeper(interfaces, state_dir)
         self._shared = EMPTY  # where everyone else is to run; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
         self._watched = WatchedCgroups(interfaces, self.observer, self.vms)
@@ -209,7 +206,7 @@ class Reconciler:
 
     def _plan(self, observed: Observed, config: NodeConfig) -> Plan:
         if self._ledger is None:
-            self._ledger = recover(observed, config)
+            self._ledger = recover(observed, config, reported_cpus(observed.by_age))
             self.metrics.rebuilds.inc()
             logger.info("ledger rebuilt", extra={"facts": {"assignments": len(self._ledger)}})
         with self.metrics.plan_seconds.time():
@@ -311,6 +308,13 @@ class Reconciler:
         await give_back(self.observer, self._applier, self.runtime_sync, self.checkpoint)
         if not has_quotas:
             raise AgentError("not every container got its quota back: see the log, then reset again")
+
+
+def _quota_keeper(interfaces: Interfaces, state_dir: StateDir) -> QuotaKeeper | None:
+    """Return what unsets and restores quotas; None where the node has none."""
+    quotas = interfaces.cgroups.quotas
+    saved = Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id())
+    return QuotaKeeper(quotas, saved) if quotas else None
 
 
 def _undone(

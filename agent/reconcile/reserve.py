@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pinning.contract import ReserveSource
 from pinning.errors import BadContract
-from pinning.planning.node_sets import check_machine, known_cpus
-from pinning.planning.reserve import lowest_core
+from pinning.planning.node_sets import check_machine, known_cpus, lowest_core
 
 if TYPE_CHECKING:
     from agent.interfaces import Machine

@@ -10,6 +10,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.errors import Refused
 from pinning.errors import PinningError
 from pinning.json_text import parse_json
 
@@ -36,27 +37,31 @@ class Restorable:
         return self._originals
 
     def remember(self, originals: Mapping[str, str]) -> None:
-        """Save originals, replacing those of the same keys."""
+        """Save originals, replacing those of the same keys; raise Refused if the file cannot be written."""
         self._store({**self._originals, **originals})
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Drop the originals of these keys."""
+        """Drop the originals of these keys; raise Refused if the file cannot be written."""
         dropped = set(keys)
         self._store({key: text for key, text in self._originals.items() if key not in dropped})
 
     def _store(self, originals: dict[str, str]) -> None:
         if originals == self._originals:
             return
-        if originals:
-            beside = self._path.with_suffix(".new")
-            beside.write_text(
-                json.dumps({"version": VERSION, "bootID": self._boot_id, "originals": originals}),
-                encoding="utf-8",
-            )
-            beside.replace(self._path)
-        else:
-            self._path.unlink(missing_ok=True)
+        try:
+            self._write(originals)
+        except OSError as error:
+            raise Refused(f"{self._path}: {error.strerror}") from error
         self._originals = originals
+
+    def _write(self, originals: dict[str, str]) -> None:
+        if not originals:
+            self._path.unlink(missing_ok=True)
+            return
+        text = json.dumps({"version": VERSION, "bootID": self._boot_id, "originals": originals})
+        beside = self._path.with_suffix(".new")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(self._path)
 
 
 def _load(path: Path, boot_id: str) -> dict[str, str]:

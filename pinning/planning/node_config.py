@@ -55,7 +55,7 @@ class StaticPools:
 class NodeConfig:
     """How the CPUs of one node are given out."""
 
-    reserved: CPUSet | None = None  # None: the default of `pinning.planning.reserve`
+    reserved: CPUSet | None = None  # None: `default_reserve` of `node_sets`
     reserve_source: ReserveSource = ReserveSource.CONFIGURED  # where `reserved` comes from, if it is set
     strict_reserved: bool | None = (
         None  # no container runs on reserved CPUs; None: false, or as the kubelet says

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES, CPUPolicy, ReserveSource
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.reserve import default_reserve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -216,3 +215,27 @@ def _in_turns(cores: list[Core]) -> list[Core]:
 
 def _cpus(cores: Iterable[Core]) -> CPUSet:
     return union(core.cpus for core in cores)
+
+
+def default_reserve(topology: Topology, known: CPUSet, listed: CPUSet = EMPTY) -> CPUSet:
+    """Return the core of the lowest CPU among cores without isolated CPUs, else among those isolated in part.
+
+    The kernel keeps system work off isolated CPUs, so reserving them would waste them. Cores that a pool lists come
+    last, because a pool cannot have a reserved core. `known` has the CPUs of pods, including offline ones.
+    """
+
+    def preference(core: Core) -> tuple[bool, bool, bool, int]:
+        usable = core.cpus & known
+        return (
+            not core.cpus.isdisjoint(listed),
+            not core.cpus.isdisjoint(topology.isolated),
+            usable <= topology.isolated,
+            usable.lowest(),
+        )
+
+    return min(topology.cores_of(known), key=preference).cpus
+
+
+def lowest_core(topology: Topology, known: CPUSet) -> CPUSet:
+    """Return the core of the lowest CPU: the default of earlier agents, whose checkpoints name no reserve."""
+    return topology.siblings_of(CPUSet([known.lowest()]))

@@ -116,3 +116,13 @@ def test_cgroups_that_end_are_forgotten(node: FakeNode) -> None:
     node.run()
     assert cgroups[1] not in node.cgroups.quotas
     assert cgroups[0] not in (node.folder / QUOTAS).read_text()
+
+
+def test_quota_whose_original_cannot_be_saved_stays(node: FakeNode) -> None:
+    """A full or read-only disk costs the unset quotas alone: the pass goes on, and nothing is lost."""
+    began(node)
+    before = dict(node.cgroups.quotas)
+    (node.folder / QUOTAS).with_suffix(".new").mkdir()
+    node.run()
+
+    assert node.cgroups.quotas == before

@@ -13,8 +13,14 @@ from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import DEFAULT, NodeConfig, StaticPools
-from pinning.planning.node_sets import NodeSets, check_machine, known_cpus, node_sets
-from pinning.planning.reserve import default_reserve, lowest_core
+from pinning.planning.node_sets import (
+    NodeSets,
+    check_machine,
+    default_reserve,
+    known_cpus,
+    lowest_core,
+    node_sets,
+)
 from tests.pinning.nodes import smt_machine
 from tests.strategies import cpu_sets, topologies
 
