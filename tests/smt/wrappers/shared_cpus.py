@@ -28,8 +28,8 @@ def shared_cpus(agent: WrappingAgent, told: Path, cpus: int = 2) -> None:
     agent.owner(
         "helped", cpus, f"{wait}; CMK_CPUS_INFRA=$(cat {told}) exec {sys.executable} -I {PROGRAM}", HELPED
     )
-    agent.until("it has both parts", lambda: bool(agent.container("helped").get("others")))
-    told.write_text(",".join(map(str, CPUSet.parse(agent.container("helped")["others"]))))
+    agent.until("it has both parts", lambda: bool(agent.container("helped").get("sharedCpus")))
+    told.write_text(",".join(map(str, CPUSet.parse(agent.container("helped")["sharedCpus"]))))
     lines = agent.until_written("helped", "moved")
     _tell(agent, "alone", lines)
     _grant(agent, cpus)
