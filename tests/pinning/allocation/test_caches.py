@@ -13,6 +13,7 @@ from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.lscpu import read_lscpu
+from pinning.machine.topology import CPUFacts, assemble
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.node_sets import node_sets
 from tests.machines import NAMES, lscpu_text
@@ -39,6 +40,17 @@ def test_auto_aligns_where_a_numa_node_has_several_even_caches(name: str) -> Non
     """`auto` is on for EPYC and POWER9; off for one cache a node, one core a cache (POWER8) and uneven caches."""
     topology = captured(name)
     assert node_sets(topology, topology.online, DEFAULT).align_uncore == (name in EVEN)
+
+
+@pytest.mark.parametrize(("second", "even"), [("performance", True), ("efficient", False)])
+def test_auto_does_not_align_caches_of_unlike_core_types(second: str, even: bool) -> None:
+    """With one cache of performance cores and one of efficient cores the cache is no reason to leave a core type."""
+    facts = [
+        CPUFacts(cpu, core=cpu, package=0, numa_node=0, uncore_cache=cpu // 4, core_type=core_type)
+        for cpu, core_type in enumerate(["performance"] * 4 + [second] * 4)
+    ]
+    topology = assemble(facts, CPUSet(range(8)))
+    assert node_sets(topology, topology.online, DEFAULT).align_uncore is even
 
 
 @pytest.mark.parametrize("align", [False, True])
