@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -30,6 +31,21 @@ def test_observing_allocates_nothing() -> None:
     assert reasons(planned) == {"test/pod-a/c0": "ObserveMode", "test/pod-b/c0": "ObserveMode"}
     assert [refusal.blocks_start for refusal in planned.refusals] == [False, False]
     assert "cpuManagerPolicy to none" in planned.refusals[0].message
+
+
+def test_others_join_a_former_owner_once_its_tasks_are_home() -> None:
+    """CPUs given back stay in its cpuset as a pool; others come after its unmoved tasks went to what it still owns."""
+    owner = replace(EXCLUSIVE, shared="true")
+    node = world(4)
+    for uid, wish in (("a", replace(owner, cpu="3")), ("n", Wish())):
+        node.add(uid, [wish])
+        node.start(uid, "c0")
+    node.run_all()
+    node.add("a", [replace(owner, cpu="1")])
+    leave, join = node.plan().actions
+    assert (str(leave.cpus), str(leave.home), str(leave.vacates)) == ("0-7", "2", "1,5")
+    assert (leave.owner.pod_uid, join.owner.pod_uid, join.waits_for) == ("a", "n", (0,))
+    assert str(join.cpus) == "0-1,3-7"
 
 
 def test_the_order_of_the_input_is_nothing() -> None:

@@ -286,9 +286,10 @@ class Node(RuleBasedStateMachine):
             if other in movers or any(never_meet(self.world, mover, other) for mover in movers):
                 continue
             theirs = now.of(other.owner)
-            if theirs and theirs.is_exclusive:  # whoever owns no more has agreed to company
+            if theirs and theirs.is_exclusive:  # a container that owns nothing has agreed to company
                 left = before.of(other.owner) or theirs
-                assert gains.isdisjoint(other.cpus & (theirs.footprint | left.footprint))
+                tasks = other.home or other.cpus  # it may use as a pool what it owned before
+                assert gains.isdisjoint((other.cpus & theirs.footprint) | (tasks & left.footprint))
             for mine in held:
                 assert other.cpus.isdisjoint(gains & mine.footprint)
                 if action.kind is Kind.GRANT and is_pinned:
