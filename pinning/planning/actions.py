@@ -115,7 +115,8 @@ def plan_actions(
     writes: list[_Write] = []
     for writer in writers:
         writes += _of_owner(writer, unpinned) if writer.target.own else _of_sharer(writer, occupied)
-    return _numbered(_in_order(writes, shared - occupied), (shared - before.exclusive).mask)
+    refuge = (shared - occupied) or ((run_sets.sets.reserved & run_sets.sets.universe) - occupied)
+    return _numbered(_in_order(writes, refuge), (shared - before.exclusive).mask)
 
 
 def _on_host(observed: Observed, before: Ledger, run_sets: RunSets) -> tuple[list[_Writer], CPUSet]:
@@ -279,8 +280,9 @@ def _link(writes: list[_Write]) -> None:
 def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge: CPUSet) -> None:
     """Break a dependency cycle between containers that wait for each other's CPUs: move one of them aside first.
 
-    Only foreign writes create such cycles. Without a free CPU to move to, the write goes ahead at once, because a
-    short overlap is better than a deadlock.
+    Foreign writes create such cycles, and a strict reserve, beside which every shared CPU may still be in use: then
+    one of them moves through the reserved CPUs. Without a free CPU to move to, the write goes ahead at once, because
+    a short overlap is better than a deadlock.
     """
     first = _in_circle(blocked[0], ready)
     if not refuge:

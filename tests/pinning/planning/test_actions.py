@@ -10,8 +10,8 @@ from pinning.contract import CPUPolicy, PoolUse, SharedPool, SMTPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.actions import plan_actions
 from pinning.planning.ledger import Ledger
-from pinning.planning.node_config import DEFAULT
-from pinning.planning.node_sets import node_sets
+from pinning.planning.node_config import DEFAULT, NodeConfig
+from pinning.planning.node_sets import NodeSets, node_sets
 from pinning.planning.observed import Observed, Owner, SeenContainer, State
 from pinning.planning.run_sets import RunSets
 from tests.pinning.entries import entry
@@ -21,14 +21,14 @@ TOPOLOGY = smt_machine(4)  # cores 0,4 (reserved) 1,5 2,6 3,7
 SETS = node_sets(TOPOLOGY, TOPOLOGY.online, DEFAULT)
 
 
-def written(before: str, after: str, current: str) -> list[str]:
+def written(before: str, after: str, current: str, sets: NodeSets = SETS) -> list[str]:
     """Return the actions as "kind container cpus < containers it waits for".
 
     `before` and `after` are ledgers and `current` is what runs where: "a=1,5/idle b=2s" (s for share),
     "a=0-7 b=c2" (c for created).
     """
     observed = Observed(TOPOLOGY, TOPOLOGY.online, containers=tuple(_running(current)))
-    actions = plan_actions(observed, _ledger(before), RunSets(_ledger(after), SETS))
+    actions = plan_actions(observed, _ledger(before), RunSets(_ledger(after), sets))
     return [
         f"{action.kind} {action.container_id} {action.cpus}"
         + "".join(f" < {actions[at].kind} {actions[at].container_id}" for at in action.waits_for)
@@ -234,6 +234,17 @@ def test_a_circle_is_broken_by_stepping_aside() -> None:
     assert written("a=1 b=2", "a=2 b=1", "a=1 b=2") == [
         "shrink a 0,3-7",
         "grant b 1 < shrink a",
+        "grant a 2 < shrink a < grant b",
+    ]
+
+
+def test_beside_a_strict_reserve_a_circle_is_broken_on_the_reserved_cpus() -> None:
+    """No owner runs beside another one while three containers take each other's CPUs, the shared one too."""
+    strict = node_sets(TOPOLOGY, TOPOLOGY.online, NodeConfig(strict_reserved=True))
+    assert written("a=1 b=2 x=5-7", "a=2 b=3 x=5-7", "a=1 b=2 n=3 x=5-7", strict) == [
+        "shrink a 0,4",
+        "widen n 1 < shrink a",
+        "grant b 3 < widen n",
         "grant a 2 < shrink a < grant b",
     ]
 
