@@ -21,9 +21,8 @@ from agent.cri.lists import Lists
 from agent.cri.runtime import CRI, SERVICE
 from agent.grpc_calls import Calls
 
-DEADLINE_SECONDS = (
-    120.0  # of a call: beside other work lists of 15 MiB take longer than the agent waits for them
-)
+# Of a call: beside other work lists of 15 MiB take longer than the agent's ten seconds.
+DEADLINE_SECONDS = 120.0
 MODULES = (agent.main, agent.nri.container_watch, agent.report, apiserver.client)  # the agent has them too
 
 
@@ -46,11 +45,8 @@ async def longest_turn(stop: asyncio.Event) -> float:
 async def measure(socket: Path, rounds: int) -> dict[str, float]:
     """List several times as the agent does, while a stream of events is followed."""
     start = peak_mib()
-    runtime, stop, changed = (
-        CRI(socket, timeout_seconds=DEADLINE_SECONDS, poll_seconds=0.05),
-        asyncio.Event(),
-        asyncio.Event(),
-    )
+    runtime = CRI(socket, timeout_seconds=DEADLINE_SECONDS, poll_seconds=0.05)
+    stop, changed = asyncio.Event(), asyncio.Event()
     turns = asyncio.create_task(longest_turn(stop))
     watch = asyncio.create_task(runtime.watch(changed.set))
     await changed.wait()
