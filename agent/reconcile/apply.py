@@ -200,7 +200,7 @@ class Applier:
         """Let the runtime know where a container of a virtual machine runs; say whether it took that."""
         if error := await self._tell(record, cpus):
             return self._failed(record, error)
-        record.succeeded()
+        record.retry.reset()
         return True
 
     async def _tell(self, record: ContainerRecord, cpus: CPUSet) -> Exception | None:
@@ -221,29 +221,29 @@ class Applier:
         if record.cgroup is None:
             record.wrote(cpus, self._clock.text(), path)
             note_right(record, cpus, self._cgroups.tasks, self._clock)
-            record.succeeded()
+            record.retry.reset()
             return True
         try:
             found = self._cgroups.cpusets.read(record.cgroup)
         except Gone:  # not created yet, or ended meanwhile
-            record.succeeded()
+            record.retry.reset()
             return True
         except AgentError as error:
             return self._failed(record, error)
         record.wrote(found, self._clock.text(), path)
         if found == cpus:
-            record.succeeded()
+            record.retry.reset()
             note_right(record, cpus, self._cgroups.tasks, self._clock)
         else:
             reason = f"{cpus} was written by {path}, and the kernel lets it use {found}"
-            record.failed(reason, self._clock.monotonic())
+            record.retry.failed(reason, self._clock.monotonic())
         return found <= cpus
 
     def _failed(self, record: ContainerRecord, error: Exception) -> bool:
         """Note why; a container that is not there any more needs nothing and is in nobody's way."""
         if isinstance(error, Gone):
             return True
-        record.failed(str(error) or "no answer in time", self._clock.monotonic())
+        record.retry.failed(str(error) or "no answer in time", self._clock.monotonic())
         return False
 
 
@@ -283,5 +283,5 @@ def _log(
         if is_done:
             logger.debug("cpuset written", extra={"facts": facts})
             continue
-        reason = record.failure or "it is left alone for now, or waits for another write"
+        reason = record.retry.reason or "it is left alone for now, or waits for another write"
         logger.info("cpuset not written", extra={"facts": {**facts, "reason": reason}})

@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from agent.interfaces import RuntimeContainer
     from pinning.planning.task_parts import Tally
 
+
 FIRST_RETRY_SECONDS: Final = 0.1
 LONGEST_RETRY_SECONDS: Final = 10.0
 
 
-@dataclass(slots=True, kw_only=True)
-class Retried:
-    """What is written until it is right, later each time."""
+@dataclass(slots=True)
+class Retry:
+    """Retry state of a container or a virtual machine, with exponential backoff."""
 
-    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
-    not_before: float = 0.0  # of the next try
-    failure: str = ""  # why the last write failed; empty when it did not
+    not_before: float = 0.0  # of the next try, on the monotonic clock
+    reason: str = ""  # why the last write failed; empty when it did not
+    _backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
 
-    def succeeded(self) -> None:
-        """Forget what went wrong before."""
-        self.failure = ""
-        self.not_before = 0.0
-        self.backoff.reset()
+    def reset(self) -> None:
+        """Forget past failures."""
+        self.not_before, self.reason = 0.0, ""
+        self._backoff.reset()
 
-    def failed(self, why: str, now: float, *, latest: float = math.inf) -> None:
-        """Put the next try off, but not beyond the latest time for it."""
-        self.failure = why
-        self.not_before = min(now + self.backoff.next(), latest)
+    def failed(self, reason: str, now: float, *, latest: float = math.inf) -> None:
+        """Delay the next try by the backoff, at most until `latest`."""
+        self.reason = reason
+        self.not_before = min(now + self._backoff.next(), latest)
 
 
 @dataclass(slots=True)
-class ContainerRecord(Retried):
+class ContainerRecord:
     """One container: how it is reached, what was read of it, and what went wrong with it."""
 
     seen: RuntimeContainer
@@ -68,6 +68,7 @@ class ContainerRecord(Retried):
     is_outrun: bool = False  # it tried, and they were started faster
     applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
     proof: Proof | None = None
+    retry: Retry = field(default_factory=Retry)
 
     @property
     def owner(self) -> Owner:

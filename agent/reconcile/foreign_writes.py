@@ -94,7 +94,7 @@ class ForeignWriteLog:
         return frozenset(
             record.seen.id
             for record in records
-            if record.not_before > now or self._writes.is_conflict(record.owner)
+            if record.retry.not_before > now or self._writes.is_conflict(record.owner)
         )
 
     @property

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from agent.interfaces import Interfaces, Pausable
     from agent.metrics import Metrics
     from agent.node_state import NodeState, Proof
-    from agent.reconcile.container_record import Retried
     from agent.reconcile.verify import Sweep
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.actions import Action
@@ -253,8 +252,8 @@ class Reconciler:
         """
         for record in self.observer.records.values():
             is_right = record.is_right
-            if record.failure and (is_right or record.seen.state is State.EXITED):
-                record.succeeded()
+            if record.retry.reason and (is_right or record.seen.state is State.EXITED):
+                record.retry.reset()
             if is_right and record.is_running and record.is_awaited and record.owner.pod_uid in known:
                 self._exposure.close(record)
         self.runtime_sync.assure(self.observer.records.values())
@@ -286,8 +285,8 @@ class Reconciler:
         now, machines = self._clock.monotonic(), self.observer.sandboxes.records
         # What runs in a machine is tried with the machine; what is due and waits for others lets no pass follow at once.
         alone = (it for it in self.observer.records.values() if it.seen.sandbox not in machines)
-        records: list[Retried] = [*alone, *machines.values()]
-        waits = [record.not_before - now for record in records if record.failure]
+        retries = [record.retry for record in alone] + [machine.retry for machine in machines.values()]
+        waits = [retry.not_before - now for retry in retries if retry.reason]
         ends = self._foreign_writes.ends()
         waits += [] if ends is None else [ends]
         return max(FIRST_RETRY_SECONDS, min(waits)) if waits else None

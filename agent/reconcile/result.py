@@ -116,7 +116,7 @@ def pass_result(
 ) -> PassResult:
     """Return what a pass came to."""
     records = observer.records
-    failures = [record.name for record in records.values() if record.failure]
+    failures = [record.name for record in records.values() if record.retry.reason]
     names = {record.owner: record.name for record in records.values()}
     return PassResult(
         observed=observed,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from agent.node_state import Path, VMState
-from agent.reconcile.container_record import Retried
+from agent.reconcile.container_record import Retry
 from agent.reconcile.exposure import seconds_in_vm
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import SeenSandbox, State
@@ -42,13 +42,14 @@ NOT_TAKEN: Final = "the runtime did not take the CPUs of every container"
 
 
 @dataclass(slots=True)
-class SandboxRecord(Retried):
+class SandboxRecord:
     """One virtual machine: what the runtime says of it, and what was read of its threads."""
 
     seen: RuntimeSandbox
     threads: VMCPUs | None = None  # where they may run; None: not found
     was_found: bool = False
     lost_since: float | None = None  # on the monotonic clock
+    retry: Retry = field(default_factory=Retry)
     is_refused: bool = False  # while it is not found: the runtime did not take its CPUs last
 
     @property
@@ -174,13 +175,13 @@ class Sandboxes:
 
     def waiting(self, now: float) -> frozenset[str]:
         """Return the machines that are not touched now: their last move failed a moment ago."""
-        return frozenset(key for key, record in self.records.items() if record.not_before > now)
+        return frozenset(key for key, record in self.records.items() if record.retry.not_before > now)
 
     def look_back(self, moved: Collection[str]) -> None:
         """Forget the failures of machines that are where they shall be, which no plan moves any more."""
         for key, record in self.records.items():
-            if record.failure and key not in moved:
-                record.succeeded()
+            if record.retry.reason and key not in moved:
+                record.retry.reset()
 
     def lost(self, targets: Mapping[str, SandboxSet]) -> Mapping[str, VMState]:
         """Return what is said of the machines that hold CPUs and are not found, by pod."""
@@ -194,7 +195,9 @@ class Sandboxes:
     def failures(self) -> Iterator[str]:
         """The names of the machines that are not where they shall be, or are not found."""
         now = self.clock.monotonic()
-        failing = (record for record in self.records.values() if record.failure or record.threads is None)
+        failing = (
+            record for record in self.records.values() if record.retry.reason or record.threads is None
+        )
         return (record.name for record in failing if not record.is_starting(now))
 
 
@@ -243,12 +246,12 @@ class SandboxMover:
         now = self._clock.monotonic()
         until = self._sandboxes.missed_until(record, now)
         if until > now:
-            record.failed(NOT_FOUND, now, latest=until)
+            record.retry.failed(NOT_FOUND, now, latest=until)
             return False
         if are_told:
-            record.succeeded()
+            record.retry.reset()
         else:
-            record.failed(NOT_TAKEN, now)
+            record.retry.failed(NOT_TAKEN, now)
         return are_told
 
     def _note(
@@ -266,11 +269,11 @@ class SandboxMover:
             if found.cpus == target.cpus:
                 container.was_right(target.cpus, seconds_in_vm(container, self._clock))
         if not target.is_reached(found.cpus, found.vcpus):
-            record.failed(_difference(found, target), self._clock.monotonic())
+            record.retry.failed(_difference(found, target), self._clock.monotonic())
         elif are_told:
-            record.succeeded()
+            record.retry.reset()
         else:
-            record.failed(NOT_TAKEN, self._clock.monotonic())
+            record.retry.failed(NOT_TAKEN, self._clock.monotonic())
 
 
 def _told(
