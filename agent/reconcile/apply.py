@@ -1,8 +1,8 @@
-"""Write the cpusets of a plan in an order that is safe: nobody is let onto CPUs that somebody else has not left.
+"""Write the cpusets of a plan in a safe order: no container is let onto CPUs that another has not left.
 
 A running container is moved by its cgroup at once, and the runtime learns of it in the background. A created one has no
-cgroup to write yet: there the runtime is the only way. A virtual machine is moved as a whole. Whatever was written is read back
-before anything that waits for it begins; what waits for a failure is not done.
+cgroup to write yet: there the runtime is the only way. A virtual machine is moved as a whole. Each write is read back
+before an action that waits for it begins. An action that waits for a failed one is not done.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Applier:
             return True
         try:
             found = self._cgroups.cpusets.read(record.cgroup)
-        except Gone:  # not created yet, or ended meanwhile
+        except Gone:  # not created yet, or exited in the meantime
             record.retry.reset()
             return True
         except AgentError as error:
@@ -240,7 +240,7 @@ class Applier:
         return found <= cpus
 
     def _failed(self, record: ContainerRecord, error: Exception) -> bool:
-        """Note why; a container that is not there any more needs nothing and is in nobody's way."""
+        """Record the error; a removed container needs no action and blocks none."""
         if isinstance(error, Gone):
             return True
         record.retry.failed(str(error) or "no answer in time", self._clock.monotonic())

@@ -1,4 +1,4 @@
-"""What is watched between the passes, and what is done when something happens there."""
+"""Watches that run between the passes, and the handlers of their events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class WatchedCgroups:
-    """Says to the kernel which cgroups the agent wants to hear of: those of the containers and sandboxes that it knows."""
+    """Watches the cgroups of known containers and sandboxes."""
 
     def __init__(self, interfaces: Interfaces, observer: Observer, vms: VMKeeper) -> None:
         self._cgroups = interfaces.cgroups
@@ -40,7 +40,7 @@ class WatchedCgroups:
         self._followed: frozenset[str] = frozenset()  # cgroups of what runs
 
     def follow(self) -> None:
-        """Watch where containers will be made, and the cgroups of what runs when these are others than before."""
+        """Watch for new containers, and watch the running cgroups anew when their set changed."""
         if self._containers:
             records = self._observer.records.values()
             _watch(self._containers.follow, [record.cgroup for record in records if record.cgroup])
@@ -48,7 +48,7 @@ class WatchedCgroups:
             self.follow_anew()
 
     def follow_anew(self) -> None:
-        """Watch every cgroup of what runs: another may have taken its place. That takes as long as reading them."""
+        """Watch every running cgroup anew, because one may have been replaced; this costs as much as reading them."""
         self._followed = self._running()
         if self._cpusets:
             _watch(self._cpusets.follow, self._followed)
@@ -93,9 +93,9 @@ async def _poll_machine(machine: Machine, changed: Callable[[], None]) -> None:
 
 
 class BetweenPasses:
-    """Answers what happens between passes; `request_pass` is called when a pass has to look at it.
+    """Handles events between passes; `request_pass` asks for a pass.
 
-    `cpus_of` says where a container that is made now is to run, None that it is not to be touched.
+    `cpus_of` returns the CPUs of a container that is created now; None: leave it alone.
     """
 
     def __init__(
@@ -127,20 +127,20 @@ class BetweenPasses:
         yield _poll_machine(self._interfaces.machine, self._request_pass)
 
     def container_created(self, container: NewContainer) -> None:
-        """Put a container whose cgroup was just made on its CPUs, without waiting for a pass."""
+        """Pin a container whose cgroup was just created, without waiting for a pass."""
         record = self._observer.records.get(container.id)
         if not (record and record.is_running) and self._cpusets.writable:
             self.prestart.pin(container)
 
     def _container_written(self, container: NewContainer) -> None:
-        """Let a pass look at what was written before the container started."""
+        """Request a pass after the cpuset was written before the container started."""
         record = self._observer.records.get(container.id)
         if record:
             record.wrote_beside()
         self._request_pass()
 
     def foreign_write(self, cgroup: str) -> None:
-        """Take note of a write by somebody else; in a conflict it only makes the conflict longer."""
+        """Request a pass after a foreign write; during a conflict only prolong the conflict."""
         self._vms.cgroup_written(cgroup)
         records = self._observer.records.values()
         record = next((record for record in records if record.cgroup == cgroup), None)
@@ -150,7 +150,7 @@ class BetweenPasses:
         self._request_pass()
 
     def runtime_wrote(self, container_id: str) -> None:
-        """Look at a cgroup again after the runtime had it in its hands."""
+        """Read a cgroup again after the runtime wrote it."""
         record = self._observer.records.get(container_id)
         if record is None or record.cgroup is None or not record.is_running:
             return

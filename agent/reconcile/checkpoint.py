@@ -3,7 +3,7 @@
 Written before any action, where an agent that is killed leaves it to the next one, and flushed after the actions: a
 disk takes longer for that than the kernel for all cpusets. Only a power cut can take back what was not flushed, and it
 takes back the actions too, so the one before is kept until then. A file that is not wholly right counts as absent; it
-is kept aside for the curious, and nobody ever has to delete one.
+is kept aside for analysis, and never has to be deleted by hand.
 
 A later version may add members, which are passed over at the top and inside `ledger`. What an agent must know in order
 to act by the file it names in `needs`: with a word that is not in KNOWN an agent moves nothing and keeps the file.
@@ -108,7 +108,7 @@ class StateDir:
         return None
 
     def save(self, saved: Saved) -> None:
-        """Replace the checkpoint, so that whoever kills this agent leaves either the old or the new one."""
+        """Replace the checkpoint atomically: an agent that is killed leaves either the old or the new one."""
         beside = self._path.with_suffix(".new")
         beside.write_bytes(write(saved))
         with suppress(FileExistsError, FileNotFoundError):  # what is kept already is what was flushed

@@ -1,6 +1,6 @@
-"""What the agent remembers of each container of the runtime, from its first sight until it is gone.
+"""The agent's record of each container, from its first listing until its removal.
 
-Whoever learns something of a container says so with one of its verbs; nobody else assigns its fields.
+Other modules change a record only through its methods, and assign no fields.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ContainerRecord:
     seen: RuntimeContainer
     is_awaited: bool  # how long it ran elsewhere is to be reported; never of what is older than the agent
     is_new: bool = False  # its tasks were not looked at since this agent saw it come
-    is_assured: bool = False  # this agent told the runtime where it runs
+    is_assured: bool = False  # this agent sent its CPUs to the runtime
     wanted: CPUSet = EMPTY  # where the last plan wants it; empty before there is one
     right: tuple[CPUSet, float | None] | None = None  # what it was seen right on, after how many seconds
     mems: CPUSet = EMPTY  # the NUMA nodes that its memory is bound to if it starts now; empty: to none
@@ -60,9 +60,7 @@ class ContainerRecord:
     born: CPUSet = EMPTY  # what it was made with, where the runtime asked first
     was_seen_so: bool = False  # the kernel showed it on what it was made with
     is_owner: bool = False  # the last plan gives it CPUs of its own
-    home: CPUSet = (
-        EMPTY  # where its tasks shall stay that nobody moved, of one that runs on more than it owns
-    )
+    home: CPUSet = EMPTY  # where its unmoved tasks stay, of one that runs on more CPUs than it owns
     parts: Parts = NO_PARTS  # where its tasks were put last; without a home: nowhere
     is_split: bool = False  # this agent has put them there
     is_outrun: bool = False  # it tried, and they were started faster
@@ -72,17 +70,17 @@ class ContainerRecord:
 
     @property
     def owner(self) -> Owner:
-        """Whose restart this is."""
+        """The owner of its CPUs, the same for each restart."""
         return Owner(self.seen.pod_uid, self.seen.name)
 
     @property
     def name(self) -> str:
-        """What people call the container: namespace/pod/container."""
+        """Name for messages: namespace/pod/container."""
         return self.seen.full_name
 
     @property
     def cgroup(self) -> str | None:
-        """Where the kernel can be asked about it; None for what runs in a VM."""
+        """Its cgroup on the host; None for a container in a VM."""
         return None if self.seen.in_vm else self.seen.cgroup
 
     @property
@@ -92,13 +90,13 @@ class ContainerRecord:
 
     @property
     def is_right(self) -> bool:
-        """Say whether it is where the last plan wants it, as far as anybody can know."""
+        """Return whether it runs on the CPUs of the last plan, as far as kernel and runtime show."""
         is_home = not self.is_running or self.split_home == self.home
         return is_home and (self.applied or self.sent) == self.wanted
 
     @property
     def split_home(self) -> CPUSet:
-        """Where this agent put those of its tasks that nobody moved; empty: nowhere."""
+        """Where this agent put its unmoved tasks; empty: nowhere."""
         return self.parts.home if self.is_split else EMPTY
 
     @property
@@ -120,17 +118,17 @@ class ContainerRecord:
 
     @property
     def lacks_memory(self) -> bool:
-        """Say whether the runtime was not told of these, neither when it made the container nor since."""
+        """Return whether the runtime was never sent these nodes, neither at creation nor later."""
         return not self.born and self.mems_at_start not in (EMPTY, self.sent_mems)
 
     def listed(self, container: RuntimeContainer) -> None:
-        """Take over what the runtime says; what a start makes of its cpuset is nobody's rewrite."""
+        """Take over the runtime's listing; a cpuset that changes by a start is no foreign write."""
         if self.seen.state is not container.state:
             self.applied = EMPTY
         self.seen = container
 
     def was_born(self, cpus: CPUSet) -> None:
-        """Note what the runtime was told to make it with."""
+        """Record the CPUs with which the runtime creates it."""
         self.born = self.sent = cpus
 
     def planned(self, cpus: CPUSet, mems: CPUSet = EMPTY, home: CPUSet = EMPTY, *, is_owner: bool) -> None:
@@ -154,22 +152,22 @@ class ContainerRecord:
         self.is_outrun = True
 
     def found(self, cpus: CPUSet, when: str) -> None:
-        """Take over what was read from the kernel, as nobody of us wrote it since it was made."""
+        """Record a cpuset read from the kernel that this agent has not written since the creation."""
         self.applied = cpus
         self.was_seen_so |= cpus == self.born
         self._prove(cpus, when, Path.NRI if cpus == self.born else Path.FOUND)
 
     def wrote(self, cpus: CPUSet, when: str, path: Path) -> None:
-        """Take over what was read from the kernel after a write of ours."""
+        """Record a cpuset read back after a write of this agent."""
         self.applied = cpus
         self._prove(cpus, when, path)
 
     def wrote_beside(self) -> None:
-        """Forget what was read before: it was written beside the passes, which is nobody's rewrite."""
+        """Forget the cpuset read before: a write beside the passes is no foreign write."""
         self.applied = EMPTY
 
     def was_sent(self, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
-        """Note what the runtime took for it."""
+        """Record the CPUs and memory nodes that the runtime accepted."""
         self.sent = cpus
         self.sent_mems = mems or self.sent_mems
 
@@ -178,11 +176,11 @@ class ContainerRecord:
         self.memory = mems
 
     def assured(self) -> None:
-        """Note that the runtime knows from this agent where it runs."""
+        """Record that this agent sent its CPUs to the runtime."""
         self.is_assured = True
 
     def looked_at(self) -> None:
-        """Note that its tasks are its own business from now on."""
+        """Record that its tasks were checked once; from now on their masks are its own choice."""
         self.is_new = False
 
     def compared(self, outside: int, narrowed: int, tally: Tally | None = None) -> bool:

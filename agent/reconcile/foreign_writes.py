@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ForeignWrites:
-    """When somebody else rewrote the cpuset of which container, as far as it still matters. Pure: time comes in with every call."""
+    """Recent foreign writes by container. Pure: each call gets the time."""
 
     rewrites: Mapping[Owner, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -85,7 +85,7 @@ class Loop:
             await self._trigger.wait(wait)
 
     async def _pass(self) -> float:
-        """Do one pass; return the seconds after which the next is due without anybody asking."""
+        """Do one pass; return the seconds until the next is due without a request."""
         self._trigger.clear()
         try:
             state = await self._reconciler.run_pass()

@@ -1,6 +1,6 @@
-"""The memory of containers whose pods say where it may lie: told before the start, read and told while they run.
+"""NUMA memory binding: sent to the runtime before a container starts, read and reported while it runs.
 
-What runs keeps its memory where it is: no edit of an annotation, and no move of its CPUs, widens or moves it.
+A running container keeps its memory: no edit of an annotation and no move of its CPUs changes its nodes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LATE: Final = "it runs with memory of any NUMA node: memory is bound only when a
 
 
 def bind_created(records: Iterable[ContainerRecord], updates: CreatedUpdates) -> None:
-    """Let the runtime know the memory's node of each container that is on its CPUs already and does not run yet."""
+    """Send the memory nodes of created containers that are on their CPUs already to the runtime."""
     for record in records:
         if record.lacks_memory and record.is_right:
             updates.begin(record, record.wanted)
 
 
 def read_memory(records: Iterable[ContainerRecord], ledger: Ledger, cpusets: Cpusets) -> None:
-    """Read on which NUMA nodes the kernel gives memory to each container that runs, of those whose pod names any."""
+    """Read the effective memory nodes of running containers whose pod asks for a binding."""
     for record in records:
         assignment = ledger.of(record.owner) if record.is_running and record.cgroup else None
         if assignment and assignment.claim.numa_memory and record.cgroup:
@@ -43,7 +43,7 @@ def read_memory(records: Iterable[ContainerRecord], ledger: Ledger, cpusets: Cpu
 
 
 def memory_state(assignment: Assignment, found: CPUSet | None, topology: Topology) -> MemoryState | None:
-    """Return what a container's user shall know of its memory; `found` is what the kernel says, None: nothing."""
+    """Return the memory state to report; `found` are the nodes that the kernel shows, None: not known."""
     if assignment.claim.numa_memory is None:
         return None
     mems, asked = assignment.mems, assignment.claim.numa_memory

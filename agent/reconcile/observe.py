@@ -43,7 +43,7 @@ class Observer:
         self.records: dict[str, ContainerRecord] = {}
         self.sandboxes = Sandboxes(vms, clock)
         self.runtime_reason = ""  # why the runtime did not list its containers last time
-        self.rewritten: list[ContainerRecord] = []  # by somebody else, as seen this time
+        self.rewritten: list[ContainerRecord] = []  # containers with a foreign write, as of this pass
         self._interfaces = interfaces
         self._clock = clock
         self._pods: dict[str, tuple[Pod, SeenPod]] = {}
@@ -56,7 +56,7 @@ class Observer:
         self._topology = topology
 
     def leave_new(self) -> None:
-        """Widen nobody: the agent only observes."""
+        """Widen no container: the agent only observes."""
         for record in self.records.values():
             record.looked_at()
 
@@ -207,7 +207,7 @@ class Observer:
             return False
 
     def _compare(self, record: ContainerRecord, cpus: CPUSet, *, moved: bool) -> None:
-        """Tell a rewrite by somebody else from what the kernel does when CPUs go or come back."""
+        """Distinguish foreign writes from hotplug effects."""
         if record.applied and cpus != record.applied and not moved:
             self.rewritten.append(record)
         self._note(record, cpus)

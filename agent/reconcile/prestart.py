@@ -25,7 +25,7 @@ FIRST_PAUSE: Final = (
 )
 LONGEST_PAUSE: Final = 0.1
 GIVE_UP_SECONDS: Final = 30.0
-KEPT_SECONDS: Final = 60.0  # what nobody asks for is of a container that no listing ever showed
+KEPT_SECONDS: Final = 60.0  # an entry not asked for by then is of a container that was never listed
 
 
 class Right(NamedTuple):

@@ -179,7 +179,7 @@ class Reconciler:
         self.observer.note_held(self._ledger)
         self._reserve.planned(plan.sets)
         await self._save(plan, observed)
-        if not config.observe:  # else whoever allocates writes them
+        if not config.observe:  # else the kubelet writes them
             self._foreign_writes.count(self.observer.rewritten)
         undone = await self._act(plan, observed, writes=not config.observe)
         self._look_back(observed.known_uids)
@@ -219,7 +219,7 @@ class Reconciler:
         self._ledger = plan.ledger
 
     async def _act(self, plan: Plan, observed: Observed, *, writes: bool) -> frozenset[str]:
-        """Do what the plan says; return the ids of what is not where it shall be."""
+        """Apply the plan; return the ids of containers and machines that have not reached their CPUs."""
         before, self._shared = self._shared, (shared := plan.shared if writes else EMPTY)
         records, sandboxes = self.observer.records, self.observer.sandboxes
         self.observer.note_planned(observed, plan)
@@ -246,9 +246,9 @@ class Reconciler:
             self._interfaces.container_watch.publish(table)
 
     def _look_back(self, known: Collection[str]) -> None:
-        """Close the windows of those who are where they shall be, and forget failures that no longer matter.
+        """Record the unpinned time of containers that reached their CPUs, and clear their old errors.
 
-        Where the container of a pod that nobody knows yet shall be is still to come.
+        Pods that the watch has not shown yet are skipped.
         """
         for record in self.observer.records.values():
             is_right = record.is_right
@@ -261,7 +261,7 @@ class Reconciler:
     async def _pin_vms(
         self, plan: Plan, observed: Observed, config: NodeConfig, undone: Collection[str]
     ) -> None:
-        """Put the threads of virtual machines on what these hold, by the plan or by whoever allocates instead of it."""
+        """Pin the threads of virtual machines to the CPUs they hold: by the plan, or by the kubelet while observing."""
         containers, pods = [record.seen for record in self.observer.records.values()], observed.by_age
         written = {action.container_id for action in plan.actions}
         self.vms.containers_written(written | {record.seen.id for record in self.observer.rewritten})

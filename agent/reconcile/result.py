@@ -76,7 +76,7 @@ class PassResult:
         }
 
     def sandbox(self, owner: Owner) -> SandboxSet | None:
-        """Return where the virtual machine of a container shall run; None: it is in none."""
+        """Return the CPUs planned for a container's virtual machine; None: it is in none."""
         machine = self._machines.get(owner)
         return self.plan.sandboxes[machine] if machine else None
 
@@ -121,7 +121,7 @@ def pass_result(
     return PassResult(
         observed=observed,
         plan=plan,
-        # a created container runs nothing yet: its CPUs prove nothing, and it is nobody's intruder
+        # a created container runs nothing yet: its CPUs prove nothing, and it intrudes on no owner
         proofs={key: record.proof for key, record in records.items() if record.proof and record.is_running},
         names=names,
         conflicts=foreign_writes.conflicts(names),

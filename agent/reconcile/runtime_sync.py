@@ -1,8 +1,8 @@
-"""The runtime's own record of each cpuset, brought up to what the kernel has already: slowly, and never against it.
+"""Background calls that bring the runtime's record of each cpuset up to the kernel's.
 
-A runtime that keeps an old record would write it again with its next change of the container. Two calls at a time,
-only the newest set of a container counts, and nobody writes a container's cgroup while a call for it is under way:
-an older set must not land on a newer one.
+A runtime that keeps an old record would write it again with its next change of the container. Two calls run at a time,
+only the newest set of a container counts, and no cgroup is written while a call for its container is in flight:
+an older set must not overwrite a newer one.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class RuntimeSync:
         self._free.set()
 
     def want(self, container_id: str, cpus: CPUSet) -> None:
-        """Let the runtime know of `cpus` some time soon; a later set replaces an earlier one."""
+        """Queue a cpuset for the runtime; a later set replaces an earlier one."""
         if container_id not in self._wanted:
             self._queue.put_nowait(container_id)
         self._wanted[container_id] = cpus
         self._idle.clear()
 
     def assure(self, records: Iterable[ContainerRecord]) -> None:
-        """Let the runtime know once what is right already: an agent may have died before it could."""
+        """Queue each cpuset that is right already once, because an earlier agent may have died before its call."""
         for record in records:
             if not record.is_assured and record.is_running and record.cgroup:
                 record.assured()

@@ -1,9 +1,9 @@
-"""The virtual machines in which containers run (Kata): what is seen of them, and how one is moved as a whole.
+"""Kata sandboxes: the record of each virtual machine, and the move of one as a whole.
 
-Kata puts a machine on the union of what it was told for each container. So every container of it is told the same, and
-the threads are moved beside that: before, so that they leave CPUs at once, and again after it, because the runtime
-could not let them onto new ones before it was told, and some kernels forget the masks of threads when it writes. What
-counts is what the kernel says of the threads.
+Kata runs a machine on the union of the cpusets sent for its containers. So each container is sent the same set, and
+the threads are moved as well: before the call, so that they leave CPUs at once, and again after it, because only then
+the cgroup has the new CPUs, and some kernels forget the masks of threads when it is written. The affinity that the
+kernel shows for the threads decides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from pinning.planning.run_sets import SandboxSet
 
 AT_ONCE: Final = 8  # machines before others get their turn
-LOST_SECONDS: Final = 30.0  # that others wait for machines that are not found: these may run anywhere
+LOST_SECONDS: Final = (
+    30.0  # that other actions wait for machines that are not found: these may run on any CPU
+)
 STARTING_SECONDS: Final = 2.0  # that a machine which was never found is no failure
 WINDOW_SECONDS: Final = (
     600.0  # in which they do, whichever machines these are, and however often one comes back
@@ -54,12 +56,12 @@ class SandboxRecord:
 
     @property
     def name(self) -> str:
-        """What people call the machine: the name of its pod."""
+        """Name for messages: namespace/pod."""
         return f"{self.seen.namespace}/{self.seen.pod}"
 
     @property
     def takes_cpusets(self) -> bool:
-        """Say whether the runtime may be told the CPUs of its containers: it must not change the count of vCPUs."""
+        """Return whether cpusets may be sent to the runtime: they must not change the count of vCPUs."""
         return self.seen.has_quota or (self.threads is not None and self.threads.is_fixed)
 
     def is_starting(self, now: float) -> bool:
@@ -79,9 +81,9 @@ class SandboxRecord:
 
 @dataclass(slots=True)
 class Patience:
-    """How long others wait for machines that are not found: LOST_SECONDS in WINDOW_SECONDS for all of them together.
+    """Node-wide budget of waiting for machines that are not found: LOST_SECONDS in WINDOW_SECONDS.
 
-    So whoever makes one such machine after the other, or one that comes and goes, delays nobody any longer.
+    The budget is node-wide, so creating many such machines cannot extend the delay.
     """
 
     waited: dict[int, float] = field(default_factory=dict)  # seconds, by the slot in which they were over
@@ -178,7 +180,7 @@ class Sandboxes:
         return frozenset(key for key, record in self.records.items() if record.retry.not_before > now)
 
     def look_back(self, moved: Collection[str]) -> None:
-        """Forget the failures of machines that are where they shall be, which no plan moves any more."""
+        """Clear the errors of machines that reached their CPUs and are not moved any more."""
         for key, record in self.records.items():
             if record.retry.reason and key not in moved:
                 record.retry.reset()
@@ -193,7 +195,7 @@ class Sandboxes:
 
     @property
     def failures(self) -> Iterator[str]:
-        """The names of the machines that are not where they shall be, or are not found."""
+        """The names of machines that have not reached their CPUs, or are not found."""
         now = self.clock.monotonic()
         failing = (
             record for record in self.records.values() if record.retry.reason or record.threads is None
@@ -202,7 +204,7 @@ class Sandboxes:
 
 
 def _seen(record: SandboxRecord, sent: list[CPUSet], *, is_missed: bool) -> SeenSandbox:
-    """Return a machine; of one that stays lost, what the runtime took for all of it has to do, and if it refuses nobody waits."""
+    """Return a machine as observed; of a lost one the runtime's cpusets count, and after a refusal no action waits for it."""
     threads, key, pod_uid = record.threads, record.seen.id, record.seen.pod_uid
     taken = tuple(cpus for cpus in sent if cpus or record.takes_cpusets)
     if threads:
@@ -215,7 +217,7 @@ def _seen(record: SandboxRecord, sent: list[CPUSet], *, is_missed: bool) -> Seen
 
 
 class SandboxMover:
-    """Moves one machine. `tell` lets the runtime know of the CPUs of one container, and says whether it took them."""
+    """Moves one machine. `tell` sends the CPUs of one container to the runtime, and returns whether it accepted them."""
 
     def __init__(
         self,
@@ -279,7 +281,7 @@ class SandboxMover:
 def _told(
     record: SandboxRecord, live: list[ContainerRecord], found: VMCPUs | None, target: SandboxSet
 ) -> list[ContainerRecord]:
-    """Return the containers that the runtime is told of: by what it took once, also before this agent, it goes on."""
+    """Return the containers to update in the runtime: a cpuset that it accepted before stays in effect until replaced."""
     if record.takes_cpusets or (found and not found.cpus <= target.cpus):
         return live
     return [container for container in live if container.sent]

@@ -32,7 +32,7 @@ async def prove_tasks(
     vm_tasks: Callable[[str], frozenset[int]],
     is_wanted_elsewhere: Callable[[], bool],
 ) -> Sweep:
-    """Compare the tasks of each container with the CPUs it shall run on, until something else is to be done.
+    """Compare the tasks of each container with its planned CPUs, until other work is waiting.
 
     A first process that started narrower is widened, once: what it does to itself later is its own choice. The
     threads of a container's virtual machine (`vm_tasks`) are on fewer CPUs because this agent, or libvirt, put them

@@ -1,4 +1,4 @@
-"""What each virtual machine of the node is to run on: by the plan, or by whoever allocates CPUs instead of it. Pure."""
+"""CPUs of each virtual machine: by the plan, or by the kubelet's allocation while observing. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class VMTarget(NamedTuple):
     cpus: CPUSet  # that its container, or those of its sandbox together, hold; empty: none
     others: CPUSet = EMPTY  # of a sandbox: for all threads that are no vCPUs, and without CPUs for these too
     smt: SMTPolicy | None = None  # None: KubeVirt's own choice
-    doubt: str = ""  # why nobody knows whether the CPUs are its own
+    doubt: str = ""  # why it is not known whether the CPUs are its own
 
 
 NO_TARGET: Final = VMTarget("", EMPTY)
@@ -122,7 +122,7 @@ def _claim_of(pod: SeenPod, owner: Owner) -> Claim | None:
 
 
 def _is_claimed(claim: Claim | None, found: HeldCPUs) -> bool:
-    """Say whether a cpuset is what a container asked for, where nobody says whose it is."""
+    """Return whether a cpuset matches a container's request, where its owner is not known."""
     return found.is_exclusive is None and claim is not None and len(found.cpus) == claim.count
 
 

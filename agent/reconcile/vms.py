@@ -1,8 +1,8 @@
-"""Keeps the threads of virtual machines where they belong: after the writes of a pass, and whenever there are others.
+"""Pinning of virtual machines' threads: after the writes of a pass, and when threads start.
 
-A cgroup holds threads on a set of CPUs and no one of them on one CPU; kernels before 6.2 also forget, whenever a cpuset
-is written, where its threads were. So each machine is looked at again and again: its thread count and
-its vCPUs every few seconds, every thread with each sweep, and at once after somebody wrote its cgroup.
+A cgroup confines threads to a set of CPUs and pins none to one CPU. Kernels before 6.2 also reset the affinity of all
+threads when the cpuset is written. So each machine is polled: its thread count and vCPUs every few seconds, every
+thread with each sweep, and at once after a foreign write of its cgroup.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ SWEEP_SECONDS: Final = (
     59.0  # at least between two looks at every thread: each second sweep of the agent has one
 )
 SOON_SECONDS: Final = 1.0  # the same while a machine waits for its pins
-# Between two looks at a machine for what it does itself, so that nobody costs much by making and ending threads: a look
-# takes 25 to 100 microseconds a thread meanwhile.
+# Rate limit of looks at a machine that starts and ends threads: a look costs 25 to 100 microseconds a thread.
 REST_SECONDS_A_THREAD: Final = 0.004
 FREE_THREADS: Final = 1_000  # no machine rests for these: guests of hundreds of vCPUs have fewer
 AT_ONCE: Final = 8  # machines before others get their turn
@@ -56,13 +55,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VMRecord:
-    """What is remembered of one machine while it is there."""
+    """The record of one running machine."""
 
     place: VMPlace
     known_since: float  # on the monotonic clock
     target: VMTarget = NO_TARGET
     is_due: bool = True  # it is to be looked at, whatever it does itself
-    is_waiting: bool = False  # for whoever starts it to pin it
+    is_waiting: bool = False  # for libvirt to pin it
     is_changing: bool = False  # it had other vCPUs than before when it was last looked at
     count: int = 0  # of its threads when it was last looked at
     rests_until: float = 0.0  # on the monotonic clock
@@ -164,7 +163,7 @@ class VMKeeper:
         return frozenset(cgroup for place in places for cgroup in place.cgroups)
 
     def tasks(self, key: str) -> frozenset[int]:
-        """Return the threads that are pinned here, and are nobody's drift."""
+        """Return the threads that are pinned here and do not count as drift."""
         record = self._records.get(key)
         return self._vms.tasks(record.place) if self._vms and record else frozenset()
 
@@ -178,7 +177,7 @@ class VMKeeper:
             self._records[key].is_due = True
 
     def cgroup_written(self, cgroup: str) -> None:
-        """Look at the machine of a cgroup with the next pass: somebody wrote its cpuset."""
+        """Look at the machine of a cgroup with the next pass, after a foreign write of its cpuset."""
         for record in self._records.values():
             record.is_due |= cgroup in record.place.cgroups
 
@@ -261,7 +260,7 @@ class VMKeeper:
         """Read a machine, pin what is elsewhere than it is to be, and note what came of it."""
         count = (
             self._vms.count(record.place) if self._vms else 0
-        )  # first: what comes meanwhile makes it another
+        )  # first: a thread that starts during the look changes the count
         seen = self._vms.read(record.place, fully=fully) if self._vms else None
         record.is_due = record.is_changing = False
         pinned = self._pin(record, seen) if seen else None
@@ -293,7 +292,7 @@ class VMKeeper:
         pinned = self._vms.pin(record.place, masks)
         if pinned and (
             len(pinned.seen.vcpus) != len(masks.vcpus) or not pinned.is_settled
-        ):  # others came meanwhile
+        ):  # threads started in the meantime
             record.is_changing = True
         return pinned
 

@@ -52,7 +52,7 @@ def find_container_vmm(node: Node, cgroup: str) -> VMM | None:
 def find_sandbox_vmm(node: Node, sandbox: Sandbox) -> VMM | None:
     """Return the VMM of a Kata sandbox; None when none is found, or several are.
 
-    The runtime's word is taken if the process names the sandbox or is in its cgroup: the id may be somebody else's by now.
+    The runtime's pid counts if the process names the sandbox or is in its cgroup: the pid may be reused by now.
     """
     inside = ids_in(node.roots.hierarchy, sandbox.cgroups, PROCS)
     said = _commands(node, [sandbox.pid] if sandbox.pid else [])

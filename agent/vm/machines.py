@@ -61,7 +61,7 @@ class _Machine:
     threads: VMThreads
     has_run: bool = False  # its guest: a vCPU has used the CPU
     masks: dict[int, CPUSet] = field(default_factory=dict)  # where each thread may run, unless it ended
-    bound: set[int] = field(default_factory=set)  # threads that nobody can move
+    bound: set[int] = field(default_factory=set)  # threads that cannot be moved
     unlisted: str = ""  # why its threads are those of an earlier look
     settled_at: int = 0  # how many threads there were when two listings were the same; 0: they were not
     unplugged: tuple[int, ...] = ()  # the vCPUs that a full look confirmed, fewer than were there before
@@ -185,7 +185,7 @@ class KernelVirtualMachines:
             self._machines.pop(place, None)
             return None
         machine.take_masks(_read_masks(self._look(), machine, self._affinities))
-        if not (machine.has_run or place.is_sandbox):  # nobody waits for the guest of a sandbox
+        if not (machine.has_run or place.is_sandbox):  # no boot of a guest to wait for in a sandbox
             machine.has_run = any(
                 _ticks(self._roots.proc / str(tid)) >= HAS_RUN_TICKS for tid in machine.threads.vcpus
             )
@@ -226,7 +226,10 @@ class KernelVirtualMachines:
         sandbox_id = place.key if place.is_sandbox else ""
         machine = self._machines.get(place)
         if machine:
-            known, count = machine.threads, self.count(place)  # first: what comes meanwhile makes it another
+            known, count = (
+                machine.threads,
+                self.count(place),
+            )  # first: a thread that starts during the look changes the count
             if not fully:
                 if (
                     count
@@ -377,7 +380,7 @@ class _Turn:
 
 
 def _missing(count: int, machine: _Machine) -> str:
-    """Return why the vCPUs that are found are not all; empty when they are, or cannot be told apart."""
+    """Return why the vCPUs found are not all; empty when they are, or cannot be distinguished."""
     expected = machine.expected_vcpus
     if not machine.threads.told_by or count >= expected:
         return ""

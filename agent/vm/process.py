@@ -1,7 +1,7 @@
-"""What /proc says of one process and its threads.
+"""One process and its threads, as read from /proc.
 
 The process chooses its names, its command line and how many threads it has: everything is read in bounds. Its folder
-stays open meanwhile, so that nothing is read of another process that got its number.
+stays open, so that a process that reuses the pid is never read.
 """
 
 from __future__ import annotations

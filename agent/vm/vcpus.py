@@ -24,13 +24,13 @@ _PERMISSION: Final = "the system calls of its threads may not be read (component
 
 
 class Answer(NamedTuple):
-    """The vCPUs, and by what they were told apart; or, with "", as many as were found and why not all."""
+    """The vCPUs and the source that identified them; with "": those found, and why not all."""
 
     by: ToldBy
     indexes: Mapping[int, int]  # thread: index
     reason: str = ""
     kvm_vcpus: int = (
-        0  # that KVM has made, where another source told them; unplugged ones among them. 0: not known
+        0  # that KVM has created, where another source names them; includes unplugged ones. 0: not known
     )
 
 
