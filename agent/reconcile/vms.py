@@ -258,9 +258,8 @@ class VMKeeper:
 
     def _look(self, record: VMRecord, *, fully: bool = False) -> VMSeen | None:
         """Read a machine, pin what is elsewhere than it is to be, and note what came of it."""
-        count = (
-            self._vms.count(record.place) if self._vms else 0
-        )  # first: a thread that starts during the look changes the count
+        # The count first: a thread that starts during the look changes it.
+        count = self._vms.count(record.place) if self._vms else 0
         seen = self._vms.read(record.place, fully=fully) if self._vms else None
         record.is_due = record.is_changing = False
         pinned = self._pin(record, seen) if seen else None

@@ -226,10 +226,8 @@ class KernelVirtualMachines:
         sandbox_id = place.key if place.is_sandbox else ""
         machine = self._machines.get(place)
         if machine:
-            known, count = (
-                machine.threads,
-                self.count(place),
-            )  # first: a thread that starts during the look changes the count
+            # The count first: a thread that starts during the look changes it.
+            known, count = machine.threads, self.count(place)
             if not fully:
                 if (
                     count
