@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused, Unsettled
 from agent.node_state import Path
-from agent.reconcile.created_updates import CreatedUpdates
 from agent.reconcile.exposure import note_right
-from agent.reconcile.runtime_sync import CALL_SECONDS
+from agent.reconcile.runtime_sync import CALL_SECONDS, CreatedUpdates
 from agent.reconcile.sandboxes import SandboxMover
 from pinning.planning.observed import State
 from pinning.planning.task_parts import NO_PARTS, parts_of

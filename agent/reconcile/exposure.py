@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from agent.interfaces import Tasks
     from agent.metrics import Metrics
     from agent.reconcile.container_record import ContainerRecord
-    from agent.reconcile.created_updates import CreatedUpdates
     from agent.reconcile.prestart import PreStartPinner
+    from agent.reconcile.runtime_sync import CreatedUpdates
     from agent.vm_interfaces import BootingMachines, VMCPUs
     from pinning.planning.ledger import Ledger
     from pinning.planning.observed import Observed

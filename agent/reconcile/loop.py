@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
-from agent.reconcile.tallies import with_proofs
+from agent.reconcile.verify import with_proofs
 from apiserver.backoff import Backoff
 from pinning.errors import PinningError
 

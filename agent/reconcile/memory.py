@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from agent.interfaces import Cpusets
     from agent.reconcile.container_record import ContainerRecord
-    from agent.reconcile.created_updates import CreatedUpdates
+    from agent.reconcile.runtime_sync import CreatedUpdates
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Assignment, Ledger

@@ -27,9 +27,8 @@ from agent.reconcile.reserve import ReserveKeeper
 from agent.reconcile.restorable import Restorable
 from agent.reconcile.result import node_state_of, pass_result, passed_containers
 from agent.reconcile.runtime_sync import RuntimeSync
-from agent.reconcile.tallies import TallyWatch
 from agent.reconcile.uninstall import give_back
-from agent.reconcile.verify import prove_tasks
+from agent.reconcile.verify import TallyWatch, prove_tasks
 from agent.reconcile.vm_targets import observed_targets, planned_targets, run_machines, sandbox_targets
 from agent.reconcile.vms import VMKeeper
 from pinning.contract import KubeletPolicy

@@ -1,4 +1,4 @@
-"""Background calls that bring the runtime's record of each cpuset up to the kernel's.
+"""Calls of the runtime beside the passes: cpusets of created containers, and its record of the running ones.
 
 A runtime that keeps an old record would write it again with its next change of the container. Two calls run at a time,
 only the newest set of a container counts, and no cgroup is written while a call for its container is in flight:
@@ -16,7 +16,7 @@ from agent.errors import Gone, Refused, Unavailable
 from apiserver.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from agent.interfaces import Runtime
     from agent.reconcile.container_record import ContainerRecord
@@ -95,9 +95,7 @@ class RuntimeSync:
     async def _work(self) -> None:
         while True:
             container_id = await self._queue.get()
-            await asyncio.sleep(
-                0
-            )  # a runtime that answers without waiting must not keep others from their turn
+            await asyncio.sleep(0)  # a runtime that answers at once must not keep others from their turn
             await self._free.wait()
             await self.settled(container_id)
             cpus = self._wanted.pop(container_id, None)
@@ -137,3 +135,49 @@ class RuntimeSync:
             )
             return False
         return True
+
+
+class CreatedUpdates:
+    """Sends cpusets to created containers: one at a time for each container, each set once.
+
+    No pass waits for them, because a busy runtime would delay running containers too.
+    """
+
+    def __init__(self, send: Callable[[ContainerRecord, CPUSet], Awaitable[bool]]) -> None:
+        self._send = send
+        self._newest: dict[str, tuple[CPUSet, asyncio.Task[bool]]] = {}
+
+    def begin(self, record: ContainerRecord, cpus: CPUSet) -> None:
+        """Send a set and do not wait; the same one is not sent again while it is on its way."""
+        before = self._newest.get(record.seen.id)
+        if before is None or before[0] != cpus:
+            task = asyncio.create_task(self._after(before[1] if before else None, record, cpus))
+            self._newest[record.seen.id] = (cpus, task)
+
+    def is_other(self, container_id: str, cpus: CPUSet) -> bool:
+        """Say whether another set than this one may still land."""
+        on_its_way = self._newest.get(container_id)
+        return on_its_way is not None and on_its_way[0] != cpus
+
+    def is_sending(self, container_id: str) -> bool:
+        """Say whether any set is on its way to a container."""
+        return container_id in self._newest
+
+    async def settled(self, container_id: str) -> None:
+        """Wait until nothing is on its way to a container."""
+        while container_id in self._newest:
+            await asyncio.wait([self._newest[container_id][1]])
+
+    async def drained(self) -> bool:
+        """Wait until nothing is on its way; say whether all of it arrived."""
+        tasks = [task for _, task in self._newest.values()]
+        return all(await asyncio.gather(*tasks))
+
+    async def _after(self, before: asyncio.Task[bool] | None, record: ContainerRecord, cpus: CPUSet) -> bool:
+        if before:
+            await asyncio.wait([before])
+        try:
+            return await self._send(record, cpus)
+        finally:
+            if self._newest[record.seen.id][1] is asyncio.current_task():
+                del self._newest[record.seen.id]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pinning.allocation import Placement, place, take_cores
 from pinning.allocation.beside import place_beside, resize_beside
 from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.core_types import cpus_of_type, regions, regions_of_kept
+from pinning.machine.topology import EFFICIENCY, PERFORMANCE
 from pinning.pods.claims import Origin
 
 if TYPE_CHECKING:
@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 
     from pinning.allocation.packed import Sort
     from pinning.machine.near import Home
+    from pinning.machine.topology import Topology
     from pinning.planning.ledger import Assignment
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.pods.claims import Claim
+
+_NAMES: Final = {  # of core types, by the topology
+    CoreType.PERFORMANCE: PERFORMANCE,
+    CoreType.EFFICIENT: EFFICIENCY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,3 +330,29 @@ def shortage(sets: NodeSets, assignment: Assignment) -> int:
     if cores == 0 and assignment.smt is SMTPolicy.REQUIRE:
         return len(assignment.idle)
     return cores
+
+
+def cpus_of_type(topology: Topology, word: CoreType) -> CPUSet:
+    """Return the CPUs of the cores that a word allows; none where the kernel names no core types."""
+    if word is CoreType.ANY:
+        return topology.cpus
+    return topology.core_types.get(_NAMES[word], EMPTY)
+
+
+def regions(topology: Topology, word: CoreType, own: CPUSet = EMPTY) -> list[CPUSet]:
+    """Return the CPU sets to try in turn: for `any` each type, the one with most own CPUs first, then all CPUs.
+
+    Without own CPUs the performance cores come first.
+    """
+    types = topology.core_types
+    if word is not CoreType.ANY or len(types) < 2:
+        return [cpus_of_type(topology, word)]
+    names = sorted(types, key=lambda name: (-len(types[name] & own), name != PERFORMANCE, name))
+    return [*(types[name] for name in names), topology.cpus]
+
+
+def regions_of_kept(topology: Topology, word: CoreType, kept: CPUSet, cpus_needed: int) -> list[CPUSet]:
+    """Return the CPU sets to try for a placement that changes its size: types that have all of it, or enough."""
+    *types, every = regions(topology, word, kept)
+    staying = [cpus for cpus in types if kept <= cpus or len(kept & cpus) >= cpus_needed]
+    return [*staying, every]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pinning.contract import CoreType, CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
 from pinning.machine.cpuset import EMPTY, union
-from pinning.planning.allocator import EffectivePolicies, shortage
-from pinning.planning.core_types import cpus_of_type
+from pinning.planning.allocator import EffectivePolicies, cpus_of_type, shortage
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Assignment, Ledger
 from pinning.planning.node_sets import node_sets

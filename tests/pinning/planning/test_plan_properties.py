@@ -15,7 +15,7 @@ from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.machine.topology import Topology
 from pinning.planning.actions import Action, Kind
-from pinning.planning.core_types import cpus_of_type
+from pinning.planning.allocator import cpus_of_type
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Ledger
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict

@@ -8,8 +8,8 @@ import pytest
 
 from agent.node_state import NodeState
 from agent.process import Agent
-from agent.reconcile import tallies
-from agent.reconcile.tallies import with_proofs
+from agent.reconcile import verify
+from agent.reconcile.verify import with_proofs
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.task_parts import Tally
@@ -51,7 +51,7 @@ def test_a_moved_task_is_published_without_a_pass_and_before_the_next_sweep(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that moved itself to the shared set is in the published proof while no sweep and no pass comes."""
-    monkeypatch.setattr(tallies, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(verify, "POLL_SECONDS", 0.01)
 
     async def scenario(_: Agent, reports: Reports) -> None:
         at_home = Tally(home=2, others=0, both=0)
@@ -81,7 +81,7 @@ def test_nothing_new_is_not_shown(node: FakeNode) -> None:
 @pytest.mark.usefixtures("mixed")
 def test_each_container_gets_its_turn(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all change all the time, a round shows as many as it may, and the next one goes on after them."""
-    monkeypatch.setattr(tallies, "MOST_SHOWN", 2)
+    monkeypatch.setattr(verify, "MOST_SHOWN", 2)
     shown = []
     for mask in ("4", "1,4", ""):
         move_all(node, mask)
