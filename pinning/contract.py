@@ -33,10 +33,15 @@ NUMA_MEMORY = "numa-memory.corepin.io"
 NUMA_MEMORY_POD = f"{NUMA_MEMORY}/pod"
 SHARED_CPUS = "shared-cpus.corepin.io"
 CORE_TYPE = "core-type.corepin.io"
+QUOTA_POLICY = "quota-policy.corepin.io"
 SIDECAR_LIMITS = "sidecar-limits.corepin.io"
 SIDECAR_LIMITS_POD = f"{SIDECAR_LIMITS}/pod"
 POD_SCOPE = "pod"
 CONTAINER_SCOPE = "container."
+
+# CRI-O's annotation, followed under other runtimes too; also with "/CONTAINER" appended.
+CRIO_CPU_QUOTA = "cpu-quota.crio.io"
+CRIO_DISABLE = "disable"
 
 # Annotations that corepin writes.
 CMK_INJECTED = "cmk.intel.com/resources-injected"
@@ -160,6 +165,13 @@ class CoreType(StrEnum):
     ANY = "any"  # cores of one type if one has enough, performance first
 
 
+class QuotaPolicy(StrEnum):
+    """CFS quota of an exclusive container."""
+
+    KEEP = "keep"
+    UNSET = "unset"
+
+
 class IOThreadsPolicy(StrEnum):
     """I/O threads of a virtual machine (KubeVirt's words)."""
 
@@ -230,6 +242,7 @@ FAMILIES: Final[Mapping[str, type[StrEnum]]] = {
     NUMA_MEMORY: NUMAMemory,
     SHARED_CPUS: Switch,
     CORE_TYPE: CoreType,
+    QUOTA_POLICY: QuotaPolicy,
 }
 SINGLE_KEYS: Final[Mapping[str, str]] = {  # families with one key
     SIDECAR_LIMITS: SIDECAR_LIMITS_POD,

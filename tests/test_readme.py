@@ -118,6 +118,7 @@ def test_names_are_the_contracts() -> None:
         f"{contract.NUMA_POLICY}/{contract.POD_SCOPE}",
         contract.NUMA_MEMORY_POD,
         f"{contract.CORE_TYPE}/{contract.POD_SCOPE}",
+        f"{contract.QUOTA_POLICY}/{contract.POD_SCOPE}",
         f"{contract.SHARED_CPUS}/{contract.POD_SCOPE}",
     }
 

@@ -2,7 +2,7 @@
 
 A container with CPU limit 1 on 4 CPUs is throttled for three quarters of its time. The quota of the pod counts too,
 and is unset when every container of the pod is exclusive and has none. Of a container that runs on more than it owns
-both are always unset: its helpers would use them up and throttle the threads on its own CPUs. A kubelet that resizes
+both are unset unless the pod keeps them: its helpers would use them up and throttle the threads on its own CPUs. A kubelet that resizes
 the pod sets both again, so a pass looks anew after a second. A Kata container has no cgroup here, and keeps its quota.
 """
 
@@ -13,16 +13,16 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone
-from pinning.planning.quota import Bandwidth, is_unset
+from pinning.planning.node_config import Quota
+from pinning.planning.quota import Bandwidth, effective_quota, is_unset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from agent.interfaces import Quotas
+    from agent.interfaces import Quotas, Runtime
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.restorable import Restorable
     from pinning.planning.ledger import Ledger
-    from pinning.planning.node_config import Quota
     from pinning.planning.observed import Observed
 
 LOOK_SECONDS: Final = 1.0  # not a read of each quota in every pass
@@ -44,8 +44,9 @@ _NOT_UNSET: Final = _Look(None, -1.0, is_unset=False)
 class QuotaKeeper:
     """Unsets quotas and restores them; the originals outlive the agent."""
 
-    def __init__(self, quotas: Quotas, saved: Restorable) -> None:
+    def __init__(self, quotas: Quotas, saved: Restorable, runtime: Runtime) -> None:
         self._quotas = quotas
+        self._runtime = runtime
         self._saved = saved
         self._looks: dict[str, _Look] = {}  # by cgroup
         self._whole: set[str] = set()  # pods whose own quota is unset
@@ -53,7 +54,7 @@ class QuotaKeeper:
     def follow(
         self, records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, word: Quota, now: float
     ) -> None:
-        """Unset the quotas that the operator's word unsets, and restore what was unset before and is not any more."""
+        """Unset the quotas that pods or the operator unset, and restore what was unset before and is not any more."""
         known = {record.cgroup: record for record in records if record.cgroup}
         looks = {cgroup: self._look(record, cgroup, ledger, word, now) for cgroup, record in known.items()}
         unset = {cgroup for cgroup, look in looks.items() if look.is_unset}
@@ -75,11 +76,13 @@ class QuotaKeeper:
         held = ledger.of(record.owner)
         if held is None or not held.is_exclusive or not record.is_running:
             return _NOT_UNSET
+        is_crio = self._runtime.name.startswith("cri-o ")
+        word = effective_quota(held.claim, word, uses_pools=bool(record.home), is_crio=is_crio)
         facts = (word, len(held.cpus), held.claim.count, bool(record.home))
         last = self._looks.get(cgroup, _NOT_UNSET)
         if last.facts == facts and now < last.time + LOOK_SECONDS:
             return last
-        if record.home:
+        if record.home and word is Quota.UNSET:
             return _Look(facts, now, is_unset=True)
         bandwidth = self._read(cgroup) or self._original(cgroup)
         return _Look(facts, now, bandwidth is not None and is_unset(word, len(held.cpus), bandwidth))

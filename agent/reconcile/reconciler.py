@@ -312,7 +312,7 @@ def _quota_keeper(interfaces: Interfaces, state_dir: StateDir) -> QuotaKeeper | 
     """Return what unsets and restores quotas; None where the node has none."""
     quotas = interfaces.cgroups.quotas
     saved = Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id())
-    return QuotaKeeper(quotas, saved) if quotas else None
+    return QuotaKeeper(quotas, saved, interfaces.runtime) if quotas else None
 
 
 def _undone(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Assignment, Ledger
@@ -71,6 +71,10 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
         saved["claim"]["coreType"] = str(claim.core_type)
     if claim.numa_memory:
         saved["claim"] |= {"numaMemory": str(claim.numa_memory), "memoryLimit": claim.memory_limit}
+    if claim.quota:
+        saved["claim"]["quotaPolicy"] = str(claim.quota)
+    if claim.crio_disables_quota:
+        saved["claim"]["crioDisablesQuota"] = True
     if claim.shared_cpus:
         saved["claim"]["sharedCPUs"] = True
     return saved
@@ -107,6 +111,8 @@ def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
         memory_limit=_whole(saved.get("memoryLimit", 0)),
         shared_cpus=saved.get("sharedCPUs", False) is True,
         core_type=CoreType(saved["coreType"]) if "coreType" in saved else None,
+        quota=QuotaPolicy(saved["quotaPolicy"]) if "quotaPolicy" in saved else None,
+        crio_disables_quota=saved.get("crioDisablesQuota", False) is True,
     )
 
 

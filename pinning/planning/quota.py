@@ -1,10 +1,13 @@
-"""Whether a container's CFS quota is unset: what the operator's word means for one owner of CPUs. Pure."""
+"""Whether a container's CFS quota is unset, by its pod's annotations and the node's configuration. Pure."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.planning.node_config import Quota
+
+if TYPE_CHECKING:
+    from pinning.pods.claims import Claim
 
 
 class Bandwidth(NamedTuple):
@@ -12,6 +15,19 @@ class Bandwidth(NamedTuple):
 
     quota: int
     period: int
+
+
+def effective_quota(claim: Claim, default: Quota, *, uses_pools: bool, is_crio: bool) -> Quota:
+    """Return the treatment of a container's quota: by its pod's annotations, else by the node's default.
+
+    A container that also uses pools has none unless its pod keeps it, because helpers would use it up. Under CRI-O its
+    own annotation is left to it.
+    """
+    if claim.quota:
+        return Quota(claim.quota)
+    if uses_pools or (claim.crio_disables_quota and not is_crio):
+        return Quota.UNSET
+    return default
 
 
 def is_unset(word: Quota, owned_cpus: int, bandwidth: Bandwidth) -> bool:

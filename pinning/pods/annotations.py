@@ -16,6 +16,7 @@ from pinning.contract import (
     NUMA_MEMORY_POD,
     NUMA_POLICY,
     POD_SCOPE,
+    QUOTA_POLICY,
     SHARED_CPUS,
     SINGLE_KEYS,
     SMT_POLICY,
@@ -23,6 +24,7 @@ from pinning.contract import (
     CPUPolicy,
     NUMAMemory,
     NUMAPolicy,
+    QuotaPolicy,
     SMTPolicy,
     Switch,
 )
@@ -79,6 +81,7 @@ class PolicyAnnotations:
     numa: Scoped[NUMAPolicy] = Scoped()
     shared: Scoped[Switch] = Scoped()
     core_type: Scoped[CoreType] = Scoped()
+    quota: Scoped[QuotaPolicy] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # policy keys by family
@@ -207,6 +210,7 @@ def read_policy_annotations(
         numa=scoped(NUMA_POLICY, NUMAPolicy),
         shared=scoped(SHARED_CPUS, Switch),
         core_type=scoped(CORE_TYPE, CoreType),
+        quota=scoped(QUOTA_POLICY, QuotaPolicy),
         memory=_annotation(NUMA_MEMORY_POD, NUMAMemory, annotations),
         annotations=annotations,
         keys=keys,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pinning.contract import (
     CPUMANAGER_LABELS,
+    CRIO_CPU_QUOTA,
+    CRIO_DISABLE,
     KUBEVIRT_LABEL,
     LAUNCHER_CONTAINER,
     VIRT_LAUNCHER,
@@ -19,6 +21,7 @@ from pinning.contract import (
     CPUPolicy,
     NUMAMemory,
     NUMAPolicy,
+    QuotaPolicy,
     SMTPolicy,
 )
 from pinning.errors import Cause
@@ -81,6 +84,8 @@ class Claim:
     memory_limit: int = 0  # in bytes, if memory is to be bound
     shared_cpus: bool = False  # it may also run on the shared set
     core_type: CoreType | None = None  # None: the node's default
+    quota: QuotaPolicy | None = None  # None: the node's default
+    crio_disables_quota: bool = False  # CRI-O's annotation, which CRI-O itself follows
 
     @property
     def must_fit(self) -> bool:
@@ -89,6 +94,11 @@ class Claim:
         This holds for requests for whole cores and for virtual machines, which depend on them.
         """
         return self.origin is not Origin.ANNOTATION or self.smt in OWN_CORES
+
+    @property
+    def loses_quota(self) -> bool:
+        """Return whether its pod's annotations unset its CFS quota, whatever the node's default."""
+        return self.quota is QuotaPolicy.UNSET or (self.shared_cpus and self.quota is None)
 
 
 @dataclass(frozen=True)
@@ -142,10 +152,10 @@ class PodClaims:
         claiming = tuple(claim.container for claim in self._asked)
         exclusive = self._exclusive
         yield from neighbours(self.members, self.policies, frozenset(claiming))
-        idle = idle_words(self.policies, frozenset(claiming), exclusive)
+        idle = idle_words(self.policies, frozenset(claiming), exclusive, is_kata=self.machine is KATA)
         yield from (cause for cause in idle if cause.field not in refused)
         yield from unbound(self.policies, claiming)
-        sharing = {claim.container for claim in self.claims if claim.shared_cpus}
+        sharing = {it.container for it in self.claims if it.shared_cpus and it.loses_quota}
         yield from unlimited(self.members, self.policies, sharing)
 
     @lazy
@@ -216,11 +226,19 @@ def read_pod(pod: Pod) -> PodClaims:
         claim = _claim_of(member, policies, dedicated)
         if claim and claim.shared_cpus and machine:
             claim = replace(claim, shared_cpus=False)
+        if claim and _disables_quota(annotations, claim.container):
+            claim = replace(claim, crio_disables_quota=True)
         if claim and claim.count <= MOST_CPUS:
             claims.append(claim)
         elif claim:
             beyond.append((member, claim))
     return PodClaims(tuple(claims), listed, policies, tuple(beyond), machine=machine)
+
+
+def _disables_quota(annotations: Mapping[str, str], container: str) -> bool:
+    """Return whether CRI-O's annotation disables the quota of a container."""
+    keys = CRIO_CPU_QUOTA, f"{CRIO_CPU_QUOTA}/{container}"
+    return any(annotations.get(key) == CRIO_DISABLE for key in keys)
 
 
 def _machine(pod: Pod) -> str:
@@ -320,6 +338,7 @@ def _claim(
 ) -> Claim:
     smt, numa = policies.smt.of(member.name), policies.numa.of(member.name)
     memory, core_type = policies.memory_of(member.name), policies.core_type.of(member.name)
+    quota = policies.quota.of(member.name)
     return Claim(
         container=member.name,
         role=member.role,
@@ -333,6 +352,7 @@ def _claim(
         memory_limit=rounded_up(member.limits.get("memory", 0)) if memory is NUMAMemory.BIND else 0,
         shared_cpus=policy is CPUPolicy.EXCLUSIVE and policies.shares(member.name),
         core_type=core_type.value if core_type else None,
+        quota=quota.value if quota and policy is CPUPolicy.EXCLUSIVE else None,
     )
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pinning.pods.resources import Member
 
 NO_CLAIM: Final = "no container of it claims CPUs"
+NOT_EXCLUSIVE: Final = "it acts only while the CPU policy is exclusive"
+KATA_QUOTA: Final = "Kata sizes its machine by the quota, which therefore stays"
 
 
 def uncounted(member: Member) -> Iterator[Cause]:
@@ -39,13 +41,15 @@ def neighbours(
 
 
 def idle_words(
-    policies: PolicyAnnotations, claiming: Collection[str], exclusive: Collection[str]
+    policies: PolicyAnnotations, claiming: Collection[str], exclusive: Collection[str], *, is_kata: bool
 ) -> Iterator[Cause]:
-    """Warn about policies of placement without effect."""
+    """Warn about policies of placement and quota without effect."""
+    no_quota = KATA_QUOTA if is_kata else NOT_EXCLUSIVE
     for scoped, acting, needs in (
-        (policies.smt, exclusive, "it acts only while the CPU policy is exclusive"),
+        (policies.smt, exclusive, NOT_EXCLUSIVE),
         (policies.numa, claiming, NO_CLAIM),
         (policies.core_type, claiming, NO_CLAIM),
+        (policies.quota, () if is_kata else exclusive, no_quota),
     ):
         pod_acts = any(name not in scoped.containers for name in acting)
         idle = [annotation for name, annotation in scoped.containers.items() if name not in acting]

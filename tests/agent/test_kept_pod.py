@@ -158,7 +158,9 @@ def test_what_nobody_reads_is_not_kept() -> None:
 def test_annotations_of_ours_are_kept_in_bounds() -> None:
     """Of those that name no container some are told, those of containers are all read; values are cut, not words."""
     ghosts = {f"cpu-manager.corepin.io/container.ghost{number}": "x" * 1000 for number in range(1000)}
-    last = {"cpu-manager.corepin.io/container.main": "exclusive", STATUS_CPUS: "{" + "x" * 1000}
+    ghosts |= {f"cpu-quota.crio.io/ghost{number}": "disable" for number in range(1000)}
+    crio = {"cpu-quota.crio.io": "disable", "cpu-quota.crio.io/main": "disable"}
+    last = {"cpu-manager.corepin.io/container.main": "exclusive", **crio, STATUS_CPUS: "{" + "x" * 1000}
     notes = (kept(pod(container("main", 1), annotations=ghosts | last))["metadata"] or {})[
         "annotations"
     ] or {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from pinning.contract import CoreType, CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, NUMAPolicy, QuotaPolicy, SMTPolicy
 from tests.pinning.world import Wish
 
 POLICIES = st.sampled_from([None, *map(str, CPUPolicy)])
@@ -20,5 +20,6 @@ WISHES = st.builds(
     numa=NUMA,
     core_type=st.sampled_from([None, None, None, *map(str, CoreType)]),
     shared=st.sampled_from([None, None, "true", "false"]),
+    quota=st.sampled_from([None, None, *map(str, QuotaPolicy)]),
     init=ROLES,
 )

@@ -40,6 +40,7 @@ class Wish:
     memory: str | None = None  # of the pod: numa-memory
     memory_limit: str | None = None
     shared: str | None = None  # shared-cpus
+    quota: str | None = None
     init: str | None = None  # "Always": a sidecar, "": an ordinary init container
 
 
@@ -59,7 +60,7 @@ def pod_document(uid: str, wishes: list[Wish], *, created: int = 0, vm: bool = F
             container["restartPolicy"] = wish.init
         listed["containers" if wish.init is None else "initContainers"].append(container)
         families = {"cpu-manager": wish.policy, "smt-policy": wish.smt, "numa-policy": wish.numa}
-        families |= {"shared-cpus": wish.shared, "core-type": wish.core_type}
+        families |= {"shared-cpus": wish.shared, "core-type": wish.core_type, "quota-policy": wish.quota}
         if wish.memory:
             annotations[NUMA_MEMORY_POD] = wish.memory
         annotations |= {f"{key}.corepin.io/container.{name}": word for key, word in families.items() if word}

@@ -159,7 +159,7 @@ def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
 def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Iterator[Cause]:
     """Warn about a CPU limit below the CPUs of the container's CMK claim, because CFS throttles there."""
     limit = member.limits.get("cpu")
-    if claim is None or claim.origin is not Origin.CMK or claim.shared_cpus or limit is None:
+    if claim is None or claim.origin is not Origin.CMK or claim.loses_quota or limit is None:
         return
     brought = claim.count * max(settings.threads_per_core, default=1)
     if millicores(limit) < brought * 1000:

@@ -126,3 +126,40 @@ def test_quota_whose_original_cannot_be_saved_stays(node: FakeNode) -> None:
     node.run()
 
     assert node.cgroups.quotas == before
+
+
+def test_a_pod_keeps_its_quota_or_has_it_unset_while_it_runs(node: FakeNode) -> None:
+    """`keep` gives back what was unset, value and period, whatever the node's word; `unset` unsets a lower one too."""
+    cgroups = began(node)
+    low = {cgroups[0]: Bandwidth(50000, 100000), "/kubepods/a": Bandwidth(60000, 100000)}
+    node.cgroups.quotas |= low
+    for word, quotas in (("unset", {}), ("keep", low), ("unset", {})):
+        node.add("a", replace(TWO, quota=word))
+        node.run()
+        assert {
+            cgroup: node.cgroups.quotas[cgroup] for cgroup in low if cgroup in node.cgroups.quotas
+        } == quotas
+
+
+def test_helpers_leave_a_quota_that_its_pod_keeps(node: FakeNode) -> None:
+    """A container that also uses the shared set has no quota, unless its pod keeps it."""
+    for uid, word in (("free", None), ("kept", "keep")):
+        node.add(uid, replace(TWO, shared="true", quota=word))
+        node.cgroups.quotas[node.cgroup(node.start(uid))] = LIMIT_2
+    node.run()
+    node.time.now += 1.0
+    node.run()
+    assert [cgroup.split("/")[2] for cgroup in node.cgroups.quotas] == ["kept"]
+
+
+@pytest.mark.parametrize(("runtime", "is_kept"), [("containerd 2.4.2", False), ("cri-o 1.36.0", True)])
+def test_crios_annotation_is_left_to_crio(node: FakeNode, runtime: str, is_kept: bool) -> None:
+    """Under another runtime the agent unsets the quota that CRI-O would."""
+    node.settings = Settings("node-1", NodeConfig(quota=Quota.KEEP))
+    node.new_agent()
+    node.runtime.name = runtime
+    node.add("a", TWO)
+    node.documents["a"]["metadata"]["annotations"]["cpu-quota.crio.io"] = "disable"
+    node.cgroups.quotas[node.cgroup(node.start("a"))] = LIMIT_2
+    node.run()
+    assert bool(node.cgroups.quotas) is is_kept

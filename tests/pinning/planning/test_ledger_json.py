@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.ledger import Ledger
@@ -71,6 +71,16 @@ def test_a_checkpoint_keeps_core_types() -> None:
     assert ledger_from_dict(ledger_to_dict(typed)) == typed
     assert "coreType" not in str(saved())
     assert (assignment.core_type, assignment.claim.core_type) == (CoreType.ANY, None)
+
+
+def test_a_checkpoint_keeps_quota_words() -> None:
+    """Both words of a claim survive; an older checkpoint has none."""
+    (assignment,) = ledger_from_dict(saved())
+    claim = replace(assignment.claim, quota=QuotaPolicy.KEEP, crio_disables_quota=True)
+    ledger = Ledger().assign(replace(assignment, claim=claim))
+
+    assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
+    assert (assignment.claim.quota, assignment.claim.crio_disables_quota) == (None, False)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
-"""When the quota of an exclusive container is unset."""
+"""Quotas of exclusive containers: which word applies, and when one is unset."""
 
 from __future__ import annotations
 
 import pytest
 
+from pinning.contract import CPUPolicy, QuotaPolicy
 from pinning.planning.node_config import Quota
-from pinning.planning.quota import Bandwidth, is_unset
+from pinning.planning.quota import Bandwidth, effective_quota, is_unset
+from pinning.pods.claims import Claim, Origin
+from pinning.pods.resources import Role
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,30 @@ def test_auto_unsets_a_quota_that_promises_nothing(owned: int, bandwidth: Bandwi
     assert is_unset(Quota.AUTO, owned, bandwidth) is unset
     assert not is_unset(Quota.KEEP, owned, bandwidth)
     assert is_unset(Quota.UNSET, owned, bandwidth)
+
+
+@pytest.mark.parametrize(
+    ("said", "crio_disables", "uses_pools", "is_crio", "word"),
+    [
+        pytest.param(None, False, False, False, Quota.AUTO, id="the node's default"),
+        pytest.param(QuotaPolicy.KEEP, True, True, False, Quota.KEEP, id="the pod keeps it"),
+        pytest.param(QuotaPolicy.UNSET, False, False, True, Quota.UNSET, id="the pod unsets it"),
+        pytest.param(None, True, False, False, Quota.UNSET, id="CRI-O's annotation under another runtime"),
+        pytest.param(None, True, False, True, Quota.AUTO, id="CRI-O follows its own annotation"),
+        pytest.param(None, False, True, False, Quota.UNSET, id="helpers would use it up"),
+    ],
+)
+def test_the_word_that_applies(
+    said: QuotaPolicy | None, crio_disables: bool, uses_pools: bool, is_crio: bool, word: Quota
+) -> None:
+    """The pod's own annotation comes first, then helpers and CRI-O's annotation, then the node's default."""
+    claim = Claim(
+        "app",
+        Role.MAIN,
+        Origin.ANNOTATION,
+        CPUPolicy.EXCLUSIVE,
+        2,
+        quota=said,
+        crio_disables_quota=crio_disables,
+    )
+    assert effective_quota(claim, Quota.AUTO, uses_pools=uses_pools, is_crio=is_crio) is word

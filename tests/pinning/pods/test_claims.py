@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinning.contract import CPUPolicy, NUMAPolicy, QoSClass, SMTPolicy
+from pinning.contract import CPUPolicy, NUMAPolicy, QoSClass, QuotaPolicy, SMTPolicy
 from pinning.pods.claims import MOST_CONTAINERS, Claim, Origin, read_pod
 from pinning.pods.qos import qos_class
 from pinning.pods.resources import Role
@@ -28,6 +28,7 @@ from tests.pods import (
 )
 
 CRANE = "qos.gocrane.io/cpu-manager"
+QUOTA = "quota-policy.corepin.io/pod"
 MAIN = "cpu-manager.corepin.io/container.main"
 
 
@@ -216,13 +217,57 @@ def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_
             [SMT],
             id="overruled everywhere",
         ),
+        pytest.param({CPU_MANAGER: "exclusive", QUOTA: "unset"}, [], id="quota of an exclusive container"),
+        pytest.param({CPU_MANAGER: "share", QUOTA: "keep"}, [QUOTA], id="quota beside share"),
     ],
 )
 def test_words_that_act_on_nothing_are_told(annotations: dict[str, str], idle: list[str]) -> None:
-    """An SMT policy without exclusive CPUs, and a NUMA policy without a claim, are warnings."""
+    """An SMT or quota policy without exclusive CPUs, and a NUMA policy without a claim, are warnings."""
     pod_claims = read_pod(pod(container("main", "2"), annotations=annotations))
     assert fields(pod_claims.warnings) == [f"metadata.annotations[{key}]" for key in idle]
     assert pod_claims.causes == ()
+
+
+def test_kata_keeps_its_quota() -> None:
+    """A quota policy of a Kata pod has no effect, because Kata sizes its machine by the quota."""
+    document = pod(
+        container("main", "2"),
+        annotations={CPU_MANAGER: "exclusive", QUOTA: "unset"},
+        runtimeClassName="kata",
+    )
+    (warning,) = read_pod(document).warnings
+    assert (warning.field, "Kata sizes its machine" in warning.message) == (
+        f"metadata.annotations[{QUOTA}]",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("annotations", "quota", "crio_disables"),
+    [
+        pytest.param({QUOTA: "keep"}, QuotaPolicy.KEEP, False, id="of the pod"),
+        pytest.param(
+            {QUOTA: "keep", "quota-policy.corepin.io/container.main": "unset"},
+            QuotaPolicy.UNSET,
+            False,
+            id="narrower",
+        ),
+        pytest.param({"cpu-quota.crio.io": "disable"}, None, True, id="CRI-O's, of the pod"),
+        pytest.param({"cpu-quota.crio.io/main": "disable"}, None, True, id="CRI-O's, of the container"),
+        pytest.param({"cpu-quota.crio.io": "enable"}, None, False, id="CRI-O's, another word"),
+        pytest.param({"cpu-quota.crio.io/other": "disable"}, None, False, id="CRI-O's, of another container"),
+    ],
+)
+def test_quota_words_are_part_of_an_exclusive_claim(
+    annotations: dict[str, str], quota: QuotaPolicy | None, crio_disables: bool
+) -> None:
+    """A claim carries corepin's and CRI-O's word; a share claim has no quota policy."""
+    (claim,) = read_pod(
+        pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive", **annotations})
+    ).claims
+    assert (claim.quota, claim.crio_disables_quota) == (quota, crio_disables)
+    (share,) = read_pod(pod(container("main", "2"), annotations={CPU_MANAGER: "share", **annotations})).claims
+    assert share.quota is None
 
 
 def test_smt_and_numa_policies_are_part_of_the_claim() -> None:

@@ -98,8 +98,10 @@ def test_virtual_machines_cannot_have_it() -> None:
 
 
 def test_its_owner_is_told_that_the_limit_is_not_enforced() -> None:
-    """The warning stands at the annotation; who has no CPU limit is not told."""
+    """The warning stands at the annotation; a container without one, or whose quota stays, has none."""
     annotations = {**EXCLUSIVE, MAIN: "true"}
     assert f"metadata.annotations[{MAIN}]" in fields(read_pod(two(**annotations)).warnings)
+    kept = {**annotations, "quota-policy.corepin.io/pod": "keep"}
+    assert f"metadata.annotations[{MAIN}]" not in fields(read_pod(two(**kept)).warnings)
     cores = pod(container("main", {"cmk.intel.com/exclusive-cores": "1"}), annotations={MAIN: "true"})
     assert fields(read_pod(cores).warnings) == []

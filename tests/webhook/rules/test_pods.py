@@ -133,6 +133,24 @@ def test_words_of_the_mutate_annotation_are_told(value: str, resource: bool, war
 
 
 @pytest.mark.parametrize(
+    ("annotations", "warned"),
+    [
+        pytest.param({}, True, id="the quota stays"),
+        pytest.param({"quota-policy.corepin.io/pod": "unset"}, False, id="unset"),
+        pytest.param({"shared-cpus.corepin.io/pod": "true"}, False, id="unset for helpers"),
+        pytest.param(
+            {"shared-cpus.corepin.io/pod": "true", "quota-policy.corepin.io/pod": "keep"}, True, id="kept"
+        ),
+    ],
+)
+def test_a_quota_that_is_unset_throttles_nothing(annotations: dict[str, str], warned: bool) -> None:
+    """A limit below the claimed cores is a warning only while it is enforced."""
+    document = pod(container("main", {CORES: "2", "cpu": "1"}), annotations=annotations)
+    fields = [warning.field for warning in judged(document).warnings]
+    assert ("spec.containers[0].resources.limits[cpu]" in fields) is warned
+
+
+@pytest.mark.parametrize(
     ("cpu", "settings", "warned"),
     [("1", b"", True), ("2", b"", False), ("2", SHAPES, True), ("4", SHAPES, False)],
 )
