@@ -59,6 +59,7 @@ class AgentConfig:
     root: Path = Path("/")
     cgroup_root: Path = Path("/sys/fs/cgroup")  # the mount
     debugfs: Path = Path(DEBUGFS)  # its mount, if there is one
+    interrupts: Path = Path("/proc/interrupts")  # the node's own, which container runtimes mask
     kubelet_cgroup_root: str = "/"  # its `cgroupRoot`, above the cgroup of all pods
     nri: Path | None = None  # the socket of a runtime that asks first; None: it is not asked to
     cmk_install_dir: Path | None = (

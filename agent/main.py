@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Runtime,
         Wrappers,
     )
+    from agent.quiet.watch import NoiseWatch
     from agent.reconcile.checkpoint import Saved
     from agent.report.publisher import Reporter
     from agent.vm_interfaces import BootingMachines, VirtualMachines
@@ -117,7 +118,8 @@ async def build(config: AgentConfig) -> Agent:
     interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed, vms, wrappers, boots)
     metrics = Metrics()
     chosen = reporters(config, api, interfaces.pods, metrics)
-    return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics))
+    noise = _noise_watch(config, metrics)
+    return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics, noise=noise))
 
 
 def _machine(config: AgentConfig, cpusets: Cpusets, saved: Saved | None) -> NodeMachine:
@@ -229,6 +231,21 @@ def _booting_machines(config: AgentConfig) -> BootingMachines | None:
     hierarchy = find_hierarchy(config.cgroup_root)
     roots = Roots(config.root / "proc", config.debugfs / "kvm", hierarchy)
     return KernelBootingMachines(roots, pod_roots(config.kubelet_cgroup_root))
+
+
+def _noise_watch(config: AgentConfig, metrics: Metrics) -> NoiseWatch:
+    """Return what counts interrupts and waits on exclusive CPUs."""
+    from agent.kernel.tasks import tasks_below
+    from agent.quiet.noise_metrics import NoiseMetrics
+    from agent.quiet.sample import Places
+    from agent.quiet.watch import NoiseWatch
+
+    def tasks(cgroup: str) -> list[int]:
+        hierarchy = find_hierarchy(config.cgroup_root)
+        return tasks_below(hierarchy.folder(cgroup), hierarchy.tasks)
+
+    places = Places(config.root / "proc", config.interrupts, tasks)
+    return NoiseWatch(places, NoiseMetrics(metrics.registry))
 
 
 def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine) -> Wrappers | None:

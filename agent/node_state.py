@@ -28,6 +28,18 @@ if TYPE_CHECKING:
     from pinning.planning.vm_threads import GuestID
 
 
+class ContainerNoise(NamedTuple):
+    """What disturbed the CPUs of one container while it was counted; None: not known, and `unknown` says why."""
+
+    seconds: float
+    interrupts: int | None = None  # of devices
+    softirqs: int | None = None
+    wait_seconds: float | None = None  # of its threads on run queues, all together
+    involuntary_switches: int | None = None  # of its threads
+    other_slices: int | None = None  # timeslices of other threads on its CPUs
+    unknown: tuple[str, ...] = ()
+
+
 class Path(StrEnum):
     """By which path the cpuset of a container was set."""
 
@@ -224,12 +236,15 @@ class NodeState:
     listing_fault: ListingFault | None = None  # why the runtime lets no NRI plugin in
     # Of the first process of each container that runs on the host's kernel, by namespace/pod/container.
     first_pids: Mapping[str, int] = field(default_factory=dict)
+    cgroups: Mapping[str, str] = field(default_factory=dict)  # of the same containers, where it is known
     tasks: tuple[Task, ...] = ()  # the processes that called `cmk isolate`, by pid
     reclaimed: tuple[
         Reclaimed, ...
     ] = ()  # CPU lists whose processes died without releasing them, the newest last
     group: str = ""  # of nodes, whose configuration the agent started with; empty: none
     reclaims_dropped: int = 0  # how many of these there were before, beyond what is kept
+    # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.
+    noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict, compare=False)
 
     @property
     def is_synchronised(self) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from agent.clock import Clock
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.interfaces import Interfaces
+    from agent.node_state import NodeState
+    from agent.quiet.watch import NoiseWatch
     from agent.reconcile.checkpoint import Saved, StateDir
     from agent.reconcile.reconciler import Settings
     from agent.report.publisher import Reporter
@@ -50,6 +52,7 @@ class Parts:
     reporters: Sequence[Reporter] = ()
     metrics: Metrics = field(default_factory=Metrics)
     clock: Clock = field(default_factory=Clock)
+    noise: NoiseWatch | None = None  # None: nothing is counted
 
 
 class Agent:
@@ -74,13 +77,24 @@ class Agent:
 
     async def serve(self, listeners: Listeners) -> None:
         """Work and answer until cancelled."""
-        endpoints = Endpoints(lambda: self.publisher.state, self._parts.metrics.registry)
+        endpoints = Endpoints(self._state, self._parts.metrics.registry)
         async with AsyncExitStack() as stack:
             if listeners.http:
                 await stack.enter_async_context(await listen_http(endpoints, *listeners.http))
             if listeners.socket:
                 await stack.enter_async_context(await listen_socket(endpoints, listeners.socket))
             logger.info("serving", extra={"facts": {"runtime": self._parts.interfaces.runtime.name}})
+            await self._work()
+
+    def _state(self) -> NodeState | None:
+        """Return the newest state, with what was counted on exclusive CPUs."""
+        state, noise = self.publisher.state, self._parts.noise
+        return replace(state, noise=noise.noise) if state and noise else state
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            if self._parts.noise:
+                group.create_task(self._parts.noise.run(lambda: self.publisher.state))
             await self.loop.run()
 
     async def reset(self) -> None:

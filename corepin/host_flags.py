@@ -23,6 +23,8 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     state = "the kubelet's cpu_manager_state, in its root directory, where its socket is too"
     add_flag(parser, "--kubelet-state", "FILE", state, KUBELET_STATE)
     add_flag(parser, "--debugfs", "DIR", "where the host's debugfs is mounted, if it is", DEBUGFS)
+    interrupts = "the node's own counts of interrupts, which Kubernetes masks in containers from 1.34 on"
+    add_flag(parser, "--interrupts", "FILE", interrupts, "/proc/interrupts")
     asks = f"have the runtime ask before it makes a container; auto: {NRI_SOCKET}, as soon as it is there"
     add_flag(parser, "--nri", "auto|off|SOCKET", asks, "auto")
     keeps = "keep the node's NodeResourceTopology, which tells a scheduler what each NUMA node has free"

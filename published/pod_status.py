@@ -32,6 +32,18 @@ class Applied(Part, frozen=True):
     affinity: Affinity | None = None
 
 
+class Noise(Part, frozen=True):
+    """What disturbed the CPUs of a container within some seconds; None: not known. It is on the socket alone."""
+
+    seconds: float = 0.0
+    interrupts: int | None = None  # of devices
+    softirqs: int | None = None
+    wait_seconds: float | None = None  # of its threads on run queues
+    involuntary_switches: int | None = None  # of its threads
+    other_slices: int | None = None  # timeslices of other threads
+    unknown: tuple[str, ...] = ()
+
+
 class Refusal(Part, frozen=True):
     """The reason why a claim was refused."""
 
@@ -89,6 +101,7 @@ class Container(Part, frozen=True):
     drift: bool = False
     intruders: tuple[str, ...] = ()
     uncounted: str = ""
+    noise: Noise | None = None  # None: it was not counted
 
 
 class PodStatus(Published, frozen=True):

@@ -101,7 +101,7 @@ ROOMS = {
         *("agent.quiet", "agent.reconcile.checkpoint", "pinning"),
         "published.agent_state",
     ),
-    "agent.quiet": ("agent.kernel.procfs", "pinning.machine"),
+    "agent.quiet": ("agent.errors", "agent.kernel.procfs", "agent.node_state", "pinning"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.kubelet.policy", "agent.own_pods", "agent.published_parts", "agent.vm_interfaces"),
@@ -113,7 +113,7 @@ ROOMS = {
     ),
     "agent.process": (
         *("agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.reconcile", "agent.report.publisher", "agent.serve"),
+        *("agent.quiet.watch", "agent.reconcile", "agent.report.publisher", "agent.serve"),
     ),
     "agent.access": ("agent.config", "agent.errors", "apiserver"),
     "agent.group_start": ("apiserver", "pinning"),

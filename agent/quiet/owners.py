@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.kernel.procfs import PARENT, cgroup_of, read_stat
+from agent.quiet.thread_times import sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-MOST_THREADS: Final = 256  # of one container; of more every n-th is read
 _MOST_PARENTS: Final = 64  # between a process and the first one of its container
 _ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
 
@@ -38,9 +38,9 @@ class Owner:
     )  # names of processes that were started from outside
 
     @property
-    def sample(self) -> list[Path]:
+    def sample(self) -> Sequence[Path]:
         """At most `MOST_THREADS` of its threads, evenly chosen."""
-        return sorted(self.threads)[:: -(-len(self.threads) // MOST_THREADS) or 1]
+        return sampled(self.threads)
 
 
 def find_owners(proc: Path, first_pids: Mapping[str, int]) -> dict[str, Owner]:

@@ -46,6 +46,7 @@ class PassResult:
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
     unready_guards: tuple[Owner, ...] = ()
     first_pids: Mapping[str, int] = field(default_factory=dict)  # by namespace/pod/container
+    cgroups: Mapping[str, str] = field(default_factory=dict)  # of the same, where it is known
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -134,6 +135,9 @@ def pass_result(
         kills=memory_kills(observer.shown_pods()),
         unready_guards=unready_guards(observer.shown_pods()),
         first_pids={record.name: record.seen.pid for record in records.values() if _shows_pid(record)},
+        cgroups={
+            record.name: record.cgroup for record in records.values() if _shows_pid(record) and record.cgroup
+        },
     )
 
 
@@ -162,6 +166,7 @@ def node_state_of(
         kills=result.kills,
         unready_guards=result.unready_guards,
         first_pids=result.first_pids,
+        cgroups=result.cgroups,
         start_path=starts.path,
         start_reason=starts.reason,
         other_plugins=starts.other_plugins,

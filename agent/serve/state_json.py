@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent import published_parts as parts
 from pinning.planning.ledger_json import ledger_to_dict
+from pinning.planning.observed import Owner
 from published.agent_state import (
     AgentSets,
     AgentState,
@@ -17,10 +20,12 @@ from published.agent_state import (
     Task,
 )
 from published.codec import encode
-from published.pod_status import Affinity, Applied, Container
+from published.pod_status import Affinity, Applied, Container, Noise
 
 if TYPE_CHECKING:
-    from agent.node_state import ContainerState, NodeState, PodState, Proof, VMState
+    from collections.abc import Mapping
+
+    from agent.node_state import ContainerNoise, ContainerState, NodeState, PodState, Proof, VMState
     from pinning.planning.refusal import Refusal
 
 
@@ -53,7 +58,7 @@ def agent_state(state: NodeState) -> AgentState:
         strict_reserved=state.sets.is_strict,
         static_pools=state.sets.pools.is_static,
         ledger=ledger_to_dict(state.ledger),
-        pods=tuple(map(_pod, state.pods)),
+        pods=tuple(_pod(pod, state.noise) for pod in state.pods),
         refusals=tuple(map(_refusal, state.refusals)),
         conflicts=tuple(Conflict(container=it.container, rewrites=it.rewrites) for it in state.conflicts),
         failures=state.failures,
@@ -77,26 +82,29 @@ def _sets(state: NodeState) -> AgentSets:
     )
 
 
-def _pod(pod: PodState) -> Pod:
+def _pod(pod: PodState, noise: Mapping[Owner, ContainerNoise]) -> Pod:
     return Pod(
         uid=pod.uid,
         namespace=pod.namespace,
         name=pod.name,
         known=pod.is_known,
         refusal=parts.refusal(pod.refusal) if pod.refusal else None,
-        containers={it.name: _container(it, pod.vm) for it in pod.containers},
+        containers={
+            it.name: _container(it, pod.vm, noise.get(Owner(pod.uid, it.name))) for it in pod.containers
+        },
         vm=parts.machine(pod.vm) if pod.vm else None,
     )
 
 
-def _container(state: ContainerState, vm: VMState | None) -> Container:
-    return parts.container(
+def _container(state: ContainerState, vm: VMState | None, noise: ContainerNoise | None) -> Container:
+    container = parts.container(
         state,
         vm,
         cpus=str(state.cpus),
         applied=_applied(state.proof) if state.proof else None,
         refusal=parts.refusal(state.refusal) if state.refusal else None,
     )
+    return replace(container, noise=Noise(**noise._asdict())) if noise else container
 
 
 def _applied(proof: Proof) -> Applied:

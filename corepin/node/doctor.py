@@ -53,8 +53,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits"
     )
     parser.add_argument("--noise", metavar="SECONDS", help=noise)
-    interrupts = "the node's own file, which Kubernetes masks in containers from 1.34 on"
-    add_flag(parser, "--interrupts", "FILE", interrupts, "/proc/interrupts")
     add_output_flag(parser, "JSON")
     return parser
 

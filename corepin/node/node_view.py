@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from drawing.picture import Picture
     from published.agent_state import Pod
     from published.node_pools import Sets
-    from published.pod_status import Applied, Container, Machine
+    from published.pod_status import Applied, Container, Machine, Noise
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,8 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
         yield "not running"
     else:
         yield from _proof(container.applied, CPUSet.parse(container.cpus) | CPUSet.parse(others))
+    if container.noise:
+        yield from _noise(container.noise)
     if container.intruders:
         yield f"with {', '.join(container.intruders)} on its CPUs"
     if container.uncounted:
@@ -165,6 +167,23 @@ def _proof(applied: Applied, wanted: CPUSet) -> Iterator[str]:
     if tally := applied.affinity:
         parts = f"{_tasks(tally.home)} on its own by affinity, {tally.others} on the shared ones"
         yield f"{parts}, {tally.both} on both" if tally.both else parts
+
+
+def _noise(noise: Noise) -> Iterator[str]:
+    """Yield how often a container was disturbed in a second; what is not known is left out, with the reason."""
+    counts = {
+        "device interrupts": noise.interrupts,
+        "softirqs": noise.softirqs,
+        "ms of waiting": None if noise.wait_seconds is None else 1000 * noise.wait_seconds,
+        "involuntary switches": noise.involuntary_switches,
+        "slices of others": noise.other_slices,
+    }
+    seconds = max(noise.seconds, 1.0)
+    known = [f"{count / seconds:.3g} {what}" for what, count in counts.items() if count is not None]
+    if known:
+        yield f"disturbed in a second by {', '.join(known)}"
+    for reason in noise.unknown:
+        yield f"not counted: {reason}"
 
 
 def _tasks(count: int) -> str:

@@ -148,6 +148,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             root=Path(args.sysfs_root),
             cgroup_root=Path(args.cgroup_root),
             debugfs=Path(args.debugfs),
+            interrupts=Path(args.interrupts),
             kubelet_cgroup_root=args.kubelet_cgroup_root,
             nri=parse_nri(args.nri),
             cmk_install_dir=_path(args.cmk_install_dir),

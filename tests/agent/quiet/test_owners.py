@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.quiet.owners import MOST_THREADS, Owner, Times, find_owners, read_times
+from agent.quiet.owners import Owner, Times, find_owners, read_times
+from agent.quiet.thread_times import MOST_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

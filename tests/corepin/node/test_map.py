@@ -194,6 +194,26 @@ def test_threads_of_a_container_that_may_run_on_more_are_counted(
     assert "on both" not in shown
 
 
+def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was not counted is left out with its reason, and what stood still is 0."""
+    state = to_dict(STATE)
+    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
+    web["noise"] = {
+        "seconds": 20.0,
+        "softirqs": 250,
+        "waitSeconds": 0.03,
+        "otherSlices": 0,
+        "unknown": ["masked"],
+    }
+    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
+        main(["map", "--socket", path])
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "disturbed in a second by 12.5 softirqs, 1.5 ms of waiting, 0 slices of others" in shown
+    assert "not counted: masked" in shown
+    assert "interrupts" not in shown
+
+
 def test_json_is_the_agents_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Programs get what the socket says."""
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:

@@ -1,0 +1,161 @@
+"""Counters of the kernel for each CPU, and by how much they grew between two readings.
+
+The tables are large: with 4,000 interrupts on 256 CPUs `/proc/interrupts` has 11 MB. A row that did not change costs
+one comparison, and only changed rows are parsed. A count that cannot be known is a reason (text), never 0.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from pinning.machine.cpuset import CPUSet
+
+MOST_BYTES: Final = 2**24  # 5,900 interrupts on 256 CPUs
+_ROWS_AT_ONCE: Final = 64  # between two times at which the event loop may go on
+_WRAP: Final = 2**32  # counts of interrupts and softirqs are unsigned int
+_CHUNK: Final = 2**20
+_SLICES: Final = 9  # field of a cpuN line in /proc/schedstat: how many timeslices ran
+
+Count: TypeAlias = int | str  # by how much it grew, or why that is not known
+
+
+class Table(NamedTuple):
+    """Rows of /proc/interrupts or /proc/softirqs."""
+
+    columns: tuple[bytes, ...]  # CPU0, CPU1, ...: offline CPUs have none
+    rows: Mapping[bytes, bytes]  # by name: what follows it
+
+
+Reading: TypeAlias = Table | str  # or why it cannot be used
+Slices: TypeAlias = dict[int, int] | str
+
+
+def read_table(file: Path, *, devices: bool = False) -> Reading:
+    """Return the rows of a file; with `devices` those of devices alone, whose names are numbers."""
+    text = _read(file)
+    return text if isinstance(text, str) else parse_table(text, file, devices=devices)
+
+
+def parse_table(text: bytes, file: Path, *, devices: bool = False) -> Reading:
+    """Return the rows in the text of a file."""
+    if not text:
+        return f"{file} is empty, because the container runtime masks it"
+    head, *lines = text.split(b"\n")
+    columns = tuple(head.split())
+    if not columns or not all(column[:3] == b"CPU" and column[3:].isdigit() for column in columns):
+        return f"{file}: no head with the CPUs: {head[:60].decode('ascii', 'replace')!a}"
+    parts = (line.partition(b":") for line in lines)
+    names = ((name.strip(), rest) for name, colon, rest in parts if colon)
+    return Table(columns, {name: rest for name, rest in names if name.isdigit() or not devices})
+
+
+def growth(before: Reading, after: Reading, cpus: CPUSet) -> dict[int, int] | str:
+    """Return how much more was counted on each CPU; CPUs that were offline at one of the readings are missing.
+
+    It is not known when a row disappeared or has another text: its last counts, or its first, were not seen.
+    """
+    if isinstance(before, str):
+        return before
+    if isinstance(after, str):
+        return after
+    first, last = _places(before.columns), _places(after.columns)
+    grown = {cpu: 0 for cpu in cpus if cpu in first and cpu in last}
+    try:
+        for name, old, new in _changed(before, after):
+            old_counts, new_counts = _counts(name, old, before.columns), _counts(name, new, after.columns)
+            for cpu in grown:
+                if (one := old_counts[first[cpu]]) != (other := new_counts[last[cpu]]):
+                    grown[cpu] += _difference(name, one, other)
+    except _NotKnown as reason:
+        return str(reason)
+    return grown
+
+
+def read_slices(file: Path, cpus: CPUSet) -> Slices:
+    """Return how many timeslices each CPU has run, from /proc/schedstat; the idle task's do not count."""
+    text = _read(file)
+    if isinstance(text, str):
+        return text
+    slices = {}
+    for line in text.split(b"\n"):
+        fields = line.split(None, _SLICES + 1) if line[:3] == b"cpu" else []
+        if len(fields) > _SLICES and fields[0][3:].isdigit() and fields[_SLICES].isdigit():
+            slices[int(fields[0][3:])] = int(fields[_SLICES])
+    return {cpu: count for cpu, count in slices.items() if cpu in cpus} or f"{file} names no CPU of these"
+
+
+class _NotKnown(Exception):
+    """The growth of a table is not known; the message says why."""
+
+
+def _read(file: Path) -> bytes | str:
+    """Return a file's bytes; the reason why it cannot be read, or is too large."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            parts, size = [], 0
+            while size <= MOST_BYTES and (part := os.read(descriptor, _CHUNK)):
+                parts.append(part)
+                size += len(part)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return f"{file}: {error.strerror}"
+    return b"".join(parts) if size <= MOST_BYTES else f"{file} has more than {MOST_BYTES >> 20} MiB"
+
+
+def _places(columns: tuple[bytes, ...]) -> dict[int, int]:
+    return {int(column[3:]): at for at, column in enumerate(columns)}
+
+
+def _changed(before: Table, after: Table) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Yield each row that changed: its name, what it said, and what it says."""
+    if before.rows.keys() - after.rows.keys():
+        gone = min(before.rows.keys() - after.rows.keys())
+        raise _NotKnown(f"interrupt {gone.decode('ascii', 'replace')} was freed in between")
+    zeros = b" 0" * len(before.columns)
+    found = 0
+    for name, new in after.rows.items():
+        old = before.rows.get(name)
+        if old == new:
+            continue
+        found += 1
+        if not found % _ROWS_AT_ONCE:
+            time.sleep(0)
+        if old is None:
+            yield name, zeros, new
+        elif _source(old, len(before.columns)) == _source(new, len(after.columns)):
+            yield name, old, new
+        else:
+            raise _NotKnown(
+                f"interrupt {name.decode('ascii', 'replace')} was given to another driver in between"
+            )
+
+
+def _source(row: bytes, columns: int) -> list[bytes]:
+    return row.split(None, columns)[columns:]
+
+
+def _counts(name: bytes, row: bytes, columns: tuple[bytes, ...]) -> list[bytes]:
+    counts = row.split(None, len(columns))
+    if len(counts) < len(columns):
+        raise _NotKnown(
+            f"row {name.decode('ascii', 'replace')} has {len(counts)} counts for {len(columns)} CPUs"
+        )
+    return counts
+
+
+def _difference(name: bytes, before: bytes, after: bytes) -> int:
+    """Return the growth of one count, which starts again at 0 after 2^32."""
+    if not (before.isdigit() and after.isdigit()):
+        raise _NotKnown(f"row {name.decode('ascii', 'replace')} has a count that is no number")
+    difference = (int(after) - int(before)) % _WRAP
+    if difference >= _WRAP // 2:
+        raise _NotKnown(f"the count of row {name.decode('ascii', 'replace')} went back")
+    return difference

@@ -1,0 +1,157 @@
+"""One reading of all that is counted on exclusive CPUs, and what happened between two of them. `compare` is pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from agent.errors import AgentError
+from agent.node_state import ContainerNoise
+from agent.quiet.cpu_counts import growth, read_slices, read_table
+from agent.quiet.thread_times import NO_THREADS, Lost, Threads, lost, read_threads
+from pinning.machine.cpuset import CPUSet, union
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from agent.quiet.cpu_counts import Reading, Slices
+    from pinning.planning.observed import Owner
+
+_NO_CGROUP: Final = "its threads are not known: it does not run, or runs in a virtual machine"
+
+Listed: TypeAlias = "Sequence[int] | str"
+Read: TypeAlias = Threads | str
+
+
+class Measured(NamedTuple):
+    """A container with exclusive CPUs."""
+
+    owner: Owner
+    cpus: CPUSet  # that it runs on
+    idle: CPUSet  # siblings that are kept idle for it
+    cgroup: str  # empty: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the counters are."""
+
+    proc: Path
+    interrupts: Path  # the host's /proc/interrupts: Kubernetes masks that of ordinary containers from 1.34 on
+    tasks: Callable[[str], Sequence[int]]  # the tasks of a cgroup and of those below it
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was read at one moment."""
+
+    time: float
+    measured: Mapping[Owner, Measured]
+    interrupts: Reading
+    softirqs: Reading
+    slices: Slices
+    threads: Mapping[Owner, Read]
+
+
+def take_sample(
+    places: Places, measured: Iterable[Measured], before: Sample | None, now: Callable[[], float]
+) -> Sample:
+    """Read every counter; `before` is the last sample."""
+    by_owner = {it.owner: it for it in measured}
+    cpus = union(it.cpus | it.idle for it in by_owner.values())
+    return Sample(
+        time=now(),
+        measured=by_owner,
+        interrupts=read_table(places.interrupts, devices=True),
+        softirqs=read_table(places.proc / "softirqs"),
+        slices=read_slices(places.proc / "schedstat", cpus),
+        threads={owner: _threads(places, it, before) for owner, it in by_owner.items()},
+    )
+
+
+def _threads(places: Places, container: Measured, before: Sample | None) -> Read:
+    if not container.cgroup:
+        return _NO_CGROUP
+    last = before.threads.get(container.owner) if before else None
+    try:
+        tasks = places.tasks(container.cgroup)
+    except (AgentError, ValueError) as error:
+        return f"its threads cannot be listed: {error}"
+    return read_threads(str(places.proc), tasks, last if isinstance(last, Threads) else NO_THREADS)
+
+
+def compare(before: Sample, after: Sample) -> dict[Owner, ContainerNoise]:
+    """Return what disturbed each container that had the same CPUs and the same cgroup at both readings."""
+    same = [it for owner, it in after.measured.items() if before.measured.get(owner) == it]
+    cpus = union(it.cpus | it.idle for it in same)
+    counted = _Counted(
+        growth(before.interrupts, after.interrupts, cpus),
+        growth(before.softirqs, after.softirqs, cpus),
+        _slices(before.slices, after.slices),
+    )
+    seconds = after.time - before.time
+    return {
+        it.owner: _noise(it, counted, before.threads[it.owner], after.threads[it.owner], seconds)
+        for it in same
+    }
+
+
+class _Counted(NamedTuple):
+    """What happened on each CPU."""
+
+    interrupts: dict[int, int] | str
+    softirqs: dict[int, int] | str
+    slices: dict[int, int] | str
+
+
+def _slices(before: Slices, after: Slices) -> dict[int, int] | str:
+    if isinstance(before, str) or isinstance(after, str):
+        return before if isinstance(before, str) else after
+    differences = {cpu: count - before[cpu] for cpu, count in after.items() if cpu in before}
+    return {cpu: difference for cpu, difference in differences.items() if difference >= 0}
+
+
+def _noise(
+    container: Measured, counted: _Counted, before: Read, after: Read, seconds: float
+) -> ContainerNoise:
+    cpus = container.cpus | container.idle
+    interrupts, softirqs, slices = (_on(cpus, grown) for grown in counted)
+    threads = _lost(before, after, container.cpus)
+    own = threads if isinstance(threads, str) else threads.slices
+    others = _others(slices, "how often its threads ran is not known of all" if own is None else own)
+    unknown = (it for it in (interrupts, softirqs, threads, others) if isinstance(it, str))
+    return ContainerNoise(
+        seconds=seconds,
+        interrupts=_known(interrupts),
+        softirqs=_known(softirqs),
+        wait_seconds=None if isinstance(threads, str) else threads.waited_ns / 1e9,
+        involuntary_switches=None if isinstance(threads, str) else threads.switches,
+        other_slices=_known(others),
+        unknown=tuple(dict.fromkeys(unknown)),
+    )
+
+
+def _on(cpus: CPUSet, grown: dict[int, int] | str) -> int | str:
+    """Return what happened on some CPUs together."""
+    if isinstance(grown, str):
+        return grown
+    missing = CPUSet(cpu for cpu in cpus if cpu not in grown)
+    return f"CPUs {missing} were not online all the time" if missing else sum(grown[cpu] for cpu in cpus)
+
+
+def _lost(before: Read, after: Read, cpus: CPUSet) -> Lost | str:
+    if isinstance(before, str) or isinstance(after, str):
+        return after if isinstance(after, str) else str(before)
+    return lost(before, after, cpus) or "none of its threads was read twice on its own CPUs"
+
+
+def _others(slices: int | str, own: int | str) -> int | str:
+    """Return how often others ran; the idle task's slices do not count."""
+    if isinstance(slices, str) or isinstance(own, str):
+        return slices if isinstance(slices, str) else str(own)
+    return max(0, slices - own)
+
+
+def _known(count: int | str) -> int | None:
+    return None if isinstance(count, str) else count

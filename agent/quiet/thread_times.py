@@ -1,0 +1,132 @@
+"""What the threads of a container lost to others: run-queue wait, involuntary switches; and how often they ran.
+
+Reads /proc only. A thread that did not run since the last reading costs one read.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from agent.kernel.procfs import STARTED, parse_stat
+from pinning.machine.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MOST_THREADS: Final = 256  # of one container; of more every n-th is read
+_ENDED: Final = (OSError, IndexError, ValueError)  # a thread that exits while it is read
+_SWITCHES: Final = "\nnonvoluntary_ctxt_switches:"
+_ALLOWED: Final = "\nCpus_allowed_list:"
+_BUFFER: Final = 4096  # bytes: `status` has 1,500, and longer with thousands of groups
+
+
+Thread = TypeVar("Thread", int, Path)
+
+
+class Times(NamedTuple):
+    """What one thread has lost to others since it started."""
+
+    waited_ns: int
+    slices: int
+    switches: int  # involuntary
+    started: str  # in ticks since boot: the number of a thread that ended is used again
+    allowed: str  # CPU list
+
+
+class Threads(NamedTuple):
+    """One reading of the threads of a container."""
+
+    times: Mapping[int, Times]
+    of: int  # how many it had
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its threads were read."""
+        return len(self.times) == self.of
+
+
+class Lost(NamedTuple):
+    """What the threads of a container lost between two readings."""
+
+    waited_ns: int
+    switches: int
+    slices: int | None  # how often they ran; None: not known of all of its threads
+
+
+NO_THREADS: Final = Threads({}, 0)
+
+
+def sampled(tasks: Sequence[Thread]) -> Sequence[Thread]:
+    """Return at most `MOST_THREADS` of some threads, evenly chosen."""
+    return sorted(tasks)[:: -(-len(tasks) // MOST_THREADS) or 1]
+
+
+def read_threads(proc: str, tasks: Sequence[int], before: Threads) -> Threads:
+    """Read the threads of a container; `before` is the last reading of them."""
+    times = {}
+    for task in sampled(tasks):
+        with suppress(*_ENDED):
+            times[task] = _times(f"{proc}/{task}", before.times.get(task))
+    return Threads(times, len(tasks))
+
+
+def lost(before: Threads, after: Threads, cpus: CPUSet) -> Lost | None:
+    """Return what the threads lost that may run on `cpus` alone; None if that is known of none.
+
+    A thread that started in between counts from its start. How often the threads ran is known unless one of them
+    was not read, ended, or may run elsewhere too.
+    """
+    pairs = []
+    for task, times in after.times.items():
+        first = before.times.get(task)
+        is_same = first is not None and first.started == times.started
+        if (is_same or before.is_whole) and _allowed(times.allowed) <= cpus:
+            pairs.append((first if first and is_same else _BEGINNING, times))
+    if not pairs:
+        return None
+    stayed = all(
+        task in after.times and after.times[task].started == first.started
+        for task, first in before.times.items()
+    )
+    knows_all = stayed and before.is_whole and after.is_whole and len(pairs) == after.of
+    return Lost(
+        waited_ns=sum(last.waited_ns - first.waited_ns for first, last in pairs),
+        switches=sum(last.switches - first.switches for first, last in pairs),
+        slices=sum(last.slices - first.slices for first, last in pairs) if knows_all else None,
+    )
+
+
+_BEGINNING: Final = Times(0, 0, 0, "", "")
+
+
+def _times(folder: str, before: Times | None) -> Times:
+    """Return the times of one thread; raise OSError, IndexError or ValueError if it ended, or cannot be read."""
+    _, waited, slices = map(int, _read(f"{folder}/schedstat").split())
+    if before and (before.waited_ns, before.slices) == (waited, slices):
+        return before
+    started = parse_stat(_read(f"{folder}/stat"))[1][STARTED]
+    status = _read(f"{folder}/status")
+    return Times(waited, slices, int(_line(status, _SWITCHES)), started, _line(status, _ALLOWED))
+
+
+def _read(file: str) -> str:
+    """Return a file of /proc; Path.read_text takes three times as long."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, _BUFFER), b"")).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
+
+
+def _line(status: str, name: str) -> str:
+    return status.rpartition(name)[2].partition("\n")[0].strip()
+
+
+@lru_cache(maxsize=1024)
+def _allowed(text: str) -> CPUSet:
+    """Return a CPU list; hundreds of threads have the same."""
+    return CPUSet.parse(text)

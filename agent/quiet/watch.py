@@ -1,0 +1,85 @@
+"""Counts all the time what disturbs exclusive CPUs: in a thread of its own, beside the event loop and the passes.
+
+A round takes 10 seconds, or so much longer that counting takes at most 0.2 % of one CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from agent.quiet.sample import Measured, compare, take_sample
+from pinning.contract import CPUPolicy
+from pinning.planning.observed import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+    from agent.node_state import ContainerNoise, NodeState
+    from agent.quiet.noise_metrics import NoiseMetrics
+    from agent.quiet.sample import Places, Sample
+
+ROUND_SECONDS: Final = 10.0
+REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class NoiseWatch:
+    """Counts for the containers that the newest state of the node shows."""
+
+    places: Places
+    metrics: NoiseMetrics
+    monotonic: Callable[[], float] = time.monotonic
+    cpu_time: Callable[[], float] = time.thread_time
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict)  # of the last round
+    _last: Sample | None = None
+
+    async def run(self, newest: Callable[[], NodeState | None]) -> None:
+        """Count until cancelled."""
+        took = 0.0
+        while True:
+            await self.sleep(max(ROUND_SECONDS, REST * took))
+            try:
+                took = await self.count(newest())
+            except Exception:  # the loop's edge: a bug in one round must not end the agent
+                logger.exception("count of noise crashed")
+                self._last, took = None, 0.0
+                self._show({}, None)
+
+    async def count(self, state: NodeState | None) -> float:
+        """Do one round; return the seconds of CPU time that it took."""
+        measured = tuple(measured_containers(state)) if state else ()
+        if not measured:
+            self._last = None
+            self._show({}, state)
+            return 0.0
+        noise, took = await asyncio.to_thread(self._round, measured)
+        self.metrics.took(took)
+        self._show(noise, state)
+        return took
+
+    def _round(self, measured: tuple[Measured, ...]) -> tuple[dict[Owner, ContainerNoise], float]:
+        began = self.cpu_time()
+        before = self._last
+        self._last = sample = take_sample(self.places, measured, before, self.monotonic)
+        noise = compare(before, sample) if before else {}
+        return noise, self.cpu_time() - began
+
+    def _show(self, noise: Mapping[Owner, ContainerNoise], state: NodeState | None) -> None:
+        self.noise = noise
+        self.metrics.show(noise, state.names if state else {})
+
+
+def measured_containers(state: NodeState) -> Iterator[Measured]:
+    """Yield the containers of a node that own CPUs."""
+    for pod in state.pods:
+        for container in pod.containers:
+            if container.policy is CPUPolicy.EXCLUSIVE and container.cpus:
+                cgroup = state.cgroups.get(f"{pod.namespace}/{pod.name}/{container.name}", "")
+                yield Measured(Owner(pod.uid, container.name), container.cpus, container.idle, cgroup)

@@ -1,0 +1,142 @@
+"""The watch: which containers it counts for, how often, and what it shows of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from agent.quiet.noise_metrics import NoiseMetrics
+from agent.quiet.sample import Places
+from agent.quiet.watch import NoiseWatch, measured_containers
+from agent.serve.state_json import agent_state
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import Owner
+from published.pod_status import Noise
+from tests.agent.states import EXCLUSIVE, ISOLATE, bound, owner, state_of
+from tests.pods import container
+
+if TYPE_CHECKING:
+    from agent.node_state import NodeState
+
+WEB = bound("web", container("main", 1), annotations=ISOLATE)
+PLAIN = bound("plain", container("main", 1))
+STATE = replace(state_of(WEB, PLAIN), cgroups={"default/web/main": "/web"})
+LABELS = '{container="main",namespace="default",pod="web"}'
+
+
+class Counted:
+    """A watch on files like those of the kernel."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.registry = CollectorRegistry()
+        self.now = 0.0
+        self.cost = iter(range(100))
+        places = Places(root, root / "interrupts", lambda _: [])
+        metrics = NoiseMetrics(self.registry)
+        self.watch = NoiseWatch(places, metrics, lambda: self.now, lambda: float(next(self.cost)))
+        self.interrupts(0)
+
+    def interrupts(self, count: int | None) -> None:
+        """Write how often a device interrupted each CPU; None: the file is masked."""
+        names, row = (" ".join(it) for it in ([f"CPU{cpu}" for cpu in range(8)], [str(count)] * 8))
+        (self.root / "interrupts").write_text("" if count is None else f"{names}\n25: {row} eth0\n")
+
+    def count(self, state: NodeState | None = STATE) -> float:
+        """Do one round."""
+        self.now += 10.0
+        return asyncio.run(self.watch.count(state))
+
+    def metric(self, name: str) -> float | None:
+        """Return the value of a counter of the container."""
+        lines = generate_latest(self.registry).decode().splitlines()
+        values = [
+            line.rpartition(" ")[2] for line in lines if line.startswith(f"corepin_agent_noise_{name}_total")
+        ]
+        return float(values[0]) if values else None
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Counted:
+    """Return a watch that has not counted yet."""
+    return Counted(tmp_path)
+
+
+def test_containers_with_exclusive_cpus_are_counted() -> None:
+    """With the siblings that idle for them; containers of the shared set are not."""
+    share = bound("share", container("main", 1), annotations={"cpu-manager.corepin.io/pod": "share"})
+    state = state_of(WEB, PLAIN, share, bound("two", annotations=EXCLUSIVE))
+    found = {it.owner: it for it in measured_containers(state)}
+
+    assert set(found) == {owner(WEB), Owner("two", "main")}
+    assert found[owner(WEB)][1:] == (CPUSet([3]), CPUSet([7]), "")
+
+
+def test_counts_are_shown_from_the_second_round_on(counted: Counted) -> None:
+    """On the socket those of the last round, in the metrics all of them together."""
+    counted.count()
+    assert (counted.watch.noise, counted.metric("interrupts")) == ({}, None)
+    counted.interrupts(5)
+    counted.count()
+    counted.interrupts(8)
+    counted.count()
+
+    state = agent_state(replace(STATE, noise=counted.watch.noise))
+    shown = {pod.name: pod.containers["main"].noise for pod in state.pods}
+    assert isinstance(shown["web"], Noise)
+    assert (shown["web"].seconds, shown["web"].interrupts, shown["plain"]) == (10.0, 6, None)
+    assert counted.metric("interrupts") == 16
+    assert counted.metric("cpu_seconds") == 3
+
+
+def test_series_of_what_is_not_known_ends(counted: Counted) -> None:
+    """A masked file must not look like one of a quiet machine."""
+    counted.count()
+    counted.count()
+    assert counted.metric("interrupts") == 0
+    counted.interrupts(None)
+    counted.count()
+    assert counted.metric("interrupts") is None
+    counted.interrupts(9)
+    counted.count()
+    counted.count()
+    assert counted.metric("interrupts") == 0
+
+
+@pytest.mark.parametrize("state", [None, state_of(PLAIN)], ids=["no state yet", "no exclusive CPU"])
+def test_nothing_is_read_without_exclusive_cpus(counted: Counted, state: NodeState | None) -> None:
+    """It costs nothing, and what was shown before is taken back."""
+    counted.count()
+    counted.count()
+    (counted.root / "interrupts").unlink()
+
+    assert counted.count(state) == 0.0
+    assert (counted.watch.noise, counted.metric("interrupts")) == ({}, None)
+
+
+def test_rounds_rest_in_proportion_to_their_cost(counted: Counted) -> None:
+    """A round of one second of CPU time is followed by 500 seconds of rest, a crash by the usual ten."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 4:
+            raise asyncio.CancelledError
+
+    states = iter([STATE, None, STATE])
+    counted.watch.sleep = sleep
+
+    def newest() -> NodeState | None:
+        state = next(states)
+        if state is None:
+            raise RuntimeError("a bug")
+        return state
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(counted.watch.run(newest))
+    assert waits == [10.0, 500.0, 10.0, 500.0]
