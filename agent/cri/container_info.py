@@ -1,4 +1,4 @@
-"""What a runtime's answers say about a container: pure. containerd and CRI-O say the same in other shapes."""
+"""Decoders of the runtime's verbose container status: pure. containerd and CRI-O name the same facts differently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOCKETS: Final = (
     Path("/var/snap/microk8s/common/run/containerd.sock"),
     Path("/run/cri-dockerd.sock"),
 )
-# Of a key of a JSON object: a quote inside a string is escaped, so what tenants write as a value never looks so.
+# Matches a key of a JSON object. Quotes inside strings are escaped, so no value that a tenant chooses matches.
 _VM_ANNOTATION: Final = re.compile(rb'[{,]\s*"(?:io\.katacontainers\.|io\.kubernetes\.cri-o\.kata)')
 _SYSTEMD_PARTS: Final = 3  # slice:prefix:name
 
@@ -46,7 +46,7 @@ class _Linux(msgspec.Struct):
 
     @property
     def quota(self) -> int:
-        """The CFS quota; 0 or less is none."""
+        """The CFS quota in microseconds; 0 or less means unlimited."""
         cpu = self.resources.cpu if self.resources else None
         return (cpu.quota or 0) if cpu else 0
 
@@ -78,24 +78,24 @@ class _EnvironmentInfo(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ContainerInfo:
-    """What does not change while a container is in one state, and costs a call to learn."""
+    """Facts that cost one call to the runtime and do not change while a container stays in one state."""
 
     pid: int = 0
     cgroup: str | None = None
     in_vm: bool = False
-    has_quota: bool = False  # of CPU time
+    has_quota: bool = False  # has a CFS quota
     started: float = 0.0  # seconds since the epoch
-    of_running: bool = False  # asked while the container ran; CRI-O has a pid before it has a start
+    of_running: bool = False  # read while the container ran; CRI-O reports a pid before the start time
     is_too_large: bool = False  # the status exceeds the limit for a message, so it is not asked for again
 
 
 def find_socket(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
-    """Return the usual socket that is there, the first of several."""
+    """Return the first of the usual sockets that exists."""
     return next((socket for socket in SOCKETS if exists(socket)), None)
 
 
 def read_info(verbose: bytes | bytearray) -> ContainerInfo:
-    """Read the verbose part of a container's status; what it does not say stays unknown."""
+    """Parse the verbose part of a container's status; missing members keep their defaults."""
     try:
         info = msgspec.json.decode(verbose, type=_Info)
     except (msgspec.DecodeError, RecursionError):
@@ -108,7 +108,7 @@ def read_info(verbose: bytes | bytearray) -> ContainerInfo:
 
 
 def environment_sizes(verbose: bytes | bytearray) -> Iterator[int] | None:
-    """Return the bytes of a container's environment, part by part; None: the verbose status does not say."""
+    """Yield a container's environment size in bytes, chunk by chunk; None if the status lacks the environment."""
     try:
         info = msgspec.json.decode(verbose, type=_EnvironmentInfo)
     except (msgspec.DecodeError, RecursionError):
@@ -132,7 +132,7 @@ def cgroup_path(oci_path: str) -> str | None:
 
 
 def describe(container: ListedContainer, sandbox: ListedSandbox, info: ContainerInfo) -> RuntimeContainer:
-    """Return a container of a pod as the agent sees it."""
+    """Build the agent's record of a container from its list entry, its sandbox and its verbose status."""
     in_vm = info.in_vm or is_vm_handler(sandbox.handler)
     return RuntimeContainer(
         id=container.id,
@@ -142,7 +142,8 @@ def describe(container: ListedContainer, sandbox: ListedSandbox, info: Container
         name=container.name,
         state=container.state,
         pid=info.pid,
-        cgroup=None if in_vm else info.cgroup,  # the guest has it; on the host there is the sandbox's own
+        # the cgroup exists in the guest only; on the host there is the sandbox's
+        cgroup=None if in_vm else info.cgroup,
         in_vm=in_vm,
         started=info.started,
         sandbox=sandbox.id if in_vm else "",

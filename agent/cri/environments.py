@@ -1,6 +1,6 @@
-"""Search for the containers with the largest environments, for which a runtime lets no NRI plugin in.
+"""Search for the largest container environments: a runtime whose environments exceed an NRI message accepts no plugin.
 
-Sizes only: no variable is kept or logged.
+Only sizes are read; no variable is kept or logged.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 LARGE: Final = 256 * 2**10  # bytes; 16 of them fill a message of NRI
 NAMED: Final = 3
-MOST_ASKED: Final = 500  # containers, the newest first
-SECONDS: Final = 30.0  # for all of them
+MOST_ASKED: Final = 500  # containers, newest first
+SECONDS: Final = 30.0  # for the whole search
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 async def largest_environments(
     calls: Calls, lists: Lists, turn: asyncio.Semaphore, *, most: int = MOST_ASKED, seconds: float = SECONDS
 ) -> tuple[LargeEnvironment, ...] | None:
-    """Return the largest environments, from one verbose status after the other; None when none can be asked for."""
+    """Return the largest environments, read one status at a time; None if the containers cannot be listed."""
     deadline = monotonic() + seconds
     found = []
     try:
@@ -52,7 +52,7 @@ async def largest_environments(
 
 
 async def _size(calls: Calls, container_id: str) -> int:
-    """Return the bytes of an environment, 0 for one that cannot be read."""
+    """Return the bytes of a container's environment; the message limit if it is larger, 0 if it cannot be read."""
     try:
         return await container_environment(calls, container_id)
     except TooLarge:

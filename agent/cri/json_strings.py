@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 _ESCAPE: Final = rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\."  # a pair of surrogates is one character
 _MARK: Final = (
     _ESCAPE + rb'|"\s*(?:,\s*"|\])'
-)  # from the end of a string to the start of the next one, or to the end
+)  # from the end of one string to the start of the next, or to the end of the list
 _MARKS: Final = re.compile(_MARK, re.DOTALL)
 _START: Final = re.compile(rb'\[\s*"')
 _PART: Final = re.compile(rb'(?:[^"\\]{1,256}|' + _MARK + rb"){1,2048}", re.DOTALL)  # at most 512 KiB
 
 
 def string_sizes(strings: Raw) -> Iterator[int]:
-    """Yield the bytes in UTF-8 of a valid JSON list of strings, part by part; nothing for another value."""
+    """Yield the UTF-8 size of a JSON list of strings, chunk by chunk; nothing for any other JSON value."""
     content = memoryview(strings)
     start = _START.match(content)
     position = start.end() if start else len(content)
@@ -35,7 +35,7 @@ def string_sizes(strings: Raw) -> Iterator[int]:
 
 
 def _decoded(mark: bytes) -> int:
-    """Return the bytes that a mark stands for: none between strings."""
+    """Return the number of bytes that a match adds to the decoded size; separators between strings add none."""
     if mark.startswith(b'"'):
         return 0
     return len(msgspec.json.decode(b'"' + mark + b'"', type=str).encode())

@@ -48,24 +48,24 @@ class ListedContainer:
     id: str
     sandbox: str
     name: str
-    state: State  # RUNNING where the runtime does not know
+    state: State  # RUNNING if the runtime reports an unknown state
     created_at: int
 
 
 class Lists:
-    """Asks for lists one at a time, so that the runtime too has only one in memory."""
+    """Lists containers and sandboxes, one request at a time to limit the runtime's memory too."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._turn = asyncio.Lock()
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
-        """Return all containers, or the one with that id."""
+        """Return all containers, or only the one with this id."""
         entries = self._entries("ListContainers", container_id, listing_pb2.Container)
         return [_container(entry) async for entry in entries]
 
     async def sandboxes(self, sandbox_id: str = "") -> dict[str, ListedSandbox]:
-        """Return all sandboxes, or the one with that id, by id."""
+        """Return sandboxes by id: all, or only the one with this id."""
         entries = self._entries("ListPodSandbox", sandbox_id, listing_pb2.PodSandbox)
         return {entry.id: _sandbox(entry) async for entry in entries}
 

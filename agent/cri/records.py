@@ -1,4 +1,4 @@
-"""What the runtime has in its records of a container, where no cgroup of the host says it: of what runs in VMs."""
+"""Cpusets from the runtime's records, for containers in VMs, which have no cgroup on the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 async def recorded_cpus(calls: Calls, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
-    """Return the cpusets of containers; those of which the runtime says nothing are left out."""
+    """Return the recorded cpusets by container; containers without a record are left out."""
     turns = asyncio.Semaphore(_AT_ONCE)
     ids = tuple(container_ids)
     found = await asyncio.gather(*(_recorded(calls, container_id, turns) for container_id in ids))

@@ -33,20 +33,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVICE: Final = "runtime.v1.RuntimeService"
-_UPDATES_AT_ONCE: Final = 2  # more make containerd no faster, and starve the kubelet
-_STATUSES_AT_ONCE: Final = 1  # an answer is as large as the container's environment, up to 16 MiB
-_POLLS_WITH_EVENTS: Final = 10  # how much rarer the runtime is polled while it sends events
-_EVENT_BYTES: Final = 2**20  # a pod's status; a larger one is as good as a poll
+_UPDATES_AT_ONCE: Final = 2  # a third makes containerd no faster and delays the kubelet's calls
+_STATUSES_AT_ONCE: Final = 1  # a status carries the container's environment, up to 16 MiB
+_POLLS_WITH_EVENTS: Final = 10  # poll this many times less often while the event stream works
+_EVENT_BYTES: Final = (
+    2**20
+)  # room for a pod's status; a larger event is skipped, and the next poll finds the change
 _POLLS_WITHOUT_MACHINES: Final = (
-    10  # how much rarer they are asked about where there are none: few nodes have any
+    10  # list VMs this many times less often on nodes without any, which most are
 )
-_SHARED_EVENTS: Final = (
-    "containerd 1."  # 1.7 hands each event to one client only: we would take the kubelet's
-)
+_SHARED_EVENTS: Final = "containerd 1."  # 1.7 sends each event to one client only, so the kubelet would miss those that the agent takes
 
 
 class CRI:
-    """The runtime behind one socket. Everything is asked with a timeout; nothing is assumed to have arrived."""
+    """The container runtime behind one socket.
+
+    Every call has a timeout, and a call that returned may still have had no effect.
+    """
 
     def __init__(self, socket: Path, *, timeout_seconds: float = 10.0, poll_seconds: float = 1.0) -> None:
         self.name = f"container runtime at {socket}"
@@ -55,8 +58,8 @@ class CRI:
         self._updates = asyncio.Semaphore(_UPDATES_AT_ONCE)
         self._statuses = asyncio.Semaphore(_STATUSES_AT_ONCE)
         self._infos: dict[str, ContainerInfo] = {}
-        self._owners: dict[str, Owner] = {}  # of the containers that were listed last
-        self._in_events: dict[str, Owner] = {}  # of those that events named since
+        self._owners: dict[str, Owner] = {}  # owners of the containers in the last listing
+        self._in_events: dict[str, Owner] = {}  # owners of containers that events named after that listing
         self._sandboxes: Collection[str] = ()
         self._lists = Lists(self._calls)
         self._machines = SandboxListing(self._calls)
@@ -64,18 +67,18 @@ class CRI:
         self._polls = 0
 
     async def identify(self) -> str:
-        """Ask who the runtime is, e.g. "containerd 2.4.2", and remember it as `name`."""
+        """Return the runtime's name and version, e.g. "containerd 2.4.2", and keep it as `name`."""
         answer = await self._calls.ask("Version", listing_pb2.VersionRequest(), listing_pb2.VersionResponse)
         self.name = f"{answer.runtime_name} {answer.runtime_version.removeprefix('v')}"
         return self.name
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
-        """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
+        """Return every created, running or exited container; raise Unavailable instead of an incomplete list."""
         self._in_events = {}
         listed = await self._lists.containers()
         sandboxes = (
             await self._lists.sandboxes()
-        )  # afterwards: the sandbox of every listed container is in it
+        )  # listed after the containers, so that each one's sandbox is included
         known = [container for container in listed if container.sandbox in sandboxes]
         self._owners = {
             container.id: _owner(container, sandbox)
@@ -95,10 +98,10 @@ class CRI:
         return self._machines.machines
 
     async def owner(self, container_id: str) -> Owner:
-        """Return whose container this is; raise Gone for anything else, Unavailable, Refused.
+        """Return the owner of a container; raise Gone, Unavailable, Refused.
 
-        A sandbox is no container, nor is what runs in a VM: its cgroup, if it has one, is the runtime's. Asks only
-        about what neither the last listing nor an event named.
+        Sandboxes and containers in VMs have no owner here, because the runtime manages their cgroups. The runtime is
+        asked only about ids that neither the last listing nor an event contained.
         """
         known = self._in_events.get(container_id) or self._owners.get(container_id)
         if known:
@@ -111,7 +114,7 @@ class CRI:
         raise Gone(f"{container_id} is no container")
 
     async def _info_of(self, container: ListedContainer) -> ContainerInfo | None:
-        """Return what a listing does not say, asked once when a container is created and once when it runs."""
+        """Return a container's verbose status, read once after creation and once more when it runs."""
         known, state = self._infos.get(container.id), container.state
         if state is State.EXITED:
             return replace(known or ContainerInfo(), pid=0)
@@ -122,7 +125,7 @@ class CRI:
         return replace(info, of_running=state is State.RUNNING) if info else None
 
     async def _ask_info(self, container_id: str) -> ContainerInfo | None:
-        """Ask for a container's status; None when it is gone, nothing known when the runtime cannot say."""
+        """Read a container's status; None if the container does not exist, an empty status if the runtime fails."""
         try:
             return await container_info(self._calls, container_id)
         except Gone:
@@ -133,10 +136,11 @@ class CRI:
             return ContainerInfo(is_too_large=isinstance(refused, TooLarge))
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
-        """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
+        """Make the runtime set and record a container's CPUs.
 
-        `mems` are the NUMA nodes for its memory; an empty set leaves them as they are.
-        Raises Gone, Unavailable, Refused, or ValueError for an empty set (which CRI takes for "leave it").
+        Verify by reading the cgroup, because success proves nothing. `mems` are the NUMA nodes for its memory; an empty
+        set leaves them unchanged. Raises Gone, Unavailable, Refused, or ValueError for an empty CPU set (which CRI
+        takes for "unchanged").
         """
         if not cpus:
             raise ValueError(f"container {container_id}: an empty set is no cpuset")
@@ -148,15 +152,15 @@ class CRI:
             )
 
     async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
-        """Return the cpusets that the runtime has in its records; what it cannot say is left out."""
+        """Return the recorded cpusets by container id; containers without a record are left out."""
         return await recorded_cpus(self._calls, container_ids)
 
     async def largest_environments(self) -> tuple[LargeEnvironment, ...] | None:
-        """Return the containers with the largest environments; None when the runtime is out of reach."""
+        """Return the containers with the largest environments; None if the runtime is out of reach."""
         return await largest_environments(self._calls, self._lists, self._statuses)
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever containers may have changed, until cancelled; reconnects by itself."""
+        """Call `changed` whenever containers may have changed, until cancelled; reconnect after errors."""
         backoff = Backoff(first=self._poll_seconds / 4, longest=self._poll_seconds * 5)
         while True:
             try:
@@ -170,7 +174,7 @@ class CRI:
                 await asyncio.sleep(wait)
 
     async def _watch_connected(self, changed: Callable[[], None], backoff: Backoff) -> None:
-        """Poll, rarely while events come too; raise Unavailable when the runtime is out of reach."""
+        """Poll for changes, less often while events arrive; raise Unavailable if the runtime is out of reach."""
         events = asyncio.create_task(self._follow_events(changed))
         try:
             while True:
@@ -182,7 +186,7 @@ class CRI:
             await asyncio.gather(events, return_exceptions=True)
 
     async def _pause(self, events: asyncio.Task[None]) -> None:
-        """Wait for the next poll; while events come, only a lost stream ends the wait early."""
+        """Wait until the next poll; return early if the event stream is lost."""
         if not events.done():
             await asyncio.wait({events}, timeout=self._poll_seconds * _POLLS_WITH_EVENTS)
             return
@@ -190,7 +194,7 @@ class CRI:
         await asyncio.sleep(self._poll_seconds)
 
     async def _poll(self, changed: Callable[[], None]) -> None:
-        """Call `changed` when the containers and virtual machines are not those that were seen last."""
+        """Call `changed` if containers or virtual machines differ from the last poll."""
         self._polls += 1
         seen, machines = _states(await self._lists.containers()), self._seen_machines
         if machines or self._polls % _POLLS_WITHOUT_MACHINES == 0:
@@ -200,9 +204,10 @@ class CRI:
             changed()
 
     async def _follow_events(self, changed: Callable[[], None]) -> None:
-        """Call `changed` at every event; return when the runtime has none for us, raise Unavailable when it ends.
+        """Call `changed` at every event.
 
-        On connecting the runtime sends old events again, so an event is a hint and no more.
+        Return if the runtime offers no events, raise Unavailable when the stream ends. Runtimes repeat old events after
+        a reconnect, so an event is only a hint to look again.
         """
         if self.name.startswith(_SHARED_EVENTS):
             return
@@ -215,12 +220,14 @@ class CRI:
             except TooLarge as large:
                 logger.info("event of the runtime passed over", extra={"facts": {"reason": str(large)}})
                 changed()
-                await asyncio.sleep(self._poll_seconds * _POLLS_WITH_EVENTS)  # it may send that one again
+                # a reconnect at once could receive the same oversized event
+                await asyncio.sleep(self._poll_seconds * _POLLS_WITH_EVENTS)
 
     async def _take_events(self, changed: Callable[[], None]) -> None:
-        """Call `changed` at every event; raise Unavailable at the end, Refused where there are none, TooLarge.
+        """Call `changed` at every event.
 
-        CRI-O with `enable_pod_events = false`, its default, ends the stream at once with OK.
+        Raise Unavailable when the stream ends, Refused without event support, TooLarge. CRI-O with `enable_pod_events =
+        false`, its default, ends the stream at once with OK.
         """
         request, kind, has_events = listing_pb2.GetEventsRequest(), listing_pb2.ContainerEvent, False
         async for event in self._calls.stream("GetContainerEvents", request, kind, _EVENT_BYTES):
@@ -240,7 +247,7 @@ def _owner(container: ListedContainer, sandbox: ListedSandbox) -> Owner:
 
 
 def _owners(event: listing_pb2.ContainerEvent) -> dict[str, Owner]:
-    """Return whose containers an event is about: those of one pod."""
+    """Return the owners of the containers in an event, which covers one pod."""
     if is_vm_handler(event.pod_sandbox_status.runtime_handler):
         return {}
     uid = event.pod_sandbox_status.metadata.uid

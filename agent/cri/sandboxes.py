@@ -1,4 +1,4 @@
-"""The virtual machines of a runtime (Kata): each sandbox of such a pod is one, also before its first container is made."""
+"""The virtual machines of a runtime (Kata): one for each sandbox of a VM pod, even before its first container exists."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ if TYPE_CHECKING:
 
 @dataclass
 class SandboxListing:
-    """What a listing says of virtual machines, and what is asked of each until its process is known."""
+    """Lists virtual machines, and asks for each one's status until its VMM process is known."""
 
     calls: Calls
     machines: tuple[RuntimeSandbox, ...] = ()
     _infos: dict[str, ContainerInfo] = field(default_factory=dict)
 
     async def take(self, sandboxes: Mapping[str, ListedSandbox], found: Iterable[Found]) -> None:
-        """Take over a listing, with what is known of its live containers; raise Unavailable."""
+        """Replace the list of machines, given the status of their live containers; raise Unavailable."""
         inside: dict[str, list[Found]] = {}
         for container, info in found:
             inside.setdefault(container.sandbox, []).append((container, info))
         machines = [sandbox for sandbox in sandboxes.values() if _is_machine(sandbox, inside)]
-        infos = [await self._info_of(sandbox.id) for sandbox in machines]  # one large answer at a time
+        # one at a time, because an answer may be large
+        infos = [await self._info_of(sandbox.id) for sandbox in machines]
         known = [(sandbox, info) for sandbox, info in zip(machines, infos, strict=True) if info]
         self._infos = {sandbox.id: info for sandbox, info in known}
         self.machines = tuple(_machine(sandbox, info, inside.get(sandbox.id, ())) for sandbox, info in known)
 
     async def _info_of(self, sandbox_id: str) -> ContainerInfo | None:
-        """Return what a listing does not say; None when it is gone, nothing known when the runtime cannot say."""
+        """Return a sandbox's status; None if it does not exist, an empty status if the runtime fails."""
         known = self._infos.get(sandbox_id)
         if known and known.pid:
             return known
@@ -61,7 +62,7 @@ def _is_machine(sandbox: ListedSandbox, inside: Mapping[str, Iterable[Found]]) -
 
 def _machine(sandbox: ListedSandbox, info: ContainerInfo, inside: Iterable[Found]) -> RuntimeSandbox:
     live = [*_live(inside)]
-    pids = (known.pid for known in (*live, info) if known.pid)  # Kata says its VMM's for all of them
+    pids = (known.pid for known in (*live, info) if known.pid)  # Kata reports the VMM's pid for all of them
     return RuntimeSandbox(
         id=sandbox.id,
         pod_uid=sandbox.pod_uid,
@@ -75,7 +76,7 @@ def _machine(sandbox: ListedSandbox, info: ContainerInfo, inside: Iterable[Found
 
 
 def _live(inside: Iterable[Found]) -> Iterator[ContainerInfo]:
-    """Yield what is known of the containers that have not ended, oldest first."""
+    """Yield the status of the containers that have not exited, oldest first."""
     for container, info in sorted(inside, key=lambda found: (found[0].created_at, found[0].id)):
         if container.state is not State.EXITED:
             yield info

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from agent.grpc_calls import Calls, Fields
 
 NANOSECONDS: Final = 1e9
-_STATUS, _INFO = 1, 2  # numbers of the fields of an answer
-_KEY, _VALUE = 1, 2  # and of an entry of the map `info`
+_STATUS, _INFO = 1, 2  # field numbers of a status response
+_KEY, _VALUE = 1, 2  # field numbers of an entry of the map `info`
 
 
 async def container_info(calls: Calls, container_id: str) -> ContainerInfo:
-    """Return what a container's status says; raise Gone, TooLarge, Unavailable, Refused."""
+    """Read a container's verbose status; raise Gone, TooLarge, Unavailable, Refused."""
     started, info = 0.0, ContainerInfo()
     async with _container(calls, container_id) as fields:
         while number := await fields.next():
@@ -33,18 +33,18 @@ async def container_info(calls: Calls, container_id: str) -> ContainerInfo:
 
 
 async def container_environment(calls: Calls, container_id: str) -> int:
-    """Return the size of a container's environment, 0 where its status does not say; raise as `container_info`."""
+    """Return the size of a container's environment, 0 if the status lacks it; raise as `container_info`."""
     async with _container(calls, container_id) as fields:
         verbose = await _only_document(fields)
     size = 0
     for part in environment_sizes(verbose) or ():
         size += part
-        await asyncio.sleep(0)  # a part takes about a millisecond
+        await asyncio.sleep(0)  # decoding a part takes about a millisecond: let other tasks run
     return size
 
 
 async def sandbox_info(calls: Calls, sandbox_id: str) -> ContainerInfo:
-    """Return what a sandbox's status says; raise Gone, TooLarge, Unavailable, Refused."""
+    """Read a sandbox's verbose status; raise Gone, TooLarge, Unavailable, Refused."""
     async with calls.reading("PodSandboxStatus", StatusRequest(id=sandbox_id, verbose=True)) as fields:
         return read_info(await _only_document(fields))
 
@@ -54,7 +54,7 @@ def _container(calls: Calls, container_id: str) -> AbstractAsyncContextManager[F
 
 
 async def _only_document(fields: Fields) -> bytearray:
-    """Return the verbose JSON document of an answer, and leave out the rest."""
+    """Return the verbose JSON document of a response and discard the other fields."""
     found = bytearray()
     while number := await fields.next():
         if number == _INFO:
@@ -63,7 +63,7 @@ async def _only_document(fields: Fields) -> bytearray:
 
 
 async def _document(fields: Fields) -> bytearray | None:
-    """Return the value under the key `info`; None under another key, and before its key is read."""
+    """Return the value of a map entry if its key is `info`; None for another key, or if the key does not come first."""
     key, found = b"", None
     while number := await fields.next():
         if number == _KEY:

@@ -1,1 +1,4 @@
-"""The kernel's files: cgroups of both versions, sysfs, procfs, inotify, and where tasks may run. Which CPUs they get is decided elsewhere."""
+"""Access to cgroups v1 and v2, sysfs, procfs, inotify and task affinities.
+
+Other packages decide which CPUs tasks get.
+"""

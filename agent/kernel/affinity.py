@@ -1,4 +1,4 @@
-"""Affinity of threads: read, set and read back. A refusal by the kernel is a value and never an exception.
+"""Affinity of threads: read, set and read back. A refusal by the kernel is a return value, never an exception.
 
 The kernel refuses a mask outside the thread's cgroup (EINVAL), intersects one that is partly outside, and does not move
 some of its own threads (EINVAL too). A thread may exit at any moment (ESRCH).
@@ -17,13 +17,14 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EVERY_CPU: Final = range(8192)  # more than any machine has: the kernel takes those of the cgroup, always
-EVERYWHERE: Final = CPUSet(EVERY_CPU)  # else a task would stay behind when its cgroup grows
+EVERY_CPU: Final = range(8192)  # more than any machine has; the kernel limits the mask to the cgroup's CPUs
+# a mask of the current CPUs alone would keep the task from CPUs that its cgroup gets later
+EVERYWHERE: Final = CPUSet(EVERY_CPU)
 _BOUND: Final = 0x04000000  # PF_NO_SETAFFINITY
 
 
 def read_affinity(task: int) -> CPUSet:
-    """Return where a thread may run now; nowhere when it has ended."""
+    """Return a thread's affinity; empty if it has exited."""
     try:
         return _set_of(frozenset(os.sched_getaffinity(task)))
     except OSError:
@@ -31,20 +32,20 @@ def read_affinity(task: int) -> CPUSet:
 
 
 def set_affinity(task: int, cpus: CPUSet) -> CPUSet:
-    """Let a thread run on `cpus`, and return where it may run afterwards; nowhere when it has ended."""
-    with suppress(OSError):  # where it runs then is read back
+    """Set a thread's affinity and return it as read back; empty if the thread has exited."""
+    with suppress(OSError):  # the read-back shows what the kernel did
         os.sched_setaffinity(task, _numbers(cpus))
     return read_affinity(task)
 
 
 def is_movable(task: int) -> bool:
-    """Say whether a thread can be put elsewhere at all: the kernel binds some of its own."""
+    """Return whether a thread's affinity can change; the kernel binds some of its own threads."""
     fields = stat_fields(task)
     return not fields or not int(fields[FLAGS]) & _BOUND
 
 
 class Affinities(NamedTuple):
-    """Who reads and sets where threads may run."""
+    """Reads and sets affinities of threads."""
 
     read: Callable[[int], CPUSet]
     set: Callable[[int, CPUSet], CPUSet]
@@ -56,7 +57,7 @@ KERNEL: Final = Affinities(read_affinity, set_affinity, is_movable)
 
 @lru_cache(maxsize=1024)
 def _set_of(numbers: frozenset[int]) -> CPUSet:
-    """Return what the kernel's call says; hundreds of threads may run on the same few sets."""
+    """Build the set of CPU numbers; cached, because hundreds of threads share a few sets."""
     return CPUSet(numbers)
 
 

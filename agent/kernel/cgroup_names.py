@@ -9,7 +9,7 @@ _PODS: Final = "kubepods"
 
 
 def slice_path(name: str) -> str:
-    """Return where systemd puts a slice: a-b.slice is in a.slice; "-.slice" is the root (systemd.slice(5))."""
+    """Return the cgroup path of a systemd slice: a-b.slice is in a.slice; "-.slice" is the root (systemd.slice(5))."""
     stem = name.removesuffix(SLICE)
     if stem == "-":
         return ""
@@ -18,9 +18,9 @@ def slice_path(name: str) -> str:
 
 
 def pod_roots(cgroup_root: str = "/") -> tuple[str, str]:
-    """Return where a kubelet with this `cgroupRoot` keeps its pods, by its cgroup driver: systemd, cgroupfs.
+    """Return the pod root cgroup of a kubelet with this `cgroupRoot`, for the systemd driver and for cgroupfs.
 
-    For systemd it writes the parts of a name as one, with "_" for a "-" that is in them
+    For systemd the kubelet joins the parts of a name, with "_" for each "-" in them
     (https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/cgroup_manager_linux.go).
     """
     parts = [*(part for part in cgroup_root.split("/") if part), _PODS]

@@ -1,6 +1,6 @@
-"""Where the kernel shows its cpuset and cpu controllers, cgroup v1 or v2, and how their files are read and written.
+"""Paths and file access of the cpuset and cpu controllers, cgroup v1 and v2.
 
-The files' errors become the agent's here. Decides nothing.
+Kernel errors become the agent's errors here.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ PROCS: Final = "cgroup.procs"
 _GONE: Final = frozenset(
     {errno.ENOENT, errno.ENODEV, errno.ENOTDIR}
 )  # ENODEV: removed while the file was open
-_NO_SUBFOLDERS: Final = 2  # a folder's own names; a file system that does not count them says 1
-CHUNK: Final = 65536  # bytes: more than the list of tasks of most cgroups
+_NO_SUBFOLDERS: Final = (
+    2  # link count of a folder without subfolders; file systems that do not count links report 1
+)
+CHUNK: Final = 65536  # bytes: more than most cgroups' task lists
 _ONLINE: Final = "choose CPUs that are online"
-_REASONS: Final = {  # with their remedies
+_REASONS: Final = {  # errno to reason and remedy
     errno.EACCES: (
         "no right to write it, or on cgroup v1 the cgroup above lacks one of the CPUs",
         "run the agent as root, and see that every CPU is online",
@@ -58,22 +60,25 @@ class Hierarchy:
 
     @property
     def effective(self) -> tuple[str, ...]:
-        """The files with a cgroup's effective CPUs, best first."""
-        v1 = ("cpuset.effective_cpus", CPUS)  # without v2_mode the two are equal
+        """The file names with a cgroup's effective CPUs, best first."""
+        v1 = (
+            "cpuset.effective_cpus",
+            CPUS,
+        )  # both have the same content unless the hierarchy is mounted with v2_mode
         return v1 if self.version == V1 else ("cpuset.cpus.effective",)
 
     @property
     def effective_mems(self) -> str:
-        """The file with the NUMA nodes that a cgroup gets memory from."""
+        """The name of the file with the NUMA nodes that a cgroup may allocate memory from."""
         return "cpuset.effective_mems" if self.version == V1 else "cpuset.mems.effective"
 
     @property
     def tasks(self) -> str:
-        """The file that lists every task of one cgroup, threads of threaded cgroups and of the kernel too."""
+        """The name of the file that lists every task of one cgroup, including threads of the kernel."""
         return "tasks" if self.version == V1 else "cgroup.threads"
 
     def is_writable(self) -> bool:
-        """Say whether this process may change cgroups."""
+        """Return whether this process may change cgroups."""
         return os.access(self.cpuset / PROCS, os.W_OK)
 
     def folder(self, cgroup: str) -> Path:
@@ -82,7 +87,7 @@ class Hierarchy:
 
 
 def find_hierarchy(root: Path) -> Hierarchy:
-    """Return the controllers below `root` (/sys/fs/cgroup); raise Refused when cpuset is nowhere.
+    """Return the controllers below `root` (/sys/fs/cgroup); raise Refused if there is no cpuset controller.
 
     A hybrid host mounts v1 hierarchies and an empty v2 beside them: then v1 has the controllers.
     """
@@ -98,7 +103,7 @@ def find_hierarchy(root: Path) -> Hierarchy:
 def read_text(path: Path | str) -> str:
     """Return a cgroup file's text without the newline; raise Gone or Refused.
 
-    A text is taken for a path because joining one costs more than reading the file.
+    The path is a string because joining a Path costs more than reading the file.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a tenth of the time of Path.read_text
@@ -123,18 +128,18 @@ def read_cpus(path: Path | str) -> CPUSet:
 
 
 def read_line(file: int) -> bytes:
-    """Return what an open cgroup file of one line says now; the kernel gives it in one piece."""
+    """Return the current content of an open cgroup file of one line; the kernel returns it in one read."""
     return os.pread(file, CHUNK, 0)
 
 
 @lru_cache(maxsize=1024)
 def parsed(line: bytes) -> CPUSet:
-    """Read a CPU list; hundreds of containers have the same few."""
+    """Parse a CPU list; cached, because hundreds of containers share a few lists."""
     return CPUSet.parse(line.decode("ascii"))
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write a cgroup file that exists; raise Gone, or Refused with the errno in words."""
+    """Write a cgroup file that exists; raise Gone, or Refused with the meaning of the errno."""
     try:
         file = os.open(
             path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
@@ -148,7 +153,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Return the cgroups right below one, by name; none when it is gone."""
+    """Return a cgroup's direct children, by name; none if the cgroup does not exist."""
     try:
         if os.stat(folder).st_nlink == _NO_SUBFOLDERS:  # noqa: PTH116 a fifth of the time of a scan
             return []
@@ -162,8 +167,8 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def ids_below(folder: Path, file: str) -> Iterator[int]:
-    """Yield what is listed in a file of a cgroup and of those below it; those that are gone list nothing."""
-    with suppress(AgentError):  # gone; or threaded (cgroup v2): then the one above lists its processes
+    """Yield the ids in one file of a cgroup and of all cgroups below it; removed cgroups are skipped."""
+    with suppress(AgentError):  # removed; or threaded (cgroup v2): then its parent lists the processes
         yield from map(int, read_text(folder / file).split())
     for child in subfolders(folder):
         yield from ids_below(child, file)
@@ -177,7 +182,7 @@ def _read_or_none(path: Path) -> str | None:
 
 
 def translated(error: OSError, file: Path | str, text: str = "") -> Gone | Refused:
-    """Return the agent's error for one of the kernel, met when a file was read, or when `text` was written to it."""
+    """Return the agent's error for a kernel error on reading a file, or on writing `text` to it."""
     path = Path(file)
     if error.errno not in _GONE:
         return Refused(_refusal(error, f"{path} refuses {text}" if text else f"{path} cannot be read"))
@@ -195,7 +200,10 @@ def _refusal(error: OSError, tried: str) -> str:
 
 
 def _lacks_controller(folder: Path) -> bool:
-    """Say whether a v2 cgroup has no cpuset controller; one without its files otherwise is being made or removed."""
+    """Return whether a v2 cgroup lacks the cpuset controller.
+
+    Other missing files mean that it is being made or removed.
+    """
     try:
         return "cpuset" not in (folder / "cgroup.controllers").read_text(encoding="ascii").split()
     except OSError:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_cgroups(hierarchy: Hierarchy, kernel_release: str | None = None) -> Cgroups:
-    """Return the cgroups of a hierarchy; raise Refused where they cannot be watched."""
+    """Return access to the cgroups of a hierarchy; raise Refused if they cannot be watched."""
     cpusets = KernelCpusets(hierarchy, kernel_release)
     tasks = KernelTasks(hierarchy, cpusets)
     watch, quotas = KernelCpusetWatch(cpusets), KernelQuotas(hierarchy)

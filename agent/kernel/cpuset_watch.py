@@ -1,4 +1,4 @@
-"""Watches the cpusets of containers for writes that are not the agent's own."""
+"""Watch containers' cpusets for writes by other programs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class KernelCpusetWatch:
         self._written: Callable[[str], None] | None = None  # called with foreign writes
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
-        """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
+        """Expect the runtime to write `cpus` on the agent's behalf, and do not report that write as foreign."""
         self._cpusets.last_written[cgroup] = cpus
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch these cgroups and no others from now on; those that are gone are left out. Raises Refused."""
+        """Watch exactly these cgroups from now on, and skip removed ones. Raises Refused."""
         wanted = frozenset(cgroups)
         self._cpusets.keep(wanted)
         for cgroup in self._watches.names - wanted:
@@ -38,7 +38,7 @@ class KernelCpusetWatch:
             self._watches.add(cgroup, self._cpusets.file(cgroup))
 
     async def watch(self, written: Callable[[str], None]) -> None:
-        """Call `written` with each watched cgroup whose CPUs another process changed, until cancelled."""
+        """Call `written` with each watched cgroup whose cpuset another process changed, until cancelled."""
         self._written = written
         self._resume()
         try:
@@ -49,7 +49,7 @@ class KernelCpusetWatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Delay reports of writes until the block ends: a pass reads every cpuset, and most writes are its own."""
+        """Hold reports of writes until the block ends, because a pass reads every cpuset and makes most writes itself."""
         self._suspend()
         try:
             yield
@@ -68,11 +68,15 @@ class KernelCpusetWatch:
         changed = self._watches.names if events is None else {event.name for event in events}
         for cgroup in sorted(changed):
             if self._is_foreign(cgroup):
-                self._cpusets.last_written.pop(cgroup, None)  # else setting it back would pass for our write
+                # otherwise a foreign write of the same value would pass for the agent's own
+                self._cpusets.last_written.pop(cgroup, None)
                 written(cgroup)
 
     def _is_foreign(self, cgroup: str) -> bool:
-        """Say whether `cpuset.cpus` holds something else than we wrote last; a pass reports what cannot be read."""
+        """Return whether `cpuset.cpus` differs from the agent's last write.
+
+        A file that cannot be read counts as changed, so that a pass looks at it.
+        """
         try:
             return self._cpusets.written(cgroup) != self._cpusets.last_written.get(cgroup)
         except Gone:
@@ -81,6 +85,6 @@ class KernelCpusetWatch:
             return True
 
     def close(self) -> None:
-        """Stop watching."""
+        """Close the inotify instance."""
         self._cpusets.keep(())
         self._watches.close()

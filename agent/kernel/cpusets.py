@@ -1,7 +1,4 @@
-"""The cpusets of containers in the kernel's cgroups, version 1 and 2: read and written.
-
-Paths are those of `RuntimeContainer.cgroup`. What to write is decided elsewhere.
-"""
+"""Read and write containers' cpusets in cgroups v1 and v2. Paths are those of `RuntimeContainer.cgroup`."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     from agent.kernel.cgroupfs import Hierarchy
     from pinning.machine.cpuset import CPUSet
 
-MOST_CGROUPS: Final = 4096  # whose folders are remembered
+MOST_CGROUPS: Final = 4096  # whose folders are cached
 
 
 class KernelCpusets:
@@ -33,7 +30,7 @@ class KernelCpusets:
     def __init__(self, hierarchy: Hierarchy, kernel_release: str | None = None) -> None:
         self.version = hierarchy.version
         self.writable = hierarchy.is_writable()
-        self.last_written: dict[str, CPUSet] = {}  # by cgroup, by this agent
+        self.last_written: dict[str, CPUSet] = {}  # the agent's last write to each cgroup
         self._hierarchy = hierarchy
         self.forgets_pins = kernel_forgets_pins(kernel_release or os.uname().release)
         self._folder = lru_cache(MOST_CGROUPS)(hierarchy.folder)
@@ -41,7 +38,7 @@ class KernelCpusets:
         self._files = OpenFiles()
 
     def read(self, cgroup: str) -> CPUSet:
-        """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
+        """Return the cgroup's effective CPUs; raise Gone if the cgroup does not exist."""
         try:
             return self._files.read_cpus(self._usual_file(cgroup))
         except Gone:
@@ -51,7 +48,7 @@ class KernelCpusets:
         return f"{self._folder(cgroup)}/{self._hierarchy.effective[0]}"
 
     def _effective(self, folder: Path) -> CPUSet:
-        """Read a cgroup's effective CPUs: where v2 has no controller they are those of the cgroup above."""
+        """Read a cgroup's effective CPUs; a v2 cgroup without the controller uses its parent's."""
         for name in self._hierarchy.effective:
             with suppress(Gone):
                 return read_cpus(f"{folder}/{name}")
@@ -60,11 +57,11 @@ class KernelCpusets:
         return self._effective(folder.parent)
 
     def mems(self, cgroup: str) -> CPUSet:
-        """Return the NUMA nodes that the cgroup gets memory from (effective); raise Gone, Refused."""
+        """Return the NUMA nodes that the cgroup allocates memory from (effective); raise Gone, Refused."""
         return read_cpus(f"{self._folder(cgroup)}/{self._hierarchy.effective_mems}")
 
     def written(self, cgroup: str) -> CPUSet:
-        """Return the content of `cpuset.cpus`, written by the agent or not; raise Gone."""
+        """Return the content of `cpuset.cpus`, whichever program wrote it; raise Gone."""
         return read_cpus(self.file(cgroup))
 
     def file(self, cgroup: str) -> str:
@@ -74,7 +71,8 @@ class KernelCpusets:
     def write(self, cgroup: str, cpus: CPUSet) -> None:
         """Write `cpuset.cpus`; raise Gone, Refused (with the errno in words), or ValueError for an empty set.
 
-        Cgroups that the container made below its own follow, and pins of its threads outlive the change.
+        Child cgroups that the container made are changed too, and the affinities of its threads are restored
+        afterwards.
         """
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no cpuset")
@@ -101,7 +99,7 @@ class KernelCpusets:
             restore_pins(pins, tasks_below(folder, self._hierarchy.tasks), cpus)
 
     def widen(self, cgroup: str, cpus: CPUSet) -> None:
-        """Give a v1 cgroup and those above it the CPUs they lack, top-down; nothing below changes.
+        """Add CPUs to a v1 cgroup and its ancestors, top-down, and leave its children unchanged.
 
         A CPU that went offline and came back is in none of them. Raises Gone, Refused.
         """
@@ -109,12 +107,12 @@ class KernelCpusets:
         if folder == self._hierarchy.cpuset:
             return
         had = self.written(cgroup)
-        if not cpus <= had:  # else those above have them too
+        if not cpus <= had:  # if the cgroup has the CPUs, its ancestors have them too
             self.widen(_above(cgroup), cpus)
             _put(folder, had | cpus)
 
     def keep(self, cgroups: Collection[str]) -> None:
-        """Hold the files of these cgroups open, and forget all others."""
+        """Keep the files of these cgroups open and close all others."""
         self._files.keep({self._usual_file(cgroup) for cgroup in cgroups})
         for cgroup in self.last_written.keys() - cgroups:
             del self.last_written[cgroup]
@@ -125,7 +123,10 @@ def _above(cgroup: str) -> str:
 
 
 def _move(folder: Path, cpus: CPUSet) -> None:
-    """Put a cgroup and those below it on `cpus`: on v1 a cgroup always has all that those below it have."""
+    """Move a cgroup and its children to `cpus`.
+
+    On v1 a parent must have all CPUs of its children at every moment, which decides the order.
+    """
     children = subfolders(folder)
     old = read_cpus(f"{folder}/{CPUS}") if children else EMPTY
     if children and old != cpus:
@@ -136,8 +137,13 @@ def _move(folder: Path, cpus: CPUSet) -> None:
 
 
 def _move_child(child: Path, old: CPUSet, new: CPUSet) -> None:
-    """Give a child all of the new set if it had all of the old one, else what is left of its choice, if anything."""
-    with suppress(Gone, Refused):  # Refused: v2 without the controller, which follows by itself
+    """Give a child that had all of the old set all of the new one.
+
+    Otherwise keep what the new set leaves of its own, or all of the new one.
+    """
+    with suppress(
+        Gone, Refused
+    ):  # Refused: a v2 child without the controller, which uses its parent's CPUs anyway
         had = read_cpus(f"{child}/{CPUS}")
         if had:
             _move(child, new if had == old else had & new or new)
@@ -149,5 +155,5 @@ def _put(folder: Path, cpus: CPUSet) -> None:
 
 @lru_cache(maxsize=1024)
 def _text(cpus: CPUSet) -> str:
-    """Write a CPU list; hundreds of containers get the same few."""
+    """Format a CPU list; cached, because hundreds of containers share a few lists."""
     return str(cpus)

@@ -1,4 +1,4 @@
-"""Changes of files and folders as the kernel reports them (inotify(7)). Knows nothing of cgroups."""
+"""Bindings of inotify(7): watches of files and folders. Independent of cgroups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-OVERFLOW: Final = -1  # the watch of IN_Q_OVERFLOW: events were lost, anything may have happened
+OVERFLOW: Final = -1  # watch number of IN_Q_OVERFLOW: the kernel dropped events
 MODIFY: Final = 0x2
 CLOSE_WRITE: Final = 0x8
 MOVED_FROM: Final = 0x40
@@ -22,13 +22,13 @@ MOVED_TO: Final = 0x80
 CREATE: Final = 0x100
 DELETE: Final = 0x200
 ONLY_FOLDERS: Final = 0x0100_0000  # refuse to watch a file
-_FORGOTTEN: Final = 0x8000  # IN_IGNORED: the watch is gone, because we or the kernel removed it
+_FORGOTTEN: Final = 0x8000  # IN_IGNORED: the watch was removed, by us or by the kernel
 _HEADER: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 _BUFFER_BYTES: Final = 64 * 1024  # 4,096 events without a name, as those of files are
 
 
 class Event(NamedTuple):
-    """What happened to what is watched, or to `name` in a watched folder."""
+    """An event on a watched file, or on the file `name` in a watched folder."""
 
     watch: int
     name: str
@@ -43,26 +43,26 @@ class Inotify:
         self._queue = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when something happened."""
+        """Return the descriptor that is readable when events are pending."""
         return self._queue
 
     def add(self, path: Path | str) -> int:
-        """Watch a file or folder and return its watch, the same one while it is the same file; raise OSError."""
+        """Watch a file or folder and return its watch, the same one for the same inode; raise OSError."""
         return self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(path), self._events), path)
 
     def remove(self, watch: int) -> None:
-        """Forget a file. A removed cgroup sends no event, and its watch holds memory until it is removed."""
+        """Remove a watch. A removed cgroup sends no event, so its watch uses memory until this call."""
         self._libc.inotify_rm_watch(self._queue, watch)
 
     def news(self) -> list[Event]:
-        """Return what happened since the last call; an event with the watch OVERFLOW says that events were lost."""
+        """Return the events since the last call; one with the watch OVERFLOW means that events were dropped."""
         try:
             return list(_events(os.read(self._queue, _BUFFER_BYTES)))
         except BlockingIOError:
             return []
 
     def close(self) -> None:
-        """Give the queue and all watches back."""
+        """Close the queue and all watches."""
         os.close(self._queue)
 
     @staticmethod
@@ -74,7 +74,7 @@ class Inotify:
 
 
 def inotify_refused(error: OSError) -> Refused:
-    """Return the agent's error for one of the kernel."""
+    """Return the agent's error for a failed inotify call."""
     remedy = "raise fs.inotify.max_user_instances and max_user_watches on the node"
     return Refused(f"inotify cannot watch ({error.strerror}): {remedy}")
 
@@ -89,14 +89,14 @@ def _events(buffer: bytes) -> Iterator[Event]:
 
 
 class NamedEvent(NamedTuple):
-    """What happened to what is watched under a name, or to `file` in a watched folder."""
+    """An event on the path watched under a name, or on `file` in that folder."""
 
     name: str
     file: str
 
 
 class NamedWatches:
-    """What is watched, by the names that the watcher has for it."""
+    """Watches by names that the caller chooses."""
 
     def __init__(self, events: int) -> None:
         try:
@@ -107,18 +107,18 @@ class NamedWatches:
         self._name_of: dict[int, str] = {}
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when something happened."""
+        """Return the descriptor that is readable when events are pending."""
         return self._inotify.fileno()
 
     @property
     def names(self) -> frozenset[str]:
-        """What is watched."""
+        """The names in use."""
         return frozenset(self._watch_of)
 
     def add(self, name: str, path: Path | str) -> bool:
-        """Watch a path under a name, and say whether it is there; raise Refused.
+        """Watch a path under a name; return whether the path exists; raise Refused.
 
-        Doing it again is cheap, and finds out whether another file has taken the place of the first.
+        Repeating the call is cheap, and notices that another file has replaced the watched one.
         """
         try:
             watch = self._inotify.add(path)
@@ -134,14 +134,14 @@ class NamedWatches:
         return True
 
     def remove(self, name: str) -> None:
-        """Watch what has this name no longer."""
+        """Remove the watch of this name."""
         watch = self._watch_of.pop(name, None)
         if watch is not None:
             del self._name_of[watch]
             self._inotify.remove(watch)
 
     def events(self) -> list[NamedEvent] | None:
-        """Return what happened since the last call; None when events were lost: it may be anything."""
+        """Return the events since the last call; None if events were dropped, so that anything may have changed."""
         events = self._inotify.news()
         if any(event.watch == OVERFLOW for event in events):
             return None
@@ -152,5 +152,5 @@ class NamedWatches:
         ]
 
     def close(self) -> None:
-        """Stop watching."""
+        """Close the inotify instance."""
         self._inotify.close()

@@ -1,4 +1,4 @@
-"""The CPUs of this node: what the kernel runs now, what it ran before, and which of them pods may use (interface `Machine`)."""
+"""The CPUs of this node: online now, known from before, and usable by pods (interface `Machine`)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NO_POD_ROOT: Final = "/"  # where there is no kubelet every CPU counts
+NO_POD_ROOT: Final = "/"  # without a kubelet every CPU is usable
 _MACHINE_IDS: Final = ("etc/machine-id", "var/lib/dbus/machine-id", "sys/class/dmi/id/product_uuid")
 
 
 class NodeMachine:
-    """The machine whose `/` is `root`, with the CPUs of the kubelet's pod root (the first of `pod_roots` there is).
+    """The machine whose `/` is `root`, with the CPUs of the kubelet's pod root (the first existing one of `pod_roots`).
 
-    `known` is the topology of before a restart, with CPUs that may be offline now. `pod_cpus` is the universe of
-    before, for cgroup v1: CPUs that it has and the pod root lacks were lost since (see `universe`); `widen` gives a
-    cgroup and its ancestors the CPUs they lack, and raises Gone or Refused.
+    `known` is the topology saved before a restart; it includes CPUs that may be offline now. `pod_cpus` is the universe
+    saved before a restart, for cgroup v1: CPUs that are in it and not in the pod root were lost since (see `universe`).
+    `widen` adds missing CPUs to a cgroup and its ancestors, and raises Gone or Refused.
     """
 
     def __init__(
@@ -53,32 +53,32 @@ class NodeMachine:
         self._known = known
         self._read_at: CPUSet | None = None  # the online CPUs when `_known` was read
         self._usable = EMPTY
-        self._lost = pod_cpus  # offline CPUs that the pod root had
+        self._lost = pod_cpus  # CPUs that the pod root lost when they went offline
         self._id = cache(partial(_read_id, root))
 
     def online(self) -> CPUSet:
-        """Return the CPUs that the kernel runs now; cheap enough for every second."""
+        """Return the online CPUs; cheap enough to poll every second."""
         return read_cpus(self._root / "sys/devices/system/cpu/online") or EMPTY
 
     def topology(self) -> Topology:
-        """Return what the kernel shows now, offline CPUs as remembered from before; read anew when CPUs came or went."""
+        """Return the topology, including offline CPUs seen before; sysfs is read again only after hotplug."""
         online = self.online()
         if self._known is None or online != self._read_at:
             now = self._usable_by_pods(read_topology(self._root))
             self._known = now.remembering(self._known) if self._known else now
-            if now.online == online:  # else a CPU comes or goes at this moment: read again next time
+            if now.online == online:  # otherwise hotplug is in progress: read again next time
                 self._read_at = online
         return self._known
 
     def _usable_by_pods(self, topology: Topology) -> Topology:
-        """Leave out memory that the kubelet's pod root may not use: a container that is bound to it could not start."""
+        """Leave out NUMA nodes that the kubelet's pod root may not use: a container bound to one could not start."""
         usable = EMPTY
         with suppress(Gone, Refused):
             usable = topology.memory_nodes & self._cpusets.mems(self.pod_root())
         return replace(topology, told_memory=usable) if usable else topology
 
     def pod_root(self) -> str:
-        """Return the cgroup above all pods; the root cgroup until the kubelet has made its own."""
+        """Return the cgroup above all pods; the root cgroup until the kubelet has created its own."""
         for cgroup in self._pod_roots:
             with suppress(Gone):
                 self._cpusets.read(cgroup)
@@ -88,8 +88,8 @@ class NodeMachine:
     def universe(self) -> CPUSet:
         """Return the online CPUs within the effective cpuset of the kubelet's pod root.
 
-        On cgroup v1 a CPU that goes offline leaves every cpuset for good. When it is back it is given back to the
-        pod root here; writing a container widens what is between.
+        On cgroup v1 a CPU that goes offline leaves every cpuset for good. This adds it to the pod root again when it is
+        back; writing a container's cpuset widens the cgroups in between.
         """
         online, cgroup = self.topology().online, self.pod_root()
         had = self._cpusets.read(cgroup)
@@ -101,7 +101,7 @@ class NodeMachine:
         return self._usable
 
     def _give_back(self, widen: Callable[[str, CPUSet], None], cgroup: str, cpus: CPUSet) -> CPUSet:
-        """Widen the pod root and return what it has now; without the right to write the CPUs stay unused."""
+        """Widen the pod root and return its CPUs; without write permission the CPUs stay unused."""
         try:
             widen(cgroup, cpus)
         except (Gone, Refused) as error:
@@ -114,7 +114,7 @@ class NodeMachine:
         return self._id(("proc/sys/kernel/random/boot_id",))
 
     def machine_id(self) -> str:
-        """Return the id of this machine: the host's, so mount its /etc/machine-id into the agent."""
+        """Return the id of the host, so the host's /etc/machine-id must be mounted into the agent."""
         return self._id(_MACHINE_IDS)
 
 
@@ -124,7 +124,7 @@ def machine_id(root: Path) -> str:
 
 
 def _read_id(root: Path, names: tuple[str, ...]) -> str:
-    """Return the first id that is there; raise Refused naming the files."""
+    """Return the first id found in these files; raise Refused naming them."""
     for name in names:
         with suppress(OSError):
             text = (root / name).read_text(encoding="ascii").strip()

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-FRESH_SECONDS: Final = 0.002  # a listing proves membership: the kernel hands out no 300 ids in that time
-_LISTINGS: Final = 4  # until one is whole: a thread that exits while the kernel lists it ends the listing
-_LINKS: Final = 2  # of a folder without others in it: the kernel adds one for each thread
+# a listing this young proves membership, because the kernel does not reuse an id that soon
+FRESH_SECONDS: Final = 0.002
+_LISTINGS: Final = 4  # attempts at a whole listing: a thread that exits during a listing truncates it
+_LINKS: Final = 2  # link count of an empty folder: the kernel adds one for each thread
 _STAT_BYTES: Final = 4096
 
 
@@ -37,21 +38,21 @@ class Bound(NamedTuple):
 
     rounds: int  # listings
     listed: int  # ids in all listings together
-    seconds: float = 0.05  # CPU time after the first round, which always goes through all threads
+    seconds: float = 0.05  # CPU time after the first round, which always covers all threads
 
 
 class Listing(NamedTuple):
-    """Thread ids at one moment."""
+    """Thread ids read in one listing."""
 
     tasks: Collection[int]
-    is_whole: bool = True  # none can be missing
+    is_whole: bool = True  # the kernel truncated nothing
 
 
 class Moved(NamedTuple):
     """Result of a move."""
 
-    masks: Mapping[int, CPUSet]  # of the threads that were set, as read back; without those that exited
-    is_settled: bool  # False: the bound was reached, and it is not known where every thread is
+    masks: Mapping[int, CPUSet]  # affinities read back from the threads that were set, without exited ones
+    is_settled: bool  # False: a bound was reached, so some thread may be elsewhere
 
 
 class Threads(Protocol):
@@ -76,10 +77,12 @@ def move_threads(
     bound: Bound = BOUND,
     cpu_seconds: Callable[[], float] = time.thread_time,
 ) -> Moved:
-    """Set each thread to `target(task, mask)` unless that is None; raise Gone when the owner exited.
+    """Set each thread to `target(task, mask)` unless that is None.
 
-    A thread is set once: where the kernel refuses, or the thread moves back, another set is no better. CPU time
-    counts, because on a busy machine a move that waits for its CPU would be given up for nothing.
+    Raise Gone if the process or cgroup no longer exists.
+
+    Each thread is set once: if the kernel refuses, or the thread changes its mask again, retrying does not help. The
+    limit is in CPU time, because wall time would abort moves that merely wait for a CPU.
     """
     move = _Move(threads, target, affinities)
     listed, until = 0, inf
@@ -96,7 +99,7 @@ def move_threads(
 
 
 class _Move:
-    """One move: the threads that were looked at, and what the kernel made of those that were set."""
+    """One move in progress: the threads seen so far, and the masks read back."""
 
     def __init__(
         self, threads: Threads, target: Callable[[int, CPUSet], CPUSet | None], affinities: Affinities
@@ -108,12 +111,12 @@ class _Move:
         self._known: set[int] = set()
 
     def round(self, tasks: Collection[int]) -> bool:
-        """Set the new threads that are elsewhere; return whether none was, so that no later thread can be."""
+        """Move the new threads; return whether none of them was elsewhere, so that no later thread can be."""
         wrong = [task for task in tasks if task not in self._known and not self._is_right(task)]
         return not wrong
 
     def _is_right(self, task: int) -> bool:
-        """Set a thread; return False if it was elsewhere, or exited unseen and may have started another."""
+        """Set one thread; return False if it was elsewhere, or if it exited early and may have started another."""
         mask = self._affinities.read(task)
         if not mask:
             return False
@@ -130,7 +133,7 @@ class _Move:
 
 
 class ProcessThreads:
-    """The threads of one process. Its open folder of /proc is that process and never another of the same pid."""
+    """The threads of one process, pinned by its open /proc folder against reuse of the pid."""
 
     def __init__(self, folder: int, pid: int) -> None:
         self._folder = folder
@@ -139,7 +142,8 @@ class ProcessThreads:
     def list(self) -> Listing:
         """Return the ids of its threads; raise Gone.
 
-        The kernel ends a listing early at a thread that exits in that moment, so fewer ids than threads are no whole listing.
+        The kernel truncates a listing at a thread that exits during it, so a listing with fewer ids than the process
+        has threads is not whole.
         """
         try:
             for _ in range(_LISTINGS):
@@ -159,11 +163,11 @@ class ProcessThreads:
             os.close(folder)
 
     def has(self, task: int) -> bool:
-        """Say whether a thread is one of its own."""
+        """Return whether the process has this thread."""
         return os.access(f"task/{task}", os.F_OK, dir_fd=self._folder)
 
     def started(self) -> int:
-        """Return when it started, in ticks since boot; raise Gone."""
+        """Return the start time of the process, in ticks since boot; raise Gone."""
         try:
             file = os.open("stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
             try:
@@ -177,7 +181,7 @@ class ProcessThreads:
 
 @contextmanager
 def process_threads(pid: int, started: int | None = None) -> Iterator[ProcessThreads]:
-    """Open the threads of a process; raise Gone when it exited, or its pid is that of one with another start time."""
+    """Open the threads of a process; raise Gone if it exited or the pid now has another start time."""
     try:
         folder = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -192,7 +196,7 @@ def process_threads(pid: int, started: int | None = None) -> Iterator[ProcessThr
 
 
 class ListedThreads:
-    """Threads known by a listing alone, as those of a cgroup: an id counts while the listing is fresh."""
+    """Threads known by a listing alone, such as a cgroup's: an id counts while the listing is fresh."""
 
     def __init__(
         self, tasks: Callable[[], Collection[int]], monotonic: Callable[[], float] = time.monotonic
@@ -203,7 +207,7 @@ class ListedThreads:
         self._fresh_until = 0.0
 
     def list(self) -> Listing:
-        """Return the ids now; raise Gone."""
+        """Return the current ids; raise Gone."""
         return Listing(self._listed())
 
     def _listed(self) -> Collection[int]:
@@ -212,7 +216,7 @@ class ListedThreads:
         return tasks
 
     def has(self, task: int) -> bool:
-        """Say whether an id is in a fresh listing."""
+        """Return whether an id is in a fresh listing."""
         if self._monotonic() >= self._fresh_until:
             try:
                 self._listed()
@@ -222,9 +226,9 @@ class ListedThreads:
 
 
 def put_process(pid: int, cpus: CPUSet) -> bool:
-    """Let every thread of a process run on `cpus`; return False where threads were started faster than moved.
+    """Set the affinity of every thread of a process; return False if threads start faster than they are moved.
 
-    A process that exited is settled.
+    An exited process counts as settled.
     """
     try:
         with process_threads(pid) as threads:

@@ -1,7 +1,7 @@
-"""Watches where the cgroups of containers are made: tens of milliseconds before the first instruction.
+"""Watch for new containers' cgroups, which appear tens of milliseconds before the first instruction.
 
-A runtime makes a container's cgroup below its pod's, puts a process of its own in, and at last runs the container's
-command in it. A folder whose name ends in a container's id is a container's; every other one below the root of the
+A runtime creates a container's cgroup below its pod's, puts a process of its own into it, and finally executes the
+container's command. A folder whose name ends in a container id is a container's; every other one below the root of the
 pods may hold pods or containers, and is watched (interface `ContainerWatch`).
 """
 
@@ -30,10 +30,10 @@ _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\
 
 
 class Owners(Protocol):
-    """Who knows whose container has which id."""
+    """Looks up a container's owner by id."""
 
     async def owner(self, container_id: str) -> Owner:
-        """Return whose container this is; raise Gone for a sandbox and for what is not there, Unavailable, Refused."""
+        """Return a container's owner; raise Gone for a sandbox or an unknown id, Unavailable, Refused."""
         ...
 
 
@@ -44,7 +44,7 @@ def container_id(name: str) -> str | None:
 
 
 class CgroupWatcher:
-    """Watches the cgroups of pods, and those in which pods are made, for containers. It never comes before the runtime."""
+    """Watches the pods' cgroups and their parents for new containers. It cannot delay the start of a container."""
 
     holds = False
     reason = ""
@@ -60,14 +60,14 @@ class CgroupWatcher:
         self._created: Callable[[NewContainer], None] = lambda _: None
 
     def publish(self, table: StartTable | None) -> None:
-        """Do nothing, because the callback itself asks where the container runs."""
+        """Ignore the table, because the callback of `watch` looks up the CPUs."""
 
     def started(self, container_id: str) -> CPUSet | None:
-        """Return None: nothing is made with CPUs from here."""
+        """Return None, because this watch starts no containers."""
         return None
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch below the roots of the pods, and where these containers and their pods were made. Raises Refused."""
+        """Watch the roots of the pods, and the cgroups above these containers and their pods. Raises Refused."""
         pods = {_above(cgroup) for cgroup in cgroups}
         wanted = (pods | {_above(pod) for pod in pods} | self._pod_roots) - {""}
         watched = self._watches.names
@@ -78,14 +78,14 @@ class CgroupWatcher:
             self._watch(cgroup)
 
     def _watch(self, cgroup: str) -> None:
-        """Watch one cgroup, and take what is in it already for just made: it may be."""
+        """Watch one cgroup and treat its existing children as new, because they may have appeared just before."""
         folder = self._hierarchy.folder(cgroup)
         if self._watches.add(cgroup, folder):
             for child in subfolders(folder):
                 self._made(f"{cgroup}/{child.name}")
 
     async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
-        """Call `created` with each container whose cgroup is made, until cancelled."""
+        """Call `created` with each new container, until cancelled."""
         loop = asyncio.get_running_loop()
         self._created = created
         loop.add_reader(self._watches, self._report)
@@ -99,12 +99,10 @@ class CgroupWatcher:
         events = self._watches.events()
         if events is None:
             for cgroup in self._watches.names:
-                self._watches.remove(
-                    cgroup
-                )  # the next pass watches everything anew, and sees what is there by then
+                self._watches.remove(cgroup)  # the next pass adds all watches again and lists the children
             return
         for event in events:
-            with suppress(Refused):  # the pass that wants to watch it says so
+            with suppress(Refused):  # the next pass retries the watch and reports the failure
                 self._made(f"{event.name}/{event.file}")
 
     def _made(self, cgroup: str) -> None:
@@ -117,11 +115,11 @@ class CgroupWatcher:
         task.add_done_callback(self._asking.discard)
 
     async def _ask(self, identity: str, cgroup: str) -> None:
-        with suppress(AgentError):  # a sandbox; or a pass will find it
+        with suppress(AgentError):  # a sandbox, or a container that the next pass finds
             self._created(NewContainer(identity, await self._owners.owner(identity), cgroup))
 
     def close(self) -> None:
-        """Stop watching."""
+        """Remove all watches."""
         self._watches.close()
 
 

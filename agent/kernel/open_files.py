@@ -1,6 +1,6 @@
-"""Cgroup files that stay open between two reads: opening and closing one costs several times what reading it does.
+"""Cgroup files kept open between reads, because opening and closing cost several times what a read does.
 
-A removed cgroup's open file answers ENODEV for ever: then the file of that name is opened anew.
+An open file of a removed cgroup answers ENODEV for ever: then the path is opened anew.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-MOST: Final = 512  # half of what a process may usually open; the others are opened for every read
+MOST: Final = 512  # half of the usual limit of open files; further files are opened for each read
 
 
 class OpenFiles:
-    """Reads CPU lists."""
+    """Reads CPU lists from files that it keeps open."""
 
     def __init__(self) -> None:
         self._handles: dict[str, int] = {}
@@ -46,7 +46,7 @@ class OpenFiles:
                 self._close(path)
 
     def keep(self, paths: Collection[str]) -> None:
-        """Close every file but these."""
+        """Close all files except these."""
         for path in self._handles.keys() - frozenset(paths):
             self._close(path)
 

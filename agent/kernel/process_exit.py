@@ -1,4 +1,4 @@
-"""How a process ended, by a descriptor of it: as pidfs remembers it (Linux 6.15), or as its zombie shows it before that."""
+"""Exit status of a process by its pidfd: from pidfs (Linux 6.15 and newer), otherwise from its zombie."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ZOMBIE: Final = "Z"
 
 
 def was_killed(pidfd: int, pid: int, started: int) -> bool | None:
-    """Return whether SIGKILL ended a process; None: it runs, or how it ended is not known.
+    """Return whether SIGKILL ended a process; None if it still runs or its exit status is unknown.
 
-    Before Linux 6.15 it is not known once the parent has collected the process.
+    Before Linux 6.15 the status is lost once the parent has collected the process.
     """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -30,7 +30,7 @@ def was_killed(pidfd: int, pid: int, started: int) -> bool | None:
     status = remembered_status(pidfd)
     if status is None:
         status = zombie_status(pid, started)
-    if status is None:  # it was collected between the two
+    if status is None:  # the parent collected it between the two reads
         status = remembered_status(pidfd)
     if status is None:
         return None
@@ -38,7 +38,7 @@ def was_killed(pidfd: int, pid: int, started: int) -> bool | None:
 
 
 def remembered_status(pidfd: int) -> int | None:
-    """Return the wait status of a process that its parent has collected; None where the kernel does not say."""
+    """Return the wait status of a process that its parent has collected; None if the kernel does not keep it."""
     info = bytearray(_INFO.size)
     struct.pack_into("Q", info, 0, _HAS_EXIT)
     try:
@@ -50,7 +50,7 @@ def remembered_status(pidfd: int) -> int | None:
 
 
 def zombie_status(pid: int, started: int) -> int | None:
-    """Return the wait status of a process that its parent has not collected yet; None where it has."""
+    """Return the wait status of a zombie; None if its parent has collected it."""
     fields = stat_fields(pid)
     if not fields or fields[STATE] != _ZOMBIE or int(fields[STARTED]) != started:
         return None

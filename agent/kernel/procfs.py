@@ -1,4 +1,4 @@
-"""What /proc says of processes and threads."""
+"""Readers of /proc for processes and threads."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import re
 from pathlib import Path
 from typing import Final
 
-# The fields of proc_pid_stat(5), counted from the state, which follows the last ")".
+# Fields of proc_pid_stat(5), counted from the state, which follows the last ")".
 STATE: Final = 0
 PARENT: Final = 1
 FLAGS: Final = 6
-TIMES: Final = slice(11, 13)  # in user and in kernel mode
+TIMES: Final = slice(11, 13)  # user and kernel time
 STARTED: Final = 19
 PROCESSOR: Final = 36
-EXIT_STATUS: Final = 49  # as waitpid returns it; 0 for readers that may not trace the task
-DEAD: Final = frozenset("ZXx")  # zombies and tasks that are being freed
+EXIT_STATUS: Final = 49  # as waitpid returns it; 0 if the reader may not trace the task
+DEAD: Final = frozenset("ZXx")  # zombies and tasks that the kernel is freeing
 
 
 def started(pid: int) -> int:
-    """Return when a process started, in ticks since boot; 0 when it is gone."""
+    """Return when a process started, in ticks since boot; 0 if it does not exist."""
     fields = stat_fields(pid)
     return int(fields[STARTED]) if fields else 0
 
 
 def is_alive(task: int) -> bool:
-    """Say whether a process or thread is there and more than a zombie, which keeps the CPUs it died with."""
+    """Return whether a process or thread exists and is no zombie, which keeps its last affinity."""
     fields = stat_fields(task)
     return bool(fields) and fields[STATE] not in DEAD
 
 
 def stat_fields(task: int) -> list[str]:
-    """Return what /proc/TASK/stat says from the state on; nothing when the task is gone."""
+    """Return the fields of /proc/TASK/stat from the state on; none if the task does not exist."""
     try:
         return read_stat(Path(f"/proc/{task}"))[1]
     except (FileNotFoundError, ProcessLookupError):
@@ -38,12 +38,12 @@ def stat_fields(task: int) -> list[str]:
 
 
 def read_stat(folder: Path) -> tuple[str, list[str]]:
-    """Return the name of a process or thread, and what its `stat` says from the state on; raise OSError if it ended."""
+    """Return a task's name and the fields of its `stat` from the state on; raise OSError if it has exited."""
     return parse_stat((folder / "stat").read_text(encoding="utf-8", errors="replace"))
 
 
 def parse_stat(text: str) -> tuple[str, list[str]]:
-    """Return the name in a `stat`, which may have anything in it, and what follows it."""
+    """Split `stat` into the name, which may contain any character, and the fields after it."""
     named, _, rest = text.rpartition(")")
     return named.partition("(")[2], rest.split()
 
@@ -51,7 +51,7 @@ def parse_stat(text: str) -> tuple[str, list[str]]:
 def cgroup_of(task: Path) -> str:
     """Return the cgroup of a thread: its cpuset cgroup on v1, its only cgroup on v2.
 
-    A pod with its own cgroup namespace sees a /.. for each level above it; these are removed.
+    For a pod with its own cgroup namespace /proc shows a /.. for each level above it; these are removed.
     """
     lines = [
         line.split(":", 2)

@@ -1,4 +1,4 @@
-"""The CFS quota of a cgroup: how much CPU time it may use, and how often it was stopped for using it."""
+"""CFS quotas of cgroups, and how often they throttled."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class KernelQuotas:
         self._is_v1 = hierarchy.version == V1
 
     def quota(self, cgroup: str) -> Bandwidth | None:
-        """Return a cgroup's quota, None when it has none; raise Gone."""
+        """Return a cgroup's quota, None if unlimited; raise Gone."""
         quota, _, period = read_text(self._file(cgroup)).partition(" ")
         if quota in (_V1_NONE, _V2_NONE):
             return None
         return Bandwidth(int(quota), int(period or read_text(self._folder(cgroup) / _V1_PERIOD)))
 
     def set_quota(self, cgroup: str, bandwidth: Bandwidth) -> None:
-        """Give a cgroup a quota. Raises Gone, Refused."""
+        """Set a cgroup's quota. Raises Gone, Refused."""
         if self._is_v1:
             write_text(self._folder(cgroup) / _V1_PERIOD, str(bandwidth.period))
             write_text(self._file(cgroup), str(bandwidth.quota))
@@ -42,11 +42,11 @@ class KernelQuotas:
             write_text(self._file(cgroup), f"{bandwidth.quota} {bandwidth.period}")
 
     def unset_quota(self, cgroup: str) -> None:
-        """Take a cgroup's quota away; that of the pod above it stays. Raises Gone, Refused."""
+        """Set a cgroup's quota to unlimited; the quota of the pod's cgroup stays. Raises Gone, Refused."""
         write_text(self._file(cgroup), _V1_NONE if self._is_v1 else _V2_NONE)
 
     def times_throttled(self, cgroup: str) -> int:
-        """Return in how many periods a cgroup was stopped by its quota (nr_throttled); raise Gone."""
+        """Return the number of periods in which a cgroup was throttled (nr_throttled); raise Gone."""
         stat = read_text(self._folder(cgroup) / "cpu.stat")
         counts = dict(line.split(maxsplit=1) for line in stat.splitlines())
         return int(counts.get("nr_throttled", 0))

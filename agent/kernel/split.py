@@ -1,8 +1,7 @@
-"""Splits the tasks of a container that runs on more CPUs than it owns: each task stays on its part of them.
+"""Split the tasks of a container that may use more CPUs than it owns between its own CPUs and the others.
 
-When a cpuset changes, the kernel resets masks that do not fit any more, and before Linux 6.2 all masks: the task may then
-run on every CPU of its container. So tasks are moved before the change, while the container has its old and new CPUs,
-and again after it.
+A cpuset change resets masks that no longer fit, and before Linux 6.2 all masks: the task may then run on every CPU of
+its container. So tasks are moved before the change, while the container has its old and new CPUs, and again after it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from agent.kernel.mover import Moved
     from pinning.machine.cpuset import CPUSet
 
-BOUND: Final = Bound(rounds=100, listed=65_536)  # of one move of a container
+BOUND: Final = Bound(rounds=100, listed=65_536)  # of one container's move
 
 
 class KernelSplit:
@@ -39,12 +38,13 @@ class KernelSplit:
     ) -> None:
         self._tasks = tasks
         self._cpusets = cpusets
-        self._forgets_pins = forgets_pins  # the kernel does, on every cpuset write
+        self._forgets_pins = forgets_pins  # the kernel resets affinities at every cpuset write
         self._affinities = affinities
-        self._away: dict[str, frozenset[int]] = {}  # by cgroup, the tasks that keep off its home
+        # by cgroup: tasks that the application moved off the container's own CPUs
+        self._away: dict[str, frozenset[int]] = {}
 
     def move(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Change a cgroup's CPUs, and put every task on its part of them; raise Gone, Refused, Unsettled."""
+        """Change a cgroup's CPUs and move every task to its part of them; raise Gone, Refused, Unsettled."""
         current = self._cpusets.read(cgroup)
         turn = self._turn(cgroup, before.within(current), after)
         moved = self._pin(cgroup, turn)
@@ -53,9 +53,9 @@ class KernelSplit:
             moved = self._write(cgroup, both, turn)
         if after.cpus != self._cpusets.read(
             cgroup
-        ):  # also where tasks outrun the move: the cpuset holds them
+        ):  # also if tasks start faster than they are moved: the cpuset then confines them
             moved = self._write(cgroup, after.cpus, turn)
-        _check(moved)  # before what is left on both parts is remembered as the application's choice
+        _check(moved)  # before `look` takes tasks that are left on both parts for the application's choice
         self.look(cgroup, after)
 
     def _write(self, cgroup: str, cpus: CPUSet, turn: _Turn) -> Moved:
@@ -63,7 +63,7 @@ class KernelSplit:
         return self._pin(cgroup, turn)
 
     def pin(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Put every task on its part, as far as the cgroup has its CPUs; raise Gone, Unsettled."""
+        """Move every task to its part, within the cgroup's current CPUs; raise Gone, Unsettled."""
         current = self._cpusets.read(cgroup)
         _check(self._pin(cgroup, self._turn(cgroup, before.within(current), after)))
 
@@ -73,7 +73,7 @@ class KernelSplit:
         return _Turn(before, after, self._away.get(cgroup, frozenset()), forgets_pins=self._forgets_pins)
 
     def look(self, cgroup: str, parts: Parts) -> Tally:
-        """Count the tasks on each part, and remember who is away from home; raise Gone."""
+        """Count the tasks on each part, and remember those away from the container's own CPUs; raise Gone."""
         home = others = 0
         away = set()
         tasks = self._tasks(cgroup)
@@ -91,7 +91,7 @@ class KernelSplit:
         self._away = {cgroup: away for cgroup, away in self._away.items() if cgroup in cgroups}
 
     def _pin(self, cgroup: str, turn: _Turn) -> Moved:
-        """Put tasks where they go: what they start inherits their masks."""
+        """Move the tasks to their parts; tasks that they start inherit the masks."""
         usable = self._cpusets.read(cgroup)
         threads = _TurnThreads(lambda: self._tasks(cgroup), turn)
         return move_threads(
@@ -99,7 +99,7 @@ class KernelSplit:
         )
 
     def _wanted(self, task: int, mask: CPUSet, turn: _Turn, usable: CPUSet) -> CPUSet | None:
-        """Return what one task is to ask for; None when it runs where it goes."""
+        """Return the CPUs to set for one task; None if its mask is right already."""
         target = turn.target(task, mask)
         wanted = target & usable
         is_freed = bool(self._cpusets.version) and turn.frees(task, target)
@@ -114,11 +114,11 @@ def _check(moved: Moved) -> None:
 
 
 class _Turn:
-    """One change of a container's parts: where each task goes is decided by the mask that it had at first."""
+    """One change of a container's parts. A task's mask before the change decides its part."""
 
     def __init__(self, before: Parts, after: Parts, away: frozenset[int], *, forgets_pins: bool) -> None:
         self.after = after
-        self.rounds = 0  # of moving: in the first one no task was put anywhere yet
+        self.rounds = 0  # in the first round no task has been moved yet
         self._forgets_pins = forgets_pins
         self._before = before
         self._away = away
@@ -126,14 +126,14 @@ class _Turn:
         self._freed: set[int] = set()
 
     def target(self, task: int, mask: CPUSet) -> CPUSet:
-        """Return the CPUs of a task; a task started by one that has moved already inherited its CPUs."""
+        """Return the CPUs for a task; one started by a moved task has inherited its mask already."""
         known = self._targets.get(task)
         if known is None:
             known = self._targets[task] = mask if self._is_reached(mask) else self._of(task, mask)
         return known
 
     def frees(self, task: int, target: CPUSet) -> bool:
-        """Say, once of each task, whether it may run everywhere because there are no parts any more."""
+        """Return, once for each task, whether to let it run everywhere because the parts have ended."""
         is_free = bool(self._before.home) and not self.after.home and target == self.after.cpus
         if not is_free or task in self._freed:
             return False
@@ -144,7 +144,7 @@ class _Turn:
         return self.rounds > 1 and mask in self._targets.values()
 
     def _of(self, task: int, mask: CPUSet) -> CPUSet:
-        """Ask by the mask; one of all CPUs may be what the kernel made of another that it forgot."""
+        """Return a task's part by its mask; a mask of all CPUs may be the result of a kernel reset."""
         had_all = self._before.cpus <= mask
         was_away = task in self._away and had_all
         if self._forgets_pins and had_all and not was_away:
@@ -153,13 +153,13 @@ class _Turn:
 
 
 class _TurnThreads(ListedThreads):
-    """The tasks of a container, whose rounds the turn counts."""
+    """The tasks of a container; each listing counts as a round of the change."""
 
     def __init__(self, tasks: Callable[[], list[int]], turn: _Turn) -> None:
         super().__init__(tasks)
         self._turn = turn
 
     def list(self) -> Listing:
-        """Return the ids now; raise Gone."""
+        """Return the current ids; raise Gone."""
         self._turn.rounds += 1
         return super().list()

@@ -1,7 +1,7 @@
-"""Read the machine's topology from sysfs (Documentation/admin-guide/cputopology.rst, ABI/testing/sysfs-devices-system-cpu).
+"""Read the machine's topology from sysfs.
 
-A CPU counts with every attribute or not at all: one that goes offline loses its `topology/` directory while it is
-read. Reading decides nothing; `pinning.machine.topology` makes cores of the facts.
+Its files are described in Documentation/admin-guide/cputopology.rst and ABI/testing/sysfs-devices-system-cpu. A CPU with incomplete attributes is left out: one that goes offline loses its `topology/` directory while it is read.
+`pinning.machine.topology` builds the cores.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _SIBLINGS: Final = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
 _PACKAGE: Final = ("package_cpus_list", "core_siblings_list")
-_LAST_LEVEL: Final = 3  # an L2 belongs to its core; where there is no L3 the package is the cache domain
+_LAST_LEVEL: Final = 3  # an L2 cache belongs to its core; without an L3 the package is the cache domain
 _TOTAL: Final = re.compile(r"MemTotal: *([0-9]+) kB")
 _CORE_TYPES: Final = {"cpu_core": PERFORMANCE, "cpu_atom": EFFICIENCY, "cpu_lowpower": EFFICIENCY}
 
 
 def read_topology(root: Path) -> Topology:
-    """Return the topology of the machine whose `/` is `root`; raise BadTopology naming the file that is wrong."""
+    """Return the topology of the machine whose `/` is `root`; raise BadTopology naming the faulty file."""
     system = root / "sys/devices/system"
     online = read_cpus(system / "cpu/online")
     if online is None:
@@ -56,7 +56,7 @@ def read_topology(root: Path) -> Topology:
 
 
 def read_cpus(path: Path) -> CPUSet | None:
-    """Return the CPU list in a file, None when the file is not there; raise BadTopology for any other text."""
+    """Return the CPU list in a file, None if the file does not exist; raise BadTopology for any other text."""
     text = _read(path)
     try:
         return None if text is None else CPUSet.parse(text)
@@ -65,7 +65,7 @@ def read_cpus(path: Path) -> CPUSet | None:
 
 
 def read_int(path: Path) -> int | None:
-    """Return the number in a file, None when the file is not there; raise BadTopology for any other text."""
+    """Return the number in a file, None if the file does not exist; raise BadTopology for any other text."""
     text = _read(path)
     try:
         return None if text is None else int(text)
@@ -109,7 +109,7 @@ def _read_facts(
 
 
 def _package(topology_dir: Path) -> Hashable:
-    """Return what distinguishes packages: the id, or where firmware gives none (-1) the CPUs themselves."""
+    """Return an id that distinguishes packages: the physical id, or the package's CPUs if firmware reports -1."""
     number = read_int(topology_dir / "physical_package_id")
     if number is not None and number < 0:
         return _read_first(topology_dir, _PACKAGE)
@@ -117,7 +117,7 @@ def _package(topology_dir: Path) -> Hashable:
 
 
 def _caches(cache_dir: Path) -> dict[int, int]:
-    """Return the lowest CPU that shares the CPU's data or unified cache of each level."""
+    """Return, for each cache level, the lowest CPU that shares the CPU's data or unified cache."""
     caches: dict[int, int] = {}
     for index in cache_dir.glob("index[0-9]*"):
         level, shared = read_int(index / "level"), read_cpus(index / "shared_cpu_list")
@@ -127,7 +127,7 @@ def _caches(cache_dir: Path) -> dict[int, int]:
 
 
 def _numa_nodes(nodes_dir: Path) -> dict[int, int]:
-    """Return the NUMA node of each CPU; the lowest, should the kernel name several (numa=fake)."""
+    """Return the NUMA node of each CPU; the lowest if the kernel lists several (numa=fake)."""
     nodes = sorted(
         (int(path.name.removeprefix("node")) for path in nodes_dir.glob("node[0-9]*")), reverse=True
     )
@@ -135,7 +135,7 @@ def _numa_nodes(nodes_dir: Path) -> dict[int, int]:
 
 
 def _memory(nodes_dir: Path) -> dict[int, int]:
-    """Return how many bytes each NUMA node has, of those that say so: "Node 0 MemTotal:  16318480 kB"."""
+    """Return the bytes of memory of each NUMA node that reports them: "Node 0 MemTotal: 16318480 kB"."""
     memory = {}
     for path in nodes_dir.glob("node[0-9]*/meminfo"):
         found = _TOTAL.search(_read(path) or "")
@@ -145,14 +145,14 @@ def _memory(nodes_dir: Path) -> dict[int, int]:
 
 
 def _distances(nodes_dir: Path) -> dict[int, dict[int, int]]:
-    """Return the distance from each NUMA node to each, nodes without CPUs included; none if a node does not say it."""
+    """Return the distances between NUMA nodes, including nodes without CPUs; none if one node does not report them."""
     folders = nodes_dir.glob("node[0-9]*")
     rows = {int(folder.name.removeprefix("node")): _read(folder / "distance") or "" for folder in folders}
     return distances_of(rows)
 
 
 def _linked_node(cpu_dir: Path) -> int:
-    """Return the node that the CPU's directory links to, as for offline CPUs; 0 on a kernel without NUMA."""
+    """Return the NUMA node linked in a CPU's directory, which offline CPUs keep; 0 on a kernel without NUMA."""
     return min((int(path.name.removeprefix("node")) for path in cpu_dir.glob("node[0-9]*")), default=0)
 
 
@@ -167,7 +167,7 @@ def _types_by_capacity(cpus_dir: Path) -> dict[int, str]:
 
 
 def _core_types(devices_dir: Path) -> dict[int, str]:
-    """Return the type of each core of a hybrid machine, as its performance counters are split."""
+    """Return the type of each core of a hybrid machine, by its performance counter units."""
     return {
         cpu: core_type
         for device, core_type in _CORE_TYPES.items()

@@ -1,4 +1,4 @@
-"""Where the tasks of a cgroup may run, compared with what the cgroup was given; and how far its container has come."""
+"""Compare the affinities of a cgroup's tasks with its assigned CPUs, and find out whether its container has started."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from agent.kernel.cgroupfs import Hierarchy
     from pinning.machine.cpuset import CPUSet
 
-_TICKS = os.sysconf("SC_CLK_TCK")  # a second
-# What runc's processes in a container's cgroup are called before they become the container's command: it starts
-# itself anew from /proc/self/exe or a numbered descriptor, and names its stages. "": it ended.
+_TICKS = os.sysconf("SC_CLK_TCK")  # per second
+# Names of runc's processes in a container's cgroup before they execute the container's command: runc re-executes itself
+# from /proc/self/exe or a numbered descriptor, and names its stages. "": the process has exited.
 _RUNC = ("", "runc", "exe", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]")
 
 
@@ -43,21 +43,21 @@ class KernelTasks:
         return compare(self.below(cgroup), cpus, self._cpusets.read(cgroup))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
-        """Let a first process that started narrower run on all CPUs of its cgroup; raise Gone.
+        """Let a first process that started with a narrower mask run on all CPUs of its cgroup; raise Gone.
 
-        What it asks for is remembered by the kernel, so it asks for more than the cgroup has: else it would stay
-        behind when the cgroup grows.
+        The kernel remembers the requested mask, so this requests every possible CPU: then the process also follows when
+        its cgroup grows.
         """
         return widen(lambda: self.below(cgroup), first, self._cpusets.read(cgroup), EVERYWHERE)
 
     def below(self, cgroup: str) -> list[int]:
-        """Return every task of a cgroup and of those below it; raise Gone."""
+        """Return every task of a cgroup and its children; raise Gone."""
         return tasks_below(self._hierarchy.folder(cgroup), self._hierarchy.tasks)
 
     def start_state(self, cgroup: str) -> StartState:
-        """Return how far its container has come; raise Gone.
+        """Return the start state of the cgroup's container.
 
-        crun puts a container's processes into a cgroup below the container's own.
+        Raise Gone. crun puts a container's processes into a child of the container's cgroup.
         """
         folder = self._hierarchy.folder(cgroup)
         own = map(int, read_text(folder / PROCS).split())
@@ -65,7 +65,7 @@ class KernelTasks:
 
 
 def tasks_below(folder: Path, tasks_file: str) -> list[int]:
-    """Return the ids of all tasks of a cgroup and of the cgroups below it; raise Gone when it is not there."""
+    """Return the ids of all tasks of a cgroup and its children; raise Gone if it does not exist."""
     tasks = [int(task) for task in read_text(f"{folder}/{tasks_file}").split()]
     for child in subfolders(folder):
         with suppress(Gone):
@@ -74,17 +74,17 @@ def tasks_below(folder: Path, tasks_file: str) -> list[int]:
 
 
 def affinities(tasks: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
-    """Yield each task that still lives with the CPUs it may run on."""
+    """Yield each live task with the CPUs it may run on."""
     for task in tasks:
         with suppress(ProcessLookupError):
             yield task, os.sched_getaffinity(task)
 
 
 def widen(tasks: Callable[[], Collection[int]], first: int, usable: CPUSet, cpus: CPUSet) -> int:
-    """Give `cpus` to a process allowed on less than `usable`, and to all that inherited its mask; return how many.
+    """Set `cpus` on a process allowed on less than `usable`, and on every task that inherited its mask.
 
-    A task with another mask chose it. `first` must be among the tasks, because its pid may have been reused.
-    Raises Gone, and Unsettled where tasks are started faster than they are widened.
+    Return how many. Tasks with other masks chose them. `first` must be among the tasks, because its pid may have been
+    reused. Raises Gone, and Unsettled if tasks start faster than they are widened.
     """
     inherited = read_affinity(first) if first in tasks() else EMPTY
     if not inherited or not inherited <= usable or inherited == usable:
@@ -97,14 +97,14 @@ def widen(tasks: Callable[[], Collection[int]], first: int, usable: CPUSet, cpus
 
 @lru_cache(maxsize=1024)
 def _numbers(cpus: CPUSet) -> frozenset[int]:
-    """Return a set as the kernel's calls have it; hundreds of containers have the same few."""
+    """Return the set's CPU numbers as kernel calls take them; cached, because hundreds of containers share a few sets."""
     return frozenset(cpus)
 
 
 def compare(tasks: Iterable[int], cpus: CPUSet, effective: CPUSet) -> StrayTasks:
     """Return the tasks allowed outside `cpus`, and those allowed on less than the kernel would let them use.
 
-    A CPU that is offline is in `cpus` and not in `effective`: a mask without it was not chosen by the task.
+    An offline CPU is in `cpus` and not in `effective`; a mask without it is not the task's choice.
     """
     given, usable = _numbers(cpus), _numbers(cpus & effective or cpus)
     outside, narrowed = [], []
@@ -122,11 +122,11 @@ def compare(tasks: Iterable[int], cpus: CPUSet, effective: CPUSet) -> StrayTasks
 
 
 def start_state_of(processes: Iterable[int]) -> StartState:
-    """Return how far the container of these processes has come.
+    """Return the start state of the container with these processes.
 
-    A process is older than the command it runs, so the time is no less than that since the first instruction. How
-    runtimes other than runc begin is not known: each of their processes counts as begun. The kernel counts hundredths
-    of a second.
+    A process is older than the command it runs, so its age is an upper bound of the time since the first instruction,
+    in hundredths of a second. Start stages of runtimes other than runc are unknown: each of their processes counts as
+    started.
     """
     found = {pid: when for pid in processes if (when := started(pid))}
     seconds = max(0, _ticks_now() - min(found.values())) / _TICKS if found else None

@@ -1,7 +1,7 @@
-"""Keep the pins that threads gave themselves while their cgroup's CPUs change.
+"""Restore the affinities that threads set for themselves after their cgroup's CPUs change.
 
-Before Linux 6.2 the kernel forgot them at every change of a cpuset (commit 8f9ea86fdf99, "sched: Always preserve
-the user requested cpumask"). DPDK and the JVM pin their threads once, at start.
+Before Linux 6.2 the kernel resets them at every cpuset change (commit 8f9ea86fdf99, "sched: Always preserve the user
+requested cpumask"). DPDK and the JVM pin their threads once, at start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PRESERVED_SINCE: Final = (6, 2)
 
 
 def kernel_forgets_pins(release: str) -> bool:
-    """Say whether the kernel of a release ("6.1.0-56-amd64") erases pins; raise ValueError for no release."""
+    """Return whether a kernel release ("6.1.0-56-amd64") resets affinities; raise ValueError for other text."""
     found = re.match(r"(\d+)\.(\d+)", release)
     if not found:
         raise ValueError(f"kernel release {release!r} does not start with a version such as 6.1")
@@ -28,16 +28,16 @@ def kernel_forgets_pins(release: str) -> bool:
 
 
 def save_pins(tasks: Iterable[int], old: CPUSet) -> dict[int, CPUSet]:
-    """Return the pins of the tasks that may run on a part of the old set only."""
+    """Return the affinities of tasks that are limited to a proper subset of the old set."""
     whole = frozenset(old)
     return {task: CPUSet(allowed) for task, allowed in affinities(tasks) if allowed < whole}
 
 
 def restore_pins(pins: Mapping[int, CPUSet], tasks: Iterable[int], new: CPUSet) -> tuple[int, ...]:
-    """Pin tasks again whose pin fits into the new set, and return them.
+    """Restore affinities that fit into the new set, and return those tasks.
 
     `tasks` are those of the cgroup after the change, because the pid of an exited task may have been reused.
     """
     fitting = ((task, pins[task]) for task in tasks if task in pins and pins[task] <= new)
-    # Not restored: it exited, a CPU is offline, or the kernel binds the thread.
+    # Not restored: the task exited, a CPU is offline, or the kernel binds the thread.
     return tuple(task for task, pin in fitting if pin and set_affinity(task, pin) == pin)
