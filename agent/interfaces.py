@@ -194,9 +194,9 @@ class Cgroups:
 
     cpusets: Cpusets
     tasks: Tasks
-    watch: CpusetWatch | None = None  # None: no other process can write
-    quotas: Quotas | None = None  # None: nothing has a quota
-    split: SplitTasks | None = None  # None: tasks are where their cgroup is
+    watch: CpusetWatch
+    quotas: Quotas
+    split: SplitTasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,14 +392,14 @@ class StatePublisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Interfaces:
-    """What the agent of one node stands on."""
+    """Everything the agent of one node works with; `agent.absent` has null objects for what a node lacks."""
 
     runtime: Runtime
     cgroups: Cgroups
     pods: PodSource
     machine: Machine
-    container_watch: ContainerWatch | None = None  # None: no container is made but by the agent
-    observed_cpus: ObservedCPUs | None = None  # None: no kubelet allocates CPUs here
-    vms: VirtualMachines | None = None  # None: threads of virtual machines are left alone
-    wrappers: Wrappers | None = None  # None: the socket is not served
-    boots: BootingMachines | None = None  # None: machines that boot are left alone
+    container_watch: ContainerWatch | None  # None: no container is made but by the agent
+    observed_cpus: ObservedCPUs
+    vms: VirtualMachines
+    wrappers: Wrappers
+    boots: BootingMachines

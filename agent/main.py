@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import disable_created_metrics
 
 from agent import cmk_command
+from agent.absent import NoBootingMachines, NoObservedCPUs, NoVirtualMachines, NoWrappers
 from agent.access import api_access, open_api
 from agent.clock import Clock
 from agent.errors import Refused, Unavailable
@@ -198,22 +199,22 @@ def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
     return NriContainerWatch(config.nri, plugin, cgroups, runtime.largest_environments)
 
 
-def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs | None:
-    """Return who says which CPUs the kubelet gave out; None where no kubelet starts the containers."""
+def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs:
+    """Return the kubelet's CPU assignments, where a kubelet starts the containers."""
     if config.runtime != "cri" or config.kubelet_state is None:
-        return None
+        return NoObservedCPUs()
     from agent.cri.runtime import CRI
     from agent.kubelet.observed_cpus import KubeletAssignments
     from agent.kubelet.pod_resources import PodResources, socket_beside
 
     kubelet = PodResources(socket_beside(config.kubelet_state))
-    return KubeletAssignments(kubelet, runtime) if isinstance(runtime, CRI) else None
+    return KubeletAssignments(kubelet, runtime) if isinstance(runtime, CRI) else NoObservedCPUs()
 
 
-def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines | None:
-    """Return who knows the threads of virtual machines; None where no cgroup tells whose a process is."""
+def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines:
+    """Return the virtual machines, where cgroups identify a process's container."""
     if not isinstance(cgroups.cpusets, KernelCpusets):
-        return None
+        return NoVirtualMachines()
     from agent.vm.machines import KernelVirtualMachines
     from agent.vm.node import Roots
 
@@ -221,10 +222,10 @@ def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines 
     return KernelVirtualMachines(Roots(config.root / "proc", config.debugfs / "kvm", hierarchy))
 
 
-def _booting_machines(config: AgentConfig) -> BootingMachines | None:
-    """Return who confines machines that boot; None where no kubelet makes the cgroups of pods."""
+def _booting_machines(config: AgentConfig) -> BootingMachines:
+    """Return the machines that boot, where a kubelet creates the cgroups of pods."""
     if config.runtime != "cri":
-        return None
+        return NoBootingMachines()
     from agent.vm.boot import KernelBootingMachines
     from agent.vm.node import Roots
 
@@ -248,10 +249,10 @@ def _noise_watch(config: AgentConfig, metrics: Metrics) -> NoiseWatch:
     return NoiseWatch(places, NoiseMetrics(metrics.registry))
 
 
-def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine) -> Wrappers | None:
-    """Return the service of `cmk isolate`; None if it is off, or without cgroups to identify a process's container."""
+def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine) -> Wrappers:
+    """Return the service of `cmk isolate`, where it is on and cgroups identify a process's container."""
     if config.cmk_install_dir is None or not isinstance(cgroups.cpusets, KernelCpusets):
-        return None
+        return NoWrappers()
     from agent.report.cmk_node import TEXTS
     from agent.wrappers.service import Dependencies, WrapperService
     from agent.wrappers.store import FILE, Store

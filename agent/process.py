@@ -101,8 +101,7 @@ class Agent:
         """Give every container all CPUs back, and remove everything that was published."""
         background = asyncio.create_task(self.reconciler.runtime_sync.run())
         try:
-            if self._parts.interfaces.wrappers:
-                self._parts.interfaces.wrappers.reset()
+            self._parts.interfaces.wrappers.reset()
             await self.reconciler.reset()
             await self.publisher.reset()
         finally:

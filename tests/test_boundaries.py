@@ -55,6 +55,13 @@ ROOMS = {
     "agent.http2": (),
     "agent.config": ("pinning",),
     "agent.interfaces": ("agent.node_state", "agent.vm_interfaces", "pinning"),
+    "agent.absent": (
+        "agent.errors",
+        "agent.interfaces",
+        "agent.node_state",
+        "agent.vm_interfaces",
+        "pinning",
+    ),
     "agent.vm_interfaces": ("pinning",),
     "agent.kept_pod": ("pinning",),
     "agent.own_pods": ("agent.node_state", "pinning"),
@@ -82,7 +89,7 @@ ROOMS = {
         *("agent.config", "agent.errors", "agent.grpc_calls", "agent.interfaces", "apiserver", "pinning"),
     ),
     "agent.local": (
-        *("agent.errors", "agent.interfaces", "agent.kernel"),
+        *("agent.absent", "agent.errors", "agent.interfaces", "agent.kernel"),
         *("apiserver.backoff", "kubeyaml", "pinning"),
     ),
     "agent.published_parts": ("agent.node_state", "pinning", "published"),

@@ -14,6 +14,7 @@ import os
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from agent.absent import NoCpusetWatch, NoQuotas
 from agent.errors import AgentError, Gone
 from agent.interfaces import Cgroups
 from agent.kernel.cgroupfs import find_hierarchy
@@ -184,5 +185,5 @@ def open_local(pods: PodsDir, cgroup_root: Path, state_dir: Path) -> tuple[Local
 def _open_affinity(pods: PodsDir, root: str, logs: Path | None, why: str) -> tuple[LocalRuntime, Cgroups]:
     logger.warning("affinity only: nobody is kept off", extra={"facts": {"reason": why}})
     affinity = AffinityCgroups(root)
-    cgroups = Cgroups(affinity, affinity, split=KernelSplit(affinity.tasks, affinity))
+    cgroups = Cgroups(affinity, affinity, NoCpusetWatch(), NoQuotas(), KernelSplit(affinity.tasks, affinity))
     return LocalRuntime(pods, affinity, affinity, root=root, logs=logs), cgroups

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces, SplitTasks
+    from agent.interfaces import Interfaces
     from agent.metrics import Metrics
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.runtime_sync import RuntimeSync
@@ -166,25 +166,25 @@ class Applier:
 
     def _put(self, record: ContainerRecord, cgroup: str, action: Action) -> None:
         """Write a cpuset, with the tasks in it where these are to be kept apart, or were."""
-        if self._cgroups.split is None or not _is_apart(record, action):
+        if not _is_apart(record, action):
             self._cgroups.cpusets.write(cgroup, action.cpus)
             record.split(parts_of(action.cpus, action.home))
             return
         after, begun = parts_of(action.cpus, action.home), self._clock.monotonic()
-        self._cgroups.split.move(cgroup, self._parts(record, cgroup, self._cgroups.split), after)
+        self._cgroups.split.move(cgroup, self._parts(record, cgroup), after)
         is_first = bool(after.others) and not record.is_split
         record.split(after, self._clock.monotonic() - begun if is_first else None)
 
-    def _parts(self, record: ContainerRecord, cgroup: str, split: SplitTasks) -> Parts:
+    def _parts(self, record: ContainerRecord, cgroup: str) -> Parts:
         """Return where the tasks of a container are; what an earlier agent held for it may not have come to pass."""
         if record.is_split or not record.parts.home:
             return record.parts
-        tally = split.look(cgroup, record.parts)
+        tally = self._cgroups.split.look(cgroup, record.parts)
         return record.parts if tally.home or tally.others else NO_PARTS
 
     def _pin(self, record: ContainerRecord, action: Action) -> None:
         """Put the tasks of a container on their parts before and after the runtime writes its cpuset."""
-        if self._cgroups.split and record.cgroup and _is_apart(record, action):
+        if record.cgroup and _is_apart(record, action):
             after = parts_of(action.cpus, action.home)
             with suppress(AgentError):  # it ends just now
                 self._cgroups.split.pin(record.cgroup, record.parts, after)
@@ -204,7 +204,7 @@ class Applier:
 
     async def _tell(self, record: ContainerRecord, cpus: CPUSet) -> Exception | None:
         self._runtime_sync.forget(record.seen.id)
-        if record.cgroup and self._cgroups.watch:
+        if record.cgroup:
             self._cgroups.watch.expect(record.cgroup, cpus)
         try:
             async with self._calls, asyncio.timeout(CALL_SECONDS):

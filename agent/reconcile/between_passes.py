@@ -50,8 +50,7 @@ class WatchedCgroups:
     def follow_anew(self) -> None:
         """Watch every running cgroup anew, because one may have been replaced; this costs as much as reading them."""
         self._followed = self._running()
-        if self._cpusets:
-            _watch(self._cpusets.follow, self._followed)
+        _watch(self._cpusets.follow, self._followed)
 
     @property
     def start_way(self) -> StartWay:
@@ -120,8 +119,7 @@ class BetweenPasses:
         """Yield what watches pods, the runtime, cgroups and the machine until cancelled."""
         yield self._interfaces.pods.watch(self._request_pass)
         yield self._interfaces.runtime.watch(self._request_pass)
-        if self._interfaces.cgroups.watch:
-            yield self._interfaces.cgroups.watch.watch(self.foreign_write)
+        yield self._interfaces.cgroups.watch.watch(self.foreign_write)
         if self._interfaces.container_watch:
             yield self._interfaces.container_watch.watch(self.container_created, self._request_pass)
         yield _poll_machine(self._interfaces.machine, self._request_pass)

@@ -88,7 +88,7 @@ class Exposure:
 class BootKeeper:
     """Keeps machines that boot on the shared CPUs, and counts for how long they ran on CPUs of owners."""
 
-    def __init__(self, boots: BootingMachines | None, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, boots: BootingMachines, clock: Clock, metrics: Metrics) -> None:
         self._boots = boots
         self._clock = clock
         self._metrics = metrics
@@ -124,11 +124,11 @@ class BootKeeper:
     @property
     def is_wanted(self) -> bool:
         """Say whether a pod starts whose machine may be confined."""
-        return self._boots is not None and bool(self._cpus and self._scope.pods)
+        return bool(self._cpus and self._scope.pods)
 
     async def run(self) -> None:
         """Look for machines while pods start, until cancelled."""
-        while self._boots:
+        while True:
             if not self.is_wanted:
                 self._wanted.clear()
                 await self._wanted.wait()
@@ -140,7 +140,7 @@ class BootKeeper:
             await asyncio.sleep(max(LOOK_SECONDS, SHARE * (self._clock.monotonic() - begun)))
 
     def _look(self) -> None:
-        if self._boots is None or not self.is_wanted:
+        if not self.is_wanted:
             return
         for boot in self._boots.confine(self._scope, self._cpus):
             facts = {"pid": boot.pid, "cpus": str(self._cpus), "seconds": round(boot.seconds, 3)}

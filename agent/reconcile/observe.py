@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
-from agent.interfaces import HeldCPUs
 from agent.reconcile.container_record import ContainerRecord
 from agent.reconcile.missing_pods import MissingPodLookup
 from agent.reconcile.sandboxes import Sandboxes
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces, RuntimeContainer
+    from agent.interfaces import HeldCPUs, Interfaces, RuntimeContainer
     from agent.reconcile.vms import VMKeeper
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
@@ -64,7 +63,6 @@ class Observer:
         """Return the node as it is now."""
         topology, universe = self._machine()
         complete, watch = await self._list(), self._interfaces.container_watch
-        wrappers = self._interfaces.wrappers
         containers = await self._read_all(moved=universe != self._universe)
         self._universe = universe
         observed = Observed(
@@ -76,7 +74,7 @@ class Observer:
             pods_complete=self._interfaces.pods.complete,
             containers_complete=complete,
             holds_starts=bool(watch and watch.holds),
-            uses=wrappers.uses() if wrappers else {},
+            uses=self._interfaces.wrappers.uses(),
         )
         if observed.pods_complete and complete:
             self._look_up_unknown(observed)
@@ -107,10 +105,7 @@ class Observer:
         if not records:
             return {}
         running = [(record, record.applied if record.cgroup else EMPTY) for record in records]
-        source = self._interfaces.observed_cpus
-        if source is None:
-            return {record.owner: HeldCPUs(cpus, None) for record, cpus in running if cpus}
-        return await source.read([(record.seen, cpus) for record, cpus in running])
+        return await self._interfaces.observed_cpus.read([(record.seen, cpus) for record, cpus in running])
 
     def _look_up_unknown(self, observed: Observed) -> None:
         """Let the pods of live containers be asked for by name where they were not shown."""

@@ -113,7 +113,8 @@ class Reconciler:
         self._has_begun = False
         self._ledger: Ledger | None = None
         self._reserve = ReserveKeeper()
-        self._quotas = _quota_keeper(interfaces, state_dir)
+        saved_quotas = Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id())
+        self._quotas = QuotaKeeper(interfaces.cgroups.quotas, saved_quotas, interfaces.runtime)
         self._shared = EMPTY  # where everyone else is to run; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
         self._watched = WatchedCgroups(interfaces, self.observer, self.vms)
@@ -121,9 +122,7 @@ class Reconciler:
             interfaces, self.observer, self.vms, clock, self._foreign_writes, self._cpus_of_new, request_pass
         )
         self.runtime_sync = RuntimeSync(interfaces.runtime, self.between_passes.runtime_wrote)
-        self._pausable: list[Pausable] = [*pausable, self.runtime_sync, self.vms]
-        if interfaces.cgroups.watch:
-            self._pausable.append(interfaces.cgroups.watch)
+        self._pausable: list[Pausable] = [*pausable, self.runtime_sync, self.vms, interfaces.cgroups.watch]
         self._applier = Applier(interfaces, self.observer.sandboxes, self.runtime_sync, clock, metrics)
         self._exposure = Exposure(self.between_passes.prestart, self._applier.created_updates, metrics)
 
@@ -143,7 +142,7 @@ class Reconciler:
             for part in self._pausable:
                 pauses.enter_context(part.paused())
             state = await self._run_pass()
-        if state and self._interfaces.wrappers:
+        if state:
             self._interfaces.wrappers.passed(state, passed_containers(self.observer.records.values()))
         return state
 
@@ -157,12 +156,11 @@ class Reconciler:
         yield self.boots.run()
         yield self.tallies.run(show_proofs)
         yield self.observer.missing_pods.run()
-        if self._interfaces.wrappers:
-            yield self._interfaces.wrappers.run(self._request_pass, show_wrappers)
+        yield self._interfaces.wrappers.run(self._request_pass, show_wrappers)
 
     def with_wrappers(self, state: NodeState) -> NodeState:
         """Return a state with the wrappers that run now."""
-        return self._interfaces.wrappers.shown(state) if self._interfaces.wrappers else state
+        return self._interfaces.wrappers.shown(state)
 
     async def _run_pass(self) -> NodeState | None:
         observed = await self.observer.observe()
@@ -184,7 +182,7 @@ class Reconciler:
         self._look_back(observed.known_uids)
         self.observer.sandboxes.look_back({action.container_id for action in plan.actions})
         await self.checkpoint.settle()
-        if self._quotas and not config.observe:
+        if not config.observe:
             now = self._clock.monotonic()
             self._quotas.follow(self.observer.records.values(), plan.ledger, observed, config.quota, now)
         read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)
@@ -294,25 +292,17 @@ class Reconciler:
         """Compare the tasks of every container with its CPUs, and read how often quotas stopped exclusive ones."""
         self._watched.follow_anew()
         cgroups, records = self._interfaces.cgroups, self.observer.records.values()
-        if cgroups.quotas:
-            self.metrics.show_throttled(times_throttled(records, self._ledger or Ledger(), cgroups.quotas))
+        self.metrics.show_throttled(times_throttled(records, self._ledger or Ledger(), cgroups.quotas))
         planned = [record for record in records if record.wanted]
         sweep = await prove_tasks(planned, cgroups, self.vms.tasks, is_wanted_elsewhere)
         return sweep._replace(is_news=await self.vms.sweep() or sweep.is_news)
 
     async def reset(self) -> None:
         """Give every container all CPUs back and forget everything (uninstall)."""
-        has_quotas = self._quotas is None or self._quotas.restore_all()
+        has_quotas = self._quotas.restore_all()
         await give_back(self.observer, self._applier, self.runtime_sync, self.checkpoint)
         if not has_quotas:
             raise AgentError("not every container got its quota back: see the log, then reset again")
-
-
-def _quota_keeper(interfaces: Interfaces, state_dir: StateDir) -> QuotaKeeper | None:
-    """Return what unsets and restores quotas; None where the node has none."""
-    quotas = interfaces.cgroups.quotas
-    saved = Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id())
-    return QuotaKeeper(quotas, saved, interfaces.runtime) if quotas else None
 
 
 def _undone(

@@ -74,7 +74,7 @@ def _prove(record: ContainerRecord, cgroups: Cgroups, vm_tasks: frozenset[int]) 
 
 def prove_parts(record: ContainerRecord, cgroups: Cgroups) -> bool:
     """Count the tasks on each part of a container that runs on more than it owns; say whether that is news."""
-    if record.cgroup is None or cgroups.split is None or not record.is_running:
+    if record.cgroup is None or not record.is_running:
         return False
     try:
         tally = cgroups.split.look(record.cgroup, record.parts)

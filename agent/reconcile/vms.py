@@ -95,9 +95,9 @@ class VMRecord:
 
 
 class VMKeeper:
-    """Pins the threads of the node's virtual machines. Without anything behind it there are none."""
+    """Pins the threads of the node's virtual machines."""
 
-    def __init__(self, vms: VirtualMachines | None, clock: Clock, request_pass: Callable[[], None]) -> None:
+    def __init__(self, vms: VirtualMachines, clock: Clock, request_pass: Callable[[], None]) -> None:
         self._vms = vms
         self._clock = clock
         self._request_pass = request_pass
@@ -128,8 +128,7 @@ class VMKeeper:
         self._records = {place.key: self._record(place, target) for place, target in targets.items()}
         if any(record.is_due or record.is_changing for record in self._records.values()):
             self._changed.set()
-        if self._vms:
-            self._vms.keep({*targets, *map(place_of, self.sandboxes.values())})
+        self._vms.keep({*targets, *map(place_of, self.sandboxes.values())})
         for number, record in enumerate(self._records.values(), 1):
             if self._is_wanted(record):
                 self._look(record)
@@ -139,7 +138,7 @@ class VMKeeper:
     def allowed(self, sandbox_id: str) -> VMCPUs | None:
         """Return where the threads of a sandbox may run now; None when its machine is not found."""
         sandbox = self.sandboxes.get(sandbox_id)
-        seen = self._vms.read(place_of(sandbox)) if self._vms and sandbox else None
+        seen = self._vms.read(place_of(sandbox)) if sandbox else None
         return _cpus_of(seen) if seen else None
 
     def confine(self, sandbox_id: str, own: CPUSet, others: CPUSet) -> VMCPUs | None:
@@ -165,7 +164,7 @@ class VMKeeper:
     def tasks(self, key: str) -> frozenset[int]:
         """Return the threads that are pinned here and do not count as drift."""
         record = self._records.get(key)
-        return self._vms.tasks(record.place) if self._vms and record else frozenset()
+        return self._vms.tasks(record.place) if record else frozenset()
 
     def states(self) -> Mapping[str, VMState]:
         """Return what was read back of each machine, by pod."""
@@ -183,7 +182,7 @@ class VMKeeper:
 
     async def run(self) -> None:
         """Look at machines with more or fewer threads than before, until cancelled."""
-        while self._vms:
+        while True:
             await self._wait()
             try:
                 is_news = await self.poll()
@@ -252,19 +251,17 @@ class VMKeeper:
             return False
         if record.is_unsettled or record.state is None:
             return True
-        return self._vms is not None and (
-            self._vms.count(record.place) != record.count or self._vms.has_strayed(record.place)
-        )
+        return self._vms.count(record.place) != record.count or self._vms.has_strayed(record.place)
 
     def _look(self, record: VMRecord, *, fully: bool = False) -> VMSeen | None:
         """Read a machine, pin what is elsewhere than it is to be, and note what came of it."""
         # The count first: a thread that starts during the look changes it.
-        count = self._vms.count(record.place) if self._vms else 0
-        seen = self._vms.read(record.place, fully=fully) if self._vms else None
+        count = self._vms.count(record.place)
+        seen = self._vms.read(record.place, fully=fully)
         record.is_due = record.is_changing = False
         pinned = self._pin(record, seen) if seen else None
         record.rests_until = self._clock.monotonic() + self._rest_seconds(record)
-        if self._vms is None or pinned is None:
+        if pinned is None:
             record.count, record.vcpus, record.masks, record.is_waiting = 0, None, None, False
             record.was_read(None)
             return None
@@ -278,15 +275,14 @@ class VMKeeper:
         return pinned.seen
 
     def _rest_seconds(self, record: VMRecord) -> float:
-        threads = len(self._vms.tasks(record.place)) if self._vms else 0
-        return REST_SECONDS_A_THREAD * max(0, threads - FREE_THREADS)
+        return REST_SECONDS_A_THREAD * max(0, len(self._vms.tasks(record.place)) - FREE_THREADS)
 
     def _pin(self, record: VMRecord, seen: VMSeen) -> VMPinned | None:
         now = self._clock.monotonic()
         record.has_count(seen, now)
         masks = _masks(record, seen, self._topology, now)
         record.masks, record.is_waiting = masks or record.masks, masks is None
-        if masks is None or self._vms is None:
+        if masks is None:
             return VMPinned(seen)
         pinned = self._vms.pin(record.place, masks)
         if pinned and (

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from agent.absent import NoBootingMachines, NoObservedCPUs, NoWrappers
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
 from agent.interfaces import Cgroups, Interfaces, RuntimeContainer, StartState, StrayTasks
@@ -295,9 +296,9 @@ class FakeNode:
         self.tasks = FakeTasks(self)
         self.kata = Kata(self)
         self.container_watch: ContainerWatch | None = None  # for the next agent
-        self.kubelet: ObservedCPUs | None = None  # the same
-        self.wrappers: Wrappers | None = None  # the same
-        self.boots: BootingMachines | None = None  # the same
+        self.kubelet: ObservedCPUs = NoObservedCPUs()  # the same
+        self.wrappers: Wrappers = NoWrappers()  # the same
+        self.boots: BootingMachines = NoBootingMachines()  # the same
         self.vms = FakeVMs(self.cpusets)
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)

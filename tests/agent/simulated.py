@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.interfaces import Cgroups, Interfaces
 from agent.kernel import sysfs
 from agent.main import load
 from agent.process import Agent, Listeners, Parts, run_until_signal
@@ -21,7 +20,7 @@ from agent.reconcile.reconciler import Settings
 from logs import formatter
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import DEFAULT
-from tests.machine.client import SimulatedCgroups, SimulatedMachine, SimulatedRuntime
+from tests.machine.client import SimulatedCgroups, SimulatedMachine, SimulatedRuntime, simulated_interfaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -111,8 +110,7 @@ async def serve(root: Path, folder: Path) -> None:
     machine, cpus = SimulatedMachine(root), TreeMachine(root)
     state_dir = StateDir(folder)
     files = SimulatedCgroups(machine)
-    cgroups = Cgroups(files, files)  # unwatched: nobody writes in these tests but the agent and its runtime
-    interfaces = Interfaces(Runtime(machine), cgroups, FilePods(root / "pods.json"), cpus)
+    interfaces = simulated_interfaces(Runtime(machine), files, FilePods(root / "pods.json"), cpus)
     parts = Parts(interfaces, Settings("node-1", DEFAULT), state_dir, load(state_dir, cpus.machine_id()))
     await run_until_signal(Agent(parts).serve(Listeners(socket=root / SOCKET)))
 

@@ -12,13 +12,24 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.absent import (
+    NoBootingMachines,
+    NoCpusetWatch,
+    NoObservedCPUs,
+    NoQuotas,
+    NoVirtualMachines,
+    NoWrappers,
+)
 from agent.errors import Gone, Refused, Unavailable
-from agent.interfaces import RuntimeContainer, RuntimeSandbox, StartState, StrayTasks
+from agent.interfaces import Cgroups, Interfaces, RuntimeContainer, RuntimeSandbox, StartState, StrayTasks
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import State
+from pinning.planning.task_parts import Parts, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from agent.interfaces import Machine, PodSource, Runtime
 
 START_SECONDS = 60
 POLL_SECONDS = 0.02  # how soon a change is seen; the machine sends no events
@@ -120,7 +131,7 @@ class SimulatedRuntime:
 
 
 class SimulatedCgroups:
-    """The cgroups of a simulated machine, as each part of `agent.interfaces.Cgroups`; they have no quota."""
+    """The cgroups of a simulated machine, as each part of `agent.interfaces.Cgroups` but the quotas."""
 
     version = 2
     writable = True
@@ -176,24 +187,36 @@ class SimulatedCgroups:
 
         await _poll(self._machine, report)
 
-    def hold(self) -> None:
-        """Do nothing: a write is told whenever it is found."""
+    def move(self, cgroup: str, _before: Parts, after: Parts) -> None:
+        """Write the CPUs of both parts: the machine has no tasks to keep apart."""
+        self.write(cgroup, after.cpus)
 
-    def release(self) -> None:
-        """Do nothing: a write is told whenever it is found."""
-
-    def quota(self, cgroup: str) -> None:
-        """Return no quota."""
+    def pin(self, cgroup: str, _before: Parts, _after: Parts) -> None:
+        """Do nothing: the machine has no tasks."""
         self.read(cgroup)
 
-    def unset_quota(self, cgroup: str) -> None:
-        """Take no quota away."""
+    def look(self, cgroup: str, _: Parts) -> Tally:
+        """Return no tasks."""
         self.read(cgroup)
+        return Tally()
 
-    def times_throttled(self, cgroup: str) -> int:
-        """Return 0: nothing is ever throttled."""
-        self.read(cgroup)
-        return 0
+
+def simulated_interfaces(
+    runtime: Runtime, files: SimulatedCgroups, pods: PodSource, machine: Machine
+) -> Interfaces:
+    """Return what an agent on a simulated machine works with; its cgroups are not watched, and nothing else is there."""
+    cgroups = Cgroups(files, files, NoCpusetWatch(), NoQuotas(), files)
+    return Interfaces(
+        runtime,
+        cgroups,
+        pods,
+        machine,
+        container_watch=None,
+        observed_cpus=NoObservedCPUs(),
+        vms=NoVirtualMachines(),
+        wrappers=NoWrappers(),
+        boots=NoBootingMachines(),
+    )
 
 
 async def _poll(machine: SimulatedMachine, report: Callable[[dict[str, Any]], None]) -> None:

@@ -11,7 +11,6 @@ from typing import Final
 import httpx
 
 from agent.config import USER_AGENT, AgentConfig, NodeOptions
-from agent.interfaces import Cgroups, Interfaces
 from agent.main import reporters
 from agent.metrics import Metrics
 from agent.node_state import NodeState
@@ -22,7 +21,7 @@ from agent.reconcile.reconciler import Settings
 from apiserver.access import Access
 from apiserver.client import Api
 from pinning.planning.node_config import DEFAULT
-from tests.machine.client import SimulatedCgroups
+from tests.machine.client import SimulatedCgroups, simulated_interfaces
 from tests.manifests.rendered import AGENT
 from tests.scale.cluster import Cluster
 from tests.scale.machine import CPUs, InProcess, Runtime
@@ -74,7 +73,7 @@ class Node:
 
     def _parts(self, root: Path) -> Parts:
         files = SimulatedCgroups(self._machine)
-        interfaces = Interfaces(self._runtime, Cgroups(files, files), self._pods, CPUs(self.name))
+        interfaces = simulated_interfaces(self._runtime, files, self._pods, CPUs(self.name))
         metrics = Metrics()
         config = AgentConfig(self.name, root / "state", namespace=AGENT, node_options=NodeOptions(GATES))
         reporting = (*reporters(config, self.api, self._pods, metrics), self._witness)

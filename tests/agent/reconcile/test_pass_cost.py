@@ -61,9 +61,8 @@ class Node:
             self._make(version, fake.cgroup(fake.start(f"p{number}")))
         self.cgroups = cgroups_below(root, NEW_KERNEL)
         parts = fake.parts()
-        fake.agent = Agent(
-            replace(parts, interfaces=replace(parts.interfaces, cgroups=Cgroups(*self.cgroups)))
-        )
+        cgroups = Cgroups(*self.cgroups, parts.interfaces.cgroups.split)
+        fake.agent = Agent(replace(parts, interfaces=replace(parts.interfaces, cgroups=cgroups)))
         fake.run(passes=2)
 
     def _make(self, version: int, cgroup: str) -> None:

@@ -53,7 +53,8 @@ def pinned(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[PreStartPinner, l
     touched: list[NewContainer] = []
 
     async def run() -> PreStartPinner:
-        pinner = PreStartPinner(Cgroups(cgroup, cgroup), Clock(), lambda _: cpus, touched.append)  # type: ignore[arg-type]
+        cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
+        pinner = PreStartPinner(cgroups, Clock(), lambda _: cpus, touched.append)
         pinner.pin(NEW)
         pinner.pin(NEW)
         assert pinner.is_pinning("one")

@@ -1,0 +1,125 @@
+"""Null objects for the interfaces that a node may lack; `agent.main` chooses them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from agent.errors import Gone
+from agent.interfaces import HeldCPUs
+from pinning.planning.observed import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from agent.interfaces import PassedContainer, RuntimeContainer
+    from agent.node_state import NodeState
+    from agent.vm_interfaces import BootScope, ConfinedBoot, VMPinned, VMPlace
+    from pinning.contract import PoolUse
+    from pinning.machine.cpuset import CPUSet
+    from pinning.planning.quota import Bandwidth
+    from pinning.planning.vm_masks import VMMasks, VMSeen
+
+
+class NoCpusetWatch:
+    """No other process writes cpusets (interface `CpusetWatch`)."""
+
+    def expect(self, cgroup: str, cpus: CPUSet) -> None:
+        """Expect nothing."""
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch nothing."""
+
+    async def watch(self, written: Callable[[str], None]) -> None:
+        """Return at once."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context without effect."""
+        return nullcontext()
+
+
+class NoQuotas:
+    """No cgroup has a quota (interface `Quotas`)."""
+
+    def quota(self, cgroup: str) -> Bandwidth | None:
+        """Raise Gone."""
+        raise Gone(f"{cgroup}: no cgroup has a quota here")
+
+    def set_quota(self, cgroup: str, bandwidth: Bandwidth) -> None:
+        """Set nothing."""
+
+    def unset_quota(self, cgroup: str) -> None:
+        """Unset nothing."""
+
+    def times_throttled(self, cgroup: str) -> int:
+        """Raise Gone."""
+        raise Gone(f"{cgroup}: no cgroup has a quota here")
+
+
+class NoVirtualMachines:
+    """No virtual machine is found, and threads are left alone (interface `VirtualMachines`)."""
+
+    def kind(self, place: VMPlace) -> str:
+        """Return no kind."""
+        return ""
+
+    def count(self, place: VMPlace) -> int:
+        """Return 0, as for a machine that is not there."""
+        return 0
+
+    def has_strayed(self, place: VMPlace) -> bool:
+        """Return False."""
+        return False
+
+    def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
+        """Find no machine."""
+        return None
+
+    def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
+        """Find no machine."""
+        return None
+
+    def tasks(self, place: VMPlace) -> frozenset[int]:
+        """Return no thread ids."""
+        return frozenset()
+
+    def keep(self, places: Collection[VMPlace]) -> None:
+        """Forget nothing."""
+
+
+class NoBootingMachines:
+    """No machine that boots is found (interface `BootingMachines`)."""
+
+    def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
+        """Move no machine."""
+        return ()
+
+
+class NoObservedCPUs:
+    """No kubelet allocates CPUs here: each cpuset is taken as it is (interface `ObservedCPUs`)."""
+
+    async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
+        """Return the cpuset of each container that has one."""
+        return {Owner(it.pod_uid, it.name): HeldCPUs(cpus, None) for it, cpus in containers if cpus}
+
+
+class NoWrappers:
+    """The socket of `cmk isolate` is not served (interface `Wrappers`)."""
+
+    def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
+        """Return no uses."""
+        return {}
+
+    def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
+        """Ignore the result of a pass."""
+
+    def shown(self, state: NodeState) -> NodeState:
+        """Return the state as it is."""
+        return state
+
+    def reset(self) -> None:
+        """Drop nothing."""
+
+    async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
+        """Return at once."""
