@@ -12,6 +12,7 @@ from agent.doctor.noise import noise_checks
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
 from agent.doctor.numa import NOT_WANTED as NO_TOPOLOGY
 from agent.doctor.numa import NUMAFacts, numa_checks
+from agent.doctor.strangers import stranger_checks
 from agent.doctor.vms import NO_VMS, VMFacts, vm_checks
 from pinning.contract import KubeletPolicy
 from pinning.truncate import listed
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
 
 _LISTED: Final = 8  # of many, so that the answer stays readable
-_NAMED: Final = 3  # programs of one cgroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class AgentFacts:
     other_plugins: tuple[str, ...] = ()  # of NRI, that set CPUs too: "10-balloons"
     is_strict: bool = False  # containers without CPUs of their own keep off the reserved CPUs
     static_shared: CPUSet | None = None  # the shared set beside static pools; None: without them
+    pod_names: Mapping[str, str] = field(default_factory=dict)  # namespace/pod by uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,46 +286,27 @@ def _troubles(facts: Facts) -> Iterator[Check]:
 
 
 def _foreign_threads(facts: Facts) -> Iterator[Check]:
-    subject = "strangers"
     if facts.agent is None or facts.foreign_threads is None:
-        yield unknown(
-            subject, "not looked for, because only the agent knows the exclusive CPUs", "start the agent"
-        )
+        message = "not looked for, because only the agent knows the exclusive CPUs"
+        yield unknown("strangers", message, "start the agent")
         return
-    cpus, by_cgroup = facts.agent.exclusive, facts.foreign_threads.by_cgroup
-    if not cpus:
-        yield ok(subject, "no CPU is exclusive now")
-        return
-    by_count = sorted(by_cgroup, key=lambda cgroup: (-by_cgroup[cgroup].total(), cgroup))
-    remedy = (
-        "keep a service off with AllowedCPUs= of its slice (systemd), or boot with isolcpus=; for a container see"
-        " corepin map"
-    )
-    for cgroup in by_count[:_LISTED]:
-        yield finding(
-            subject, f"{_threads(by_cgroup[cgroup])} of {cgroup} ran on exclusive CPUs {cpus}", remedy
-        )
-    if len(by_count) > _LISTED:
-        message = f"and threads of {len(by_count) - _LISTED} more cgroups"
-        yield finding(subject, message, "move the first ones and look again")
-    if not by_count:
-        yield ok(subject, f"no thread of others ran on exclusive CPUs {cpus}")
-    kernel = facts.foreign_threads.fixed.total() + facts.foreign_threads.movable.total()
-    yield ok("kernel", f"{kernel} of its threads ran on exclusive CPUs, which is normal")
+    agent, threads = facts.agent, facts.foreign_threads
+    yield from stranger_checks(threads.by_cgroup, agent.exclusive, _other_cpus(facts, agent), agent.pod_names)
+    if agent.exclusive:
+        kernel = threads.fixed.total() + threads.movable.total()
+        yield ok("kernel", f"{kernel} of its threads ran on exclusive CPUs, which is normal")
 
 
 def _noise(facts: Facts) -> Iterator[Check]:
     if facts.agent and facts.noise and (threads := facts.foreign_threads):
-        ours = facts.agent.allocatable | facts.agent.reserved
-        online = facts.topology.online if facts.topology else ours
-        yield from noise_checks(facts.noise, threads.movable, threads.fixed, online - facts.agent.exclusive)
+        others = _other_cpus(facts, facts.agent)
+        yield from noise_checks(facts.noise, threads.movable, threads.fixed, facts.agent.exclusive, others)
 
 
-def _threads(names: Counter[str]) -> str:
-    """Return the number of threads and the most frequent of their names."""
-    often = sorted(names, key=lambda name: (-names[name], name))
-    shown = ", ".join(often[:_NAMED]) + (", ..." if len(often) > _NAMED else "")
-    return f"{names.total()} thread{'s' * (names.total() > 1)} ({shown})"
+def _other_cpus(facts: Facts, agent: AgentFacts) -> CPUSet:
+    """Return the CPUs that are not exclusive."""
+    online = facts.topology.online if facts.topology else agent.allocatable | agent.reserved
+    return online - agent.exclusive
 
 
 def _l2(facts: Facts) -> Iterator[Check]:

@@ -100,6 +100,7 @@ def agent_facts(state: AgentState) -> AgentFacts:
         other_plugins=state.other_plugins,
         refusals=tuple(f"{refusal.name}: {refusal.message}" for refusal in state.refusals),
         is_strict=state.strict_reserved and not state.static_pools,
+        pod_names={pod.uid: f"{pod.namespace}/{pod.name}" for pod in state.pods},
         static_shared=CPUSet.parse(state.sets.shared) if state.static_pools else None,
     )
 

@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 
 _LISTED: Final = 8  # of one kind, so that the answer stays readable
 _WORKERS: Final = "kworker/u"  # threads of unbound workqueues
-_BOOT: Final = "only the kernel's command line changes that (nohz_full=, rcu_nocbs=), and a restart"
+_QUEUES: Final = "each serves I/O that a task on its CPU, or on one that shares the queue, submitted: keep that I/O to other CPUs"
 
 
-def noise_checks(noise: Noise, movable: Counter[str], fixed: Counter[str], others: CPUSet) -> Iterator[Check]:
+def noise_checks(
+    noise: Noise, movable: Counter[str], fixed: Counter[str], exclusive: CPUSet, others: CPUSet
+) -> Iterator[Check]:
     """Yield what was counted on exclusive CPUs; `others` are the CPUs that its sources could use instead."""
-    yield from _interrupts(noise.interrupts, others)
+    yield from _interrupts(noise.interrupts, noise.managed, others)
     yield from _kernel_threads(movable, others)
     yield from _entered(noise.waited)
     yield from _waits(noise.waited)
-    yield from _unmovable(noise, fixed)
+    yield from _unmovable(noise, fixed, exclusive)
 
 
-def _interrupts(table: Table, others: CPUSet) -> Iterator[Check]:
+def _interrupts(table: Table, managed: frozenset[str], others: CPUSet) -> Iterator[Check]:
     subject = "interrupts"
     if isinstance(table, str):
         remedy = (
@@ -38,7 +40,7 @@ def _interrupts(table: Table, others: CPUSet) -> Iterator[Check]:
         )
         yield unknown(subject, f"not counted ({table})", remedy)
         return
-    devices = [row for row in table if row.is_device]
+    devices = [row for row in table if row.is_device and row.name not in managed]
     for row in devices[:_LISTED]:
         yield finding(
             subject,
@@ -50,7 +52,9 @@ def _interrupts(table: Table, others: CPUSet) -> Iterator[Check]:
             subject, f"and {len(devices) - _LISTED} more of devices", "move the first ones and look again"
         )
     if not devices:
-        yield ok(subject, "no device interrupted exclusive CPUs")
+        yield ok(
+            subject, "no device interrupted exclusive CPUs" + " that could interrupt others" * bool(managed)
+        )
 
 
 def _interrupt_remedy(row: Row, others: CPUSet) -> str:
@@ -106,22 +110,30 @@ def _waits(waited: Mapping[str, Waited]) -> Iterator[Check]:
         yield ok(subject, f"threads of {len(by_wait) - _LISTED} more containers waited less")
 
 
-def _unmovable(noise: Noise, fixed: Counter[str]) -> Iterator[Check]:
+def _unmovable(noise: Noise, fixed: Counter[str], exclusive: CPUSet) -> Iterator[Check]:
     """Yield what no setting of a running kernel moves."""
     subject = "not movable"
+    boot = f"only the kernel's command line changes that: nohz_full={exclusive} rcu_nocbs={exclusive}, and a restart"
+    if (
+        queues := []
+        if isinstance(noise.interrupts, str)
+        else [row for row in noise.interrupts if row.name in noise.managed]
+    ):
+        listed = ", ".join(f"{row.name} ({row.text}) {row.count}" for row in queues[:_LISTED])
+        yield ok(subject, f"interrupts of queues that the kernel manages: {listed}", _QUEUES)
     counted = (
         [] if isinstance(noise.interrupts, str) else [row for row in noise.interrupts if not row.is_device]
     )
     if counted:
         listed = ", ".join(f"{row.name} {row.count}" for row in counted[:_LISTED])
-        yield ok(subject, f"interrupts of the kernel: {listed}", _BOOT)
+        yield ok(subject, f"interrupts of the kernel: {listed}", boot)
     if isinstance(noise.softirqs, str):
         yield unknown(subject, f"softirqs are not counted ({noise.softirqs})", "mount the host's /proc")
     elif noise.softirqs:
         listed = ", ".join(f"{row.name} {row.count}" for row in noise.softirqs[:_LISTED])
-        yield ok(subject, f"softirqs: {listed}", _BOOT)
+        yield ok(subject, f"softirqs: {listed}", boot)
     if fixed:
-        yield ok(subject, f"threads of the kernel that serve one CPU: {_names(fixed)}", _BOOT)
+        yield ok(subject, f"threads of the kernel that serve one CPU: {_names(fixed)}", boot)
 
 
 def _names(names: Counter[str]) -> str:

@@ -46,10 +46,11 @@ def programs(proc: Path) -> Iterator[Program]:
             name, fields = read_stat(folder)
             if fields[STATE] not in DEAD:
                 cgroups = (folder / "cgroup").read_text(encoding="utf-8", errors="replace")
-                yield Program(int(folder.name), name, _pod(cgroups))
+                yield Program(int(folder.name), name, pod_of(cgroups))
 
 
-def _pod(cgroups: str) -> str | None:
+def pod_of(cgroups: str) -> str | None:
+    """Return the uid of the pod in the path of a cgroup; "" if it names none, None if it is outside of all pods."""
     found = [match["uid"] or "" for match in _POD.finditer(cgroups)]
     return max(found).replace("_", "-") if found else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
@@ -10,7 +11,7 @@ from agent.quiet.owners import find_owners, read_times
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from agent.quiet.owners import Times
@@ -37,6 +38,9 @@ class Noise:
     interrupts: Table  # of devices and of the kernel, most first
     softirqs: Table
     waited: Mapping[str, Waited] = field(default_factory=dict)  # by namespace/pod/container
+    managed: frozenset[str] = (
+        frozenset()
+    )  # interrupts that no write moves, where the kernel shows that (Linux 6.12)
 
 
 def measure(
@@ -58,7 +62,21 @@ def measure(
         for name, owner in find_owners(proc, first_pids).items()
         if name in before
     }
-    return Noise(_growth(earlier[0], later[0]), _growth(earlier[1], later[1]), waited), result
+    grown = _growth(earlier[0], later[0])
+    numbers = () if isinstance(grown, str) else (row.name for row in grown if row.is_device)
+    return Noise(grown, _growth(earlier[1], later[1]), waited, _managed(proc, numbers)), result
+
+
+def _managed(proc: Path, numbers: Iterable[str]) -> frozenset[str]:
+    """Return the interrupts whose affinity the kernel lets no one write: one for each queue of a disk, and the timer."""
+    return frozenset(it for it in numbers if _is_read_only(proc / "irq" / it / "smp_affinity_list"))
+
+
+def _is_read_only(file: Path) -> bool:
+    try:
+        return not file.stat().st_mode & stat.S_IWUSR
+    except OSError:
+        return False
 
 
 def _read(file: Path, cpus: CPUSet) -> Table:

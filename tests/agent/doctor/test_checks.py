@@ -232,7 +232,7 @@ def test_many_foreign_threads_stay_readable() -> None:
     foreign_threads = ForeignThreads({f"/s{number}": Counter(x=number) for number in range(1, 12)})
     findings = of(replace(FINE, foreign_threads=foreign_threads), Verdict.FINDING)
 
-    assert findings[0].message.startswith("11 threads (x) of /s11 ")
+    assert findings[0].message.startswith("11 threads (x) of cgroup /s11 ")
     assert findings[-1].message == "and threads of 3 more cgroups"
     assert len(findings) == 9
 

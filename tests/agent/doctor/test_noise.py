@@ -87,7 +87,19 @@ def test_source_that_no_setting_moves_is_counted() -> None:
         "RCU 295" in said[1].message,
         "ksoftirqd/2" in said[2].message,
     ] == [True] * 3
-    assert all("nohz_full=" in it.remedy for it in said)
+    assert all("nohz_full=2 rcu_nocbs=2" in it.remedy for it in said)
+
+
+def test_interrupt_that_the_kernel_manages_is_no_finding() -> None:
+    """No write moves it, so that it is named with what keeps it away."""
+    rows = (Row("40", "nvme0q3", 9), Row("25", "eth0", 5))
+    said = checks(Noise(rows, (), managed=frozenset({"40"})))
+    found = [it.message for it in said if it.verdict is Verdict.FINDING]
+    (queue,) = (it for it in said if it.subject == "not movable")
+
+    assert found == ["interrupt 25 (eth0) came 5 times"]
+    assert "40 (nvme0q3) 9" in queue.message
+    assert "keep that I/O to other CPUs" in queue.remedy
 
 
 def test_counters_that_cannot_be_read_are_unknown() -> None:

@@ -51,6 +51,21 @@ def test_file_that_disappears_is_not_known(tmp_path: Path) -> None:
     assert "No such file" in str(noise.interrupts)
 
 
+def test_interrupt_that_cannot_be_written_is_managed(tmp_path: Path) -> None:
+    """Linux 6.12 and later make its file read-only; what is not there is not known to be managed."""
+    for number, mode in (("25", 0o644), ("40", 0o444)):
+        folder = tmp_path / "irq" / number
+        folder.mkdir(parents=True)
+        (folder / "smp_affinity_list").touch(mode)
+    file = tmp_path / "interrupts"
+    file.write_text("CPU1\n25: 0 eth0\n40: 0 nvme0q1\n41: 0 gone\nLOC: 0 x\n")
+
+    def watch() -> None:
+        file.write_text("CPU1\n25: 1 eth0\n40: 1 nvme0q1\n41: 1 gone\nLOC: 1 x\n")
+
+    assert measure(file, tmp_path, ONE, {}, watch)[0].managed == {"40"}
+
+
 def test_this_machine_is_read() -> None:
     """The kernel's tables have their form here, and a process in no container has no owner."""
     every = CPUSet(range(1024))

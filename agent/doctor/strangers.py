@@ -1,0 +1,73 @@
+"""Threads of others on exclusive CPUs: the unit, session or pod that each is of, and what moves it. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.doctor.check import finding, ok
+from agent.doctor.programs import pod_of
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Mapping
+
+    from agent.doctor.check import Check
+    from pinning.machine.cpuset import CPUSet
+
+_LISTED: Final = 8  # of many, so that the answer stays readable
+_NAMED: Final = 3  # programs of one cgroup
+_UNIT: Final = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap)(?=/|$)")
+_SLICE: Final = re.compile(r"/([^/]+\.(?:slice|scope))(?=/|$)")
+_MAP: Final = "corepin map shows where its containers may run; the agent moves back what left its CPUs"
+
+
+class Stranger(NamedTuple):
+    """What a cgroup is to an operator, and how its threads are kept off some CPUs."""
+
+    name: str
+    remedy: str
+
+
+def stranger_checks(
+    by_cgroup: Mapping[str, Counter[str]], exclusive: CPUSet, others: CPUSet, pods: Mapping[str, str]
+) -> Iterator[Check]:
+    """Yield the cgroups whose threads ran on exclusive CPUs; `others` are CPUs that they could use instead."""
+    subject = "strangers"
+    if not exclusive:
+        yield ok(subject, "no CPU is exclusive now")
+        return
+    by_count = sorted(by_cgroup, key=lambda cgroup: (-by_cgroup[cgroup].total(), cgroup))
+    for cgroup in by_count[:_LISTED]:
+        name, remedy = stranger(cgroup, others, pods)
+        yield finding(
+            subject, f"{_threads(by_cgroup[cgroup])} of {name} ran on exclusive CPUs {exclusive}", remedy
+        )
+    if len(by_count) > _LISTED:
+        message = f"and threads of {len(by_count) - _LISTED} more cgroups"
+        yield finding(subject, message, "move the first ones and look again")
+    if not by_count:
+        yield ok(subject, f"no thread of others ran on exclusive CPUs {exclusive}")
+
+
+def stranger(cgroup: str, others: CPUSet, pods: Mapping[str, str]) -> Stranger:
+    """Return what a cgroup is; `pods` are the names of pods by uid."""
+    pod = pod_of(cgroup)
+    if pod is not None:
+        return Stranger(f"pod {pods.get(pod, pod)}" if pod else f"a pod ({cgroup})", _MAP)
+    if cgroup == "/":
+        move = f"taskset -apc {others} PID moves it; systemd starts services in system.slice, which can be kept off"
+        return Stranger("the root cgroup", move)
+    top = _SLICE.match(cgroup)
+    if top is None:
+        return Stranger(f"cgroup {cgroup}", f"echo {others} > /sys/fs/cgroup{cgroup}/cpuset.cpus")
+    units = _UNIT.findall(cgroup)
+    move = f"systemctl set-property {top[1]} AllowedCPUs={others} (with --runtime until the next boot)"
+    return Stranger(f"{units[-1]} in {cgroup.rpartition(units[-1])[0]}" if units else cgroup, move)
+
+
+def _threads(names: Counter[str]) -> str:
+    """Return the number of threads and the most frequent of their names."""
+    often = sorted(names, key=lambda name: (-names[name], name))
+    shown = ", ".join(often[:_NAMED]) + (", ..." if len(often) > _NAMED else "")
+    return f"{names.total()} thread{'s' * (names.total() > 1)} ({shown})"
