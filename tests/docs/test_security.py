@@ -37,13 +37,17 @@ def test_rights_of_the_agent_are_told() -> None:
 
 def test_what_the_agent_has_on_its_node_is_told() -> None:
     """Each path of the host, each capability, and the namespaces of the host that it shares."""
-    (agent,), (nri,) = documents("agent.yaml"), documents("../components/nri/agent.yaml")
-    spec, more = (item["spec"]["template"]["spec"] for item in (agent, nri))
-    volumes = spec["volumes"] + more["volumes"]
+    files = ("agent.yaml", "../components/nri/agent.yaml", "../components/quiet/agent.yaml")
+    spec, *more = (item["spec"]["template"]["spec"] for file in files for item in documents(file))
+    volumes = [volume for part in (spec, *more) for volume in part["volumes"]]
     paths = {item["hostPath"]["path"] for item in volumes if "hostPath" in item}
     described = chapter(PAGE, "What the agent has on its node")
     assert (
-        set(re.findall(r"^\| `(/[\w/.-]+)`(?:, with the component `nri`)? \|", described, re.MULTILINE))
+        set(
+            re.findall(
+                r"^\| `(/[\w/.-]+)`(?:, with the component `(?:nri|quiet)`)? \|", described, re.MULTILINE
+            )
+        )
         == paths
     )
     cmk = Path("manifests/components/cmk/kustomization.yaml").read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ INSTALLS = (
     "node-watch",
     "nri",
     "vm-probe",
+    "quiet",
     "priority-quota",
     "counted",
     "guard",
@@ -30,7 +31,7 @@ INSTALLS = (
     "numa-scheduling",
 )  # each is a whole corepin
 ROTATING = (
-    *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe"),
+    *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe", "quiet"),
     *("priority-quota", "counted", "guard", "dashboard", "numa-scheduling"),
 )
 SYSTEM, AGENT = "corepin-system", "corepin-agent"

@@ -58,6 +58,21 @@ def test_vm_probe_adds_a_capability_and_nothing_else() -> None:
     assert probe == base
 
 
+def test_quiet_adds_one_file_and_nothing_else() -> None:
+    """The node's counts of interrupts, read-only, at a path that no runtime masks; agent and doctor read it there."""
+    base, quiet = (
+        manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"] for name in ("base", "quiet")
+    )
+    mounts = agent_mounts(quiet)
+    mount, volume = mounts.pop("/host/proc/interrupts")
+    assert volume["hostPath"] == {"path": "/proc/interrupts", "type": "File"}
+    assert mount["readOnly"]
+    assert mounts == agent_mounts(base)
+    there, added = ({it["name"]: it for it in spec["containers"][0]["env"]} for spec in (base, quiet))
+    assert added.pop("COREPIN_INTERRUPTS")["value"] == mount["mountPath"]
+    assert added == there
+
+
 def test_nri_may_be_applied_twice(tmp_path: Path) -> None:
     """A component that needs it brings it along, and who names both gets one mount."""
     (tmp_path / "manifests").symlink_to(ROOT.absolute())
