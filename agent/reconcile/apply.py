@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from agent.interfaces import Interfaces
     from agent.metrics import Metrics
     from agent.reconcile.container_record import ContainerRecord
+    from agent.reconcile.machine_record import MachineRecord
     from agent.reconcile.runtime_sync import RuntimeSync
-    from agent.reconcile.sandboxes import Sandboxes, SandboxRecord
+    from agent.reconcile.sandboxes import Sandboxes
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.actions import Action
     from pinning.planning.run_sets import SandboxSet
@@ -271,7 +272,7 @@ def _is_still_to_come(record: ContainerRecord) -> bool:
 def _log(
     actions: Sequence[Action],
     done: Sequence[bool],
-    records: Mapping[str, ContainerRecord | SandboxRecord],
+    records: Mapping[str, ContainerRecord | MachineRecord],
 ) -> None:
     logs_all = logger.isEnabledFor(logging.DEBUG)
     for action, is_done in zip(actions, done, strict=True):

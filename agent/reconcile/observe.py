@@ -41,6 +41,7 @@ class Observer:
         self.missing_pods = MissingPodLookup(interfaces.pods, request_pass)
         self.records: dict[str, ContainerRecord] = {}
         self.sandboxes = Sandboxes(vms, clock)
+        self._vms = vms
         self.runtime_reason = ""  # why the runtime did not list its containers last time
         self.rewritten: list[ContainerRecord] = []  # containers with a foreign write, as of this pass
         self._interfaces = interfaces
@@ -131,7 +132,7 @@ class Observer:
             return False
         self.runtime_reason = ""
         self.records = {container.id: self._record(container) for container in listed}
-        self.sandboxes.listed(self._interfaces.runtime.sandboxes())
+        self._vms.listed(self._interfaces.runtime.sandboxes())
         self._has_listed = True
         return True
 

@@ -268,7 +268,7 @@ class Reconciler:
             targets = observed_targets(containers, pods, sandboxes.values(), held, config.vm_threads)
         else:
             targets = planned_targets(containers, pods, plan)
-            targets |= sandbox_targets(plan, sandboxes, self.vms.target, undone)
+            targets |= sandbox_targets(plan, sandboxes, undone)
         await self.vms.follow(targets, observed.topology)
 
     def _cpus_of_new(self, owner: Owner) -> CPUSet | None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from agent.node_state import Path, VMState
-from agent.reconcile.container_record import Retry
 from agent.reconcile.exposure import seconds_in_vm
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import SeenSandbox, State
@@ -22,17 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.clock import Clock
-    from agent.interfaces import RuntimeSandbox
     from agent.reconcile.container_record import ContainerRecord
+    from agent.reconcile.machine_record import MachineRecord
     from agent.reconcile.vms import VMKeeper
     from agent.vm_interfaces import VMCPUs
     from pinning.planning.run_sets import SandboxSet
 
-AT_ONCE: Final = 8  # machines before others get their turn
 LOST_SECONDS: Final = (
     30.0  # that other actions wait for machines that are not found: these may run on any CPU
 )
-STARTING_SECONDS: Final = 2.0  # that a machine which was never found is no failure
 WINDOW_SECONDS: Final = (
     600.0  # in which they do, whichever machines these are, and however often one comes back
 )
@@ -41,42 +38,6 @@ NOT_FOUND: Final = (
     "its threads are not found, so that nobody can say where it runs: look at the log of the agent"
 )
 NOT_TAKEN: Final = "the runtime did not take the CPUs of every container"
-
-
-@dataclass(slots=True)
-class SandboxRecord:
-    """One virtual machine: what the runtime says of it, and what was read of its threads."""
-
-    seen: RuntimeSandbox
-    threads: VMCPUs | None = None  # where they may run; None: not found
-    was_found: bool = False
-    lost_since: float | None = None  # on the monotonic clock
-    retry: Retry = field(default_factory=Retry)
-    is_refused: bool = False  # while it is not found: the runtime did not take its CPUs last
-
-    @property
-    def name(self) -> str:
-        """Name for messages: namespace/pod."""
-        return f"{self.seen.namespace}/{self.seen.pod}"
-
-    @property
-    def takes_cpusets(self) -> bool:
-        """Return whether cpusets may be sent to the runtime: they must not change the count of vCPUs."""
-        return self.seen.has_quota or (self.threads is not None and self.threads.is_fixed)
-
-    def is_starting(self, now: float) -> bool:
-        """Say whether its VMM may be still to come: what is listed first may become the VMM a moment later."""
-        return not self.was_found and self.lost_since is not None and now - self.lost_since < STARTING_SECONDS
-
-    def listed(self, machine: RuntimeSandbox) -> None:
-        """Take over what the runtime says."""
-        self.seen = machine
-
-    def read(self, threads: VMCPUs | None, now: float) -> None:
-        """Take over what was read of its threads."""
-        self.threads, self.was_found = threads, self.was_found or threads is not None
-        self.lost_since = None if threads else now if self.lost_since is None else self.lost_since
-        self.is_refused &= threads is None
 
 
 @dataclass(slots=True)
@@ -113,28 +74,21 @@ class Patience:
 
 @dataclass(slots=True)
 class Sandboxes:
-    """Every virtual machine of the node, by its id."""
+    """The sandboxes of the node as they are planned for, and the budget of waiting for lost ones."""
 
     vms: VMKeeper
     clock: Clock
-    records: dict[str, SandboxRecord] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
 
-    def listed(self, machines: Iterable[RuntimeSandbox]) -> None:
-        """Take over what the runtime lists."""
-        known, self.records = self.records, {}
-        for machine in machines:
-            record = self.records[machine.id] = known.get(machine.id) or SandboxRecord(machine)
-            record.listed(machine)
-        self.vms.listed(record.seen for record in self.records.values())
+    @property
+    def records(self) -> Mapping[str, MachineRecord]:
+        """The sandboxes by id."""
+        return self.vms.sandboxes
 
     async def read(self) -> None:
-        """Read from the kernel where every machine may run; what others waited for some until now is over."""
+        """Read from the kernel where every machine may run; the wait of others for lost ones ends here."""
         self.patience.count(self.clock.monotonic())
-        for number, (key, record) in enumerate(self.records.items(), 1):
-            record.read(self.vms.allowed(key), self.clock.monotonic())
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
+        await self.vms.read()
 
     @property
     def threads(self) -> dict[str, VMCPUs | None]:
@@ -152,14 +106,15 @@ class Sandboxes:
         for container in containers:
             if container.seen.state is not State.EXITED:
                 sent.setdefault(container.seen.sandbox, []).append(container.sent)
-        self.vms.told = frozenset(key for key, cpusets in sent.items() if any(cpusets))
         now = self.clock.monotonic()
+        for key, record in self.records.items():
+            record.is_sent = any(sent.get(key, ()))
         return tuple(
             _seen(record, sent.get(key, []), is_missed=self.missed_until(record, now) > now)
             for key, record in self.records.items()
         )
 
-    def missed_until(self, record: SandboxRecord, now: float) -> float:
+    def missed_until(self, record: MachineRecord, now: float) -> float:
         """Return until when others wait for a machine, which counts from now on: it is not found, and may run anywhere."""
         if record.lost_since is None:
             return now
@@ -167,13 +122,6 @@ class Sandboxes:
         if until > now:
             self.patience.begin(now)
         return until
-
-    def confine(self, sandbox_id: str, target: SandboxSet) -> VMCPUs | None:
-        """Move the threads of a machine, and return where they may run then."""
-        record = self.records[sandbox_id]
-        found = self.vms.confine(sandbox_id, target.own, target.others)
-        record.read(found, self.clock.monotonic())
-        return record.threads
 
     def waiting(self, now: float) -> frozenset[str]:
         """Return the machines that are not touched now: their last move failed a moment ago."""
@@ -188,7 +136,7 @@ class Sandboxes:
     def lost(self, targets: Mapping[str, SandboxSet]) -> Mapping[str, VMState]:
         """Return what is said of the machines that hold CPUs and are not found, by pod."""
         return {
-            record.seen.pod_uid: VMState("", targets[key].own, (), EMPTY, reason=NOT_FOUND)
+            record.pod_uid: VMState("", targets[key].own, (), EMPTY, reason=NOT_FOUND)
             for key, record in self.records.items()
             if record.threads is None and key in targets and targets[key].own
         }
@@ -203,9 +151,9 @@ class Sandboxes:
         return (record.name for record in failing if not record.is_starting(now))
 
 
-def _seen(record: SandboxRecord, sent: list[CPUSet], *, is_missed: bool) -> SeenSandbox:
+def _seen(record: MachineRecord, sent: list[CPUSet], *, is_missed: bool) -> SeenSandbox:
     """Return a machine as observed; of a lost one the runtime's cpusets count, and after a refusal no action waits for it."""
-    threads, key, pod_uid = record.threads, record.seen.id, record.seen.pod_uid
+    threads, key, pod_uid = record.threads, record.place.key, record.pod_uid
     taken = tuple(cpus for cpus in sent if cpus or record.takes_cpusets)
     if threads:
         return SeenSandbox(key, pod_uid, threads.cpus, threads.vcpus, taken)
@@ -233,16 +181,19 @@ class SandboxMover:
         """Move a machine with its live containers; say whether it runs nowhere else now."""
         record = self._sandboxes.records[sandbox_id]
         live = [container for container in containers if container.seen.state is not State.EXITED]
-        found, are_told = self._sandboxes.confine(sandbox_id, target), True
+        found, are_told = self._confine(record, target), True
         if told := _told(record, live, found, target):
             are_told = all(await asyncio.gather(*(self._tell(container, target.cpus) for container in told)))
-            found = self._sandboxes.confine(sandbox_id, target)
+            found = self._confine(record, target)
         if found is None:
             return self._note_lost(record, are_told=are_told)
         self._note(record, live, found, target, are_told=are_told)
         return found.cpus <= target.cpus
 
-    def _note_lost(self, record: SandboxRecord, *, are_told: bool) -> bool:
+    def _confine(self, record: MachineRecord, target: SandboxSet) -> VMCPUs | None:
+        return self._sandboxes.vms.confine(record, target.own, target.others)
+
+    def _note_lost(self, record: MachineRecord, *, are_told: bool) -> bool:
         """Note that a machine is not found; say whether it may be taken for moved: later the runtime's word is all there is."""
         record.is_refused = not are_told
         now = self._clock.monotonic()
@@ -258,7 +209,7 @@ class SandboxMover:
 
     def _note(
         self,
-        record: SandboxRecord,
+        record: MachineRecord,
         live: Iterable[ContainerRecord],
         found: VMCPUs,
         target: SandboxSet,
@@ -279,7 +230,7 @@ class SandboxMover:
 
 
 def _told(
-    record: SandboxRecord, live: list[ContainerRecord], found: VMCPUs | None, target: SandboxSet
+    record: MachineRecord, live: list[ContainerRecord], found: VMCPUs | None, target: SandboxSet
 ) -> list[ContainerRecord]:
     """Return the containers to update in the runtime: a cpuset that it accepted before stays in effect until replaced."""
     if record.takes_cpusets or (found and not found.cpus <= target.cpus):

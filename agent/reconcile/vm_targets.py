@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from agent.reconcile.machine_record import NO_TARGET, VMTarget
 from agent.vm_interfaces import VMPlace
 from pinning.contract import LAUNCHER_CONTAINER, VMThreadsPolicy
-from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.machine.cpuset import union
 from pinning.planning.observed import Owner, State
 from pinning.pods.claims import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
-    from agent.interfaces import HeldCPUs, RuntimeContainer, RuntimeSandbox
-    from pinning.contract import SMTPolicy
+    from agent.interfaces import HeldCPUs, RuntimeContainer
+    from agent.reconcile.machine_record import MachineRecord
     from pinning.planning.observed import SeenPod
     from pinning.planning.plan import Plan
     from pinning.pods.claims import Claim
 
 UNSAID: Final = "the kubelet does not say which CPUs are exclusive: let corepin reach its podresources socket"
-
-
-class VMTarget(NamedTuple):
-    """What one machine is to run on."""
-
-    pod_uid: str
-    cpus: CPUSet  # that its container, or those of its sandbox together, hold; empty: none
-    others: CPUSet = EMPTY  # of a sandbox: for all threads that are no vCPUs, and without CPUs for these too
-    smt: SMTPolicy | None = None  # None: KubeVirt's own choice
-    doubt: str = ""  # why it is not known whether the CPUs are its own
-
-
-NO_TARGET: Final = VMTarget("", EMPTY)
-
-
-def place_of(sandbox: RuntimeSandbox) -> VMPlace:
-    """Return where the machine of a sandbox is to be looked for."""
-    return VMPlace(sandbox.id, sandbox.pid, sandbox.cgroup, is_sandbox=True)
 
 
 def planned_targets(
@@ -54,19 +37,16 @@ def planned_targets(
 
 
 def sandbox_targets(
-    plan: Plan,
-    sandboxes: Mapping[str, RuntimeSandbox],
-    last: Callable[[str], VMTarget | None],
-    undone: Container[str],
+    plan: Plan, sandboxes: Mapping[str, MachineRecord], undone: Container[str]
 ) -> dict[VMPlace, VMTarget]:
-    """Return where each sandbox is to run by the plan; where its move is not done, it stays where it was put last."""
+    """Return where each sandbox must run by the plan; one whose move is not done stays where it was put last."""
     targets = {}
     for key, threads in plan.sandboxes.items():
-        sandbox = sandboxes.get(key)
-        planned = VMTarget(sandbox.pod_uid, threads.own, threads.others) if sandbox else None
-        target = last(key) if key in undone else planned
-        if sandbox and target:
-            targets[place_of(sandbox)] = target
+        if record := sandboxes.get(key):
+            planned = VMTarget(record.pod_uid, threads.own, threads.others)
+            target = record.target if key in undone else planned
+            if target != NO_TARGET:
+                targets[record.place] = target
     return targets
 
 
@@ -79,7 +59,7 @@ def run_machines(containers: Iterable[RuntimeContainer], pods: Iterable[SeenPod]
 def observed_targets(
     containers: Collection[RuntimeContainer],
     pods: Iterable[SeenPod],
-    sandboxes: Iterable[RuntimeSandbox],
+    sandboxes: Iterable[MachineRecord],
     held: Mapping[Owner, HeldCPUs],
     policy: VMThreadsPolicy,
 ) -> dict[VMPlace, VMTarget]:
@@ -95,8 +75,8 @@ def observed_targets(
         if it.sandbox and _is_running(it) and (found := held.get(_owner(it))):
             inside.setdefault(it.sandbox, []).append(found)
     for sandbox in sandboxes:
-        if sandbox.id in inside:
-            targets[place_of(sandbox)] = _observed_sandbox(sandbox.pod_uid, inside[sandbox.id], policy)
+        if found_inside := inside.get(sandbox.place.key):
+            targets[sandbox.place] = _observed_sandbox(sandbox.pod_uid, found_inside, policy)
     return targets
 
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.node_state import VMState
-from agent.reconcile.vm_targets import NO_TARGET, VMTarget, place_of
+from agent.reconcile.machine_record import MachineRecord, VMTarget, place_of
 from agent.vm_interfaces import VMCPUs, VMPinned
 from pinning.machine.cpuset import union
 from pinning.planning.vm_masks import PATIENCE_SECONDS, Launcher, launcher_masks, sandbox_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.clock import Clock
     from agent.interfaces import RuntimeSandbox
@@ -53,47 +52,6 @@ UNSETTLED: Final = "it starts threads faster than they are moved: some may run e
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class VMRecord:
-    """The record of one running machine."""
-
-    place: VMPlace
-    known_since: float  # on the monotonic clock
-    target: VMTarget = NO_TARGET
-    is_due: bool = True  # it is to be looked at, whatever it does itself
-    is_waiting: bool = False  # for libvirt to pin it
-    is_changing: bool = False  # it had other vCPUs than before when it was last looked at
-    count: int = 0  # of its threads when it was last looked at
-    rests_until: float = 0.0  # on the monotonic clock
-    vcpus: int | None = None  # the number of them then
-    since: float = 0.0  # when that number changed, on the monotonic clock
-    masks: VMMasks | None = None  # what it was put on last
-    state: VMState | None = None  # None: it is not there
-
-    def has_count(self, seen: VMSeen, now: float) -> None:
-        """Take note of the number of vCPUs: of a machine that is older than its record it did not change just now.
-
-        Where it did, another look comes soon: a thread that is called like its maker, a vCPU, hides all of them.
-        """
-        if self.vcpus is None:
-            self.since = now - seen.seconds
-        elif self.vcpus != len(seen.vcpus):
-            self.since, self.is_changing = now, True
-        self.vcpus = len(seen.vcpus)
-
-    @property
-    def is_unsettled(self) -> bool:
-        """Say whether another look comes soon, though its threads are as many as before."""
-        return self.is_waiting or self.is_changing
-
-    def was_read(self, state: VMState | None) -> bool:
-        """Take over what was read back; say whether it is news. The time is that of the first such reading."""
-        before, self.state = self.state, state
-        if before and state and replace(state, when=before.when) == before:
-            self.state = before
-        return self.state != before
-
-
 class VMKeeper:
     """Pins the threads of the node's virtual machines."""
 
@@ -101,9 +59,8 @@ class VMKeeper:
         self._vms = vms
         self._clock = clock
         self._request_pass = request_pass
-        self._records: dict[str, VMRecord] = {}
-        self.sandboxes: Mapping[str, RuntimeSandbox] = {}  # of the node, by id
-        self.told: frozenset[str] = frozenset()  # those for whose containers the runtime took cpusets
+        self.sandboxes: dict[str, MachineRecord] = {}  # every sandbox of the node, by its id
+        self._launchers: dict[str, MachineRecord] = {}  # those with a target, by the id of their container
         self._topology: Topology | None = None
         self._changed = asyncio.Event()  # machines came, or other targets
         self._is_paused = False
@@ -119,65 +76,64 @@ class VMKeeper:
             self._is_paused = False
 
     def listed(self, sandboxes: Iterable[RuntimeSandbox]) -> None:
-        """Know the sandboxes of the node from now on."""
-        self.sandboxes = {sandbox.id: sandbox for sandbox in sandboxes}
+        """Take over the runtime's list of sandboxes."""
+        known, self.sandboxes = self.sandboxes, {}
+        for sandbox in sandboxes:
+            record = known.get(sandbox.id) or MachineRecord(place_of(sandbox), self._clock.monotonic())
+            record.listed(sandbox)
+            self.sandboxes[sandbox.id] = record
+        for key in known.keys() - self.sandboxes.keys():
+            known[key].leave()
 
     async def follow(self, targets: Mapping[VMPlace, VMTarget], topology: Topology) -> None:
         """Pin these machines and no others from now on; look at those that need it."""
         self._topology = topology
-        self._records = {place.key: self._record(place, target) for place, target in targets.items()}
-        if any(record.is_due or record.is_changing for record in self._records.values()):
+        self._aim(targets)
+        if any(record.is_due or record.is_changing for record in self._followed()):
             self._changed.set()
-        self._vms.keep({*targets, *map(place_of, self.sandboxes.values())})
-        for number, record in enumerate(self._records.values(), 1):
+        self._vms.keep({record.place for record in (*self._launchers.values(), *self.sandboxes.values())})
+        for number, record in enumerate(self._followed(), 1):
             if self._is_wanted(record):
                 self._look(record)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    def allowed(self, sandbox_id: str) -> VMCPUs | None:
-        """Return where the threads of a sandbox may run now; None when its machine is not found."""
-        sandbox = self.sandboxes.get(sandbox_id)
-        seen = self._vms.read(place_of(sandbox)) if sandbox else None
-        return _cpus_of(seen) if seen else None
+    async def read(self) -> None:
+        """Read from the kernel where every sandbox may run."""
+        for number, record in enumerate(self.sandboxes.values(), 1):
+            seen = self._vms.read(record.place)
+            record.read(_cpus_of(seen) if seen else None, self._clock.monotonic())
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
 
-    def confine(self, sandbox_id: str, own: CPUSet, others: CPUSet) -> VMCPUs | None:
-        """Put the threads of a sandbox elsewhere at once, wherever they are; return where they may run then, as read back."""
-        sandbox = self.sandboxes.get(sandbox_id)
-        if sandbox is None:
-            return None
-        record = self._record(place_of(sandbox), VMTarget(sandbox.pod_uid, own, others))
-        self._records[sandbox_id] = record
+    def confine(self, record: MachineRecord, own: CPUSet, others: CPUSet) -> VMCPUs | None:
+        """Move the threads of a sandbox at once; return where they may run then, as read back."""
+        record.aim(record.place, VMTarget(record.pod_uid, own, others), self._clock.monotonic())
         seen = self._look(record, fully=True)  # others wait until no thread of it is left on their CPUs
-        return _cpus_of(seen) if seen else None
-
-    def target(self, sandbox_id: str) -> VMTarget | None:
-        """Return where a sandbox was put last; None while it was put nowhere."""
-        record = self._records.get(sandbox_id)
-        return record.target if record else None
+        record.read(_cpus_of(seen) if seen else None, self._clock.monotonic())
+        return record.threads
 
     def sandbox_cgroups(self) -> frozenset[str]:
         """Return where the threads of sandboxes are, as far as that is known."""
-        places = map(place_of, self.sandboxes.values())
-        return frozenset(cgroup for place in places for cgroup in place.cgroups)
+        return frozenset(cgroup for record in self.sandboxes.values() for cgroup in record.place.cgroups)
 
     def tasks(self, key: str) -> frozenset[int]:
         """Return the threads that are pinned here and do not count as drift."""
-        record = self._records.get(key)
+        record = self._launchers.get(key)
         return self._vms.tasks(record.place) if record else frozenset()
 
     def states(self) -> Mapping[str, VMState]:
         """Return what was read back of each machine, by pod."""
-        return {record.target.pod_uid: record.state for record in self._records.values() if record.state}
+        return {record.target.pod_uid: record.state for record in self._followed() if record.state}
 
     def containers_written(self, keys: Collection[str]) -> None:
         """Look at the machines of these containers with this pass: their cpusets were written."""
-        for key in self._records.keys() & keys:
-            self._records[key].is_due = True
+        for record in self._followed():
+            record.is_due |= record.place.key in keys
 
     def cgroup_written(self, cgroup: str) -> None:
         """Look at the machine of a cgroup with the next pass, after a foreign write of its cpuset."""
-        for record in self._records.values():
+        for record in self._followed():
             record.is_due |= cgroup in record.place.cgroups
 
     async def run(self) -> None:
@@ -202,10 +158,10 @@ class VMKeeper:
 
     def pause(self) -> float:
         """Return the seconds until the next poll."""
-        waits = any(map(self._is_expected, self._records.values()))
+        waits = any(map(self._is_expected, self._followed()))
         return SOON_SECONDS if waits else POLL_SECONDS
 
-    def _is_expected(self, record: VMRecord) -> bool:
+    def _is_expected(self, record: MachineRecord) -> bool:
         """Say whether something is about to happen: a machine starts some time after its container."""
         is_new = self._clock.monotonic() - record.known_since < PATIENCE_SECONDS
         return record.is_due or record.is_unsettled or (record.state is None and is_new)
@@ -222,12 +178,12 @@ class VMKeeper:
         self._next_sweep = now + SWEEP_SECONDS
         return await self._look_at(lambda _: True, fully=True)
 
-    async def _look_at(self, is_wanted: Callable[[VMRecord], bool], *, fully: bool = False) -> bool:
+    async def _look_at(self, is_wanted: Callable[[MachineRecord], bool], *, fully: bool = False) -> bool:
         is_news = False
-        for number, record in enumerate(list(self._records.values()), 1):
+        for number, record in enumerate(self._followed(), 1):
             if self._is_paused:
                 break
-            if record.place.key in self._records and is_wanted(record):
+            if record.has_target and is_wanted(record):
                 before = record.state
                 self._look(record, fully=fully)
                 is_news |= record.state != before
@@ -235,16 +191,26 @@ class VMKeeper:
                 await asyncio.sleep(0)
         return is_news
 
-    def _record(self, place: VMPlace, target: VMTarget) -> VMRecord:
-        record = self._records.get(place.key) or self._new(place)
-        record.is_due |= (place, target) != (record.place, record.target)
-        record.place, record.target = place, target
-        return record
+    def _followed(self) -> list[MachineRecord]:
+        """Return the machines with a target."""
+        return [
+            *self._launchers.values(),
+            *(record for record in self.sandboxes.values() if record.has_target),
+        ]
 
-    def _new(self, place: VMPlace) -> VMRecord:
-        return VMRecord(place, self._clock.monotonic())
+    def _aim(self, targets: Mapping[VMPlace, VMTarget]) -> None:
+        """Give these machines their targets, and leave all others alone."""
+        now, known, self._launchers = self._clock.monotonic(), self._launchers, {}
+        for record in (*known.values(), *self.sandboxes.values()):
+            if record.place not in targets:
+                record.leave()
+        for place, target in targets.items():
+            record = self.sandboxes.get(place.key) or known.get(place.key) or MachineRecord(place, now)
+            record.aim(place, target, now)
+            if not place.is_sandbox:
+                self._launchers[place.key] = record
 
-    def _is_wanted(self, record: VMRecord) -> bool:
+    def _is_wanted(self, record: MachineRecord) -> bool:
         if record.is_due:
             return True
         if self._clock.monotonic() < record.rests_until:
@@ -253,7 +219,7 @@ class VMKeeper:
             return True
         return self._vms.count(record.place) != record.count or self._vms.has_strayed(record.place)
 
-    def _look(self, record: VMRecord, *, fully: bool = False) -> VMSeen | None:
+    def _look(self, record: MachineRecord, *, fully: bool = False) -> VMSeen | None:
         """Read a machine, pin what is elsewhere than it is to be, and note what came of it."""
         # The count first: a thread that starts during the look changes it.
         count = self._vms.count(record.place)
@@ -262,22 +228,20 @@ class VMKeeper:
         pinned = self._pin(record, seen) if seen else None
         record.rests_until = self._clock.monotonic() + self._rest_seconds(record)
         if pinned is None:
-            record.count, record.vcpus, record.masks, record.is_waiting = 0, None, None, False
-            record.was_read(None)
+            record.was_absent()
             return None
         record.count = count
-        sandbox = self.sandboxes.get(record.place.key)
-        note = _note(sandbox, pinned.seen, record.target, self.told) if sandbox else ""
+        note = _note(record, pinned.seen) if record.place.is_sandbox else ""
         kind, when = self._vms.kind(record.place), self._clock.text()
         state = _state(record, pinned, kind, when, note)
         if record.was_read(state):
             _log(record, state)
         return pinned.seen
 
-    def _rest_seconds(self, record: VMRecord) -> float:
+    def _rest_seconds(self, record: MachineRecord) -> float:
         return REST_SECONDS_A_THREAD * max(0, len(self._vms.tasks(record.place)) - FREE_THREADS)
 
-    def _pin(self, record: VMRecord, seen: VMSeen) -> VMPinned | None:
+    def _pin(self, record: MachineRecord, seen: VMSeen) -> VMPinned | None:
         now = self._clock.monotonic()
         record.has_count(seen, now)
         masks = _masks(record, seen, self._topology, now)
@@ -292,7 +256,7 @@ class VMKeeper:
         return pinned
 
 
-def _masks(record: VMRecord, seen: VMSeen, topology: Topology | None, now: float) -> VMMasks | None:
+def _masks(record: MachineRecord, seen: VMSeen, topology: Topology | None, now: float) -> VMMasks | None:
     target = record.target
     if record.place.is_sandbox:
         return sandbox_masks(seen, target.cpus, target.others, target.doubt)
@@ -306,16 +270,16 @@ def _cpus_of(seen: VMSeen) -> VMCPUs:
     return VMCPUs(seen.allowed, union(seen.vcpus), seen.is_fixed, seen.seconds)
 
 
-def _note(sandbox: RuntimeSandbox, seen: VMSeen, target: VMTarget, told: Container[str]) -> str:
-    """Return what its user has to know of a sandbox whose vCPUs may become more or fewer by its cpusets."""
-    if sandbox.has_quota or seen.is_fixed:
+def _note(record: MachineRecord, seen: VMSeen) -> str:
+    """Return a note for a sandbox whose cpusets may change its number of vCPUs."""
+    if record.has_quota or seen.is_fixed:
         return ""
-    if sandbox.id in told:
+    if record.is_sent:
         return STILL_TOLD
-    return AFFINITY_ALONE if target.cpus else ""
+    return AFFINITY_ALONE if record.target.cpus else ""
 
 
-def _state(record: VMRecord, pinned: VMPinned, kind: str, when: str, note: str) -> VMState:
+def _state(record: MachineRecord, pinned: VMPinned, kind: str, when: str, note: str) -> VMState:
     """Return what was read back of a machine."""
     seen, masks = pinned.seen, None if record.is_waiting else record.masks
     is_one_to_one = (
@@ -346,7 +310,7 @@ def _reason(masks: VMMasks | None, *, is_one_to_one: bool) -> str:
     return masks.reason
 
 
-def _log(record: VMRecord, state: VMState) -> None:
+def _log(record: MachineRecord, state: VMState) -> None:
     facts = {
         "vm": record.place.key,
         "vcpus": [str(cpus) for cpus in state.vcpus],

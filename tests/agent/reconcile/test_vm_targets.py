@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from agent.interfaces import HeldCPUs, RuntimeContainer, RuntimeSandbox
-from agent.reconcile.vm_targets import (
-    UNSAID,
-    VMTarget,
-    observed_targets,
-    place_of,
-    planned_targets,
-    sandbox_targets,
-)
+from agent.reconcile.machine_record import NO_TARGET, MachineRecord, VMTarget, place_of
+from agent.reconcile.vm_targets import UNSAID, observed_targets, planned_targets, sandbox_targets
 from agent.vm_interfaces import VMPlace
 from pinning.contract import VMThreadsPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -37,7 +31,6 @@ def inside(name: str, state: State = State.RUNNING) -> RuntimeContainer:
 
 
 LAUNCHER = VMPlace("id-v", 200, "/kubepods/v/id-v", is_sandbox=False)
-NOWHERE: dict[str, VMTarget] = {}
 LAUNCHED = SeenPod.of(pod_document("v", [Wish("2")], vm=True))  # type: ignore[arg-type]
 
 
@@ -46,6 +39,14 @@ def planned(*containers: SeenContainer, sandboxes: tuple[SeenSandbox, ...] = ())
     pods = (LAUNCHED, SeenPod.of(pod_document("k", [Wish("2", policy="exclusive")])))  # type: ignore[arg-type]
     observed = Observed(FLAT, FLAT.online, pods, containers, sandboxes)
     return plan(observed, Ledger(), NodeConfig())
+
+
+def record(target: VMTarget = NO_TARGET) -> MachineRecord:
+    """Return the record of the sandbox, with the target of the last plan."""
+    machine = MachineRecord(place_of(SANDBOX), 0.0)
+    machine.listed(SANDBOX)
+    machine.aim(machine.place, target, 0.0)
+    return machine
 
 
 def test_launcher_has_what_its_container_holds() -> None:
@@ -68,18 +69,16 @@ def test_sandbox_whose_move_is_not_done_stays_where_it_was_put_last() -> None:
     assert held
     place, before = place_of(SANDBOX), VMTarget("k", EMPTY, OTHERS)
 
-    assert sandbox_targets(made, {"s-k": SANDBOX}, NOWHERE.get, ()) == {
-        place: VMTarget("k", held.cpus, held.cpus)
-    }
-    assert sandbox_targets(made, {"s-k": SANDBOX}, {"s-k": before}.get, {"s-k"}) == {place: before}
-    assert sandbox_targets(made, {"s-k": SANDBOX}, NOWHERE.get, {"s-k"}) == {}
-    assert sandbox_targets(made, {}, NOWHERE.get, ()) == {}
+    assert sandbox_targets(made, {"s-k": record()}, ()) == {place: VMTarget("k", held.cpus, held.cpus)}
+    assert sandbox_targets(made, {"s-k": record(before)}, {"s-k"}) == {place: before}
+    assert sandbox_targets(made, {"s-k": record()}, {"s-k"}) == {}
+    assert sandbox_targets(made, {}, ()) == {}
 
 
 def observed(held: dict[Owner, HeldCPUs], policy: VMThreadsPolicy = UNION) -> dict[VMPlace, VMTarget]:
     """Return the targets where the kubelet gave these CPUs."""
     containers = [launcher(), inside("a"), inside("b"), inside("old", State.EXITED)]
-    return observed_targets(containers, [LAUNCHED], [SANDBOX], held, policy)
+    return observed_targets(containers, [LAUNCHED], [record()], held, policy)
 
 
 def test_launcher_has_what_the_kubelet_gave_it() -> None:
