@@ -254,7 +254,12 @@ def check_rules(node: ContainerdNode, ledger: Ledger) -> None:
 
 
 @contextmanager
-def start_node(containerd: Containerd, directory: Path, nri: str = "off") -> Iterator[ContainerdNode]:
+def start_node(
+    containerd: Containerd,
+    directory: Path,
+    nri: str = "off",
+    process: type[AgentProcess] = AgentProcess,
+) -> Iterator[ContainerdNode]:
     """Run an agent beside a containerd until the block ends; `nri` is the path of NRI's socket."""
     manifests = directory / "pods"
     manifests.mkdir()
@@ -262,7 +267,7 @@ def start_node(containerd: Containerd, directory: Path, nri: str = "off") -> Ite
         *("--node", "node-1", "--runtime-endpoint", str(containerd.socket), "--pods-dir", str(manifests)),
         *("--state-dir", str(directory / "state"), "--kubelet-state", str(directory / "none"), "--nri", nri),
     )
-    node = ContainerdNode(containerd, AgentProcess(flags, directory), manifests)
+    node = ContainerdNode(containerd, process(flags, directory), manifests)
     with node.agent.stack:
         node.agent.start()
         yield node

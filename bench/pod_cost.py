@@ -1,0 +1,167 @@
+"""`python -m bench.pod_cost` (as root): what one pod costs the agent on a real containerd with NRI.
+
+Counts of passes, calls of the runtime and looks at the machine do not depend on the load of the machine; CPU time
+hardly does. Pods are made over CRI and their manifests lie in a folder, so the API server's part is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.agent.containerd import start_containerd
+from tests.agent.containerd_node import ISOLATE, ContainerdNode, start_node
+from tests.node.node import AgentProcess
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BYSTANDERS: Final = 5
+REST_SECONDS: Final = (
+    0.3  # between two changes, as the kubelet makes them: each is over before the next begins
+)
+IDLE_SECONDS: Final = 65.0  # two sweeps
+NANOSECONDS: Final = 1e9
+
+
+class CountedAgent(AgentProcess):
+    """The agent's process, which says what it has done so far."""
+
+    @property
+    def command(self) -> list[str]:
+        """Its command line."""
+        flags = super().command
+        return [
+            sys.executable,
+            "-m",
+            "bench.counted_agent",
+            str(self.file),
+            *flags[flags.index("agent") + 1 :],
+        ]
+
+    @property
+    def file(self) -> Path:
+        """Where it writes its counts."""
+        return self.directory / "counts.json"
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        if self.daemon is None:
+            raise RuntimeError("the agent was not started")
+        return self.daemon.process.pid
+
+    def counts(self) -> Counter[str]:
+        """Return what it has done since it was started."""
+        self.file.unlink(missing_ok=True)
+        os.kill(self.pid, signal.SIGUSR1)
+        until("counts", self.file.exists)
+        return Counter(json.loads(self.file.read_text()))
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of all its threads."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(file.read_text().split()[0]) for file in tasks) / NANOSECONDS
+
+
+class Cost:
+    """What a number of pods cost."""
+
+    def __init__(self, name: str, pods: int, counts: Counter[str], cpu: float) -> None:
+        self.name = name
+        self.pods = pods
+        self.counts = counts
+        self.cpu = cpu
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the table."""
+        calls = sum(number for what, number in self.counts.items() if what.startswith("call "))
+        yield f"{self.name}: {self.cpu / self.pods * 1e3:.1f} ms of CPU time, {calls / self.pods:.2f} calls of the runtime"
+        for what, number in sorted(self.counts.items()):
+            yield f"    {what:34}{number / self.pods:8.2f}"
+
+
+def plain(node: ContainerdNode, name: str) -> None:
+    """Let a pod that asks for nothing come and go."""
+    node.add(name)
+    time.sleep(REST_SECONDS)
+    node.remove(name)
+    time.sleep(REST_SECONDS)
+
+
+def owner(node: ContainerdNode, name: str) -> None:
+    """Let an owner come and go: all others leave its CPU and get it back."""
+    node.add(name, annotations=ISOLATE)
+    bystander = node.containers["bystander-0"]
+    until("all others left", lambda: bystander.cpus == node.all - node.containers[name].cpus)
+    time.sleep(REST_SECONDS)
+    node.remove(name)
+    until_equal("all others are back", lambda: bystander.cpus, node.all)
+    time.sleep(REST_SECONDS)
+
+
+def measure(
+    node: ContainerdNode, agent: CountedAgent, pods: int, live: Callable[[ContainerdNode, str], None]
+) -> Cost:
+    """Let so many pods come and go, one after the other."""
+    live(node, "first")
+    counts, cpu = agent.counts(), agent.cpu_seconds()
+    for number in range(pods):
+        live(node, f"pod-{number}")
+    return Cost(f"{live.__name__} pod", pods, agent.counts() - counts, agent.cpu_seconds() - cpu)
+
+
+def idle(node: ContainerdNode, agent: CountedAgent, seconds: float) -> str:
+    """Return what the agent costs while nothing happens."""
+    time.sleep(5)
+    used, began = agent.cpu_seconds(), time.monotonic()
+    time.sleep(seconds)
+    share = (agent.cpu_seconds() - used) / (time.monotonic() - began)
+    return f"idle with {len(node.containers)} pods: {share:.3%} of a CPU"
+
+
+@contextmanager
+def counted_node(folder: Path) -> Iterator[tuple[ContainerdNode, CountedAgent]]:
+    """Run a containerd with NRI and an agent that counts until the block ends."""
+    (folder / "containerd").mkdir()
+    with (
+        start_containerd("2.4", folder / "containerd") as containerd,
+        start_node(containerd, folder, nri=str(containerd.nri_socket), process=CountedAgent) as node,
+    ):
+        until_equal("path of starts", lambda: node.agent.state()["startPath"], "nri")
+        if isinstance(node.agent, CountedAgent):
+            yield node, node.agent
+
+
+def main() -> None:
+    """Print what pods cost."""
+    parser = argparse.ArgumentParser(prog="python -m bench.pod_cost", description=__doc__)
+    parser.add_argument("--pods", type=int, default=20, help="of each kind; default: 20")
+    parser.add_argument("--idle-pods", type=int, nargs="*", default=[6, 110])
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, counted_node(Path(name)) as (node, agent):
+        for number in range(BYSTANDERS):
+            node.add(f"bystander-{number}")
+        time.sleep(1)
+        for live in (plain, owner):
+            for line in measure(node, agent, args.pods, live).lines():
+                print(line, flush=True)
+        for count in args.idle_pods:
+            while len(node.containers) < count:
+                node.add(f"bystander-{len(node.containers)}")
+            print(idle(node, agent, IDLE_SECONDS), flush=True)
+        print(f"load of the machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs")
+
+
+if __name__ == "__main__":
+    main()
