@@ -62,6 +62,14 @@ class RuntimeSandbox:
     has_quota: bool = False  # a container of it has a quota of CPU time
 
 
+class RuntimeChange(NamedTuple):
+    """A container that came, began to run or ended, of a pod without a virtual machine."""
+
+    id: str
+    owner: Owner
+    state: State  # EXITED also for a live container that was removed
+
+
 class Runtime(Protocol):
     """The container runtime of the node."""
 
@@ -69,6 +77,17 @@ class Runtime(Protocol):
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
         """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
+        ...
+
+    async def known_containers(self) -> tuple[RuntimeContainer, ...] | None:
+        """Return the containers by the last list and the events since; None: list them. Raises Unavailable.
+
+        A lost event makes it wrong for some seconds, so nothing may be written or freed by it.
+        """
+        ...
+
+    def changes(self) -> tuple[RuntimeChange, ...] | None:
+        """Return what changed since the last call, as far as events said; None: it may be anything."""
         ...
 
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
@@ -305,6 +324,14 @@ class ObservedCPUs(Protocol):
 
         Each is given with its cgroup's effective cpuset, empty of what has none on the host.
         """
+        ...
+
+
+class RequestPass(Protocol):
+    """Requests a pass."""
+
+    def __call__(self, within: float = 0.0) -> None:
+        """Request a pass within some seconds."""
         ...
 
 

@@ -65,6 +65,7 @@ ROOMS = {
     "agent.vm_interfaces": ("pinning",),
     "agent.kept_pod": ("pinning",),
     "agent.own_pods": ("agent.node_state", "pinning"),
+    "agent.plain_pods": ("agent.own_pods", "pinning"),
     "agent.node_state": ("pinning",),
     "agent.metrics": ("agent.node_state", "pinning"),
     "agent.pod_watch": ("agent.errors", "agent.kept_pod", "apiserver", "pinning"),
@@ -111,8 +112,8 @@ ROOMS = {
     "agent.quiet": ("agent.errors", "agent.kernel.procfs", "agent.node_state", "pinning"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.kubelet.policy", "agent.own_pods", "agent.published_parts", "agent.vm_interfaces"),
-        *("apiserver.backoff", "pinning"),
+        *("agent.kubelet.policy", "agent.own_pods", "agent.plain_pods", "agent.published_parts"),
+        *("agent.vm_interfaces", "apiserver.backoff", "pinning"),
     ),
     "agent.report": (
         *("agent.clock", "agent.config", "agent.interfaces", "agent.metrics", "agent.node_state"),

@@ -18,12 +18,23 @@ class ContainerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTAINER_RUNNING: _ClassVar[ContainerState]
     CONTAINER_EXITED: _ClassVar[ContainerState]
     CONTAINER_UNKNOWN: _ClassVar[ContainerState]
+
+class EventType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONTAINER_CREATED_EVENT: _ClassVar[EventType]
+    CONTAINER_STARTED_EVENT: _ClassVar[EventType]
+    CONTAINER_STOPPED_EVENT: _ClassVar[EventType]
+    CONTAINER_DELETED_EVENT: _ClassVar[EventType]
 SANDBOX_READY: SandboxState
 SANDBOX_NOTREADY: SandboxState
 CONTAINER_CREATED: ContainerState
 CONTAINER_RUNNING: ContainerState
 CONTAINER_EXITED: ContainerState
 CONTAINER_UNKNOWN: ContainerState
+CONTAINER_CREATED_EVENT: EventType
+CONTAINER_STARTED_EVENT: EventType
+CONTAINER_STOPPED_EVENT: EventType
+CONTAINER_DELETED_EVENT: EventType
 
 class VersionRequest(_message.Message):
     __slots__ = ()
@@ -130,16 +141,20 @@ class Resources(_message.Message):
     def __init__(self, linux: _Optional[_Union[LinuxResources, _Mapping]] = ...) -> None: ...
 
 class ContainerStatus(_message.Message):
-    __slots__ = ("id", "metadata", "started_at", "resources")
+    __slots__ = ("id", "metadata", "state", "created_at", "started_at", "resources")
     ID_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     id: str
     metadata: ContainerMetadata
+    state: ContainerState
+    created_at: int
     started_at: int
     resources: Resources
-    def __init__(self, id: _Optional[str] = ..., metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., started_at: _Optional[int] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., state: _Optional[_Union[ContainerState, str]] = ..., created_at: _Optional[int] = ..., started_at: _Optional[int] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ...) -> None: ...
 
 class ContainerStatusResponse(_message.Message):
     __slots__ = ("status",)
@@ -148,17 +163,25 @@ class ContainerStatusResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[ContainerStatus, _Mapping]] = ...) -> None: ...
 
 class EventSandbox(_message.Message):
-    __slots__ = ("metadata", "runtime_handler")
+    __slots__ = ("id", "metadata", "state", "runtime_handler")
+    ID_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_HANDLER_FIELD_NUMBER: _ClassVar[int]
+    id: str
     metadata: SandboxMetadata
+    state: SandboxState
     runtime_handler: str
-    def __init__(self, metadata: _Optional[_Union[SandboxMetadata, _Mapping]] = ..., runtime_handler: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., metadata: _Optional[_Union[SandboxMetadata, _Mapping]] = ..., state: _Optional[_Union[SandboxState, str]] = ..., runtime_handler: _Optional[str] = ...) -> None: ...
 
 class ContainerEvent(_message.Message):
-    __slots__ = ("pod_sandbox_status", "containers_statuses")
+    __slots__ = ("container_id", "container_event_type", "pod_sandbox_status", "containers_statuses")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_EVENT_TYPE_FIELD_NUMBER: _ClassVar[int]
     POD_SANDBOX_STATUS_FIELD_NUMBER: _ClassVar[int]
     CONTAINERS_STATUSES_FIELD_NUMBER: _ClassVar[int]
+    container_id: str
+    container_event_type: EventType
     pod_sandbox_status: EventSandbox
     containers_statuses: _containers.RepeatedCompositeFieldContainer[ContainerStatus]
-    def __init__(self, pod_sandbox_status: _Optional[_Union[EventSandbox, _Mapping]] = ..., containers_statuses: _Optional[_Iterable[_Union[ContainerStatus, _Mapping]]] = ...) -> None: ...
+    def __init__(self, container_id: _Optional[str] = ..., container_event_type: _Optional[_Union[EventType, str]] = ..., pod_sandbox_status: _Optional[_Union[EventSandbox, _Mapping]] = ..., containers_statuses: _Optional[_Iterable[_Union[ContainerStatus, _Mapping]]] = ...) -> None: ...

@@ -77,11 +77,16 @@ class Lists:
                     yield decoded(kind, await fields.content())
 
 
+def state_of(state: int) -> State:
+    """Return the state of a container; RUNNING where the runtime does not know."""
+    return _STATES.get(state, State.RUNNING)
+
+
 def _sandbox(entry: listing_pb2.PodSandbox) -> ListedSandbox:
     pod, is_ready = entry.metadata, entry.state == listing_pb2.SANDBOX_READY
     return ListedSandbox(entry.id, pod.uid, pod.namespace, pod.name, is_ready, entry.runtime_handler)
 
 
 def _container(entry: listing_pb2.Container) -> ListedContainer:
-    state = _STATES.get(entry.state, State.RUNNING)
+    state = state_of(entry.state)
     return ListedContainer(entry.id, entry.pod_sandbox_id, entry.metadata.name, state, entry.created_at)

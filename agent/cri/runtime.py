@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from agent.cri import listing_pb2
 from agent.cri.container_info import ContainerInfo, describe
 from agent.cri.environments import largest_environments
+from agent.cri.followed import FollowedList
 from agent.cri.lists import Lists
 from agent.cri.records import recorded_cpus
 from agent.cri.sandboxes import SandboxListing
@@ -22,11 +23,11 @@ from pinning.planning.observed import Owner, State
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from agent.cri.lists import ListedContainer, ListedSandbox
-    from agent.interfaces import RuntimeContainer, RuntimeSandbox
+    from agent.interfaces import RuntimeChange, RuntimeContainer, RuntimeSandbox
     from agent.node_state import LargeEnvironment
     from pinning.machine.cpuset import CPUSet
 
@@ -61,6 +62,7 @@ class CRI:
         self._owners: dict[str, Owner] = {}  # owners of the containers in the last listing
         self._in_events: dict[str, Owner] = {}  # owners of containers that events named after that listing
         self._sandboxes: Collection[str] = ()
+        self._followed = FollowedList()
         self._lists = Lists(self._calls)
         self._machines = SandboxListing(self._calls)
         self._seen, self._seen_machines = _states(()), _machine_states({})
@@ -74,11 +76,30 @@ class CRI:
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
         """Return every created, running or exited container; raise Unavailable instead of an incomplete list."""
-        self._in_events = {}
+        self._followed.begin()
         listed = await self._lists.containers()
         sandboxes = (
             await self._lists.sandboxes()
         )  # listed after the containers, so that each one's sandbox is included
+        self._followed.listed(listed, sandboxes)
+        return await self._described(listed, sandboxes)
+
+    async def known_containers(self) -> tuple[RuntimeContainer, ...] | None:
+        """Return the containers by the last list and the events since; None: list them. Raises Unavailable."""
+        followed = self._followed
+        if not followed.is_current:
+            return None
+        return await self._described([*followed.containers.values()], dict(followed.sandboxes))
+
+    def changes(self) -> tuple[RuntimeChange, ...] | None:
+        """Return what changed since the last call, as far as events said; None: it may be anything."""
+        return self._followed.changes()
+
+    async def _described(
+        self, listed: Sequence[ListedContainer], sandboxes: Mapping[str, ListedSandbox]
+    ) -> tuple[RuntimeContainer, ...]:
+        """Return what a list says, with what has to be asked of each container."""
+        self._in_events = {}
         known = [container for container in listed if container.sandbox in sandboxes]
         self._owners = {
             container.id: _owner(container, sandbox)
@@ -90,6 +111,8 @@ class CRI:
         found = [(container, info) for container, info in zip(known, infos, strict=True) if info]
         self._infos = {container.id: info for container, info in found}
         await self._machines.take(sandboxes, found)
+        if self._machines.machines:
+            self._followed.doubt()
         self._seen, self._seen_machines = _states(listed), _machine_states(sandboxes)
         return tuple(describe(container, sandboxes[container.sandbox], info) for container, info in found)
 
@@ -165,6 +188,7 @@ class CRI:
         while True:
             try:
                 await self.identify()
+                self._followed.lost()
                 changed()
                 await self._watch_connected(changed, backoff)
             except AgentError as error:
@@ -201,6 +225,7 @@ class CRI:
             machines = _machine_states(await self._lists.sandboxes())
         if (seen, machines) != (self._seen, self._seen_machines):
             self._seen, self._seen_machines = seen, machines
+            self._followed.doubt()
             changed()
 
     async def _follow_events(self, changed: Callable[[], None]) -> None:
@@ -219,12 +244,13 @@ class CRI:
                 return
             except TooLarge as large:
                 logger.info("event of the runtime passed over", extra={"facts": {"reason": str(large)}})
+                self._followed.lost()
                 changed()
                 # a reconnect at once could receive the same oversized event
                 await asyncio.sleep(self._poll_seconds * _POLLS_WITH_EVENTS)
 
     async def _take_events(self, changed: Callable[[], None]) -> None:
-        """Call `changed` at every event.
+        """Call `changed` at every event with news.
 
         Raise Unavailable when the stream ends, Refused without event support, TooLarge. CRI-O with `enable_pod_events =
         false`, its default, ends the stream at once with OK.
@@ -233,7 +259,11 @@ class CRI:
         async for event in self._calls.stream("GetContainerEvents", request, kind, _EVENT_BYTES):
             has_events = True
             self._in_events |= _owners(event)
-            changed()
+            is_news = self._followed.take(event)
+            if self._followed.is_current:
+                self._seen = _states(self._followed.containers.values())
+            if is_news:
+                changed()
         if has_events:
             raise Unavailable(f"{self._calls.socket}: GetContainerEvents ended")
         raise Refused(

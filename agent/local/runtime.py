@@ -79,6 +79,14 @@ class LocalRuntime:
             self._step(uid, pod)
         return tuple(container for pod in self._pods.values() for container in pod.listed())
 
+    async def known_containers(self) -> None:
+        """Return None: to list is to bring the processes up to what the folder says."""
+        return
+
+    def changes(self) -> None:
+        """Return None: anything may have changed."""
+        return
+
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
         """Return the pods of Kata's runtime classes: a process of theirs runs the machine."""
         return tuple(sandbox for pod in self._pods.values() if (sandbox := pod.sandbox))

@@ -8,20 +8,32 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Refused
 from agent.node_state import Path, StartWay
+from agent.plain_pods import (
+    GATHER_SECONDS,
+    NOW,
+    SETTLE_SECONDS,
+    changed_pods,
+    seconds_for_pod,
+    soonest,
+)
 from agent.reconcile.prestart import PreStartPinner
 from pinning.errors import PinningError
+from pinning.planning.observed import State
+from pinning.pods.identity import runtime_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces, Machine, NewContainer
+    from agent.interfaces import Interfaces, Machine, NewContainer, RequestPass, RuntimeChange
+    from agent.plain_pods import PodChange
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from agent.reconcile.observe import Observer
     from agent.reconcile.vms import VMKeeper
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner
+    from pinning.pods.types import Pod
 
 POLL_SECONDS: Final = 1.0  # of the machine: the kernel sends no event when a CPU goes offline
 
@@ -105,7 +117,7 @@ class BetweenPasses:
         clock: Clock,
         foreign_writes: ForeignWriteLog,
         cpus_of: Callable[[Owner], CPUSet | None],
-        request_pass: Callable[[], None],
+        request_pass: RequestPass,
     ) -> None:
         self.prestart = PreStartPinner(interfaces.cgroups, clock, cpus_of, self._container_written)
         self._interfaces = interfaces
@@ -114,15 +126,57 @@ class BetweenPasses:
         self._vms = vms
         self._foreign_writes = foreign_writes
         self._request_pass = request_pass
+        self._cpus_of = cpus_of
+        self._pods: Mapping[str, Pod] = {}  # as the API showed them last
+        self.may_gather = False  # the last pass knew every pod and container, and wrote cpusets
 
     def watches(self) -> Iterator[Coroutine[object, object, None]]:
         """Yield what watches pods, the runtime, cgroups and the machine until cancelled."""
-        yield self._interfaces.pods.watch(self._request_pass)
-        yield self._interfaces.runtime.watch(self._request_pass)
+        yield self._interfaces.pods.watch(self._pods_changed)
+        yield self._interfaces.runtime.watch(self._containers_changed)
         yield self._interfaces.cgroups.watch.watch(self.foreign_write)
         if self._interfaces.container_watch:
             yield self._interfaces.container_watch.watch(self.container_created, self._request_pass)
         yield _poll_machine(self._interfaces.machine, self._request_pass)
+
+    def _pods_changed(self) -> None:
+        """Request a pass for a change of the API; soon, where it concerns no container with CPUs of its own."""
+        before, self._pods = self._pods, dict(self._interfaces.pods.pods())
+        if self._interfaces.container_watch is None or not self.may_gather:
+            self._request_pass()
+            return
+        self._request(soonest(self._wait_for_pod(change) for change in changed_pods(before, self._pods)))
+
+    def _wait_for_pod(self, change: PodChange) -> float | None:
+        uids = {runtime_uid(pod) for pod in change if pod}
+        return NOW if any(self._observer.holds(uid) for uid in uids) else seconds_for_pod(change)
+
+    def _containers_changed(self) -> None:
+        """Request a pass for events of the runtime; soon, where the containers run right without it."""
+        changes = self._interfaces.runtime.changes()
+        if changes is None or not self.may_gather:
+            self._request_pass()
+            return
+        self._request(soonest(self._wait_for_container(change) for change in changes))
+
+    def _wait_for_container(self, change: RuntimeChange) -> float | None:
+        if not self._observer.is_plain(change.owner.pod_uid):
+            return NOW
+        if change.state is State.EXITED:
+            return SETTLE_SECONDS
+        if not self._is_right(change):
+            return NOW
+        return GATHER_SECONDS if change.state is State.RUNNING else None
+
+    def _is_right(self, change: RuntimeChange) -> bool:
+        """Say whether a container was made where the last plan wants it, or put there before its command ran."""
+        cpus, watch = self._cpus_of(change.owner), self._interfaces.container_watch
+        was_made = watch is not None and watch.started(change.id) == cpus
+        return cpus is not None and (was_made or self.prestart.is_right(change.id, cpus))
+
+    def _request(self, within: float | None) -> None:
+        if within is not None:
+            self._request_pass(within)
 
     def container_created(self, container: NewContainer) -> None:
         """Pin a container whose cgroup was just created, without waiting for a pass."""
@@ -130,12 +184,12 @@ class BetweenPasses:
         if not (record and record.is_running) and self._cpusets.writable:
             self.prestart.pin(container)
 
-    def _container_written(self, container: NewContainer) -> None:
-        """Request a pass after the cpuset was written before the container started."""
+    def _container_written(self, container: NewContainer, is_right: bool) -> None:  # noqa: FBT001 a callback
+        """Request a pass after the cpuset was written before the container started; soon, if it is right already."""
         record = self._observer.records.get(container.id)
         if record:
             record.wrote_beside()
-        self._request_pass()
+        self._request_pass(GATHER_SECONDS if is_right else NOW)
 
     def foreign_write(self, cgroup: str) -> None:
         """Request a pass after a foreign write; during a conflict only prolong the conflict."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+import math
+from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.errors import AgentError
 from agent.reconcile.verify import with_proofs
@@ -12,7 +13,7 @@ from apiserver.backoff import Backoff
 from pinning.errors import PinningError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from agent.interfaces import StatePublisher
     from agent.metrics import Metrics
@@ -26,18 +27,40 @@ WAIT_SECONDS: Final = 1.0  # until the next pass while too little is known
 logger = logging.getLogger(__name__)
 
 
+class Later(Protocol):
+    """Calls something once after some seconds, unless its handle is cancelled."""
+
+    def __call__(self, seconds: float, call: Callable[[], None], /) -> asyncio.TimerHandle:
+        """Return the handle."""
+        ...
+
+
+def _call_later(seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, call)
+
+
 class Trigger:
-    """Counts what may have changed, so that many changes make one pass."""
+    """Collects requests, so that many changes make one pass. `later` calls something after some seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, later: Later | None = None) -> None:
         self._event = asyncio.Event()
+        self._later = later or _call_later
+        self._timers: list[asyncio.TimerHandle] = []
+        self._shortest = math.inf  # wait of these, in seconds
 
-    def request_pass(self, _: str = "") -> None:
-        """Ask for a pass."""
-        self._event.set()
+    def request_pass(self, within: float = 0.0) -> None:
+        """Request a pass within some seconds; later requests never put it off."""
+        if within <= 0.0:
+            self._event.set()
+        elif not self._event.is_set() and within < self._shortest:
+            self._shortest = within
+            self._timers.append(self._later(within, self._event.set))
 
     def clear(self) -> None:
         """Begin a pass: what comes from now on asks for another."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers, self._shortest = [], math.inf
         self._event.clear()
 
     @property

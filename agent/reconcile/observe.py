@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
+from agent.plain_pods import is_plain
 from agent.reconcile.container_record import ContainerRecord
 from agent.reconcile.missing_pods import MissingPodLookup
 from agent.reconcile.sandboxes import Sandboxes
@@ -44,12 +45,14 @@ class Observer:
         self._vms = vms
         self.runtime_reason = ""  # why the runtime did not list its containers last time
         self.rewritten: list[ContainerRecord] = []  # containers with a foreign write, as of this pass
+        self.is_listed = True  # the containers of the last observation; False: known by events
         self._interfaces = interfaces
         self._clock = clock
         self._pods: dict[str, tuple[Pod, SeenPod]] = {}
         self._topology: Topology | None = None
         self._universe: CPUSet = EMPTY
         self._has_listed = False
+        self._holders: Collection[str] = ()  # pods with CPUs of their own by the last plan
 
     def remember(self, topology: Topology) -> None:
         """Know CPUs that were there before and may be offline now."""
@@ -60,10 +63,11 @@ class Observer:
         for record in self.records.values():
             record.looked_at()
 
-    async def observe(self) -> Observed:
-        """Return the node as it is now."""
+    async def observe(self, *, anew: bool = False) -> Observed:
+        """Return the node as it is now; `anew` lists the containers that the pass knew by events."""
         topology, universe = self._machine()
-        complete, watch = await self._list(), self._interfaces.container_watch
+        complete, watch = await self._list(anew=anew), self._interfaces.container_watch
+        self.rewritten = self.rewritten if anew else []
         containers = await self._read_all(moved=universe != self._universe)
         self._universe = universe
         observed = Observed(
@@ -81,6 +85,15 @@ class Observer:
             self._look_up_unknown(observed)
         return observed
 
+    def is_plain(self, pod_uid: str) -> bool:
+        """Say whether the last observation had this pod, and it asks for nothing and holds nothing."""
+        known = self._pods.get(pod_uid)
+        return known is not None and is_plain(*known) and pod_uid not in self._holders
+
+    def holds(self, pod_uid: str) -> bool:
+        """Say whether a pod held CPUs after the last plan."""
+        return pod_uid in self._holders
+
     def shown_pods(self) -> Collection[Pod]:
         """Return the pods that the source shows now."""
         return self._interfaces.pods.pods().values()
@@ -93,7 +106,7 @@ class Observer:
 
     def note_planned(self, observed: Observed, plan: Plan) -> None:
         """Let every container know where it is to run."""
-        run_sets = plan.run_sets
+        run_sets, self._holders = plan.run_sets, plan.ledger.pods.keys()
         for seen in observed.containers:
             threads, held = plan.sandboxes.get(seen.sandbox), plan.ledger.of(seen.owner)
             run_set, mems = run_sets.of_seen(seen), held.mems if held else EMPTY
@@ -122,15 +135,17 @@ class Observer:
         self._topology = topology
         return topology, self._interfaces.machine.universe()
 
-    async def _list(self) -> bool:
+    async def _list(self, *, anew: bool) -> bool:
         """Bring the records up to what the runtime has; say whether it answered."""
+        runtime = self._interfaces.runtime
         try:
-            listed = await self._interfaces.runtime.containers()
+            known = None if anew else await runtime.known_containers()
+            listed = await runtime.containers() if known is None else known
         except Unavailable as error:
             self.runtime_reason = str(error)
             logger.warning("runtime does not answer", extra={"facts": {"reason": self.runtime_reason}})
             return False
-        self.runtime_reason = ""
+        self.is_listed, self.runtime_reason = known is None, ""
         self.records = {container.id: self._record(container) for container in listed}
         self._vms.listed(self._interfaces.runtime.sandboxes())
         self._has_listed = True
@@ -149,7 +164,6 @@ class Observer:
         return record
 
     async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:
-        self.rewritten = []
         await self.sandboxes.read()
         seen = []
         for number, (key, record) in enumerate(self.records.items(), 1):

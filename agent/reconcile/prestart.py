@@ -44,12 +44,13 @@ class PreStartPinner:
         cgroups: Cgroups,
         clock: Clock,
         cpus_of: Callable[[Owner], CPUSet | None],
-        touched: Callable[[NewContainer], None],
+        touched: Callable[[NewContainer, bool], None],
     ) -> None:
         self._cgroups = cgroups
         self._clock = clock
         self._cpus_of = cpus_of
-        self._touched = touched  # called after every write, and when a container is left to the passes
+        # Called after every write, and when a container is left to the passes; True: it is right before it runs.
+        self._touched = touched
         self._pinning: dict[str, asyncio.Task[None]] = {}
         self._right: dict[str, Right] = {}
 
@@ -63,6 +64,11 @@ class PreStartPinner:
     def is_pinning(self, container_id: str) -> bool:
         """Say whether it is still to be found out how a container began."""
         return container_id in self._pinning
+
+    def is_right(self, container_id: str, cpus: CPUSet) -> bool:
+        """Say whether a container was seen on these CPUs before its command ran, and no window of it is reported yet."""
+        right = self._right.get(container_id)
+        return right is not None and right.cpus == cpus and right.seconds == 0.0
 
     def window(self, container_id: str, cpus: CPUSet) -> float | None:
         """Return for how long a container may have run elsewhere before it had these CPUs; None if not known here."""
@@ -83,7 +89,8 @@ class PreStartPinner:
             pass
         finally:
             del self._pinning[container.id]
-            self._touched(container)
+            right = self._right.get(container.id)
+            self._touched(container, right is not None and right.seconds == 0.0)
 
     def _look(self, container: NewContainer) -> bool:
         """Write where nothing runs yet; say whether there is nothing left to do here."""
@@ -95,9 +102,10 @@ class PreStartPinner:
             if start.has_begun:
                 return True
             self._cgroups.cpusets.write(container.cgroup, cpus)
-            self._touched(container)
             start = self._cgroups.tasks.start_state(container.cgroup)
-            if self._cgroups.cpusets.read(container.cgroup) != cpus:
+            is_written = self._cgroups.cpusets.read(container.cgroup) == cpus
+            self._touched(container, is_written and not start.has_begun)
+            if not is_written:
                 return False
         if start.seconds is None:
             return False

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces, Pausable
+    from agent.interfaces import Interfaces, Pausable, RequestPass
     from agent.metrics import Metrics
     from agent.node_state import NodeState, Proof
     from agent.reconcile.verify import Sweep
@@ -96,7 +96,7 @@ class Reconciler:
         state_dir: StateDir,
         metrics: Metrics,
         clock: Clock,
-        request_pass: Callable[[], None],
+        request_pass: RequestPass,
         pausable: Iterable[Pausable] = (),
     ) -> None:
         self.metrics = metrics
@@ -169,10 +169,11 @@ class Reconciler:
             logger.info("waiting for pods and containers", extra={"facts": _completeness(observed)})
             return None
         kubelet = self._settings.kubelet_now()
-        config = self._reserve.config(self._settings.config_beside(kubelet), self._ledger, observed)
-        if config.observe:
-            self.observer.leave_new()
-        plan = self._plan(observed, config)
+        config, plan = self._plan(observed, kubelet)
+        if not self.observer.is_listed and (plan.actions or plan.ledger != self._ledger):
+            observed = await self.observer.observe(anew=True)  # nothing is moved or freed by events alone
+            self._watched.follow()
+            config, plan = self._plan(observed, kubelet)
         self.observer.note_held(self._ledger)
         self._reserve.planned(plan.sets)
         await self._save(plan, observed)
@@ -200,13 +201,16 @@ class Reconciler:
         self._has_begun = self._has_begun or is_complete or (is_late and self._ledger is not None)
         return self._has_begun
 
-    def _plan(self, observed: Observed, config: NodeConfig) -> Plan:
+    def _plan(self, observed: Observed, kubelet: KubeletPolicy) -> tuple[NodeConfig, Plan]:
+        config = self._reserve.config(self._settings.config_beside(kubelet), self._ledger, observed)
+        if config.observe:
+            self.observer.leave_new()
         if self._ledger is None:
             self._ledger = recover(observed, config, reported_cpus(observed.by_age))
             self.metrics.rebuilds.inc()
             logger.info("ledger rebuilt", extra={"facts": {"assignments": len(self._ledger)}})
         with self.metrics.plan_seconds.time():
-            return plan_node(observed, self._ledger, config)
+            return config, plan_node(observed, self._ledger, config)
 
     async def _save(self, plan: Plan, observed: Observed) -> None:
         """Leave ledger and reserve to the next agent; until that is done nothing else may be."""
@@ -220,6 +224,7 @@ class Reconciler:
         before, self._shared = self._shared, (shared := plan.shared if writes else EMPTY)
         records, sandboxes = self.observer.records, self.observer.sandboxes
         self.observer.note_planned(observed, plan)
+        self.between_passes.may_gather = writes and observed.pods_complete and observed.containers_complete
         waiting = sandboxes.waiting(self._clock.monotonic())
         left_alone = self._foreign_writes.left_alone(records.values()) | waiting
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None

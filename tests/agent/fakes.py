@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from agent.absent import NoBootingMachines, NoObservedCPUs, NoWrappers
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
-from agent.interfaces import Cgroups, Interfaces, RuntimeContainer, StartState, StrayTasks
+from agent.interfaces import (
+    Cgroups,
+    Interfaces,
+    RuntimeChange,
+    RuntimeContainer,
+    StartState,
+    StrayTasks,
+)
 from agent.main import load
 from agent.process import Agent, Parts
 from agent.reconcile.checkpoint import StateDir
@@ -66,6 +73,8 @@ class FakeRuntime:
     flying: int = 0
     most_flying: int = 0
     changed: Callable[[], None] = lambda: None
+    known: tuple[RuntimeContainer, ...] | None = None  # by the events of the runtime
+    told: tuple[RuntimeChange, ...] | None = None  # by its events; None: it may be anything
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
         """Return every container."""
@@ -74,6 +83,15 @@ class FakeRuntime:
         if self.unlisted:
             raise self.unlisted
         return tuple(self.node.containers.values())
+
+    async def known_containers(self) -> tuple[RuntimeContainer, ...] | None:
+        """Return what events told; a runtime without events tells nothing."""
+        return self.known
+
+    def changes(self) -> tuple[RuntimeChange, ...] | None:
+        """Return what events told since the last call."""
+        changes, self.told = self.told, () if self.told is not None else None
+        return changes
 
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
         """Return every virtual machine."""

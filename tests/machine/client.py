@@ -117,6 +117,14 @@ class SimulatedRuntime:
             for container in self._machine.call("list")
         )
 
+    async def known_containers(self) -> None:
+        """Return None: it sends no events."""
+        return
+
+    def changes(self) -> None:
+        """Return None: anything may have changed."""
+        return
+
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
         """Return none: nothing runs in virtual machines here."""
         return ()

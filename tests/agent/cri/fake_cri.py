@@ -135,10 +135,16 @@ class FakeRuntime:
             await context.abort(*self.errors["GetContainerEvents"])
         assert self.events is not None
         while name := await self.events.get():
-            metadata = api_pb2.PodSandboxMetadata(uid=f"uid-{name}")
-            status = api_pb2.ContainerStatus(id=name, metadata=api_pb2.ContainerMetadata(name=name))
+            metadata = api_pb2.PodSandboxMetadata(uid=f"uid-{name}", name=f"pod-{name}", namespace="ns")
+            state = next((it.state for it in self.containers if it.id == name), api_pb2.CONTAINER_RUNNING)
+            status = api_pb2.ContainerStatus(
+                id=name, metadata=api_pb2.ContainerMetadata(name=name), state=state
+            )
             yield api_pb2.ContainerEventResponse(
                 container_id=name,
-                pod_sandbox_status=api_pb2.PodSandboxStatus(metadata=metadata, annotations=self.padding),
+                container_event_type=api_pb2.CONTAINER_STARTED_EVENT,
+                pod_sandbox_status=api_pb2.PodSandboxStatus(
+                    id=f"s-{name}", metadata=metadata, annotations=self.padding
+                ),
                 containers_statuses=[status],
             )

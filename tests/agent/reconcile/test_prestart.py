@@ -48,13 +48,18 @@ class Cgroup:
             self.cpus = cpus
 
 
-def pinned(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[PreStartPinner, list[NewContainer]]:
-    """Let a container be made, and return who pinned it and which containers it touched meanwhile."""
-    touched: list[NewContainer] = []
+def pinned(
+    cgroup: Cgroup, cpus: CPUSet | None = OWN
+) -> tuple[PreStartPinner, list[tuple[NewContainer, bool]]]:
+    """Let a container be made; return its pinner, and what that said of each write: whether the container is right."""
+    touched: list[tuple[NewContainer, bool]] = []
+
+    def note(container: NewContainer, is_right: bool) -> None:
+        touched.append((container, is_right))
 
     async def run() -> PreStartPinner:
         cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
-        pinner = PreStartPinner(cgroups, Clock(), lambda _: cpus, touched.append)
+        pinner = PreStartPinner(cgroups, Clock(), lambda _: cpus, note)
         pinner.pin(NEW)
         pinner.pin(NEW)
         assert pinner.is_pinning("one")
@@ -72,14 +77,15 @@ def test_right_before_the_command_runs() -> None:
     assert cgroup.writes == [OWN]
     assert pinner.window("one", OWN) == 0.0
     assert pinner.window("one", OWN) is None
-    assert set(touched) == {NEW}
+    assert touched == [(NEW, True)] * 2
 
 
 def test_overwritten_set_is_written_again() -> None:
     """A runtime that fills the cpuset between is followed until its process is there."""
     cgroup = Cgroup([NOBODY] * 6 + [HELD], overwrites=2)
-    pinner, _ = pinned(cgroup)
+    pinner, touched = pinned(cgroup)
     assert cgroup.writes == [OWN] * 3
+    assert touched == [(NEW, False)] * 2 + [(NEW, True)] * 2
     assert pinner.window("one", OWN) == 0.0
 
 
@@ -89,14 +95,15 @@ def test_command_that_runs_already_is_left_to_a_pass() -> None:
     pinner, touched = pinned(cgroup)
     assert cgroup.writes == []
     assert pinner.window("one", OWN) is None
-    assert touched == [NEW]
+    assert touched == [(NEW, False)]
 
 
 def test_command_that_ran_before_the_look_has_a_window() -> None:
     """Whether it was right at its first instruction is not known, so the age of its process is told."""
     cgroup = Cgroup([NOBODY, RUNNING])
-    pinner, _ = pinned(cgroup)
+    pinner, touched = pinned(cgroup)
     assert pinner.window("one", OWN) == 0.03
+    assert touched[-1] == (NEW, False)
 
 
 def test_window_is_of_one_set() -> None:
@@ -107,7 +114,7 @@ def test_window_is_of_one_set() -> None:
 
 def test_gone_and_untouchable_containers_are_left() -> None:
     """A cgroup that went away, and a container that nobody may touch, end the care."""
-    assert pinned(Cgroup([]))[1] == [NEW]
+    assert pinned(Cgroup([]))[1] == [(NEW, False)]
     untouched = Cgroup([NOBODY], cpus=EMPTY)
     pinned(untouched, cpus=None)
     assert untouched.writes == []

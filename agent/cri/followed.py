@@ -1,0 +1,127 @@
+"""The runtime's list of containers, kept current by its events: an event carries the state of all containers of a pod.
+
+The list is current only if an event proves that the stream has begun before the list was made, and while each event
+agrees with it. At any doubt the caller lists anew. No event moves a container back: one may be older than the list.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.cri import listing_pb2
+from agent.cri.lists import ListedContainer, ListedSandbox, state_of
+from agent.interfaces import RuntimeChange
+from pinning.planning.observed import Owner, State
+from pinning.pods.vm_handlers import is_vm_handler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_ORDER: Final = (State.CREATED, State.RUNNING, State.EXITED)
+
+
+class FollowedList:
+    """The last list, and what events changed since. Virtual machines are not followed: with one it is never current."""
+
+    def __init__(self) -> None:
+        self.containers: dict[str, ListedContainer] = {}
+        self.sandboxes: dict[str, ListedSandbox] = {}
+        self._has_events = False  # an event came since the stream was opened
+        self._is_doubtful = True  # an event came while the list was made, or contradicts it
+        self._is_listing = False  # also after a list that failed
+        self._changes: dict[str, RuntimeChange] | None = None  # by container; None: any may have changed
+
+    @property
+    def is_current(self) -> bool:
+        """Say whether the list and the events since tell of every container."""
+        return self._has_events and not self._is_doubtful and not self._is_listing
+
+    def begin(self) -> None:
+        """Note that a list is requested: an event from now on may be in it or not."""
+        self._is_listing, self._is_doubtful = True, False
+
+    def listed(self, containers: Iterable[ListedContainer], sandboxes: Mapping[str, ListedSandbox]) -> None:
+        """Take over the list that was requested."""
+        self._is_listing = False
+        self.containers = {container.id: container for container in containers}
+        self.sandboxes = dict(sandboxes)
+        self._is_doubtful |= any(is_vm_handler(sandbox.handler) for sandbox in sandboxes.values())
+
+    def doubt(self) -> None:
+        """Note that any container may have changed."""
+        self._is_doubtful, self._changes = True, None
+
+    def lost(self) -> None:
+        """Note that the stream of events has ended."""
+        self.doubt()
+        self._has_events = False
+
+    def changes(self) -> tuple[RuntimeChange, ...] | None:
+        """Return the live containers that came, went or began to run since the last call; None: it may be any."""
+        changes, self._changes = self._changes, {}
+        return None if changes is None else tuple(changes.values())
+
+    def take(self, event: listing_pb2.ContainerEvent) -> bool:
+        """Apply an event; return whether a live container may have come, gone or begun to run."""
+        was_current, self._has_events = self.is_current, True
+        if not was_current or not self._is_complete(event):
+            self.doubt()
+            return True
+        sandbox = event.pod_sandbox_status
+        if not sandbox.id:
+            self.sandboxes.pop(event.container_id, None)
+            return False
+        before = {key: each for key, each in self.containers.items() if each.sandbox == sandbox.id}
+        after = {status.id: _listed(status, sandbox.id, before) for status in event.containers_statuses}
+        if _is_deleted(event):
+            after.pop(event.container_id, None)
+        for key in before.keys() - after.keys():
+            del self.containers[key]
+        self.containers |= after
+        self.sandboxes[sandbox.id] = _sandbox(sandbox)
+        changes = {change.id: change for change in _changes(sandbox.metadata.uid, before, after)}
+        if self._changes is not None:
+            self._changes |= changes
+        return bool(changes)
+
+    def _is_complete(self, event: listing_pb2.ContainerEvent) -> bool:
+        """Say whether an event tells of every container of its pod, and of no virtual machine."""
+        sandbox, gone = event.pod_sandbox_status, {event.container_id} if _is_deleted(event) else set()
+        if not sandbox.id:  # containerd has no status of a sandbox that it removed
+            known = any(container.sandbox in gone for container in self.containers.values())
+            return bool(gone) and not known and not (gone & self.containers.keys())
+        known_ids = {key for key, each in self.containers.items() if each.sandbox == sandbox.id}
+        told = {status.id for status in event.containers_statuses}
+        return known_ids - gone <= told and not is_vm_handler(sandbox.runtime_handler)
+
+
+def _is_deleted(event: listing_pb2.ContainerEvent) -> bool:
+    return event.container_event_type == listing_pb2.CONTAINER_DELETED_EVENT
+
+
+def _sandbox(status: listing_pb2.EventSandbox) -> ListedSandbox:
+    pod, is_ready = status.metadata, status.state == listing_pb2.SANDBOX_READY
+    return ListedSandbox(status.id, pod.uid, pod.namespace, pod.name, is_ready, status.runtime_handler)
+
+
+def _listed(
+    status: listing_pb2.ContainerStatus, sandbox: str, known: Mapping[str, ListedContainer]
+) -> ListedContainer:
+    told, before = state_of(status.state), known.get(status.id)
+    latest = max(told, before.state, key=_ORDER.index) if before else told
+    return ListedContainer(status.id, sandbox, status.metadata.name, latest, status.created_at)
+
+
+def _changes(
+    pod_uid: str, before: Mapping[str, ListedContainer], after: Mapping[str, ListedContainer]
+) -> Iterator[RuntimeChange]:
+    for key in sorted(before.keys() | after.keys()):
+        (was, _), (now, name) = _state(before.get(key)), _state(after.get(key) or before[key])
+        now = now if key in after else State.EXITED
+        if now is not was:
+            yield RuntimeChange(key, Owner(pod_uid, name), now)
+
+
+def _state(container: ListedContainer | None) -> tuple[State, str]:
+    """Return state and name; a container that is not there is as good as one that has exited."""
+    return (container.state, container.name) if container else (State.EXITED, "")

@@ -1,0 +1,64 @@
+"""How long a change of a pod may wait for a pass: a pod that asks for no CPUs runs in the shared set anyway. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.own_pods import memory_kills, unready_guards
+from pinning.planning.observed import SeenPod
+from pinning.pods.annotations import is_policy_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pinning.pods.types import Pod
+
+NOW: Final = 0.0
+GATHER_SECONDS: Final = 0.05  # a start is reported by several events within some 50 ms
+SETTLE_SECONDS: Final = 1.0  # an end is reported by the runtime and by the API server, about a second apart
+
+
+class PodChange(NamedTuple):
+    """Two versions of one pod of the API; None: it is not there."""
+
+    before: Pod | None
+    after: Pod | None
+
+
+def changed_pods(before: Mapping[str, Pod], after: Mapping[str, Pod]) -> Iterator[PodChange]:
+    """Yield each pod that came, went, or is another object than before."""
+    for uid, pod in after.items():
+        known = before.get(uid)
+        if known is not pod:
+            yield PodChange(known, pod)
+    for uid in before.keys() - after.keys():
+        yield PodChange(before[uid], None)
+
+
+def soonest(waits: Iterable[float | None]) -> float | None:
+    """Return the shortest of some waits for a pass; None: no pass is needed."""
+    return min((wait for wait in waits if wait is not None), default=None)
+
+
+def seconds_for_pod(change: PodChange) -> float | None:
+    """Return the seconds within which a pass must follow a change of the API; None: passes read nothing of it."""
+    before, after = (_read(pod) if pod else None for pod in change)
+    if before == after:
+        return None
+    if not all(
+        is_plain(pod, read[0]) for pod, read in zip(change, (before, after), strict=True) if pod and read
+    ):
+        return NOW
+    return SETTLE_SECONDS if after is None or after[0].is_final else GATHER_SECONDS
+
+
+def is_plain(pod: Pod, seen: SeenPod) -> bool:
+    """Say whether a pod asks for nothing that a pass could grant, refuse or confine."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    asks = seen.claims or seen.causes or seen.warnings or any(map(is_policy_key, annotations))
+    return not (asks or seen.is_vm or seen.runtime_class)
+
+
+def _read(pod: Pod) -> tuple[SeenPod, object, object]:
+    """Return everything that passes read of a pod."""
+    return SeenPod.of(pod), memory_kills((pod,)), unready_guards((pod,))

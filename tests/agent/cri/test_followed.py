@@ -1,0 +1,251 @@
+"""The list of containers that events keep current."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.cri import listing_pb2 as pb
+from agent.cri.followed import FollowedList
+from agent.cri.lists import ListedContainer, ListedSandbox
+from agent.cri.runtime import CRI
+from agent.interfaces import RuntimeChange
+from pinning.planning.observed import Owner, State
+from tests.agent.cri.fake_cri import FakeRuntime
+from tests.agent.cri.playing import INFO, SECONDS, play, watching
+
+CREATED, RUNNING, EXITED = pb.CONTAINER_CREATED, pb.CONTAINER_RUNNING, pb.CONTAINER_EXITED
+STATES = {CREATED: State.CREATED, RUNNING: State.RUNNING, EXITED: State.EXITED}
+Statuses = dict[str, pb.ContainerState]
+
+
+def event(
+    pod: str,
+    statuses: Statuses,
+    kind: pb.EventType = pb.CONTAINER_STARTED_EVENT,
+    of: str = "",
+    handler: str = "",
+) -> pb.ContainerEvent:
+    """Return an event about a pod, or about its container `of`."""
+    return pb.ContainerEvent(
+        container_id=of or f"s-{pod}",
+        container_event_type=kind,
+        pod_sandbox_status=pb.EventSandbox(
+            id=f"s-{pod}", metadata=pb.SandboxMetadata(uid=f"uid-{pod}"), runtime_handler=handler
+        ),
+        containers_statuses=[
+            pb.ContainerStatus(id=key, metadata=pb.ContainerMetadata(name="main"), state=state)
+            for key, state in statuses.items()
+        ],
+    )
+
+
+def listed(followed: FollowedList, pods: dict[str, Statuses], handler: str = "") -> None:
+    """Let the runtime list these containers."""
+    followed.begin()
+    followed.listed(
+        [
+            ListedContainer(key, f"s-{pod}", "main", STATES[state], 0)
+            for pod, statuses in pods.items()
+            for key, state in statuses.items()
+        ],
+        {f"s-{pod}": ListedSandbox(f"s-{pod}", f"uid-{pod}", "ns", pod, True, handler) for pod in pods},
+    )
+
+
+def current(pods: dict[str, Statuses] | None = None) -> FollowedList:
+    """Return a list that events keep current from now on."""
+    followed = FollowedList()
+    followed.take(event("first", {}))
+    listed(followed, pods or {})
+    followed.changes()
+    assert followed.is_current
+    return followed
+
+
+def change(key: str, state: State, pod: str = "a") -> RuntimeChange:
+    """Return a change of a container."""
+    return RuntimeChange(key, Owner(f"uid-{pod}", "main"), state)
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "expected"),
+    [
+        pytest.param({}, event("a", {}), (), id="sandbox"),
+        pytest.param({}, event("a", {"1": CREATED}), (change("1", State.CREATED),), id="created"),
+        pytest.param({"1": CREATED}, event("a", {"1": RUNNING}), (change("1", State.RUNNING),), id="started"),
+        pytest.param({"1": RUNNING}, event("a", {"1": RUNNING}), (), id="known"),
+        pytest.param({"1": RUNNING}, event("a", {"1": EXITED}), (change("1", State.EXITED),), id="ended"),
+        pytest.param({"1": EXITED}, event("a", {"1": EXITED}), (), id="sandbox-stopped"),
+        pytest.param(
+            {"1": RUNNING},
+            event("a", {}, pb.CONTAINER_DELETED_EVENT, "1"),
+            (change("1", State.EXITED),),
+            id="removed",
+        ),
+        pytest.param(
+            {"1": EXITED}, event("a", {}, pb.CONTAINER_DELETED_EVENT, "1"), (), id="removed-after-its-end"
+        ),
+        pytest.param({"1": RUNNING}, event("a", {"1": CREATED}), (), id="older-than-the-list"),
+    ],
+)
+def test_event_changes_the_list(
+    before: Statuses, told: pb.ContainerEvent, expected: tuple[RuntimeChange, ...]
+) -> None:
+    """Only live containers that come, go or begin to run are news, and no container moves backwards."""
+    followed = current({"a": before, "b": {"2": RUNNING}})
+    assert followed.take(told) == bool(expected)
+    assert followed.changes() == expected
+    assert followed.changes() == ()
+    assert followed.is_current
+    assert followed.containers["2"].state is State.RUNNING
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(event("a", {}), id="container-missing"),
+        pytest.param(event("a", {"1": RUNNING}, handler="kata"), id="machine"),
+        pytest.param(pb.ContainerEvent(container_id="s-a"), id="no-sandbox"),
+        pytest.param(
+            pb.ContainerEvent(container_id="s-a", container_event_type=pb.CONTAINER_DELETED_EVENT),
+            id="sandbox-with-container",
+        ),
+        pytest.param(
+            pb.ContainerEvent(container_id="1", container_event_type=pb.CONTAINER_DELETED_EVENT),
+            id="container-alone",
+        ),
+    ],
+)
+def test_event_that_disagrees_is_no_list(told: pb.ContainerEvent) -> None:
+    """The runtime leaves the statuses out where it fails to read them: then anything may have changed."""
+    followed = current({"a": {"1": RUNNING}})
+    assert followed.take(told)
+    assert (followed.is_current, followed.changes()) == (False, None)
+    listed(followed, {"a": {"1": RUNNING}})
+    assert followed.is_current
+
+
+def test_removed_sandbox_is_forgotten() -> None:
+    """No status comes of a sandbox that containerd has removed."""
+    followed = current({"a": {}})
+    gone = pb.ContainerEvent(container_id="s-a", container_event_type=pb.CONTAINER_DELETED_EVENT)
+    assert not followed.take(gone)
+    assert followed.is_current
+    assert followed.sandboxes == {}
+
+
+def test_list_without_events_is_never_current() -> None:
+    """An event between the list and the subscription would be lost."""
+    followed = FollowedList()
+    listed(followed, {"a": {"1": RUNNING}})
+    assert not followed.is_current
+    assert followed.take(event("a", {"1": RUNNING}))
+    assert not followed.is_current
+    listed(followed, {"a": {"1": RUNNING}})
+    assert followed.is_current
+
+
+def test_event_during_the_list_makes_it_doubtful() -> None:
+    """It may be in the list or not."""
+    followed = current()
+    followed.begin()
+    assert followed.take(event("a", {"1": RUNNING}))
+    followed.listed([], {})
+    assert (followed.is_current, followed.changes()) == (False, None)
+
+
+@pytest.mark.parametrize("end", [FollowedList.lost, FollowedList.doubt])
+def test_doubt_asks_for_a_list(end: Callable[[FollowedList], None]) -> None:
+    """A lost stream, an event that is too large, and a poll that finds something else."""
+    followed = current({"a": {"1": RUNNING}})
+    end(followed)
+    assert (followed.is_current, followed.changes()) == (False, None)
+
+
+def test_failed_list_is_not_current() -> None:
+    """What is known is older than the events that came since."""
+    followed = current({"a": {"1": RUNNING}})
+    followed.begin()
+    assert not followed.is_current
+
+
+def test_machine_ends_following() -> None:
+    """Sandboxes with machines change without their containers."""
+    followed = current()
+    listed(followed, {"a": {"1": RUNNING}}, handler="kata")
+    assert not followed.is_current
+
+
+def test_events_spare_the_lists(tmp_path: Path) -> None:
+    """Once an event has come and a list was made, a container that events tell of costs its status alone."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        assert fake.events is not None
+        fake.add("one", INFO)
+        async with watching(runtime) as changes:
+            assert await runtime.known_containers() is None
+            fake.events.put_nowait("one")
+            await asyncio.wait_for(changes.acquire(), SECONDS)
+            assert runtime.changes() is None
+            listed = await runtime.containers()
+            assert await runtime.known_containers() == listed
+            fake.asked.clear()
+
+            fake.add("two", INFO)
+            fake.events.put_nowait("two")
+            await asyncio.wait_for(changes.acquire(), SECONDS)
+            assert runtime.changes() == (RuntimeChange("two", Owner("uid-two", "two"), State.RUNNING),)
+            known = await runtime.known_containers()
+            assert (await runtime.owner("two")).pod_uid == "uid-two"
+            assert fake.asked == {"ContainerStatus": 1}
+            assert known == await runtime.containers()
+
+    play(tmp_path, scenario, events=True, poll_seconds=60)
+
+
+def test_poll_that_finds_something_else_ends_the_trust(tmp_path: Path) -> None:
+    """A container of which no event told is found by the poll, as without events, and by the list that follows."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        assert fake.events is not None
+        fake.add("one", INFO)
+        async with watching(runtime) as changes:
+            fake.events.put_nowait("one")
+            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await runtime.containers()
+            fake.add("two", INFO)
+            await asyncio.wait_for(changes.acquire(), SECONDS)
+            assert (await runtime.known_containers(), runtime.changes()) == (None, None)
+
+    play(tmp_path, scenario, events=True)
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from("ab"), st.sampled_from("123"), st.sampled_from([CREATED, RUNNING, EXITED, None])
+    )
+)
+
+
+@given(CHANGES)
+def test_followed_list_is_the_runtimes(steps: Iterable[tuple[str, str, pb.ContainerState | None]]) -> None:
+    """After any changes of live containers the list is what the runtime would list, as long as it is current."""
+    followed, pods = current({"a": {}, "b": {}}), {"a": Statuses(), "b": Statuses()}
+    for pod, number, state in steps:
+        key, statuses = f"{pod}{number}", pods[pod]
+        if state is None:
+            if statuses.pop(key, None) is not None:
+                followed.take(event(pod, statuses, pb.CONTAINER_DELETED_EVENT, key))
+        elif statuses.get(key, CREATED) <= state:
+            statuses[key] = state
+            followed.take(event(pod, statuses))
+    assert followed.is_current
+    assert {key: each.state for key, each in followed.containers.items()} == {
+        key: STATES[state] for statuses in pods.values() for key, state in statuses.items()
+    }

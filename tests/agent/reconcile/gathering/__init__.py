@@ -1,0 +1,1 @@
+"""How long changes wait for a pass."""

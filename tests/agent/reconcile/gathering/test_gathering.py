@@ -1,0 +1,180 @@
+"""Which changes request a pass, and within which time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from agent.interfaces import NewContainer, RuntimeChange
+from agent.plain_pods import GATHER_SECONDS, NOW, SETTLE_SECONDS
+from agent.process import Agent
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import Owner, State
+from tests.agent.fake_watch import FakeWatch
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.serving import Reports, serving
+from tests.pinning.world import Wish
+
+PLAIN, TWO = Wish("500m"), Wish("2", policy="exclusive")
+Watched = tuple[Agent, list[float]]
+
+
+@pytest.fixture
+def watch(node: FakeNode) -> FakeWatch:
+    """Return NRI, which makes containers as the last table says."""
+    node.container_watch = watch = FakeWatch(node)
+    node.add("plain", PLAIN)
+    node.add("owner", TWO)
+    node.start("plain")
+    node.start("owner")
+    return watch
+
+
+def requested(node: FakeNode, act: Callable[[Agent], None]) -> list[float]:
+    """Do something between two passes of an agent that serves; return the waits of the passes that it requests."""
+    waits: list[float] = []
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: state.is_synchronised)
+        node.pods.changed()
+        await quiet(agent)
+        with noting(agent, waits):
+            act(agent)
+
+    serving(node, scenario)
+    return waits
+
+
+async def quiet(agent: Agent) -> None:
+    """Wait until the passes of the start are over."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+        agent.trigger.clear()
+
+
+@contextmanager
+def noting(agent: Agent, waits: list[float]) -> Iterator[None]:
+    """Note the waits of the passes that are requested instead of doing them."""
+    between = agent.reconciler.between_passes
+    request = between._request_pass
+    between._request_pass = lambda within=0.0: waits.append(within)
+    try:
+        yield
+    finally:
+        between._request_pass = request
+
+
+def told(node: FakeNode, key: str, state: State, uid: str) -> None:
+    """Let the runtime send an event."""
+    node.runtime.told = (RuntimeChange(key, Owner(uid, "c0"), state),)
+    node.runtime.changed()
+
+
+@pytest.mark.usefixtures("watch")
+@pytest.mark.parametrize(
+    ("act", "waits"),
+    [
+        pytest.param(lambda node: node.add("new", PLAIN), [GATHER_SECONDS], id="plain-comes"),
+        pytest.param(lambda node: node.documents.pop("plain"), [SETTLE_SECONDS], id="plain-goes"),
+        pytest.param(lambda node: node.add("new", TWO), [NOW], id="owner-comes"),
+        pytest.param(lambda node: node.documents.pop("owner"), [NOW], id="owner-goes"),
+        pytest.param(lambda node: node.add("owner", PLAIN), [NOW], id="owner-edited-to-none"),
+        pytest.param(lambda node: node.add("plain", TWO), [NOW], id="plain-edited-to-exclusive"),
+        pytest.param(lambda node: None, [], id="nothing"),
+        pytest.param(lambda node: [node.add("new", PLAIN), node.add("own", TWO)], [NOW], id="both-come"),
+    ],
+)
+def test_change_of_the_api(node: FakeNode, act: Callable[[FakeNode], object], waits: list[float]) -> None:
+    """Only what concerns CPUs of its own is looked at now."""
+
+    def change(_: Agent) -> None:
+        act(node)
+        node.pods.changed()
+
+    assert requested(node, change) == waits
+
+
+@pytest.mark.parametrize(
+    ("uid", "state", "born", "waits"),
+    [
+        pytest.param("plain", State.RUNNING, "shared", [GATHER_SECONDS], id="runs-in-the-shared-set"),
+        pytest.param("plain", State.CREATED, "shared", [], id="made-in-the-shared-set"),
+        pytest.param("plain", State.EXITED, "", [SETTLE_SECONDS], id="ends"),
+        pytest.param("plain", State.RUNNING, "0-7", [NOW], id="made-by-an-older-table"),
+        pytest.param("plain", State.RUNNING, "", [NOW], id="not-made-over-nri"),
+        pytest.param("plain", State.CREATED, "", [NOW], id="created-without-nri"),
+        pytest.param("owner", State.RUNNING, "shared", [NOW], id="owner-runs"),
+        pytest.param("owner", State.EXITED, "", [NOW], id="owner-ends"),
+        pytest.param("unknown", State.RUNNING, "shared", [NOW], id="pod-that-the-api-has-not-shown"),
+    ],
+)
+def test_event_of_the_runtime(
+    node: FakeNode, watch: FakeWatch, uid: str, state: State, born: str, waits: list[float]
+) -> None:
+    """Only a plain container that was made on the CPUs of today may wait."""
+
+    def event(_: Agent) -> None:
+        table = watch.tables[-1]
+        assert table is not None
+        if born:
+            watch.births["new"] = table.shared if born == "shared" else CPUSet.parse(born)
+        told(node, "new", state, uid)
+
+    assert requested(node, event) == waits
+
+
+@pytest.mark.usefixtures("watch")
+def test_unknown_change_of_the_runtime_is_looked_at_now(node: FakeNode) -> None:
+    """A runtime without events, a lost stream, a poll that finds something else."""
+    assert requested(node, lambda _: node.runtime.changed()) == [NOW]
+
+
+@pytest.mark.usefixtures("watch")
+def test_nothing_gathers_while_another_program_allocates(node: FakeNode) -> None:
+    """Beside the kubelet's static policy plain pods hold CPUs, too."""
+    node.settings = replace(node.settings, config=replace(node.config, observe=True))
+
+    def change(_: Agent) -> None:
+        node.add("new", PLAIN)
+        node.pods.changed()
+
+    assert requested(node, change) == [NOW]
+
+
+def test_nothing_gathers_where_passes_start_the_containers(node: FakeNode) -> None:
+    """The runtime `local` does its work when it lists."""
+
+    def change(_: Agent) -> None:
+        node.add("new", PLAIN)
+        node.pods.changed()
+
+    assert requested(node, change) == [NOW]
+
+
+@pytest.mark.usefixtures("watch")
+@pytest.mark.parametrize(("has_begun", "wait"), [(False, GATHER_SECONDS), (True, NOW)])
+def test_container_pinned_before_its_start_may_wait(node: FakeNode, *, has_begun: bool, wait: float) -> None:
+    """What its cgroup's creation was too late for is looked at now."""
+    key = node.start("plain", state=State.RUNNING)
+    cgroup = node.cgroup(key)
+    if not has_begun:
+        node.containers[key] = replace(node.containers[key], state=State.CREATED)
+        node.cgroups.begun.clear()
+        node.cgroups.ages[cgroup] = 0.0
+    waits: list[float] = []
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: state.is_synchronised)
+        await quiet(agent)
+        with noting(agent, waits):
+            node.cpusets[cgroup] = node.topology.online
+            agent.reconciler.between_passes.prestart.pin(NewContainer(key, Owner("plain", "c0"), cgroup))
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+    serving(node, scenario)
+    assert waits[-1:] == [wait]

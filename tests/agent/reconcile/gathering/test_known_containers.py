@@ -1,0 +1,115 @@
+"""Passes by what events told of the containers: they list where anything is to be moved or freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pinning.planning.observed import State
+from tests.agent.fakes import FakeNode
+from tests.pinning.world import Wish
+
+PLAIN, TWO = Wish("500m"), Wish("2", policy="exclusive")
+
+
+@pytest.fixture
+def lists(node: FakeNode) -> list[None]:
+    """Count the lists of a runtime whose events tell of every container, on a node with an owner and a plain pod."""
+    node.add("owner", TWO)
+    node.add("plain", PLAIN)
+    node.start("owner")
+    node.start("plain")
+    node.run(passes=2)
+    listed: list[None] = []
+    containers = node.runtime.containers
+
+    async def counted() -> Any:
+        listed.append(None)
+        return await containers()
+
+    node.runtime.containers = counted  # type: ignore[method-assign]
+    know(node)
+    return listed
+
+
+def know(node: FakeNode) -> None:
+    """Let the events tell of what runs now."""
+    node.runtime.known = tuple(node.containers.values())
+
+
+def of(node: FakeNode, uid: str) -> str:
+    """Return the container of a pod."""
+    return next(key for key, container in node.containers.items() if container.pod_uid == uid)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda _: None, id="nothing"),
+        pytest.param(lambda node: node.add("new", PLAIN), id="plain-pod-comes"),
+        pytest.param(lambda node: node.documents.pop("plain"), id="plain-pod-goes"),
+        pytest.param(lambda node: node.stop(of(node, "plain")), id="plain-container-ends"),
+    ],
+)
+def test_plain_pod_needs_no_list(
+    node: FakeNode, lists: list[None], change: Callable[[FakeNode], object]
+) -> None:
+    """A pass that moves nothing asks the runtime nothing."""
+    change(node)
+    know(node)
+    node.run()
+    assert lists == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda node: node.add("new", TWO), id="owner-comes"),
+        pytest.param(lambda node: node.add("owner", PLAIN), id="owner-edited"),
+        pytest.param(lambda node: node.start("plain"), id="container-elsewhere"),
+    ],
+)
+def test_what_is_moved_is_listed_first(
+    node: FakeNode, lists: list[None], change: Callable[[FakeNode], object]
+) -> None:
+    """An owner comes, goes, or a container runs where it must not."""
+    change(node)
+    know(node)
+    node.run()
+    assert lists == [None]
+
+
+def test_lost_event_frees_no_cpus(node: FakeNode, lists: list[None]) -> None:
+    """The events say that nothing runs of a pod that the API has deleted; the runtime still runs its container."""
+    running = of(node, "owner")
+    node.runtime.known = tuple(container for key, container in node.containers.items() if key != running)
+    del node.documents["owner"]
+    state = node.run()
+    assert (node.cpus(running), lists) == ("1,5", [None])
+    assert state.ledger.exclusive
+    node.stop(running)
+    know(node)
+    assert not node.run().ledger.exclusive
+
+
+def test_foreign_write_is_counted_once_beside_a_list(node: FakeNode, lists: list[None]) -> None:
+    """The second observation of a pass does not find what the first has found, and forgets it neither."""
+    node.cpusets[node.cgroup(of(node, "plain"))] = node.topology.online
+    node.run()
+    assert lists == [None]
+    assert node.agent.reconciler.metrics.rewrites._value.get() == 1
+
+
+def test_runtime_that_fails_to_list_frees_nothing(node: FakeNode, lists: list[None]) -> None:
+    """What the events told is not enough to give CPUs away."""
+    node.stop(of(node, "owner"))
+    know(node)
+    del node.documents["owner"]
+    node.runtime.down = True
+    assert node.run().ledger.exclusive
+    assert lists == [None]
+    node.runtime.down = False
+    assert not node.run().ledger.exclusive
+    assert node.containers[of(node, "owner")].state is State.EXITED

@@ -1,0 +1,88 @@
+"""How long a change of a pod may wait for a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.plain_pods import (
+    GATHER_SECONDS,
+    NOW,
+    SETTLE_SECONDS,
+    PodChange,
+    changed_pods,
+    is_plain,
+    seconds_for_pod,
+    soonest,
+)
+from pinning.contract import CRANE_CPU_MANAGER, KUBEVIRT_LABEL, VIRT_LAUNCHER
+from pinning.planning.observed import SeenPod
+from tests.pinning.world import Wish, pod_document
+
+
+def pod(wish: Wish | None = None, *, phase: str = "Running", **metadata: Any) -> Any:
+    """Return a pod of the API."""
+    document = pod_document("a", [wish or Wish("500m")])
+    document["status"] = {"phase": phase}
+    document["metadata"] |= metadata
+    return document
+
+
+PLAIN = pod()
+OWNER = pod(Wish("1", policy="exclusive"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "seconds"),
+    [
+        pytest.param(None, PLAIN, GATHER_SECONDS, id="plain-comes"),
+        pytest.param(PLAIN, None, SETTLE_SECONDS, id="plain-goes"),
+        pytest.param(PLAIN, pod(phase="Failed"), SETTLE_SECONDS, id="plain-ends"),
+        pytest.param(pod(phase="Pending"), PLAIN, None, id="plain-runs"),
+        pytest.param(PLAIN, pod(resourceVersion="7"), None, id="nothing-that-is-read"),
+        pytest.param(PLAIN, pod(Wish("600m")), None, id="plain-resized"),
+        pytest.param(None, OWNER, NOW, id="owner-comes"),
+        pytest.param(OWNER, None, NOW, id="owner-goes"),
+        pytest.param(PLAIN, OWNER, NOW, id="edited-to-exclusive"),
+        pytest.param(OWNER, PLAIN, NOW, id="edited-to-none"),
+        pytest.param(OWNER, pod(Wish("2", policy="exclusive")), NOW, id="owner-resized"),
+        pytest.param(None, pod(annotations={CRANE_CPU_MANAGER: "none"}), NOW, id="policy-none"),
+        pytest.param(None, pod(annotations={CRANE_CPU_MANAGER: "typo"}), NOW, id="unknown-policy"),
+        pytest.param(None, pod(labels={KUBEVIRT_LABEL: VIRT_LAUNCHER}), NOW, id="launcher"),
+        pytest.param(None, pod(annotations={"other.io/key": "x"}), GATHER_SECONDS, id="foreign-annotation"),
+    ],
+)
+def test_wait_of_a_change(before: Any, after: Any, seconds: float | None) -> None:
+    """A pod that asks for CPUs, asked for them or may be held back at its start is looked at now."""
+    assert seconds_for_pod(PodChange(before, after)) == seconds
+
+
+def test_kata_pod_is_not_plain() -> None:
+    """Its machine boots before the runtime lists it, and is confined."""
+    document = pod()
+    document["spec"]["runtimeClassName"] = "kata"
+    assert not is_plain(document, SeenPod.of(document))
+    assert is_plain(PLAIN, SeenPod.of(PLAIN))
+
+
+def test_readiness_of_a_guard_is_a_change() -> None:
+    """A pass reports it, though no claim changes."""
+    statuses = [{"name": "guard", "ready": False}]
+    unready: Any = {**PLAIN, "status": {"phase": "Running", "containerStatuses": statuses}}
+    assert seconds_for_pod(PodChange(PLAIN, unready)) == GATHER_SECONDS
+
+
+def test_changed_pods_are_other_objects() -> None:
+    """A pod that came, one that went, and one that is another object."""
+    same, other = pod(), pod()
+    before, after = {"a": same, "b": PLAIN, "c": OWNER}, {"a": same, "b": other, "d": PLAIN}
+    assert sorted(changed_pods(before, after), key=str) == sorted(
+        [PodChange(PLAIN, other), PodChange(OWNER, None), PodChange(None, PLAIN)], key=str
+    )
+
+
+def test_soonest_wait_counts() -> None:
+    """No wait at all where no change needs a pass."""
+    assert soonest([None, SETTLE_SECONDS, GATHER_SECONDS]) == GATHER_SECONDS
+    assert soonest([None]) is None
