@@ -52,6 +52,7 @@ class NodeMachine:
         self._pod_roots = tuple(pod_roots)
         self._known = known
         self._read_at: CPUSet | None = None  # the online CPUs when `_known` was read
+        self._pod_root = ""  # the one that was there last
         self._usable = EMPTY
         self._lost = pod_cpus  # CPUs that the pod root lost when they went offline
         self._id = cache(partial(_read_id, root))
@@ -79,11 +80,17 @@ class NodeMachine:
 
     def pod_root(self) -> str:
         """Return the cgroup above all pods; the root cgroup until the kubelet has created its own."""
-        for cgroup in self._pod_roots:
+        return self._read_pod_root()[0]
+
+    def _read_pod_root(self) -> tuple[str, CPUSet]:
+        """Return the cgroup above all pods with its CPUs; look for another one only while there is none or it is gone."""
+        for cgroup in (self._pod_root, *self._pod_roots) if self._pod_root else self._pod_roots:
             with suppress(Gone):
-                self._cpusets.read(cgroup)
-                return cgroup
-        return NO_POD_ROOT
+                cpus = self._cpusets.read(cgroup)
+                self._pod_root = cgroup
+                return cgroup, cpus
+        self._pod_root = ""
+        return NO_POD_ROOT, self._cpusets.read(NO_POD_ROOT)
 
     def universe(self) -> CPUSet:
         """Return the online CPUs within the effective cpuset of the kubelet's pod root.
@@ -91,8 +98,7 @@ class NodeMachine:
         On cgroup v1 a CPU that goes offline leaves every cpuset for good. This adds it to the pod root again when it is
         back; writing a container's cpuset widens the cgroups in between.
         """
-        online, cgroup = self.topology().online, self.pod_root()
-        had = self._cpusets.read(cgroup)
+        online, (cgroup, had) = self.topology().online, self._read_pod_root()
         back = (self._lost & online) - had
         if back and self._widen and self._cpusets.version == V1 and cgroup != NO_POD_ROOT:
             had = self._give_back(self._widen, cgroup, back)
