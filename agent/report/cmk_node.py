@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def cmk_node(state: NodeState) -> CMKNode:
-    """Return what CMK's words are made of."""
+    """Return the node's state as CMK's terms."""
     sets = state.sets
     return CMKNode(
         topology=state.topology,
@@ -43,7 +43,7 @@ def _reconcile(state: NodeState) -> str:
     return report_text(reconcile_report(state.reclaimed, state.reclaims_dropped))
 
 
-# What `cmk VERB` prints in a container, by its verb.
+# output of `cmk VERB` in a container, by verb
 TEXTS: Final[Mapping[str, Callable[[NodeState], str]]] = MappingProxyType(
     {"describe": _describe, "node-report": _node_report, "reconcile": _reconcile}
 )

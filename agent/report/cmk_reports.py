@@ -1,7 +1,7 @@
-"""Write Intel CMK's reports about the node as objects, under CMK's names; each in place, and only when it changed.
+"""Write Intel CMK's reports about the node as objects, under CMK's names; update them in place when they change.
 
-CMK deleted and made them anew every few seconds. They are named as the node is, dots and all: CMK's dashes for dots
-would be one name for two nodes.
+CMK deleted and recreated them every few seconds. Their names keep the dots of the node's name: CMK's dashes would give
+two nodes the same name.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class CMKReports:
             await self._create(kind, plural, spec)
 
     async def _replace(self, plural: str, spec: dict[str, Any]) -> None:
-        """Put another spec in the place of the old one: a merge would keep lists that are gone."""
+        """Replace the spec: a merge would keep members that the new spec lacks."""
         change = [{"op": "add", "path": "/spec", "value": spec}]
         await self._api.patch(f"{self._folder}/{plural}/{self._node}", change, JSON_PATCH)
 

@@ -1,6 +1,6 @@
-"""What the node's object has to say: annotations, labels, taints, conditions, extended resources. Pure.
+"""The desired annotations, labels, taints, conditions and extended resources of the Node object. Pure.
 
-`desired_node` decides all of it from the node's state; `agent.report.node_patch` brings the object there.
+`desired_node` derives them from the node's state; `agent.report.node_patch` computes the patch.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class DesiredNode:
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
-    no_taints: tuple[Taint, ...] = ()  # of ours, not desired now
-    no_taint_keys: frozenset[str] = frozenset()  # not desired, whatever their value and effect
+    no_taints: tuple[Taint, ...] = ()  # the agent's taints to remove
+    no_taint_keys: frozenset[str] = frozenset()  # to remove with any value and effect
     resources: Mapping[str, int | None] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
     no_conditions: tuple[str, ...] = ()
@@ -74,10 +74,8 @@ def desired_node(
 ) -> DesiredNode | None:
     """Return the desired Node object; None while pods or ledger are incomplete.
 
-    While the runtime does not list its containers, it has the Degraded condition alone.
-
-    `published` are the counts of extended resources that were written last, `labelled` is the group in the node's label;
-    None: unknown.
+    While the runtime does not list its containers, only the Degraded condition is set. `published` are the last written
+    counts of extended resources, `labelled` is the group in the node's label; None: unknown.
     """
     resources = node_resources(state, pods, published)
     if resources is None:
@@ -96,7 +94,7 @@ def desired_node(
 
 
 def cleared(options: NodeOptions) -> DesiredNode:
-    """Return the node as the agent leaves it at uninstall: with nothing of ours."""
+    """Return the Node object for uninstall: every field of the agent is removed."""
     return DesiredNode(
         annotations=dict.fromkeys((STATUS_TOPOLOGY, STATUS_POOLS)),
         labels=dict.fromkeys(_labels(options)),
@@ -107,12 +105,12 @@ def cleared(options: NodeOptions) -> DesiredNode:
 
 
 def topology_text(state: NodeState) -> str:
-    """Return the machine as compact JSON."""
+    """Return the topology as compact JSON."""
     return encode_topology(state.topology).decode()
 
 
 def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) -> str:
-    """Return the sets of the node, their owners and what they cost unseen, as compact JSON."""
+    """Return the node's CPU sets, their owners and hidden costs as compact JSON."""
     injected = sidecars(pods, state.seen_pods, options.sidecar)
     by_name = sorted(state.ledger, key=lambda assignment: assignment.name)
     published = Pools(
@@ -139,18 +137,18 @@ def _owner(assignment: Assignment) -> Owner:
 
 
 def _labels(options: NodeOptions) -> tuple[str, ...]:
-    """Return the labels that are ours; without the gate those of KubeVirt are never touched."""
+    """Return the labels that the agent manages; KubeVirt's only with the feature gate CPUManager."""
     kubevirt = CPUMANAGER_LABELS if GATE_CPU_MANAGER in options.feature_gates else ()
     return (CMK_NODE_LABEL, *kubevirt)
 
 
 def _can_pin(state: NodeState) -> bool:
-    """Say whether virtual machines get CPUs of their own here: from the agent, or from the kubelet."""
+    """Return whether virtual machines get dedicated CPUs here, from the agent or from the kubelet."""
     return not state.observes or state.kubelet is KubeletPolicy.STATIC
 
 
 def _taints(options: NodeOptions, load: Overcommit) -> tuple[Taint, ...]:
-    """Return the taints that are ours now; CMK's may have been set by hand where the option is off."""
+    """Return the taints that the agent manages; with the option off, an operator may have set CMK's by hand."""
     cmk = (CMK_TAINT,) if options.cmk_taint else ()
     over = (OVERCOMMIT_TAINT,) if options.overcommit_taint and load.is_over else ()
     return (*cmk, *over)

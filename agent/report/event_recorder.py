@@ -1,7 +1,7 @@
-"""Send what happened as Events: each one once, counted when it repeats, and never many about one pod.
+"""Send Events: each one once, counted when it repeats, and rate-limited per pod.
 
-The name of an Event follows from its content, so an agent that starts again finds its own. While the API server is out
-of reach the newest PENDING wait. A namespace for which it fails, or that has used up its share of events, waits alone.
+An Event's name derives from its content, so a restarted agent finds its own Events. While the API server is out of
+reach the newest PENDING wait. A namespace that fails, or has used up its share of events, delays no other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from apiserver.client import Api
     from pinning.pods.types import Pod
 
-BURST: Final = 10  # events about one pod before they are slowed down
-REFILL_SECONDS: Final = 30.0  # until one more may be sent
+BURST: Final = 10  # events about one pod before the rate limit applies
+REFILL_SECONDS: Final = 30.0  # until one more is allowed
 PENDING: Final = 500
 REMEMBERED: Final = 2000
 
@@ -41,7 +41,7 @@ class _Bucket:
     since: float
 
     def take(self, now: float) -> bool:
-        """Return whether one more may be sent now."""
+        """Take a token; return whether there was one."""
         self.tokens = min(float(BURST), self.tokens + (now - self.since) / REFILL_SECONDS)
         self.since = now
         if self.tokens < 1:
@@ -52,7 +52,7 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """An event as the API server has it."""
+    """An event as stored by the API server."""
 
     path: str
     count: int = 1
@@ -63,13 +63,13 @@ class _Attempt:
     """State of one attempt to send all pending events."""
 
     pods: Mapping[str, Pod]  # by uid of the runtime
-    late: Collection[str]  # uids of pods that will be shown
-    turns: set[str]  # namespaces that waited, and may be tried
-    failures: int = 0  # in a row, in namespaces that did not wait
+    late: Collection[str]  # uids of pods that the watch has not shown yet
+    turns: set[str]  # namespaces whose wait is over
+    failures: int = 0  # consecutive, in namespaces that did not wait before
 
 
 class EventReport:
-    """Sends what happened, oldest first."""
+    """Sends events, oldest first."""
 
     def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:
         self._api = api
@@ -85,9 +85,9 @@ class EventReport:
         self.held_back = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Send what happened since the last state; what fails is tried again with the next call.
+        """Send the events since the last state; failed ones are retried at the next call.
 
-        An event about a pod that was found by its name waits until the watch shows the pod: then Later is raised.
+        An event about a pod known by name alone waits until the watch shows the pod: then Later is raised.
         """
         by_uid = by_runtime_uid(list(self._pods.pods().values()), state.names)
         self._buckets = {uid: bucket for uid, bucket in self._buckets.items() if uid in by_uid}
@@ -101,7 +101,7 @@ class EventReport:
             raise Later(f"events wait: {len(self._pending)}", seconds, len(self._backoff))
 
     async def _send_all(self, attempt: _Attempt) -> None:
-        """Send what waits and can be sent; of pods that are not there the API server has no object."""
+        """Send all events that can be sent. Pods without an API object get none."""
         kept: list[Event] = []
         try:
             while self._pending:
@@ -117,7 +117,7 @@ class EventReport:
             )
 
     async def _try(self, event: Event, pod: Pod, attempt: _Attempt) -> bool:
-        """Send one event unless its namespace waits; return whether it is done with."""
+        """Send one event unless its namespace waits; return whether it can leave the queue."""
         namespace = _namespace(pod)
         has_turn = namespace in attempt.turns
         if namespace in self._backoff and not has_turn:
@@ -141,7 +141,7 @@ class EventReport:
             logger.warning("events delayed", extra={"facts": facts})
 
     async def reset(self) -> None:
-        """Leave the events: the API server forgets them within an hour."""
+        """Do nothing: the API server deletes events within an hour."""
         self._pending.clear()
 
     def _may_send(self, uid: str) -> bool:
@@ -157,7 +157,7 @@ class EventReport:
         sent = self._sent.get(name)
         try:
             sent = await (self._again(sent) if sent else self._first(document))
-        except Gone:  # it was forgotten, or its namespace is going away
+        except Gone:  # the event expired, or its namespace is terminating
             self._sent.pop(name, None)
         except Refused as error:
             logger.warning("event refused", extra={"facts": {"event": name, "reason": str(error)}})
@@ -176,7 +176,7 @@ class EventReport:
         self.writes += 1
         try:
             await self._api.create(folder, document)
-        except Conflict:  # an agent before this one sent it
+        except Conflict:  # a previous agent sent it
             return await self._again(event)
         return event
 

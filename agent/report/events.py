@@ -1,6 +1,6 @@
-"""What happened to containers, for people: Pinned, Unpinnable, Uncounted, Drift, Conflict and others. Pure.
+"""Events about containers: Pinned, Unpinnable, Uncounted, Drift, Conflict and others. Pure.
 
-Events are what two states differ in.
+They are computed from the difference of two states.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 LONGEST_NAME: Final = 200  # of the pod; a hash follows
-LONGEST_MESSAGE: Final = 1024  # what the API server takes
+LONGEST_MESSAGE: Final = 1024  # limit of the API server
 
 
 class Reason(StrEnum):
-    """What happened."""
+    """The `reason` of an Event."""
 
     PINNED = "Pinned"
     UNPINNABLE = "Unpinnable"
@@ -46,7 +46,7 @@ WARNINGS: Final = frozenset(Reason) - {Reason.PINNED, Reason.POLICY_CHANGED}
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to a container; `owner.container` is empty when the pod is meant."""
+    """An event about a container; `owner.container` is empty for one about the pod."""
 
     owner: Owner
     reason: Reason
@@ -54,7 +54,7 @@ class Event:
 
 
 def events_between(before: NodeState | None, after: NodeState) -> tuple[Event, ...]:
-    """Return what happened from one state to the next; before the first one nothing was known."""
+    """Return the events between two states; `before` is None for the first one."""
     old_pods = {pod.uid: pod for pod in before.pods} if before else {}
     old_containers = _containers(before) if before else {}
     events: list[Event] = []
@@ -80,7 +80,7 @@ def _containers(state: NodeState) -> Mapping[Owner, ContainerState]:
 
 def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState) -> Iterator[Event]:
     yield from _of_refusal(owner, old, new)
-    lost = new.refusal and not new.policy  # reported as unpinnable
+    lost = new.refusal and not new.policy  # this is reported as Unpinnable
     if old and old.policy and not lost and _policies(old) != _policies(new):
         message = f"container {new.name} changed from {_policies(old)} to {_policies(new)}"
         yield Event(owner, Reason.POLICY_CHANGED, message)
@@ -144,7 +144,7 @@ def _of_guard(guard: Owner) -> Event:
 
 
 def gist(refusal: Refusal) -> tuple[str, str]:
-    """Return what a refusal is about; what was found besides changes with every neighbour that comes or goes."""
+    """Return the part of a refusal that identifies it; the rest changes whenever a neighbour comes or goes."""
     return refusal.reason, refusal.message.partition(",")[0]
 
 
@@ -155,7 +155,7 @@ def _policies(container: ContainerState) -> str:
 
 
 def _is_old_news(old: ContainerState | None, new: ContainerState) -> bool:
-    """Say whether a container was pinned so before, or was found pinned by an agent that just started."""
+    """Return whether the container was pinned like this before, or a restarted agent found it pinned."""
     if old is None:
         return new.proof is not None and new.proof.path is Path.FOUND
     return old.is_pinned and (old.cpus, old.idle) == (new.cpus, new.idle)
@@ -178,7 +178,10 @@ def _drift(container: ContainerState) -> str:
 
 
 def event_document(event: Event, pod: Pod, node: str, now: str) -> dict[str, Any]:
-    """Return the Event object. Its name follows from pod, container, reason and message: the same event has one name."""
+    """Return the Event object.
+
+    Its name derives from pod, container, reason and message, so equal events share one object.
+    """
     metadata = pod.get("metadata") or {}
     (namespace, name), uid = name_of(pod), metadata.get("uid") or ""
     about = hashlib.sha256("\0".join((uid, *event.owner, event.reason, event.message)).encode()).hexdigest()
@@ -213,5 +216,5 @@ def event_document(event: Event, pod: Pod, node: str, now: str) -> dict[str, Any
 
 
 def _shortened(pod: str) -> str:
-    """Return the beginning of a pod's name; a dot may follow no other dot and no dash."""
+    """Return the beginning of a pod's name, cut so that the result is a valid object name."""
     return pod[:LONGEST_NAME].rstrip("-.")

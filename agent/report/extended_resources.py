@@ -1,7 +1,8 @@
-"""How many whole cores and CPUs the scheduler may count on, for each of our resources. Pure.
+"""The number of whole cores and CPUs to publish for each extended resource. Pure.
 
-All are counted from the same free cores: the scheduler adds what it bound, the agent refuses what then does not fit.
-A number below what bound pods claim would make a restarting kubelet kill running pods, so it is never published.
+All resources count the same free cores: the scheduler subtracts the pods it bound, and the agent refuses what does not
+fit. A number below the claims of bound pods would make a restarting kubelet evict running pods, so it is never
+published.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES, WHOL
 def node_resources(
     state: NodeState, pods: Iterable[Pod], published: Mapping[str, int] | None = None
 ) -> dict[str, int] | None:
-    """Return what to publish; None while pods or ledger are not complete.
+    """Return the quantities to publish; None while pods or ledger are incomplete.
 
-    `pods` are those bound to the node, `published` the numbers written last: while the agent only observes,
-    none rises above them.
+    `pods` are those bound to the node, `published` the last written numbers: while the agent only observes, none rises
+    above them.
     """
     if not state.is_synchronised:
         return None
@@ -52,9 +53,9 @@ def node_resources(
 
 
 def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: dict[str, int]) -> None:
-    """Add what a pod claims of each resource, and how much of that its containers hold.
+    """Add a pod's claims of each resource, and how much of them its containers hold.
 
-    A resize lets a container hold more cores than it requests, or fewer: the scheduler goes on counting the request.
+    After a resize a container may hold more or fewer cores than it requests; the scheduler still counts the request.
     """
     containers = members(pod)
     asked = [name for name in RESOURCES if any(name in container.requests for container in containers)]
@@ -64,7 +65,7 @@ def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: 
 
 
 def _held(state: NodeState, uid: str, resource: str) -> dict[str, int]:
-    """Return how many cores, or CPUs, each container of a pod is charged."""
+    """Return the cores, or CPUs, charged to each container of a pod."""
     footprints = {held.owner.container: held.footprint for held in state.ledger.pods.get(uid, ())}
     if resource == NUMA_CPUS:
         return {name: len(cpus) for name, cpus in footprints.items()}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ApiCounts(Collector):
-    """Shows what a client of the API server counted, when asked."""
+    """Exports the request counters of an API client."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -68,7 +68,7 @@ class MetricsReport:
         )
 
     async def publish(self, state: NodeState) -> None:
-        """Show a state."""
+        """Set the gauges."""
         pods = list(self._pods.pods().values())
         load = overcommit(pods, state.ledger, len(state.shared))
         injected = sidecars(pods, state.seen_pods, self._sidecar)

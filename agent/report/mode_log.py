@@ -1,4 +1,4 @@
-"""Log what concerns the whole node and, where there are no events, which claims of pods are not fulfilled."""
+"""Log changes of the node's mode and, on nodes without events, unfulfilled claims of pods."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class LogReport:
             logger.info("allocating CPUs", extra={"facts": {"kubelet": str(state.kubelet)}})
 
     async def reset(self) -> None:
-        """Leave the log as it is."""
+        """Do nothing: log lines stay."""
 
 
 class RefusalLog:
-    """Logs each claim that is not fulfilled once, until its reason changes: for agents without an API server."""
+    """Logs each unfulfilled claim once, until its reason changes: for agents without an API server."""
 
     def __init__(self) -> None:
         self._logged: frozenset[Refusal] = frozenset()
@@ -83,4 +83,4 @@ class RefusalLog:
         self._logged = frozenset(state.refusals)
 
     async def reset(self) -> None:
-        """Leave the log as it is."""
+        """Do nothing: log lines stay."""

@@ -1,7 +1,7 @@
-"""Keep the node's object as it has to be: the node is watched, and whatever differs is written.
+"""Keep the Node object in its desired state: watch it, and write whatever differs.
 
-The kubelet zeroes extended resources when it starts, and KubeVirt's handler writes labels of its own: both are seen
-by the watch and put back, at most once per INTERVAL_SECONDS; labels as `agent.report.overwritten_labels` says.
+The kubelet zeroes extended resources when it starts, and KubeVirt's handler writes labels of its own. The agent
+restores both, at most once per INTERVAL_SECONDS; labels with the limits of `agent.report.overwritten_labels`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 NODES: Final = "/api/v1/nodes"
 INTERVAL_SECONDS: Final = 1.0
-TRIES: Final = 5  # when others write the node at the same time
+TRIES: Final = 5  # attempts on conflicts with other writers
 
 logger = logging.getLogger(__name__)
 _node = msgspec.json.Decoder(Node)
@@ -61,7 +61,7 @@ class NodeReport:
         self._interval = interval_seconds
         self._labels = labels or OverwrittenLabels(clock, Metrics())
         self._nodes = ListWatch(api, NODES, f"metadata.name={node}", _node)
-        self._answered: Node | None = None  # as our own last request was answered
+        self._answered: Node | None = None  # the response to the agent's own last request
         self._state: NodeState | None = None
         self._published: dict[str, int] | None = None
         self._changed = asyncio.Event()
@@ -71,9 +71,9 @@ class NodeReport:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Bring the node to what the state says, and keep it there from now on."""
+        """Bring the Node object to the desired state, and start to keep it there."""
         if not state.is_synchronised and not state.runtime_reason:
-            return  # while the runtime is away, what was written before is kept as it is
+            return  # the runtime is out of reach: keep what was written before
         self._state = state
         if self._following is None or self._following.done():  # done: it crashed
             self._following = asyncio.create_task(self._follow())
@@ -88,7 +88,7 @@ class NodeReport:
             await self._bring_to(cleared(self._options))
 
     async def _follow(self) -> None:
-        """Put back what others change, until cancelled."""
+        """Restore fields that other writers change, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.watch(self._changed.set))
             group.create_task(self._put_back())
@@ -103,7 +103,7 @@ class NodeReport:
             except APIError as error:
                 logger.warning("node not written", extra={"facts": {"reason": str(error)}})
                 wait = backoff.after(error)
-            except Exception:  # the loop's edge: it goes on with the next change
+            except Exception:  # the loop's edge: the next change retries
                 logger.exception("writing the node crashed")
                 wait = backoff.next()
             else:
@@ -139,7 +139,7 @@ class NodeReport:
         return desired
 
     def _labelled(self) -> str | None:
-        """Return the group that the label of the node names, empty without one; None while no node was read."""
+        """Return the group in the node's label, empty without a label; None if the node was not read yet."""
         node = self._newest_known()
         return None if node is None else (node.metadata.labels or {}).get(CPU_GROUP_LABEL, "")
 
@@ -169,7 +169,7 @@ class NodeReport:
         return wrote
 
     async def _newest(self) -> Node:
-        """Return the node as the watch has it, or the answer to our own request when that is newer."""
+        """Return the node from the watch, or from the response to the agent's own request if that is newer."""
         node = self._newest_known()
         if node is None:
             node = self._answered = await decode_any(_node, await self._api.get(self._path))

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Differences:
-    """The two patches that a node needs; None where it needs none."""
+    """The two patches that a node needs; None if one is not needed."""
 
     status: dict[str, Any] | None = None  # a strategic merge patch of the status, with labels and annotations
-    spec: dict[str, Any] | None = None  # a merge patch of the taints, good for one version of the node
+    spec: dict[str, Any] | None = None  # a merge patch of the taints, valid for one resourceVersion
 
 
 def differences(node: Node, desired: DesiredNode, now: str) -> Differences:
-    """Return what a node lacks, or has too much; `now` is the time of what changes."""
+    """Return the patches from the actual to the desired node; `now` is the transition time of conditions."""
     return Differences(_status_patch(node, desired, now), _spec_patch(node, desired))
 
 
@@ -36,7 +36,7 @@ def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] 
     capacity = _changed(node.status.capacity, amounts)
     allocatable = _changed(node.status.allocatable, amounts)
     status = _filled(
-        capacity=capacity | allocatable,  # always both at once
+        capacity=capacity | allocatable,  # both must be set together
         allocatable=capacity | allocatable,
         conditions=_conditions(node.status.conditions or (), desired, now),
     )
@@ -54,7 +54,7 @@ def _changed(present: Mapping[str, str] | None, desired: Mapping[str, str | None
 
 
 def _conditions(present: Sequence[Condition], desired: DesiredNode, now: str) -> list[Any]:
-    """Return the conditions that say something new; the API server merges them by type."""
+    """Return the conditions that changed; the API server merges them by type."""
     by_type = {condition.type: condition for condition in present}
     removed = [{"type": name, "$patch": "delete"} for name in desired.no_conditions if name in by_type]
     return removed + [
@@ -78,7 +78,7 @@ def _timed(condition: Condition, present: Condition | None, now: str) -> dict[st
 
 
 def _spec_patch(node: Node, desired: DesiredNode) -> dict[str, Any] | None:
-    """Return the whole list of taints, as the API wants it, for this version of the node only."""
+    """Return a patch with the whole list of taints, valid for this resourceVersion only."""
     present = list(node.spec.taints or ())
     kept = [taint for taint in present if not _is_unwanted(taint, desired)]
     added = [taint for taint in desired.taints if not any(_is_same(taint, other) for other in kept)]
@@ -91,7 +91,7 @@ def _spec_patch(node: Node, desired: DesiredNode) -> dict[str, Any] | None:
 
 
 def _is_unwanted(taint: Taint, desired: DesiredNode) -> bool:
-    """Say whether a taint is one of ours that has to go, or stands where a desired one belongs."""
+    """Return whether to remove a taint: one of the agent's that is not desired, or replaced by a desired one."""
     return (
         taint.key in desired.no_taint_keys
         or any(_is_same(taint, other) for other in desired.no_taints)

@@ -1,9 +1,9 @@
-"""Keep the NodeResourceTopology of the node, from which scheduler-plugins' filter learns what its NUMA nodes have free.
+"""Publish a NodeResourceTopology, from which scheduler-plugins' filter reads the free resources of each NUMA node.
 
-The filter judges a container by each zone on its own, so that a zone has the free CPUs that `single` may take there.
-It refuses every container of a resource that the node has and no zone (measured with v0.34.7: `cpu` and `memory`, of
-pods of any QoS class). So all that a kubelet could align is there too, in each zone as much as the whole node has:
-corepin aligns none of it, and a Guaranteed pod larger than a NUMA node is placed as it would be without the filter.
+The filter judges each zone on its own, so a zone reports the free CPUs that `single` may take there. It refuses every
+container that requests a resource which the node has and no zone reports (measured with v0.34.7: `cpu` and `memory`, of
+pods of any QoS class). So each zone also reports the whole node's amount of every resource that a kubelet could align:
+corepin aligns none of them, and a Guaranteed pod larger than a NUMA node is placed as it would be without the filter.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
 KIND: Final = "NodeResourceTopology"
 TOPOLOGIES: Final = f"/apis/{API_VERSION}/noderesourcetopologies"
 OURS: Final = {"app.kubernetes.io/managed-by": PRODUCT}
-ATTRIBUTES: Final = [  # without them the filter judges nothing
+ATTRIBUTES: Final = [  # without these the filter ignores the object
     {"name": "topologyManagerPolicy", "value": "single-numa-node"},
     {"name": "topologyManagerScope", "value": "container"},
 ]
-ALIGNED: Final = ("cpu", "memory", "hugepages-")  # the beginnings of what zones must have
-MOST_NUMBER: Final = 63  # of a NUMA node; the filter has no place for larger ones
+ALIGNED: Final = ("cpu", "memory", "hugepages-")  # prefixes of the resources that zones must report
+MOST_NUMBER: Final = 63  # highest NUMA node number that the filter supports
 INTERVAL_SECONDS: Final = 2.0
-LOOK_SECONDS: Final = 300.0  # until what others did to the object, and the kubelet to the node, is looked for
+LOOK_SECONDS: Final = 300.0  # between checks for changes by other writers and by the kubelet
 
 logger = logging.getLogger(__name__)
 _node = msgspec.json.Decoder(Node)
@@ -53,7 +53,7 @@ class _Meta(msgspec.Struct, rename="camel"):
 
 
 class Topology(msgspec.Struct):
-    """A NodeResourceTopology, as far as the agent reads it."""
+    """The fields of a NodeResourceTopology that the agent reads."""
 
     metadata: _Meta
     attributes: list[Any] | None = None
@@ -61,7 +61,7 @@ class Topology(msgspec.Struct):
 
     @property
     def is_ours(self) -> bool:
-        """Say whether an agent of ours wrote it: other programs publish topologies too."""
+        """Return whether a corepin agent wrote it: other programs publish topologies too."""
         return OURS.items() <= (self.metadata.labels or {}).items()
 
 
@@ -82,7 +82,7 @@ def node_topology(state: NodeState, node: Node) -> dict[str, Any]:
 
 
 def _whole(node: Node) -> Iterator[Mapping[str, str]]:
-    """Yield what each zone says of the resources that corepin does not align."""
+    """Yield the resources that corepin does not align, with the amounts that every zone reports."""
     for name, amount in sorted((node.status.allocatable or {}).items()):
         if name.startswith(ALIGNED):
             capacity = (node.status.capacity or {}).get(name, amount)
@@ -100,7 +100,7 @@ def _resource(name: str, capacity: str, allocatable: str, available: str) -> Map
 
 
 class TopologyReport:
-    """Writes the object when it has to change, at most once per interval; where an agent only observes there is none."""
+    """Writes the object when it changes, at most once per interval. An agent that only observes writes none."""
 
     def __init__(
         self, api: Api, node: str, clock: Clock = Clock(), interval_seconds: float = INTERVAL_SECONDS
@@ -114,18 +114,18 @@ class TopologyReport:
         self._node: Node | None = None
         self._there: Topology | None = None
         self._looked = 0.0
-        self._complaint = ""  # why there is no object of ours
+        self._complaint = ""  # why the agent publishes no object
         self._logged = ""
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Bring the object to what the state says, and come back later to see whether it still is so."""
+        """Update the object, then raise Later to check it again for foreign changes."""
         if not state.is_synchronised:
-            return  # what was written before is kept
+            return  # keep what was written before
         try:
             wrote = await self._bring_to(state)
         except APIError:
-            self._node = None  # whatever was known of the object may be wrong
+            self._node = None  # the cached object may be wrong
             raise
         if wrote:
             self._logged = ""
@@ -138,10 +138,10 @@ class TopologyReport:
         await self._remove(await self._read())
 
     async def _bring_to(self, state: NodeState) -> bool:
-        """Write what differs; return whether anything did."""
+        """Write the difference; return whether there was any."""
         node = await self._newest_node()
         if self._complaint:
-            return False  # until it is looked again
+            return False  # checked again later
         if self._there and not self._there.is_ours:
             self._complain("another program publishes the topology of this node: stop it there")
             return False
@@ -155,7 +155,7 @@ class TopologyReport:
         return await (self._change(self._there, desired) if self._there else self._create(desired))
 
     async def _newest_node(self) -> Node:
-        """Return the node; it and the object are read again after a while."""
+        """Return the node; read it and the object again after a while."""
         now = self._clock.monotonic()
         if self._node is None or now - self._looked >= LOOK_SECONDS:
             self._node = await decode_any(_node, await self._api.get(self._node_path))
@@ -182,7 +182,7 @@ class TopologyReport:
         return True
 
     async def _change(self, there: Topology, desired: Mapping[str, Any]) -> bool:
-        """Replace what is said by a version of the object; raise Conflict where it is another one by now."""
+        """Replace one version of the object; raise Conflict if another writer changed it."""
         metadata = {**desired["metadata"], "resourceVersion": there.metadata.resource_version}
         answer = await self._api.patch(self._path, {**desired, "metadata": metadata})
         self._there = await decode_any(_topology, answer)
@@ -198,7 +198,7 @@ class TopologyReport:
         return True
 
     def _complain(self, why: str) -> None:
-        """Log once why there is no object of ours."""
+        """Log once why the agent publishes no object."""
         if why != self._logged:
             logger.warning("topology not published", extra={"facts": {"why": why}})
         self._complaint = self._logged = why

@@ -1,4 +1,4 @@
-"""A node and its parts, as far as the agent reads and writes them."""
+"""The fields of a Node object that the agent reads and writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Taint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
     @property
     def key_and_effect(self) -> tuple[str, str]:
-        """What no two taints of a node have in common."""
+        """The identity of a taint: unique within a node."""
         return self.key, self.effect
 
 
@@ -54,7 +54,7 @@ class NodeStatus(msgspec.Struct):
 
 
 class Node(msgspec.Struct):
-    """A node, as far as the agent reads it."""
+    """The fields of a Node object that the agent reads."""
 
     metadata: NodeMeta
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)

@@ -1,4 +1,4 @@
-"""How many CPUs of each NUMA node may be given out: what the scheduler may count on for `numa-policy: single`. Pure."""
+"""The allocatable and free CPUs of each NUMA node, as the scheduler counts them for `numa-policy: single`. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ZoneCPUs(NamedTuple):
-    """One NUMA node of the machine; where all its CPUs are reserved it has none to give."""
+    """The CPU counts of one NUMA node; a node with only reserved CPUs has none to allocate."""
 
     numa_node: int
     allocatable: int
@@ -32,6 +32,6 @@ def zone_cpus(state: NodeState) -> tuple[ZoneCPUs, ...]:
 
 
 def free_cpus(state: NodeState) -> int:
-    """Return how many CPUs claims of one NUMA node each could take together."""
+    """Return the sum of the CPUs that claims with `single` could take on all NUMA nodes."""
     free = state.sets.pools.exclusive & state.free & state.sets.topology.online
     return len(free) - (bool(free) and state.shared <= free)

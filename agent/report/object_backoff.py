@@ -1,6 +1,6 @@
-"""Wait for each object by itself: one of which the API server refuses a report holds up no other.
+"""Backoff per object: an object whose reports the API server refuses delays no other.
 
-The objects are pods, or namespaces of events. All that wait are together tried seldom.
+The objects are pods, or namespaces of events. Retries of all waiting objects share one rate limit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from apiserver.errors import APIError
 
-BETWEEN_SECONDS: Final = 5.0  # two tries of any objects: a node full of refused pods asks no more often
+# between two retries of any objects: a node full of refused pods makes no more requests than one
+BETWEEN_SECONDS: Final = 5.0
 FIRST_SECONDS: Final = 5.0
 LONGEST_SECONDS: Final = 300.0
-LONGEST_FAILURE: Final = 30.0  # after what is no refusal: that may be over any time
-FAILURES: Final = 2  # in a row, of objects that did not fail before: then it is the API server that fails
+LONGEST_FAILURE: Final = (
+    30.0  # longest wait after a failure that is no refusal, because it may end at any time
+)
+FAILURES: Final = 2  # consecutive, of objects that did not fail before: then the API server itself fails
 
 
 def _backoff() -> Backoff:
@@ -31,14 +34,14 @@ def _backoff() -> Backoff:
 @dataclass(slots=True)
 class _Refused:
     reason: str = ""
-    version: str = ""  # of the object then: another one may fare better
+    version: str = ""  # of the object when it failed: another version may be accepted
     since: float = 0.0
     due: float = 0.0
     backoff: Backoff = field(default_factory=_backoff)
 
 
 class ObjectBackoff:
-    """Remembers by key which objects were refused, and when each is to be tried again."""
+    """Remembers which objects were refused, and when to retry each."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -52,7 +55,7 @@ class ObjectBackoff:
         return key in self._refused
 
     def refuse(self, key: str, error: APIError, version: str = "") -> bool:
-        """Let an object wait, longer each time; return whether the reason is news."""
+        """Delay an object, longer each time; return whether the reason is new."""
         now = self._clock.monotonic()
         refused = self._refused.setdefault(key, _Refused())
         is_news = refused.reason != str(error)
@@ -63,23 +66,23 @@ class ObjectBackoff:
         return is_news
 
     def forget(self, key: str) -> None:
-        """Let an object wait no more: its report was taken."""
+        """End the wait of an object whose report was accepted."""
         self._refused.pop(key, None)
 
     def keep(self, keys: Collection[str]) -> None:
-        """Forget all other objects: there is nothing to report of them any more."""
+        """Forget all other objects."""
         self._refused = {key: refused for key, refused in self._refused.items() if key in keys}
 
     def turns(self, versions: Mapping[str, str]) -> list[str]:
-        """Return which objects are to be tried now, in this order, until one is refused again; none when it is too early.
+        """Return the objects to retry now, in this order, until one is refused again; none if it is too early.
 
-        One with another version than was refused is due at once; where one report is taken, the others may be too.
+        An object whose version changed since the refusal is due at once; after one success the others are due too.
         """
         now = self._clock.monotonic()
         order = sorted((self._due(key, versions), key) for key in self._refused)
         return [key for _, key in order] if order and order[0][0] <= now >= self._next else []
 
     def _due(self, key: str, versions: Mapping[str, str]) -> float:
-        """Return since when an object may be tried: one that changes all the time comes after those that wait longer."""
+        """Return since when an object is due: one that changes all the time comes after those that wait longer."""
         refused = self._refused[key]
         return refused.due if versions.get(key, "") == refused.version else refused.since

@@ -1,7 +1,7 @@
-"""The node's labels that others overwrite, as KubeVirt's handler does every minute or two.
+"""Rate limit for restoring node labels that other programs overwrite, as KubeVirt's handler does every minute or two.
 
-They are put back at once, once for each time, and no more than six times a minute: a program that overwrites them in a
-loop does not find the agent in it. Nothing else that is written to the node waits for them.
+A label is restored at once, but no more than six times per window: the agent does not fight a program that overwrites
+it in a loop. Other writes to the node do not wait for labels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agent.report.node_types import Node
 
 WINDOW_SECONDS: Final = 60.0
-WRITES: Final = 6  # in a window
+WRITES: Final = 6  # restores per window
 
 Label: TypeAlias = tuple[str, str | None]  # with its desired value
 
@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 
 
 class OverwrittenLabels:
-    """Remembers labels that had the desired value, so that a different value later is another writer's change."""
+    """Remembers labels that had the desired value, so that a later different value is another writer's change."""
 
     def __init__(self, clock: Clock, metrics: Metrics, window_seconds: float = WINDOW_SECONDS) -> None:
         self._clock = clock
         self._metrics = metrics
         self._window = window_seconds
         self._right: frozenset[Label] = frozenset()
-        self._overwritten: frozenset[Label] = frozenset()  # and not put back yet
+        self._overwritten: frozenset[Label] = frozenset()  # labels that are not restored yet
         self._written: deque[float] = deque(maxlen=WRITES)
 
     def allowed(self, node: Node, desired: DesiredNode) -> DesiredNode:
-        """Return what is to be written now: all that is desired, but no label that was put back too often."""
+        """Return the fields to write now: all desired ones, except labels over the rate limit."""
         self._look(node.metadata.labels or {}, frozenset(desired.labels.items()))
         if not self.is_waiting:
             return desired
@@ -66,7 +66,7 @@ class OverwrittenLabels:
             logger.info("node labels overwritten by another program", extra={"facts": {"labels": found}})
 
     def wrote(self, labels: Mapping[str, str | None]) -> None:
-        """Note that labels are written."""
+        """Record that labels were written."""
         written = frozenset(labels.items())
         if self._overwritten & written:
             self._written.append(self._clock.monotonic())
@@ -74,12 +74,12 @@ class OverwrittenLabels:
         self._right |= written
 
     def wait_seconds(self) -> float:
-        """Return for how long overwritten labels stay as others wrote them; 0: they are put back now."""
+        """Return the seconds until overwritten labels are restored; 0: now."""
         if len(self._written) < WRITES:
             return 0.0
         return max(0.0, self._written[0] + self._window - self._clock.monotonic())
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether labels are left overwritten for a while."""
+        """Return whether overwritten labels wait for the rate limit."""
         return bool(self._overwritten) and self.wait_seconds() > 0

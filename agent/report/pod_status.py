@@ -1,11 +1,10 @@
-"""Write on each pod which CPUs its containers hold, as the kernel was seen to apply it: `status.corepin.io/cpus`.
+"""Write each pod's CPUs, as read back from the kernel, into its annotation `status.corepin.io/cpus`.
 
-Only pods that hold CPUs or were refused some get the annotation; one that holds some gets it when the first of its
-containers runs: a moment earlier there is less to say, and all of it would be written again. A pod with a gate gets it
-at once, and has it as long as it is there: an empty one lets it pass. What changes without the
-pod (the shared set, but for containers that may use it besides their own; tasks that come and go) is left out, so
-that one change of a pod is one PATCH. Times, and what was
-found when a claim was refused, stay those of the moment at which the content became what it is.
+Only pods that hold CPUs or were refused some get the annotation. A pod with CPUs gets it when its first container runs,
+because an earlier one would be rewritten at once. A pod with a gate gets it immediately and keeps it; an empty one
+opens the gate. Facts that change without the pod (the shared set, except for containers that may also use it; tasks
+that come and go) are left out, so that one change of a pod is one PATCH. Times, and the details of a refusal, stay
+those of the moment at which the content changed.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ _object = msgspec.json.Decoder(_Object)
 
 
 def pod_status(pod: PodState, before: str | None) -> str | None:
-    """Return the annotation of a pod; None when it holds nothing and was refused nothing.
+    """Return the annotation of a pod; None if it holds no CPUs and was refused none.
 
-    What stood there before stays where only times differ, or what is free beside a claim that is still refused.
+    The old text stays if only times differ, or the free CPUs named by a refusal that still stands.
     """
     if not pod.is_reported or (before is None and _is_waiting(pod)):
         return None
@@ -89,7 +88,7 @@ def _is_waiting(pod: PodState) -> bool:
 
 
 def _container(state: ContainerState, old: Container, vm: VMState | None) -> Container:
-    """Return what is said of a container, without what changes with others."""
+    """Return the status of a container, without facts that other containers change."""
     return parts.container(
         state,
         vm,
@@ -100,7 +99,7 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
 
 
 def _applied(state: ContainerState, proof: Proof, old: Applied | None) -> Applied:
-    """Return when the CPUs changed and by which path; the window may be known only later.
+    """Return when and by which path the CPUs changed; the unpinned time may be known only later.
 
     CPUs that follow the shared set are left out while they are right.
     """
@@ -113,7 +112,7 @@ def _applied(state: ContainerState, proof: Proof, old: Applied | None) -> Applie
 
 
 def _vm(vm: VMState, old: Machine | None) -> Machine:
-    """Return where a machine's threads run, and since when; what follows the shared set is left out."""
+    """Return the CPUs of a machine's threads, and since when; threads that follow the shared set are left out."""
     new = replace(
         parts.machine(vm),
         emulator=str(vm.emulator) if vm.emulator <= vm.cpus else "",
@@ -133,7 +132,7 @@ def _refusal(refused: Refused, old: Refusal | None) -> Refusal:
 
 
 def _read(text: str | None) -> PodStatus:
-    """Decode the status annotation; return an empty status if it is damaged, of another version or another program's."""
+    """Decode the status annotation; return an empty status if it is damaged, of another version or by another program."""
     try:
         return decode_status(PodStatus, text or "{}")
     except AnotherVersion:
@@ -141,19 +140,21 @@ def _read(text: str | None) -> PodStatus:
 
 
 class PodReport:
-    """Writes the annotation of every pod of the node that differs from what it should be."""
+    """Writes the annotation of every pod of the node whose status changed."""
 
     def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:
         self._api = api
         self._node = node
         self._source = pods
-        self._written: dict[str, tuple[int, str | None]] = {}  # by uid: version of the pod then, annotation
-        self._annotated: dict[str, Pod] = {}  # by uid, also of those that the source shows no more
+        self._written: dict[
+            str, tuple[int, str | None]
+        ] = {}  # by uid: resourceVersion at the time, annotation
+        self._annotated: dict[str, Pod] = {}  # by uid, including pods that the watch no longer shows
         self._backoff = ObjectBackoff(clock)
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Write on every pod but those that were refused a moment ago; raise Later while there are such."""
+        """Update every pod except those refused a moment ago; raise Later while there are such."""
         shown = self._source.pods()
         self._written = {uid: written for uid, written in self._written.items() if uid in shown}
         changes = {_uid(pod): (pod, text) for pod, text in self._changes(state)}
@@ -180,7 +181,7 @@ class PodReport:
                 return
 
     async def _attempt(self, pod: Pod, text: str | None) -> APIError | None:
-        """Write on one pod; return why it was refused. What concerns all of them is raised."""
+        """Write one pod's annotation; return why it was refused. Failures of the API server as a whole are raised."""
         try:
             await self._write(pod, text)
         except (RefusedByAPI, Failed) as error:
@@ -194,7 +195,7 @@ class PodReport:
         return None
 
     async def _clear_finished(self) -> None:
-        """Take the annotation from pods that are over, which the source shows no more, if they are still there."""
+        """Remove the annotation from finished pods, which the watch no longer shows, if they still exist."""
         shown = self._source.pods()
         for uid, pod in list(self._annotated.items()):
             if uid not in shown:
@@ -205,7 +206,7 @@ class PodReport:
         self._annotated.update({uid: pod for uid, pod in shown.items() if self._current(pod) is not None})
 
     def _check_complete(self, state: NodeState) -> None:
-        """Raise Later when the watch lacks a pod that gets the annotation, or the API server refused one."""
+        """Raise Later if the watch lacks a pod that gets the annotation, or the API server refused one."""
         refused = len(self._backoff)
         shown = by_runtime_uid(list(self._source.pods().values()), state.names)
         late = [pod.name for pod in state.pods if pod.is_known and pod.is_reported and pod.uid not in shown]
@@ -231,13 +232,13 @@ class PodReport:
         for uid, pod in by_runtime_uid(list(self._source.pods().values()), state.names).items():
             before = self._current(pod)
             if uid not in known and uid not in seen:
-                continue  # younger than the state
+                continue  # created after the state was made
             after = pod_status(known[uid], before) if uid in known else None
             if after != before:
                 yield pod, after
 
     def _current(self, pod: Pod) -> str | None:
-        """Return the annotation as the API has it: what was written, until the watch shows that or later."""
+        """Return the annotation as stored: the one last written, until the watch shows that version or a later one."""
         version, text = self._written.get(_uid(pod), (0, None))
         return text if _number(_version(pod)) < version else _annotation(pod)
 
@@ -264,5 +265,5 @@ def _annotation(pod: Pod) -> str | None:
 
 
 def _number(version: str) -> int:
-    """Return a version as a number; Kubernetes says that versions of one kind may be compared so (KEP-5504)."""
+    """Return a resourceVersion as a number; those of one kind are comparable (KEP-5504)."""
     return int(version) if version.isdecimal() else 0

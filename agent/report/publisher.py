@@ -33,7 +33,7 @@ class Reporter(Protocol):
     """Publishes every new state somewhere; never two calls at a time, and only the newest state counts."""
 
     async def publish(self, state: NodeState) -> None:
-        """Publish `state`; an APIError is tried again with backoff, with the state that is the newest by then."""
+        """Publish `state`; after an APIError the publisher retries with backoff, and with the newest state."""
         ...
 
     async def reset(self) -> None:
@@ -42,7 +42,7 @@ class Reporter(Protocol):
 
 
 class Publisher:
-    """Holds the newest state and the reporters who publish it."""
+    """Holds the newest state and its reporters."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Publisher:
         self._free.set()
 
     def tell(self, state: NodeState) -> None:
-        """Take over a state; nothing is published when nothing changed."""
+        """Store a state; publish it if it changed."""
         if state == self.state:
             return
         self.state = state
@@ -68,7 +68,7 @@ class Publisher:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Begin no report until the block ends: a pass needs the CPU, and brings a newer state."""
+        """Start no report until the block ends, because a pass needs the CPU and brings a newer state."""
         self._free.clear()
         try:
             yield
@@ -123,7 +123,7 @@ class Publisher:
         self._metrics.show_refused(name, 0)
 
     async def _wait(self, news: asyncio.Event, seconds: float) -> None:
-        """Wait for that long, or until there is news."""
+        """Wait for the given time, or until a new state."""
         waits = [asyncio.ensure_future(self._sleep(seconds)), asyncio.ensure_future(news.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +132,7 @@ class Publisher:
                 waiting.cancel()
 
     async def reset(self) -> None:
-        """Remove everything that was published; log what each reporter raises, and raise the first after all were asked."""
+        """Reset every reporter; log what each raises, and raise the first error at the end."""
         answers = await asyncio.gather(
             *(reporter.reset() for reporter in self._reporters), return_exceptions=True
         )

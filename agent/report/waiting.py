@@ -1,4 +1,4 @@
-"""Say on the Node for what an agent waits that has no configuration yet; nothing else of the Node is touched."""
+"""Set the condition on the Node of an agent that waits for its configuration; nothing else of the Node is touched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _node = msgspec.json.Decoder(Node)
 
 
 async def write_waiting(api: Api, node: str, waiting: Waiting) -> None:
-    """Write the condition if it is not there yet; what fails is logged, the next look writes it."""
+    """Write the condition if it differs; a failure is logged, and the next check retries."""
     path = f"/api/v1/nodes/{node}"
     message = f"the agent allocates no CPUs: {waiting.message}"
     condition = Condition(DEGRADED_CONDITION, "True", waiting.reason, message[:LONGEST_MESSAGE])

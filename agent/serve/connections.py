@@ -1,4 +1,4 @@
-"""A bounded number of connections, of which a new one takes the place of the one that has been idle for longest."""
+"""A limited number of connections: a new one above the limit replaces the one that has been idle longest."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 MOST_CONNECTIONS: Final = 64
-# In one turn of the loop. A request that has arrived is answered within three turns, before 64 later connections can
-# take the place of its own.
+# Accepted per loop iteration. The server answers a complete request within three iterations, before 64 later
+# connections can displace it.
 ACCEPTED_AT_ONCE: Final = 16
 
 
@@ -23,7 +23,7 @@ class Connections:
     def __init__(self, serve: Serve, most: int = MOST_CONNECTIONS) -> None:
         self._serve = serve
         self._most = most
-        self._idle: dict[asyncio.StreamWriter, None] = {}  # since they were accepted, the oldest first
+        self._idle: dict[asyncio.StreamWriter, None] = {}  # since they were accepted, oldest first
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it is closed."""

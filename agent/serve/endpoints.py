@@ -30,7 +30,7 @@ REQUEST_SECONDS: Final = 5.0
 HEAD_LIMIT: Final = 8192  # bytes of a request; probes and Prometheus send a few hundred
 SENT_AT_ONCE: Final = (
     2**16
-)  # bytes: what a client does not read takes twice as much memory, not the whole body
+)  # bytes per write: asyncio copies unsent data, so a slow client costs twice this and not the whole body
 STARTING: Final = "starting: pods and containers are not listed yet"
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -53,7 +53,7 @@ class Response:
 
 
 class Endpoints:
-    """Answers about the agent, which is ready once it knows all pods and containers of the node."""
+    """Responds about the agent, which is ready once it knows all pods and containers of the node."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Endpoints:
         starting: Callable[[], str] = lambda: STARTING,
     ) -> None:
         self._newest = newest
-        self._starting = starting  # what is waited for before there is a state
+        self._starting = starting  # why there is no state yet
         self._metrics = MetricsPage(registry)
 
     async def respond(self, path: str) -> Response:
@@ -78,7 +78,7 @@ class Endpoints:
         return Response(HTTPStatus.NOT_FOUND, b"/healthz, /readyz or /metrics\n")
 
     def obstacle(self) -> str | None:
-        """Say why the agent is not ready, None when it is."""
+        """Return the not-ready reason, or None."""
         state = self._newest()
         if state is None:
             return self._starting()
@@ -103,14 +103,14 @@ class Endpoints:
                 await _send(writer, response.body)
 
     async def serve_state(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the newest state, or an empty line when there is none yet."""
+        """Send the newest state, or an empty line if there is none yet."""
         state = self._newest()
         async with asyncio.timeout(REQUEST_SECONDS):
             await _send(writer, to_json(state) if state else b"\n")
 
 
 async def _send(writer: asyncio.StreamWriter, content: bytes) -> None:
-    """Send in parts: asyncio copies what the client has not read yet."""
+    """Send in parts, because asyncio copies unsent data."""
     for start in range(0, len(content), SENT_AT_ONCE):
         writer.write(memoryview(content)[start : start + SENT_AT_ONCE])
         await writer.drain()

@@ -1,4 +1,4 @@
-"""The metrics as text: at most one rendering a second, however many clients ask."""
+"""The metrics as text, rendered at most once a second for all clients."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ class MetricsPage:
         self._rendering: asyncio.Task[bytes] | None = None
 
     async def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format, as they were within the last second."""
+        """Return the metrics in Prometheus' text format, at most a second old."""
         now = self._monotonic()
         if self._rendering is None or (self._rendering.done() and now - self._rendered_at >= FRESH_SECONDS):
             self._rendered_at = now
             self._rendering = asyncio.create_task(self._render())
-        return await asyncio.shield(self._rendering)  # a client that disconnects ends no one else's
+        # a client that disconnects must not cancel the rendering for the others
+        return await asyncio.shield(self._rendering)
 
     async def _render(self) -> bytes:
-        """Take the values in the loop that writes them, because a gauge is empty for a moment; format in a thread."""
+        """Collect in the event loop, because gauges are empty for a moment while it updates them; format in a thread."""
         return await asyncio.to_thread(generate_latest, _Values(list(self._registry.collect())))
 
 
 class _Values(Collector):
-    """Metrics with the values that they had."""
+    """Collected metrics, as a registry."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
     def collect(self) -> list[Metric]:
-        """Return them."""
+        """Return the collected metrics."""
         return self._metrics

@@ -1,4 +1,4 @@
-"""The state of the node for `corepin map`, and for anyone who asks the local socket, in the types of `published/`."""
+"""The node's state as JSON on the local socket, for `corepin map` and other clients, in the types of `published/`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def to_json(state: NodeState) -> bytes:
 
 
 def agent_state(state: NodeState) -> AgentState:
-    """Return the state as it is published."""
+    """Convert the state to its published type."""
     return AgentState(
         node=state.node,
         runtime=state.runtime,
@@ -108,7 +108,7 @@ def _container(state: ContainerState, vm: VMState | None, noise: ContainerNoise 
 
 
 def _applied(proof: Proof) -> Applied:
-    """Return what was read back from the kernel."""
+    """Convert the kernel's read-back to its published type."""
     return Applied(
         cpus=str(proof.cpus),
         time=proof.when,
