@@ -73,6 +73,7 @@ CMK_TAINT_KEY = "cmk"
 CMK_TAINT_VALUE = "true"
 CMK_NODE_LABEL = "cmk.intel.com/cmk-node"
 CMK_CONFIG_MAP_PREFIX = "cmk-config-"  # followed by the node's name
+KUBE_SYSTEM = "kube-system"
 AGENT_NAMESPACE = "corepin-agent"  # default namespace of the agents' objects, changed by --namespace
 CMK_GROUP_VERSION = "intel.com/v1"  # of the CMK report kinds
 CMK_NODE_REPORT = ("Cmk-nodereport", "cmk-nodereports")

@@ -96,6 +96,8 @@ class AgentState(Published, frozen=True, kw_only=True, omit_defaults=False):
     sets: AgentSets
     strict_reserved: bool = False
     static_pools: bool = False
+    system_namespaces: tuple[str, ...] = ()
+    system_millicores: int = 0  # requested there; in kube-system where the configuration names none
     ledger: dict[str, Any]  # `ledger_to_dict`
     pods: tuple[Pod, ...] = ()
     refusals: tuple[NamedRefusal, ...] = ()

@@ -14,7 +14,7 @@ from agent.doctor.numa import NOT_WANTED as NO_TOPOLOGY
 from agent.doctor.numa import NUMAFacts, numa_checks
 from agent.doctor.strangers import stranger_checks
 from agent.doctor.vms import NO_VMS, VMFacts, vm_checks
-from pinning.contract import KubeletPolicy
+from pinning.contract import KUBE_SYSTEM, KubeletPolicy
 from pinning.truncate import listed
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class AgentFacts:
     refusals: tuple[str, ...] = ()  # namespace/pod/container: why
     nri: AgentNRI = NOT_WANTED
     other_plugins: tuple[str, ...] = ()  # of NRI, that set CPUs too: "10-balloons"
+    system_namespaces: tuple[str, ...] = ()  # their containers run on the reserved CPUs
+    system_millicores: int = 0  # requested there; in kube-system where none is configured
     is_strict: bool = False  # containers without CPUs of their own keep off the reserved CPUs
     static_shared: CPUSet | None = None  # the shared set beside static pools; None: without them
     pod_names: Mapping[str, str] = field(default_factory=dict)  # namespace/pod by uid
@@ -119,6 +121,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             _nri(facts),
             _kubelet(facts),
             _kubelet_amount(facts),
+            _reserved(facts),
             numa_checks(facts.numa, observes=facts.agent is not None and facts.agent.observes),
             _writers(facts),
             _agent(facts),
@@ -228,6 +231,28 @@ def _kubelet_amount(facts: Facts) -> Iterator[Check]:
     else:
         remedy = f'set reservedSystemCPUs: "{facts.agent.reserved}" in the kubelet\'s configuration'
         yield finding(subject, f"{message}, so pods may come here that cannot be pinned", remedy)
+
+
+def _reserved(facts: Facts) -> Iterator[Check]:
+    """Compare the reserved CPUs with what system namespaces request; propose them where none is configured."""
+    subject = "reserved CPUs"
+    agent = facts.agent
+    if agent is None or agent.observes or facts.is_local:
+        return
+    requested, reserved = agent.system_millicores, 1000 * len(agent.reserved)
+    named = ", ".join(agent.system_namespaces)
+    amounts = f"containers of {named or KUBE_SYSTEM} request {requested}m, and {reserved}m are reserved ({agent.reserved})"
+    if not named and requested <= reserved:
+        also = "" if agent.is_strict else ", and with strictReserved: true no others would"
+        proposal = f"systemNamespaces: [{KUBE_SYSTEM}] would keep them there{also}"
+        yield ok(subject, f"{amounts}: {proposal}")
+    elif not named:
+        yield ok(subject, f"{amounts}, too few to keep them there by systemNamespaces")
+    elif requested <= reserved:
+        yield ok(subject, f"{amounts}, where they run")
+    else:
+        remedy = "reserve more CPUs, or name fewer namespaces in systemNamespaces"
+        yield finding(subject, f"{amounts}, where they run", remedy)
 
 
 def _writers(facts: Facts) -> Iterator[Check]:

@@ -99,6 +99,8 @@ def agent_facts(state: AgentState) -> AgentFacts:
         nri=AgentNRI(state.start_path == "nri", state.start_reason, bool(state.listing_fault)),
         other_plugins=state.other_plugins,
         refusals=tuple(f"{refusal.name}: {refusal.message}" for refusal in state.refusals),
+        system_namespaces=state.system_namespaces,
+        system_millicores=state.system_millicores,
         is_strict=state.strict_reserved and not state.static_pools,
         pod_names={pod.uid: f"{pod.namespace}/{pod.name}" for pod in state.pods},
         static_shared=CPUSet.parse(state.sets.shared) if state.static_pools else None,

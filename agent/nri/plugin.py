@@ -94,7 +94,7 @@ class Plugin:
             return answer
         owner = Owner(pod.uid, container.name)
         asks = pod.uid not in table.known and _asks(pod)
-        start = table.start(owner, claims=asks, busy=self._busy(table))
+        start = table.start(owner, claims=asks, namespace=pod.namespace, busy=self._busy(table))
         if isinstance(start, str):
             raise Reject(start)
         if self._in_vm(pod.runtime_handler):  # its cpuset is in the guest, and comes over CRI
@@ -116,7 +116,8 @@ class Plugin:
         if table is None or self._in_vm(pod.runtime_handler):
             return answer
         owner = Owner(pod.uid, container.name)
-        cpus = table.corrected(owner, container.id, resources.cpu.cpus, busy=self._busy(table))
+        busy, asked = self._busy(table), resources.cpu.cpus
+        cpus = table.corrected(owner, container.id, asked, namespace=pod.namespace, busy=busy)
         if cpus:
             update = answer.update.add(container_id=container.id)
             update.linux.resources.cpu.cpus = str(cpus)

@@ -177,6 +177,7 @@ class Observer:
                     cpus,
                     record.seen.sandbox,
                     home=record.split_home,
+                    namespace=record.seen.namespace,
                     starts_at_home=is_created and bool(record.born),
                     is_divisible=record.cgroup is not None,
                 )

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pinning.planning.actions import Action
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, Owner
+    from pinning.planning.run_sets import RunSets
     from pinning.planning.start_table import StartTable
 
 QUOTAS: Final = "quotas.json"
@@ -111,6 +112,7 @@ class Reconciler:
         self._clock = clock
         self._started = clock.monotonic()
         self._has_begun = False
+        self._run_sets: RunSets | None = None  # of the last plan; None while the agent writes nothing
         self._ledger: Ledger | None = None
         self._reserve = ReserveKeeper()
         saved_quotas = Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id())
@@ -222,6 +224,7 @@ class Reconciler:
     async def _act(self, plan: Plan, observed: Observed, *, writes: bool) -> frozenset[str]:
         """Apply the plan; return the ids of containers and machines that have not reached their CPUs."""
         before, self._shared = self._shared, (shared := plan.shared if writes else EMPTY)
+        self._run_sets = plan.run_sets if writes else None
         records, sandboxes = self.observer.records, self.observer.sandboxes
         self.observer.note_planned(observed, plan)
         self.between_passes.may_gather = writes and observed.pods_complete and observed.containers_complete
@@ -277,10 +280,10 @@ class Reconciler:
         await self.vms.follow(targets, observed.topology)
 
     def _cpus_of_new(self, owner: Owner) -> CPUSet | None:
-        """Return where a container that is made now is to run: as the last plan says, else in the shared set."""
-        if not self._shared or self._ledger is None or self._foreign_writes.is_conflict(owner):
+        """Return where a container that is made now is to run: as the last plan says, else as containers without claims."""
+        if self._run_sets is None or self._foreign_writes.is_conflict(owner):
             return None
-        return self._ledger.cpus_of(owner, self._shared)
+        return self._run_sets.ledger.cpus_of(owner, self._run_sets.unowned(owner.pod_uid))
 
     def retry_seconds(self) -> float | None:
         """Return the seconds until something is to be tried again, None when nothing is."""

@@ -204,7 +204,7 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
     uncounted = result.plan.uncounted.get(owner, "")
     assignment, sandbox = result.plan.ledger.of(owner), result.sandbox(owner)
     if assignment is None:
-        cpus = sandbox.cpus if sandbox else result.shared
+        cpus = sandbox.cpus if sandbox else result.run_sets.unowned(owner.pod_uid)
         return ContainerState(
             owner.container, cpus=cpus, sandbox=sandbox, proof=proof, refusal=refusal, uncounted=uncounted
         )

@@ -29,7 +29,7 @@ from pinning.contract import (
     KubeletPolicy,
 )
 from pinning.planning.cpu_groups import key_of
-from pinning.planning.requests import Overcommit, overcommit, sidecars
+from pinning.planning.requests import Overcommit, in_shared_set, overcommit, sidecars, system_load
 from published.codec import encode
 from published.node_pools import Hidden, Owner, Pools, Sidecars
 from published.node_topology import encode_topology
@@ -80,7 +80,7 @@ def desired_node(
     resources = node_resources(state, pods, published)
     if resources is None:
         return DesiredNode(conditions=(_degraded(state, labelled),)) if state.runtime_reason else None
-    load = overcommit(pods, state.ledger, len(state.shared))
+    load = overcommit(in_shared_set(pods, state.sets), state.ledger, len(state.shared))
     taints = _taints(options, load)
     return DesiredNode(
         annotations={STATUS_TOPOLOGY: topology_text(state), STATUS_POOLS: pools_text(state, pods, options)},
@@ -89,7 +89,12 @@ def desired_node(
         no_taints=() if OVERCOMMIT_TAINT in taints else (OVERCOMMIT_TAINT,),
         no_taint_keys=frozenset({NOT_READY_TAINT_KEY}),
         resources=resources,
-        conditions=(_kubelet(state), _overcommit(load), _plugins(state), _degraded(state, labelled)),
+        conditions=(
+            _kubelet(state),
+            _overcommit(load, system_load(state.seen_pods, state.sets)),
+            _plugins(state),
+            _degraded(state, labelled),
+        ),
     )
 
 
@@ -165,7 +170,13 @@ def _kubelet(state: NodeState) -> Condition:
     return Condition(KUBELET_CONDITION, "True", "ObserveMode", message)
 
 
-def _overcommit(load: Overcommit) -> Condition:
+def _overcommit(load: Overcommit, system: Overcommit) -> Condition:
+    if system.is_over and not load.is_over:
+        message = (
+            f"containers of systemNamespaces request {system.requested}m CPU, but the reserved CPUs have {system.there}m:"
+            " reserve more CPUs, or name fewer namespaces"
+        )
+        return Condition(OVERCOMMIT_CONDITION, "True", "RequestsExceedReservedCPUs", message)
     if not load.is_over:
         message = "the shared CPUs are enough for what their containers request"
         return Condition(OVERCOMMIT_CONDITION, "False", "Enough", message)

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from agent.config import NodeOptions
-from pinning.planning.requests import overcommit, sidecars
+from pinning.planning.requests import in_shared_set, overcommit, sidecars, system_load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,6 +60,12 @@ class MetricsReport:
             ["kind"],
             registry=registry,
         )
+        self._system = Gauge(
+            "corepin_agent_system_millicores",
+            "CPU that containers of systemNamespaces request, and that the reserved CPUs have; 0 requested without such.",
+            ["kind"],
+            registry=registry,
+        )
         self._hidden = Gauge(
             "corepin_agent_hidden_cost",
             "What dedicated CPUs cost beyond the request: idle siblings, and injected sidecars.",
@@ -70,10 +76,13 @@ class MetricsReport:
     async def publish(self, state: NodeState) -> None:
         """Set the gauges."""
         pods = list(self._pods.pods().values())
-        load = overcommit(pods, state.ledger, len(state.shared))
+        load = overcommit(in_shared_set(pods, state.sets), state.ledger, len(state.shared))
         injected = sidecars(pods, state.seen_pods, self._sidecar)
         self._load.labels("requested").set(load.requested)
         self._load.labels("there").set(load.there)
+        system = system_load(state.seen_pods, state.sets)
+        self._system.labels("requested").set(system.requested)
+        self._system.labels("there").set(system.there)
         self._hidden.labels("idle_cpus").set(len(state.idle))
         self._hidden.labels("sidecar_millicores").set(injected.millicores)
         self._hidden.labels("sidecar_bytes").set(injected.bytes)

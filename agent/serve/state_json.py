@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from agent import published_parts as parts
+from pinning.contract import KUBE_SYSTEM
 from pinning.planning.ledger_json import ledger_to_dict
 from pinning.planning.observed import Owner
+from pinning.planning.requests import system_load
 from published.agent_state import (
     AgentSets,
     AgentState,
@@ -36,6 +39,8 @@ def to_json(state: NodeState) -> bytes:
 
 def agent_state(state: NodeState) -> AgentState:
     """Convert the state to its published type."""
+    sets = state.sets
+    named = sets if sets.system_namespaces else dataclasses.replace(sets, system_namespaces=(KUBE_SYSTEM,))
     return AgentState(
         node=state.node,
         runtime=state.runtime,
@@ -57,6 +62,8 @@ def agent_state(state: NodeState) -> AgentState:
         sets=_sets(state),
         strict_reserved=state.sets.is_strict,
         static_pools=state.sets.pools.is_static,
+        system_namespaces=state.sets.system_namespaces,
+        system_millicores=system_load(state.seen_pods, named).requested,
         ledger=ledger_to_dict(state.ledger),
         pods=tuple(_pod(pod, state.noise) for pod in state.pods),
         refusals=tuple(map(_refusal, state.refusals)),

@@ -5,10 +5,11 @@ The caller parses YAML and passes a mapping of plain values.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pinning.contract import CoreType, NUMAPolicy, ReserveSource, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract, BadCPUList
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Word = TypeVar("Word", bound=StrEnum)
 DYNAMIC = "dynamic"
 AUTO = "auto"
+_NAMESPACES: Final = re.compile(r"[-a-z0-9*?\[\]!]{1,63}")  # a name or a glob
 
 
 class UncountedClaims(StrEnum):
@@ -60,6 +62,7 @@ class NodeConfig:
     strict_reserved: bool | None = (
         None  # no container runs on reserved CPUs; None: false, or as the kubelet says
     )
+    system_namespaces: tuple[str, ...] = ()  # globs: their containers run on the reserved CPUs
     sort: Sort = "packed"
     distribute: bool = False
     align_uncore: bool | None = None  # None: where the machine has even caches
@@ -80,6 +83,7 @@ DEFAULT = NodeConfig()
 KEYS = (
     "reserved",
     "strictReserved",
+    "systemNamespaces",
     "sort",
     "distribute",
     "alignUncore",
@@ -103,6 +107,7 @@ def read_node_config(given: object) -> NodeConfig:
     return NodeConfig(
         reserved=keys.cpus("reserved"),
         strict_reserved=keys.optional_flag("strictReserved"),
+        system_namespaces=keys.namespaces("systemNamespaces"),
         sort=keys.sort("sort"),
         distribute=keys.flag("distribute"),
         align_uncore=keys.flag_or_auto("alignUncore"),
@@ -221,6 +226,17 @@ class _Keys:
         if not isinstance(value, list) or not all(it in list(RESOURCES) for it in value):
             raise self.bad(key, f"a list of {' and '.join(RESOURCES)}, which may be empty")
         return frozenset(map(SMTPolicy, value))
+
+    def namespaces(self, key: str) -> tuple[str, ...]:
+        """Return names or globs of namespaces, none when absent."""
+        value = self.value(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(
+            isinstance(it, str) and _NAMESPACES.fullmatch(it) for it in value
+        ):
+            raise self.bad(key, 'a list of namespaces, by names or globs such as "kube-*"')
+        return tuple(value)
 
     def cpus(self, key: str) -> CPUSet | None:
         """Return a CPU list; a single CPU arrives as a number, because YAML reads it so."""

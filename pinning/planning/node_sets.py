@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES, CPUPolicy, ReserveSource
@@ -44,6 +45,7 @@ class NodeSets:
     reserve_source: ReserveSource = ReserveSource.DEFAULT
     is_strict: bool = False  # no container runs on the reserved CPUs
     align_uncore: bool = False  # claims keep to one last-level cache where one has room
+    system_namespaces: tuple[str, ...] = ()  # globs: their containers run on the reserved CPUs
 
     @property
     def allocatable(self) -> CPUSet:
@@ -81,6 +83,15 @@ class NodeSets:
         pooled = unowned - self.pools.set_aside
         return (pooled - self.isolated) or pooled or unowned or usable or self.universe
 
+    @property
+    def system(self) -> CPUSet:
+        """CPUs of containers in system namespaces: the reserved ones that are online."""
+        return self.reserved & self.universe
+
+    def is_system(self, namespace: str) -> bool:
+        """Return whether containers of a namespace run on the reserved CPUs."""
+        return any(fnmatchcase(namespace, glob) for glob in self.system_namespaces)
+
     def set_aside(self, socket: int | None = None) -> CPUSet:
         """Return the online CPUs of CMK's shared pool, of one socket or all."""
         cores = self.topology.cores_of(self.pools.set_aside & self.universe)
@@ -110,8 +121,9 @@ def node_sets(topology: Topology, universe: CPUSet, config: NodeConfig) -> NodeS
     reserved, source = _reserved(topology, known, config)
     pools = _pools(topology, known - reserved, config.pools)
     usable = topology if topology.online == universe else topology.with_online(universe)
+    is_strict = bool(config.strict_reserved)
     align = topology.has_even_caches if config.align_uncore is None else config.align_uncore
-    return NodeSets(usable, universe, reserved, pools, source, bool(config.strict_reserved), align)
+    return NodeSets(usable, universe, reserved, pools, source, is_strict, align, config.system_namespaces)
 
 
 def known_cpus(topology: Topology, universe: CPUSet) -> CPUSet:

@@ -62,6 +62,7 @@ class SeenPod:
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
     counts: tuple[Count, ...] = ()  # what the scheduler counts for its whole-core claims
+    unclaimed_millicores: int = 0  # CPU requests of its containers without claims
     said: str = field(default="", compare=False)  # the status annotation that an agent has written
 
     @classmethod
@@ -83,6 +84,7 @@ class SeenPod:
             causes=asked.causes,
             warnings=asked.warnings,
             counts=counts_of(pod, asked),
+            unclaimed_millicores=asked.unclaimed_millicores,
             said=(metadata.get("annotations") or {}).get(STATUS_CPUS, ""),
         )
 
@@ -110,6 +112,7 @@ class SeenContainer:
         EMPTY  # CPUs its tasks were put on, if it runs on more than it owns; empty: not put anywhere yet
     )
     starts_at_home: bool = False  # its first process is moved to its own CPUs before it runs
+    namespace: str = ""  # its pod's, as the runtime knows it
     is_divisible: bool = (
         True  # false: its cgroup is unknown, so its tasks cannot be kept on parts of its CPUs
     )
@@ -177,6 +180,12 @@ class Observed:
             if container.sandbox in inside:
                 inside[container.sandbox] += (container,)
         return inside
+
+    @cached_property
+    def namespaces(self) -> Mapping[str, str]:
+        """Namespaces by pod uid, of pods of the API and of the runtime."""
+        of_runtime = {seen.owner.pod_uid: seen.namespace for seen in self.containers if seen.namespace}
+        return of_runtime | {pod.uid: pod.namespace for pod in self.pods}
 
     @cached_property
     def undivided(self) -> frozenset[Owner]:

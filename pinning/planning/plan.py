@@ -45,6 +45,7 @@ class Plan(NamedTuple):
     uncounted: Mapping[Owner, str] = (
         NONE_UNCOUNTED  # claims whose cores the scheduler does not count, and why
     )
+    system: frozenset[str] = frozenset()  # uids of the pods in system namespaces
     is_strict: bool = False  # `strictThreads`: owners never get pool CPUs, even through `cmk isolate`
 
     @property
@@ -55,7 +56,7 @@ class Plan(NamedTuple):
     @property
     def run_sets(self) -> RunSets:
         """Planned CPUs of every container."""
-        return RunSets(self.ledger, self.sets, self.uses, self.undivided)
+        return RunSets(self.ledger, self.sets, self.uses, self.undivided, self.system)
 
     def runs_on(self, owner: Owner) -> RunSet:
         """Return the planned CPUs of a container once it runs: those it owns, and the pools in use."""
@@ -76,8 +77,10 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         for pod in observed.by_age
         for refusal in (*_unreadable(pod), *_of_pod(pod, assigner.refusals))
     )
-    run_sets = RunSets(draft.ledger, sets, _uses(observed, draft.ledger, config), observed.undivided)
-    sandboxes = sandbox_sets(observed, draft.ledger, run_sets.shared, config)
+    system = frozenset(uid for uid, namespace in observed.namespaces.items() if sets.is_system(namespace))
+    uses = _uses(observed, draft.ledger, config)
+    run_sets = RunSets(draft.ledger, sets, uses, observed.undivided, system)
+    sandboxes = sandbox_sets(observed, run_sets, config)
     actions = plan_actions(observed, ledger, run_sets, sandboxes)
     return Plan(
         draft.ledger,
@@ -88,6 +91,7 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         run_sets.uses,
         run_sets.undivided,
         assigner.uncounted,
+        system,
         config.strict_threads,
     )
 

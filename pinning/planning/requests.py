@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pinning.planning.ledger import Ledger
+    from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import SeenPod
     from pinning.pods.types import Pod
 
@@ -28,7 +29,7 @@ SIDECAR: Final[Amount] = (SIDECAR_CPU, SIDECAR_MEMORY)
 
 
 class Overcommit(NamedTuple):
-    """CPU requests of the containers in the shared set against its size, in millicores."""
+    """CPU requests of the containers on a set of CPUs against its size, in millicores."""
 
     requested: int
     there: int
@@ -72,6 +73,19 @@ def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcom
     known = by_runtime_uid(pods, names).items()
     total = sum((_shared_request(pod, uid, ledger) for uid, pod in known if not is_final(pod)), Fraction(0))
     return Overcommit(rounded_up_fraction(total * 1000), shared_cpus * 1000)
+
+
+def in_shared_set(pods: Iterable[Pod], sets: NodeSets) -> list[Pod]:
+    """Return the pods whose containers without CPUs of their own run in the shared set, not on a strict reserve."""
+    if not (sets.is_strict and sets.system):
+        return list(pods)
+    return [pod for pod in pods if not sets.is_system((pod.get("metadata") or {}).get("namespace") or "")]
+
+
+def system_load(seen: Iterable[SeenPod], sets: NodeSets) -> Overcommit:
+    """Return the CPU requests of containers that run on the reserved CPUs, against those CPUs."""
+    pods = [pod for pod in seen if sets.is_system(pod.namespace) and not pod.is_final]
+    return Overcommit(sum(pod.unclaimed_millicores for pod in pods), 1000 * len(sets.system))
 
 
 def sidecars(pods: Iterable[Pod], seen: Iterable[SeenPod], amount: Amount) -> Sidecars:

@@ -55,16 +55,21 @@ class RunSets:
     sets: NodeSets
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: NO_USES)  # of live wrappers
     undivided: frozenset[Owner] = frozenset()  # cannot be kept on parts of their CPUs: get no pools
+    system: frozenset[str] = frozenset()  # uids of the pods in system namespaces
 
     @cached_property
     def shared(self) -> CPUSet:
         """CPUs of all containers without an assignment."""
         return self.sets.shared(self.ledger)
 
+    def unowned(self, uid: str) -> CPUSet:
+        """Return the CPUs of a pod's containers without an assignment: of system pods the reserved ones."""
+        return (self.sets.system or self.shared) if uid in self.system else self.shared
+
     def of(self, owner: Owner) -> RunSet:
         """Return the planned CPUs of a container."""
         held = self.ledger.of(owner)
-        return self._with(held, self._pools(owner, held, self.uses.get(owner, frozenset())))
+        return self._with(owner, self._pools(owner, held, self.uses.get(owner, frozenset())))
 
     def of_seen(self, seen: SeenContainer) -> RunSet:
         """Return the CPUs of a container in its present state.
@@ -74,7 +79,7 @@ class RunSets:
         if seen.is_running:
             return self.of(seen.owner)
         held = self.ledger.of(seen.owner)
-        run_set = self._with(held, self._pools(seen.owner, held, frozenset()))
+        run_set = self._with(seen.owner, self._pools(seen.owner, held, frozenset()))
         return run_set if seen.starts_at_home else run_set.at_start
 
     def pool(self, use: PoolUse) -> CPUSet:
@@ -85,14 +90,15 @@ class RunSets:
     def _pools(self, owner: Owner, held: Assignment | None, used: frozenset[PoolUse]) -> frozenset[PoolUse]:
         return frozenset() if owner in self.undivided else used | asked(held)
 
-    def _with(self, held: Assignment | None, uses: frozenset[PoolUse]) -> RunSet:
+    def _with(self, owner: Owner, uses: frozenset[PoolUse]) -> RunSet:
+        held, unowned = self.ledger.of(owner), self.unowned(owner.pod_uid)
         if not uses:
-            return RunSet(held.cpus, EMPTY) if held else RunSet(EMPTY, self.shared)
+            return RunSet(held.cpus, EMPTY) if held else RunSet(EMPTY, unowned)
         pools = union(self.pool(use) for use in uses)
         if held:
             others = pools - held.cpus
             return RunSet(held.cpus, others, held.cpus if others else EMPTY)
-        return RunSet(EMPTY, self.shared | pools, EMPTY if pools <= self.shared else self.shared)
+        return RunSet(EMPTY, unowned | pools, EMPTY if pools <= unowned else unowned)
 
 
 def asked(held: Assignment | None) -> frozenset[PoolUse]:
@@ -124,14 +130,13 @@ class SandboxSet(NamedTuple):
         return self.own or self.others
 
 
-def sandbox_sets(
-    observed: Observed, ledger: Ledger, shared: CPUSet, config: NodeConfig
-) -> Mapping[str, SandboxSet]:
+def sandbox_sets(observed: Observed, run_sets: RunSets, config: NodeConfig) -> Mapping[str, SandboxSet]:
     """Return the planned CPUs of each machine in the observation, by its id."""
     sets = {}
     for sandbox in observed.sandboxes:
-        own = union(assignment.cpus for assignment in holders(sandbox, observed, ledger))
-        sets[sandbox.id] = SandboxSet(own, _others(sandbox, own, shared, config))
+        own = union(assignment.cpus for assignment in holders(sandbox, observed, run_sets.ledger))
+        unowned = run_sets.unowned(sandbox.pod_uid)
+        sets[sandbox.id] = SandboxSet(own, _others(sandbox, own, unowned, config))
     return sets
 
 
@@ -142,7 +147,7 @@ def holders(sandbox: SeenSandbox, observed: Observed, ledger: Ledger) -> tuple[A
     return tuple(assignment for assignment in kept if not owners or assignment.owner in owners)
 
 
-def _others(sandbox: SeenSandbox, own: CPUSet, shared: CPUSet, config: NodeConfig) -> CPUSet:
+def _others(sandbox: SeenSandbox, own: CPUSet, unowned: CPUSet, config: NodeConfig) -> CPUSet:
     """Return the CPUs of threads that are no vCPUs; if vCPUs cannot be identified, all threads stay together."""
     is_apart = config.vm_threads is VMThreadsPolicy.SHARED and sandbox.vcpus != EMPTY
-    return shared if is_apart else own or shared
+    return unowned if is_apart else own or unowned

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pinning.planning.actions import Action
     from pinning.planning.ledger import Ledger
+    from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, Owner
     from pinning.planning.plan import Plan
     from pinning.planning.refusal import Refusal
@@ -46,6 +47,7 @@ class StartTable:
 
     ledger: Ledger
     shared: CPUSet  # the shared set: CMK's `infra` pool
+    sets: NodeSets
     cmk_shared: CPUSet  # CMK's `shared` pool if there is one, else the shared set
     known: frozenset[str]  # runtime uids of pods that the API has shown or that hold CPUs
     seen: Mapping[str, CPUSet]  # cpusets of the containers in the last observation, by id
@@ -56,7 +58,7 @@ class StartTable:
     busy: CPUSet = EMPTY  # CPUs that containers are still being moved off
     is_strict: bool = False  # strict threads: no wrapper gives an owner CPUs of pools
 
-    def start(self, owner: Owner, *, claims: bool, busy: CPUSet = EMPTY) -> Start | str:
+    def start(self, owner: Owner, *, claims: bool, namespace: str = "", busy: CPUSet = EMPTY) -> Start | str:
         """Return the start of a container, or the reason why it may not start yet.
 
         `claims` says that its sandbox is marked as claiming CPUs: it can delay the container, and never grants
@@ -72,18 +74,25 @@ class StartTable:
             return refusal.text
         if claims and owner.pod_uid not in self.known:
             return NOT_SEEN
-        return Start((self.shared - busy) or self.shared)
+        unowned = self._unowned(namespace)
+        return Start((unowned - busy) or unowned)
 
-    def corrected(self, owner: Owner, container_id: str, asked: str, *, busy: CPUSet = EMPTY) -> CPUSet:
+    def corrected(
+        self, owner: Owner, container_id: str, asked: str, *, namespace: str = "", busy: CPUSet = EMPTY
+    ) -> CPUSet:
         """Return the cpuset to write on a running container instead of `asked`; empty if `asked` is right.
 
         CPUs that others still have to leave are left out, except those that the container runs on: the others are
         to go.
         """
-        cpus = self.ledger.cpus_of(owner, self.shared) | self.others.get(owner, EMPTY)
+        cpus = self.ledger.cpus_of(owner, self._unowned(namespace)) | self.others.get(owner, EMPTY)
         if owner in self.left_alone or asked == str(cpus):
             return EMPTY
         return cpus - ((busy | self.busy) - self.seen.get(container_id, EMPTY))
+
+    def _unowned(self, namespace: str) -> CPUSet:
+        """Return the CPUs of a container without an assignment."""
+        return (self.sets.system or self.shared) if self.sets.is_system(namespace) else self.shared
 
     def home(self, owner: Owner) -> CPUSet:
         """Return the CPUs for the first process of a container that may run on more; empty if it is not moved."""
@@ -122,6 +131,7 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
     table = StartTable(
         ledger=plan.ledger,
         shared=shared,
+        sets=plan.sets,
         cmk_shared=plan.sets.pools.set_aside or shared,
         known=observed.known_uids.union(plan.ledger.pods),
         seen=MappingProxyType({container.id: container.cpus for container in observed.containers}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from pinning.contract import (
@@ -32,7 +33,8 @@ from pinning.pods.annotations import (
     is_policy_key,
     read_policy_annotations,
 )
-from pinning.pods.quantity import rounded_up, whole
+from pinning.pods.qos import in_effect
+from pinning.pods.quantity import parse_quantity, rounded_up, whole
 from pinning.pods.resources import (
     CORE_RESOURCES,
     MOST_CPUS,
@@ -120,6 +122,12 @@ class PodClaims:
     def member_of(self, claim: Claim) -> Member:
         """Return the container of a claim."""
         return self._members_by_name[claim.container]
+
+    @property
+    def unclaimed_millicores(self) -> int:
+        """Return the CPU requests of the containers without claims."""
+        listed = [member for member in self.members if not self.claim_of(member.name)]
+        return ceil(in_effect(listed, lambda member: parse_quantity(member.requests.get("cpu", 0))) * 1000)
 
     @property
     def causes(self) -> tuple[Cause, ...]:

@@ -22,7 +22,8 @@ def check_births(world: World, table: StartTable, before: Ledger) -> None:
     for uid, document in world.documents.items():
         for claim in SeenPod.of(document).claims:  # type: ignore[arg-type]
             owner = Owner(uid, claim.container)
-            held, start = table.ledger.of(owner), table.start(owner, claims=True)
+            held, namespace = table.ledger.of(owner), document["metadata"]["namespace"]
+            start = table.start(owner, claims=True, namespace=namespace)
             # an edit may not be seen yet, or wait until a virtual machine stops
             in_force = held.claim if held else claim
             if isinstance(start, str):
@@ -31,9 +32,10 @@ def check_births(world: World, table: StartTable, before: Ledger) -> None:
             assert start.own == (held.cpus if held and start.own else EMPTY)
             assert start.own or not in_force.must_fit or uid not in shown
             _check_birth(world, owner, start, before)
-    stranger = table.start(Owner("stranger", "c0"), claims=False)
-    assert isinstance(stranger, Start)
-    _check_birth(world, Owner("stranger", "c0"), stranger, before)
+    for namespace in ("test", "system"):
+        stranger = table.start(Owner("stranger", "c0"), claims=False, namespace=namespace)
+        assert isinstance(stranger, Start)
+        _check_birth(world, Owner("stranger", "c0"), stranger, before)
 
 
 def _check_birth(world: World, owner: Owner, start: Start, before: Ledger) -> None:

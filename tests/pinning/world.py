@@ -44,7 +44,9 @@ class Wish:
     init: str | None = None  # "Always": a sidecar, "": an ordinary init container
 
 
-def pod_document(uid: str, wishes: list[Wish], *, created: int = 0, vm: bool = False) -> dict[str, Any]:
+def pod_document(
+    uid: str, wishes: list[Wish], *, created: int = 0, vm: bool = False, namespace: str = "test"
+) -> dict[str, Any]:
     """Return a pod as the API would show it; its containers are called c0, c1..."""
     annotations: dict[str, str] = {}
     listed: dict[str, list[dict[str, Any]]] = {"initContainers": [], "containers": []}
@@ -67,7 +69,7 @@ def pod_document(uid: str, wishes: list[Wish], *, created: int = 0, vm: bool = F
     metadata = {
         "name": f"pod-{uid}",
         "uid": uid,
-        "namespace": "test",
+        "namespace": namespace,
         "creationTimestamp": f"2026-01-01T00:{created // 60:02}:{created % 60:02}Z",
         "annotations": annotations,
         "labels": {KUBEVIRT_LABEL: VIRT_LAUNCHER} if vm else {},
@@ -115,11 +117,11 @@ class World:
         self.ledger = planned.ledger
         return planned
 
-    def add(self, uid: str, wishes: list[Wish], *, vm: bool = False) -> None:
+    def add(self, uid: str, wishes: list[Wish], *, vm: bool = False, namespace: str = "test") -> None:
         """Create or replace a pod in the API."""
         self.clock += 1
         created = self.clock
-        self.documents[uid] = pod_document(uid, wishes, created=created, vm=vm)
+        self.documents[uid] = pod_document(uid, wishes, created=created, vm=vm, namespace=namespace)
 
     def start(
         self,
@@ -135,8 +137,15 @@ class World:
         number = f"{uid}-{name}-{self.clock}"
         everything = cpus or self.topology.online
         sandbox = f"s-{uid}" if f"s-{uid}" in self.sandboxes else ""
+        document = self.documents.get(uid)
         self.containers[number] = SeenContainer(
-            number, Owner(uid, name), state, everything, sandbox, starts_at_home=starts_at_home
+            number,
+            Owner(uid, name),
+            state,
+            everything,
+            sandbox,
+            starts_at_home=starts_at_home,
+            namespace=document["metadata"]["namespace"] if document else "",
         )
         return number
 
@@ -197,6 +206,14 @@ class World:
             for owner in self._kept(machine.pod_uid)
         ]
 
+    def unowned(self, uid: str) -> CPUSet:
+        """Return where the containers of a pod run that hold nothing."""
+        namespaces = {seen.owner.pod_uid: seen.namespace for seen in self.containers.values()}
+        if self.api_answers:
+            namespaces |= {key: it["metadata"]["namespace"] for key, it in self.documents.items()}
+        is_system = namespaces.get(uid) in self.config.system_namespaces
+        return (is_system and self.sets.reserved & self.topology.online) or self.sets.shared(self.ledger)
+
     def pools(self, seen: SeenContainer) -> CPUSet:
         """Return what a container shall run on besides what it holds, or besides the shared set."""
         held, shared = self.ledger.of(seen.owner), self.sets.shared(self.ledger)
@@ -213,15 +230,14 @@ class World:
     def home(self, seen: SeenContainer) -> CPUSet:
         """Return where the tasks of a container stay that nobody moved; empty: it has no more than it owns."""
         held, pools = self.ledger.of(seen.owner), self.pools(seen)
-        shared = self.sets.shared(self.ledger)
-        usual = held.cpus if held else shared
+        usual = held.cpus if held else self.unowned(seen.owner.pod_uid)
         return EMPTY if pools <= usual or not seen.is_running or seen.sandbox else usual
 
     def is_there(self, machine: SeenSandbox) -> bool:
         """Say whether all threads of a machine are where they shall be, and its vCPUs among them."""
         inside = [seen for seen in self.present() if seen.sandbox == machine.id]
         own = union(held.cpus for seen in inside if (held := self.ledger.of(seen.owner)))
-        shared = self.sets.shared(self.ledger)
+        shared = self.unowned(machine.pod_uid)
         is_apart = self.config.vm_threads is VMThreadsPolicy.SHARED and machine.vcpus
         cpus = own | shared if own and is_apart else own or shared
         return machine.cpus == cpus and machine.vcpus in (EMPTY, own or shared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,6 +42,7 @@ def test_fine_node_has_no_findings() -> None:
         "must fit",
         "kubelet",
         "kubelet's CPUs",
+        "reserved CPUs",
         "other writers",
         "agent",
         "strangers",
@@ -197,6 +198,55 @@ def test_a_strict_reserve_leaves_one_cpu_less() -> None:
     (check,) = (check for check in examine(facts) if check.subject == "kubelet's CPUs")
     assert check.verdict is Verdict.FINDING
     assert "because strictReserved keeps one more CPU" in check.message
+
+
+@pytest.mark.parametrize(
+    ("agent", "verdict", "said"),
+    [
+        pytest.param(
+            {},
+            Verdict.OK,
+            "kube-system request 750m, and 2000m are reserved (0,4): systemNamespaces",
+            id="fits",
+        ),
+        pytest.param(
+            {}, Verdict.OK, "and with strictReserved: true no others would", id="strict is proposed too"
+        ),
+        pytest.param({"is_strict": True}, Verdict.OK, "would keep them there", id="strict already"),
+        pytest.param(
+            {"system_millicores": 2001}, Verdict.OK, "too few to keep them there", id="does not fit"
+        ),
+        pytest.param(
+            {"system_namespaces": ("a", "b-*")}, Verdict.OK, "of a, b-* request 750m", id="configured"
+        ),
+        pytest.param(
+            {"system_namespaces": ("a",), "system_millicores": 2001},
+            Verdict.FINDING,
+            "2001m",
+            id="more than reserved",
+        ),
+    ],
+)
+def test_requests_of_system_namespaces_stand_beside_the_reserve(
+    agent: dict[str, Any], verdict: Verdict, said: str
+) -> None:
+    """The doctor proposes system namespaces where their containers fit, and finds those that do not."""
+    assert FINE.agent
+    given = {"reserved": CPUSet.parse("0,4"), "system_millicores": 750, **agent}
+    (check,) = (
+        it
+        for it in examine(replace(FINE, agent=replace(FINE.agent, **given)))
+        if it.subject == "reserved CPUs"
+    )
+    assert (check.verdict, said in check.message) == (verdict, True)
+
+
+@pytest.mark.parametrize("agent", [None, {"observes": True}])
+def test_nothing_is_said_of_a_reserve_that_the_agent_does_not_use(agent: dict[str, Any] | None) -> None:
+    """An agent that does not answer, or only observes, keeps nothing anywhere."""
+    assert FINE.agent
+    facts = replace(FINE, agent=replace(FINE.agent, **agent) if agent else None)
+    assert "reserved CPUs" not in {check.subject for check in examine(facts)}
 
 
 def test_local_runtime_needs_no_kubelet_and_no_cluster() -> None:

@@ -45,6 +45,19 @@ def test_shared_set_beside_static_pools_comes_from_the_agents_state() -> None:
     assert agent_facts(agent_state(state_of())).static_shared is None
 
 
+def test_requests_of_system_namespaces_come_from_the_agents_state() -> None:
+    """Those of the configured namespaces, else those of kube-system; claims and ended pods do not count."""
+    pods = []
+    for name, namespace in (("a", "kube-system"), ("b", "monitoring-1"), ("c", "test")):
+        pod = bound(name, container("main", 2), container("side", requests="500m"), annotations=EXCLUSIVE)
+        pod["metadata"]["namespace"] = namespace  # type: ignore[index]
+        pods.append(pod)
+    for namespaces, requested in (((), 500), (("kube-*", "monitoring-?"), 1000), (("none",), 0)):
+        state = agent_state(state_of(*pods, config=NodeConfig(system_namespaces=namespaces)))
+        facts = agent_facts(state)
+        assert (facts.system_namespaces, facts.system_millicores) == (namespaces, requested)
+
+
 def test_a_strict_reserve_comes_from_the_agents_state() -> None:
     """With static pools no claim takes CPUs of the shared set, so that the sums stay."""
     strict = NodeConfig(strict_reserved=True)

@@ -85,6 +85,18 @@ def test_owner_is_made_on_its_cpus_and_told_of_them(node: Node) -> None:
     assert node.plugin.started["a-c0"].cpus == CPUSet.parse("1,5")
 
 
+def test_system_containers_are_made_on_the_reserved_cpus(node: Node) -> None:
+    """Their sandbox names the namespace, so that even an unseen pod starts there, and stays there."""
+    node.world.config = replace(node.world.config, system_namespaces=("kube-*",))
+    node.publish()
+    pod = pb.PodSandbox(uid="new", namespace="kube-system")
+    answer = node.plugin.create_container(pod, container("c0", "new"))
+    assert answer.adjust.linux.resources.cpu == pb.LinuxCPU(cpus="0,4")
+    asked = pb.LinuxResources(cpu=pb.LinuxCPU(cpus="0-7"))
+    (update,) = node.plugin.update_container(pod, container("c0", "new"), asked).update
+    assert update.linux.resources.cpu.cpus == "0,4"
+
+
 def test_everyone_else_is_made_in_the_shared_set(node: Node) -> None:
     """While NRI holds nothing starts on the CPUs of an owner, and nobody else is told of CPUs."""
     answer = node.plugin.create_container(B, container("c0", "b"))

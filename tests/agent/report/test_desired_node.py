@@ -19,7 +19,7 @@ from pinning.contract import OVERCOMMIT_CONDITION, OVERCOMMIT_TAINT_KEY, Kubelet
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
-from pinning.planning.requests import Overcommit, overcommit, requested, sidecars
+from pinning.planning.requests import Overcommit, in_shared_set, overcommit, requested, sidecars
 from pinning.pods.resources import members
 from pinning.pods.types import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, bound, state_of
@@ -191,6 +191,42 @@ def test_idle_cores_of_static_pools_hold_no_shared_requests(
     assert desired
     assert [it.status for it in desired.conditions if it.type == OVERCOMMIT_CONDITION] == [status]
     assert [it.key for it in desired.taints] == taints
+
+
+@pytest.mark.parametrize(
+    ("config", "request_", "reason", "shared"),
+    [
+        pytest.param({}, "3", "Enough", 3000, id="no system namespaces"),
+        pytest.param({"system_namespaces": ("default",)}, "2", "Enough", 2000, id="they fit"),
+        pytest.param(
+            {"system_namespaces": ("default",)}, "3", "RequestsExceedReservedCPUs", 3000, id="they do not fit"
+        ),
+        pytest.param(
+            {"system_namespaces": ("default",), "strict_reserved": True},
+            "3",
+            "RequestsExceedReservedCPUs",
+            0,
+            id="a strict reserve is not shared",
+        ),
+        pytest.param(
+            {"system_namespaces": ("default",)},
+            "9",
+            "RequestsExceedSharedCPUs",
+            9000,
+            id="not even shared CPUs",
+        ),
+    ],
+)
+def test_requests_of_system_namespaces_are_held_against_the_reserve(
+    config: dict[str, Any], request_: str, reason: str, shared: int
+) -> None:
+    """More than the reserved CPUs have is a condition; only with a strict reserve the shared set is without them."""
+    pods = [bound("a", container("x", requests=request_))]
+    state = state_of(*pods, config=NodeConfig(**config))
+    desired = desired_node(state, pods, NodeOptions())
+    assert desired
+    assert [it.reason for it in desired.conditions if it.type == OVERCOMMIT_CONDITION] == [reason]
+    assert overcommit(in_shared_set(pods, state.sets), state.ledger, 4).requested == shared
 
 
 def test_requests_of_a_pod_as_a_whole_count() -> None:

@@ -50,6 +50,8 @@ def test_load_hidden_cost_and_requests_are_shown() -> None:
     assert shown == {
         ("shared_millicores", "requested"): 9100,
         ("shared_millicores", "there"): 6000,
+        ("system_millicores", "requested"): 0,
+        ("system_millicores", "there"): 2000,
         ("hidden_cost", "idle_cpus"): 1,
         ("hidden_cost", "sidecar_millicores"): 100,
         ("hidden_cost", "sidecar_bytes"): 32_000_000,

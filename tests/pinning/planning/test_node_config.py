@@ -38,6 +38,7 @@ EVERY_KEY = {
     "strictThreads": True,
     "countedClaims": ["isolate", "require"],
     "uncountedClaims": "refuse",
+    "systemNamespaces": ["kube-system", "monitoring-*"],
     "observe": True,
     "pools": {
         "exclusive_cores": 4,
@@ -54,6 +55,7 @@ def test_every_key_is_read() -> None:
     assert read_node_config(EVERY_KEY) == NodeConfig(
         reserved=CPUSet.parse("0,8"),
         strict_reserved=True,
+        system_namespaces=("kube-system", "monitoring-*"),
         sort="spread",
         distribute=True,
         align_uncore=True,
@@ -92,7 +94,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
     [
         pytest.param(
             [],
-            r"the node configuration: \[\] is no mapping: write keys of reserved, strictReserved, sort",
+            r"the node configuration: \[\] is no mapping: write keys of reserved, strictReserved, systemNamespaces",
             id="a list",
         ),
         pytest.param(None, "the node configuration: None is no mapping", id="nothing"),
@@ -101,7 +103,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         ),
         pytest.param(
             {"zzz": 1},
-            "zzz: the key is unknown .* known keys are reserved, strictReserved, sort",
+            "zzz: the key is unknown .* known keys are reserved, strictReserved, systemNamespaces",
             id="unknown key",
         ),
         pytest.param({1: 1}, "1: the key is unknown", id="a key that is a number"),
@@ -116,6 +118,11 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
             {"distribute": "yes"}, "distribute: 'yes' is not allowed: write true or false", id="flag"
         ),
         pytest.param({"strictReserved": 1}, "strictReserved: 1 .*write true or false", id="strict"),
+        pytest.param(
+            {"systemNamespaces": "kube-system"}, "systemNamespaces: .*a list of namespaces", id="text"
+        ),
+        pytest.param({"systemNamespaces": ["Kube"]}, "systemNamespaces: .*a list of", id="no namespace"),
+        pytest.param({"systemNamespaces": [1]}, "systemNamespaces: .*a list of", id="number in a list"),
         pytest.param({"alignUncore": "on"}, "alignUncore: 'on' .*write auto, true or false", id="caches"),
         pytest.param({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate", id="smt"),
         pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),

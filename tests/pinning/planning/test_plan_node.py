@@ -11,6 +11,7 @@ from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import StaticPools
 from pinning.planning.observed import Observed, Owner, SeenPod, State
 from pinning.planning.plan import plan
+from pinning.planning.start_table import Start, start_table
 from pinning.pods.identity import CONFIG_HASH
 from tests.pinning.world import EXCLUSIVE, Wish, World, edit, one_pod, reasons, world
 
@@ -93,6 +94,40 @@ def test_the_last_cpu_beside_a_strict_reserve_is_given_to_nobody() -> None:
     planned = edit(node, "a", Wish("6", policy="exclusive"))
     assert reasons(planned) == {"test/pod-a/c0": "KeepsFewerCPUs"}
     assert node.holds("a") == "1-3,5-6"
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_system_containers_run_on_the_reserved_cpus(is_strict: bool) -> None:
+    """They run there alone, others share the rest if the reserve is strict; a claim wins; a new word moves them."""
+    node = world(4, strict_reserved=is_strict, system_namespaces=("kube-*",))
+    for uid, namespace in (("a", "kube-system"), ("b", "test")):
+        node.add(uid, [Wish(), EXCLUSIVE], namespace=namespace)
+        for name in ("c0", "c1"):
+            node.start(uid, name)
+    node.run_all()
+    shared = "3,7" if is_strict else "0,3-4,7"
+    ran = {f"{it.owner.pod_uid} {it.owner.container}": str(it.cpus) for it in node.live()}
+    assert ran == {"a c0": "0,4", "a c1": "1,5", "b c0": shared, "b c1": "2,6"}
+    table = start_table(node.plan(), node.observe())
+    unseen = Owner("new", "c0")
+    assert table.start(unseen, claims=False, namespace="kube-system") == Start(CPUSet.parse("0,4"))
+    assert table.start(unseen, claims=False, namespace="test") == Start(CPUSet.parse(shared))
+    assert table.corrected(unseen, "new", "0-7", namespace="kube-public") == CPUSet.parse("0,4")
+
+    node.config = replace(node.config, system_namespaces=())
+    node.run_all()
+    assert str(next(it.cpus for it in node.live() if it.owner == Owner("a", "c0"))) == shared
+
+
+def test_system_containers_share_while_the_reserve_is_offline() -> None:
+    """An empty cpuset is never written."""
+    node = world(4, system_namespaces=("test",))
+    node.add("a", [Wish()])
+    node.start("a", "c0")
+    node.set_online(CPUSet.parse("1-3,5-7"))
+    table = start_table(node.run_all(), node.observe())
+    assert str(node.live()[0].cpus) == "1-3,5-7"
+    assert table.start(Owner("new", "c0"), claims=False, namespace="test") == Start(CPUSet.parse("1-3,5-7"))
 
 
 def test_a_reserve_that_becomes_strict_moves_an_owner_only_if_all_else_is_owned() -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from pinning.contract import CoreType, NUMAPolicy, PoolUse, SharedPool, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
 from pinning.machine.topology import Topology
 from pinning.planning.actions import Action, Kind
@@ -33,6 +33,7 @@ CONFIGS = st.builds(
     NodeConfig,
     sort=st.sampled_from(["packed", "spread"]),
     strict_reserved=st.booleans(),
+    system_namespaces=st.sampled_from([(), ("system",)]),
     distribute=st.booleans(),
     align_uncore=st.none() | st.booleans(),
     smt_policy=st.sampled_from(SMTPolicy),
@@ -57,10 +58,12 @@ def check_converged(world: World) -> None:
     What a container runs on besides what it owns is nobody's own, and nobody's idle sibling.
     """
     ledger = world.ledger
-    shared = world.sets.shared(ledger)
     for container in world.live():
         held, pools = ledger.of(container.owner), world.pools(container)
-        assert container.sandbox or container.cpus == (held.cpus if held else shared) | pools
+        assert (
+            container.sandbox
+            or container.cpus == (held.cpus if held else world.unowned(container.owner.pod_uid)) | pools
+        )
         assert container.home == world.home(container)
         assert pools.isdisjoint(ledger.exclusive)
     for machine in world.sandboxes.values():
@@ -74,9 +77,9 @@ def check_settled(world: World, planned: Plan) -> None:
         assert planned.shared.isdisjoint(world.sets.reserved)
     for held in planned.ledger:
         assert held.cpus <= cpus_of_type(world.topology, held.core_type)
-    assert planned.shared.isdisjoint(world.sets.static_exclusive) or not (
-        world.topology.online - world.sets.static_exclusive
-    )
+    usable = world.topology.online - (world.sets.reserved if world.sets.is_strict else EMPTY)
+    pooled = world.sets.static_exclusive
+    assert planned.shared.isdisjoint(pooled) or not usable - pooled
     for at, action in enumerate(planned.actions):
         assert action.cpus
         assert action.cpus <= world.topology.online
@@ -118,7 +121,7 @@ class Node(RuleBasedStateMachine):
     @rule(
         target=uids,
         wishes=st.lists(WISHES, min_size=1, max_size=4),
-        kind=st.sampled_from(["pod", "pod", "launcher", "kata", "kata whose vCPUs are told apart"]),
+        kind=st.sampled_from(["pod", "pod", "system", "launcher", "kata", "kata whose vCPUs are told apart"]),
         state=st.sampled_from([State.RUNNING, State.CREATED, None]),
         order=ORDERS,
         stop_after=STOPS,
@@ -127,7 +130,8 @@ class Node(RuleBasedStateMachine):
         """Create a pod, start it and let the agent act."""
         self.count += 1
         uid, vm = f"u{self.count}", kind == "launcher"
-        self.world.add(uid, wishes[:1] if vm else wishes, vm=vm)
+        namespace = "system" if kind == "system" else "test"
+        self.world.add(uid, wishes[:1] if vm else wishes, vm=vm, namespace=namespace)
         if kind.startswith("kata"):
             self.world.boot(uid, tells_vcpus=kind != "kata")
         if state:
@@ -142,6 +146,7 @@ class Node(RuleBasedStateMachine):
         if document is None:
             return
         before, vm = document["metadata"]["creationTimestamp"], bool(document["metadata"]["labels"])
+        namespace = document["metadata"]["namespace"]
         places = [*document["spec"]["initContainers"], *document["spec"]["containers"]]
         roles = {
             container["name"]: container.get("restartPolicy", "")
@@ -149,7 +154,7 @@ class Node(RuleBasedStateMachine):
         }
         kinds = [roles.get(name) for name in sorted(container["name"] for container in places)]
         new = [replace(wishes[at % len(wishes)], init=kind) for at, kind in enumerate(kinds)]
-        self.world.add(uid, new, vm=vm)
+        self.world.add(uid, new, vm=vm, namespace=namespace)
         self.world.documents[uid]["metadata"]["creationTimestamp"] = before
         self.plan_and_act(order, stop_after)
 
