@@ -70,6 +70,14 @@ class RuntimeChange(NamedTuple):
     state: State  # EXITED also for a live container that was removed
 
 
+class ContainerExit(NamedTuple):
+    """How the first process of a container ended, as the runtime says."""
+
+    code: int  # 128 + N: signal N ended it, or it exited with that code itself
+    reason: str  # the runtime's word, e.g. "OOMKilled" or "Error"
+    finished: float  # seconds since the epoch; 0: not known
+
+
 class Runtime(Protocol):
     """The container runtime of the node."""
 
@@ -363,6 +371,7 @@ class PassedContainer(NamedTuple):
     name: str  # namespace/pod/container
     cgroup: str | None
     cpus: CPUSet  # where the pass wants it
+    pid: int  # of its first process in the host's pid namespace; 0: not known
     is_right: bool  # the kernel was seen to let it run exactly there
 
 

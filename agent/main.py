@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from agent.reconcile.checkpoint import Saved
     from agent.report.publisher import Reporter
     from agent.vm_interfaces import BootingMachines, VirtualMachines
+    from agent.wrappers.exits import AskExit
     from apiserver.client import Api
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ async def build(config: AgentConfig) -> Agent:
     settings = await _settings(config, machine)
     observed = _observed_cpus(config, runtime)
     vms = _virtual_machines(config, cgroups)
-    wrappers = _wrappers(config, cgroups, machine)
+    wrappers = _wrappers(config, cgroups, machine, runtime)
     boots = _booting_machines(config)
     interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed, vms, wrappers, boots)
     metrics = Metrics()
@@ -249,7 +250,7 @@ def _noise_watch(config: AgentConfig, metrics: Metrics) -> NoiseWatch:
     return NoiseWatch(places, NoiseMetrics(metrics.registry))
 
 
-def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine) -> Wrappers:
+def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine, runtime: Runtime) -> Wrappers:
     """Return the service of `cmk isolate`, where it is on and cgroups identify a process's container."""
     if config.cmk_install_dir is None or not isinstance(cgroups.cpusets, KernelCpusets):
         return NoWrappers()
@@ -259,7 +260,19 @@ def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine) -> Wrappe
 
     store = Store(config.state_dir / FILE, machine.boot_id())
     hierarchy, is_strict = find_hierarchy(config.cgroup_root), config.config.strict_threads
-    return WrapperService(config.cmk_install_dir, Dependencies(hierarchy), store, TEXTS, is_strict=is_strict)
+    edges = Dependencies(hierarchy, exit_of=_exit_of(config, runtime))
+    return WrapperService(config.cmk_install_dir, edges, store, TEXTS, is_strict=is_strict)
+
+
+def _exit_of(config: AgentConfig, runtime: Runtime) -> AskExit:
+    """Return who says how containers ended, where the kernel does not."""
+    from agent.wrappers.exits import not_known
+
+    if config.runtime != "cri":
+        return not_known
+    from agent.cri.runtime import CRI
+
+    return runtime.exit_of if isinstance(runtime, CRI) else not_known
 
 
 async def _cri(config: AgentConfig) -> CRI:

@@ -62,6 +62,7 @@ class Reclaimed(Part, frozen=True):
     container: str = ""
     pool: str = ""
     cpus: str = ""
+    source: str = ""
 
 
 class AgentSets(Sets, frozen=True, kw_only=True):

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61gent/cri/listing.proto\x12\x0b\x63orepin.cri\"\x10\n\x0eVersionRequest\"@\n\x0fVersionResponse\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\"\x14\n\x06\x46ilter\x12\n\n\x02id\x18\x01 \x01(\t\"2\n\x0bListRequest\x12#\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x13.corepin.cri.Filter\",\n\rStatusRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\x12\n\x10GetEventsRequest\"c\n\x1fUpdateContainerResourcesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12*\n\x05linux\x18\x02 \x01(\x0b\x32\x1b.corepin.cri.LinuxResources\"\"\n UpdateContainerResourcesResponse\"?\n\x0fSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\"\x8b\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12.\n\x08metadata\x18\x02 \x01(\x0b\x32\x1c.corepin.cri.SandboxMetadata\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.corepin.cri.SandboxState\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\"!\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xa1\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x30\n\x08metadata\x18\x03 \x01(\x0b\x32\x1e.corepin.cri.ContainerMetadata\x12*\n\x05state\x18\x06 \x01(\x0e\x32\x1b.corepin.cri.ContainerState\x12\x12\n\ncreated_at\x18\x07 \x01(\x03\":\n\x0eLinuxResources\x12\x13\n\x0b\x63puset_cpus\x18\x06 \x01(\t\x12\x13\n\x0b\x63puset_mems\x18\x07 \x01(\t\"7\n\tResources\x12*\n\x05linux\x18\x01 \x01(\x0b\x32\x1b.corepin.cri.LinuxResources\"\xce\x01\n\x0f\x43ontainerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.corepin.cri.ContainerMetadata\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.corepin.cri.ContainerState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x12\n\nstarted_at\x18\x05 \x01(\x03\x12)\n\tresources\x18\x10 \x01(\x0b\x32\x16.corepin.cri.Resources\"G\n\x17\x43ontainerStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.corepin.cri.ContainerStatus\"\x8d\x01\n\x0c\x45ventSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12.\n\x08metadata\x18\x02 \x01(\x0b\x32\x1c.corepin.cri.SandboxMetadata\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.corepin.cri.SandboxState\x12\x17\n\x0fruntime_handler\x18\t \x01(\t\"\xce\x01\n\x0e\x43ontainerEvent\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x34\n\x14\x63ontainer_event_type\x18\x02 \x01(\x0e\x32\x16.corepin.cri.EventType\x12\x35\n\x12pod_sandbox_status\x18\x04 \x01(\x0b\x32\x19.corepin.cri.EventSandbox\x12\x39\n\x13\x63ontainers_statuses\x18\x05 \x03(\x0b\x32\x1c.corepin.cri.ContainerStatus*7\n\x0cSandboxState\x12\x11\n\rSANDBOX_READY\x10\x00\x12\x14\n\x10SANDBOX_NOTREADY\x10\x01*k\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x00\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x01\x12\x14\n\x10\x43ONTAINER_EXITED\x10\x02\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x03*\x7f\n\tEventType\x12\x1b\n\x17\x43ONTAINER_CREATED_EVENT\x10\x00\x12\x1b\n\x17\x43ONTAINER_STARTED_EVENT\x10\x01\x12\x1b\n\x17\x43ONTAINER_STOPPED_EVENT\x10\x02\x12\x1b\n\x17\x43ONTAINER_DELETED_EVENT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61gent/cri/listing.proto\x12\x0b\x63orepin.cri\"\x10\n\x0eVersionRequest\"@\n\x0fVersionResponse\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\"\x14\n\x06\x46ilter\x12\n\n\x02id\x18\x01 \x01(\t\"2\n\x0bListRequest\x12#\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x13.corepin.cri.Filter\",\n\rStatusRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\x12\n\x10GetEventsRequest\"c\n\x1fUpdateContainerResourcesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12*\n\x05linux\x18\x02 \x01(\x0b\x32\x1b.corepin.cri.LinuxResources\"\"\n UpdateContainerResourcesResponse\"?\n\x0fSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\"\x8b\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12.\n\x08metadata\x18\x02 \x01(\x0b\x32\x1c.corepin.cri.SandboxMetadata\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.corepin.cri.SandboxState\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\"!\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xa1\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x30\n\x08metadata\x18\x03 \x01(\x0b\x32\x1e.corepin.cri.ContainerMetadata\x12*\n\x05state\x18\x06 \x01(\x0e\x32\x1b.corepin.cri.ContainerState\x12\x12\n\ncreated_at\x18\x07 \x01(\x03\":\n\x0eLinuxResources\x12\x13\n\x0b\x63puset_cpus\x18\x06 \x01(\t\x12\x13\n\x0b\x63puset_mems\x18\x07 \x01(\t\"7\n\tResources\x12*\n\x05linux\x18\x01 \x01(\x0b\x32\x1b.corepin.cri.LinuxResources\"\x86\x02\n\x0f\x43ontainerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.corepin.cri.ContainerMetadata\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.corepin.cri.ContainerState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x12\n\nstarted_at\x18\x05 \x01(\x03\x12\x13\n\x0b\x66inished_at\x18\x06 \x01(\x03\x12\x11\n\texit_code\x18\x07 \x01(\x05\x12\x0e\n\x06reason\x18\n \x01(\t\x12)\n\tresources\x18\x10 \x01(\x0b\x32\x16.corepin.cri.Resources\"G\n\x17\x43ontainerStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.corepin.cri.ContainerStatus\"\x8d\x01\n\x0c\x45ventSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12.\n\x08metadata\x18\x02 \x01(\x0b\x32\x1c.corepin.cri.SandboxMetadata\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.corepin.cri.SandboxState\x12\x17\n\x0fruntime_handler\x18\t \x01(\t\"\xce\x01\n\x0e\x43ontainerEvent\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x34\n\x14\x63ontainer_event_type\x18\x02 \x01(\x0e\x32\x16.corepin.cri.EventType\x12\x35\n\x12pod_sandbox_status\x18\x04 \x01(\x0b\x32\x19.corepin.cri.EventSandbox\x12\x39\n\x13\x63ontainers_statuses\x18\x05 \x03(\x0b\x32\x1c.corepin.cri.ContainerStatus*7\n\x0cSandboxState\x12\x11\n\rSANDBOX_READY\x10\x00\x12\x14\n\x10SANDBOX_NOTREADY\x10\x01*k\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x00\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x01\x12\x14\n\x10\x43ONTAINER_EXITED\x10\x02\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x03*\x7f\n\tEventType\x12\x1b\n\x17\x43ONTAINER_CREATED_EVENT\x10\x00\x12\x1b\n\x17\x43ONTAINER_STARTED_EVENT\x10\x01\x12\x1b\n\x17\x43ONTAINER_STOPPED_EVENT\x10\x02\x12\x1b\n\x17\x43ONTAINER_DELETED_EVENT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'agent.cri.listing_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SANDBOXSTATE']._serialized_start=1559
-  _globals['_SANDBOXSTATE']._serialized_end=1614
-  _globals['_CONTAINERSTATE']._serialized_start=1616
-  _globals['_CONTAINERSTATE']._serialized_end=1723
-  _globals['_EVENTTYPE']._serialized_start=1725
-  _globals['_EVENTTYPE']._serialized_end=1852
+  _globals['_SANDBOXSTATE']._serialized_start=1615
+  _globals['_SANDBOXSTATE']._serialized_end=1670
+  _globals['_CONTAINERSTATE']._serialized_start=1672
+  _globals['_CONTAINERSTATE']._serialized_end=1779
+  _globals['_EVENTTYPE']._serialized_start=1781
+  _globals['_EVENTTYPE']._serialized_end=1908
   _globals['_VERSIONREQUEST']._serialized_start=40
   _globals['_VERSIONREQUEST']._serialized_end=56
   _globals['_VERSIONRESPONSE']._serialized_start=58
@@ -66,11 +66,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESOURCES']._serialized_start=867
   _globals['_RESOURCES']._serialized_end=922
   _globals['_CONTAINERSTATUS']._serialized_start=925
-  _globals['_CONTAINERSTATUS']._serialized_end=1131
-  _globals['_CONTAINERSTATUSRESPONSE']._serialized_start=1133
-  _globals['_CONTAINERSTATUSRESPONSE']._serialized_end=1204
-  _globals['_EVENTSANDBOX']._serialized_start=1207
-  _globals['_EVENTSANDBOX']._serialized_end=1348
-  _globals['_CONTAINEREVENT']._serialized_start=1351
-  _globals['_CONTAINEREVENT']._serialized_end=1557
+  _globals['_CONTAINERSTATUS']._serialized_end=1187
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_start=1189
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_end=1260
+  _globals['_EVENTSANDBOX']._serialized_start=1263
+  _globals['_EVENTSANDBOX']._serialized_end=1404
+  _globals['_CONTAINEREVENT']._serialized_start=1407
+  _globals['_CONTAINEREVENT']._serialized_end=1613
 # @@protoc_insertion_point(module_scope)

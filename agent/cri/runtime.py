@@ -14,7 +14,7 @@ from agent.cri.followed import FollowedList
 from agent.cri.lists import Lists
 from agent.cri.records import recorded_cpus
 from agent.cri.sandboxes import SandboxListing
-from agent.cri.statuses import container_info
+from agent.cri.statuses import container_exit, container_info
 from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable
 from agent.grpc_calls import Calls
 from apiserver.backoff import Backoff
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.cri.lists import ListedContainer, ListedSandbox
-    from agent.interfaces import RuntimeChange, RuntimeContainer, RuntimeSandbox
+    from agent.interfaces import ContainerExit, RuntimeChange, RuntimeContainer, RuntimeSandbox
     from agent.node_state import LargeEnvironment
     from pinning.machine.cpuset import CPUSet
 
@@ -177,6 +177,11 @@ class CRI:
     async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
         """Return the recorded cpusets by container id; containers without a record are left out."""
         return await recorded_cpus(self._calls, container_ids)
+
+    async def exit_of(self, container_id: str) -> ContainerExit | None:
+        """Return how a container ended, None if it has not; raise Gone, TooLarge, Unavailable, Refused."""
+        async with self._statuses:
+            return await container_exit(self._calls, container_id)
 
     async def largest_environments(self) -> tuple[LargeEnvironment, ...] | None:
         """Return the containers with the largest environments; None if the runtime is out of reach."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from agent.cri.container_info import ContainerInfo, environment_sizes, read_info
-from agent.cri.listing_pb2 import ContainerStatus, StatusRequest
+from agent.cri.listing_pb2 import CONTAINER_EXITED, ContainerStatus, StatusRequest
 from agent.grpc_calls import decoded
+from agent.interfaces import ContainerExit
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -30,6 +31,18 @@ async def container_info(calls: Calls, container_id: str) -> ContainerInfo:
             elif number == _INFO and (verbose := await _document(fields.nested())):
                 info = read_info(verbose)
     return replace(info, started=started)
+
+
+async def container_exit(calls: Calls, container_id: str) -> ContainerExit | None:
+    """Return how a container ended, None if it has not; raise Gone, TooLarge, Unavailable, Refused."""
+    status = ContainerStatus()
+    async with calls.reading("ContainerStatus", StatusRequest(id=container_id)) as fields:
+        while number := await fields.next():
+            if number == _STATUS:
+                status = decoded(ContainerStatus, await fields.content())
+    if status.state != CONTAINER_EXITED:
+        return None
+    return ContainerExit(status.exit_code, status.reason, status.finished_at / NANOSECONDS)
 
 
 async def container_environment(calls: Calls, container_id: str) -> int:

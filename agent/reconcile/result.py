@@ -243,6 +243,7 @@ def passed_containers(records: Iterable[ContainerRecord]) -> tuple[PassedContain
             record.name,
             record.cgroup,
             record.wanted,
+            record.seen.pid,
             is_right=bool(record.wanted) and record.is_right,
         )
         for record in records

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
+from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from agent.errors import Gone
@@ -19,16 +21,17 @@ from agent.wrappers.pool_use import shared_use
 from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import Registry
 from agent.wrappers.store import Kept, Reclaims
-from pinning.cmk.pools import reclaimed_lists
+from pinning.cmk.pools import ExitSource, reclaimed_lists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from agent.wrappers.pass_waiter import NodeView
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Want
     from agent.wrappers.registry import Claim, Holder, OwnCore, Process
     from agent.wrappers.store import Saver, Used
+    from pinning.cmk.pools import Reclaimed
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
 
@@ -37,17 +40,19 @@ class LiveClaims:
     """The registry, kept true to the processes that run. `changed` is called when a claim came or ended.
 
     `took` is called at once for each claim that is new or another one than before, and `ended` for each that ended,
-    with whether SIGKILL ended its process.
+    with whether SIGKILL ended its process; None: the kernel does not say.
     """
 
     def __init__(
         self,
         took: Callable[[Claim], None] = lambda _: None,
-        ended: Callable[[Claim, bool], None] = lambda *_: None,
+        ended: Callable[[Claim, bool | None], None] = lambda *_: None,
+        was_killed: Callable[[int, int, int], bool | None] = was_killed,
     ) -> None:
         self.registry = Registry()
         self._took = took
         self._ended = ended
+        self._was_killed = was_killed
         self._pidfds: dict[Process, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # None: `watch` has not started
         self._changed: Callable[[], None] = lambda: None
@@ -125,11 +130,11 @@ class LiveClaims:
 
     def end(self, process: Process) -> None:
         """Take back what a process has."""
-        pidfd, is_killed = self._pidfds.pop(process, None), False
+        pidfd, is_killed = self._pidfds.pop(process, None), None
         if pidfd is not None:
             if self._loop:
                 self._loop.remove_reader(pidfd)
-            is_killed = bool(was_killed(pidfd, *process))
+            is_killed = self._was_killed(pidfd, *process)
             os.close(pidfd)
         claim = self.registry.release(process)
         if claim:
@@ -150,25 +155,26 @@ class Reclaimer:
         self.reclaims = Reclaims(kept.reclaimed, kept.dropped)
         self._saver = saver
         self._pools = dict(kept.pools)  # where processes in pools that all share run
-        self._lost: tuple[Claim, ...] = ()  # ended while no agent ran; listed once the machine is known
+        # Not listed until the machine is known, with how their ends are known.
+        self._lost: tuple[tuple[Claim, ExitSource], ...] = ()
 
     def lost(self, claims: tuple[Claim, ...]) -> None:
         """Take over claims whose processes ended while no agent ran."""
-        self._lost = claims
+        self._lost = tuple((claim, ExitSource.NO_AGENT) for claim in claims)
 
     def ended(self, claim: Claim, view: NodeView | None, *, is_killed: bool) -> None:
         """Take over the end of a claim."""
         if is_killed and view is None:
-            self._lost += (claim,)
+            self._lost += ((claim, ExitSource.KERNEL),)
             return
         if is_killed and view:
-            self._add(claim, view)
+            self.add(entries_of(claim, view, ExitSource.KERNEL))
         self._saver.ended(claim)
 
     def passed(self, claims: Iterable[Claim], view: NodeView) -> None:
         """List the claims that were lost, and take over where the pools are after a pass."""
-        for claim in self._lost:
-            self._add(claim, view, self._pools)
+        for claim, source in self._lost:
+            self.add(entries_of(claim, view, source, self._pools))
             self._saver.ended(claim)
         self._lost = ()
         for claim in claims:
@@ -185,10 +191,19 @@ class Reclaimer:
     def kept(self, claims: Sequence[Claim], uses: dict[str, Used]) -> Kept:
         """Return everything that the next agent has to know."""
         entries, dropped = self.reclaims.entries, self.reclaims.dropped
-        return Kept((*self._lost, *claims), uses, self._pools, entries, dropped)
+        lost = (claim for claim, _ in self._lost)
+        return Kept((*lost, *claims), uses, self._pools, entries, dropped)
 
-    def _add(self, claim: Claim, view: NodeView, pools: dict[PoolUse, CPUSet] | None = None) -> None:
-        for task in tasks_of(claim, lambda use: (pools or {}).get(use) or view.pool(use)):
-            for entry in reclaimed_lists(task, view.state.topology):
-                self.reclaims.add(entry)
-                self._saver.reclaimed(entry)
+    def add(self, entries: Iterable[Reclaimed]) -> None:
+        """List entries, also for the next agent."""
+        for entry in entries:
+            self.reclaims.add(entry)
+            self._saver.reclaimed(entry)
+
+
+def entries_of(
+    claim: Claim, view: NodeView, source: ExitSource, pools: Mapping[PoolUse, CPUSet] = MappingProxyType({})
+) -> tuple[Reclaimed, ...]:
+    """Return the entries of a process: the CPUs that it has, in pools that all share those of `pools` or of now."""
+    tasks = tasks_of(claim, lambda use: pools.get(use) or view.pool(use))
+    return tuple(chain.from_iterable(reclaimed_lists(task, view.state.topology, source) for task in tasks))

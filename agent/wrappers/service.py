@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone
 from agent.kernel.affinity import KERNEL, Affinities
+from agent.kernel.process_exit import was_killed
 from agent.wrappers.bounds import Bounds, Origin
-from agent.wrappers.claims import LiveClaims, Reclaimer
+from agent.wrappers.claims import LiveClaims, Reclaimer, entries_of
+from agent.wrappers.exits import RuntimeExits, not_known
 from agent.wrappers.isolate import Follower, Isolator
 from agent.wrappers.pass_waiter import NodeView, PassWaiter, tasks_of
 from agent.wrappers.peer import cgroup_of, connected
@@ -22,6 +24,7 @@ from agent.wrappers.pool_use import ContainerUses
 from agent.wrappers.protocol import SOCKET, Denied, Verb, accepted, read_want
 from agent.wrappers.server import Server, listen
 from agent.wrappers.store import Saver
+from pinning.cmk.pools import ExitSource
 
 if TYPE_CHECKING:
     import socket
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from agent.interfaces import PassedContainer
     from agent.kernel.cgroupfs import Hierarchy
     from agent.node_state import NodeState
+    from agent.wrappers.exits import AskExit
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Request
     from agent.wrappers.registry import Claim, Process
@@ -46,13 +50,15 @@ logger = logging.getLogger(__name__)
 
 
 class Dependencies(NamedTuple):
-    """Access to the kernel: cgroups, peers, affinities, clock."""
+    """Access to the kernel: cgroups, peers, affinities, ends of processes, clock; and the runtime's exit codes."""
 
     hierarchy: Hierarchy  # with the cgroups of containers
     peer_of: Callable[[socket.socket], Peer] = connected
     cgroup_of: Callable[[int, int], str] = cgroup_of
     affinities: Affinities = KERNEL
     monotonic: Callable[[], float] = time.monotonic
+    was_killed: Callable[[int, int, int], bool | None] = was_killed
+    exit_of: AskExit = not_known
 
 
 class Reports:
@@ -100,7 +106,8 @@ class WrapperService:
         kept = store.load()
         self._saver = Saver(store, self._kept, edges.monotonic)
         self._reclaimer = Reclaimer(kept, self._saver)
-        self._claims = LiveClaims(self._took, self._ended)
+        self._exits = RuntimeExits(edges.exit_of, self._reclaimer.add)
+        self._claims = LiveClaims(self._took, self._ended, edges.was_killed)
         self._reclaimer.lost(self._claims.restore(kept.claims) if kept.has_ends else ())
         self._uses = ContainerUses(kept.uses)
         self._passes = PassWaiter()
@@ -132,6 +139,7 @@ class WrapperService:
         if state.containers_complete:
             self._claims.keep(self._view.containers)
             self._uses.keep(self._view.containers)
+            self._exits.passed(self._view.containers)
         self._follower.passed(self._view)
         self._reclaimer.passed(self._claims.registry, self._view)
         self._save()
@@ -156,10 +164,13 @@ class WrapperService:
         self._reclaimer.follow(claim, self._newest())
         self._saver.took(claim)
 
-    def _ended(self, claim: Claim, is_killed: bool) -> None:  # noqa: FBT001 a fact, not a switch
+    def _ended(self, claim: Claim, is_killed: bool | None) -> None:  # noqa: FBT001 a fact, not a switch
         """Leave the end of a claim to the next agent; list its cores where its process could not release them."""
-        if not self._is_ending:  # else it is not answered, and its process asks the next agent
-            self._reclaimer.ended(claim, self._view, is_killed=is_killed)
+        if self._is_ending:  # it is not answered, and its process asks the next agent
+            return
+        if is_killed is None and self._view and self._exits.is_first(claim):
+            self._exits.wait_for(claim.holder, entries_of(claim, self._view, ExitSource.RUNTIME))
+        self._reclaimer.ended(claim, self._view, is_killed=bool(is_killed))
 
     def reset(self) -> None:
         """Leave nothing behind: no socket, no file."""
@@ -172,8 +183,10 @@ class WrapperService:
         _open_more_files()
         self._claims.watch(lambda: self._show(changed))
         try:
-            while True:
-                await self._serve()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._exits.run(lambda: self._show(changed)))
+                while True:
+                    await self._serve()
         finally:
             self._claims.unwatch()
 

@@ -280,8 +280,10 @@ class _Reader:
         elif "ended" in saved:
             self.claims.pop(_process(saved["ended"]), None)
         elif "reclaimed" in saved:
-            pid, container, pool, cpus = saved["reclaimed"]
-            self.reclaims.add(Reclaimed(int(pid), str(container), str(pool), str(cpus)))
+            pid, container, pool, cpus, *source = saved["reclaimed"]  # earlier agents wrote no source
+            self.reclaims.add(
+                Reclaimed(int(pid), str(container), str(pool), str(cpus), *map(str, source[:1]))
+            )
         elif "pool" in saved:
             self.pools[_pool_use(saved["pool"])] = CPUSet.parse(saved["cpus"])
         else:

@@ -75,7 +75,9 @@ def view_of_state(text: bytes) -> View:
             pids=state.first_pids,
             is_static=state.static_pools,
         )
-        reclaimed = tuple(Reclaimed(it.pid, it.container, it.pool, it.cpus) for it in state.reclaimed)
+        reclaimed = tuple(
+            Reclaimed(it.pid, it.container, it.pool, it.cpus, it.source) for it in state.reclaimed
+        )
         return View(state.node, cmk_pools(node), node.topology, reclaimed, state.reclaims_dropped)
     except PinningError as error:
         raise CommandFailed(str(AnotherVersion.of(AgentState.NAME, error))) from error
@@ -110,7 +112,9 @@ def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report
         ((_, pools),) = read_yaml(written["data"]["config"])
         found = (report.get("spec") or {}).get("report") or {}
         lists = found.get("reclaimedCpuLists") or ()
-        reclaimed = tuple(Reclaimed(it["pid"], "", it["pool"], it["cpus"]) for it in lists)
+        reclaimed = tuple(
+            Reclaimed(it["pid"], "", it["pool"], it["cpus"], it.get("source", "")) for it in lists
+        )
         machine, dropped = decode_topology(topology), found.get("dropped") or 0
         return View(node, _numbered(pools), machine, reclaimed, dropped)
     except (*DAMAGED, BadYAML) as error:

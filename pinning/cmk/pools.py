@@ -8,6 +8,7 @@ pid 1 if that is unknown, because an empty list means a free core.
 from __future__ import annotations
 
 from collections import defaultdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES
@@ -39,6 +40,14 @@ class Task(NamedTuple):
     cpus: CPUSet  # whole cores of an exclusive pool, else all CPUs it runs on
 
 
+class ExitSource(StrEnum):
+    """How it is known that a process exited without releasing its CPUs."""
+
+    KERNEL = "kernel: SIGKILL"
+    RUNTIME = "runtime: exit code 137"  # SIGKILL, or a program that exits with 137 itself
+    NO_AGENT = "no agent ran when it exited"
+
+
 class Reclaimed(NamedTuple):
     """A CPU list that a process held when it exited without releasing it."""
 
@@ -46,6 +55,7 @@ class Reclaimed(NamedTuple):
     container: str  # namespace/pod/container
     pool: str
     cpus: str  # one list, as in the pools
+    source: str = ""  # an `ExitSource`; empty: recorded by an agent that did not write it
 
 
 class CMKNode(NamedTuple):
@@ -86,7 +96,7 @@ def cmk_pools(node: CMKNode) -> dict[str, Lists]:
     }
 
 
-def reclaimed_lists(task: Task, topology: Topology) -> tuple[Reclaimed, ...]:
+def reclaimed_lists(task: Task, topology: Topology, source: ExitSource) -> tuple[Reclaimed, ...]:
     """Return the CPU lists of a process: one per core of an exclusive pool, else one per socket."""
     if task.pool in EXCLUSIVE_POOLS:
         cores = sorted(topology.cores_of(task.cpus), key=lambda core: (core.package, core.cpus.lowest()))
@@ -95,7 +105,7 @@ def reclaimed_lists(task: Task, topology: Topology) -> tuple[Reclaimed, ...]:
         lists = list(
             filter(None, (_core_by_core(topology, task.cpus & on) for on in topology.packages.values()))
         )
-    return tuple(Reclaimed(task.pid, task.container, task.pool, cpus) for cpus in lists)
+    return tuple(Reclaimed(task.pid, task.container, task.pool, cpus, source) for cpus in lists)
 
 
 def cmk_yaml(pools: Mapping[str, Lists]) -> str:

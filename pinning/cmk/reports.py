@@ -44,10 +44,12 @@ def node_report(pools: Mapping[str, Lists], topology: Topology) -> Report:
 def reconcile_report(reclaimed: Iterable[Reclaimed], dropped: int = 0) -> Report:
     """Return the CPU lists that were freed because their processes exited without releasing them.
 
-    `dropped` is the number of older entries that were discarded; CMK's report was unbounded.
+    `dropped` is the number of older entries that were discarded; CMK's report was unbounded. `source` says how the
+    exit is known; CMK did not tell.
     """
     lists = [
         {"cpus": entry.cpus, "pid": entry.pid, "pool": entry.pool}
+        | ({"source": entry.source} if entry.source else {})
         for entry in sorted(reclaimed, key=lambda entry: entry.pid)
     ]
     return {"reclaimedCpuLists": lists} | ({"dropped": dropped} if dropped else {})

@@ -24,6 +24,7 @@ class FakeRuntime:
         self.containers: list[api_pb2.Container] = []
         self.infos: dict[str, Any] = {}
         self.started: dict[str, int] = {}  # by container, in nanoseconds
+        self.exits: dict[str, tuple[int, str, int]] = {}  # by container: code, reason, nanoseconds
         self.errors: dict[str, tuple[grpc.StatusCode, str]] = {}  # by method
         self.asked: Counter[str] = Counter()
         self.updates: list[tuple[str, str]] = []
@@ -111,8 +112,16 @@ class FakeRuntime:
 
     async def _status(self, request: Any) -> Any:
         info = self.infos[request.container_id]
+        (state,) = (each.state for each in self.containers if each.id == request.container_id)
+        code, reason, finished = self.exits.get(request.container_id, (0, "", 0))
         return api_pb2.ContainerStatusResponse(
-            status=api_pb2.ContainerStatus(started_at=self.started.get(request.container_id, 0)),
+            status=api_pb2.ContainerStatus(
+                state=state,
+                started_at=self.started.get(request.container_id, 0),
+                finished_at=finished,
+                exit_code=code,
+                reason=reason,
+            ),
             info={"info": info if isinstance(info, str) else json.dumps(info)},
         )
 

@@ -12,7 +12,7 @@ from cri_api.v1 import api_pb2
 from agent.cri.environments import largest_environments
 from agent.cri.runtime import CRI
 from agent.errors import AgentError, Gone, Refused, Unavailable
-from agent.interfaces import RuntimeContainer
+from agent.interfaces import ContainerExit, RuntimeContainer
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.cri.fake_cri import FakeRuntime
@@ -402,6 +402,28 @@ def test_runtime_that_is_slow_to_greet_is_waited_for(tmp_path: Path) -> None:
             ["one"],
             3,
         )  # two lists and a status
+
+    play(tmp_path, scenario)
+
+
+def test_exit_of_a_container(tmp_path: Path) -> None:
+    """Code, reason and time of one that has exited; nothing of one that is created, runs, or is not known to."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        states = {
+            "killed": api_pb2.CONTAINER_EXITED,
+            "runs": api_pb2.CONTAINER_RUNNING,
+            "made": api_pb2.CONTAINER_CREATED,
+            "lost": api_pb2.CONTAINER_UNKNOWN,
+        }
+        for name, state in states.items():
+            fake.add(name, INFO, state=state)
+            fake.exits[name] = (137, "OOMKilled", 1_790_000_000_500_000_000)
+        assert await runtime.exit_of("killed") == ContainerExit(137, "OOMKilled", 1_790_000_000.5)
+        assert [await runtime.exit_of(name) for name in ("runs", "made", "lost")] == [None] * 3
+        fake.errors["ContainerStatus"] = (grpc.StatusCode.NOT_FOUND, "removed")
+        with pytest.raises(Gone):
+            await runtime.exit_of("killed")
 
     play(tmp_path, scenario)
 

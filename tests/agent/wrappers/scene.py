@@ -14,9 +14,11 @@ from pathlib import Path
 from socket import socket
 from typing import Any, NamedTuple
 
-from agent.interfaces import PassedContainer
+from agent.errors import AgentError
+from agent.interfaces import ContainerExit, PassedContainer
 from agent.kernel.affinity import Affinities
 from agent.kernel.cgroupfs import V2, Hierarchy
+from agent.kernel.process_exit import was_killed
 from agent.kernel.procfs import PARENT, stat_fields
 from agent.node_state import NodeState
 from agent.wrappers.peer import Peer, connected
@@ -163,6 +165,10 @@ class Scene:
         self.cgroups: dict[int, str] = {}
         self.observes = False
         self.peer_failures: list[OSError] = []  # of the next connections
+        self.first_pids: dict[str, int] = {}  # of containers' first processes
+        self.forgets_ends = False  # the kernel, as before Linux 6.15 once a parent has collected its child
+        self.exits: dict[str, ContainerExit | AgentError | None] = {}  # what the runtime says of containers
+        self.asked_exits: list[str] = []
         self.texts: dict[str, Callable[[NodeState], str]] = {
             "describe": lambda state: f"{len(state.tasks)}\n"
         }
@@ -179,8 +185,20 @@ class Scene:
             fields = stat_fields(pid)
             return self.cgroups.get(int(fields[PARENT]), "/elsewhere") if fields else "/elsewhere"
 
+        async def exit_of(container_id: str) -> ContainerExit | None:
+            self.asked_exits.append(container_id)
+            said = self.exits[container_id]
+            if isinstance(said, AgentError):
+                raise said
+            return said
+
         edges = Dependencies(
-            Hierarchy(V2, self.folder, self.folder), peer_of, cgroup_of, self.masks.as_affinities
+            Hierarchy(V2, self.folder, self.folder),
+            peer_of,
+            cgroup_of,
+            self.masks.as_affinities,
+            was_killed=lambda *process: None if self.forgets_ends else was_killed(*process),
+            exit_of=exit_of,
         )
         return WrapperService(
             self.folder / "install", edges, self.store, self.texts, is_strict=self.config.strict_threads
@@ -204,6 +222,7 @@ class Scene:
                 f"{pod.namespace}/{pod.name}/{each.name}",
                 f"/pods/{pod.uid}/{each.name}",
                 each.cpus,
+                self.first_pids.get(f"{pod.uid}/{each.name}", 0),
                 is_right=self.is_right,
             )
             for pod in state.pods

@@ -14,7 +14,7 @@ from agent.report.desired_node import topology_text
 from agent.serve.state_json import to_json
 from corepin.cli import main
 from corepin.cmk.view import view_of_objects
-from pinning.cmk.pools import Reclaimed, Task, cmk_pools, cmk_yaml
+from pinning.cmk.pools import ExitSource, Reclaimed, Task, cmk_pools, cmk_yaml
 from pinning.cmk.reports import describe, node_report, reconcile_report
 from pinning.machine.cpuset import CPUSet
 from tests.agent.states import bound, state_of
@@ -23,7 +23,7 @@ from tests.pods import CORES, container
 
 NOBODY = "--socket=/nonexistent"
 WRAPPED = Task(48624, "default/a/main", "exclusive", CPUSet([1, 5]))
-DIED = Reclaimed(7, "default/b/main", "exclusive", "2,6")
+DIED = Reclaimed(7, "default/b/main", "exclusive", "2,6", ExitSource.RUNTIME)
 STATE = replace(
     state_of(bound("a", container("main", {CORES: 2}))),
     tasks=(WRAPPED,),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.report.cmk_reports import CMKReports
-from pinning.cmk.pools import Reclaimed
+from pinning.cmk.pools import ExitSource, Reclaimed
 from tests.agent.states import bound, state_of
 from tests.manifests.installed import HERE_NODE, PATIENCE_SECONDS, THERE_NODE, Installed
 from tests.manifests.rendered import AGENT, Object, objects
@@ -25,7 +25,7 @@ POLICY = "corepin-agent-reports"
 REPORTS = f"/apis/intel.com/v1/namespaces/{AGENT}/cmk-nodereports"
 STATE = replace(
     state_of(bound("a", container("main", {CORES: 1})), node=HERE_NODE),
-    reclaimed=(Reclaimed(4711, "default/a/main", "exclusive", "1,5"),),
+    reclaimed=(Reclaimed(4711, "default/a/main", "exclusive", "1,5", ExitSource.KERNEL),),
 )
 OLD_KIND = {  # as CMK itself made it, with an API that is gone
     "apiVersion": "apiextensions.k8s.io/v1",

@@ -14,6 +14,7 @@ from pinning.cmk.pools import (
     INIT,
     SHARED,
     CMKNode,
+    ExitSource,
     Reclaimed,
     Task,
     cmk_pools,
@@ -165,19 +166,26 @@ def test_a_core_that_is_held_and_shared_is_told() -> None:
 def test_a_process_had_each_of_its_cores_as_a_list() -> None:
     """As CMK listed them: `1,5` and `2,6`; of a pool that all share it is what the pool has of each socket."""
     machine = state_of(config=STATIC).topology
-    exclusive = reclaimed_lists(task(12, EXCLUSIVE, "1-2,5-6"), machine)
+    exclusive = reclaimed_lists(task(12, EXCLUSIVE, "1-2,5-6"), machine, ExitSource.KERNEL)
     assert [entry.cpus for entry in exclusive] == ["1,5", "2,6"]
-    assert set(exclusive) == {Reclaimed(12, NAME, EXCLUSIVE, cpus) for cpus in ("1,5", "2,6")}
-    infra = reclaimed_lists(task(3, INFRA, "0-1,3-5"), machine)
+    assert set(exclusive) == {
+        Reclaimed(12, NAME, EXCLUSIVE, cpus, ExitSource.KERNEL) for cpus in ("1,5", "2,6")
+    }
+    infra = reclaimed_lists(task(3, INFRA, "0-1,3-5"), machine, ExitSource.KERNEL)
     assert [entry.cpus for entry in infra] == ["0,4,1,5", "3"]
-    assert [entry.cpus for entry in reclaimed_lists(task(3, SHARED, "3,7"), machine)] == ["3,7"]
+    assert [entry.cpus for entry in reclaimed_lists(task(3, SHARED, "3,7"), machine, ExitSource.KERNEL)] == [
+        "3,7"
+    ]
 
 
 def test_what_was_reclaimed_is_sorted_by_pid() -> None:
-    """As CMK reported it, keys included; of entries that were dropped there is a number."""
-    ended = (Reclaimed(12, NAME, EXCLUSIVE, "2,6"), Reclaimed(3, NAME, SHARED, "3,7"))
+    """As CMK reported it, with the source of each entry where it is known; of entries that were dropped there is a number."""
+    ended = (
+        Reclaimed(12, NAME, EXCLUSIVE, "2,6"),
+        Reclaimed(3, NAME, SHARED, "3,7", ExitSource.RUNTIME),
+    )
     lists = [
-        {"cpus": "3,7", "pid": 3, "pool": "shared"},
+        {"cpus": "3,7", "pid": 3, "pool": "shared", "source": "runtime: exit code 137"},
         {"cpus": "2,6", "pid": 12, "pool": "exclusive"},
     ]
     assert reconcile_report(ended) == {"reclaimedCpuLists": lists}

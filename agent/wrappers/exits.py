@@ -1,0 +1,91 @@
+"""Ends of wrapped first processes that only the runtime can explain, by its exit code of their containers.
+
+Before Linux 6.15 the kernel forgets how a process ended once its parent has collected it, and a container's first
+process is collected by the runtime's shim. The runtime keeps the exit code for as long as the container is listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import Gone, Refused, TooLarge, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from agent.interfaces import ContainerExit, PassedContainer
+    from agent.wrappers.registry import Claim, Holder
+    from pinning.cmk.pools import Reclaimed
+
+    AskExit = Callable[[str], Awaitable[ContainerExit | None]]
+
+KILLED: Final = 128 + signal.SIGKILL
+
+logger = logging.getLogger(__name__)
+
+
+async def not_known(_: str) -> None:
+    """Return None: no runtime says how containers ended."""
+
+
+class RuntimeExits:
+    """Processes whose ends are not known until the runtime lists their containers as exited. `killed` gets the entries.
+
+    Not saved: an end that is not settled when the agent exits stays unknown, and is not listed.
+    """
+
+    def __init__(self, ask: AskExit, killed: Callable[[tuple[Reclaimed, ...]], None]) -> None:
+        self._ask = ask
+        self._killed = killed
+        self._first_pids: dict[str, int] = {}  # by container, as long as passes see it alive
+        self._unsettled: dict[str, tuple[Reclaimed, ...]] = {}  # entries by container, if it was killed
+        self._due = asyncio.Event()
+
+    def is_first(self, claim: Claim) -> bool:
+        """Say whether a claim's process is the first of its container, whose exit code the runtime keeps."""
+        return self._first_pids.get(claim.holder.id) == claim.process.pid
+
+    def wait_for(self, holder: Holder, entries: tuple[Reclaimed, ...]) -> None:
+        """List the entries of a container's first process that ended if the runtime says that it was killed."""
+        if entries:
+            self._unsettled[holder.id] = entries
+
+    def passed(self, containers: Mapping[str, PassedContainer]) -> None:
+        """Take over the containers that a pass saw alive, which were all of the node."""
+        known = self._first_pids
+        self._first_pids = {each.id: each.pid or known.get(each.id, 0) for each in containers.values()}
+        if not self._unsettled.keys() <= containers.keys():
+            self._due.set()
+
+    async def run(self, listed: Callable[[], None]) -> None:
+        """Ask about exited containers, one at a time; call `listed` after each new entry."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            for container_id in self._unsettled.keys() - self._first_pids.keys():
+                if await self._settle(container_id):
+                    listed()
+
+    async def _settle(self, container_id: str) -> bool:
+        """Return whether a container's first process was killed; leave it to the next pass while the runtime is away."""
+        try:
+            end = await self._ask(container_id)
+        except (Gone, Refused, TooLarge) as error:
+            end, reason = None, str(error)
+        except Unavailable:
+            return False
+        else:
+            reason = "the runtime does not say"
+        entries = self._unsettled.pop(container_id)
+        if end is None:
+            facts = {"container": entries[0].container, "pid": entries[0].pid, "reason": reason}
+            logger.info("how a process ended is not known", extra={"facts": facts})
+        if end is None or end.code != KILLED:
+            return False
+        facts = {"container": entries[0].container, "pid": entries[0].pid, "source": entries[0].source}
+        logger.info("process killed", extra={"facts": facts | {"reason": end.reason, "when": end.finished}})
+        self._killed(entries)
+        return True
