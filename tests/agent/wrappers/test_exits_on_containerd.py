@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from agent.node_state import NodeState
     from tests.agent.containerd import Containerd
 
-WRAPPED = ("/opt/bin/cmk", "isolate", "--pool=infra", "/bin/sh", "--", "-c")
-POLITE = "trap 'exit 7' TERM; while :; do /bin/sleep 0.05; done"
+WRAPPED = ("/opt/bin/cmk", "isolate", "--pool=infra", "--no-affinity", "/bin/sh", "--", "-c")
+UNTIL_TOLD = "while [ ! -e /opt/bin/told ]; do /bin/sleep 0.05; done; exit 7"
 
 
 class Node:
@@ -74,6 +74,7 @@ class Node:
                 await self._pass()
 
     async def _pass(self) -> None:
+        self.service.uses()
         listed = await self.runtime.containers()
         self.alive = {each.id: each for each in listed if each.state is not State.EXITED}
         passed = (
@@ -117,21 +118,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "sources"),
-    [(signal.SIGKILL, 137, {ExitSource.RUNTIME}), (signal.SIGTERM, 7, set())],
+    ("is_killed", "code", "sources"), [(True, 137, {ExitSource.RUNTIME}), (False, 7, set())]
 )
 def test_runtime_tells_which_first_process_was_killed(
-    containerd: Containerd, folder: Path, number: int, code: int, sources: set[str]
+    containerd: Containerd, folder: Path, is_killed: bool, code: int, sources: set[str]
 ) -> None:
-    """SIGKILL leaves an entry with the runtime as its source, an exit after SIGTERM leaves none."""
+    """SIGKILL leaves an entry with the runtime as its source, an exit of the command's own leaves none."""
 
     async def talk() -> None:
         node = Node(containerd, folder)
         running = asyncio.create_task(node.run())
-        container_id = await asyncio.to_thread(start, containerd, folder, POLITE)
+        container_id = await asyncio.to_thread(start, containerd, folder, UNTIL_TOLD)
         pid = await node.first_process(container_id)
         assert await node.runtime.exit_of(container_id) is None
-        os.kill(pid, number)
+        if is_killed:
+            os.kill(pid, signal.SIGKILL)
+        else:
+            (folder / "told").touch()
         async with asyncio.timeout(SECONDS):
             while not node.said:
                 await asyncio.sleep(0.01)
