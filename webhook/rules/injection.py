@@ -13,7 +13,7 @@ from webhook.config.mutations import Mutations
 from webhook.rules.patch import Wanted, wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from pinning.pods.resources import Member
     from webhook.config.mutations import Fragment
@@ -56,14 +56,17 @@ class Injection:
     def _prepare_pod(self, more: bytes, needless: frozenset[str]) -> tuple[Wanted, ...]:
         return wanted("", joined(self.mutations.per_pod_without(needless), msgspec.json.decode(more)))
 
-    def needless(self, members: Iterable[Member]) -> frozenset[str]:
+    def needless(self, members: Collection[Member]) -> frozenset[str]:
         """Return the host directories that no container needs, because each has another mount at their paths."""
-        taken = [_mount_paths(member) for member in members] if self.mutations.mount_paths else []
-        return frozenset(
-            name
-            for name, paths in self.mutations.mount_paths.items()
-            if taken and all(paths <= there for there in taken)
-        )
+        left: Mapping[str, frozenset[str]] = self.mutations.mount_paths
+        if not members:
+            return frozenset()
+        for member in members:
+            if not left:  # most pods: no container mounts anything there
+                break
+            there = {mount.get("mountPath") for mount in member.container.get("volumeMounts") or ()}
+            left = {name: paths for name, paths in left.items() if paths <= there}
+        return frozenset(left)
 
     def container_fragment(self, counted: tuple[Counted, ...]) -> Fragment:
         """Return the additions to any container with this count."""
@@ -73,10 +76,6 @@ class Injection:
     def _container_wanted(self, pointer: str, counted: tuple[Counted, ...]) -> tuple[Wanted, ...]:
         """Return the additions to the container at a JSON pointer."""
         return wanted(pointer, self.container_fragment(counted))
-
-
-def _mount_paths(member: Member) -> frozenset[str | None]:
-    return frozenset(mount.get("mountPath") for mount in member.container.get("volumeMounts") or ())
 
 
 def _mounted(volume: str, path: str) -> Cause:
