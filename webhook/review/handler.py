@@ -183,8 +183,10 @@ def sentences(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
 
 def name_of(request: Request) -> str:
     """Return the name of the object, or its generateName."""
+    if request.name:
+        return request.name  # without another pass over the object
     prefix = generate_name(request)
-    return request.name or (f"{prefix}..." if prefix else "")
+    return f"{prefix}..." if prefix else ""
 
 
 def _judge_pod(rules: Decider, request: Request) -> Verdict:

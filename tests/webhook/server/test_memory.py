@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ MOST_KEPT_MEGABYTES = 20  # of answers to thousands of pods, and what the alloca
 MOST_RESIDENT_MEGABYTES = 225  # the limit of a replica is 256
 EACH_UNLIKE = 200
 REVIEWS = 400
+LARGE_REVIEWS = 10
+PAGE_SIZE = resource.getpagesize()
 MUTATIONS = b"mutations:\n  perPod: {spec: {dnsPolicy: Default}}\n  perContainer: {}\n"
 
 
@@ -86,6 +89,19 @@ def test_reviews_share_the_memory_they_are_read_into(tmp_path: Path) -> None:
         for _ in range(REVIEWS):
             assert http.post("/mutate", content=body).status_code == 200
         assert server.page_faults() - before < REVIEWS / 4
+
+
+def test_a_large_body_is_read_into_memory_once(tmp_path: Path) -> None:
+    """The buffers in which its pieces arrive stay mapped: a page fault costs as much as the piece in it."""
+    with serving(*tls_flags(Mounted(tmp_path / "tls", pair(CA)))) as server, client(server) as http:
+        body = review(padding=BODY_LIMIT - len(review()))
+        for _ in range(3):
+            assert http.post("/validate", content=body).status_code == 200
+        before = server.page_faults()
+        for _ in range(LARGE_REVIEWS):
+            assert http.post("/validate", content=body).status_code == 200
+        pages = LARGE_REVIEWS * BODY_LIMIT // PAGE_SIZE
+        assert server.page_faults() - before < pages * 3 / 2
 
 
 @contextlib.contextmanager
