@@ -1,1 +1,1 @@
-"""What `corepin doctor` looks at, and the facts it rests on. It only reads."""
+"""The checks of `corepin doctor`, and the reading of the facts behind them. Read-only."""

@@ -1,4 +1,4 @@
-"""What came of looking at one thing."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What came of looking at one thing."""
+    """The kind of a check's result."""
 
     OK = "ok"
     FINDING = "finding"
-    UNKNOWN = "unknown"  # it could not be looked at
+    UNKNOWN = "unknown"  # the facts could not be read
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """One check's result."""
 
     subject: str
     verdict: Verdict
@@ -25,15 +25,15 @@ class Check:
 
 
 def ok(subject: str, message: str, remedy: str = "") -> Check:
-    """Return that nothing is wrong; what could be better is its remedy."""
+    """Return a check without a problem; `remedy` may suggest an improvement."""
     return Check(subject, Verdict.OK, message, remedy)
 
 
 def finding(subject: str, message: str, remedy: str) -> Check:
-    """Return that something is wrong, and what to do."""
+    """Return a check that found a problem, with its remedy."""
     return Check(subject, Verdict.FINDING, message, remedy)
 
 
 def unknown(subject: str, message: str, remedy: str) -> Check:
-    """Return that something could not be looked at, and what is missing for that."""
+    """Return a check whose facts could not be read, with the means to read them."""
     return Check(subject, Verdict.UNKNOWN, message, remedy)

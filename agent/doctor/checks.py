@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
 
-_LISTED: Final = 8  # of many, so that the answer stays readable
+_LISTED: Final = 8  # entries of a list, to keep the output readable
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What the agent's socket says."""
+    """The agent's state, as read from its socket."""
 
     allocatable: CPUSet
     reserved: CPUSet
-    exclusive: CPUSet  # with the siblings kept idle
-    runtime: str = ""  # name and version, as it was when it answered last
+    exclusive: CPUSet  # including the idle siblings
+    runtime: str = ""  # name and version when the runtime last answered
     kubelet: KubeletPolicy = KubeletPolicy.UNKNOWN
     observes: bool = False
     pods_complete: bool = True
     containers_complete: bool = True
     runtime_reason: str = ""  # why the runtime does not list its containers
-    memory_kills: tuple[str, ...] = ()  # pod/container of corepin's own: when
+    memory_kills: tuple[str, ...] = ()  # OOM kills of corepin's own containers: pod/container: when
     conflicts: tuple[str, ...] = ()  # namespace/pod/container
     failures: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()  # namespace/pod/container: why
     nri: AgentNRI = NOT_WANTED
-    other_plugins: tuple[str, ...] = ()  # of NRI, that set CPUs too: "10-balloons"
+    other_plugins: tuple[str, ...] = ()  # other NRI plugins that set CPUs: "10-balloons"
     system_namespaces: tuple[str, ...] = ()  # their containers run on the reserved CPUs
     system_millicores: int = 0  # requested there; in kube-system where none is configured
     is_strict: bool = False  # containers without CPUs of their own keep off the reserved CPUs
@@ -56,37 +56,37 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class ForeignThreads:
-    """Threads seen running on exclusive CPUs that are not of their owners."""
+    """Threads that ran on exclusive CPUs and do not belong to the owners."""
 
-    by_cgroup: Mapping[str, Counter[str]]  # the names of the threads
+    by_cgroup: Mapping[str, Counter[str]]  # thread names by cgroup
     fixed: Counter[str] = field(default_factory=Counter)  # names of kernel threads that serve one CPU
     movable: Counter[str] = field(default_factory=Counter)  # names of other kernel threads
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found on a machine; None where it could not be read, and `missing` says why."""
+    """Facts about a machine; None if one could not be read, with the reason in `missing`."""
 
-    kubelet: KubeletPolicy  # by its file
+    kubelet: KubeletPolicy  # from its state file
     kubelet_runs: bool
     topology: Topology | None = None
     agent: AgentFacts | None = None
-    kubelet_millicores: int | None = None  # allocatable, as the node says
+    kubelet_millicores: int | None = None  # allocatable in the Node object
     runtime: str | None = None  # name and version
     nri: Socket = Socket.NO_FOLDER
     is_guarded: bool = False  # a `corepin guard` runs here
     cgroup_version: int | None = None
-    cgroup_writable: bool | None = False  # None: not by who asks, who is not root
-    pod_roots: tuple[str, ...] = ()  # where the kubelet may keep its pods
-    pod_root: str | None = None  # the one that is there
+    cgroup_writable: bool | None = False  # None: unknown, because the user is not root
+    pod_roots: tuple[str, ...] = ()  # the kubelet's possible pod roots
+    pod_root: str | None = None  # the one that exists
     writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
     foreign_threads: ForeignThreads | None = None
-    noise: Noise | None = None  # None: it was not measured
+    noise: Noise | None = None  # None: not measured
     vms: VMFacts = NO_VMS
     numa: NUMAFacts = NO_TOPOLOGY
     group: GroupFacts = NOT_ASKED
-    unknown_needs: frozenset[str] = frozenset()  # of the checkpoint: what this version does not know
-    missing: Mapping[str, str] | None = None  # why, by field
+    unknown_needs: frozenset[str] = frozenset()  # words of the checkpoint's `needs`, unknown here
+    missing: Mapping[str, str] | None = None  # reasons by field
 
     def why(self, name: str) -> str:
         """Return why a fact is missing."""
@@ -94,7 +94,7 @@ class Facts:
 
     @property
     def policy(self) -> KubeletPolicy:
-        """The kubelet's policy by its file, else as the agent knows it from the kubelet itself."""
+        """The kubelet's policy from its state file, otherwise as the agent learned it from the kubelet."""
         if self.kubelet is KubeletPolicy.UNKNOWN and self.agent:
             return self.agent.kubelet
         return self.kubelet
@@ -106,12 +106,12 @@ class Facts:
 
     @property
     def is_local(self) -> bool:
-        """Say whether the agent starts the containers itself."""
+        """Return whether the agent itself starts the containers."""
         return self.agent is not None and self.agent.runtime.startswith("local")
 
 
 def examine(facts: Facts) -> tuple[Check, ...]:
-    """Return every check, in the order in which problems are best solved."""
+    """Return every check; problems are ordered so that an earlier one should be solved first."""
     return tuple(
         check
         for examined in (
@@ -155,7 +155,7 @@ def _cgroups(facts: Facts) -> Iterator[Check]:
 def _pod_root(facts: Facts) -> Iterator[Check]:
     subject = "pods' cgroup"
     if facts.is_local:
-        return  # the agent starts the pods, so a kubelet's cgroups do not matter
+        return  # the agent starts the pods itself, so a kubelet's cgroups do not matter
     if facts.pod_root:
         yield ok(subject, facts.pod_root)
     elif facts.kubelet_runs and facts.cgroup_version is not None:

@@ -1,4 +1,4 @@
-"""Read what `agent.doctor.checks` examines. Reads only, and survives whatever is missing."""
+"""Read the facts that `agent.doctor.checks` examines. Read-only; missing files are tolerated."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
     from published.agent_state import AgentState
 
-SYS_PTRACE: Final = 19  # the bit of this capability
+SYS_PTRACE: Final = 19  # bit number of the capability
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look."""
+    """The paths to read from."""
 
     root: Path = Path("/")
     cgroups: Path = Path("/sys/fs/cgroup")
@@ -51,7 +51,7 @@ class Places:
 
 
 def read_facts(places: Places, state: AgentState | None, seconds: float) -> Facts:
-    """Return what is found; `state` is what the agent's socket says, threads are watched for some seconds."""
+    """Read the facts. `state` is the agent's state; threads are watched for `seconds`."""
     missing: dict[str, str] = {}
     proc = places.root / "proc"
     running = tuple(programs(proc))
@@ -80,7 +80,7 @@ def read_facts(places: Places, state: AgentState | None, seconds: float) -> Fact
 
 
 def agent_facts(state: AgentState) -> AgentFacts:
-    """Return what matters of the agent's state; raise BadCPUList where it is damaged."""
+    """Return the agent's facts that the checks need; raise BadCPUList if its state is damaged."""
     return AgentFacts(
         allocatable=CPUSet.parse(state.sets.allocatable),
         reserved=CPUSet.parse(state.sets.reserved),
@@ -163,7 +163,7 @@ def _can_list(folder: Path) -> bool:
 
 
 def _capabilities(status: Path) -> int:
-    """Return the effective capabilities that a process has, as bits; none where it cannot be read."""
+    """Return a process's effective capabilities as bits; 0 if they cannot be read."""
     try:
         lines = status.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -190,7 +190,7 @@ def _hierarchy(root: Path, missing: dict[str, str]) -> Hierarchy | None:
 
 
 def _is_writable(hierarchy: Hierarchy | None, *, is_root: bool) -> bool | None:
-    """Say whether cgroups can be written; root finds them so unless they are mounted read-only."""
+    """Return whether cgroups are writable; for root they are unless mounted read-only."""
     if hierarchy is not None and os.access(hierarchy.cpuset / "cgroup.procs", os.W_OK):
         return True
     return False if is_root else None
@@ -222,7 +222,7 @@ def _runtime(socket: Path | None, missing: dict[str, str]) -> str | None:
             return asyncio.run(_identify(socket))
     except AgentError as error:
         missing["runtime"] = str(error)
-    except OSError as error:  # no right to look into its folder
+    except OSError as error:  # no permission to search its folder
         missing["runtime"] = f"{socket}: {error.strerror}"
     return None
 

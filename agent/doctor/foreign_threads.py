@@ -1,4 +1,4 @@
-"""Find the threads that run on exclusive CPUs and are not of the pods that own these. Reads /proc only."""
+"""Find threads on exclusive CPUs that do not belong to the owning pods. Reads /proc only."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-# Of the flags in proc_pid_stat(5), which are those of include/linux/sched.h.
+# flags in proc_pid_stat(5), from include/linux/sched.h
 _KTHREAD: Final = 0x00200000  # PF_KTHREAD
 _FIXED: Final = 0x04000000  # PF_NO_SETAFFINITY: bound to its CPU
 
 
 def foreign_threads(proc: Path, owned: Mapping[str, CPUSet], seconds: float) -> ForeignThreads:
-    """Watch all threads for a while; return those that ran on exclusive CPUs and are not of the pods that own some.
+    """Watch all threads for a while; return those that ran on exclusive CPUs and belong to no owning pod.
 
-    `owned` are the exclusive CPUs by the uid of their pod.
-
-    Threads of an owning pod count as the owner's: which of its containers they are of, only the runtime knows.
+    `owned` are the exclusive CPUs by pod uid. Every thread of an owning pod counts as the owner's, because only the
+    runtime knows its container.
     """
     if not owned:
         return ForeignThreads({})
@@ -50,7 +49,7 @@ def foreign_threads(proc: Path, owned: Mapping[str, CPUSet], seconds: float) -> 
 
 
 def runs_corepin(proc: Path, verb: str) -> bool:
-    """Say whether a process runs one of corepin's verbs."""
+    """Return whether a process runs the given verb of corepin."""
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError):
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -60,22 +59,22 @@ def runs_corepin(proc: Path, verb: str) -> bool:
 
 
 class _Thread(NamedTuple):
-    """A thread, with what tells whether it ran since it was seen before."""
+    """A thread with its run time, to compare two readings."""
 
     id: int
     name: str
-    ran: tuple[str, ...]  # for how long
+    ran: tuple[str, ...]  # its run time, in the kernel's units
     is_kernel: bool
-    is_fixed: bool  # a thread of the kernel that serves one CPU
+    is_fixed: bool  # a kernel thread bound to one CPU
     cgroup: str
 
 
 def _threads(proc: Path, cpus: CPUSet) -> Iterator[_Thread]:
-    """Yield each thread of other processes that ran on one of the CPUs last."""
+    """Yield each thread of other processes that last ran on one of the CPUs."""
     numbers = {str(cpu) for cpu in cpus}
     for process in proc.glob("[0-9]*"):
         for task in _tasks(process):
-            with suppress(OSError, IndexError):  # it ended
+            with suppress(OSError, IndexError):  # the process exited
                 if thread := _read_thread(task, numbers):
                     yield thread
 
@@ -85,12 +84,12 @@ def _tasks(process: Path) -> list[Path]:
         return []
     try:
         return list((process / "task").iterdir())
-    except OSError:  # it ended
+    except OSError:  # the process exited
         return []
 
 
 def _read_thread(task: Path, cpus: set[str]) -> _Thread | None:
-    """Return a thread if it ran on one of the CPUs last; raise OSError or IndexError for one that ended."""
+    """Return a thread if it last ran on one of the CPUs; raise OSError or IndexError if it exited."""
     name, fields = read_stat(task)
     if fields[PROCESSOR] not in cpus:
         return None
@@ -106,7 +105,7 @@ def _read_thread(task: Path, cpus: set[str]) -> _Thread | None:
 
 
 def _ran(task: Path, fields: list[str]) -> tuple[str, ...]:
-    """Return how long a thread ran: exactly, or in hundredths of a second where the kernel counts no better."""
+    """Return a thread's run time: in nanoseconds, or in clock ticks on kernels without schedstat."""
     try:
         return ((task / "schedstat").read_text(encoding="ascii").split()[0],)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether a node's agent runs with the configuration that the node's label names. Pure: the facts are given."""
+"""Check that a node's agent runs with the configuration that the node's label names. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class GroupFacts(NamedTuple):
-    """What is known of the group of a node; None where it is not."""
+    """Facts about the group of a node; None: unknown."""
 
-    labelled: str | None = None  # what the label says; empty: there is none
-    running: str | None = None  # with whose configuration the agent runs; empty: that of nodes in no group
-    there: frozenset[str] | None = None  # the groups that have a key; None: no configuration is mounted here
+    labelled: str | None = None  # value of the node's label; empty: no label
+    running: str | None = None  # group of the running configuration; empty: the default one
+    there: frozenset[str] | None = None  # groups with a key; None: no configuration is mounted here
 
 
 NOT_ASKED = GroupFacts()
 
 
 def group_checks(facts: GroupFacts) -> Iterator[Check]:
-    """Yield what is to be said of a group; nothing where there is neither a label nor an agent with a group."""
+    """Yield the findings on the group; none for a node without label whose agent has no group."""
     subject = "configuration"
     labelled, running = facts.labelled, facts.running
     if labelled is None:

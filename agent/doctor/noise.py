@@ -1,4 +1,4 @@
-"""What disturbs exclusive CPUs, each source with its remedy, as `corepin doctor --noise` shows it. Pure."""
+"""Findings of `corepin doctor --noise`: sources of noise on exclusive CPUs, each with its remedy. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.quiet.noise import Noise, Table, Waited
     from pinning.machine.cpuset import CPUSet
 
-_LISTED: Final = 8  # of one kind, so that the answer stays readable
+_LISTED: Final = 8  # entries of a kind, to keep the output readable
 _WORKERS: Final = "kworker/u"  # threads of unbound workqueues
 _QUEUES: Final = "each serves I/O that a task on its CPU, or on one that shares the queue, submitted: keep that I/O to other CPUs"
 
@@ -24,7 +24,7 @@ _QUEUES: Final = "each serves I/O that a task on its CPU, or on one that shares 
 def noise_checks(
     noise: Noise, movable: Counter[str], fixed: Counter[str], exclusive: CPUSet, others: CPUSet
 ) -> Iterator[Check]:
-    """Yield what was counted on exclusive CPUs; `others` are the CPUs that its sources could use instead."""
+    """Yield the noise counted on exclusive CPUs; `others` are the CPUs to which its sources could move."""
     yield from _interrupts(noise.interrupts, noise.managed, others)
     yield from _kernel_threads(movable, others)
     yield from _entered(noise.waited)
@@ -58,7 +58,7 @@ def _interrupts(table: Table, managed: frozenset[str], others: CPUSet) -> Iterat
 
 
 def _interrupt_remedy(row: Row, others: CPUSet) -> str:
-    """Return how to move an interrupt; whether a driver lets it be moved, only a write shows."""
+    """Return the command that moves an interrupt; only a write shows whether its driver permits it."""
     return (
         f"echo {others} > /proc/irq/{row.name}/smp_affinity_list, and where irqbalance runs IRQBALANCE_BANNED_CPULIST;"
         " if the write fails, the kernel manages it: it then serves I/O of the CPU's own tasks"
@@ -111,7 +111,7 @@ def _waits(waited: Mapping[str, Waited]) -> Iterator[Check]:
 
 
 def _unmovable(noise: Noise, fixed: Counter[str], exclusive: CPUSet) -> Iterator[Check]:
-    """Yield what no setting of a running kernel moves."""
+    """Yield the noise that no setting of a running kernel moves."""
     subject = "not movable"
     boot = f"only the kernel's command line changes that: nohz_full={exclusive} rcu_nocbs={exclusive}, and a restart"
     if (
@@ -137,7 +137,7 @@ def _unmovable(noise: Noise, fixed: Counter[str], exclusive: CPUSet) -> Iterator
 
 
 def _names(names: Counter[str]) -> str:
-    """Return the most frequent names with how many threads have each."""
+    """Return the most frequent names, each with its number of threads."""
     often = sorted(names, key=lambda name: (-names[name], name))
     more = ", ..." if len(often) > _LISTED else ""
     return ", ".join(f"{name} ({names[name]})" for name in often[:_LISTED]) + more

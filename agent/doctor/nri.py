@@ -1,4 +1,4 @@
-"""Whether the agent can give containers their CPUs before they start, and how to make the runtime let it. Pure."""
+"""Check that the agent can set containers' CPUs before they start over NRI, and how to enable that. Pure."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ MOUNT: Final = "for the agent's pod take the component nri, which mounts its fol
 
 
 class Socket(StrEnum):
-    """What is there where NRI's socket should be."""
+    """The state of NRI's socket."""
 
     ANSWERS = "answers"
     SILENT = "silent"  # the socket exists, and no process listens on it
-    ABSENT = "absent"  # its folder is there
-    NO_FOLDER = "no folder"  # not mounted, or never made
-    HIDDEN = "hidden"  # who asks has no right to look
+    ABSENT = "absent"  # the folder exists, the socket does not
+    NO_FOLDER = "no folder"  # not mounted, or never created
+    HIDDEN = "hidden"  # no permission to look
 
 
 class AgentNRI(NamedTuple):
-    """What the agent says of NRI."""
+    """NRI facts from the agent."""
 
-    holds: bool = False  # it is let in, and sets the CPUs of each container that is created
+    holds: bool = False  # it is connected, and sets the CPUs of each new container
     reason: str = ""  # why the runtime refused the agent; empty if it is connected or NRI is off
     is_not_listed: bool = False  # the runtime fails to list its containers to plugins
 
@@ -43,13 +43,13 @@ NOT_WANTED: Final = AgentNRI()
 
 
 class _Switch(NamedTuple):
-    """How a runtime of some versions is made to offer NRI."""
+    """How to enable NRI in a runtime, by version."""
 
     since: Version
     remedy: str
 
 
-_VALIDATES: Final = (2, 2)  # containerd that asks plugins about what other plugins did
+_VALIDATES: Final = (2, 2)  # containerd version that lets plugins validate what other plugins did
 _SWITCHES: Final = {  # newest first
     "containerd": (
         _Switch(
@@ -77,7 +77,7 @@ _SWITCHES: Final = {  # newest first
 
 
 def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator[Check]:
-    """Yield which way the node has; it is a finding only when the runtime offers NRI and the agent cannot use it."""
+    """Yield how containers get their CPUs; a finding only if the runtime offers NRI and the agent cannot use it."""
     if agent and agent.holds:
         yield ok(SUBJECT, f"the agent is let in: {BIRTH}")
     elif agent and not agent.reason:
@@ -100,7 +100,7 @@ def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator
 
 
 def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator[Check]:
-    """Yield what becomes of a container whose claim must fit and does not."""
+    """Yield what happens to containers whose claim must fit and does not."""
     subject = "must fit"
     name, version = _parsed(runtime)
     if not holds:
@@ -123,7 +123,7 @@ def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator
 
 
 def _offered(agent: AgentNRI | None) -> Check:
-    """Say why the agent is not let in where the runtime answers."""
+    """Return the check for a runtime whose socket answers while the agent is not connected."""
     if agent is None:
         return ok(SUBJECT, f"its socket is there and answers: with an agent {BIRTH}")
     remedy = "the logs of agent and runtime say more; the agent tries again by itself"
@@ -133,7 +133,7 @@ def _offered(agent: AgentNRI | None) -> Check:
 
 
 def _absent(runtime: str, socket: Socket) -> tuple[str, str]:
-    """Say that it is not there, and how to get it."""
+    """Return the message about a missing socket, and the remedy."""
     name, version = _parsed(runtime)
     switches = _SWITCHES.get(name, ())
     switch = next((switch for switch in switches if version >= switch.since), None)

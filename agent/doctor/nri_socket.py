@@ -14,7 +14,7 @@ _SECONDS: Final = 2.0
 
 
 def look_at(path: Path) -> Socket:
-    """Say what is there. A runtime that answers logs a plugin that came and left at once."""
+    """Return the state of the socket. The runtime logs the probe as a plugin that connected and left at once."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_SECONDS)
@@ -23,6 +23,6 @@ def look_at(path: Path) -> Socket:
         return Socket.ABSENT if path.parent.is_dir() else Socket.NO_FOLDER
     except PermissionError:
         return Socket.HIDDEN
-    except OSError:  # refused, too slow, or no socket
+    except OSError:  # refused, too slow, or not a socket
         return Socket.SILENT
     return Socket.ANSWERS

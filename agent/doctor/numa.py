@@ -1,4 +1,4 @@
-"""Whether a scheduler sees what the NUMA nodes of this machine have free, where the agent is to publish it. Pure."""
+"""Check that schedulers see the free resources of this machine's NUMA nodes, if the agent publishes them. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class ZoneFacts(NamedTuple):
-    """What the node's NodeResourceTopology says."""
+    """The content of the node's NodeResourceTopology."""
 
     is_ours: bool
-    cpus: Mapping[str, tuple[str, str]]  # free and allocatable, by the name of the zone: "node-0"
+    cpus: Mapping[str, tuple[str, str]]  # free and allocatable, by zone: "node-0"
 
 
 class NUMAFacts(NamedTuple):
-    """What was found."""
+    """NUMA facts from the API server."""
 
-    is_wanted: bool = False  # the agent is to publish a NodeResourceTopology
-    zones: ZoneFacts | None = None  # None: there is no such object, or it is not known
-    silence: str = ""  # why it is not known
+    is_wanted: bool = False  # the agent is configured to publish a NodeResourceTopology
+    zones: ZoneFacts | None = None  # None: there is no such object, or it is unknown
+    silence: str = ""  # why it is unknown
 
 
 NOT_WANTED: Final = NUMAFacts()

@@ -1,7 +1,7 @@
-"""The node's programs that matter to the checks, by the name of their process. Reads /proc only.
+"""Find programs of the node that matter to the checks, by process name. Reads /proc only.
 
-Any container may give its process any name, so it counts where a program of that name runs: services of the node run
-outside of all pods. Zombies do nothing, and do not count.
+Any container may choose any process name, so the location counts too: services of the node run outside of all pods.
+Zombies are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-# By the name of the process, which the kernel cuts at 15 letters
+# process names, truncated by the kernel to 15 characters
 SERVICES: Final = {"tuned": "tuned", "numad": "numad", "cset": "cset"}
 IN_PODS: Final = {
     "koordlet": "koordlet",
@@ -27,12 +27,12 @@ IN_PODS: Final = {
     "cmk": "Intel CMK",
 }
 _UID: Final = "[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"  # without dashes: of a static pod
-# From a pod with a cgroup namespace of its own, paths of others begin with /.. and do not name the pods' root.
+# Seen from a pod with its own cgroup namespace, paths of others begin with /.. and lack the pods' root.
 _POD: Final = re.compile(rf"kubepods|[/-]pod(?P<uid>{_UID})")
 
 
 class Program(NamedTuple):
-    """A process that is alive."""
+    """A live process."""
 
     pid: int
     name: str
@@ -40,9 +40,9 @@ class Program(NamedTuple):
 
 
 def programs(proc: Path) -> Iterator[Program]:
-    """Yield each process that is alive."""
+    """Yield each live process."""
     for folder in proc.glob("[0-9]*"):
-        with suppress(OSError, IndexError):  # it ended
+        with suppress(OSError, IndexError):  # the process exited
             name, fields = read_stat(folder)
             if fields[STATE] not in DEAD:
                 cgroups = (folder / "cgroup").read_text(encoding="utf-8", errors="replace")
@@ -56,7 +56,7 @@ def pod_of(cgroups: str) -> str | None:
 
 
 def writers(running: Iterable[Program]) -> tuple[str, ...]:
-    """Return the programs that are known to write cpusets, and where each runs."""
+    """Return the running programs that are known to write cpusets, with their location."""
     return tuple(_writers(sorted(running)))
 
 
@@ -70,5 +70,5 @@ def _writers(running: Iterable[Program]) -> Iterator[str]:
 
 
 def kubelet_runs(running: Iterable[Program]) -> bool:
-    """Say whether a kubelet runs on the node itself."""
+    """Return whether a kubelet runs on the node itself."""
     return any(program.name == "kubelet" and program.pod is None for program in running)

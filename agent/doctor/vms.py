@@ -16,22 +16,22 @@ _UNTOLD: Final = "where these do not tell, a machine runs on all of its CPUs, wi
 
 
 class VMFacts(NamedTuple):
-    """What was found."""
+    """Facts about virtual machines."""
 
     has_kvm: bool = False  # the kernel can run virtual machines
-    has_debugfs: bool = False  # KVM's folder there can be read
-    may_probe: bool = False  # who looks may look into processes of others
+    has_debugfs: bool = False  # its debugfs folder is readable
+    may_probe: bool = False  # the user may trace other processes
     kubelet_silence: str | None = (
-        None  # why the kubelet does not say which CPUs it gave out; "": it does; None: not asked
+        None  # why the kubelet does not report the CPUs it assigned; "": it does; None: not asked
     )
-    labels: Mapping[str, str] | None = None  # of the node; None: not known
+    labels: Mapping[str, str] | None = None  # of the node; None: unknown
 
 
 NO_VMS: Final = VMFacts()
 
 
 def vm_checks(facts: VMFacts, *, can_pin: bool) -> Iterator[Check]:
-    """Yield what concerns virtual machines; a node without any has little to say."""
+    """Yield the findings on virtual machines; few for a node without any."""
     if facts.has_kvm:
         yield _threads(facts)
     if facts.kubelet_silence is not None:

@@ -1,1 +1,1 @@
-"""The kubelet: its CPU and memory policies, its configuration, and the CPUs that it gave out. Nothing here writes to it."""
+"""The kubelet: its CPU and memory policies, its configuration, and the CPUs that it assigned. Read-only."""

@@ -1,8 +1,7 @@
-"""What the node's kubelet runs with, from its own `/configz`: its CPU policy, and the CPUs that it keeps for itself.
+"""Read the kubelet's effective configuration from its `/configz`: CPU policy and reserved CPUs.
 
-The agent asks once, at start, and only where the operator wants it. It asks the kubelet of this node, with the right
-`nodes/configz` alone: `nodes/proxy` would give every container of the node away. A kubelet that does not answer
-changes nothing.
+The agent asks once, at start, and only if the operator enables it. It needs the right `nodes/configz` alone:
+`nodes/proxy` would give access to every container of the node. If the kubelet does not answer, the defaults stay.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class KubeletConfig(NamedTuple):
-    """How the kubelet uses CPUs: its policy, what it reserves, and whether it binds memory too."""
+    """The kubelet's CPU policy, its reserved CPUs, and whether it binds memory."""
 
     policy: KubeletPolicy
     reserved: CPUSet  # empty: none
@@ -70,7 +69,7 @@ class _Document(msgspec.Struct):
 
 
 def read_configz(document: bytes, topology: Topology) -> KubeletConfig:
-    """Return what a configz document says about a machine; raise Refused for what cannot be understood."""
+    """Parse a configz document for a machine; raise Refused if it is invalid."""
     try:
         config = msgspec.json.decode(document, type=_Document).kubeletconfig
         memory_policy = policy_of(config.memory_manager_policy)
@@ -82,7 +81,7 @@ def read_configz(document: bytes, topology: Topology) -> KubeletConfig:
 
 
 def _reserved(config: _Config, topology: Topology) -> CPUSet:
-    """Return the CPUs that are named, else whole cores for the amounts, the lowest CPUs first."""
+    """Return the reserved CPUs by number; otherwise whole cores for the reserved amounts, lowest CPUs first."""
     if config.reserved_system_cpus:
         return CPUSet.parse(config.reserved_system_cpus)
     amounts = (config.kube_reserved or {}, config.system_reserved or {})
@@ -91,14 +90,16 @@ def _reserved(config: _Config, topology: Topology) -> CPUSet:
     for cpus in sorted((core.cpus for core in topology.cores), key=CPUSet.lowest):
         if missing <= 0:
             break
-        usable = (cpus & topology.online) - topology.isolated  # the kubelet itself runs on no isolated CPU
+        usable = (
+            cpus & topology.online
+        ) - topology.isolated  # the kubelet itself does not run on isolated CPUs
         missing -= len(usable)
         taken += [cpus] if usable else []
     return union(taken) if taken else EMPTY
 
 
 def adopt(config: NodeConfig, kubelet: KubeletConfig, topology: Topology, universe: CPUSet) -> NodeConfig:
-    """Reserve what the kubelet does where the operator named nothing; a set that leaves no CPU is not taken."""
+    """Adopt the kubelet's reserved CPUs if the operator configured none, unless they leave no CPU."""
     adopted = config
     if config.reserved is None and kubelet.reserved:
         adopted = replace(config, reserved=kubelet.reserved, reserve_source=ReserveSource.KUBELET)
@@ -124,7 +125,7 @@ async def ask_kubelet(
     transport: httpx.AsyncBaseTransport | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> KubeletConfig | None:
-    """Return what the kubelet at `access` says; None, with the remedy in the log, when it says nothing."""
+    """Return the configuration of the kubelet at `access`; None, with the remedy in the log, if it does not answer."""
     try:
         api = Api(access, USER_AGENT, transport)
     except APIError as error:  # no CA

@@ -1,4 +1,7 @@
-"""Which CPUs containers have where the kubelet allocates them (interface `ObservedCPUs`): as it says, else as they are confined."""
+"""CPUs of containers on nodes where the kubelet allocates them (interface `ObservedCPUs`).
+
+The kubelet's answer counts; for containers that it does not report, their cpuset.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Kubelet(Protocol):
-    """Says which CPUs it gave out."""
+    """Reports the CPUs that the kubelet assigned."""
 
     async def exclusive(self) -> Mapping[str, CPUSet] | None:
-        """Return each container's own CPUs by namespace/pod/container, empty sets too; None: it does not say."""
+        """Return each container's own CPUs by namespace/pod/container, empty sets included; None if unavailable."""
         ...
 
 
@@ -28,12 +31,12 @@ class Records(Protocol):
     """CPUs in the runtime's record of containers."""
 
     async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
-        """Return the cpusets that the runtime has in its records; what it cannot say is left out."""
+        """Return the recorded cpusets by container id; containers without a record are left out."""
         ...
 
 
 class KubeletAssignments:
-    """Remembers what the kubelet said of a container as long as that lives: it does not change, and it may be away."""
+    """Caches the kubelet's answer for a container's lifetime: it does not change, and the kubelet may be unavailable."""
 
     def __init__(self, kubelet: Kubelet, records: Records) -> None:
         self._kubelet = kubelet
@@ -41,7 +44,7 @@ class KubeletAssignments:
         self._told: dict[str, CPUSet] = {}  # by container id
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
-        """Return what live containers have, given each with its cgroup's cpuset, which those in VMs have none of."""
+        """Return the CPUs of live containers, given each one's cpuset; containers in VMs have none."""
         live = [(seen, cpus) for seen, cpus in containers if seen.state is not State.EXITED]
         self._remember([seen for seen, _ in live], await self._kubelet.exclusive() or {})
         unread = [seen.id for seen, _ in live if seen.in_vm and not self._told.get(seen.id)]
@@ -55,7 +58,7 @@ class KubeletAssignments:
         return {owner: found for owner, found in held.items() if found.cpus}
 
     def _remember(self, live: list[RuntimeContainer], told: Mapping[str, CPUSet]) -> None:
-        """Take over the kubelet's word, but not of a name that two pods have: one was deleted by force and still runs."""
+        """Store the kubelet's answer, except for a name of two pods: one was force-deleted and still runs."""
         pods = Counter((namespace, pod) for namespace, pod, _ in {_pod(seen) for seen in live})
         known = {
             seen.id: (told if pods[_pod(seen)[:2]] == 1 else {}).get(seen.full_name, self._told.get(seen.id))
@@ -69,7 +72,7 @@ def _pod(container: RuntimeContainer) -> tuple[str, str, str]:
 
 
 def _held(told: CPUSet | None, confined: CPUSet) -> HeldCPUs:
-    """Return a container's own CPUs, else those that it is confined to."""
+    """Return a container's own CPUs, otherwise its cpuset."""
     if told:
         return HeldCPUs(told, is_exclusive=True)
     return HeldCPUs(confined, is_exclusive=None if told is None else False)

@@ -1,7 +1,8 @@
-"""CPUs that the kubelet's static policy gave to containers, from its PodResources API: a unix socket in its root folder.
+"""Client of the kubelet's PodResources API: the CPUs that its static policy assigned to containers.
 
-It lists the containers of pods that have not ended, without ordinary init containers; a container without exclusive CPUs
-is listed with none. It names containers by namespace, pod and name, since its API has no uids.
+The API is a unix socket in the kubelet's root folder. It lists the containers of pods that have not ended, without
+ordinary init containers; a container without exclusive CPUs is listed with none. It names containers by namespace, pod
+and name, because it has no uids.
 """
 
 from __future__ import annotations
@@ -21,26 +22,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVICE: Final = "v1.PodResourcesLister"
-_PODS: Final = 1  # the number of the field
+_PODS: Final = 1  # field number
 SOCKET: Final = "pod-resources/kubelet.sock"  # in the kubelet's root folder
 
 logger = logging.getLogger(__name__)
 
 
 def socket_beside(state: Path) -> Path:
-    """Return the kubelet's socket, from where its `cpu_manager_state` is."""
+    """Return the kubelet's socket, which is in the folder of its `cpu_manager_state`."""
     return state.parent / SOCKET
 
 
 class PodResources:
-    """The kubelet behind one socket. It may be away at any time; the log says so once."""
+    """The kubelet behind one socket. An outage is logged once."""
 
     def __init__(self, socket: Path, timeout_seconds: float = 2.0) -> None:
         self._calls = Calls(socket, SERVICE, timeout_seconds)
         self._is_silent = False
 
     async def exclusive(self) -> Mapping[str, CPUSet] | None:
-        """Return each container's own CPUs by namespace/pod/container, empty sets too; None while the kubelet does not answer."""
+        """Return each container's own CPUs by namespace/pod/container, empty sets included.
+
+        None if the kubelet is unavailable.
+        """
         try:
             exclusive = await self.ask()
         except AgentError as error:
@@ -53,7 +57,10 @@ class PodResources:
         return exclusive
 
     async def ask(self) -> Mapping[str, CPUSet]:
-        """Return the same; raise Unavailable or Refused. Devices make a list long: one pod of it is in memory."""
+        """Return the same; raise Unavailable or Refused.
+
+        Pods are decoded one at a time, because devices make the list long.
+        """
         found: list[tuple[str, CPUSet]] = []
         try:
             async with self._calls.reading("List", ListPodResourcesRequest()) as fields:
@@ -66,7 +73,7 @@ class PodResources:
 
 
 def agreed(named: Iterable[tuple[str, CPUSet]]) -> dict[str, CPUSet]:
-    """Return CPUs by name, without names that two pods have with different CPUs, as while one follows the other."""
+    """Return CPUs by name, without names that two pods have with different CPUs, as during a replacement."""
     found: dict[str, CPUSet] = {}
     doubtful: set[str] = set()
     for name, cpus in named:
@@ -76,7 +83,7 @@ def agreed(named: Iterable[tuple[str, CPUSet]]) -> dict[str, CPUSet]:
 
 
 def own_cpus(pod: Pod) -> Iterator[tuple[str, CPUSet]]:
-    """Yield names and CPUs, or raise BadCPUList; containers without own CPUs share the rest of their pod's, where no other pod runs."""
+    """Yield names and CPUs, or raise BadCPUList; containers without own CPUs get the rest of a pod-level allocation."""
     own = {container.name: _cpus(container.cpu_ids) for container in pod.containers}
     rest = _cpus(pod.cpu_ids) - union(own.values())
     for name, cpus in own.items():
@@ -84,6 +91,6 @@ def own_cpus(pod: Pod) -> Iterator[tuple[str, CPUSet]]:
 
 
 def _cpus(ids: Sequence[int]) -> CPUSet:
-    if len(ids) > MAX_CPU + 1:  # before they are looked at one by one
+    if len(ids) > MAX_CPU + 1:  # checked before the ids are decoded
         raise BadCPUList(f"{len(ids)} CPUs of one container, more than a machine has")
     return CPUSet(ids)

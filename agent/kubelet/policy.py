@@ -18,12 +18,12 @@ MEMORY_STATE: Final = "memory_manager_state"
 
 
 def read_kubelet_policy(state: Path) -> KubeletPolicy:
-    """Return the policy that a `cpu_manager_state` file names; absent, damaged or odd ones are UNKNOWN."""
+    """Return the policy in a `cpu_manager_state` file; UNKNOWN if it is absent, damaged or of an unknown form."""
     return _named(state)
 
 
 def read_memory_policy(state: Path) -> KubeletPolicy:
-    """Return the policy of the kubelet's Memory Manager, from the file beside its `cpu_manager_state`."""
+    """Return the Memory Manager's policy, from the file beside `cpu_manager_state`."""
     return _named(state.with_name(MEMORY_STATE))
 
 
@@ -37,6 +37,6 @@ def _named(state: Path) -> KubeletPolicy:
 
 
 def policy_of(name: object) -> KubeletPolicy:
-    """Return the policy of a name; the Memory Manager writes its with a capital."""
+    """Parse a policy's name; the Memory Manager capitalizes it."""
     words = {"none": KubeletPolicy.NONE, "static": KubeletPolicy.STATIC}
     return words.get(name.lower(), KubeletPolicy.UNKNOWN) if isinstance(name, str) else KubeletPolicy.UNKNOWN

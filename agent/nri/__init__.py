@@ -1,4 +1,4 @@
-"""NRI, the runtime's interface for plugins: what is decided of a container becomes part of it before it starts.
+"""NRI, the runtime's plugin interface: changes to a container before it is created.
 
-`wire/` speaks the protocol and knows nothing of corepin.
+`wire/` implements the protocol and knows nothing of corepin.
 """

@@ -1,6 +1,6 @@
-"""Pins new containers over NRI, and those that NRI misses by their cgroups (interface `ContainerWatch`).
+"""Pin new containers over NRI, and those that NRI misses by their cgroups (interface `ContainerWatch`).
 
-A container that was created over NRI is pinned again at its cgroup's creation only if a pass has reassigned its CPUs.
+A container created over NRI is pinned again at its cgroup's creation only if a pass has reassigned its CPUs.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
     from pinning.planning.start_table import StartTable
 
-# An answer needs the interpreter several times, and a pass would keep it 5 ms each; with 0.1 ms passes are no slower.
+# Seconds. An answer takes the interpreter's lock several times, and a pass would hold it for 5 ms each; with 0.1 ms
+# passes are no slower.
 SWITCH_SECONDS: Final = 0.0001
 
 SEARCH_SECONDS: Final = 3600.0  # between two searches for large environments
-AGAIN_SECONDS: Final = 30.0  # when the runtime could not be asked
+AGAIN_SECONDS: Final = 30.0  # after the runtime was out of reach
 
 logger = logging.getLogger(__name__)
 
 
 class Owners(Protocol):
-    """Who knows whose container has which id."""
+    """Looks up a container's owner by id."""
 
     async def owner(self, container_id: str) -> Owner:
-        """Return whose container this is; raise AgentError."""
+        """Return a container's owner; raise AgentError."""
         ...
 
 
 class BirthOwners:
-    """Knows whose the containers are that NRI made, without asking the runtime."""
+    """Looks up owners among the containers created over NRI, without asking the runtime."""
 
     def __init__(self, plugin: Plugin, others: Owners) -> None:
         self._plugin = plugin
         self._others = others
 
     async def owner(self, container_id: str) -> Owner:
-        """Return whose container this is; raise AgentError."""
+        """Return a container's owner; raise AgentError."""
         started = self._plugin.started.get(container_id)
         return started.owner if started else await self._others.owner(container_id)
 
@@ -64,18 +65,18 @@ class EnvironmentSearch:
         self.largest: tuple[LargeEnvironment, ...] | None = None
         self._find = find
         self._changed = changed
-        self._next = 0.0  # in the loop's time
+        self._next = 0.0  # on the loop's clock
         self._task: asyncio.Task[None] | None = None
 
     def follow(self, *, is_needed: bool) -> None:
-        """Begin to search when that is needed, and end it when it is no longer."""
+        """Start the search if it is needed, and stop it otherwise."""
         if is_needed and self._task is None and self._find:
             self._task = asyncio.create_task(self._search(self._find))
         elif not is_needed:
             self.stop()
 
     def stop(self) -> None:
-        """End the search."""
+        """Stop the search."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -92,9 +93,9 @@ class EnvironmentSearch:
 
 
 class NriContainerWatch:
-    """Answers the runtime by a plugin, as soon as there is a table to answer by; `cgroups` watches what is left.
+    """Answers the runtime by an NRI plugin, as soon as there is a table.
 
-    `find_large` returns the containers with the largest environments.
+    `cgroups` watches for containers that NRI misses. `find_large` returns the containers with the largest environments.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class NriContainerWatch:
         self._search = EnvironmentSearch(find_large, self._found_large)
         self._coming: dict[
             str, NewContainer
-        ] = {}  # pinned over NRI, with a cgroup, and not yet observed by a pass
+        ] = {}  # pinned over NRI, with a cgroup, not yet observed by a pass
 
     @property
     def holds(self) -> bool:
@@ -120,22 +121,22 @@ class NriContainerWatch:
 
     @property
     def reason(self) -> str:
-        """Say why the runtime does not ask."""
+        """Return why the runtime does not ask."""
         return "" if self.holds else str(self.listing_fault or self._client.status.reason)
 
     @property
     def listing_fault(self) -> ListingFault | None:
-        """Return why the runtime lets no plugin in, if its list of containers is the cause."""
+        """Return why the runtime accepts no plugin, if its list of containers is the cause."""
         status = self._client.status
         return ListingFault(status.reason, self._search.largest) if status.is_not_listed else None
 
     @property
     def other_plugins(self) -> tuple[str, ...]:
-        """Return the plugins that were seen to set cpusets too."""
+        """Return the other plugins that were seen to set cpusets."""
         return tuple(sorted(self._plugin.other_plugins))
 
     def publish(self, table: StartTable | None) -> None:
-        """Answer by this table from now on; what older ones gave away is put right before it starts."""
+        """Answer by this table from now on; containers created by an older table are corrected before they start."""
         self._plugin.table = table
         for container_id in tuple(self._plugin.unsettled):
             self._plugin.unsettled.discard(container_id)
@@ -155,16 +156,16 @@ class NriContainerWatch:
             self._client.start()
 
     def started(self, container_id: str) -> CPUSet | None:
-        """Return the CPUs that a container was made with."""
+        """Return the CPUs that a container was created with."""
         started = self._plugin.started.get(container_id)
         return started.cpus if started else None
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch the cgroups too: a container may be missed, or its CPUs given away. Raises Refused."""
+        """Watch the cgroups too, because NRI may miss a container, or its CPUs may be reassigned. Raises Refused."""
         self._cgroups.follow(cgroups)
 
     async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
-        """Tell of containers that are not made right, and of every begin and end of the connection, until cancelled."""
+        """Call `created` with containers that lack their CPUs, `changed` at each change of the connection."""
         self._loop, self._created, self._changed = asyncio.get_running_loop(), created, changed
         try:
             await self._cgroups.watch(self._cgroup_made, changed)
@@ -189,7 +190,7 @@ class NriContainerWatch:
         self._changed()
 
     def _status_changed(self, status: Status) -> None:
-        """Tell the event loop; called in the thread of the connection."""
+        """Notify the event loop; called in the connection's thread."""
         self._plugin.validates = status.validates
         if self._was_connected and not status.is_connected:
             self._plugin.doubt_last_answer()

@@ -1,8 +1,8 @@
-"""Decide whether the runtime may create a container: not one that was promised CPUs and was given none.
+"""Refuse the creation of containers that were promised CPUs and got none.
 
-While the agent is away, or does not answer in time, a runtime creates containers without the CPUs that the agent would
-have given them. The guard is another program with a connection of its own: it is shown what all plugins made of a
-container, and has the last word. It looks at pods that bear the webhook's mark and at no other ones.
+While the agent is down, or too slow, a runtime creates containers without the agent's CPUs. The guard is a separate
+program with its own NRI connection: it validates the result of all plugins. It checks only pods with the webhook's
+mark.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class Guard:
-    """What the guard answers to the runtime.
+    """NRI handlers of the guard.
 
-    `exempt` are the namespaces of pods that must always start; `observes` says whether the agent gives no CPUs on
-    this node, and is asked only before a container is held back.
+    `exempt` are the namespaces of pods that must always start; `observes` returns whether the agent assigns no CPUs on
+    this node, and is called only before a refusal.
     """
 
     def __init__(self, exempt: frozenset[str], observes: Callable[[], bool]) -> None:
@@ -45,11 +45,11 @@ class Guard:
         self._observes = observes
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
-        """Return why a container may not be created; nothing when it may."""
+        """Return why a container may not be created; empty if it may."""
         pod, name = request.pod, request.container.name
         if pod.annotations.get(GUARDED) != GUARDED_VALUE or pod.namespace in self._exempt:
             return ""
-        if is_vm_handler(pod.runtime_handler):  # the agent gives it CPUs once it runs
+        if is_vm_handler(pod.runtime_handler):  # the agent sets its CPUs once it runs
             return ""
         lack = lack_of_cpus(request)
         if not lack or self._observes():
@@ -59,7 +59,7 @@ class Guard:
         return f"container {name} was promised CPUs of its own, but {lack}"
 
     def configure(self, request: pb.ConfigureRequest) -> None:
-        """Need nothing of the runtime's configuration."""
+        """Ignore the runtime's configuration."""
 
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
@@ -78,11 +78,11 @@ class Guard:
         return pb.UpdateContainerResponse()
 
     def event(self, event: int, pod: Any, container: Any) -> None:
-        """Take no notice."""
+        """Ignore the event."""
 
 
 def lack_of_cpus(request: pb.ValidateContainerAdjustmentRequest) -> str:
-    """Return why a container has no CPUs of the agent's, and what to do; nothing when it has some."""
+    """Return why a container has no CPUs from the agent, with the remedy; empty if it has some."""
     owners = request.owners.owners.get(request.container.id)
     owner = owners.simple.get(CPUSET_CPUS, "") if owners else ""
     if owner == str(AGENT) and request.adjust.linux.resources.cpu.cpus:

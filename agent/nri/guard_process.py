@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from agent.nri.guard import Guard
     from agent.nri.wire import Status
 
-ASKING: Final = 16  # connections that are answered at once; others wait
+ASKING: Final = 16  # requests answered concurrently; others wait
 ASKING_SECONDS: Final = 2.0
-HEAD_LIMIT: Final = 8192  # bytes of a request that are looked at
+HEAD_LIMIT: Final = 8192  # bytes read of a request
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +50,18 @@ def run(socket_path: Path, guard: Guard, listen: tuple[str, int] | None) -> None
 
 
 def obstacle(status: Status) -> str:
-    """Return why nothing is guarded; nothing while it is."""
+    """Return why the guard is not active; empty if it is."""
     return "" if status.is_connected and status.validates else status.reason or "not connected yet"
 
 
 class Changes:
-    """Logs when the guard begins to guard, and why it does not."""
+    """Logs when the guard becomes active, and why it is not."""
 
     def __init__(self) -> None:
         self._told: str | None = None
 
     def tell(self, status: Status) -> None:
-        """Log what a status says, unless it was the last thing that was logged."""
+        """Log a status unless it equals the last one logged."""
         problem = obstacle(status)
         if problem == self._told:
             return
@@ -73,7 +73,7 @@ class Changes:
 
 
 class Health(socketserver.ThreadingTCPServer):
-    """Answers the kubelet's probes: /healthz, and /readyz with the reason why nothing is guarded."""
+    """Answers the kubelet's probes: /healthz, and /readyz with the reason why the guard is not active."""
 
     daemon_threads = True
     block_on_close = False
@@ -93,19 +93,19 @@ class Health(socketserver.ThreadingTCPServer):
         super().__init__((address, port), _Asked)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, unless so many are asking that this one has to wait."""
+        """Answer in a new thread; above the limit wait for another one to end."""
         self._slots.acquire()
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room for the next one."""
+        """Answer, then release the slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Forget a caller that was slow or garbled."""
+        """Ignore errors of slow or invalid clients."""
 
     def answer(self, path: str) -> tuple[HTTPStatus, str]:
         """Return the answer to one path."""
@@ -118,7 +118,7 @@ class Health(socketserver.ThreadingTCPServer):
 
 
 class _Asked(socketserver.BaseRequestHandler):
-    """One request of HTTP."""
+    """One HTTP request."""
 
     server: Health
 

@@ -1,8 +1,8 @@
-"""Answers the runtime when it makes or changes a container, by the newest table of a pass.
+"""NRI handlers: answer the runtime by the latest start table when it creates or updates a container.
 
-It is called in the thread of the connection, while passes and their disk run in the event loop. The runtime waits for
-two seconds at most, so there is no lock here, no file, no network and no log: a table is read by reference. Only the
-threads of a container that may run on more than it owns are looked up and put on its own CPUs before it starts.
+They run in the connection's thread, while passes and their disk writes run in the event loop. The runtime waits two
+seconds at most, so there is no lock here, no file, no network and no log: the table is replaced by reference. Only for
+containers that may run on more CPUs than they own are threads looked up, and put on the owned CPUs before the start.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from pinning.planning.start_table import Start, StartTable
 
 NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
-KEPT_SECONDS: Final = 60.0  # what no listing has shown by then was never made
+KEPT_SECONDS: Final = 60.0  # a container that no listing has shown by then was never created
 UNNAMED: Final = "unnamed"  # if two plugins set one cpuset, the creation fails and the error names neither
 _SOURCE: Final = "kubernetes.io/config.source"  # written by the kubelet; not "api": a static pod
 _ASKS: Final = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 
 
 class StartedContainer(NamedTuple):
-    """With which CPUs a container was made."""
+    """The CPUs with which a container was created."""
 
     owner: Owner
     cpus: CPUSet
@@ -46,10 +46,11 @@ class StartedContainer(NamedTuple):
 
 
 class Plugin:
-    """The handlers of `agent.nri.wire`. `in_vm` says by the name of a runtime handler that it starts virtual machines.
+    """The handlers of `agent.nri.wire`.
 
-    `put` lets all threads of a process run on some CPUs alone; False: it starts threads faster than they are moved. The event loop puts a new table in, and reads the rest;
-    only the thread of the connection changes that.
+    `in_vm` returns whether a runtime handler starts virtual machines. `put` sets the affinity of all threads of a
+    process; False: threads start faster than they are moved. The event loop replaces the table and reads the other
+    members; only the connection's thread changes them.
     """
 
     def __init__(
@@ -58,23 +59,23 @@ class Plugin:
         clock: Callable[[], float] = monotonic,
         put: Callable[[int, CPUSet], bool] = lambda *_: True,
     ) -> None:
-        self.table: StartTable | None = None  # None: nothing is touched
-        self.started: dict[str, StartedContainer] = {}  # by container id, as long as the runtime has it
-        self.validates = False  # whether the runtime asks about every creation once more, after all plugins
+        self.table: StartTable | None = None  # None: leave every container unchanged
+        self.started: dict[str, StartedContainer] = {}  # by container id, until the runtime removes it
+        self.validates = False  # whether the runtime validates every creation with plugins
         self.other_plugins: frozenset[str] = frozenset()  # that were seen to set cpusets
         self._in_vm = in_vm
         self._clock = clock
         self._put = put
         self.unsettled: set[str] = (
             set()
-        )  # containers with threads that outran the move, until a pass moves them
-        self._unseen: dict[str, StartedContainer] = {}  # those of older tables that no pass has seen yet
-        self._judged: StartTable | None = None  # the table by which they are in the way
+        )  # with threads that started faster than they were moved, until a pass moves them
+        self._unseen: dict[str, StartedContainer] = {}  # created by older tables and not seen by a pass yet
+        self._judged: StartTable | None = None  # the table for which `_unseen` was checked
         self._in_the_way = EMPTY
-        self._answered = ""  # the newest container of which nothing says yet that the answer was taken
+        self._answered = ""  # the newest container whose answer the runtime has not confirmed yet
 
     def configure(self, request: pb.ConfigureRequest) -> None:
-        """Take no configuration from the runtime."""
+        """Ignore the runtime's configuration."""
 
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
@@ -87,7 +88,7 @@ class Plugin:
         return ()
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
-        """Give a new container its CPUs and their names; raise Reject when it may not start yet."""
+        """Return a new container's CPUs and variables; raise Reject if it may not start yet."""
         answer = pb.CreateContainerResponse()
         table = self.table
         if table is None:
@@ -97,7 +98,7 @@ class Plugin:
         start = table.start(owner, claims=asks, namespace=pod.namespace, busy=self._busy(table))
         if isinstance(start, str):
             raise Reject(start)
-        if self._in_vm(pod.runtime_handler):  # its cpuset is in the guest, and comes over CRI
+        if self._in_vm(pod.runtime_handler):  # its cpuset is in the guest and is sent over CRI
             return answer
         self._note_unmade()
         self._answered = container.id
@@ -110,7 +111,7 @@ class Plugin:
     def update_container(
         self, pod: pb.PodSandbox, container: pb.Container, resources: pb.LinuxResources
     ) -> pb.UpdateContainerResponse:
-        """Keep a container on its CPUs, whatever else is changed of it; in a conflict it is left alone."""
+        """Keep a container on its CPUs during any update; leave it alone in a conflict."""
         answer = pb.UpdateContainerResponse()
         table = self.table
         if table is None or self._in_vm(pod.runtime_handler):
@@ -124,13 +125,16 @@ class Plugin:
         return answer
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
-        """Let everything pass, and note who else sets cpusets; that it is asked at all holds back what it misses."""
+        """Admit everything, and record other plugins that set cpusets.
+
+        Being a validator makes the runtime refuse containers while the plugin does not answer.
+        """
         self._answered = ""
-        if self.table is None:  # others may set them here
+        if self.table is None:  # while the agent sets no CPUs, others may
             self.other_plugins = frozenset()
             return ""
         connected = {f"{plugin.index}-{plugin.name}" for plugin in request.plugins}
-        self.other_plugins &= connected  # who has left sets nothing any more
+        self.other_plugins &= connected  # plugins that disconnected set no CPUs
         owners = request.owners.owners.get(request.container.id)
         other = owners.simple.get(CPUSET_CPUS, "") if owners else ""
         if other and other != str(NAME):
@@ -138,7 +142,7 @@ class Plugin:
         return ""
 
     def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
-        """Forget a container that is removed; one that stops may start again on its CPUs."""
+        """Forget a removed container; a stopped one may start again on its CPUs."""
         if event == Event.REMOVE_CONTAINER:
             self._forget(container.id)
         elif event == Event.START_CONTAINER:
@@ -147,10 +151,9 @@ class Plugin:
             self._put_home(pod, container)
 
     def _put_home(self, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
-        """Put the first process of a container that may run on more than it owns on its own CPUs.
+        """Move the first process of a container that may run on more CPUs than it owns to its own CPUs.
 
-        What it starts inherits that. The runtime itself sets its mask when it makes the container, so this is not
-        to be done earlier.
+        Its children inherit the affinity. The runtime sets the mask at creation, so this cannot happen earlier.
         """
         table = self.table
         if table is not None and container.pid and not self._in_vm(pod.runtime_handler):
@@ -159,9 +162,9 @@ class Plugin:
                 self.unsettled.add(container.id)
 
     def doubt_last_answer(self) -> None:
-        """Forget the container that was answered last, if nothing says that the runtime took the answer.
+        """Discard the last answer unless the runtime confirmed it.
 
-        A runtime ends the connection with a plugin that is late, and makes the container without it.
+        A runtime disconnects a plugin that is too slow, and creates the container without its answer.
         """
         table = self.table
         if table is None or self._answered not in table.seen:
@@ -175,7 +178,7 @@ class Plugin:
             self._judged = None
 
     def _note_unmade(self) -> None:
-        """Note that the last creation went wrong behind this answer, which only another plugin's answer can do."""
+        """Record that the last creation failed after this answer, which only another plugin's answer can cause."""
         if self.validates and self._answered:
             self.other_plugins |= {UNNAMED}
 
@@ -198,7 +201,10 @@ class Plugin:
 
 
 def _asks(pod: pb.PodSandbox) -> bool:
-    """Say whether a sandbox asks for CPUs; a static pod, which the API shows when it runs, counts as asking for none."""
+    """Return whether a sandbox requests CPUs.
+
+    A static pod, unknown to the API before it runs, counts as requesting none.
+    """
     if pod.annotations.get(_SOURCE, "api") != "api":
         return False
     is_vm = pod.labels.get(KUBEVIRT_LABEL) == VIRT_LAUNCHER

@@ -1,4 +1,4 @@
-"""What disturbs exclusive CPUs, counted: interrupts, softirqs, kernel threads, other processes, run-queue waits.
+"""Counters of noise on exclusive CPUs: interrupts, softirqs, kernel threads, other processes, run-queue waits.
 
-Reads counters of the kernel and changes nothing. What the counters mean for an operator is in `agent/doctor/noise.py`.
+Read-only. `agent/doctor/noise.py` explains them to operators.
 """

@@ -1,7 +1,7 @@
-"""Counters of the kernel by CPU: interrupts and softirqs. Pure: the texts of /proc are given.
+"""Parse the kernel's per-CPU counters of interrupts and softirqs. Pure.
 
-`/proc/interrupts` and `/proc/softirqs` have one form (Documentation/filesystems/proc.rst): a head with the online
-CPUs, then a row for each source with a count for each of them. Some rows of the first (ERR, MIS) have one count alone.
+`/proc/interrupts` and `/proc/softirqs` share one format (Documentation/filesystems/proc.rst): a header with the online
+CPUs, then a row for each source with a count per CPU. Some rows of the first (ERR, MIS) have one count only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MOST_ROWS: Final = 20_000  # a machine with 256 CPUs and several hundred queues 
 
 
 class Garbled(ValueError):
-    """The text is no table of counters; the message says what was found."""
+    """The text is no table of counters; the message has the defect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How often one source interrupted some CPUs."""
+    """The count of one source on a set of CPUs."""
 
     name: str  # "25" of a device's interrupt, "LOC" or "TIMER" of the kernel's own
     text: str  # chip, hardware number and actions: "PCI-MSI 524288-edge eth1-rx-0"
@@ -31,17 +31,17 @@ class Row:
 
     @property
     def is_device(self) -> bool:
-        """Whether a device raises this interrupt; the kernel's own have names instead of numbers."""
+        """Return whether a device raises this interrupt; the kernel's own have names instead of numbers."""
         return self.name.isdigit()
 
     @property
     def key(self) -> tuple[str, str]:
-        """The identity of the source: the number of an interrupt that was freed is used again."""
+        """The identity of the source: a freed interrupt number may be reused."""
         return self.name, self.text
 
 
 def rows(text: str, cpus: CPUSet) -> tuple[Row, ...]:
-    """Return the counts on some CPUs, added up for each source; raise Garbled for a text without a head of CPUs."""
+    """Return the counts on a set of CPUs, summed per source; raise Garbled for a text without a header of CPUs."""
     head, _, body = text.partition("\n")
     columns = head.split()
     if not columns or not all(name.startswith("CPU") and name[3:].isdigit() for name in columns):
@@ -62,7 +62,7 @@ def _rows(lines: Iterable[str], columns: int, wanted: list[int]) -> Iterator[Row
 
 
 def growth(before: Iterable[Row], after: Iterable[Row]) -> tuple[Row, ...]:
-    """Return by how much each source has grown, most first; a source that is new has grown from 0."""
+    """Return the growth of each source, largest first; a new source has grown from 0."""
     earlier = {row.key: row.count for row in before}
     grown = (Row(row.name, row.text, row.count - earlier.get(row.key, 0)) for row in after)
     return tuple(sorted((row for row in grown if row.count > 0), key=lambda row: (-row.count, row.key)))

@@ -1,7 +1,7 @@
-"""Counters of the kernel for each CPU, and by how much they grew between two readings.
+"""Per-CPU counters of the kernel and their growth between two readings.
 
-The tables are large: with 4,000 interrupts on 256 CPUs `/proc/interrupts` has 11 MB. A row that did not change costs
-one comparison, and only changed rows are parsed. A count that cannot be known is a reason (text), never 0.
+The tables are large: with 4,000 interrupts on 256 CPUs `/proc/interrupts` has 11 MB. An unchanged row costs one
+comparison; only changed rows are parsed. An unknown count is a reason (text), never 0.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
 
 MOST_BYTES: Final = 2**24  # 5,900 interrupts on 256 CPUs
-_ROWS_AT_ONCE: Final = 64  # between two times at which the event loop may go on
+_ROWS_AT_ONCE: Final = 64  # rows between two yields to the event loop
 _WRAP: Final = 2**32  # counts of interrupts and softirqs are unsigned int
 _CHUNK: Final = 2**20
 _SLICES: Final = 9  # field of a cpuN line in /proc/schedstat: how many timeslices ran
 
-Count: TypeAlias = int | str  # by how much it grew, or why that is not known
+Count: TypeAlias = int | str  # growth, or why it is unknown
 
 
 class Table(NamedTuple):
     """Rows of /proc/interrupts or /proc/softirqs."""
 
     columns: tuple[bytes, ...]  # CPU0, CPU1, ...: offline CPUs have none
-    rows: Mapping[bytes, bytes]  # by name: what follows it
+    rows: Mapping[bytes, bytes]  # row text by name
 
 
 Reading: TypeAlias = Table | str  # or why it cannot be used
@@ -37,13 +37,13 @@ Slices: TypeAlias = dict[int, int] | str
 
 
 def read_table(file: Path, *, devices: bool = False) -> Reading:
-    """Return the rows of a file; with `devices` those of devices alone, whose names are numbers."""
+    """Read the rows of a file; with `devices` only the rows of devices, whose names are numbers."""
     text = _read(file)
     return text if isinstance(text, str) else parse_table(text, file, devices=devices)
 
 
 def parse_table(text: bytes, file: Path, *, devices: bool = False) -> Reading:
-    """Return the rows in the text of a file."""
+    """Parse the rows of a file."""
     if not text:
         return f"{file} is empty, because the container runtime masks it"
     head, *lines = text.split(b"\n")
@@ -56,9 +56,9 @@ def parse_table(text: bytes, file: Path, *, devices: bool = False) -> Reading:
 
 
 def growth(before: Reading, after: Reading, cpus: CPUSet) -> dict[int, int] | str:
-    """Return how much more was counted on each CPU; CPUs that were offline at one of the readings are missing.
+    """Return the growth on each CPU; CPUs offline at one reading are missing.
 
-    It is not known when a row disappeared or has another text: its last counts, or its first, were not seen.
+    The growth is unknown if a row disappeared or changed its text, because counts in between were not seen.
     """
     if isinstance(before, str):
         return before
@@ -78,7 +78,7 @@ def growth(before: Reading, after: Reading, cpus: CPUSet) -> dict[int, int] | st
 
 
 def read_slices(file: Path, cpus: CPUSet) -> Slices:
-    """Return how many timeslices each CPU has run, from /proc/schedstat; the idle task's do not count."""
+    """Return the number of timeslices each CPU has run, from /proc/schedstat; the idle task's do not count."""
     text = _read(file)
     if isinstance(text, str):
         return text
@@ -91,11 +91,11 @@ def read_slices(file: Path, cpus: CPUSet) -> Slices:
 
 
 class _NotKnown(Exception):
-    """The growth of a table is not known; the message says why."""
+    """The growth of a table is unknown; the message has the reason."""
 
 
 def _read(file: Path) -> bytes | str:
-    """Return a file's bytes; the reason why it cannot be read, or is too large."""
+    """Return a file's bytes, or the reason why it cannot be read or is too large."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -115,7 +115,7 @@ def _places(columns: tuple[bytes, ...]) -> dict[int, int]:
 
 
 def _changed(before: Table, after: Table) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield each row that changed: its name, what it said, and what it says."""
+    """Yield each changed row: name, old text, new text."""
     if before.rows.keys() - after.rows.keys():
         gone = min(before.rows.keys() - after.rows.keys())
         raise _NotKnown(f"interrupt {gone.decode('ascii', 'replace')} was freed in between")
@@ -152,7 +152,7 @@ def _counts(name: bytes, row: bytes, columns: tuple[bytes, ...]) -> list[bytes]:
 
 
 def _difference(name: bytes, before: bytes, after: bytes) -> int:
-    """Return the growth of one count, which starts again at 0 after 2^32."""
+    """Return the growth of one count, which wraps at 2^32."""
     if not (before.isdigit() and after.isdigit()):
         raise _NotKnown(f"row {name.decode('ascii', 'replace')} has a count that is no number")
     difference = (int(after) - int(before)) % _WRAP

@@ -1,4 +1,4 @@
-"""One measurement of what disturbs exclusive CPUs. Reads /proc only."""
+"""One measurement of noise on exclusive CPUs. Reads /proc only."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     from agent.quiet.owners import Times
     from pinning.machine.cpuset import CPUSet
 
-Table: TypeAlias = tuple[Row, ...] | str  # why it is not known
+Table: TypeAlias = tuple[Row, ...] | str  # or why it is unknown
 Result = TypeVar("Result")
 
 
 class Waited(NamedTuple):
-    """What the threads of one container lost to others while they were measured."""
+    """Time that one container's threads lost to others during the measurement."""
 
-    threads: int  # measured from the beginning to the end
-    of: int  # how many it had
-    seconds: float  # on run queues, all threads together
+    threads: int  # threads measured throughout
+    of: int  # threads it had
+    seconds: float  # run-queue wait, summed over threads
     involuntary_switches: int
-    entered: Counter[str]  # names of processes that were started in it from outside
+    entered: Counter[str]  # names of processes started in it from outside
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What was counted on exclusive CPUs."""
+    """Noise counted on exclusive CPUs."""
 
-    interrupts: Table  # of devices and of the kernel, most first
+    interrupts: Table  # of devices and of the kernel, most frequent first
     softirqs: Table
     waited: Mapping[str, Waited] = field(default_factory=dict)  # by namespace/pod/container
     managed: frozenset[str] = (
         frozenset()
-    )  # interrupts that no write moves, where the kernel shows that (Linux 6.12)
+    )  # interrupts whose affinity the kernel does not let anyone write, where it shows that (Linux 6.12)
 
 
 def measure(
     interrupts: Path, proc: Path, cpus: CPUSet, first_pids: Mapping[str, int], watch: Callable[[], Result]
 ) -> tuple[Noise, Result]:
-    """Count on some CPUs what happens while `watch` runs; return it with the result of `watch`.
+    """Count on a set of CPUs while `watch` runs; return the counts and the result of `watch`.
 
     `interrupts` is the host's /proc/interrupts: Kubernetes masks that of ordinary containers from 1.34 on.
     """
@@ -68,7 +68,7 @@ def measure(
 
 
 def _managed(proc: Path, numbers: Iterable[str]) -> frozenset[str]:
-    """Return the interrupts whose affinity the kernel lets no one write: one for each queue of a disk, and the timer."""
+    """Return the interrupts whose affinity is not writable: one for each queue of a disk, and the timer."""
     return frozenset(it for it in numbers if _is_read_only(proc / "irq" / it / "smp_affinity_list"))
 
 

@@ -1,4 +1,7 @@
-"""Counters of what disturbs exclusive CPUs. A container whose count is not known has no series, never one that stands still."""
+"""Metrics of noise on exclusive CPUs.
+
+A container with unknown counts has no series, because a constant one would look quiet.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,11 @@ class NoiseMetrics:
         self._shown: dict[str, set[tuple[str, str, str]]] = {name: set() for name in _TEXTS}
 
     def took(self, seconds: float) -> None:
-        """Count the CPU time of one round."""
+        """Add the CPU time of one round."""
         self._cost.inc(seconds)
 
     def show(self, noise: Mapping[Owner, ContainerNoise], names: Mapping[str, tuple[str, str]]) -> None:
-        """Add what one round counted; remove the series of containers of which it is not known."""
+        """Add the counts of one round; remove the series of containers with unknown counts."""
         for kind, counter in self._counters.items():
             counts = {
                 (*names[owner.pod_uid], owner.container): getattr(it, kind)

@@ -1,4 +1,4 @@
-"""Threads of containers that own CPUs: how long they waited for these, and which processes entered from outside.
+"""Threads of containers that own CPUs: their run-queue waits, and processes that entered from outside.
 
 Reads /proc only. A thread's run-queue wait is in nanoseconds (`schedstat`, Documentation/scheduler/sched-stats.rst).
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-_MOST_PARENTS: Final = 64  # between a process and the first one of its container
+_MOST_PARENTS: Final = 64  # between a process and its container's first one
 _ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
 
 
 class Times(NamedTuple):
-    """What one thread has lost to others since it started."""
+    """Time that one thread has lost to others since it started."""
 
     waited_ns: int
     involuntary_switches: int
@@ -30,21 +30,19 @@ class Times(NamedTuple):
 
 @dataclass
 class Owner:
-    """The threads of one container at one moment."""
+    """The threads of one container at one reading."""
 
     threads: list[Path] = field(default_factory=list)  # /proc/PID/task/TID
-    entered: Counter[str] = field(
-        default_factory=Counter
-    )  # names of processes that were started from outside
+    entered: Counter[str] = field(default_factory=Counter)  # names of processes started from outside
 
     @property
     def sample(self) -> Sequence[Path]:
-        """At most `MOST_THREADS` of its threads, evenly chosen."""
+        """Return at most `MOST_THREADS` of its threads, evenly chosen."""
         return sampled(self.threads)
 
 
 def find_owners(proc: Path, first_pids: Mapping[str, int]) -> dict[str, Owner]:
-    """Return the threads of containers, by their names, given their first processes; skip containers that ended."""
+    """Return the threads of containers by name, given their first processes; skip exited ones."""
     by_cgroup: dict[str, tuple[str, int]] = {}
     for name, pid in first_pids.items():
         with suppress(*_ENDED):
@@ -62,7 +60,7 @@ def find_owners(proc: Path, first_pids: Mapping[str, int]) -> dict[str, Owner]:
 
 
 def read_times(threads: Iterable[Path]) -> dict[Path, Times]:
-    """Return the times of the threads that are there, if the kernel counts them (CONFIG_SCHED_INFO)."""
+    """Return the times of the threads that still exist, if the kernel counts them (CONFIG_SCHED_INFO)."""
     times = {}
     for thread in threads:
         with suppress(*_ENDED):
@@ -74,7 +72,7 @@ def read_times(threads: Iterable[Path]) -> dict[Path, Times]:
 
 
 def _container(cgroup: str, by_cgroup: Mapping[str, tuple[str, int]]) -> tuple[str, int] | None:
-    """Return the container of a cgroup; crun puts its processes into cgroups below that of the container."""
+    """Return the container of a cgroup; crun puts its processes into a child of the container's cgroup."""
     while cgroup and cgroup != "/":
         if cgroup in by_cgroup:
             return by_cgroup[cgroup]
@@ -85,8 +83,8 @@ def _container(cgroup: str, by_cgroup: Mapping[str, tuple[str, int]]) -> tuple[s
 def _entered(proc: Path, pid: int, first: int) -> bool:
     """Return whether a process was started in its container from outside, as `kubectl exec` and probes do.
 
-    Its ancestors then do not lead to the container's first process. The init of its PID namespace adopts orphans, and
-    in the node's PID namespace the runtime's shim does, so that nothing is known of a process there.
+    Then the container's first process is not among its ancestors. The init of the container's PID namespace adopts
+    orphans; in the node's PID namespace the runtime's shim does, so there the answer is unknown.
     """
     if pid == first or len(_pids(proc, pid)) == 1:
         return False
@@ -101,7 +99,7 @@ def _entered(proc: Path, pid: int, first: int) -> bool:
 
 
 def _pids(proc: Path, pid: int) -> list[int]:
-    """Return the numbers of a process, from the reader's PID namespace to its own."""
+    """Return a process's pids, from the reader's PID namespace to its own."""
     status = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
     line = status.partition("\nNSpid:")[2].partition("\n")[0]
     return [int(number) for number in line.split()]

@@ -1,4 +1,4 @@
-"""One reading of all that is counted on exclusive CPUs, and what happened between two of them. `compare` is pure."""
+"""One reading of every noise counter on exclusive CPUs, and the difference of two. `compare` is pure."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Measured(NamedTuple):
     """A container with exclusive CPUs."""
 
     owner: Owner
-    cpus: CPUSet  # that it runs on
-    idle: CPUSet  # siblings that are kept idle for it
-    cgroup: str  # empty: not known
+    cpus: CPUSet  # its own CPUs
+    idle: CPUSet  # siblings kept idle for it
+    cgroup: str  # empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the counters are."""
+    """Paths of the counters."""
 
     proc: Path
     interrupts: Path  # the host's /proc/interrupts: Kubernetes masks that of ordinary containers from 1.34 on
-    tasks: Callable[[str], Sequence[int]]  # the tasks of a cgroup and of those below it
+    tasks: Callable[[str], Sequence[int]]  # tasks of a cgroup and its children
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was read at one moment."""
+    """One reading."""
 
     time: float
     measured: Mapping[Owner, Measured]
@@ -57,7 +57,7 @@ class Sample:
 def take_sample(
     places: Places, measured: Iterable[Measured], before: Sample | None, now: Callable[[], float]
 ) -> Sample:
-    """Read every counter; `before` is the last sample."""
+    """Read every counter; `before` is the previous sample."""
     by_owner = {it.owner: it for it in measured}
     cpus = union(it.cpus | it.idle for it in by_owner.values())
     return Sample(
@@ -82,7 +82,7 @@ def _threads(places: Places, container: Measured, before: Sample | None) -> Read
 
 
 def compare(before: Sample, after: Sample) -> dict[Owner, ContainerNoise]:
-    """Return what disturbed each container that had the same CPUs and the same cgroup at both readings."""
+    """Return the noise of each container with the same CPUs and cgroup at both readings."""
     same = [it for owner, it in after.measured.items() if before.measured.get(owner) == it]
     cpus = union(it.cpus | it.idle for it in same)
     counted = _Counted(
@@ -98,7 +98,7 @@ def compare(before: Sample, after: Sample) -> dict[Owner, ContainerNoise]:
 
 
 class _Counted(NamedTuple):
-    """What happened on each CPU."""
+    """Growth of the counters, by CPU."""
 
     interrupts: dict[int, int] | str
     softirqs: dict[int, int] | str
@@ -133,7 +133,7 @@ def _noise(
 
 
 def _on(cpus: CPUSet, grown: dict[int, int] | str) -> int | str:
-    """Return what happened on some CPUs together."""
+    """Return the sum over a set of CPUs."""
     if isinstance(grown, str):
         return grown
     missing = CPUSet(cpu for cpu in cpus if cpu not in grown)
@@ -147,7 +147,7 @@ def _lost(before: Read, after: Read, cpus: CPUSet) -> Lost | str:
 
 
 def _others(slices: int | str, own: int | str) -> int | str:
-    """Return how often others ran; the idle task's slices do not count."""
+    """Return the timeslices of other threads; the idle task's do not count."""
     if isinstance(slices, str) or isinstance(own, str):
         return slices if isinstance(slices, str) else str(own)
     return max(0, slices - own)

@@ -1,4 +1,4 @@
-"""What the threads of a container lost to others: run-queue wait, involuntary switches; and how often they ran.
+"""Run-queue waits, involuntary switches and timeslices of a container's threads.
 
 Reads /proc only. A thread that did not run since the last reading costs one read.
 """
@@ -28,45 +28,45 @@ Thread = TypeVar("Thread", int, Path)
 
 
 class Times(NamedTuple):
-    """What one thread has lost to others since it started."""
+    """Time that one thread has lost to others since it started."""
 
     waited_ns: int
     slices: int
     switches: int  # involuntary
-    started: str  # in ticks since boot: the number of a thread that ended is used again
+    started: str  # in ticks since boot, because ids are reused
     allowed: str  # CPU list
 
 
 class Threads(NamedTuple):
-    """One reading of the threads of a container."""
+    """One reading of a container's threads."""
 
     times: Mapping[int, Times]
-    of: int  # how many it had
+    of: int  # threads it had
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of its threads were read."""
+        """Return whether all of its threads were read."""
         return len(self.times) == self.of
 
 
 class Lost(NamedTuple):
-    """What the threads of a container lost between two readings."""
+    """Losses of a container's threads between two readings."""
 
     waited_ns: int
     switches: int
-    slices: int | None  # how often they ran; None: not known of all of its threads
+    slices: int | None  # None: unknown for some thread
 
 
 NO_THREADS: Final = Threads({}, 0)
 
 
 def sampled(tasks: Sequence[Thread]) -> Sequence[Thread]:
-    """Return at most `MOST_THREADS` of some threads, evenly chosen."""
+    """Return at most `MOST_THREADS` threads, evenly chosen."""
     return sorted(tasks)[:: -(-len(tasks) // MOST_THREADS) or 1]
 
 
 def read_threads(proc: str, tasks: Sequence[int], before: Threads) -> Threads:
-    """Read the threads of a container; `before` is the last reading of them."""
+    """Read the threads of a container; `before` is the previous reading."""
     times = {}
     for task in sampled(tasks):
         with suppress(*_ENDED):
@@ -75,10 +75,10 @@ def read_threads(proc: str, tasks: Sequence[int], before: Threads) -> Threads:
 
 
 def lost(before: Threads, after: Threads, cpus: CPUSet) -> Lost | None:
-    """Return what the threads lost that may run on `cpus` alone; None if that is known of none.
+    """Return the losses of the threads that may run on `cpus` only; None if there are none known.
 
-    A thread that started in between counts from its start. How often the threads ran is known unless one of them
-    was not read, ended, or may run elsewhere too.
+    A thread that started in between counts from its start. The number of timeslices is known unless a thread was not
+    read, exited, or may run elsewhere too.
     """
     pairs = []
     for task, times in after.times.items():
@@ -104,7 +104,7 @@ _BEGINNING: Final = Times(0, 0, 0, "", "")
 
 
 def _times(folder: str, before: Times | None) -> Times:
-    """Return the times of one thread; raise OSError, IndexError or ValueError if it ended, or cannot be read."""
+    """Return the times of one thread; raise OSError, IndexError or ValueError if it exited or cannot be read."""
     _, waited, slices = map(int, _read(f"{folder}/schedstat").split())
     if before and (before.waited_ns, before.slices) == (waited, slices):
         return before
@@ -114,7 +114,7 @@ def _times(folder: str, before: Times | None) -> Times:
 
 
 def _read(file: str) -> str:
-    """Return a file of /proc; Path.read_text takes three times as long."""
+    """Read a file of /proc in a third of the time of Path.read_text."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(descriptor, _BUFFER), b"")).decode("utf-8", "replace")
@@ -128,5 +128,5 @@ def _line(status: str, name: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _allowed(text: str) -> CPUSet:
-    """Return a CPU list; hundreds of threads have the same."""
+    """Parse a CPU list; cached, because hundreds of threads share one."""
     return CPUSet.parse(text)

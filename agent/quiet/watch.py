@@ -1,6 +1,6 @@
-"""Counts all the time what disturbs exclusive CPUs: in a thread of its own, beside the event loop and the passes.
+"""Continuous count of noise on exclusive CPUs, in a thread of its own.
 
-A round takes 10 seconds, or so much longer that counting takes at most 0.2 % of one CPU.
+A round takes place every 10 seconds, or less often so that counting takes at most 0.2 % of one CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class NoiseWatch:
-    """Counts for the containers that the newest state of the node shows."""
+    """Counts for the containers in the latest state of the node."""
 
     places: Places
     metrics: NoiseMetrics
@@ -53,7 +53,7 @@ class NoiseWatch:
                 self._show({}, None)
 
     async def count(self, state: NodeState | None) -> float:
-        """Do one round; return the seconds of CPU time that it took."""
+        """Do one round; return the CPU time it took, in seconds."""
         measured = tuple(measured_containers(state)) if state else ()
         if not measured:
             self._last = None
@@ -77,7 +77,7 @@ class NoiseWatch:
 
 
 def measured_containers(state: NodeState) -> Iterator[Measured]:
-    """Yield the containers of a node that own CPUs."""
+    """Yield the node's containers that own CPUs."""
     for pod in state.pods:
         for container in pod.containers:
             if container.policy is CPUPolicy.EXCLUSIVE and container.cpus:

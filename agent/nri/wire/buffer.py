@@ -9,26 +9,26 @@ if TYPE_CHECKING:
 
 
 class Buffer:
-    """Holds what has arrived and was not taken; gives its memory back as soon as that is taken. Readers build on it."""
+    """Buffer of received bytes, which frees them as soon as they are taken. Base class of the readers."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     @property
     def is_partial(self) -> bool:
-        """Whether the beginning of something has arrived without its end."""
+        """Return whether an incomplete message is buffered."""
         return len(self._held) > 0
 
     def add(self, data: bytes) -> None:
-        """Hold what has arrived."""
+        """Append received bytes."""
         self._held += data
 
     def _header(self, shape: struct.Struct) -> tuple[Any, ...] | None:
-        """Return the fields of the header that stands first, None while it is not all there."""
+        """Return the fields of the header at the start, None if it is incomplete."""
         return shape.unpack_from(self._held) if len(self._held) >= shape.size else None
 
     def _cut(self, skip: int, length: int) -> bytes | None:
-        """Return what stands behind the first `skip` bytes and forget both, None while it is not all there."""
+        """Remove the first `skip` bytes and return the `length` bytes after them; None if these are incomplete."""
         end = skip + length
         if len(self._held) < end:
             return None

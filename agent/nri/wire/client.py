@@ -1,4 +1,4 @@
-"""A plugin that always comes back: one thread that connects, serves, and tries again when the connection ends."""
+"""A plugin that reconnects: one thread that connects, serves, and retries when the connection ends."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ logger = logging.getLogger(__name__)
 FIRST_WAIT: Final = 0.1  # seconds
 LONGEST_WAIT: Final = 2.0  # short, because containers start unpinned until then and a connection is cheap
 REFUSED_WAIT: Final = (
-    60.0  # only another runtime takes events that this one has refused, and it logs each try
+    60.0  # only another runtime accepts events that this one refused, and each try is logged
 )
 NOT_LISTED_WAIT: Final = 4.0  # at first: a race with a restart is over by then
 LONGEST_NOT_LISTED_WAIT: Final = 60.0  # also at first, if the runtime has crashed
 CRASHED: Final = "it has crashed by that"
-_EXIT_SECONDS: Final = 0.5  # until a runtime that crashes has left its socket
+_EXIT_SECONDS: Final = 0.5  # in which a crashed runtime closes its socket
 _CONNECT_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Whether events come, from which runtime, whether it asks the plugin to validate, and why none come.
+    """Whether events arrive, from which runtime, whether it asks the plugin to validate, and why none arrive.
 
-    `is_not_listed` says that the runtime ends connections instead of listing its pods and containers.
+    `is_not_listed`: the runtime ends connections instead of listing its pods and containers.
     """
 
     is_connected: bool
@@ -69,22 +69,22 @@ class Client:
         self._masks = masks
         self._changed = changed
         self._limits = limits
-        self._mask = 0  # the next to ask for
+        self._mask = 0  # the next event mask to request
         self._failures = 0
-        self._unlisted = 0  # connections since the last synchronization that ended in place of one
+        self._unlisted = 0  # connections since the last synchronization that ended instead of one
         self._unlisted_reason = ""
         self._longest = LONGEST_WAIT  # seconds until the next try
-        self._backoff = 0.0  # seconds until the next try of a runtime that does not list its containers
+        self._backoff = 0.0  # seconds until the retry with a runtime that fails to list its containers
         self._stream: socket.socket | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nri {name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the connection and the thread, once what was asked is answered; no handler is called afterwards."""
+        """End the connection and the thread after pending answers; no handler is called afterwards."""
         self._stopping.set()
         if (stream := self._stream) is not None:
             with suppress(OSError):
@@ -98,17 +98,18 @@ class Client:
             events, self._mask = self._masks[self._mask], 0
             reason = self._attempt(events)
             self._publish(self._disconnected(reason))
-            if self._mask == 0 or self._unlisted:  # else the next mask is for this runtime, before it is gone
+            # otherwise the next mask is tried at once, while this runtime is still there
+            if self._mask == 0 or self._unlisted:
                 self._stopping.wait(self._wait())
 
     def _disconnected(self, reason: str) -> Status:
-        """Return the status with the cause, which stays true while a runtime that crashed is away."""
+        """Return the status with the cause, which is kept while a crashed runtime is down."""
         if self._unlisted:
             return Status(is_connected=False, reason=self._unlisted_reason, is_not_listed=True)
         return Status(is_connected=False, reason=reason)
 
     def _attempt(self, events: int) -> str:
-        """Serve one connection, and return why it ended or was not made."""
+        """Serve one connection; return why it ended or failed."""
         began, self._longest = monotonic(), LONGEST_WAIT
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as self._stream:
@@ -141,7 +142,7 @@ class Client:
             self._unlisted_reason = f"{reason} ({CRASHED})"
 
     def _listens(self) -> bool:
-        """Return whether the runtime still accepts connections; it drops one that registers nothing."""
+        """Return whether the runtime still accepts connections; it drops a client that registers nothing."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             try:
                 stream.settimeout(_CONNECT_SECONDS)
@@ -156,7 +157,7 @@ class Client:
             stream.connect(self._path)
         except OSError as error:
             raise Disconnected(f"{self._path}: {error.strerror or error}") from error
-        if self._stopping.is_set():  # `stop` has met a socket that was not connected yet
+        if self._stopping.is_set():  # `stop` was called before the socket was connected
             raise Disconnected("stopped")
 
     def _serve(self, stream: socket.socket, events: int) -> NoReturn:
@@ -169,7 +170,7 @@ class Client:
         ).serve()
 
     def _wait(self) -> float:
-        """Return how many seconds to wait: longer each time, and not the same on every node."""
+        """Return the seconds to wait: exponential backoff with jitter."""
         ceiling = min(self._longest, FIRST_WAIT * 2.0 ** min(self._failures, 16))
         self._failures += 1
         if self._unlisted:

@@ -29,9 +29,9 @@ NOT_LISTED: Final = (
 
 
 class Limits(NamedTuple):
-    """How many seconds a runtime may take."""
+    """Time limits for the runtime, in seconds."""
 
-    register: float = 10.0  # it takes one plugin after the other, each of which may keep it for five
+    register: float = 10.0  # the runtime registers one plugin at a time, each for up to five seconds
     configure: float = 5.0
     synchronize: float = 30.0  # it waits for containers that are being created, and for other plugins
     message: float = 10.0  # between the first byte of a message and its last
@@ -69,7 +69,7 @@ class Connection:
         self._message: _Deadline | None = None
 
     def serve(self) -> NoReturn:
-        """Register and answer, until it ends; raise ProtocolError or Disconnected."""
+        """Register and answer calls until the connection ends; raise ProtocolError or Disconnected."""
         self._register()
         while True:
             self._receive()
@@ -108,7 +108,7 @@ class Connection:
         self._session.add(data)
 
     def _seconds_left(self) -> float | None:
-        """Return how long to wait for the runtime, None for ever; raise Disconnected when it is too late."""
+        """Return the seconds to wait for the runtime, None for no limit; raise Disconnected when the time is over."""
         running = [deadline for deadline in (self._step, self._message) if deadline is not None]
         if not running:
             return None
@@ -119,7 +119,7 @@ class Connection:
         return left
 
     def _expect_rest(self) -> None:
-        """Keep the deadline of a message that has begun, also when it comes byte by byte."""
+        """Keep the deadline of a message that has begun, even if it arrives byte by byte."""
         if not self._session.is_partial:
             self._message = None
         elif self._message is None:
@@ -132,7 +132,7 @@ class Connection:
         self._advance()
 
     def _answered(self, request: Request) -> bytes:
-        """Return the bytes of the answer; what a handler does wrong fails this request and no other."""
+        """Return the encoded answer; an error in a handler fails this request only."""
         try:
             payload = self._service.answer(request.service, request.method, request.payload)
             return self._session.answer(request.stream, payload)

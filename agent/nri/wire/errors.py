@@ -22,23 +22,23 @@ class WireError(Exception):
 
 
 class ProtocolError(WireError):
-    """The runtime sent what cannot be understood."""
+    """The runtime sent an invalid message."""
 
 
 class Disconnected(WireError):
-    """The connection is of no more use."""
+    """The connection is no longer usable."""
 
 
 class EventsRefused(Disconnected):
-    """The runtime has closed the connection behind Configure, as it does when it does not know an event."""
+    """The runtime closed the connection after Configure, as it does for an event that it does not know."""
 
 
 class NotListed(Disconnected):
-    """The runtime has ended the connection before the last part of Synchronize."""
+    """The runtime ended the connection before the last part of Synchronize."""
 
 
 class Reject(Exception):
-    """What a handler raises to refuse a request: the runtime gets its text as an error, with a code of gRPC."""
+    """A handler refuses a request: the runtime gets the text as an error, with a gRPC code."""
 
     def __init__(self, message: str, code: int = FAILED_PRECONDITION) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What a plugin is to the protocol: its name, the events that it wants, and what it answers."""
+"""A plugin, as the protocol sees it: its name, its events, and its handlers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Event(IntEnum):
-    """What a runtime tells of; a plugin asks for an event by the bit `number - 1` of its mask."""
+    """Events of the runtime; bit `number - 1` of a plugin's mask subscribes to one."""
 
     RUN_POD_SANDBOX = 1
     STOP_POD_SANDBOX = 2
@@ -33,7 +33,7 @@ class Event(IntEnum):
 
 
 def mask(*events: Event) -> int:
-    """Return the bits of some events."""
+    """Return the mask of some events."""
     return sum(1 << (event - 1) for event in set(events))
 
 
@@ -43,16 +43,16 @@ WORKER_EVENTS_OLD: Final = mask(  # accepted by every runtime
     *(Event.CREATE_CONTAINER, Event.START_CONTAINER, Event.UPDATE_CONTAINER),
     *(Event.STOP_CONTAINER, Event.REMOVE_CONTAINER),
 )
-# Who also validates fails the creation of a container when it does not answer; without, it starts unadjusted.
+# If a validating plugin does not answer, the creation fails; otherwise the container starts unadjusted.
 WORKER_EVENTS: Final = WORKER_EVENTS_OLD | GUARD_EVENTS
-_VALIDATES: Final = (2, 2)  # containerd that knows all of them
+_VALIDATES: Final = (2, 2)  # first containerd that knows all events
 _CONTAINERD: Final = re.compile(r"containerd v?(\d+)\.(\d+)")
 CPUSET_CPUS: Final = 21  # the fields of `FieldOwners.simple`
 CPUSET_MEMS: Final = 22
 
 
 def may_be_unknown(events: int, runtime: str) -> bool:
-    """Return whether a runtime, by its name and version, may not know one of these events."""
+    """Return whether a runtime, by name and version, may not know one of these events."""
     if not events & ~WORKER_EVENTS_OLD:
         return False
     containerd = _CONTAINERD.match(runtime)
@@ -61,7 +61,7 @@ def may_be_unknown(events: int, runtime: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PluginName:
-    """How the runtime knows a plugin; those with a lower index are called first."""
+    """A plugin's name and index; the runtime calls lower indexes first."""
 
     name: str
     index: int
@@ -77,14 +77,14 @@ class PluginName:
 
 
 class Handlers(Protocol):
-    """What a plugin answers; called in the thread of the connection, one after the other.
+    """A plugin's handlers, called one at a time in the connection's thread.
 
-    Each may raise Reject; any other exception is logged, and the runtime gets an error as well. The runtime waits for
-    every answer, and ends the connection after two seconds.
+    Each may raise Reject; any other exception is logged, and the runtime gets an error too. The runtime waits for each
+    answer, and disconnects after two seconds.
     """
 
     def configure(self, request: pb.ConfigureRequest) -> None:
-        """Learn which runtime it is, and its timeouts."""
+        """Handle Configure: the runtime's name, version and timeouts."""
 
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
@@ -100,7 +100,7 @@ class Handlers(Protocol):
         """Handle UpdateContainer: return updates of the container and of others."""
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
-        """Return why a container must not be created so, "" when it may."""
+        """Handle ValidateContainerAdjustment: return why the container must not be created, "" if it may."""
 
     def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
-        """Take notice of any other event; the container is empty when the event is one of a pod."""
+        """Handle any other event; the container is empty for events of pods."""

@@ -17,17 +17,17 @@ _HEADER: Final = struct.Struct(">II")
 
 
 class Frame(NamedTuple):
-    """A piece of what one connection carries; not always a whole message."""
+    """A piece of one connection's data, not always a whole message."""
 
     connection: int
     payload: bytes
 
 
 class FrameReader(Buffer):
-    """Cuts what arrives into frames."""
+    """Splits received bytes into frames."""
 
     def take(self) -> Frame | None:
-        """Return the next frame, None while it is not all there; raise ProtocolError."""
+        """Return the next frame, None if it is incomplete; raise ProtocolError."""
         header = self._header(_HEADER)
         if header is None:
             return None
@@ -41,6 +41,6 @@ class FrameReader(Buffer):
 
 
 def frames(connection: int, message: bytes) -> bytes:
-    """Return a message as the frames that ttrpc in Go makes of it: a first piece, and the rest in one."""
+    """Return a message as frames, cut like ttrpc in Go does: a first piece, and the rest in one."""
     pieces = (message[:FIRST_BYTES], message[FIRST_BYTES:])
     return b"".join(_HEADER.pack(connection, len(piece)) + piece for piece in pieces if piece)

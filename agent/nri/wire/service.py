@@ -1,4 +1,4 @@
-"""The methods that a runtime calls, answered by a plugin's handlers. Payloads in, payloads out."""
+"""The methods that a runtime calls, dispatched to a plugin's handlers. Payloads in, payloads out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 _NAME_LIMIT: Final = 100  # characters
-_LIFECYCLE: Final = {  # methods that only tell; before NRI 0.12 they come as StateChange
+_LIFECYCLE: Final = {  # notifications; before NRI 0.12 they arrive as StateChange
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
     "StopPodSandbox": Event.STOP_POD_SANDBOX,
     "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
@@ -34,7 +34,7 @@ _LIFECYCLE: Final = {  # methods that only tell; before NRI 0.12 they come as St
 
 
 class Stage(IntEnum):
-    """How far a connection has come."""
+    """The stage of a connection."""
 
     CONNECTED = 0
     CONFIGURED = 1
@@ -44,7 +44,7 @@ class Stage(IntEnum):
 
 
 class PluginService:
-    """Answers one connection's calls, and knows by them how far it has come."""
+    """Answers one connection's calls, and tracks its stage."""
 
     def __init__(self, handlers: Handlers, events: int) -> None:
         self.stage = Stage.CONNECTED

@@ -7,7 +7,7 @@ from agent.nri.wire.errors import ProtocolError
 
 
 class Session:
-    """Holds what has arrived and which streams are open; every message that is out of order ends the connection."""
+    """Buffers received bytes and tracks open streams; a message out of order ends the connection."""
 
     def __init__(self) -> None:
         self._frames = mux.FrameReader()
@@ -18,11 +18,11 @@ class Session:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the beginning of a message has arrived without its end."""
+        """Return whether an incomplete message is buffered."""
         return self._frames.is_partial or any(reader.is_partial for reader in self._readers.values())
 
     def add(self, data: bytes) -> None:
-        """Hold what has arrived."""
+        """Append received bytes."""
         self._frames.add(data)
 
     def take(self) -> ttrpc.Request | ttrpc.Response | None:
@@ -38,18 +38,18 @@ class Session:
             self._readers[frame.connection].add(frame.payload)
 
     def call(self, service: str, method: str, payload: bytes, timeout_seconds: float) -> bytes:
-        """Return the bytes of a call to the runtime; its answer comes by `take`."""
+        """Encode a call to the runtime; `take` returns its answer."""
         self._calls += 2
         self._unanswered.add(self._calls)
         message = ttrpc.request(self._calls, service, method, payload, timeout_seconds)
         return mux.frames(mux.RUNTIME, message)
 
     def answer(self, stream: int, payload: bytes) -> bytes:
-        """Return the bytes that answer a call; raise ValueError when they are too many."""
+        """Encode the answer to a call; raise ValueError if it is too long."""
         return mux.frames(mux.PLUGIN, ttrpc.success(stream, payload))
 
     def refuse(self, stream: int, code: int, text: str) -> bytes:
-        """Return the bytes that answer a call with an error."""
+        """Encode an error as the answer to a call."""
         return mux.frames(mux.PLUGIN, ttrpc.failure(stream, code, text))
 
     def _check(self, connection: int, message: ttrpc.Request | ttrpc.Response) -> None:

@@ -1,4 +1,4 @@
-"""Pods and containers that a runtime lists, in one message or in parts; a few fields of each are kept."""
+"""The runtime's list of pods and containers, in one message or in parts; only a few fields are kept."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LETTERS_LIMIT: Final = 8 * 2**20  # of what is kept: 20,000 entries of four hund
 
 @dataclass
 class Parts:
-    """Puts the parts together. Entries are decoded one by one and copied, so that none outlives its part."""
+    """Joins the parts. Entries are decoded one by one and copied, so that none keeps its part in memory."""
 
     pods: list[pb.KnownPodSandbox] = field(default_factory=list)
     containers: list[pb.KnownContainer] = field(default_factory=list)
     _letters: int = 0
 
     def add(self, payload: bytes) -> bool:
-        """Take the next part, and return whether more follow; raise ProtocolError."""
+        """Add a part; return whether more follow; raise ProtocolError."""
         part = decoded(pb.SynchronizeEntries, payload)
         known = len(self.pods) + len(self.containers)
         if known + len(part.pods) + len(part.containers) > ENTRIES_LIMIT:

@@ -1,4 +1,4 @@
-"""ttrpc: requests and responses with the ids of streams, behind headers of ten bytes. Bytes in, values out."""
+"""ttrpc: requests and responses with stream ids, behind headers of ten bytes. Bytes in, values out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Decoded = TypeVar("Decoded", bound="Message")
 
 
 class Request(NamedTuple):
-    """A call of the other side."""
+    """A call from the other side."""
 
     stream: int
     service: str
@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The answer to a call of ours; code 0 is success."""
+    """The answer to our call; code 0 is success."""
 
     stream: int
     code: int
@@ -41,10 +41,10 @@ class Response(NamedTuple):
 
 
 class MessageReader(Buffer):
-    """Cuts what one connection carries into requests and responses."""
+    """Splits one connection's data into requests and responses."""
 
     def take(self) -> Request | Response | None:
-        """Return the next message, None while it is not all there; raise ProtocolError."""
+        """Return the next message, None if it is incomplete; raise ProtocolError."""
         header = self._header(HEADER)
         if header is None:
             return None
@@ -70,25 +70,25 @@ def _response(stream: int, body: bytes) -> Response:
 
 
 def request(stream: int, service: str, method: str, payload: bytes, timeout_seconds: float) -> bytes:
-    """Return the message of a call."""
+    """Encode a call."""
     timeout = int(timeout_seconds * 1e9)
     body = ttrpc_pb2.Request(service=service, method=method, payload=payload, timeout_nano=timeout)
     return _message(stream, _REQUEST, body)
 
 
 def success(stream: int, payload: bytes) -> bytes:
-    """Return the message that answers a call; raise ValueError when it is too long to be sent."""
+    """Encode the answer to a call; raise ValueError if it is too long to send."""
     return _message(stream, _RESPONSE, ttrpc_pb2.Response(payload=payload))
 
 
 def failure(stream: int, code: int, text: str) -> bytes:
-    """Return the message that answers a call with an error; a text that is too long or not Unicode is mended."""
+    """Encode an error as the answer to a call; a text that is too long or not Unicode is corrected."""
     said = text[:TEXT_LIMIT].encode(errors="replace").decode()
     return _message(stream, _RESPONSE, ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=code, message=said)))
 
 
 def decoded(kind: type[Decoded], data: bytes) -> Decoded:
-    """Return a message of protobuf; raise ProtocolError."""
+    """Decode a protobuf message; raise ProtocolError."""
     try:
         return kind.FromString(data)
     except DecodeError as error:
