@@ -262,7 +262,7 @@ class ContainerWatch(Protocol):
 
     @property
     def listing_fault(self) -> ListingFault | None:
-        """Return why the runtime lets no NRI plugin in, if its list of containers is the cause."""
+        """Return why the runtime accepts no NRI plugin, if its list of containers is the cause."""
         ...
 
     def publish(self, table: StartTable | None) -> None:

@@ -281,7 +281,7 @@ async def _cri(config: AgentConfig) -> CRI:
 
     socket = config.runtime_endpoint or find_socket()
     if socket is None:
-        raise Refused("no runtime: none of the usual CRI sockets is there; name it with --runtime-endpoint")
+        raise Refused("no runtime: none of the usual CRI sockets exists; name it with --runtime-endpoint")
     runtime = CRI(socket)
     with suppress(Unavailable):  # it may come later: the loop asks again
         await runtime.identify()

@@ -233,7 +233,7 @@ class NodeState:
     start_path: Path = Path.RUNTIME  # how containers that are made now get their CPUs
     start_reason: str = ""  # why it is not nri, where that was asked for
     other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too
-    listing_fault: ListingFault | None = None  # why the runtime lets no NRI plugin in
+    listing_fault: ListingFault | None = None  # why the runtime accepts no NRI plugin
     # Of the first process of each container that runs on the host's kernel, by namespace/pod/container.
     first_pids: Mapping[str, int] = field(default_factory=dict)
     cgroups: Mapping[str, str] = field(default_factory=dict)  # of the same containers, where it is known

@@ -143,7 +143,7 @@ def _cgroups(facts: Facts) -> Iterator[Check]:
         )
         yield finding("cgroups", f"no cpuset controller ({facts.why('cgroup_version')})", remedy)
     elif facts.cgroup_writable is None:
-        message = f"version {facts.cgroup_version}; only root can see whether the agent may write them"
+        message = f"version {facts.cgroup_version}; whether the agent may write them, only root can check"
         yield unknown("cgroups", message, "run this command as root")
     elif not facts.cgroup_writable:
         remedy = "run the agent as root with /sys/fs/cgroup mounted writable; otherwise it works through the runtime, 10 times slower"
@@ -159,7 +159,7 @@ def _pod_root(facts: Facts) -> Iterator[Check]:
     if facts.pod_root:
         yield ok(subject, facts.pod_root)
     elif facts.kubelet_runs and facts.cgroup_version is not None:
-        message = f"neither {' nor '.join(facts.pod_roots)} is there, so CPUs that pods may not use could be allocated"
+        message = f"neither {' nor '.join(facts.pod_roots)} exists, so CPUs that pods may not use could be allocated"
         remedy = "name the kubelet's cgroupRoot with --kubelet-cgroup-root, here and for the agent"
         yield finding(subject, message, remedy)
 
@@ -197,7 +197,7 @@ def _kubelet(facts: Facts) -> Iterator[Check]:
         yield ok("kubelet", "policy none, so corepin allocates the CPUs")
     elif facts.kubelet_runs:
         remedy = "name its file with --kubelet-state (ROOT_DIR/cpu_manager_state of the kubelet)"
-        yield unknown("kubelet", "it runs, but its CPU policy is not known", remedy)
+        yield unknown("kubelet", "it runs, but its CPU policy is unknown", remedy)
     else:
         yield ok("kubelet", "no kubelet runs here")
 
@@ -210,7 +210,7 @@ def _kubelet_amount(facts: Facts) -> Iterator[Check]:
         )
         return
     if facts.agent.observes:
-        yield ok(subject, "not compared with corepin's, which allocates none here")
+        yield ok(subject, "not compared with corepin's, because corepin allocates none here")
         return
     if facts.is_local:
         yield ok(subject, "not compared with corepin's, because no scheduler places these pods")
@@ -230,7 +230,9 @@ def _kubelet_amount(facts: Facts) -> Iterator[Check]:
         yield ok(subject, message)
     else:
         remedy = f'set reservedSystemCPUs: "{facts.agent.reserved}" in the kubelet\'s configuration'
-        yield finding(subject, f"{message}, so pods may come here that cannot be pinned", remedy)
+        yield finding(
+            subject, f"{message}, so the scheduler may place pods here that cannot be pinned", remedy
+        )
 
 
 def _reserved(facts: Facts) -> Iterator[Check]:
@@ -265,7 +267,7 @@ def _writers(facts: Facts) -> Iterator[Check]:
         message = f"another NRI plugin ({name}) sets CPUs too, and a container whose CPUs two plugins set does not start"
         yield finding(subject, message, remedy)
     if not facts.writers and not plugins:
-        yield ok(subject, "no program runs that is known to write cpusets")
+        yield ok(subject, "no program known to write cpusets runs here")
 
 
 def _agent(facts: Facts) -> Iterator[Check]:
@@ -288,7 +290,7 @@ def _troubles(facts: Facts) -> Iterator[Check]:
     log = "the agent tries again; its log has the reason"
     if not facts.agent.pods_complete:
         yield finding(
-            "pods", "the agent has no complete list of this node's pods, so it takes CPUs from nobody", log
+            "pods", "the agent has no complete list of this node's pods, so no container loses its CPUs", log
         )
     if not facts.agent.containers_complete:
         message = "the runtime does not list them for the agent"
@@ -312,7 +314,7 @@ def _troubles(facts: Facts) -> Iterator[Check]:
 
 def _foreign_threads(facts: Facts) -> Iterator[Check]:
     if facts.agent is None or facts.foreign_threads is None:
-        message = "not looked for, because only the agent knows the exclusive CPUs"
+        message = "not checked, because only the agent knows the exclusive CPUs"
         yield unknown("strangers", message, "start the agent")
         return
     agent, threads = facts.agent, facts.foreign_threads
@@ -344,5 +346,5 @@ def _l2(facts: Facts) -> Iterator[Check]:
         yield ok("L2 cache", "every core has its own")
         return
     groups = ", ".join(map(str, shared[:_LISTED])) + (", ..." if len(shared) > _LISTED else "")
-    remedy = "where it matters, ask for as many CPUs as one group has: neighbours in it share the cache"
+    remedy = "for a cache without neighbours, request as many CPUs as one group has"
     yield finding("L2 cache", f"several cores share one: CPUs {groups}", remedy)

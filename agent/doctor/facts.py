@@ -215,7 +215,7 @@ def _runtime(socket: Path | None, missing: dict[str, str]) -> str | None:
     try:
         socket = socket or find_socket()
         if socket is None:
-            missing["runtime"] = "none of the usual CRI sockets is there"
+            missing["runtime"] = "none of the usual CRI sockets exists"
         elif not socket.exists():
             missing["runtime"] = f"{socket} is not there"
         else:

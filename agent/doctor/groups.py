@@ -38,10 +38,12 @@ def group_checks(facts: GroupFacts) -> Iterator[Check]:
         return
     if labelled and facts.there is not None and labelled not in facts.there:
         message = (
-            f"label {CPU_GROUP_LABEL}={labelled}, but the agents' ConfigMap has no key {key_of(labelled)}"
+            f"label {CPU_GROUP_LABEL}={labelled}, but the agents' ConfigMap lacks the key {key_of(labelled)}"
         )
         yield finding(
-            subject, f"{message}: an agent that starts waits for it", "add the key, or change the label"
+            subject,
+            f"{message}: an agent that starts waits until the key exists",
+            "add the key, or change the label",
         )
     elif running is not None and labelled != running:
         now = f"is {labelled}" if labelled else "is gone"

@@ -17,7 +17,10 @@ Version = tuple[int, ...]
 
 SUBJECT: Final = "NRI"
 BIRTH: Final = "containers get their CPUs before their first instruction"
-LATER: Final = "containers get their CPUs as soon as their cgroup is made, which is usually early enough and always measured"
+LATER: Final = (
+    "containers get their CPUs as soon as their cgroup exists, usually before their first instruction, and"
+    " the delay is measured"
+)
 MOUNT: Final = "for the agent's pod take the component nri, which mounts its folder (Helm: agent.nri: true)"
 
 
@@ -54,7 +57,7 @@ _SWITCHES: Final = {  # newest first
     "containerd": (
         _Switch(
             (2, 0),
-            "containerd has it on by itself from 2.0 on: take `disable = true` out of"
+            "containerd enables it by default from 2.0 on: remove `disable = true` from"
             ' [plugins."io.containerd.nri.v1.nri"] in its config.toml, and restart containerd',
         ),
         _Switch(
@@ -66,7 +69,7 @@ _SWITCHES: Final = {  # newest first
     "cri-o": (
         _Switch(
             (1, 30),
-            "CRI-O has it on by itself from 1.30 on: take `enable_nri = false` out of [crio.nri] in its"
+            "CRI-O enables it by default from 1.30 on: remove `enable_nri = false` from [crio.nri] in its"
             " configuration, and restart it",
         ),
         _Switch(
@@ -79,18 +82,18 @@ _SWITCHES: Final = {  # newest first
 def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator[Check]:
     """Yield how containers get their CPUs; a finding only if the runtime offers NRI and the agent cannot use it."""
     if agent and agent.holds:
-        yield ok(SUBJECT, f"the agent is let in: {BIRTH}")
+        yield ok(SUBJECT, f"the agent is connected: {BIRTH}")
     elif agent and not agent.reason:
-        yield ok(SUBJECT, f"the agent is told not to use it (--nri off); {LATER}")
+        yield ok(SUBJECT, f"the agent does not use it (--nri off); {LATER}")
     elif agent and agent.is_not_listed:
         remedy = (
             "delete the pods with the largest environments, and set a quota for the ConfigMaps of their namespaces;"
             " the agent is back within a minute"
         )
-        yield finding(SUBJECT, f"the agent is not let in ({agent.reason}); {LATER}", remedy)
+        yield finding(SUBJECT, f"the runtime refuses the agent ({agent.reason}); {LATER}", remedy)
     elif socket is Socket.SILENT:
-        remedy = "restart the runtime, which makes its socket anew; the agent comes back by itself"
-        yield finding(SUBJECT, f"its socket is there, but nobody answers; {LATER}", remedy)
+        remedy = "restart the runtime, which creates its socket again; the agent reconnects by itself"
+        yield finding(SUBJECT, f"its socket exists, but no process listens on it; {LATER}", remedy)
     elif socket is Socket.ANSWERS:
         yield _offered(agent)
     elif socket is Socket.HIDDEN:
@@ -125,10 +128,10 @@ def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator
 def _offered(agent: AgentNRI | None) -> Check:
     """Return the check for a runtime whose socket answers while the agent is not connected."""
     if agent is None:
-        return ok(SUBJECT, f"its socket is there and answers: with an agent {BIRTH}")
+        return ok(SUBJECT, f"its socket answers: with an agent {BIRTH}")
     remedy = "the logs of agent and runtime say more; the agent tries again by itself"
     return finding(
-        SUBJECT, f"its socket is there, but the agent is not let in ({agent.reason}); {LATER}", remedy
+        SUBJECT, f"its socket exists, but the runtime refuses the agent ({agent.reason}); {LATER}", remedy
     )
 
 
@@ -138,12 +141,12 @@ def _absent(runtime: str, socket: Socket) -> tuple[str, str]:
     switches = _SWITCHES.get(name, ())
     switch = next((switch for switch in switches if version >= switch.since), None)
     if not switches or not version:
-        return f"its socket is not there; {LATER}", ""
+        return f"its socket does not exist; {LATER}", ""
     if switch is None:
         since = ".".join(map(str, switches[-1].since))
         return f"{runtime} has none; {LATER}", f"it came with {name} {since}"
     mount = f"{MOUNT}; " if socket is Socket.NO_FOLDER else ""
-    return f"its socket is not there; {LATER}", f"{mount}{switch.remedy}"
+    return f"its socket does not exist; {LATER}", f"{mount}{switch.remedy}"
 
 
 def _parsed(runtime: str) -> tuple[str, Version]:

@@ -47,7 +47,7 @@ def stranger_checks(
         message = f"and threads of {len(by_count) - _LISTED} more cgroups"
         yield finding(subject, message, "move the first ones and look again")
     if not by_count:
-        yield ok(subject, f"no thread of others ran on exclusive CPUs {exclusive}")
+        yield ok(subject, f"no foreign thread ran on exclusive CPUs {exclusive}")
 
 
 def stranger(cgroup: str, others: CPUSet, pods: Mapping[str, str]) -> Stranger:

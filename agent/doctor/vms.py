@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
     from agent.doctor.check import Check
 
-_UNTOLD: Final = "where these do not tell, a machine runs on all of its CPUs, without one for each vCPU"
+_UNTOLD: Final = (
+    "a machine whose vCPU threads are not identified runs on all of its CPUs, without one CPU for each vCPU"
+)
 
 
 class VMFacts(NamedTuple):
@@ -44,20 +46,20 @@ def _threads(facts: VMFacts) -> Check:
     """Report how vCPU threads are identified; names suffice for most VMMs, so no answer is a problem."""
     subject = "vCPU threads"
     if facts.has_debugfs:
-        return ok(subject, "the kernel tells which they are (debugfs)")
+        return ok(subject, "identified by the kernel (debugfs)")
     remedy = "mount debugfs on the node (systemd: sys-kernel-debug.mount), or name its place with --debugfs"
     if facts.may_probe:
-        return ok(subject, "told by their names, else by their system calls (no debugfs)", remedy)
-    message = f"told by their names alone (neither debugfs nor SYS_PTRACE); {_UNTOLD}"
+        return ok(subject, "identified by their names, otherwise by their system calls (no debugfs)", remedy)
+    message = f"identified by their names alone (neither debugfs nor SYS_PTRACE); {_UNTOLD}"
     return ok(subject, message, f"{remedy}; or take the component vm-probe (Helm: agent.vmProbe: true)")
 
 
 def _kubelet(silence: str) -> Check:
     subject = "CPUs of the kubelet"
     if not silence:
-        return ok(subject, "it says which ones it gave out")
+        return ok(subject, "it reports which ones it assigned")
     message = (
-        f"it does not say which ones it gave out ({silence}), so containers have what their cpusets show"
+        f"it does not report which ones it assigned ({silence}), so containers have what their cpusets show"
     )
     remedy = "mount pod-resources of its root directory, which is where --kubelet-state says"
     return finding(subject, message, remedy)

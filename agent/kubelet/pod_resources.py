@@ -50,7 +50,7 @@ class PodResources:
         except AgentError as error:
             if not self._is_silent:
                 facts = {"reason": str(error)}
-                logger.warning("the kubelet does not say which CPUs it gave out", extra={"facts": facts})
+                logger.warning("the kubelet does not report which CPUs it assigned", extra={"facts": facts})
             self._is_silent = True
             return None
         self._is_silent = False

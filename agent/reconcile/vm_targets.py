@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pinning.planning.plan import Plan
     from pinning.pods.claims import Claim
 
-UNSAID: Final = "the kubelet does not say which CPUs are exclusive: let corepin reach its podresources socket"
+UNSAID: Final = (
+    "the kubelet does not report which CPUs are exclusive: let corepin reach its podresources socket"
+)
 
 
 def planned_targets(

@@ -206,7 +206,7 @@ def _degraded(state: NodeState, labelled: str | None) -> Condition:
         return Condition(DEGRADED_CONDITION, "True", "RuntimeNotListed", message[:LONGEST_MESSAGE])
     if state.listing_fault:
         message = (
-            "the runtime lets no NRI plugin in, so new containers are pinned over their cgroups and marked ones wait"
+            "the runtime accepts no NRI plugin, so new containers are pinned over their cgroups and marked ones wait"
             f" for the agent: {state.listing_fault}"
         )
         return Condition(DEGRADED_CONDITION, "True", "NRINotListed", message[:LONGEST_MESSAGE])

@@ -131,13 +131,13 @@ def _of_environment(large: LargeEnvironment) -> Event:
 
 
 def _not_guarding(state: NodeState) -> tuple[Owner, ...]:
-    """Return the guards that are not ready while the runtime lets no NRI plugin in."""
+    """Return the guards that are not ready while the runtime accepts no NRI plugin."""
     return state.unready_guards if state.listing_fault else ()
 
 
 def _of_guard(guard: Owner) -> Event:
     message = (
-        "the runtime fails to list its containers and lets no NRI plugin in, so containers of marked pods are created"
+        "the runtime fails to list its containers and accepts no NRI plugin, so containers of marked pods are created"
         f" unguarded: delete the pods that condition {DEGRADED_CONDITION} of the node names"
     )
     return Event(guard, Reason.NOT_GUARDING, message)

@@ -99,7 +99,7 @@ def test_fine_node_has_no_findings() -> None:
         pytest.param(
             {"agent": replace(AGENT, pods_complete=False)},
             "pods",
-            "takes CPUs from nobody",
+            "no container loses its CPUs",
             "log",
             id="no pods",
         ),

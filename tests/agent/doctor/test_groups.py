@@ -17,7 +17,7 @@ THERE = frozenset({"big", "small"})
         ),
         pytest.param(
             *(GroupFacts("bgi", None, THERE), "finding"),
-            "label corepin.io/cpu-group=bgi, but the agents' ConfigMap has no key config.bgi.yaml: an agent that",
+            "label corepin.io/cpu-group=bgi, but the agents' ConfigMap lacks the key config.bgi.yaml: an agent that",
             id="no key",
         ),
         pytest.param(

@@ -27,13 +27,13 @@ def check(socket: Socket, agent: AgentNRI | None = None, runtime: str = NEW) -> 
 @pytest.mark.parametrize(
     ("socket", "agent", "verdict", "message"),
     [
-        pytest.param(Socket.ANSWERS, HOLDS, Verdict.OK, "let in: containers get their CPUs before", id="let in"),
-        pytest.param(Socket.ANSWERS, None, Verdict.OK, "there and answers: with an agent", id="no agent"),
-        pytest.param(Socket.ANSWERS, OUT, Verdict.FINDING, "(the runtime closed the connection);", id="not let in"),
-        pytest.param(Socket.SILENT, OUT, Verdict.FINDING, "nobody answers", id="silent"),
+        pytest.param(Socket.ANSWERS, HOLDS, Verdict.OK, "connected: containers get their CPUs before", id="connected"),
+        pytest.param(Socket.ANSWERS, None, Verdict.OK, "its socket answers: with an agent", id="no agent"),
+        pytest.param(Socket.ANSWERS, OUT, Verdict.FINDING, "(the runtime closed the connection);", id="refused"),
+        pytest.param(Socket.SILENT, OUT, Verdict.FINDING, "no process listens", id="silent"),
         pytest.param(Socket.HIDDEN, None, Verdict.UNKNOWN, "only root", id="not root"),
-        pytest.param(Socket.ABSENT, OUT, Verdict.OK, "its socket is not there", id="absent"),
-        pytest.param(Socket.NO_FOLDER, OUT, Verdict.OK, "its socket is not there", id="no folder"),
+        pytest.param(Socket.ABSENT, OUT, Verdict.OK, "its socket does not exist", id="absent"),
+        pytest.param(Socket.NO_FOLDER, OUT, Verdict.OK, "its socket does not exist", id="no folder"),
         pytest.param(Socket.SILENT, NOT_WANTED, Verdict.OK, "--nri off", id="not wanted"),
     ],
 )  # fmt: skip
@@ -53,15 +53,15 @@ def test_the_way_of_a_node_is_told(
     [
         pytest.param("containerd 1.6.20~ds1", "it came with containerd 1.7", id="containerd 1.6"),
         pytest.param("containerd v1.7.24", "`disable = false`", id="containerd 1.7"),
-        pytest.param("containerd 2.0.0", "take `disable = true` out", id="containerd 2"),
+        pytest.param("containerd 2.0.0", "remove `disable = true` from", id="containerd 2"),
         pytest.param("cri-o 1.25.4", "it came with cri-o 1.26", id="CRI-O 1.25"),
         pytest.param("cri-o 1.29.1", "`enable_nri = true`", id="CRI-O 1.29"),
-        pytest.param("cri-o 1.30.1", "take `enable_nri = false` out", id="CRI-O 1.30"),
+        pytest.param("cri-o 1.30.1", "remove `enable_nri = false` from", id="CRI-O 1.30"),
         pytest.param("docker 28.0", "", id="another runtime"),
         pytest.param("containerd unknown", "", id="no version"),
     ],
 )
-def test_switching_on_is_told_for_the_version(runtime: str, remedy: str) -> None:
+def test_the_remedy_names_how_to_enable_nri_in_this_version(runtime: str, remedy: str) -> None:
     """How it is done depends on runtime and version; where nothing is known of these nothing is advised."""
     checked = check(Socket.ABSENT, OUT, runtime)
 

@@ -140,7 +140,7 @@ def kubelet(places: Places) -> Iterator[FakeKubelet]:
 
 
 def test_static_kubelet_is_asked(places: Places, kubelet: FakeKubelet) -> None:
-    """It says what it gave out, and nothing is to be mended."""
+    """A kubelet that reports its CPUs needs no remedy."""
     facts = read_facts(places, None, 0).vms
     assert (facts.kubelet_silence, kubelet.asked) == ("", 1)
     assert the_check(facts).verdict is Verdict.OK

@@ -20,7 +20,7 @@ from pinning.errors import BadCPUList
 from pinning.machine.cpuset import EMPTY, MAX_CPU, CPUSet
 from tests.agent.kubelet.fake_kubelet import FakeKubelet, pod
 
-SILENT = "the kubelet does not say which CPUs it gave out"
+SILENT = "the kubelet does not report which CPUs it assigned"
 ONE = pod("a", {"main": [2, 3]})
 
 

@@ -1,4 +1,4 @@
-"""One tenant's large environments, for which containerd 2.4.2 lets no NRI plugin in, or crashes: agent, guard, validator.
+"""One tenant's large environments, for which containerd 2.4.2 accepts no NRI plugin, or crashes: agent, guard, validator.
 
 Eight containers with 1.8 MB each, as `envFrom` of two ConfigMaps makes them, do not fit into a message of 4 MiB.
 """

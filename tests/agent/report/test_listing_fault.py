@@ -1,4 +1,4 @@
-"""A runtime that lets no NRI plugin in: condition, event and doctor name the cause and the largest environments."""
+"""A runtime that accepts no NRI plugin: condition, event and doctor name the cause and the largest environments."""
 
 from __future__ import annotations
 

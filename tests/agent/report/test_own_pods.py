@@ -87,7 +87,7 @@ def test_readiness_of_our_own_guard_is_read(namespace: str, status: dict[str, An
 
 
 def test_guard_that_is_kept_out_is_one_event() -> None:
-    """An unready guard is an event about its pod while the runtime lets no NRI plugin in, and not while it starts."""
+    """An unready guard is an event about its pod while the runtime accepts no NRI plugin, and not while it starts."""
     starting = replace(state_of(), unready_guards=(Owner("u", "guard"),))
     kept_out = replace(starting, listing_fault=ListingFault("closed"))
     assert events_between(None, starting) == ()
