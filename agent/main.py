@@ -247,7 +247,7 @@ def _noise_watch(config: AgentConfig, metrics: Metrics) -> NoiseWatch:
         return tasks_below(hierarchy.folder(cgroup), hierarchy.tasks)
 
     places = Places(config.root / "proc", config.interrupts, tasks)
-    return NoiseWatch(places, NoiseMetrics(metrics.registry))
+    return NoiseWatch(places, NoiseMetrics(metrics.registry), limits=config.config.noise_limits)
 
 
 def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine, runtime: Runtime) -> Wrappers:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pinning.cmk.pools import Reclaimed, Task
-    from pinning.contract import CPUPolicy, KubeletPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
+    from pinning.contract import CPUPolicy, KubeletPolicy, NoiseKind, NUMAMemory, NUMAPolicy, SMTPolicy
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import NodeSets
@@ -38,6 +38,13 @@ class ContainerNoise(NamedTuple):
     involuntary_switches: int | None = None  # of its threads
     other_slices: int | None = None  # timeslices of other threads on its CPUs
     unknown: tuple[str, ...] = ()
+
+
+class NoiseLevel(NamedTuple):
+    """Whether a container's CPUs are disturbed more than the operator allows."""
+
+    kind: NoiseKind | None  # by what; None: they are not
+    since: str = ""  # RFC 3339 in UTC
 
 
 class Path(StrEnum):
@@ -152,6 +159,7 @@ class ContainerState:
     refusal: Refusal | None = None
     uncounted: str = ""  # what the scheduler does not count of its claim; empty: nothing
     memory: MemoryState | None = None  # None: its pod says nothing about it
+    noise: NoiseLevel | None = None  # None: not known
     intruders: tuple[str, ...] = ()  # namespace/pod/container that the kernel lets run on its CPUs now
 
     @property

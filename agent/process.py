@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from agent.clock import Clock
 from agent.metrics import Metrics
+from agent.quiet.level_publisher import LevelPublisher
 from agent.reconcile.loop import Loop, Trigger
 from agent.reconcile.reconciler import Reconciler
 from agent.report.publisher import Publisher
@@ -73,7 +74,8 @@ class Agent:
         )
         if parts.saved:
             self.reconciler.resume(parts.saved)
-        self.loop = Loop(self.reconciler, self.publisher, parts.metrics, self.trigger)
+        self._levels = LevelPublisher(self.publisher, lambda: parts.noise.levels if parts.noise else {})
+        self.loop = Loop(self.reconciler, self._levels, parts.metrics, self.trigger)
 
     async def serve(self, listeners: Listeners) -> None:
         """Work and answer until cancelled."""
@@ -94,7 +96,8 @@ class Agent:
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
             if self._parts.noise:
-                group.create_task(self._parts.noise.run(lambda: self.publisher.state))
+                counting = self._parts.noise.run(lambda: self.publisher.state, self._levels.tell_again)
+                group.create_task(counting)
             await self.loop.run()
 
     async def reset(self) -> None:

@@ -10,7 +10,7 @@ from pinning.errors import BadCPUList
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from published.codec import AnotherVersion, decode
-from published.pod_status import Applied, Container, GuestPlace, Machine, PodStatus, Refusal
+from published.pod_status import Applied, Container, GuestPlace, Machine, Noise, PodStatus, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,6 +44,9 @@ def container(
         applied=applied,
         refusal=refusal,
         drift=bool(state.proof and state.proof.outside),
+        noise=Noise(kind=state.noise.kind, since=state.noise.since)
+        if state.noise and state.noise.kind
+        else None,
         intruders=state.intruders,
         uncounted=state.uncounted,
     )

@@ -1,10 +1,10 @@
-"""Descriptions of policies, and of the paths by which CPUs were set, for plans and pages."""
+"""Descriptions of policies, of the paths by which CPUs were set, and of noise, for plans and pages."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pinning.contract import CoreType, NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, NoiseKind, NUMAPolicy, SMTPolicy
 
 SMT_WORDS: Final = {
     SMTPolicy.PREFER: "whole cores first, a leftover may share one",
@@ -28,3 +28,16 @@ PATH_WORDS: Final = {
     "affinity": "set for each thread of its virtual machine",
     "found": "found so by the agent",
 }
+# What disturbs a container, by the agent's word for it.
+NOISE_WORDS: Final[dict[str, str]] = {
+    NoiseKind.INTERRUPTS: "interrupts of devices",
+    NoiseKind.OTHER_SLICES: "timeslices of other threads",
+    NoiseKind.WAIT: "waits of its threads",
+    NoiseKind.SWITCHES: "involuntary switches of its threads",
+    NoiseKind.SOFTIRQS: "softirqs",
+}
+
+
+def noise_words(kind: str) -> str:
+    """Return what is above the operator's limit on the CPUs of a container; a kind that is not known as it is."""
+    return f"{NOISE_WORDS.get(kind, kind)} above the operator's limit"

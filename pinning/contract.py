@@ -203,6 +203,16 @@ class VMThreadsPolicy(StrEnum):
     SHARED = "shared"  # the shared set, including the shim
 
 
+class NoiseKind(StrEnum):
+    """What disturbs the CPUs of a container; in a second, the first that is above the operator's limit is reported."""
+
+    INTERRUPTS = "interrupts"  # of devices
+    OTHER_SLICES = "otherSlices"  # timeslices of other threads
+    WAIT = "waitMilliseconds"  # of its threads on run queues
+    SWITCHES = "involuntarySwitches"  # of its threads
+    SOFTIRQS = "softirqs"
+
+
 class Switch(StrEnum):
     """The values of an annotation that is either set or not."""
 

@@ -33,8 +33,11 @@ class Applied(Part, frozen=True):
 
 
 class Noise(Part, frozen=True):
-    """What disturbed the CPUs of a container within some seconds; None: not known. It is on the socket alone."""
+    """What disturbs the CPUs of a container; a count is None where it is not known."""
 
+    kind: str = ""  # what is above the operator's limit; empty: nothing
+    since: str = ""  # RFC 3339 in UTC
+    # What follows was counted within so many seconds, and is on the socket alone.
     seconds: float = 0.0
     interrupts: int | None = None  # of devices
     softirqs: int | None = None
@@ -101,7 +104,7 @@ class Container(Part, frozen=True):
     drift: bool = False
     intruders: tuple[str, ...] = ()
     uncounted: str = ""
-    noise: Noise | None = None  # None: it was not counted
+    noise: Noise | None = None  # None: there is nothing to say
 
 
 class PodStatus(Published, frozen=True):

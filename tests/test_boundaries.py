@@ -109,7 +109,10 @@ ROOMS = {
         *("agent.quiet", "agent.reconcile.checkpoint", "pinning"),
         "published.agent_state",
     ),
-    "agent.quiet": ("agent.errors", "agent.kernel.procfs", "agent.node_state", "pinning"),
+    "agent.quiet": (
+        *("agent.clock", "agent.errors", "agent.interfaces", "agent.kernel.procfs", "agent.node_state"),
+        "pinning",
+    ),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.kubelet.policy", "agent.own_pods", "agent.plain_pods", "agent.published_parts"),
@@ -121,7 +124,7 @@ ROOMS = {
     ),
     "agent.process": (
         *("agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.quiet.watch", "agent.reconcile", "agent.report.publisher", "agent.serve"),
+        *("agent.quiet", "agent.reconcile", "agent.report.publisher", "agent.serve"),
     ),
     "agent.access": ("agent.config", "agent.errors", "apiserver"),
     "agent.group_start": ("apiserver", "pinning"),

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from agent.clock import Clock
+from agent.quiet.level import next_level
 from agent.quiet.sample import Measured, compare, take_sample
 from pinning.contract import CPUPolicy
 from pinning.planning.observed import Owner
@@ -18,7 +20,8 @@ from pinning.planning.observed import Owner
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from agent.node_state import ContainerNoise, NodeState
+    from agent.node_state import ContainerNoise, NodeState, NoiseLevel
+    from agent.quiet.level import Limits, Watched
     from agent.quiet.noise_metrics import NoiseMetrics
     from agent.quiet.sample import Places, Sample
 
@@ -37,30 +40,45 @@ class NoiseWatch:
     monotonic: Callable[[], float] = time.monotonic
     cpu_time: Callable[[], float] = time.thread_time
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    limits: Limits = ()
+    clock: Clock = field(default_factory=Clock)
     noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict)  # of the last round
     _last: Sample | None = None
+    _watched: dict[Owner, Watched] = field(default_factory=dict)
 
-    async def run(self, newest: Callable[[], NodeState | None]) -> None:
-        """Count until cancelled."""
+    @property
+    def levels(self) -> Mapping[Owner, NoiseLevel]:
+        """The levels that are known."""
+        return {owner: it.level for owner, it in self._watched.items() if it.level}
+
+    async def run(self, newest: Callable[[], NodeState | None], changed: Callable[[], None]) -> None:
+        """Count until cancelled; call `changed` when a level is another."""
         took = 0.0
         while True:
             await self.sleep(max(ROUND_SECONDS, REST * took))
+            levels = self.levels
             try:
                 took = await self.count(newest())
             except Exception:  # the loop's edge: a bug in one round must not end the agent
                 logger.exception("count of noise crashed")
                 self._last, took = None, 0.0
                 self._show({}, None)
+            if self.levels != levels:
+                changed()
 
     async def count(self, state: NodeState | None) -> float:
         """Do one round; return the CPU time it took, in seconds."""
         measured = tuple(measured_containers(state)) if state else ()
+        self._watched = {it.owner: self._watched[it.owner] for it in measured if it.owner in self._watched}
         if not measured:
             self._last = None
             self._show({}, state)
             return 0.0
         noise, took = await asyncio.to_thread(self._round, measured)
         self.metrics.took(took)
+        now, time_of_day = self.monotonic(), self.clock.text()
+        for owner, it in noise.items():
+            self._watched[owner] = next_level(self._watched.get(owner), it, self.limits, now, time_of_day)
         self._show(noise, state)
         return took
 

@@ -88,14 +88,20 @@ def _is_waiting(pod: PodState) -> bool:
 
 
 def _container(state: ContainerState, old: Container, vm: VMState | None) -> Container:
-    """Return the status of a container, without facts that other containers change."""
-    return parts.container(
+    """Return the status of a container, without facts that other containers change.
+
+    A noise level that is not known stays, and one of the same kind began when the annotation says.
+    """
+    new = parts.container(
         state,
         vm,
         cpus=str(state.cpus) if state.policy else "",
         applied=_applied(state, state.proof, old.applied) if state.policy and state.proof else None,
         refusal=_refusal(state.refusal, old.refusal) if state.refusal else None,
     )
+    kind = new.noise.kind if new.noise else ""
+    is_same = state.noise is None or (old.noise and old.noise.kind == kind)
+    return replace(new, noise=old.noise) if is_same and state.policy else new
 
 
 def _applied(state: ContainerState, proof: Proof, old: Applied | None) -> Applied:

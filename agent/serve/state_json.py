@@ -111,7 +111,11 @@ def _container(state: ContainerState, vm: VMState | None, noise: ContainerNoise 
         applied=_applied(state.proof) if state.proof else None,
         refusal=parts.refusal(state.refusal) if state.refusal else None,
     )
-    return replace(container, noise=Noise(**noise._asdict())) if noise else container
+    return (
+        replace(container, noise=replace(container.noise or Noise(), **noise._asdict()))
+        if noise
+        else container
+    )
 
 
 def _applied(proof: Proof) -> Applied:

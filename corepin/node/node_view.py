@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
 from drawing.picture import reading_order
+from drawing.policy_words import noise_words
 from drawing.reported import picture_of
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
@@ -171,6 +172,8 @@ def _proof(applied: Applied, wanted: CPUSet) -> Iterator[str]:
 
 def _noise(noise: Noise) -> Iterator[str]:
     """Yield how often a container was disturbed in a second; what is not known is left out, with the reason."""
+    if noise.kind:
+        yield f"{noise_words(noise.kind)} since {noise.since}"
     counts = {
         "device interrupts": noise.interrupts,
         "softirqs": noise.softirqs,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from corepin.node.pod_waits import waits_of
-from drawing.policy_words import PATH_WORDS
+from drawing.policy_words import PATH_WORDS, noise_words
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
 from pinning.pods.claims import Claim, Origin, read_pod
 from published.codec import AnotherVersion, decode
@@ -189,6 +189,8 @@ def _proofs(status: PodStatus) -> Iterator[Entry]:
             whom = f"{name}, but for threads that were moved," if container.shared_cpus else name
             message = f"the kernel keeps {whom} on CPUs {applied.cpus}, {path}"
             yield Entry(applied.time, "proof", message + _window(applied.window_seconds))
+        if noise := container.noise:
+            yield Entry(noise.since, "proof", f"{name} is disturbed on its CPUs: {noise_words(noise.kind)}")
     if machine := status.vm:
         vcpus = ", ".join(f"{number} on {cpus}" for number, cpus in enumerate(machine.vcpus))
         yield Entry(machine.time, "proof", f"the kernel keeps its vCPUs so: {vcpus}")

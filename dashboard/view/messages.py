@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from dashboard.model.records import MOST_MESSAGE
 from dashboard.view.shapes import Fact
-from drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS
+from drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS, noise_words
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
 
 if TYPE_CHECKING:
@@ -60,6 +60,9 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
         )
     if container and container.uncounted:
         yield Fact("Not counted", container.uncounted)
+    if container and container.noise:
+        words, since = noise_words(container.noise.kind), container.noise.since
+        yield Fact("Noise", f"{words} since {since}"[:MOST_MESSAGE])
     if container and container.applied and container.applied.time:
         yield Fact("Since", container.applied.time, is_time=True)
     yield Fact("Proof", proof(container))

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from pinning.contract import CoreType, NUMAPolicy, ReserveSource, SMTPolicy, VMThreadsPolicy
+from pinning.contract import CoreType, NoiseKind, NUMAPolicy, ReserveSource, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract, BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.pods.counted import RESOURCES
@@ -76,6 +76,7 @@ class NodeConfig:
     uncounted_claims: UncountedClaims = UncountedClaims.REPORT
     observe: bool = False
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
+    noise_limits: tuple[tuple[NoiseKind, float], ...] = ()  # in a second; what has none is never reported
     kubelet_binds_memory: bool = False  # detected by the agent: the kubelet's Memory Manager policy is Static
 
 
@@ -97,7 +98,9 @@ KEYS = (
     "uncountedClaims",
     "observe",
     "pools",
+    "noise",
 )
+MOST_RATE: Final = 10**9  # in a second
 POOL_KEYS = ("exclusive_cores", "shared_cores", "exclusive_non_isolcpus", "exclusive_mode", "shared_mode")
 
 
@@ -121,7 +124,15 @@ def read_node_config(given: object) -> NodeConfig:
         uncounted_claims=keys.word("uncountedClaims", UncountedClaims.REPORT),
         observe=keys.flag("observe"),
         pools=_read_pools(keys.value("pools")),
+        noise_limits=_read_noise(keys.value("noise")),
     )
+
+
+def _read_noise(given: object) -> tuple[tuple[NoiseKind, float], ...]:
+    if given is None:
+        return ()
+    keys = _Keys.of(given, "noise.", tuple(NoiseKind))
+    return tuple((kind, keys.rate(kind)) for kind in NoiseKind if keys.value(kind) is not None)
 
 
 def _read_pools(given: object) -> StaticPools | None:
@@ -155,7 +166,7 @@ class _Keys:
         """Check that all keys of a mapping are known; raise BadContract otherwise."""
         if not isinstance(given, dict):
             name = prefix.rstrip(".") or "the node configuration"
-            also = f", or the word {DYNAMIC}" if prefix else ""
+            also = f", or the word {DYNAMIC}" if prefix == "pools." else ""
             raise BadContract(f"{name}: {given!r} is no mapping: write keys of {', '.join(known)}{also}")
         for key in given:
             if key not in known:
@@ -217,6 +228,13 @@ class _Keys:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.bad(key, "a whole number of cores, 0 or more")
         return value
+
+    def rate(self, key: str) -> float:
+        """Return a number in a second."""
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_RATE:
+            raise self.bad(key, f"a number in a second from 0 to {MOST_RATE}")
+        return float(value)
 
     def counted(self, key: str) -> frozenset[SMTPolicy]:
         """Return the SMT policies whose claims the scheduler counts, none when absent."""

@@ -96,6 +96,16 @@ def test_cells_say_whose_they_are() -> None:
     assert (by_cpu[1].owner, by_cpu[18].owner, by_cpu[4].owner) == (0, 2, -1)
 
 
+def test_noise_stands_beside_the_cpus() -> None:
+    """What disturbs a container more than the operator allows, since when; a kind of a later agent too."""
+    for kind, words in (("softirqs", "softirqs"), ("cosmicRays", "cosmicRays")):
+        main = container("1,17", noise={"kind": kind, "since": "2026-11-22T10:00:00Z"})
+        owners = {"default/web/main": owner("1,17")}
+        page = shown(cluster(node("n", MACHINE, pools(MACHINE, owners)), pod("web", {"main": main})))
+        (noise,) = (fact.text for fact in page.owners[0].facts if fact.term == "Noise")
+        assert noise == f"{words} above the operator's limit since 2026-11-22T10:00:00Z"
+
+
 def test_legend_has_every_owner_and_every_sign() -> None:
     """With CPUs, policy, since when and how far it is proven."""
     owners = {"default/web/main": owner("1,17", smt="require")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from agent.quiet.level_publisher import LevelPublisher
 from agent.quiet.noise_metrics import NoiseMetrics
 from agent.quiet.sample import Places
 from agent.quiet.watch import NoiseWatch, measured_containers
 from agent.serve.state_json import agent_state
+from pinning.contract import NoiseKind
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from published.pod_status import Noise
@@ -108,6 +111,50 @@ def test_series_of_what_is_not_known_ends(counted: Counted) -> None:
     assert counted.metric("interrupts") == 0
 
 
+class Told:
+    """A publisher that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.states: list[NodeState] = []
+
+    def tell(self, state: NodeState) -> None:
+        """Keep a state."""
+        self.states.append(state)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Pause nothing."""
+        return nullcontext()
+
+    async def run(self) -> None:
+        """Publish nothing."""
+
+
+def test_level_goes_to_the_reporters_when_it_changes(counted: Counted) -> None:
+    """At once and not in every round, with the last state; a container that is not measured any more has none."""
+    counted.watch.limits = ((NoiseKind.INTERRUPTS, 0.5),)
+    told, rounds = Told(), iter(range(1, 5))
+    publisher = LevelPublisher(told, lambda: counted.watch.levels)
+    publisher.tell_again()  # there is no state yet
+    publisher.tell(STATE)
+
+    async def sleep(_: float) -> None:
+        if (number := next(rounds, None)) is None:
+            raise asyncio.CancelledError
+        counted.now += 10.0
+        counted.interrupts(6 * number)
+
+    states = iter([STATE, STATE, STATE, None])
+    counted.watch.sleep = sleep
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(counted.watch.run(lambda: next(states), publisher.tell_again))
+
+    levels = [{pod.name: pod.containers[0].noise for pod in state.pods} for state in told.states]
+    assert [it["web"] and it["web"].kind for it in levels] == [None, NoiseKind.INTERRUPTS, None]
+    assert {it["plain"] for it in levels} == {None}
+    with publisher.paused():
+        asyncio.run(publisher.run())
+
+
 @pytest.mark.parametrize("state", [None, state_of(PLAIN)], ids=["no state yet", "no exclusive CPU"])
 def test_nothing_is_read_without_exclusive_cpus(counted: Counted, state: NodeState | None) -> None:
     """It costs nothing, and what was shown before is taken back."""
@@ -138,5 +185,5 @@ def test_rounds_rest_in_proportion_to_their_cost(counted: Counted) -> None:
         return state
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(counted.watch.run(newest))
+        asyncio.run(counted.watch.run(newest, lambda: None))
     assert waits == [10.0, 500.0, 10.0, 500.0]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent.node_state import NodeState, Path, PodState, Proof
+from agent.node_state import NodeState, NoiseLevel, Path, PodState, Proof
 from agent.report.pod_status import PodReport, pod_status
 from agent.report.publisher import Later
 from apiserver.client import Api
-from pinning.contract import STATUS_CPUS, CPUPolicy
+from pinning.contract import STATUS_CPUS, CPUPolicy, NoiseKind
 from pinning.machine.cpuset import CPUSet
 from tests.agent.report.pod_server import RefusingServer, Server, run, tell
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, owner, source, state_of
@@ -149,6 +149,50 @@ def test_times_change_only_with_content() -> None:
     grown = bound("a", container("main", 4), annotations=EXCLUSIVE)
     moved = written(state_of(grown, when=LATER), before=first)
     assert moved["containers"]["main"]["applied"]["time"] == LATER
+
+
+NOISY = NoiseLevel(NoiseKind.INTERRUPTS, WHEN)
+
+
+@pytest.mark.parametrize(
+    ("before", "level", "after"),
+    [
+        pytest.param(None, NOISY, NOISY, id="it begins"),
+        pytest.param(
+            NOISY, NoiseLevel(NoiseKind.INTERRUPTS, LATER), NOISY, id="a new agent finds it still so"
+        ),
+        pytest.param(NOISY, None, NOISY, id="a new agent does not know yet"),
+        pytest.param(
+            NOISY, NoiseLevel(NoiseKind.WAIT, LATER), NoiseLevel(NoiseKind.WAIT, LATER), id="another kind"
+        ),
+        pytest.param(NOISY, NoiseLevel(None), None, id="it ends"),
+        pytest.param(None, None, None, id="not known"),
+    ],
+)
+def test_noise_is_a_level_with_its_begin(
+    before: NoiseLevel | None, level: NoiseLevel | None, after: NoiseLevel | None
+) -> None:
+    """What is not known changes nothing, and the same kind began when the annotation says."""
+    state = state_of(bound("a", annotations=EXCLUSIVE)).pods[0]
+    (main,) = state.containers
+    first = pod_status(replace(state, containers=(replace(main, noise=before),)), None)
+    text = pod_status(replace(state, containers=(replace(main, noise=level),)), first)
+
+    noise = json.loads(text or "")["containers"]["main"].get("noise")
+    assert noise == (after and {"kind": after.kind, "since": after.since})
+
+
+def test_noise_ends_with_the_exclusive_cpus() -> None:
+    """The level is of CPUs that the container does not hold any more."""
+    noisy = state_of(bound("a", container("main", 2), container("b", 2), annotations=EXCLUSIVE)).pods[0]
+    first = pod_status(
+        replace(noisy, containers=tuple(replace(it, noise=NOISY) for it in noisy.containers)), None
+    )
+    only_b = {**EXCLUSIVE, "cpu-manager.corepin.io/container.main": "none"}
+    after = state_of(bound("a", container("main", 2), container("b", 2), annotations=only_b)).pods[0]
+
+    containers = json.loads(pod_status(after, first) or "")["containers"]
+    assert {name: "noise" in it for name, it in containers.items()} == {"b": True}
 
 
 def test_what_is_free_beside_a_refused_claim_is_not_told_again() -> None:

@@ -199,6 +199,8 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
     state = to_dict(STATE)
     web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
     web["noise"] = {
+        "kind": "interrupts",
+        "since": "2026-11-20T10:00:00Z",
         "seconds": 20.0,
         "softirqs": 250,
         "waitSeconds": 0.03,
@@ -211,7 +213,8 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
     shown = " ".join(capsys.readouterr().out.split())
     assert "disturbed in a second by 12.5 softirqs, 1.5 ms of waiting, 0 slices of others" in shown
     assert "not counted: masked" in shown
-    assert "interrupts" not in shown
+    assert "interrupts of devices above the operator's limit since 2026-11-20T10:00:00Z" in shown
+    assert "device interrupts" not in shown
 
 
 def test_json_is_the_agents_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,6 +108,20 @@ def test_shared_cpus_of_a_container_are_told() -> None:
         ]
 
 
+def test_noise_is_in_the_timeline() -> None:
+    """What disturbs a container, from when on; a kind of a later agent is shown as it is."""
+    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
+    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    status["containers"]["main"]["noise"] = {"kind": "interrupts", "since": LATER}
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    entry = timeline_of(pod, []).entries[-1]
+
+    assert (entry.time, entry.message) == (
+        LATER,
+        "main is disturbed on its CPUs: interrupts of devices above the operator's limit",
+    )
+
+
 def test_claim_that_the_scheduler_does_not_count_is_shown_once() -> None:
     """The status says it after the API server has forgotten the event, which says it before; another one's does not."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))

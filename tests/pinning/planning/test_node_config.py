@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinning.contract import CoreType, NUMAPolicy, SMTPolicy, VMThreadsPolicy
+from pinning.contract import CoreType, NoiseKind, NUMAPolicy, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import (
@@ -47,6 +47,7 @@ EVERY_KEY = {
         "exclusive_mode": "spread",
         "shared_mode": "packed",
     },
+    "noise": {"softirqs": 5000, "interrupts": 0.5},
 }
 
 
@@ -69,6 +70,7 @@ def test_every_key_is_read() -> None:
         uncounted_claims=UncountedClaims.REFUSE,
         observe=True,
         pools=StaticPools(4, 1, CPUSet.parse("5-6"), "spread", "packed"),
+        noise_limits=((NoiseKind.INTERRUPTS, 0.5), (NoiseKind.SOFTIRQS, 5000.0)),
     )
 
 
@@ -143,6 +145,21 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         ),
         pytest.param(
             {"pools": {"exclusive_cores": True}}, "pools.exclusive_cores: True", id="a truth value as count"
+        ),
+        pytest.param(
+            {"noise": 3}, "noise: 3 is no mapping: write keys of interrupts, .*softirqs$", id="noise"
+        ),
+        pytest.param({"noise": {"irqs": 3}}, "noise.irqs: the key is unknown", id="noise key"),
+        pytest.param(
+            {"noise": {"interrupts": -1}},
+            "noise.interrupts: -1 .*in a second from 0 to 1000000000",
+            id="negative rate",
+        ),
+        pytest.param({"noise": {"softirqs": float("nan")}}, "noise.softirqs: nan is not", id="no number"),
+        pytest.param({"noise": {"softirqs": 10**400}}, "noise.softirqs: 10+ is not", id="an endless rate"),
+        pytest.param({"noise": {"softirqs": "9"}}, "noise.softirqs: '9' is not", id="a text as rate"),
+        pytest.param(
+            {"noise": {"softirqs": True}}, "noise.softirqs: True is not", id="a truth value as rate"
         ),
         pytest.param({"pools": {"exclusive_cores": "4"}}, "pools.exclusive_cores: '4'", id="a text as count"),
         pytest.param(

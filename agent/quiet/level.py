@@ -1,0 +1,68 @@
+"""Whether a container is disturbed more than the operator allows. Pure.
+
+A level goes to the pod's annotation, so it changes at most once in ten minutes: it ends when the limit was kept for as
+long. What is not known neither begins nor ends one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.node_state import NoiseLevel
+from pinning.contract import NoiseKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.node_state import ContainerNoise
+
+HOLD_SECONDS: Final = 600.0
+Limits = tuple[tuple[NoiseKind, float], ...]
+
+
+class Watched(NamedTuple):
+    """The level of one container."""
+
+    level: NoiseLevel | None  # None: not known yet
+    last: float  # when it was above its limit last, or changed, or was not known, in seconds
+
+
+def next_level(
+    before: Watched | None, noise: ContainerNoise, limits: Limits, now: float, time: str
+) -> Watched:
+    """Return the level after one more round; `now` counts seconds, and `time` is written."""
+    above = [kind for kind, limit in limits if (rate := _rate(noise, kind)) is not None and rate > limit]
+    unknown = [kind for kind, _ in limits if _rate(noise, kind) is None]
+    if before is None:
+        return Watched(NoiseLevel(above[0], time) if above else None, now)
+    level, is_due = before.level, now - before.last >= HOLD_SECONDS
+    current = level.kind if level else None
+    if current:
+        if current in above or current in unknown:
+            return Watched(level, now)
+        return _turned(above, now, time) if is_due else before
+    if above:
+        return _turned(above, now, time) if level is None or is_due else before
+    if level is None and unknown:
+        return Watched(None, now)
+    return Watched(NoiseLevel(None), now) if level is None and is_due else before
+
+
+def _turned(above: Sequence[NoiseKind], now: float, time: str) -> Watched:
+    return Watched(NoiseLevel(above[0], time) if above else NoiseLevel(None), now)
+
+
+def _rate(noise: ContainerNoise, kind: NoiseKind) -> float | None:
+    """Return how often in a second; None: not known."""
+    member, factor = _COUNTS[kind]
+    count = getattr(noise, member)
+    return None if count is None else factor * count / max(noise.seconds, 1.0)
+
+
+_COUNTS: Final = {
+    NoiseKind.INTERRUPTS: ("interrupts", 1),
+    NoiseKind.OTHER_SLICES: ("other_slices", 1),
+    NoiseKind.WAIT: ("wait_seconds", 1000),
+    NoiseKind.SWITCHES: ("involuntary_switches", 1),
+    NoiseKind.SOFTIRQS: ("softirqs", 1),
+}

@@ -1,0 +1,53 @@
+"""Puts the noise levels of containers into the states on their way to the reporters, and sends the last one again on a change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pinning.planning.observed import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from agent.interfaces import StatePublisher
+    from agent.node_state import NodeState, NoiseLevel, PodState
+
+
+class LevelPublisher:
+    """A publisher that adds levels (interface `StatePublisher`)."""
+
+    def __init__(self, publisher: StatePublisher, levels: Callable[[], Mapping[Owner, NoiseLevel]]) -> None:
+        self._publisher = publisher
+        self._levels = levels
+        self._last: NodeState | None = None
+
+    def tell(self, state: NodeState) -> None:
+        """Take over the newest state."""
+        self._last = state
+        self._publisher.tell(with_levels(state, self._levels()))
+
+    def tell_again(self) -> None:
+        """Take over the levels of now."""
+        if self._last:
+            self.tell(self._last)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Begin no report until the block ends."""
+        return self._publisher.paused()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        await self._publisher.run()
+
+
+def with_levels(state: NodeState, levels: Mapping[Owner, NoiseLevel]) -> NodeState:
+    """Return a state with the levels that are known."""
+    uids = {owner.pod_uid for owner in levels}
+    return replace(state, pods=tuple(_pod(pod, levels) if pod.uid in uids else pod for pod in state.pods))
+
+
+def _pod(pod: PodState, levels: Mapping[Owner, NoiseLevel]) -> PodState:
+    containers = (replace(it, noise=levels.get(Owner(pod.uid, it.name))) for it in pod.containers)
+    return replace(pod, containers=tuple(containers))
