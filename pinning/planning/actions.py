@@ -115,7 +115,7 @@ def plan_actions(
     writes: list[_Write] = []
     for writer in writers:
         writes += _of_owner(writer, unpinned) if writer.target.own else _of_sharer(writer, occupied)
-    refuge = (shared - occupied) or ((run_sets.sets.reserved & run_sets.sets.universe) - occupied)
+    refuge = (shared - occupied) or (run_sets.sets.system - occupied)
     return _numbered(_in_order(writes, refuge), (shared - before.exclusive).mask)
 
 
