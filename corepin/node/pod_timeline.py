@@ -84,7 +84,7 @@ def _claims(pod: Mapping[str, Any]) -> Iterator[Entry]:
     for cause in claims.causes:
         yield Entry(time, "claim", f"cannot hold: {cause.field}: {cause.message}")
     if not claims.claims and not claims.causes:
-        yield Entry(time, "claim", "none: its containers run in the shared set")
+        yield Entry(time, "claim", "none: its containers have no CPUs of their own")
 
 
 def _wish(claim: Claim) -> str:

@@ -138,7 +138,7 @@ def _idle_cost(held: list[Assignment]) -> Iterator[str]:
 
 
 def _sidecar_cost(step: Step) -> Iterator[str]:
-    """Yield the CPU requests of sidecars beside owners: the scheduler charges them, they run in the shared set."""
+    """Yield the CPU requests of sidecars beside owners: the scheduler charges them, their containers own none."""
     owners = {
         (f"{assignment.namespace}/{assignment.pod}", assignment.owner.container) for assignment in step.ledger
     }
@@ -147,4 +147,4 @@ def _sidecar_cost(step: Step) -> Iterator[str]:
         for member in members(step.documents[key].pod):
             cpu = millicores(member.requests.get("cpu", 0))
             if cpu and (key, member.name) not in owners and not member.is_gate:
-                yield f"{key}/{member.name} requests {cpu}m CPU beside the pinned containers, and runs in the shared set"
+                yield f"{key}/{member.name} requests {cpu}m CPU beside the pinned containers, and has no CPUs of its own"

@@ -227,7 +227,11 @@ class Assigner:
         self.refusals.setdefault(ask.owner, refusal)
 
     def _refuse_start(self, ask: Ask, reason: Reason, why: str) -> None:
-        observed, message = self.draft.observed, f"{why}; until then it runs in the shared set"
+        observed, sets = self.draft.observed, self.draft.sets
+        is_system = sets.is_system(ask.pod.namespace) and sets.system
+        message = f"{why}; until then it runs in the shared set"
+        if is_system:
+            message = f"{why}; until then it runs on the reserved CPUs {sets.system}"
         if ask.claim.must_fit and ask.pod.is_gated and ask.owner not in observed.running:
             message = f"{why}; until then the pod waits in its init container {GATE_CONTAINER}"
         elif ask.claim.must_fit and not observed.holds_starts:

@@ -183,7 +183,7 @@ def test_silent_agent_is_named() -> None:
         assert wait.startswith("the agent of node node-1")
     plain, _ = shown(bound("plain", annotations={}))
     assert timeline_of(plain, []).waits == ()
-    assert timeline_of(plain, []).entries[0].message == "none: its containers run in the shared set"
+    assert timeline_of(plain, []).entries[0].message == "none: its containers have no CPUs of their own"
 
 
 def test_everything_that_can_be_waited_for_is_named() -> None:

@@ -192,7 +192,7 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
         "default/s/main: share, CPU 12 on NUMA node 1: 1 CPU that other containers may use too",
         "refused: default/big/main: NotEnoughCPUs: wanted 20",
         "hidden cost: default/web/main keeps CPUs 9-10 idle: 2 more than it runs on",
-        "default/web/proxy requests 700m CPU beside the pinned containers, and runs in the shared set",
+        "default/web/proxy requests 700m CPU beside the pinned containers, and has no CPUs of its own",
     ):
         assert text in words
     assert max(map(len, out.splitlines())) <= 80

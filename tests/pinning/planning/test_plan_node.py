@@ -119,6 +119,16 @@ def test_system_containers_run_on_the_reserved_cpus(is_strict: bool) -> None:
     assert str(next(it.cpus for it in node.live() if it.owner == Owner("a", "c0"))) == shared
 
 
+def test_a_refused_claim_of_a_system_container_names_the_reserved_cpus() -> None:
+    """It runs where the other containers of its namespace run."""
+    node = world(4, system_namespaces=("kube-*",))
+    node.add("a", [Wish("9", policy="exclusive")], namespace="kube-system")
+    node.start("a", "c0")
+    (refusal,) = node.run_all().refusals
+    assert refusal.message.endswith("until then it runs on the reserved CPUs 0,4")
+    assert node.live()[0].cpus == CPUSet.parse("0,4")
+
+
 def test_system_containers_share_while_the_reserve_is_offline() -> None:
     """An empty cpuset is never written."""
     node = world(4, system_namespaces=("test",))
