@@ -217,7 +217,7 @@ def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines:
     if not isinstance(cgroups.cpusets, KernelCpusets):
         return NoVirtualMachines()
     from agent.vm.machines import KernelVirtualMachines
-    from agent.vm.node import Roots
+    from agent.vm.shared_reads import Roots
 
     hierarchy = find_hierarchy(config.cgroup_root)
     return KernelVirtualMachines(Roots(config.root / "proc", config.debugfs / "kvm", hierarchy))
@@ -228,7 +228,7 @@ def _booting_machines(config: AgentConfig) -> BootingMachines:
     if config.runtime != "cri":
         return NoBootingMachines()
     from agent.vm.boot import KernelBootingMachines
-    from agent.vm.node import Roots
+    from agent.vm.shared_reads import Roots
 
     hierarchy = find_hierarchy(config.cgroup_root)
     roots = Roots(config.root / "proc", config.debugfs / "kvm", hierarchy)

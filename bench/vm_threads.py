@@ -28,7 +28,7 @@ from tests.agent.vm.fake_host import FakeHost
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agent.vm.node import Node
+    from agent.vm.shared_reads import SharedReads
     from pinning.planning.vm_threads import VMM, VMThreads
 
 MACHINES: Final = 50
@@ -55,7 +55,7 @@ class Guest(NamedTuple):
     cgroup: str
     sandbox: str
 
-    def find(self, look: Node) -> VMM:
+    def find(self, look: SharedReads) -> VMM:
         """Look for its VMM as the agent does at each sweep."""
         vmm = (
             find_sandbox_vmm(look, Sandbox(self.sandbox, self.pid, (self.cgroup,)))

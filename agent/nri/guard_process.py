@@ -81,14 +81,14 @@ class Health(socketserver.ThreadingTCPServer):
     request_queue_size = 32
 
     def __init__(
-        self, listen: tuple[str, int], obstacle: Callable[[], str], *, patience: float = ASKING_SECONDS
+        self, listen: tuple[str, int], obstacle: Callable[[], str], *, request_seconds: float = ASKING_SECONDS
     ) -> None:
         host, port = listen
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - as the flag says
         address = host or everywhere
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.obstacle = obstacle
-        self.patience = patience
+        self.request_seconds = request_seconds
         self._slots = threading.BoundedSemaphore(ASKING)
         super().__init__((address, port), _Asked)
 
@@ -124,7 +124,7 @@ class _Asked(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         """Answer the first segment, which holds a whole probe, and close, so that no client keeps a connection slot."""
-        self.request.settimeout(self.server.patience)
+        self.request.settimeout(self.server.request_seconds)
         line = self.request.recv(HEAD_LIMIT).partition(b"\r\n")[0].decode("latin-1").split(" ")
         status, text = self.server.answer(line[1].partition("?")[0] if len(line) > 1 else "")
         body = f"{text}\n".encode()

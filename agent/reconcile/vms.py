@@ -1,4 +1,4 @@
-"""Pinning of virtual machines' threads: after the writes of a pass, and when threads start.
+"""Pin the threads of virtual machines: after the writes of a pass, and when threads start.
 
 A cgroup confines threads to a set of CPUs and pins none to one CPU. Kernels before 6.2 also reset the affinity of all
 threads when the cpuset is written. So each machine is polled: its thread count and vCPUs every few seconds, every
@@ -16,7 +16,7 @@ from agent.node_state import VMState
 from agent.reconcile.machine_record import MachineRecord, VMTarget, place_of
 from agent.vm_interfaces import VMCPUs, VMPinned
 from pinning.machine.cpuset import union
-from pinning.planning.vm_masks import PATIENCE_SECONDS, Launcher, launcher_masks, sandbox_masks
+from pinning.planning.vm_masks import BOOT_SECONDS, Launcher, launcher_masks, sandbox_masks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
     from pinning.planning.vm_masks import VMMasks, VMSeen
 
-POLL_SECONDS: Final = 5.0  # between two looks at the thread counts
-SWEEP_SECONDS: Final = (
-    59.0  # at least between two looks at every thread: each second sweep of the agent has one
-)
+POLL_SECONDS: Final = 5.0  # between two readings of the thread counts
+SWEEP_SECONDS: Final = 59.0  # minimum between two readings of every thread: each second sweep of the agent
 SOON_SECONDS: Final = 1.0  # the same while a machine waits for its pins
-# Rate limit of looks at a machine that starts and ends threads: a look costs 25 to 100 microseconds a thread.
+# Rate limit for reading a machine that starts and ends threads: a reading costs 25 to 100 microseconds a thread.
 REST_SECONDS_A_THREAD: Final = 0.004
-FREE_THREADS: Final = 1_000  # no machine rests for these: guests of hundreds of vCPUs have fewer
-AT_ONCE: Final = 8  # machines before others get their turn
+FREE_THREADS: Final = 1_000  # threads without rate limit: guests of hundreds of vCPUs have fewer
+AT_ONCE: Final = 8  # machines between two yields to the event loop
 WAITS: Final = "its vCPUs are pinned by libvirt soon, or by corepin once the guest runs"
 
 AFFINITY_ALONE: Final = (
@@ -60,15 +58,15 @@ class VMKeeper:
         self._clock = clock
         self._request_pass = request_pass
         self.sandboxes: dict[str, MachineRecord] = {}  # every sandbox of the node, by its id
-        self._launchers: dict[str, MachineRecord] = {}  # those with a target, by the id of their container
+        self._launchers: dict[str, MachineRecord] = {}  # those with a target, by container id
         self._topology: Topology | None = None
-        self._changed = asyncio.Event()  # machines came, or other targets
+        self._changed = asyncio.Event()  # there are new machines or targets
         self._is_paused = False
         self._next_sweep = 0.0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Look at no machine until the block ends: a pass does, and its targets are newer."""
+        """Read no machine until the block ends, because a pass does, with newer targets."""
         self._is_paused = True
         try:
             yield
@@ -76,7 +74,7 @@ class VMKeeper:
             self._is_paused = False
 
     def listed(self, sandboxes: Iterable[RuntimeSandbox]) -> None:
-        """Take over the runtime's list of sandboxes."""
+        """Store the runtime's list of sandboxes."""
         known, self.sandboxes = self.sandboxes, {}
         for sandbox in sandboxes:
             record = known.get(sandbox.id) or MachineRecord(place_of(sandbox), self._clock.monotonic())
@@ -86,7 +84,7 @@ class VMKeeper:
             known[key].leave()
 
     async def follow(self, targets: Mapping[VMPlace, VMTarget], topology: Topology) -> None:
-        """Pin these machines and no others from now on; look at those that need it."""
+        """Pin exactly these machines from now on; read those that need it."""
         self._topology = topology
         self._aim(targets)
         if any(record.is_due or record.is_changing for record in self._followed()):
@@ -99,7 +97,7 @@ class VMKeeper:
                 await asyncio.sleep(0)
 
     async def read(self) -> None:
-        """Read from the kernel where every sandbox may run."""
+        """Read every sandbox's affinities from the kernel."""
         for number, record in enumerate(self.sandboxes.values(), 1):
             seen = self._vms.read(record.place)
             record.read(_cpus_of(seen) if seen else None, self._clock.monotonic())
@@ -107,37 +105,37 @@ class VMKeeper:
                 await asyncio.sleep(0)
 
     def confine(self, record: MachineRecord, own: CPUSet, others: CPUSet) -> VMCPUs | None:
-        """Move the threads of a sandbox at once; return where they may run then, as read back."""
+        """Move the threads of a sandbox at once; return their affinities as read back."""
         record.aim(record.place, VMTarget(record.pod_uid, own, others), self._clock.monotonic())
-        seen = self._look(record, fully=True)  # others wait until no thread of it is left on their CPUs
+        seen = self._look(record, fully=True)  # actions wait until no thread of it is left on the CPUs
         record.read(_cpus_of(seen) if seen else None, self._clock.monotonic())
         return record.threads
 
     def sandbox_cgroups(self) -> frozenset[str]:
-        """Return where the threads of sandboxes are, as far as that is known."""
+        """Return the cgroups with threads of sandboxes, if known."""
         return frozenset(cgroup for record in self.sandboxes.values() for cgroup in record.place.cgroups)
 
     def tasks(self, key: str) -> frozenset[int]:
-        """Return the threads that are pinned here and do not count as drift."""
+        """Return the pinned threads, which do not count as drift."""
         record = self._launchers.get(key)
         return self._vms.tasks(record.place) if record else frozenset()
 
     def states(self) -> Mapping[str, VMState]:
-        """Return what was read back of each machine, by pod."""
+        """Return the state read back of each machine, by pod."""
         return {record.target.pod_uid: record.state for record in self._followed() if record.state}
 
     def containers_written(self, keys: Collection[str]) -> None:
-        """Look at the machines of these containers with this pass: their cpusets were written."""
+        """Read the machines of these containers in this pass, because their cpusets were written."""
         for record in self._followed():
             record.is_due |= record.place.key in keys
 
     def cgroup_written(self, cgroup: str) -> None:
-        """Look at the machine of a cgroup with the next pass, after a foreign write of its cpuset."""
+        """Read the machine of a cgroup in the next pass, after a foreign write of its cpuset."""
         for record in self._followed():
             record.is_due |= cgroup in record.place.cgroups
 
     async def run(self) -> None:
-        """Look at machines with more or fewer threads than before, until cancelled."""
+        """Read machines whose thread count changed, until cancelled."""
         while True:
             await self._wait()
             try:
@@ -149,7 +147,7 @@ class VMKeeper:
                     self._request_pass()
 
     async def _wait(self) -> None:
-        """Sleep until the next poll, which comes sooner when a pass brought other machines or targets."""
+        """Sleep until the next poll; a pass with new machines or targets ends the sleep."""
         self._changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.pause()):
@@ -162,16 +160,19 @@ class VMKeeper:
         return SOON_SECONDS if waits else POLL_SECONDS
 
     def _is_expected(self, record: MachineRecord) -> bool:
-        """Say whether something is about to happen: a machine starts some time after its container."""
-        is_new = self._clock.monotonic() - record.known_since < PATIENCE_SECONDS
+        """Return whether a machine is expected soon: it starts some time after its container."""
+        is_new = self._clock.monotonic() - record.known_since < BOOT_SECONDS
         return record.is_due or record.is_unsettled or (record.state is None and is_new)
 
     async def poll(self) -> bool:
-        """Look at machines with other thread counts or strayed vCPUs, that wait, or were not seen yet; say if that is news."""
+        """Read machines with changed thread counts or stray vCPUs, waiting ones and new ones.
+
+        Return whether a state changed.
+        """
         return await self._look_at(self._is_wanted)
 
     async def sweep(self) -> bool:
-        """Look at every thread of every machine, now and then; say whether that is news."""
+        """Read every thread of every machine, if due; return whether a state changed."""
         now = self._clock.monotonic()
         if now < self._next_sweep:
             return False
@@ -199,7 +200,7 @@ class VMKeeper:
         ]
 
     def _aim(self, targets: Mapping[VMPlace, VMTarget]) -> None:
-        """Give these machines their targets, and leave all others alone."""
+        """Set the targets of these machines, and leave all others alone."""
         now, known, self._launchers = self._clock.monotonic(), self._launchers, {}
         for record in (*known.values(), *self.sandboxes.values()):
             if record.place not in targets:
@@ -220,8 +221,8 @@ class VMKeeper:
         return self._vms.count(record.place) != record.count or self._vms.has_strayed(record.place)
 
     def _look(self, record: MachineRecord, *, fully: bool = False) -> VMSeen | None:
-        """Read a machine, pin what is elsewhere than it is to be, and note what came of it."""
-        # The count first: a thread that starts during the look changes it.
+        """Read a machine, pin its stray threads, and record the result."""
+        # The count first: if a thread starts during the reading, the next poll sees another count.
         count = self._vms.count(record.place)
         seen = self._vms.read(record.place, fully=fully)
         record.is_due = record.is_changing = False
@@ -251,7 +252,7 @@ class VMKeeper:
         pinned = self._vms.pin(record.place, masks)
         if pinned and (
             len(pinned.seen.vcpus) != len(masks.vcpus) or not pinned.is_settled
-        ):  # threads started in the meantime
+        ):  # threads that started during the reading
             record.is_changing = True
         return pinned
 
@@ -280,7 +281,7 @@ def _note(record: MachineRecord, seen: VMSeen) -> str:
 
 
 def _state(record: MachineRecord, pinned: VMPinned, kind: str, when: str, note: str) -> VMState:
-    """Return what was read back of a machine."""
+    """Return the state of a machine as read back."""
     seen, masks = pinned.seen, None if record.is_waiting else record.masks
     is_one_to_one = (
         masks is not None and masks.is_one_to_one and masks.vcpus == seen.vcpus and pinned.is_settled

@@ -1,4 +1,4 @@
-"""The threads of virtual machines: who they are, and where they may run.
+"""The threads of virtual machines: their roles and affinities.
 
-Nothing here asks a VMM: its monitor has one client, which is not this agent.
+No VMM is queried: its monitor accepts one client, which is not this agent.
 """

@@ -1,7 +1,7 @@
-"""Processes of Kata machines whose sandbox is not READY: the runtime lists nothing of them (interface `BootingMachines`).
+"""VMM processes of Kata sandboxes that are not READY, which the runtime does not list (interface `BootingMachines`).
 
-Kata starts the VMM from its shim, after it put the shim into the cgroup of the sandbox below that of the pod, or into a
-cgroup for overhead. Threads and child processes inherit the affinity of the thread that starts them.
+Kata starts the VMM from its shim, after it moved the shim into the sandbox's cgroup below the pod's, or into a cgroup
+for overhead. Threads and child processes inherit the affinity of the thread that starts them.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from agent.kernel.affinity import KERNEL, Affinities
 from agent.kernel.cgroupfs import PROCS, subfolders
 from agent.kernel.mover import Bound, move_threads
 from agent.vm.find import MOST_PROCESSES, ids_in
-from agent.vm.names import companion_role, kind_of
-from agent.vm.node import Node
 from agent.vm.process import MOST_THREADS, opened
+from agent.vm.shared_reads import SharedReads
+from agent.vm.thread_names import companion_role, kind_of
 from agent.vm_interfaces import ConfinedBoot
 from pinning.machine.cpuset import union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from agent.vm.node import Roots
     from agent.vm.process import Process
+    from agent.vm.shared_reads import Roots
     from agent.vm_interfaces import BootScope
     from pinning.machine.cpuset import CPUSet
 
-BOUND: Final = Bound(rounds=8, listed=MOST_THREADS)  # the next look finds what started since
+BOUND: Final = Bound(rounds=8, listed=MOST_THREADS)  # the next poll finds threads that started since
 OVERHEADS: Final = ("/kata_overhead", "/kata.slice/kata-overhead.slice")
 _UID: Final = re.compile(
     r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}"
-)  # of a static pod a user may write it: no path comes of it
+)  # users may write it for static pods, so it must not become a path
 _QOS: Final = re.compile(r"(?:.*-)?(?:burstable|besteffort)(?:\.slice)?")
 _SLICE: Final = ".slice"
-_TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
+_TICKS: Final = os.sysconf("SC_CLK_TCK")  # per second
 
 
 class KernelBootingMachines:
-    """Finds VMMs and shims of starting pods, and sets the affinity of their threads."""
+    """Finds VMMs and shims of starting pods, and sets their threads' affinity."""
 
     def __init__(
         self,
@@ -58,18 +58,20 @@ class KernelBootingMachines:
         self._boot_time = boot_time
 
     def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
-        """Put every thread that may run elsewhere on `cpus`; return the machines of which one was moved."""
-        node = Node(self._roots)
+        """Set `cpus` on every thread that may run elsewhere; return the machines with a moved thread."""
+        reads = SharedReads(self._roots)
         pids = ids_in(self._roots.hierarchy, self._cgroups(scope), PROCS)
-        return tuple(moved for pid in islice(pids, MOST_PROCESSES) if (moved := self._put(node, pid, cpus)))
+        return tuple(moved for pid in islice(pids, MOST_PROCESSES) if (moved := self._put(reads, pid, cpus)))
 
-    def _put(self, node: Node, pid: int, cpus: CPUSet) -> ConfinedBoot | None:
-        program = node.command(pid).program
+    def _put(self, reads: SharedReads, pid: int, cpus: CPUSet) -> ConfinedBoot | None:
+        program = reads.command(pid).program
         is_vmm = kind_of(program) != "other"
         if not is_vmm and companion_role(program) is None:
             return None
         with suppress(AgentError), opened(self._roots.proc, pid) as process:
-            if len(process.ids()) > 1:  # of a container: only Kata's own run in the node's pid namespace
+            if (
+                len(process.ids()) > 1
+            ):  # a container's process: only Kata's own run in the node's pid namespace
                 return None
             before = self._move(process, cpus)
             if before and is_vmm:
@@ -77,7 +79,10 @@ class KernelBootingMachines:
         return None
 
     def _move(self, process: Process, cpus: CPUSet) -> CPUSet:
-        """Return where the threads that were moved could run before; the next look finds what outran this one."""
+        """Move the threads; return where the moved ones could run before.
+
+        The next poll finds threads that started in between.
+        """
         before: dict[int, CPUSet] = {}
 
         def target(task: int, mask: CPUSet) -> CPUSet | None:
@@ -90,7 +95,7 @@ class KernelBootingMachines:
         return union(before[task] for task, found in moved.masks.items() if found <= cpus)
 
     def _cgroups(self, scope: BootScope) -> Iterator[str]:
-        """Yield the cgroups of the pods, and those for overhead of sandboxes that are not listed."""
+        """Yield the pods' cgroups, and the overhead cgroups of sandboxes that are not listed."""
         hierarchy = self._roots.hierarchy
         if hierarchy is None:
             return
@@ -108,7 +113,7 @@ class KernelBootingMachines:
 
 
 def _pod_names(parent: str, uid: str) -> Iterator[str]:
-    """Yield how the kubelet names the cgroup of a pod, by its driver."""
+    """Yield the possible names of a pod's cgroup, by the kubelet's cgroup driver."""
     above = parent.rpartition("/")[2]
     if above.endswith(_SLICE):
         yield f"{above.removesuffix(_SLICE)}-pod{uid.replace('-', '_')}{_SLICE}"
@@ -117,5 +122,5 @@ def _pod_names(parent: str, uid: str) -> Iterator[str]:
 
 
 def _sandbox_of(name: str) -> str:
-    """Return the sandbox of a cgroup for overhead: ID, or runtime-rs-ID.scope."""
+    """Return the sandbox id in the name of an overhead cgroup: ID, or runtime-rs-ID.scope."""
     return name.removesuffix(".scope").rpartition("-")[2]

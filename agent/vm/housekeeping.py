@@ -1,4 +1,4 @@
-"""The cgroup that KubeVirt keeps a guest's other threads in, where their CPUs are isolated (isolateEmulatorThread)."""
+"""KubeVirt's cgroup for a guest's threads other than vCPUs, if the vCPUs are isolated (isolateEmulatorThread)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from agent.kernel.cgroupfs import Hierarchy
     from pinning.machine.cpuset import CPUSet
 
-_NAME: Final = "housekeeping"  # below the cgroup of the compute container; threaded on cgroup v2
+_NAME: Final = "housekeeping"  # child of the compute container's cgroup; threaded on cgroup v2
 
 
 class Housekeeping(NamedTuple):
-    """What is in it now."""
+    """The current content of the cgroup."""
 
     cpus: CPUSet
     tasks: frozenset[int]

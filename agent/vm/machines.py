@@ -12,9 +12,9 @@ from agent.kernel.affinity import KERNEL, Affinities
 from agent.kernel.mover import Bound, Listing, move_threads
 from agent.kernel.procfs import TIMES, read_stat
 from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
+from agent.vm.host_threads import count_vhost_threads
 from agent.vm.housekeeping import Housekeeping, read_housekeeping
-from agent.vm.node import Node
-from agent.vm.outside import count_vhost_threads
+from agent.vm.shared_reads import SharedReads
 from agent.vm.threads import count_threads, is_running, is_there, own_ids, read_threads, rescan_threads
 from agent.vm_interfaces import VMPinned
 from pinning.machine.cpuset import EMPTY, CPUSet, union
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
-    from agent.vm.node import Roots
+    from agent.vm.shared_reads import Roots
     from agent.vm_interfaces import VMPlace
     from pinning.planning.vm_masks import VMMasks
     from pinning.planning.vm_threads import VMM, GuestShape, VMThread, VMThreads
 
 NODE_SECONDS: Final = (
-    2.0  # that what all machines share is read once for: a sweep may take some on a busy node
+    2.0  # how long shared reads are reused: a sweep of all machines may take seconds on a busy node
 )
-# Until a sandbox is searched for again, among all processes of the node: twice as long each time, for the machines of
-# some are on another node.
+# Backoff of the search for a sandbox among all processes of the node, because the machines of some runtimes are on
+# another node.
 MISSING_SECONDS: Final = 0.5
 LONGEST_MISSING_SECONDS: Final = 60.0
-ROUNDS: Final = 8  # of pinning while new threads come: the next look has the rest
-MOST_PUT: Final = 8_192  # threads, counted again in each round: after as many too the next look has the rest
+ROUNDS: Final = 8  # of pinning while new threads appear; the next poll pins the rest
+MOST_PUT: Final = 8_192  # threads, counted again in each round; the next poll pins the rest
 BOUND: Final = Bound(ROUNDS, MOST_PUT)
-HAS_RUN_TICKS: Final = 5  # of CPU time of a vCPU: making it takes less
+HAS_RUN_TICKS: Final = 5  # CPU time of a vCPU that proves a running guest: its creation takes less
 NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
-_TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
+_TICKS: Final = os.sysconf("SC_CLK_TCK")  # per second
 
 
 class _Absent(NamedTuple):
-    """A machine that was not found, and until when, for how long, it is not looked for again."""
+    """A machine that was not found: when to search again, and the backoff."""
 
     until: float
     seconds: float
@@ -54,42 +54,42 @@ class _Absent(NamedTuple):
 
 @dataclass(slots=True)
 class _Machine:
-    """One machine as it was read last."""
+    """The last reading of one machine."""
 
     vmm: VMM
     shape: GuestShape | None
     threads: VMThreads
-    has_run: bool = False  # its guest: a vCPU has used the CPU
-    masks: dict[int, CPUSet] = field(default_factory=dict)  # where each thread may run, unless it ended
+    has_run: bool = False  # the guest: a vCPU has used CPU time
+    masks: dict[int, CPUSet] = field(default_factory=dict)  # affinity of each thread that has not exited
     bound: set[int] = field(default_factory=set)  # threads that cannot be moved
-    unlisted: str = ""  # why its threads are those of an earlier look
-    settled_at: int = 0  # how many threads there were when two listings were the same; 0: they were not
-    unplugged: tuple[int, ...] = ()  # the vCPUs that a full look confirmed, fewer than were there before
+    unlisted: str = ""  # why its threads come from an earlier reading
+    settled_at: int = 0  # thread count when two listings were equal; 0: they were not
+    unplugged: tuple[int, ...] = ()  # the vCPUs that a full reading confirmed after some were unplugged
 
     def take(self, threads: VMThreads, count: int) -> None:
-        """Take over a listing of about so many threads; one that is new may get its name a moment later."""
+        """Store a listing and its thread count; a new thread may get its name a moment later."""
         is_settled = bool(threads.told_by) and threads == self.threads
         self.threads, self.unlisted = threads, ""
         self.settled_at = count if is_settled and not self.missing_vcpus else 0
 
     def take_masks(self, masks: Mapping[int, CPUSet]) -> None:
-        """Take over where its threads may run; those that ended have no mask."""
+        """Store the affinities; exited threads have none."""
         self.masks = {tid: cpus for tid, cpus in masks.items() if cpus}
         self.bound &= self.masks.keys()
 
     def has_strayed(self, affinities: Affinities) -> bool:
-        """Say whether its first thread or a vCPU may run elsewhere than it was read."""
+        """Return whether the affinity of the first thread or of a vCPU changed since it was read."""
         pinned = (self.vmm.pid, *self.threads.vcpus)
         return any(affinities.read(tid) != self.masks.get(tid, EMPTY) for tid in pinned)
 
     def confirm(self, before: VMThreads) -> None:
-        """Take a smaller number of vCPUs for true when a full look finds the same ones as the look before it."""
+        """Accept a smaller number of vCPUs if a full reading finds the same ones as the reading before it."""
         if self.missing_vcpus and self.threads.vcpus == before.vcpus:
             self.unplugged = self.threads.vcpus
 
     @property
     def expected_vcpus(self) -> int:
-        """Return how many vCPUs it has: as its arguments and KVM say, until a full look confirmed fewer."""
+        """Return the number of vCPUs by arguments and KVM, unless a full reading confirmed fewer."""
         found = self.threads.vcpus
         if found and found == self.unplugged:
             return len(found)
@@ -97,12 +97,12 @@ class _Machine:
 
     @property
     def missing_vcpus(self) -> int:
-        """Return how many of its vCPUs are not found, while others are; 0 when all are."""
+        """Return how many vCPUs are not found while others are; 0 if none is missing."""
         found = len(self.threads.vcpus)
         return self.expected_vcpus - found if found else 0
 
     def of(self, *roles: Role) -> Iterator[CPUSet]:
-        """Yield where the threads of some roles may run."""
+        """Yield the affinities of the threads with the given roles."""
         return (
             self.masks[thread.tid]
             for thread in self.threads.threads
@@ -110,7 +110,7 @@ class _Machine:
         )
 
     def ranked(self) -> Iterator[tuple[VMThread, int]]:
-        """Yield every thread with its rank among those of its role."""
+        """Yield every thread with its rank within its role."""
         ranks = {tid: rank for rank, tid in enumerate(self.threads.vcpus)}
         ranks |= {tid: rank for rank, tid in enumerate(self.threads.of(Role.IOTHREAD))}
         for thread in self.threads.threads:
@@ -118,7 +118,7 @@ class _Machine:
 
 
 class KernelVirtualMachines:
-    """Finds, reads and pins the machines of a node."""
+    """Finds, reads and pins the virtual machines of a node."""
 
     def __init__(
         self,
@@ -133,16 +133,16 @@ class KernelVirtualMachines:
         self._cpu_seconds = cpu_seconds
         self._machines: dict[VMPlace, _Machine] = {}
         self._missing: dict[VMPlace, _Absent] = {}
-        self._node = Node(roots)
+        self._reads = SharedReads(roots)
         self._node_until = 0.0
 
     def kind(self, place: VMPlace) -> str:
-        """Return what runs the machine, e.g. "qemu"; empty while nothing does."""
+        """Return the kind of VMM, e.g. "qemu"; empty if none runs."""
         machine = self._machines.get(place)
         return machine.vmm.kind if machine else ""
 
     def count(self, place: VMPlace) -> int:
-        """Return how many threads it has now, cheaply; 0 when it is not there."""
+        """Return the current thread count in one cheap call; 0 if the machine does not exist."""
         machine = self._machines.get(place)
         if machine is None:
             return 0
@@ -150,29 +150,29 @@ class KernelVirtualMachines:
         return own and own + count_vhost_threads(self._look(), machine.masks)
 
     def _count_own(self, machine: _Machine) -> int:
-        """Return how many threads its process has."""
+        """Return the thread count of its process."""
         try:
             return count_threads(self._roots, machine.vmm)
         except AgentError:
             return 0
 
     def has_strayed(self, place: VMPlace) -> bool:
-        """Say whether its first thread or a vCPU may run elsewhere than it was seen last, or it has other threads."""
+        """Return whether the first thread or a vCPU changed its affinity, or the set of threads changed."""
         machine = self._machines.get(place)
         if machine is None:
             return False
         if machine.has_strayed(self._affinities):
             return True
-        try:  # after the masks were read: an id that is not listed now may have been another process's
+        try:  # listed after the masks were read, because an id that is missing now may have been another process's then
             return own_ids(self._roots, machine.vmm) != machine.threads.own_ids and not machine.unlisted
         except AgentError:
             return False
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
-        """Return its threads and where each may run; `fully` looks again for those outside of its process.
+        """Return its threads with their affinities; `fully` searches again for threads outside of its process.
 
-        A machine that cannot be listed is still there, with the threads that it had: it is not given up as one that
-        ended, whose CPUs others get.
+        A machine that cannot be listed keeps the threads of the last reading: it does not count as exited, because its
+        CPUs would go to others.
         """
         try:
             machine = self._listed(place, fully=fully)
@@ -185,14 +185,14 @@ class KernelVirtualMachines:
             self._machines.pop(place, None)
             return None
         machine.take_masks(_read_masks(self._look(), machine, self._affinities))
-        if not (machine.has_run or place.is_sandbox):  # no boot of a guest to wait for in a sandbox
+        if not (machine.has_run or place.is_sandbox):  # a sandbox is listed after its guest has booted
             machine.has_run = any(
                 _ticks(self._roots.proc / str(tid)) >= HAS_RUN_TICKS for tid in machine.threads.vcpus
             )
         return self._seen(place, machine)
 
     def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
-        """Pin all threads, listing again until none is to be moved; None when the VMM exited."""
+        """Pin all threads, re-listing until no new one appears; None if the VMM exited."""
         machine = self._machines.get(place)
         if machine is None:
             return None
@@ -211,7 +211,7 @@ class KernelVirtualMachines:
         return VMPinned(seen, refused, is_settled=moved.is_settled) if seen else None
 
     def tasks(self, place: VMPlace) -> frozenset[int]:
-        """Return the ids of its threads as they were last seen."""
+        """Return its thread ids of the last reading."""
         machine = self._machines.get(place)
         return frozenset(machine.masks) if machine else frozenset()
 
@@ -221,12 +221,12 @@ class KernelVirtualMachines:
         self._missing = {place: self._missing[place] for place in places if place in self._missing}
 
     def _listed(self, place: VMPlace, *, fully: bool) -> _Machine:
-        """Return a machine with its threads as they are now; raise AgentError when it is not there."""
-        node, cgroups = self._look(fully=fully), place.cgroups
+        """Return a machine with its current threads; raise AgentError if it does not exist."""
+        reads, cgroups = self._look(fully=fully), place.cgroups
         sandbox_id = place.key if place.is_sandbox else ""
         machine = self._machines.get(place)
         if machine:
-            # The count first: a thread that starts during the look changes it.
+            # The count first: if a thread starts during the reading, the next poll sees another count.
             known, count = machine.threads, self.count(place)
             if not fully:
                 if (
@@ -235,45 +235,45 @@ class KernelVirtualMachines:
                     and own_ids(self._roots, machine.vmm) == machine.threads.own_ids
                 ):
                     return machine
-                machine.take(rescan_threads(node, known, sandbox_id=sandbox_id), count)
+                machine.take(rescan_threads(reads, known, sandbox_id=sandbox_id), count)
             if fully or len(machine.threads.vcpus) < len(known.vcpus) or machine.missing_vcpus:
-                threads = read_threads(node, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
+                threads = read_threads(reads, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
                 machine.take(threads, count)
             if fully:
                 machine.confirm(known)
             return machine
-        vmm = self._find(node, place)
-        threads = read_threads(node, vmm, cgroups, sandbox_id=sandbox_id)
+        vmm = self._find(reads, place)
+        threads = read_threads(reads, vmm, cgroups, sandbox_id=sandbox_id)
         self._machines[place] = _Machine(vmm, read_guest_shape(self._roots, vmm), threads)
         return self._machines[place]
 
-    def _find(self, node: Node, place: VMPlace) -> VMM:
-        """Return what runs a machine; raise Gone when it is not there."""
-        vmm = self._find_in_sandbox(node, place) if place.is_sandbox else _find_in_container(node, place)
+    def _find(self, reads: SharedReads, place: VMPlace) -> VMM:
+        """Return the VMM of a machine; raise Gone if there is none."""
+        vmm = self._find_in_sandbox(reads, place) if place.is_sandbox else _find_in_container(reads, place)
         if vmm is None:
             raise Gone(f"no virtual machine of {place.key}")
         return vmm
 
-    def _find_in_sandbox(self, node: Node, place: VMPlace) -> VMM | None:
+    def _find_in_sandbox(self, reads: SharedReads, place: VMPlace) -> VMM | None:
         now, missing = self._monotonic(), self._missing.pop(place, None)
         if missing and now < missing.until:
             self._missing[place] = missing
             return None
-        vmm = find_sandbox_vmm(node, Sandbox(place.key, place.pid, place.cgroups))
+        vmm = find_sandbox_vmm(reads, Sandbox(place.key, place.pid, place.cgroups))
         if vmm is None:
             seconds = min(2 * missing.seconds, LONGEST_MISSING_SECONDS) if missing else MISSING_SECONDS
             self._missing[place] = _Absent(now + seconds, seconds)
         return vmm
 
-    def _look(self, *, fully: bool = False) -> Node:
-        """Return what all machines share; many are read one after the other, and need it once."""
+    def _look(self, *, fully: bool = False) -> SharedReads:
+        """Return the reads shared by all machines, at most SHARED_SECONDS old."""
         if self._monotonic() >= self._node_until:
-            self._node = Node(self._roots) if fully else self._node.again()
+            self._reads = SharedReads(self._roots) if fully else self._reads.again()
             self._node_until = self._monotonic() + NODE_SECONDS
-        return self._node
+        return self._reads
 
     def _seen(self, place: VMPlace, machine: _Machine) -> VMSeen | None:
-        """Return a machine by the masks that were read last; None when its first thread has ended."""
+        """Return a machine by the affinities of the last reading; None if its first thread has exited."""
         main, shape = machine.masks.get(machine.vmm.pid), machine.shape
         if main is None:
             return None
@@ -304,7 +304,7 @@ class KernelVirtualMachines:
         )
 
     def _housekeeping(self, place: VMPlace) -> Housekeeping:
-        """Return what is in KubeVirt's cgroup for the emulator."""
+        """Return the content of KubeVirt's housekeeping cgroup."""
         hierarchy = self._roots.hierarchy
         if place.is_sandbox or place.cgroup is None or hierarchy is None:
             return NO_HOUSEKEEPING
@@ -315,7 +315,7 @@ class KernelVirtualMachines:
 
 
 def _ids_now(roots: Roots, machine: _Machine) -> frozenset[int] | None:
-    """Return the ids of the threads of its process, the known ones where they cannot be listed; None when it exited."""
+    """Return the current thread ids of its process, the known ones if they cannot be listed; None if it exited."""
     try:
         return own_ids(roots, machine.vmm)
     except Refused:
@@ -324,32 +324,34 @@ def _ids_now(roots: Roots, machine: _Machine) -> frozenset[int] | None:
         return None
 
 
-def _read_masks(node: Node, machine: _Machine, affinities: Affinities) -> dict[int, CPUSet]:
-    """Read where its threads may run. Only what is still its own afterwards counts: an id may be another's by now."""
+def _read_masks(reads: SharedReads, machine: _Machine, affinities: Affinities) -> dict[int, CPUSet]:
+    """Read the affinities of its threads. Only threads listed before and after count, because ids are reused."""
     threads = machine.threads
     read = {thread.tid: affinities.read(thread.tid) for thread in threads.threads}
-    inside, known = _ids_now(node.roots, machine) or frozenset(), machine.threads.own_ids
+    inside, known = _ids_now(reads.roots, machine) or frozenset(), machine.threads.own_ids
     return {
         thread.tid: read[thread.tid]
         for thread in threads.threads
-        if (thread.tid in inside if thread.tid in known else is_there(node, threads, thread))
+        if (thread.tid in inside if thread.tid in known else is_there(reads, threads, thread))
     }
 
 
 class _Turn:
-    """One pinning of a machine: its threads as the mover has them, and what was asked for each."""
+    """One pinning of a machine: its threads for the mover, and the requested mask of each."""
 
-    def __init__(self, machine: _Machine, masks: VMMasks, read_again: Callable[[], bool], node: Node) -> None:
+    def __init__(
+        self, machine: _Machine, masks: VMMasks, read_again: Callable[[], bool], reads: SharedReads
+    ) -> None:
         self.asked: dict[int, tuple[Role, CPUSet]] = {}
         self._machine = machine
         self._masks = masks
         self._read_again = read_again
-        self._node = node
+        self._reads = reads
         self._rounds = 0
         self._ranked: dict[int, tuple[VMThread, int]] = {}
 
     def list(self) -> Listing:
-        """Return the threads that were read just now; read them again from the second round on."""
+        """Return the threads just read; read them again from the second round on."""
         self._rounds += 1
         if self._rounds > 1 and not self._read_again():
             raise Gone(f"process {self._machine.vmm.pid} exited")
@@ -357,16 +359,16 @@ class _Turn:
         return Listing(tuple(self._machine.masks))
 
     def has(self, task: int) -> bool:
-        """Say whether an id is still that of the thread; where it is not, the next round lists them all again."""
-        if is_there(self._node, self._machine.threads, self._ranked[task][0]):
+        """Return whether an id is still this thread's; if not, the next round lists all threads again."""
+        if is_there(self._reads, self._machine.threads, self._ranked[task][0]):
             return True
         self._machine.settled_at = 0
         return False
 
     def target(self, task: int, mask: CPUSet) -> CPUSet | None:
-        """Return where a thread is to run; None where it does.
+        """Return a thread's CPUs; None if it is there already.
 
-        While there are other vCPUs than the masks are for, it is not known which mask is whose.
+        If the vCPUs changed since the masks were made, no thread is assigned a mask.
         """
         thread, rank = self._ranked[task]
         wanted = self._masks.of(thread.role, rank)
@@ -378,15 +380,15 @@ class _Turn:
 
 
 def _missing(count: int, machine: _Machine) -> str:
-    """Return why the vCPUs found are not all; empty when they are, or cannot be distinguished."""
+    """Return why some vCPUs were not found; empty if all were, or none can be identified."""
     expected = machine.expected_vcpus
     if not machine.threads.told_by or count >= expected:
         return ""
     return f"{count} of its {expected} vCPUs are found: the others start or end just now"
 
 
-def _find_in_container(node: Node, place: VMPlace) -> VMM | None:
-    return find_container_vmm(node, place.cgroup) if place.cgroup else None
+def _find_in_container(reads: SharedReads, place: VMPlace) -> VMM | None:
+    return find_container_vmm(reads, place.cgroup) if place.cgroup else None
 
 
 def _ticks(task: Path) -> int:
@@ -398,5 +400,5 @@ def _ticks(task: Path) -> int:
 
 
 def _is_fixed(vmm: VMM, shape: GuestShape | None) -> bool:
-    """Say whether no vCPU can be added to a machine."""
+    """Return whether no vCPU can be hotplugged into the machine."""
     return vmm.kind == "firecracker" or (shape is not None and shape.most_vcpus <= shape.vcpus)

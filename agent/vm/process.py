@@ -1,7 +1,7 @@
-"""One process and its threads, as read from /proc.
+"""One process and its threads, read from /proc.
 
-The process chooses its names, its command line and how many threads it has: everything is read in bounds. Its folder
-stays open, so that a process that reuses the pid is never read.
+A process chooses its names, its command line and its number of threads, so every read is bounded. Its folder stays
+open, so that a reused pid is never read.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_THREADS: Final = 8_192  # a guest of KVM has up to 4,096 vCPUs, and fewer other threads
-_MOST_LISTINGS: Final = 8  # it may make threads faster than they are read: the next look has them
+_MOST_LISTINGS: Final = 8  # threads may start faster than they are read; the next poll reads the rest
 _NONE: Final[Mapping[int, tuple[Task, str]]] = MappingProxyType({})
 _MOST_FILES: Final = 65_536
 _FEW_BYTES: Final = 4096
-_LINKS: Final = 2  # of a folder without others in it: the kernel adds one for each thread
+_LINKS: Final = 2  # link count of an empty folder: the kernel adds one for each thread
 _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
 
 
 class Process:
-    """An open folder of /proc. What is asked of threads that ended raises OSError."""
+    """An open folder of /proc. Reads of exited threads raise OSError."""
 
     def __init__(self, folder: int, pid: int) -> None:
         self._folder = folder
         self.pid = pid
 
     def folders(self) -> dict[int, int]:
-        """Return the ids of its threads, up to MOST_THREADS of them, each with the inode number of its folder."""
+        """Return the thread ids, up to MOST_THREADS, each with the inode number of its folder."""
         with self._tasks() as entries:
             return {int(entry.name): entry.inode() for entry in entries}
 
     def task_ids(self) -> frozenset[int]:
-        """Return the ids of its threads, up to MOST_THREADS of them."""
+        """Return the thread ids, up to MOST_THREADS."""
         with self._tasks() as entries:
             return frozenset(int(entry.name) for entry in entries)
 
@@ -58,31 +58,31 @@ class Process:
             os.close(folder)
 
     def threads(self) -> ProcessThreads:
-        """Return its threads as those of a move."""
+        """Return its threads for the mover."""
         return ProcessThreads(self._folder, self.pid)
 
     def has(self, task: Task) -> bool:
-        """Say whether a thread is there, and no other that has its id."""
+        """Return whether a thread still exists, and its id was not reused."""
         try:
             return self._thread(task.tid, 0)[0] == task
         except OSError:
             return False
 
     def _thread(self, tid: int, folder: int) -> tuple[Task, str]:
-        """Return a thread and what it is called; raise OSError when it ended."""
+        """Return a thread and its name; raise OSError if it exited."""
         name, fields = parse_stat(self._read(f"task/{tid}/stat"))
         return Task(tid, int(fields[STARTED]), folder), printable(name)
 
     def count(self) -> int:
-        """Return how many threads it has."""
+        """Return its thread count."""
         return os.stat("task", dir_fd=self._folder).st_nlink - _LINKS
 
     def started(self) -> int:
-        """Return when it started, in ticks since boot."""
+        """Return its start time, in ticks since boot."""
         return int(self._stat("stat")[STARTED])
 
     def parent(self) -> int:
-        """Return the id of the process that it is a child of."""
+        """Return its parent's pid."""
         return int(self._stat("stat")[PARENT])
 
     def flags(self, task: int) -> int:
@@ -93,13 +93,13 @@ class Process:
         return parse_stat(self._read(path))[1]
 
     def name(self, task: int) -> str:
-        """Return what a thread is called, with "?" for what cannot be printed."""
+        """Return a thread's name, with "?" for unprintable characters."""
         return printable(self._read(f"task/{task}/comm").removesuffix("\n"))
 
     def names(self, known: Mapping[int, tuple[Task, str]] = _NONE) -> dict[Task, str]:
-        """Return the names of its threads, ascending, listed until no new one comes.
+        """Return its threads' names, ascending, re-listing until no new thread appears.
 
-        `known` are threads by id as they were read before, and their names where these are for good, else "".
+        `known` are threads by id of an earlier reading, with their names if these are final, else "".
         """
         found: dict[int, tuple[Task, str]] = {}
         folders = self.folders()
@@ -119,11 +119,11 @@ class Process:
         return task, known[1] or name if known and known[0] == task else name
 
     def system_call(self, task: int) -> list[str]:
-        """Return the number and the arguments of the system call that a thread is in; ["running"] when in none."""
+        """Return number and arguments of the system call that a thread is in; ["running"] if it is in none."""
         return self._read(f"task/{task}/syscall").split()
 
     def open_files(self) -> dict[int, str]:
-        """Return what its file descriptors stand for, without those that it closes just now."""
+        """Return the targets of its file descriptors, without those closed during the read."""
         found: dict[int, str] = {}
         folder = os.open("fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
         try:
@@ -137,14 +137,14 @@ class Process:
         return found
 
     def ids(self) -> list[int]:
-        """Return its id in each pid namespace that it is in, the outermost first."""
+        """Return its pid in each of its pid namespaces, outermost first."""
         for line in self._read("status").splitlines():
-            if line.startswith("NSpid:"):  # no name looks like it: status escapes their newlines
+            if line.startswith("NSpid:"):  # no name can fake this line, because `status` escapes newlines
                 return [int(number) for number in line.split()[1:]]
         return [self.pid]
 
     def command_line(self, limit: int) -> list[str]:
-        """Return its command and arguments, those that end within the first `limit` bytes."""
+        """Return its command line, the words that end within the first `limit` bytes."""
         return read_words("cmdline", limit, self._folder)
 
     def _read(self, path: str) -> str:
@@ -153,7 +153,7 @@ class Process:
 
 @contextmanager
 def opened(proc: Path, pid: int) -> Iterator[Process]:
-    """Open the folder of a process; raise Gone when it ended, now or while it is read, and Refused."""
+    """Open the folder of a process; raise Gone if it exited, also during the block, and Refused."""
     try:
         folder = os.open(f"{proc}/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -165,7 +165,7 @@ def opened(proc: Path, pid: int) -> Iterator[Process]:
 
 
 def thread_count(proc: Path, pid: int) -> int:
-    """Return how many threads a process has, with one call; raise Gone, Refused."""
+    """Return the thread count of a process in one call; raise Gone, Refused."""
     try:
         return os.stat(f"{proc}/{pid}/task").st_nlink - _LINKS  # noqa: PTH116 a third of the time of Path.stat
     except OSError as error:
@@ -179,7 +179,7 @@ def _translated(error: OSError, pid: int) -> Gone | Refused:
 
 
 def processes(proc: Path) -> list[int]:
-    """Return the ids of all processes, ascending."""
+    """Return the pids of all processes, ascending."""
     with os.scandir(proc) as entries:
         return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
 
@@ -190,7 +190,7 @@ def read_words(path: str, limit: int, folder: int | None = None) -> list[str]:
 
 
 def read_piece(path: str, folder: int | None = None, limit: int = _FEW_BYTES) -> str:
-    """Return a file of /proc that the kernel gives in one piece, up to `limit` bytes; raise OSError."""
+    """Read a file of /proc that the kernel returns in one read, up to `limit` bytes; raise OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)  # a tenth of the time of Path.read_text
     try:
         return os.read(file, limit).decode("utf-8", "replace")
@@ -199,5 +199,5 @@ def read_piece(path: str, folder: int | None = None, limit: int = _FEW_BYTES) ->
 
 
 def printable(text: str) -> str:
-    """Return a text with "?" for everything that a terminal might obey."""
+    """Return a text with "?" for every character that a terminal could interpret."""
     return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)

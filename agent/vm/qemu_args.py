@@ -1,7 +1,7 @@
-"""The shape of a guest by QEMU's command line. Pure.
+"""Parse the shape of a guest from QEMU's command line. Pure.
 
-Options are read as QEMU reads them (QemuOpts, keyval, JSON): "-smp 2,cores=2", "--smp cpus=2", a comma in a value is
-written twice. What is in a file (-readconfig) is not seen.
+Options are parsed like QEMU does (QemuOpts, keyval, JSON): "-smp 2,cores=2", "--smp cpus=2", a comma in a value is
+doubled. Files (-readconfig) are not read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pinning.planning.vm_threads import GuestShape
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-MOST_VCPUS: Final = 65_536  # more than KVM has; a larger number is no number of vCPUs
+MOST_VCPUS: Final = 65_536  # above KVM's limit; a larger number is invalid
 _MOST_JSON: Final = 2**20  # bytes of one option
-_SOCKET_PARTS: Final = ("dies", "clusters", "modules")  # they divide a socket; its cores are in them
+_SOCKET_PARTS: Final = ("dies", "clusters", "modules")  # parts of a socket that contain its cores
 _MACHINE_PARTS: Final = ("drawers", "books", "sockets")
 _NUMBERS: Final[tuple[str, ...]] = ("cpus", "maxcpus", "cores", "threads", *_MACHINE_PARTS, *_SOCKET_PARTS)
 _FIRST: Final = {
@@ -28,10 +28,10 @@ _FIRST: Final = {
     "name": "guest",
     "machine": "type",
     "M": "type",
-}  # what a value without a key is of
+}  # default key of a value without one
 _TAKEN: Final = frozenset(
     {"object", "device", "append", *_FIRST}
-)  # -append: its word may look like an option
+)  # -append: its value may look like an option
 _VERSION: Final = re.compile(
     r"(?:pc|pc-q35|pc-i440fx|virt|s390-ccw-virtio|pseries)-([0-9]{1,2})\.([0-9]{1,2})"
 )
@@ -42,7 +42,7 @@ _ON: Final = frozenset({"on", "yes", "true", "y", True})
 
 @dataclass(frozen=True, slots=True)
 class QEMUArgs:
-    """The options that say something of the guest's CPUs, its memory and its iothreads; later ones of a key win."""
+    """The options for the guest's CPUs, memory and iothreads; later ones of a key win."""
 
     name: Mapping[str, str]
     machine: Mapping[str, str]
@@ -52,7 +52,7 @@ class QEMUArgs:
 
 
 def read_args(arguments: Sequence[str]) -> QEMUArgs:
-    """Read a command line, its first word the program."""
+    """Parse a command line whose first word is the program."""
     merged: dict[str, dict[str, str]] = {"name": {}, "machine": {}, "smp": {}}
     listed: dict[str, list[Mapping[str, Any]]] = {"object": [], "device": []}
     for option, value in _options(arguments):
@@ -66,7 +66,7 @@ def read_args(arguments: Sequence[str]) -> QEMUArgs:
 
 
 def read_shape(args: QEMUArgs) -> GuestShape | None:
-    """Return the shape; None when its numbers are no shape."""
+    """Return the shape; None if its numbers are invalid."""
     numbers = _numbers(args)
     topology = None if numbers is None else _complete(numbers, prefers_sockets=_prefers_sockets(args.machine))
     if topology is None:
@@ -84,7 +84,7 @@ def read_shape(args: QEMUArgs) -> GuestShape | None:
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option of these, and the guest's own words, with the word that follows it."""
+    """Yield each relevant option, and the guest's arguments, with the word that follows."""
     words = iter(arguments[1:])
     for word in words:
         option = word.removeprefix("-").removeprefix("-")
@@ -93,7 +93,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _pairs(text: str, first: str) -> Iterator[tuple[str, str]]:
-    """Yield keys and values of "VALUE,key=value,flag": the first may lack its key, another without value is on."""
+    """Yield keys and values of "VALUE,key=value,flag": the first may lack its key, a flag has the value on."""
     for position, part in enumerate(re.findall(r"(?:[^,]+|,,)+", text)):
         key, equals, value = part.replace(",,", ",").partition("=")
         if equals:
@@ -103,7 +103,7 @@ def _pairs(text: str, first: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_json(text: str) -> Mapping[str, Any]:
-    """Return an option in JSON; one that is too long, or none, says nothing."""
+    """Parse a JSON option; return an empty mapping if it is too long or invalid."""
     if len(text) > _MOST_JSON:
         return {}
     try:
@@ -114,7 +114,7 @@ def _read_json(text: str) -> Mapping[str, Any]:
 
 
 def _numbers(args: QEMUArgs) -> dict[str, int] | None:
-    """Return what was given of the topology, from -smp or from -machine smp.cpus=...; None when it is no number."""
+    """Return the given part of the topology, from -smp or from -machine smp.cpus=...; None if a number is invalid."""
     given = {
         key.removeprefix("smp."): value for key, value in args.machine.items() if key.startswith("smp.")
     } | dict(args.smp)
@@ -124,7 +124,7 @@ def _numbers(args: QEMUArgs) -> dict[str, int] | None:
 
 
 def _number(text: str) -> int | None:
-    """Read a positive number, decimal or hexadecimal; None for another text."""
+    """Parse a positive number, decimal or hexadecimal; None for another text."""
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|[1-9][0-9]{0,7}", text):
         return None
     number = int(text, 0)
@@ -137,9 +137,9 @@ def _prefers_sockets(machine: Mapping[str, str]) -> bool:
 
 
 def _complete(given: Mapping[str, int], *, prefers_sockets: bool) -> dict[str, int] | None:
-    """Return the topology with what was left out, as QEMU does it (machine_parse_smp_config); None for none.
+    """Fill in the missing parts of the topology as QEMU does (machine_parse_smp_config); None if it is invalid.
 
-    CPUs that no part was given for become cores of one socket, in machines before 6.2 sockets of one core.
+    CPUs without a given part become cores of one socket; in machine types before 6.2, sockets of one core.
     """
     every = dict.fromkeys((*_MACHINE_PARTS, *_SOCKET_PARTS, "cores", "threads"), 1) | dict(given)
     most = given.get("maxcpus", given.get("cpus", 0))
@@ -159,7 +159,7 @@ def _filled_first(*, prefers_sockets: bool) -> tuple[str, ...]:
 
 
 def _is_bound(backend: Mapping[str, Any]) -> bool:
-    """Say whether a memory backend is bound to NUMA nodes of the host."""
+    """Return whether a memory backend is bound to NUMA nodes of the host."""
     kind = str(backend.get("qom-type", backend.get("type", "")))
     return kind.startswith(_BACKEND) and any(key.partition(".")[0] == "host-nodes" for key in backend)
 

@@ -1,4 +1,4 @@
-"""Read the threads of a virtual machine, inside its process and outside, until no new one comes."""
+"""Read the threads of a virtual machine, inside its process and outside, re-listing until no new one appears."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.errors import AgentError, Gone, Refused
-from agent.vm.names import role_of
-from agent.vm.outside import companion_threads, is_outside, pit_threads, still_outside, vhost_threads
+from agent.vm.host_threads import companion_threads, is_outside, pit_threads, still_outside, vhost_threads
 from agent.vm.process import MOST_THREADS, opened, thread_count
-from agent.vm.vcpus import tell_vcpus
+from agent.vm.thread_names import role_of
+from agent.vm.vcpus import identify_vcpus
 from pinning.planning.vm_threads import Role, VMThread, VMThreads
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from agent.vm.node import Node, Roots
     from agent.vm.process import Process
+    from agent.vm.shared_reads import Roots, SharedReads
     from pinning.planning.vm_threads import VMM, Task
 
 
 def count_threads(roots: Roots, vmm: VMM) -> int:
-    """Return how many threads the process has now, to compare with `own_count`; raise Gone, Refused.
+    """Return the process's thread count, to compare with `own_count`; raise Gone, Refused.
 
-    It costs one call. A thread that came when another one went is not seen.
+    It costs one call. A thread that replaced an exited one goes unnoticed.
     """
     return thread_count(roots.proc, vmm.pid)
 
@@ -37,7 +37,7 @@ def own_ids(roots: Roots, vmm: VMM) -> frozenset[int]:
 
 
 def is_running(roots: Roots, vmm: VMM) -> bool:
-    """Return False when a VMM exited; True also where the process cannot be read."""
+    """Return False if a VMM exited; True also if the process cannot be read."""
     try:
         with opened(roots.proc, vmm.pid) as process:
             return process.started() == vmm.started
@@ -47,11 +47,11 @@ def is_running(roots: Roots, vmm: VMM) -> bool:
         return False
 
 
-def is_there(node: Node, known: VMThreads, thread: VMThread) -> bool:
-    """Say whether the id of a thread is still its own: inside the VMM by its start, outside by name and owner too."""
+def is_there(reads: SharedReads, known: VMThreads, thread: VMThread) -> bool:
+    """Return whether a thread's id was not reused: checked by start time inside the VMM, outside by name and owner too."""
     if thread.process != known.vmm.pid:
-        return is_outside(node, thread)
-    with suppress(AgentError), opened(node.roots.proc, known.vmm.pid) as process:
+        return is_outside(reads, thread)
+    with suppress(AgentError), opened(reads.roots.proc, known.vmm.pid) as process:
         return process.started() == known.vmm.started and process.has(thread.task)
     return False
 
@@ -62,27 +62,32 @@ def _check_identity(process: Process, vmm: VMM) -> None:
 
 
 def read_threads(
-    node: Node, vmm: VMM, cgroups: Sequence[str] = (), *, sandbox_id: str = "", known: VMThreads | None = None
+    reads: SharedReads,
+    vmm: VMM,
+    cgroups: Sequence[str] = (),
+    *,
+    sandbox_id: str = "",
+    known: VMThreads | None = None,
 ) -> VMThreads:
-    """Return the threads of a virtual machine whose container, or sandbox, has these cgroups; raise Gone, Refused.
+    """Return the threads of a virtual machine whose container or sandbox has these cgroups; raise Gone, Refused.
 
-    The names of threads that are known from an earlier look are not read again.
+    Final names of known threads are not read again.
     """
-    seen = _read_own(node, vmm, known)
+    seen = _read_own(reads, vmm, known)
     own = frozenset(thread.tid for thread in seen.threads)
-    outside = list(vhost_threads(node, own, cgroups))
+    outside = list(vhost_threads(reads, own, cgroups))
     if sandbox_id:
         # Dragonball runs inside the shim
-        outside += [thread for thread in companion_threads(node, sandbox_id) if thread.tid not in own]
-    timers, note = pit_threads(node, vmm)
+        outside += [thread for thread in companion_threads(reads, sandbox_id) if thread.tid not in own]
+    timers, note = pit_threads(reads, vmm)
     return _with(seen, outside + timers, (note,) if note else ())
 
 
-def rescan_threads(node: Node, known: VMThreads, *, sandbox_id: str = "") -> VMThreads:
-    """Return the threads with what is new in the process, and with new vhost threads; raise Gone, Refused."""
-    seen = _read_own(node, known.vmm, known)
+def rescan_threads(reads: SharedReads, known: VMThreads, *, sandbox_id: str = "") -> VMThreads:
+    """Return the known threads plus new ones in the process and new vhost threads; raise Gone, Refused."""
+    seen = _read_own(reads, known.vmm, known)
     own = frozenset(thread.tid for thread in seen.threads)
-    return _with(seen, still_outside(node, known, own, sandbox_id), known.notes)
+    return _with(seen, still_outside(reads, known, own, sandbox_id), known.notes)
 
 
 def _with(seen: VMThreads, outside: Iterable[VMThread], notes: tuple[str, ...]) -> VMThreads:
@@ -90,9 +95,9 @@ def _with(seen: VMThreads, outside: Iterable[VMThread], notes: tuple[str, ...]) 
     return replace(seen, threads=tuple(threads), notes=notes)
 
 
-def _read_own(node: Node, vmm: VMM, known: VMThreads | None) -> VMThreads:
+def _read_own(reads: SharedReads, vmm: VMM, known: VMThreads | None) -> VMThreads:
     """Return the threads of the process itself."""
-    with opened(node.roots.proc, vmm.pid) as process:
+    with opened(reads.roots.proc, vmm.pid) as process:
         _check_identity(process, vmm)
         if (count := process.count()) > MOST_THREADS:
             raise Refused(f"its {count} threads are too many to look at")
@@ -101,15 +106,15 @@ def _read_own(node: Node, vmm: VMM, known: VMThreads | None) -> VMThreads:
             return replace(known, threads=known.own)
         names = {task.tid: name for task, name in tasks.items()}
         probed = _probed(known, tasks)
-        told = tell_vcpus(process, vmm.kind, names, node.machines_of(frozenset(names)), probed)
+        told = identify_vcpus(process, vmm.kind, names, reads.machines_of(frozenset(names)), probed)
     threads = tuple(_own_thread(vmm, task, name, told.indexes) for task, name in tasks.items())
     return VMThreads(vmm, threads, told.by, told.reason, len(threads), kvm_vcpus=told.kvm_vcpus)
 
 
 def _settled(known: VMThreads | None) -> dict[int, tuple[Task, str]]:
-    """Return the known threads, each with its name where that is known for good, else "".
+    """Return the known threads, each with its name if that is final, else "".
 
-    A thread gets its own after it began: one without a role may, and one that was called as its maker, a vCPU.
+    A new thread has its creator's name at first: so names without a role, and vCPUs named like another, may change.
     """
     if known is None:
         return {}
@@ -121,7 +126,7 @@ def _settled(known: VMThreads | None) -> dict[int, tuple[Task, str]]:
 
 
 def _probed(known: VMThreads | None, tasks: Container[Task]) -> dict[int, int]:
-    """Return the vCPUs that the probe found at an earlier look, maybe not all, and that are there."""
+    """Return the vCPUs that an earlier probe found and that still exist; others may be missing."""
     if known is None or known.told_by in ("debugfs", "names"):
         return {}
     threads = (thread for thread in known.threads if thread.task in tasks)

@@ -1,12 +1,12 @@
-"""Which threads of a VMM are its vCPUs: what KVM says in debugfs, their names, or what they are seen to do, in that order."""
+"""Identify a VMM's vCPU threads: by KVM's debugfs, by their names, or by a probe of their system calls, in that order."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.vm.names import Told, tell_by_names
 from agent.vm.process import read_piece
+from agent.vm.thread_names import NamedThreads, identify_by_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,75 +18,75 @@ if TYPE_CHECKING:
 _VCPU: Final = "vcpu"
 _RUN: Final = "0xae80"  # KVM_RUN, the request of ioctl(2) that runs a vCPU
 _VCPU_FILE: Final = "anon_inode:kvm-vcpu:"
-_USER_WORKER: Final = 0x4000  # PF_USER_WORKER: the kernel's own thread, which shows its maker's system call
-_LOOKS: Final = 3  # a vCPU is not in KVM_RUN at every moment
+_USER_WORKER: Final = 0x4000  # PF_USER_WORKER: a kernel worker, which shows its creator's system call
+_LOOKS: Final = 3  # samples, because a vCPU is not always in KVM_RUN
 _PERMISSION: Final = "the system calls of its threads may not be read (component vm-probe)"
 
 
 class Answer(NamedTuple):
-    """The vCPUs and the source that identified them; with "": those found, and why not all."""
+    """The vCPUs and the source that identified them; source "": the ones found, with the reason why others are missing."""
 
     by: ToldBy
-    indexes: Mapping[int, int]  # thread: index
+    indexes: Mapping[int, int]  # thread to index
     reason: str = ""
     kvm_vcpus: int = (
-        0  # that KVM has created, where another source names them; includes unplugged ones. 0: not known
+        0  # vCPUs that KVM created, if another source names them; includes unplugged ones. 0: unknown
     )
 
 
-def tell_vcpus(
+def identify_vcpus(
     process: Process, kind: Kind, names: Mapping[int, str], folders: Iterable[Path], before: Mapping[int, int]
 ) -> Answer:
-    """Ask the sources in turn. `before` is what the probe found at an earlier time."""
+    """Try the sources in turn. `before` are the vCPUs that an earlier probe found."""
     machines = [_runners(folder) for folder in folders]
-    debugfs = tell_by_debugfs(machines, names.keys())
+    debugfs = identify_by_debugfs(machines, names.keys())
     if not debugfs.why_not:
         return Answer("debugfs", debugfs.indexes)
     made = len(machines[0]) if len(machines) == 1 else 0
-    named = tell_by_names(kind, {task: name for task, name in names.items() if task != process.pid})
+    named = identify_by_names(kind, {task: name for task, name in names.items() if task != process.pid})
     if not named.why_not:
         return Answer("names", named.indexes, kvm_vcpus=made)
-    probed = tell_by_probe(process, [task for task in names if task != process.pid], before)
+    probed = identify_by_probe(process, [task for task in names if task != process.pid], before)
     if not probed.why_not:
         return Answer("probe", probed.indexes, kvm_vcpus=made)
     return Answer("", probed.indexes, f"{debugfs.why_not}; {named.why_not}; {probed.why_not}")
 
 
-def tell_by_debugfs(machines: Sequence[Mapping[int, int]], tasks: Iterable[int]) -> Told:
-    """Return the vCPUs by KVM's folders of the process's machines: vcpuN/pid has the thread that ran vCPU N last.
+def identify_by_debugfs(machines: Sequence[Mapping[int, int]], tasks: Iterable[int]) -> NamedThreads:
+    """Return the vCPUs by KVM's debugfs folders: vcpuN/pid names the thread that last ran vCPU N.
 
-    A vCPU that was unplugged keeps its folder, with a thread that is gone.
+    An unplugged vCPU keeps its folder, with an exited thread.
     """
     if not machines:
-        return Told({}, "KVM's debugfs shows no machine of it")
+        return NamedThreads({}, "KVM's debugfs shows no machine of it")
     if len(machines) > 1:
-        return Told({}, "KVM's debugfs shows several machines of it")
+        return NamedThreads({}, "KVM's debugfs shows several machines of it")
     runners = machines[0]
     if not runners:
-        return Told({}, "KVM's debugfs does not say which threads run its vCPUs")
+        return NamedThreads({}, "KVM's debugfs does not say which threads run its vCPUs")
     if 0 in runners.values():
-        return Told({}, f"{list(runners.values()).count(0)} of {len(runners)} vCPUs have not run yet")
+        return NamedThreads({}, f"{list(runners.values()).count(0)} of {len(runners)} vCPUs have not run yet")
     present = frozenset(tasks)
     running = [(task, index) for index, task in runners.items() if task in present]
     if len(dict(running)) < len(running):
-        return Told({}, "one thread runs several vCPUs")
-    return Told(dict(running), "" if running else "KVM's debugfs names no thread of it")
+        return NamedThreads({}, "one thread runs several vCPUs")
+    return NamedThreads(dict(running), "" if running else "KVM's debugfs names no thread of it")
 
 
 def _runners(folder: Path) -> dict[int, int]:
-    """Return the thread of each vCPU, 0 of one that did not run yet; nothing where the kernel does not say."""
+    """Return the thread of each vCPU, 0 for one that has not run; nothing on kernels without the file."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(_VCPU)]
         return {int(name.removeprefix(_VCPU)): int(read_piece(f"{folder}/{name}/pid")) for name in names}
-    except (OSError, ValueError):  # the machine ended, or this kernel has no such file
+    except (OSError, ValueError):  # the machine exited, or this kernel lacks the file
         return {}
 
 
-def tell_by_probe(process: Process, tasks: Iterable[int], before: Mapping[int, int]) -> Told:
-    """Return the vCPUs as the threads that are seen in KVM_RUN, by the descriptor that they run.
+def identify_by_probe(process: Process, tasks: Iterable[int], before: Mapping[int, int]) -> NamedThreads:
+    """Return the threads seen in KVM_RUN, with the index of the vCPU descriptor they run.
 
-    A busy vCPU may not be seen for long, so what was found at an earlier time counts.
+    A busy vCPU may go unseen, so the results of earlier probes count too.
     """
     try:
         files = {
@@ -95,14 +95,14 @@ def tell_by_probe(process: Process, tasks: Iterable[int], before: Mapping[int, i
             if target.startswith(_VCPU_FILE)
         }
         if not files:
-            return Told({}, "it has no vCPU of KVM open")
+            return NamedThreads({}, "it has no vCPU of KVM open")
         found = _seen_running(process, tasks, files, before)
     except PermissionError:
-        return Told({}, _PERMISSION)
+        return NamedThreads({}, _PERMISSION)
     indexes = set(files.values())
     if sorted(found.values()) == sorted(indexes):
-        return Told(found)
-    return Told(found, f"of {len(indexes)} vCPUs {len(found)} were seen to run")
+        return NamedThreads(found)
+    return NamedThreads(found, f"of {len(indexes)} vCPUs {len(found)} were seen to run")
 
 
 def _seen_running(
@@ -120,7 +120,7 @@ def _seen_running(
 
 
 def _vcpu_run_by(process: Process, task: int, files: Mapping[int, int]) -> int | None:
-    """Return the index of the vCPU that a thread runs just now; None when it runs none, or ended."""
+    """Return the index of the vCPU that a thread is running; None if it runs none, or exited."""
     try:
         call = process.system_call(task)
         if len(call) < len(("number", "descriptor", "request")) or call[2] != _RUN:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pinning.planning.vm_threads import GuestID
 
 STABLE_SECONDS: Final = 2.0  # without a new vCPU: libvirt pins hotplugged vCPUs within this time
-PATIENCE_SECONDS: Final = 30.0  # for a guest that does not run yet
+BOOT_SECONDS: Final = 30.0  # for a guest that does not run yet
 
 
 class IOThread(NamedTuple):
@@ -117,8 +117,8 @@ def launcher_masks(seen: VMSeen, launcher: Launcher) -> VMMasks | None:
 
 def _is_settled(seen: VMSeen, unchanged_seconds: float) -> bool:
     """Return whether libvirt has had the time to pin the machine."""
-    patience = STABLE_SECONDS if seen.has_run else PATIENCE_SECONDS
-    return unchanged_seconds >= patience
+    settled = STABLE_SECONDS if seen.has_run else BOOT_SECONDS
+    return unchanged_seconds >= settled
 
 
 def _pinned(masks: Sequence[CPUSet], cpus: CPUSet) -> tuple[CPUSet, ...]:

@@ -45,7 +45,7 @@ MACHINES = (
     "webhook/rules/vms.py",
 )
 THREADS = (
-    "agent/vm/names.py",
+    "agent/vm/thread_names.py",
     "agent/vm/vcpus.py",
     "pinning/allocation/vcpus.py",
     "pinning/planning/vm_masks.py",
@@ -72,7 +72,7 @@ ELSEWHERE = {
     "Refusals and warnings about virtual machines": (),
     "Threads of virtual machines": (
         *("agent/reconcile/sandboxes.py", "agent/reconcile/vms.py", "agent/reconcile/vm_targets.py"),
-        *("agent/vm/threads.py", "agent/vm/outside.py"),
+        *("agent/vm/threads.py", "agent/vm/host_threads.py"),
     ),
     "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),
 }

@@ -7,14 +7,14 @@ import os
 import sys
 
 from agent.kernel.procfs import started
-from agent.vm.node import Node, Roots
+from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import read_threads
 from pinning.planning.vm_threads import VMM
 
 
 def looked(pid: int) -> dict[str, object]:
     """Return how its vCPUs are told apart, and which they are, after each was put on the first CPU."""
-    found = read_threads(Node(Roots()), VMM(pid, started(pid), "qemu"))
+    found = read_threads(SharedReads(Roots()), VMM(pid, started(pid), "qemu"))
     for tid in found.vcpus:
         os.sched_setaffinity(tid, {0})
     return {"toldBy": found.told_by, "reason": found.reason, "vcpus": found.vcpus}

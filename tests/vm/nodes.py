@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tests.agent.containerd import Containerd, Pod
     from tests.vm.guests import Guest
-    from tests.vm.told import Told
+    from tests.vm.told import NamedThreads
 
 COMPUTE = "compute"
 PERIOD = 100_000  # of the quota
@@ -70,7 +70,7 @@ class Launchers(Protocol):
     machines: dict[str, Machine]
 
     @property
-    def agent(self) -> Told:
+    def agent(self) -> NamedThreads:
         """Its agent."""
         ...
 
@@ -155,7 +155,7 @@ class ContainerdNode:
     """A node of real containers, made over CRI as the kubelet makes them."""
 
     containerd: Containerd
-    agent: Told
+    agent: NamedThreads
     manifests: Manifests
     machines: dict[str, Machine] = field(default_factory=dict)
     sandboxes: dict[str, Pod] = field(default_factory=dict)

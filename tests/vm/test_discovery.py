@@ -11,7 +11,7 @@ import pytest
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.procfs import started
 from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
-from agent.vm.node import Node, Roots
+from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import count_threads, read_threads
 from pinning.planning.vm_threads import VMM, Role, VMThreads
 from tests.agent.containerd import CGROUP_ROOT
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     Start = Callable[[Guest], Machine]
 
 
-def look() -> Node:
+def look() -> SharedReads:
     """Return a look at this machine."""
-    return Node(Roots(hierarchy=find_hierarchy(CGROUP_ROOT)))
+    return SharedReads(Roots(hierarchy=find_hierarchy(CGROUP_ROOT)))
 
 
 def vmm_of(machine: Machine) -> VMM:

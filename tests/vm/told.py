@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Told(Protocol):
+class NamedThreads(Protocol):
     """An agent, as far as it tells its state."""
 
     def state(self) -> Any:
@@ -18,13 +18,13 @@ class Told(Protocol):
         ...
 
 
-def told(agent: Told, pod: str = "vm") -> Mapping[str, Any]:
+def told(agent: NamedThreads, pod: str = "vm") -> Mapping[str, Any]:
     """Return what it says; nothing while it says nothing."""
     found = [known.get("vm") for known in (agent.state() or {}).get("pods", ()) if known["name"] == pod]
     return found[0] or {} if found else {}
 
 
-def until_told(agent: Told, pod: str = "vm", **fields: object) -> None:
+def until_told(agent: NamedThreads, pod: str = "vm", **fields: object) -> None:
     """Wait until it says all this of a pod; fail with what it said last."""
     last: Mapping[str, Any] = {}
 
@@ -41,6 +41,6 @@ def until_told(agent: Told, pod: str = "vm", **fields: object) -> None:
         raise AssertionError(f"{error}: {last}") from error
 
 
-def until_reason(agent: Told, part: str, pod: str = "vm", seconds: float = SECONDS) -> None:
+def until_reason(agent: NamedThreads, part: str, pod: str = "vm", seconds: float = SECONDS) -> None:
     """Wait until it says why there is no CPU for each vCPU, with these words."""
     until(f"told {part!r}", lambda: part in told(agent, pod).get("reason", ""), seconds)

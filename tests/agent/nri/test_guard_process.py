@@ -65,7 +65,7 @@ def test_probes_are_answered(path: str, problem: str, status: HTTPStatus, text: 
 
 def test_who_says_nothing_holds_up_nobody_for_long() -> None:
     """As many silent connections as are answered at once end by themselves, and the next caller is answered."""
-    health = Health(("127.0.0.1", 0), str, patience=0.05)
+    health = Health(("127.0.0.1", 0), str, request_seconds=0.05)
     with serving(health) as address:
         silent = [connected(health) for _ in range(ASKING)]
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.kernel.cgroupfs import find_hierarchy
-from agent.vm.node import Node, Roots
+from agent.vm.shared_reads import Roots, SharedReads
 from tests.agent.cgroup_trees import ALL, make_cgroup, make_root
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ class FakeHost:
         self.roots = Roots(self._proc, self._kvm, find_hierarchy(folder / "cgroup"))
 
     @property
-    def look(self) -> Node:
+    def look(self) -> SharedReads:
         """Return a new look at it."""
-        return Node(self.roots)
+        return SharedReads(self.roots)
 
     def process(
         self,

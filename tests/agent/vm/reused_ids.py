@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from agent.vm.machines import KernelVirtualMachines
-from agent.vm.node import Roots
+from agent.vm.shared_reads import Roots
 from agent.vm_interfaces import VMPlace
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.vm_masks import sandbox_masks

@@ -18,8 +18,8 @@ from agent.vm.find import (
     names_sandbox,
     read_guest_shape,
 )
-from agent.vm.names import kind_of
-from agent.vm.node import Node, Roots
+from agent.vm.shared_reads import Roots, SharedReads
+from agent.vm.thread_names import kind_of
 from agent.vm.threads import read_threads
 from pinning.planning.vm_threads import VMM, Kind, Role
 from tests.agent.vm.fake_host import FakeHost
@@ -226,7 +226,7 @@ def test_long_command_line_of_a_real_process_is_read(tmp_path: Path) -> None:
         process.stdout.readline()
         vmm = VMM(process.pid, started(process.pid), "qemu")
         shape = read_guest_shape(Roots(kvm=tmp_path), vmm)
-        first = Node(Roots(kvm=tmp_path)).command(process.pid)
+        first = SharedReads(Roots(kvm=tmp_path)).command(process.pid)
         process.communicate()
 
     assert shape is not None

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Gone, Refused
-from agent.vm.node import Node, Roots
 from agent.vm.process import MOST_THREADS, opened
+from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import count_threads, read_threads, rescan_threads
 from pinning.planning.vm_threads import VMM, Role
 from tests.agent.vm.fake_host import FakeHost
@@ -295,9 +295,9 @@ def test_real_process_is_read(tmp_path: Path) -> None:
     with process_with_threads(20) as pid:
         with opened(roots.proc, pid) as process:
             vmm = VMM(pid, process.started(), "qemu")
-        found = read_threads(Node(roots), vmm)
+        found = read_threads(SharedReads(roots), vmm)
 
         assert len(found.threads) == found.own_count == count_threads(roots, vmm) == 21
         assert found.of(Role.EMULATOR)[0] == pid
     with pytest.raises(Gone):
-        read_threads(Node(roots), vmm)
+        read_threads(SharedReads(roots), vmm)

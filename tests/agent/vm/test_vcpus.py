@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.vm.node import Node, Roots
 from agent.vm.process import opened
+from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import read_threads
 from pinning.planning.vm_threads import VMM, Role, VMThreads
 from tests.agent.vm.fake_host import USER_WORKER, FakeHost
@@ -91,7 +91,7 @@ def test_several_machines_of_a_process_are_not_told(host: FakeHost) -> None:
 def test_without_debugfs_names_tell(host: FakeHost, tmp_path: Path) -> None:
     """A node whose debugfs is not mounted loses nothing where threads have names."""
     host.process(2150, threads=NAMED)
-    look = Node(Roots(host.roots.proc, tmp_path / "nowhere"))
+    look = SharedReads(Roots(host.roots.proc, tmp_path / "nowhere"))
 
     assert read_threads(look, QEMU).told_by == "names"
 
@@ -212,11 +212,11 @@ def test_missing_right_is_a_reason(tmp_path: Path) -> None:
     print("begun", file=other.stdin, flush=True)
     other.stdout.readline()
     script = (
-        "import sys; from pathlib import Path; from agent.vm.node import *; from agent.vm.threads import read_threads;"
+        "import sys; from pathlib import Path; from agent.vm.shared_reads import *; from agent.vm.threads import read_threads;"
         "from agent.vm.process import opened; from pinning.planning.vm_threads import VMM\n"
         "pid = int(sys.argv[1])\n"
         "with opened(Path('/proc'), pid) as process: started = process.started()\n"
-        "found = read_threads(Node(Roots(kvm=Path(sys.argv[2]))), VMM(pid, started, 'qemu'))\n"
+        "found = read_threads(SharedReads(Roots(kvm=Path(sys.argv[2]))), VMM(pid, started, 'qemu'))\n"
         "print([thread.name for thread in found.threads], found.reason.rpartition('; ')[2])"
     )
     try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pinning.contract import SMTPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import (
-    PATIENCE_SECONDS,
+    BOOT_SECONDS,
     STABLE_SECONDS,
     IOThread,
     Launcher,
@@ -41,7 +41,7 @@ def seen(*vcpus: str, main: str = "1-3,5-6", **facts: object) -> VMSeen:
 
 def launcher(cpus: str = "1-3,5-6", **known: object) -> Launcher:
     """Return a launcher that holds CPUs of FLAT, and whose vCPUs are as many as long ago."""
-    facts = {"unchanged_seconds": PATIENCE_SECONDS, **known}
+    facts = {"unchanged_seconds": BOOT_SECONDS, **known}
     return Launcher(FLAT, CPUSet.parse(cpus), **facts)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def test_vcpu_that_was_just_added_is_not_taken_for_pinned() -> None:
         (True, STABLE_SECONDS, True),
         (True, STABLE_SECONDS - 1, False),
         (False, STABLE_SECONDS, False),
-        (False, PATIENCE_SECONDS, True),
+        (False, BOOT_SECONDS, True),
     ],
 )
 def test_libvirt_gets_its_time(has_run: bool, seconds: float, is_placed: bool) -> None:
@@ -318,7 +318,7 @@ def machines(draw: st.DrawFn) -> tuple[VMSeen, Launcher]:
         has_run=True,
     )
     smt = draw(st.sampled_from([None, *SMTPolicy]))
-    return machine, Launcher(FLAT, cpus, smt, None, PATIENCE_SECONDS)
+    return machine, Launcher(FLAT, cpus, smt, None, BOOT_SECONDS)
 
 
 @given(machines())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.kernel.procfs import started
-from agent.vm.node import Node, Roots
+from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import read_threads
 from pinning.planning.vm_threads import VMM, Role, VMThreads
 from tests.node.waiting import until
@@ -65,7 +65,7 @@ def machine(qemu: None, debugfs: Path, tmp_path: Path) -> Iterator[tuple[VMM, so
 
 def read(vmm: VMM, debugfs: Path) -> VMThreads:
     """Return the threads as the agent finds them."""
-    return read_threads(Node(Roots(kvm=debugfs)), vmm)
+    return read_threads(SharedReads(Roots(kvm=debugfs)), vmm)
 
 
 def ask(monitor: socket.socket, command: str, **arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""What is told of a virtual machine: in the annotation of its pod, in the agent's state and its metrics, and by `corepin map`."""
+"""A virtual machine as reported in its pod's annotation, the agent's state, the metrics and `corepin map`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def state_with(vm: VMState | None) -> NodeState:
     return replace(state, pods=tuple(replace(pod, vm=vm) for pod in state.pods))
 
 
-def told(vm: VMState | None, before: str | None = None) -> Any:
+def reported(vm: VMState | None, before: str | None = None) -> Any:
     """Return what the annotation says of a machine."""
     text = pod_status(state_with(vm).pods[0], before)
     assert text
@@ -49,7 +49,7 @@ def told(vm: VMState | None, before: str | None = None) -> Any:
 
 def test_annotation_tells_where_the_threads_run() -> None:
     """Each vCPU in order, emulator, iothreads and vhost, and since when."""
-    assert told(VM) == {
+    assert reported(VM) == {
         "kind": "qemu",
         "vcpus": ["1", "5"],
         "oneToOne": True,
@@ -62,7 +62,7 @@ def test_annotation_tells_where_the_threads_run() -> None:
 
 def test_annotation_tells_why_vcpus_run_together() -> None:
     """The reason, and what the kernel does not move."""
-    vm = told(TOGETHER)
+    vm = reported(TOGETHER)
 
     assert (vm["oneToOne"], vm["reason"], vm["refused"]) == (False, "no names", ["kvm-pit"])
 
@@ -71,7 +71,7 @@ def test_time_of_an_unchanged_machine_stays() -> None:
     """An agent that starts again reads the same threads later, and writes nothing."""
     before = pod_status(state_with(VM).pods[0], None)
     assert pod_status(state_with(replace(VM, when=LATER)).pods[0], before) == before
-    assert told(replace(VM, when=LATER, vhost=EMPTY), before)["time"] == LATER
+    assert reported(replace(VM, when=LATER, vhost=EMPTY), before)["time"] == LATER
 
 
 def test_shared_set_is_left_out_of_the_annotation() -> None:
@@ -79,8 +79,8 @@ def test_shared_set_is_left_out_of_the_annotation() -> None:
     shared = CPUSet.parse("0,3-4,6-7")
     aside = replace(VM, emulator=shared, iothreads=(shared,), vhost=shared)
 
-    assert told(aside).keys() == {"kind", "vcpus", "oneToOne", "time"}
-    assert told(replace(aside, cpus=EMPTY)) is None
+    assert reported(aside).keys() == {"kind", "vcpus", "oneToOne", "time"}
+    assert reported(replace(aside, cpus=EMPTY)) is None
 
 
 def test_pod_whose_machine_holds_cpus_is_reported_where_the_agent_only_observes() -> None:

@@ -1,4 +1,4 @@
-"""What all virtual machines of a node share, read once in a look at it, when it is first asked for."""
+"""Reads of /proc, debugfs and cgroups that all virtual machines of a node share, done on first use."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError
 from agent.kernel.procfs import PARENT, STARTED, parse_stat
-from agent.vm.names import companion_role, kind_of, parts_of
 from agent.vm.process import opened, processes, read_piece, read_words
+from agent.vm.thread_names import companion_role, kind_of, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.kernel.cgroupfs import Hierarchy
 
-KTHREADD: Final = 2  # the kernel's first thread, parent of all its others
-_FIRST_BYTES: Final = 16_384  # of a command line: which guest or sandbox it is for is said at its beginning
+KTHREADD: Final = 2  # the kernel's kthreadd, parent of all other kernel threads
+_FIRST_BYTES: Final = 16_384  # of a command line: the guest or sandbox is named at its beginning
 _MOST_MACHINES: Final = 65_536
 _KERNEL_THREADS: Final = ("vhost-", "kvm-pit/")
 
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Where the kernel shows what is read here."""
+    """Mount points to read from."""
 
     proc: Path = Path("/proc")
     kvm: Path = Path("/sys/kernel/debug/kvm")
-    hierarchy: Hierarchy | None = None  # of cgroups; None: no task list of a cgroup is read
+    hierarchy: Hierarchy | None = None  # of cgroups; None: no cgroup is read
 
 
 class KernelThread(NamedTuple):
-    """A thread of the kernel that serves a virtual machine."""
+    """A kernel thread that serves a virtual machine."""
 
     tid: int
     name: str
@@ -55,19 +55,19 @@ class Command(NamedTuple):
         return self.words[0].rpartition("/")[2] if self.words else ""
 
 
-class Node:
+class SharedReads:
     """One look at a node: make a new one for the next look, or with `again` one that reads less."""
 
     def __init__(self, roots: Roots, strangers: frozenset[int] = frozenset()) -> None:
         self.roots = roots
-        self._strangers = strangers  # kernel threads that serve no machine, as an earlier look found
+        self._strangers = strangers  # kernel threads that serve no machine, by an earlier read
 
-    def again(self) -> Node:
-        """Return the next look, which asks only those kernel threads for their names that are new or serve a machine."""
-        return Node(self.roots, self._strangers)
+    def again(self) -> SharedReads:
+        """Return fresh reads that skip the kernel threads known to serve no machine."""
+        return SharedReads(self.roots, self._strangers)
 
     def machines_of(self, tasks: frozenset[int]) -> list[Path]:
-        """Return KVM's debugfs folders, PID-DESCRIPTOR, of the machines that one of the threads made."""
+        """Return KVM's debugfs folders, PID-DESCRIPTOR, of the machines that one of these threads created."""
         return [folder for number, folder in self._machines if number in tasks]
 
     @cached_property
@@ -75,14 +75,14 @@ class Node:
         try:
             with os.scandir(self.roots.kvm) as entries:
                 names = [entry.name for entry in islice(entries, _MOST_MACHINES)]
-        except OSError:  # not mounted, not permitted, no KVM: then names and the probe are left
+        except OSError:  # not mounted, not permitted, or no KVM: names and the probe remain
             return []
         split = ((name.partition("-")[0], name) for name in sorted(names))
         return [(int(number), self.roots.kvm / name) for number, name in split if number.isdecimal()]
 
     @cached_property
     def kernel_threads(self) -> tuple[KernelThread, ...]:
-        """Return the kernel's own threads for vhost and the timer of KVM, ascending."""
+        """Return the kernel's vhost and KVM timer threads, ascending."""
         tasks = self._children_of_kthreadd()
         asked = (self.kernel_thread(task) for task in tasks if task not in self._strangers)
         found = tuple(thread for thread in asked if thread)
@@ -90,7 +90,7 @@ class Node:
         return found
 
     def kernel_thread(self, task: int) -> KernelThread | None:
-        """Return a thread if it is one of the kernel's for vhost or the timer; None for another, and when it ended."""
+        """Return a thread if it is a vhost or timer thread of the kernel; None for another, or if it exited."""
         folder = f"{self.roots.proc}/{task}"
         try:
             if not read_piece(f"{folder}/comm").startswith(_KERNEL_THREADS):
@@ -101,7 +101,7 @@ class Node:
         return KernelThread(task, name, int(fields[STARTED])) if int(fields[PARENT]) == KTHREADD else None
 
     def _children_of_kthreadd(self) -> list[int]:
-        """Return kthreadd's children; on a kernel that does not list them, every process may be one."""
+        """Return kthreadd's children; kernels that do not list them make every process a candidate."""
         path = self.roots.proc / f"{KTHREADD}/task/{KTHREADD}/children"
         try:
             return sorted(int(pid) for pid in path.read_text(encoding="ascii").split())
@@ -110,7 +110,7 @@ class Node:
 
     @cached_property
     def commands(self) -> tuple[Command, ...]:
-        """Return every VMM, and every program that Kata runs beside one, ascending."""
+        """Return every VMM and every companion program of Kata, ascending."""
         return tuple(
             command
             for command in map(self.command, processes(self.roots.proc))
@@ -118,7 +118,7 @@ class Node:
         )
 
     def vmms_called(self, number: int) -> tuple[tuple[int, int], ...]:
-        """Return the ids of the VMMs that have a number in their own pid namespaces, and when each started."""
+        """Return pid and start time of the VMMs that have this pid in their own namespaces."""
         return tuple(self._vmms_by_number.get(number, ()))
 
     @cached_property
@@ -131,18 +131,18 @@ class Node:
         return found
 
     def command(self, pid: int) -> Command:
-        """Return a process, or the process of a thread, with its first words; none when it ended."""
+        """Return a process, or a thread's process, with its first words; none if it exited."""
         with suppress(OSError):
             return Command(pid, tuple(read_words(f"{self.roots.proc}/{pid}/cmdline", _FIRST_BYTES)))
         return Command(pid, ())
 
     def commands_of(self, sandbox_id: str) -> tuple[Command, ...]:
-        """Return the VMMs and Kata's other programs, outside of containers, that name a sandbox, ascending."""
+        """Return the VMMs and companions outside of containers that name a sandbox, ascending."""
         return tuple(self._outside_by_part.get(sandbox_id, ()))
 
     @cached_property
     def _outside_by_part(self) -> Mapping[str, list[Command]]:
-        """Those programs by all that their command lines name: of containers' processes nothing is looked at."""
+        """Processes outside of containers by the words of their command lines; containers' processes are never read."""
         found: dict[str, list[Command]] = {}
         for command in self._outside:
             for part in parts_of(command.words):
@@ -151,7 +151,7 @@ class Node:
 
     @cached_property
     def _outside(self) -> tuple[Command, ...]:
-        """Return those that are in no container; virtiofsd puts a child of its own into a namespace."""
+        """Return the processes outside of containers, including virtiofsd's child with a namespace of its own."""
         outside = {command.pid for command in self.commands if self._is_outside(command.pid)}
         return tuple(
             command
@@ -160,13 +160,16 @@ class Node:
         )
 
     def _is_outside(self, pid: int) -> bool:
-        """Say whether a process is in no pid namespace but the node's, as all of Kata's are and most containers' are not."""
+        """Return whether a process is in the node's pid namespace only.
+
+        All of Kata's processes are, and most containers' are not.
+        """
         with suppress(AgentError), opened(self.roots.proc, pid) as process:
             return len(process.ids()) == 1
         return False
 
     def parent(self, pid: int) -> int:
-        """Return the id of the process that started one; 0 when it ended."""
+        """Return the parent's pid; 0 if the process exited."""
         with suppress(AgentError), opened(self.roots.proc, pid) as process:
             return process.parent()
         return 0

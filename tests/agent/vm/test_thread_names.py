@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.vm.names import role_of, tell_by_names
+from agent.vm.thread_names import identify_by_names, role_of
 from pinning.planning.vm_threads import Kind, Role
 
 
@@ -50,7 +50,7 @@ def test_name_tells_what_a_thread_does(kind: Kind, name: str, role: Role) -> Non
 )
 def test_names_tell_vcpus_apart(kind: Kind, names: dict[int, str], indexes: dict[int, int]) -> None:
     """Each VMM names its vCPUs in its own way, with their indexes."""
-    assert tell_by_names(kind, names) == (indexes, "")
+    assert identify_by_names(kind, names) == (indexes, "")
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_names_tell_vcpus_apart(kind: Kind, names: dict[int, str], indexes: dict
 )
 def test_names_that_tell_nothing_say_why(names: dict[int, str], why: str) -> None:
     """No vCPU is told rather than a part of them."""
-    assert tell_by_names("qemu", names) == ({}, why)
+    assert identify_by_names("qemu", names) == ({}, why)

@@ -1,4 +1,4 @@
-"""What the names of programs and threads say about them. Pure.
+"""Roles of threads by their names, and kinds of VMM by program name. Pure.
 
 QEMU names its threads with debug-threads=on, and always from version 11 on; the other VMMs always do.
 """
@@ -36,25 +36,25 @@ _VCPUS: Final[Mapping[Kind, re.Pattern[str]]] = {
     "openvmm": re.compile(r"vp-([0-9]{1,5})"),
     "crosvm": re.compile(r"crosvm_vcpu([0-9]{1,5})"),
 }
-_SANDBOX: Final = "sandbox-"  # Kata names a guest of QEMU so, and then the sandbox's id
+_SANDBOX: Final = "sandbox-"  # Kata's prefix of a QEMU guest's name, before the sandbox id
 UNKNOWN: Final = (
     "the program is none whose vCPUs have known names: QEMU, cloud-hypervisor, Firecracker, Dragonball, StratoVirt,"
     " OpenVMM, crosvm"
 )
 _ROUND_ROBIN: Final = "ALL CPUs/TCG"
-_MONITOR: Final = "IO mon_iothread"  # QEMU's own, for its monitors: no disk is served by it
+_MONITOR: Final = "IO mon_iothread"  # QEMU's own, for its monitors; it serves no disk
 _ROLES: Final = (
     (re.compile(r"vhost-[0-9]+"), Role.VHOST),
     (re.compile(r"worker|iou-(?:wrk|sqp)-[0-9]+"), Role.WORKER),
 )
 _IOTHREADS: Final[Mapping[Kind, re.Pattern[str]]] = {
     "qemu": re.compile(r"IO .*"),
-    "cloud-hypervisor": re.compile(r".*_qp?[0-9]+"),  # of each queue of a disk or network device
+    "cloud-hypervisor": re.compile(r".*_qp?[0-9]+"),  # one thread for each queue of a disk or network device
 }
 
 
-class Told(NamedTuple):
-    """Which threads are vCPUs, with their indexes; and why that is not the whole answer, if it is not."""
+class NamedThreads(NamedTuple):
+    """The vCPU threads found by one source, with their indexes, and why others may be missing."""
 
     indexes: Mapping[int, int]
     why_not: str = ""
@@ -62,25 +62,25 @@ class Told(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def kind_of(program: str) -> Kind:
-    """Return which VMM a program is."""
+    """Return the kind of VMM of a program."""
     return next((kind for pattern, kind in _VMMS if pattern.fullmatch(program)), "other")
 
 
 @lru_cache(maxsize=1024)
 def companion_role(program: str) -> Role | None:
-    """Return what a program of Kata's beside the VMM does; None for another program."""
+    """Return the role of a Kata process beside the VMM; None for other programs."""
     return next((role for pattern, role in _COMPANIONS if pattern.fullmatch(program)), None)
 
 
 def parts_of(words: Iterable[str]) -> frozenset[str]:
-    """Return what a command line names: its words, the parts of its paths, and the sandbox of a guest."""
+    """Return the words of a command line, the components of its paths, and the sandbox id in a guest name."""
     parts = (part.removeprefix(_SANDBOX) for word in words for part in re.split(r"[/=,]", word))
     return frozenset(filter(None, parts))
 
 
 @lru_cache(maxsize=1024)
 def role_of(kind: Kind, name: str) -> Role:
-    """Return what a thread does that is no vCPU."""
+    """Return the role of a thread that is not a vCPU."""
     iothreads = _IOTHREADS.get(kind)
     if iothreads and iothreads.fullmatch(name) and name != _MONITOR:
         return Role.IOTHREAD
@@ -88,19 +88,19 @@ def role_of(kind: Kind, name: str) -> Role:
 
 
 def has_dragonball(names: Iterable[str]) -> bool:
-    """Say whether threads of these names run the vCPUs of a Dragonball machine: the shim itself is the VMM then."""
+    """Return whether threads with these names are vCPUs of Dragonball, whose VMM runs inside the shim."""
     return any(_VCPUS["dragonball"].fullmatch(name) for name in names)
 
 
-def tell_by_names(kind: Kind, names: Mapping[int, str]) -> Told:
-    """Return the vCPUs by the names of all threads but the first."""
+def identify_by_names(kind: Kind, names: Mapping[int, str]) -> NamedThreads:
+    """Return the vCPUs by the names of all threads except the first."""
     pattern = _VCPUS.get(kind)
     if pattern is None:
-        return Told({}, UNKNOWN)
+        return NamedThreads({}, UNKNOWN)
     found = {task: int(match[1]) for task, name in names.items() if (match := pattern.fullmatch(name))}
     twice = [index for index, times in Counter(found.values()).items() if times > 1]
-    if twice:  # a thread is called like the one that made it until it has a name of its own
-        return Told({}, f"several threads are called vCPU {twice[0]}")
+    if twice:  # a new thread has its creator's name until it sets its own
+        return NamedThreads({}, f"several threads are called vCPU {twice[0]}")
     if _ROUND_ROBIN in names.values():
-        return Told({}, "one thread runs all vCPUs in turn")
-    return Told(found, "" if found else "no thread is called a vCPU")
+        return NamedThreads({}, "one thread runs all vCPUs in turn")
+    return NamedThreads(found, "" if found else "no thread is called a vCPU")
