@@ -1,1 +1,4 @@
-"""One pass after the other: observe, plan, checkpoint, apply, verify. What touches the kernel, the runtime or the API server is behind `agent.interfaces`."""
+"""Reconcile passes: observe, plan, checkpoint, apply, verify.
+
+Kernel, runtime and API server are behind `agent.interfaces`.
+"""

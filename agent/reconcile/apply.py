@@ -1,8 +1,8 @@
-"""Write the cpusets of a plan in a safe order: no container is let onto CPUs that another has not left.
+"""Write the cpusets of a plan in a safe order: no container gets CPUs that another one still uses.
 
-A running container is moved by its cgroup at once, and the runtime learns of it in the background. A created one has no
-cgroup to write yet: there the runtime is the only way. A virtual machine is moved as a whole. Each write is read back
-before an action that waits for it begins. An action that waits for a failed one is not done.
+A running container is moved by its cgroup at once, and the runtime is updated in the background. A created one has no
+cgroup yet, so only the runtime can set its CPUs. A virtual machine is moved as a whole. Each write is read back before
+an action that waits for it begins. An action that waits for a failed one is not done.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pinning.planning.run_sets import SandboxSet
     from pinning.planning.task_parts import Parts
 
-AT_ONCE: Final = 64  # cgroups written before others get their turn: about 2 ms
-CALLS: Final = 8  # of the runtime at a time: more are not faster
+AT_ONCE: Final = 64  # cgroups written between two yields to the event loop: about 2 ms
+CALLS: Final = 8  # concurrent calls of the runtime; more are no faster
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +68,10 @@ class Applier:
     async def apply(
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
     ) -> tuple[bool, ...]:
-        """Do what can be done; return for each action whether it is. Containers that are left alone fail.
+        """Do the actions; return for each whether it is done.
 
-        What is sent to a created container counts as done, unless another action waits for it.
+        Actions on containers in `left_alone` fail. An update sent to a created container counts as done, unless another
+        action waits for it.
         """
         done = await self._do(actions, records, left_alone)
         self._metrics.writes.labels("done").inc(sum(done))
@@ -107,7 +108,7 @@ class Applier:
         *,
         is_awaited: bool,
     ) -> Result:
-        """Write at once if nothing is in the way, else as soon as it is not."""
+        """Write at once if no action blocks this one, otherwise as soon as the last one is done."""
         if _is_still_to_come(record) and not waits and not is_awaited:
             self.created_updates.begin(record, action.cpus)
             return True
@@ -125,7 +126,7 @@ class Applier:
         records: Mapping[str, ContainerRecord],
         waits: list[Result],
     ) -> bool:
-        """Move a virtual machine with its containers once what it waits for is done."""
+        """Move a virtual machine with its containers once the actions before it are done."""
         if not await _are_done(waits):
             return False
         inside = [record for record in records.values() if record.seen.sandbox == action.container_id]
@@ -144,7 +145,7 @@ class Applier:
         return done
 
     def _write(self, record: ContainerRecord, action: Action) -> bool | None:
-        """Write the cgroup of a container; return None where only the runtime can."""
+        """Write the cgroup of a container; return None if only the runtime can."""
         if not (record.cgroup and self._writable) or _is_still_to_come(record):
             return None
         is_moved, unsettled = record.applied != action.cpus, None
@@ -153,7 +154,7 @@ class Applier:
         except Refused:
             return None
         except Unsettled as error:
-            # What is read back decides: a written cpuset keeps it off the CPUs of others
+            # The read-back decides: a container with a written cpuset no longer uses the CPUs of others
             unsettled = error
             record.was_outrun()
         except AgentError as error:
@@ -166,7 +167,7 @@ class Applier:
         return done
 
     def _put(self, record: ContainerRecord, cgroup: str, action: Action) -> None:
-        """Write a cpuset, with the tasks in it where these are to be kept apart, or were."""
+        """Write a cpuset; also move the tasks if they are, or were, split between its parts."""
         if not _is_apart(record, action):
             self._cgroups.cpusets.write(cgroup, action.cpus)
             record.split(parts_of(action.cpus, action.home))
@@ -177,17 +178,20 @@ class Applier:
         record.split(after, self._clock.monotonic() - begun if is_first else None)
 
     def _parts(self, record: ContainerRecord, cgroup: str) -> Parts:
-        """Return where the tasks of a container are; what an earlier agent held for it may not have come to pass."""
+        """Return the parts that hold a container's tasks.
+
+        Those planned by an earlier agent may never have been applied.
+        """
         if record.is_split or not record.parts.home:
             return record.parts
         tally = self._cgroups.split.look(cgroup, record.parts)
         return record.parts if tally.home or tally.others else NO_PARTS
 
     def _pin(self, record: ContainerRecord, action: Action) -> None:
-        """Put the tasks of a container on their parts before and after the runtime writes its cpuset."""
+        """Move the tasks of a container to its parts before and after the runtime writes its cpuset."""
         if record.cgroup and _is_apart(record, action):
             after = parts_of(action.cpus, action.home)
-            with suppress(AgentError):  # it ends just now
+            with suppress(AgentError):  # the container exits
                 self._cgroups.split.pin(record.cgroup, record.parts, after)
                 if record.applied == action.cpus:
                     record.split(after)
@@ -197,7 +201,7 @@ class Applier:
         return self._failed(record, error) if error else self._read_back(record, cpus, Path.RUNTIME)
 
     async def _told(self, record: ContainerRecord, cpus: CPUSet) -> bool:
-        """Let the runtime know where a container of a virtual machine runs; say whether it took that."""
+        """Send the CPUs of a container in a virtual machine to the runtime; return whether it accepted them."""
         if error := await self._tell(record, cpus):
             return self._failed(record, error)
         record.retry.reset()
@@ -217,7 +221,7 @@ class Applier:
         return None
 
     def _read_back(self, record: ContainerRecord, cpus: CPUSet, path: Path) -> bool:
-        """Look whether the kernel has it; where it cannot be asked the runtime's word stands until it can."""
+        """Return whether the kernel has the cpuset; while it cannot be read, the runtime's answer counts."""
         if record.cgroup is None:
             record.wrote(cpus, self._clock.text(), path)
             note_right(record, cpus, self._cgroups.tasks, self._clock)
@@ -248,7 +252,7 @@ class Applier:
 
 
 async def _are_done(waits: Sequence[Result]) -> bool:
-    """Wait for writes, and say whether they are done."""
+    """Wait for writes; return whether all are done."""
     for wait in waits:
         if not (wait if isinstance(wait, bool) else await wait):
             return False
@@ -256,12 +260,12 @@ async def _are_done(waits: Sequence[Result]) -> bool:
 
 
 def _is_apart(record: ContainerRecord, action: Action) -> bool:
-    """Say whether the tasks of a container are to be kept on parts of its CPUs, or were."""
+    """Return whether the tasks of a container are, or were, split between its parts."""
     return record.is_running and bool(action.home or record.parts.home)
 
 
 def _is_still_to_come(record: ContainerRecord) -> bool:
-    """Say whether only the runtime can change a container: created, and made without CPUs or not yet in its cgroup."""
+    """Return whether only the runtime can change a container: it is created, without CPUs or not yet in its cgroup."""
     return (
         record.seen.state is State.CREATED
         and record.cgroup is not None

@@ -1,4 +1,4 @@
-"""Watches that run between the passes, and the handlers of their events."""
+"""Watches that run between passes, and the handlers of their events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
     from pinning.pods.types import Pod
 
-POLL_SECONDS: Final = 1.0  # of the machine: the kernel sends no event when a CPU goes offline
+POLL_SECONDS: Final = 1.0  # poll interval of the machine: the kernel sends no event when a CPU goes offline
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ class WatchedCgroups:
         self._containers = interfaces.container_watch
         self._observer = observer
         self._vms = vms
-        self._followed: frozenset[str] = frozenset()  # cgroups of what runs
+        self._followed: frozenset[str] = frozenset()  # cgroups of running containers and sandboxes
 
     def follow(self) -> None:
-        """Watch for new containers, and watch the running cgroups anew when their set changed."""
+        """Watch for new containers; renew the watches of running ones if their set changed."""
         if self._containers:
             records = self._observer.records.values()
             _watch(self._containers.follow, [record.cgroup for record in records if record.cgroup])
@@ -60,13 +60,13 @@ class WatchedCgroups:
             self.follow_anew()
 
     def follow_anew(self) -> None:
-        """Watch every running cgroup anew, because one may have been replaced; this costs as much as reading them."""
+        """Renew every watch, because a cgroup may have been replaced; this costs as much as reading them."""
         self._followed = self._running()
         _watch(self._cpusets.follow, self._followed)
 
     @property
     def start_way(self) -> StartWay:
-        """Return how containers that are made now get their CPUs."""
+        """Return how new containers get their CPUs."""
         watch = self._containers
         if watch is None:
             return StartWay(Path.RUNTIME)
@@ -89,7 +89,7 @@ def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> N
 
 
 async def _poll_machine(machine: Machine, changed: Callable[[], None]) -> None:
-    """Call `changed` when the CPUs of the machine are others than before, until cancelled."""
+    """Call `changed` when the machine's CPUs changed, until cancelled."""
     last: tuple[Topology, CPUSet] | None = None
     while True:
         try:
@@ -104,9 +104,9 @@ async def _poll_machine(machine: Machine, changed: Callable[[], None]) -> None:
 
 
 class BetweenPasses:
-    """Handles events between passes; `request_pass` asks for a pass.
+    """Handles events between passes; `request_pass` requests one.
 
-    `cpus_of` returns the CPUs of a container that is created now; None: leave it alone.
+    `cpus_of` returns the CPUs of a new container; None: leave it alone.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class BetweenPasses:
         self._foreign_writes = foreign_writes
         self._request_pass = request_pass
         self._cpus_of = cpus_of
-        self._pods: Mapping[str, Pod] = {}  # as the API showed them last
+        self._pods: Mapping[str, Pod] = {}  # the pods last shown by the API
         self.may_gather = False  # the last pass knew every pod and container, and wrote cpusets
 
     def watches(self) -> Iterator[Coroutine[object, object, None]]:
-        """Yield what watches pods, the runtime, cgroups and the machine until cancelled."""
+        """Yield the watches of pods, runtime, cgroups and machine, which run until cancelled."""
         yield self._interfaces.pods.watch(self._pods_changed)
         yield self._interfaces.runtime.watch(self._containers_changed)
         yield self._interfaces.cgroups.watch.watch(self.foreign_write)
@@ -140,7 +140,7 @@ class BetweenPasses:
         yield _poll_machine(self._interfaces.machine, self._request_pass)
 
     def _pods_changed(self) -> None:
-        """Request a pass for a change of the API; soon, where it concerns no container with CPUs of its own."""
+        """Request a pass for a change of the API, with a delay if it concerns no container with exclusive CPUs."""
         before, self._pods = self._pods, dict(self._interfaces.pods.pods())
         if self._interfaces.container_watch is None or not self.may_gather:
             self._request_pass()
@@ -152,7 +152,7 @@ class BetweenPasses:
         return NOW if any(self._observer.holds(uid) for uid in uids) else seconds_for_pod(change)
 
     def _containers_changed(self) -> None:
-        """Request a pass for events of the runtime; soon, where the containers run right without it."""
+        """Request a pass for events of the runtime, with a delay if the containers are on their CPUs already."""
         changes = self._interfaces.runtime.changes()
         if changes is None or not self.may_gather:
             self._request_pass()
@@ -169,7 +169,7 @@ class BetweenPasses:
         return GATHER_SECONDS if change.state is State.RUNNING else None
 
     def _is_right(self, change: RuntimeChange) -> bool:
-        """Say whether a container was made where the last plan wants it, or put there before its command ran."""
+        """Return whether a container was created on its planned CPUs, or moved there before its command ran."""
         cpus, watch = self._cpus_of(change.owner), self._interfaces.container_watch
         was_made = watch is not None and watch.started(change.id) == cpus
         return cpus is not None and (was_made or self.prestart.is_right(change.id, cpus))
@@ -185,7 +185,7 @@ class BetweenPasses:
             self.prestart.pin(container)
 
     def _container_written(self, container: NewContainer, is_right: bool) -> None:  # noqa: FBT001 a callback
-        """Request a pass after the cpuset was written before the container started; soon, if it is right already."""
+        """Request a pass after a write before the start; a delayed one if the cpuset is right."""
         record = self._observer.records.get(container.id)
         if record:
             record.wrote_beside()

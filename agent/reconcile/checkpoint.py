@@ -1,12 +1,12 @@
-"""The ledger on disk, so that an agent that dies at any instruction starts again with what it held.
+"""The ledger on disk, so that an agent killed at any instruction resumes with it.
 
-Written before any action, where an agent that is killed leaves it to the next one, and flushed after the actions: a
-disk takes longer for that than the kernel for all cpusets. Only a power cut can take back what was not flushed, and it
-takes back the actions too, so the one before is kept until then. A file that is not wholly right counts as absent; it
-is kept aside for analysis, and never has to be deleted by hand.
+It is written before any action, where it survives a kill of the agent, and flushed after the actions, because a flush
+takes longer than all cpuset writes. Only a power failure can lose what was not flushed, and it undoes the actions too,
+so the previous checkpoint is kept until then. A damaged file counts as absent; it is kept aside for analysis, and never
+has to be deleted by hand.
 
-A later version may add members, which are passed over at the top and inside `ledger`. What an agent must know in order
-to act by the file it names in `needs`: with a word that is not in KNOWN an agent moves nothing and keeps the file.
+A later version may add members, which are ignored at the top and inside `ledger`. A feature that older agents must not
+ignore is named in `needs`: with a word that is not in KNOWN an agent moves nothing and keeps the file.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ KNOWN: Final[frozenset[str]] = frozenset()  # words of `needs`
 
 
 class AlreadyRunning(AgentError):
-    """Another agent works on this node."""
+    """Another agent runs on this node."""
 
 
 class Unusable(AgentError):
-    """A checkpoint is there and cannot be used; the message says why."""
+    """The checkpoint exists and is unusable; the message has the reason."""
 
 
 class NeedsNewer(AgentError):
-    """A later version of corepin wrote the checkpoint, and this one does not know how to act by it."""
+    """A later version of corepin wrote the checkpoint, and this version lacks a feature that it needs."""
 
     def __init__(self, words: frozenset[str]) -> None:
         super().__init__(
@@ -61,19 +61,19 @@ class NeedsNewer(AgentError):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     machine_id: str
     boot_id: str
     topology: Topology
     universe: CPUSet
     ledger: Ledger
-    reserved: CPUSet | None = None  # None: an earlier agent wrote it
-    needs: frozenset[str] = frozenset()  # what an agent must know in order to act by it
+    reserved: CPUSet | None = None  # None: written by an earlier agent
+    needs: frozenset[str] = frozenset()  # features that an agent needs to use it
 
 
 class StateDir:
-    """The agent's directory on the node. Holding one keeps every other agent out, until the process ends."""
+    """The agent's directory on the node, locked against other agents until the process ends."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,10 +83,10 @@ class StateDir:
         self._lock = _locked(folder / LOCK)
 
     def load(self, machine_id: str) -> Saved | None:
-        """Return the checkpoint of this machine, None when there is none.
+        """Return the checkpoint of this machine, None if there is none.
 
         Raises Unusable for any other file, once: it is then kept aside as `checkpoint.json.damaged`. Raises NeedsNewer
-        for one that a later version has to read, and keeps it.
+        for one that needs a later version, and keeps it.
         """
         try:
             content = self._path.read_bytes()
@@ -102,7 +102,7 @@ class StateDir:
             raise
 
     def _before(self, machine_id: str) -> Saved | None:
-        """Return the last checkpoint that was flushed, where the newest one was not."""
+        """Return the last flushed checkpoint, if the newest one was not flushed."""
         with suppress(FileNotFoundError, Unusable):
             return read(self._old.read_bytes(), machine_id)
         return None
@@ -111,33 +111,33 @@ class StateDir:
         """Replace the checkpoint atomically: an agent that is killed leaves either the old or the new one."""
         beside = self._path.with_suffix(".new")
         beside.write_bytes(write(saved))
-        with suppress(FileExistsError, FileNotFoundError):  # what is kept already is what was flushed
+        with suppress(FileExistsError, FileNotFoundError):  # an existing link is the flushed one
             self._old.hardlink_to(self._path)
         beside.replace(self._path)
 
     def beside(self, name: str) -> Path:
-        """Return the path of another file of the agent's directory."""
+        """Return the path of another file in the agent's directory."""
         return self._folder / name
 
     def settle(self) -> None:
-        """Flush the checkpoint; from here on it outlives a power cut too."""
+        """Flush the checkpoint; from here on it survives a power failure."""
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
         self._old.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Forget everything (uninstall)."""
+        """Delete everything (uninstall)."""
         for path in (self._path, self._old):
             path.unlink(missing_ok=True)
         _flush_folder(self._folder)
 
     def close(self) -> None:
-        """Let another agent in."""
+        """Release the lock."""
         os.close(self._lock)
 
 
 class Checkpoint:
-    """What this agent saved last: written when it is out of date, flushed after what it was written for is done."""
+    """The last saved state: written when it changed, flushed after the actions that it was written for."""
 
     def __init__(self, state_dir: StateDir) -> None:
         self._state_dir = state_dir
@@ -145,13 +145,13 @@ class Checkpoint:
         self.saved: Saved | None = None
 
     async def save(self, saved: Saved) -> None:
-        """Leave it to the next agent, unless that would find the same."""
+        """Save the state unless it equals the last one."""
         if self.saved is None or _differs(saved, self.saved):
             await asyncio.to_thread(self._state_dir.save, saved)
             self.saved, self._is_settled = saved, False
 
     async def settle(self) -> None:
-        """Flush what was written since; what fails is written anew, for the kernel tells only once that it failed."""
+        """Flush pending writes; after a failure write again, because the kernel reports it only once."""
         if self._is_settled:
             return
         try:
@@ -162,12 +162,12 @@ class Checkpoint:
         self._is_settled = True
 
     def remove(self) -> None:
-        """Forget everything (uninstall)."""
+        """Delete everything (uninstall)."""
         self._state_dir.remove()
 
 
 def _differs(new: Saved, old: Saved) -> bool:
-    """Say whether a checkpoint is out of date; which CPUs are online now is read anew at every start."""
+    """Return whether a checkpoint is out of date; online CPUs do not count, because they are read at every start."""
     if new.ledger is not old.ledger and new.ledger != old.ledger:
         return True
     if (new.reserved, new.needs) != (old.reserved, old.needs):
@@ -176,10 +176,10 @@ def _differs(new: Saved, old: Saved) -> bool:
 
 
 def write(saved: Saved) -> bytes:
-    """Return a checkpoint as text of one line.
+    """Encode a checkpoint as one line.
 
-    The reserve stands inside `ledger`, and `needs` is there only with words in it: earlier agents refuse a
-    checkpoint with another key beside it, and ignore one within.
+    The reserve is inside `ledger`, and `needs` is left out while empty: earlier agents refuse an unknown key at the
+    top, and ignore one inside.
     """
     ledger = ledger_to_dict(saved.ledger)
     if saved.reserved is not None:
@@ -198,7 +198,7 @@ def write(saved: Saved) -> bytes:
 
 
 def read(content: bytes, machine_id: str) -> Saved:
-    """Return what `write` wrote on this machine; raise NeedsNewer if it needs more, Unusable for everything else."""
+    """Decode a checkpoint of this machine; raise NeedsNewer if it needs more, Unusable for everything else."""
     body = _body(content)
     if body["machineID"] != machine_id:
         raise Unusable(
@@ -217,7 +217,7 @@ def read(content: bytes, machine_id: str) -> Saved:
 
 
 def unknown_needs(path: Path) -> frozenset[str]:
-    """Return what an agent of this version lacks in order to act by a checkpoint; nothing if it cannot be read."""
+    """Return the `needs` of a checkpoint that this version lacks; none if it cannot be read."""
     with suppress(OSError, Unusable):
         return _needs(_body(path.read_bytes())) - KNOWN
     return frozenset()
@@ -254,9 +254,10 @@ def _checksum(text: str) -> str:
 
 
 def as_kept(saved: Saved, boot_id: str, now: Topology) -> Ledger:
-    """Return the ledger to go on with. After a reboot, what rests on cores that changed is given up.
+    """Return the ledger to resume with.
 
-    Within one boot cores cannot change, and CPUs that are offline are the plan's business.
+    After a reboot, assignments on changed cores are dropped. Within one boot cores cannot change, and the plan handles
+    offline CPUs.
     """
     if saved.boot_id == boot_id:
         return saved.ledger
@@ -270,7 +271,7 @@ def as_kept(saved: Saved, boot_id: str, now: Topology) -> Ledger:
 
 
 def _locked(path: Path) -> int:
-    """Return a lock that the kernel lets go when the process dies, however it does."""
+    """Return a lock that the kernel releases when the process dies."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,8 +28,8 @@ LONGEST_RETRY_SECONDS: Final = 10.0
 class Retry:
     """Retry state of a container or a virtual machine, with exponential backoff."""
 
-    not_before: float = 0.0  # of the next try, on the monotonic clock
-    reason: str = ""  # why the last write failed; empty when it did not
+    not_before: float = 0.0  # earliest next try, on the monotonic clock
+    reason: str = ""  # why the last write failed; empty if it succeeded
     _backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
 
     def reset(self) -> None:
@@ -45,26 +45,29 @@ class Retry:
 
 @dataclass(slots=True)
 class ContainerRecord:
-    """One container: how it is reached, what was read of it, and what went wrong with it."""
+    """One container: its identity, the last readings, and its errors."""
 
     seen: RuntimeContainer
-    is_awaited: bool  # how long it ran elsewhere is to be reported; never of what is older than the agent
-    is_new: bool = False  # its tasks were not looked at since this agent saw it come
+    is_awaited: bool  # its unpinned time is still to be reported; never for containers older than the agent
+    is_new: bool = False  # its tasks were not checked since the agent saw it appear
     is_assured: bool = False  # this agent sent its CPUs to the runtime
-    wanted: CPUSet = EMPTY  # where the last plan wants it; empty before there is one
-    right: tuple[CPUSet, float | None] | None = None  # what it was seen right on, after how many seconds
-    mems: CPUSet = EMPTY  # the NUMA nodes that its memory is bound to if it starts now; empty: to none
-    sent_mems: CPUSet = EMPTY  # what the runtime took for these last
-    memory: CPUSet = EMPTY  # the NUMA nodes that the kernel gives it memory from, where that was read
-    sent: CPUSet = EMPTY  # what the runtime took for it last: all there is to know where nothing can be read
-    born: CPUSet = EMPTY  # what it was made with, where the runtime asked first
-    was_seen_so: bool = False  # the kernel showed it on what it was made with
-    is_owner: bool = False  # the last plan gives it CPUs of its own
-    home: CPUSet = EMPTY  # where its unmoved tasks stay, of one that runs on more CPUs than it owns
-    parts: Parts = NO_PARTS  # where its tasks were put last; without a home: nowhere
-    is_split: bool = False  # this agent has put them there
-    is_outrun: bool = False  # it tried, and they were started faster
-    applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
+    wanted: CPUSet = EMPTY  # CPUs by the last plan; empty before the first
+    # the CPUs on which it was last seen right, and its unpinned time in seconds
+    right: tuple[CPUSet, float | None] | None = None
+    mems: CPUSet = EMPTY  # NUMA nodes for its memory if it starts now; empty: unbound
+    sent_mems: CPUSet = EMPTY  # the last ones that the runtime accepted
+    memory: CPUSet = EMPTY  # NUMA nodes that it may allocate memory from, if read from the kernel
+    sent: CPUSet = (
+        EMPTY  # the last CPUs that the runtime accepted; the only evidence if its cgroup cannot be read
+    )
+    born: CPUSet = EMPTY  # its CPUs at creation, over NRI
+    was_seen_so: bool = False  # the kernel confirmed its CPUs at creation
+    is_owner: bool = False  # the last plan gives it exclusive CPUs
+    home: CPUSet = EMPTY  # CPUs of its unmoved tasks, if it may use more CPUs than it owns
+    parts: Parts = NO_PARTS  # the last parts of its tasks; without a home: not split
+    is_split: bool = False  # this agent moved its tasks to their parts
+    is_outrun: bool = False  # this agent tried, but tasks started faster
+    applied: CPUSet = EMPTY  # last read after a write of this agent, or found and left
     proof: Proof | None = None
     retry: Retry = field(default_factory=Retry)
 
@@ -90,39 +93,39 @@ class ContainerRecord:
 
     @property
     def is_right(self) -> bool:
-        """Return whether it runs on the CPUs of the last plan, as far as kernel and runtime show."""
+        """Return whether it runs on the CPUs of the last plan, by kernel and runtime."""
         is_home = not self.is_running or self.split_home == self.home
         return is_home and (self.applied or self.sent) == self.wanted
 
     @property
     def split_home(self) -> CPUSet:
-        """Where this agent put its unmoved tasks; empty: nowhere."""
+        """Return the CPUs to which this agent moved its unmoved tasks; empty: none."""
         return self.parts.home if self.is_split else EMPTY
 
     @property
     def path(self) -> Path:
-        """By which path it came to be where it is."""
+        """Return the path by which it got its current CPUs."""
         path = self.proof.path if self.proof else Path.FOUND
         return Path.RUNTIME if path is Path.FOUND and self.sent == self.wanted else path
 
     @property
     def started_right(self) -> bool:
-        """Say whether it was made where it was to run then; one that owns CPUs now was to run on them."""
+        """Return whether it was created on its planned CPUs; an owner must have been created on the CPUs it owns."""
         is_own = self.born == self.wanted or EMPTY != self.home <= self.born
         return self.was_seen_so and (not self.is_owner or is_own)
 
     @property
     def mems_at_start(self) -> CPUSet:
-        """NUMA nodes to tell the runtime with its CPUs: what runs keeps its memory, and a VM has nodes of its own."""
+        """NUMA nodes to send with its CPUs: a running container keeps its memory, and a VM has nodes of its own."""
         return self.mems if self.seen.state is State.CREATED and not self.seen.in_vm else EMPTY
 
     @property
     def lacks_memory(self) -> bool:
-        """Return whether the runtime was never sent these nodes, neither at creation nor later."""
+        """Return whether the runtime never got these nodes, neither at creation nor later."""
         return not self.born and self.mems_at_start not in (EMPTY, self.sent_mems)
 
     def listed(self, container: RuntimeContainer) -> None:
-        """Take over the runtime's listing; a cpuset that changes by a start is no foreign write."""
+        """Store the runtime's listing; a cpuset that changes at the start is no foreign write."""
         if self.seen.state is not container.state:
             self.applied = EMPTY
         self.seen = container
@@ -132,23 +135,23 @@ class ContainerRecord:
         self.born = self.sent = cpus
 
     def planned(self, cpus: CPUSet, mems: CPUSet = EMPTY, home: CPUSet = EMPTY, *, is_owner: bool) -> None:
-        """Take over where it is to run from now on, and where its memory lies if it starts now."""
+        """Store the planned CPUs, and the memory nodes for a start from now on."""
         self.wanted, self.mems, self.home, self.is_owner = cpus, mems, home, is_owner
 
     def held(self, own: CPUSet) -> None:
-        """Take what an earlier agent let it own and more for its parts, until this one puts its tasks there."""
+        """Take the CPUs held by an earlier agent's ledger as its parts, until this agent moves the tasks."""
         if not (self.is_split or self.is_new or self.is_outrun) and own <= self.applied != own:
             self.parts = parts_of(self.applied, own)
 
     def split(self, parts: Parts, seconds: float | None = None) -> None:
-        """Note where its tasks were put, and how long that took where it was widened for it."""
+        """Record the parts of its tasks, and how long the move took if it was widened for it."""
         self.parts, self.is_split = parts, bool(parts.home) and self.is_running
         self.is_new, self.is_outrun = self.is_new and not self.is_split, False
         if self.proof and seconds is not None and self.proof.split_seconds is None:
             self.proof = replace(self.proof, split_seconds=round(seconds, 4))
 
     def was_outrun(self) -> None:
-        """Note that its tasks were started faster than they were put anywhere: one on all of its CPUs chose nothing."""
+        """Record that its tasks started faster than they were moved: a task on all of its CPUs then chose nothing."""
         self.is_outrun = True
 
     def found(self, cpus: CPUSet, when: str) -> None:
@@ -172,7 +175,7 @@ class ContainerRecord:
         self.sent_mems = mems or self.sent_mems
 
     def read_memory(self, mems: CPUSet) -> None:
-        """Note the NUMA nodes that the kernel gives it memory from."""
+        """Record the NUMA nodes that it may allocate memory from."""
         self.memory = mems
 
     def assured(self) -> None:
@@ -184,7 +187,10 @@ class ContainerRecord:
         self.is_new = False
 
     def compared(self, outside: int, narrowed: int, tally: Tally | None = None) -> bool:
-        """Note how many of its tasks keep to other CPUs than it, or to which part; say whether that is news."""
+        """Record how many of its tasks run outside of its CPUs, on fewer, or on which part.
+
+        Return whether that changed.
+        """
         if self.proof is None:
             return False
         before = self.proof
@@ -192,18 +198,15 @@ class ContainerRecord:
         return self.proof != before
 
     def was_right(self, cpus: CPUSet, seconds: float | None) -> None:
-        """Note on which CPUs it is as it is to be, and for how long it may have run by then; None: not known.
-
-        The first time counts.
-        """
+        """Record that it is on its CPUs, and its unpinned time by then; None: unknown. The first call counts."""
         if self.right and self.right[0] in (cpus, self.home):
             seconds = min((it for it in (seconds, self.right[1]) if it is not None), default=None)
         self.right = (cpus, seconds)
 
     def settled(self) -> float | None:
-        """Note that it runs where it is to; return the seconds that it may have run elsewhere, the first time.
+        """Clear errors; return the unpinned time in seconds, the first time.
 
-        What was right when it was first looked at started so. None where the seconds are not known.
+        A container that was right at the first check started right. None if the time is unknown.
         """
         if not self.is_awaited or self.proof is None:
             return None

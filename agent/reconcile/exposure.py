@@ -1,8 +1,9 @@
-"""For how long a new container, or a machine that boots, may run on other CPUs than it is to: its window.
+"""The unpinned time (window) of new containers and booting machines: how long they could run on other CPUs.
 
 A Kata sandbox is listed once its guest has booted, seconds after its VMM started. Until then its threads could run on
-every CPU of the pod's cgroup, those of owners too. So while a pod with a runtime class has no machine and no
-container yet, its VMM is looked for, and its affinity is set. The pass that finds the sandbox moves it like any other.
+every CPU of the pod's cgroup, including those of owners. So while a pod with a runtime class has no machine and no
+container yet, its VMM is searched for, and its affinity is set. The pass that finds the sandbox moves it like any
+other.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Ledger
     from pinning.planning.observed import Observed
 
-LOOK_SECONDS: Final = 0.05  # between two looks while a pod starts
-SHARE: Final = 100  # a look costs at most one part of this many of a core, however many pods start
+LOOK_SECONDS: Final = 0.05  # between two searches while a pod starts
+SHARE: Final = 100  # a search takes at most 1/100 of a core, however many pods start
 
 
 logger = logging.getLogger(__name__)
 
 
 def note_right(record: ContainerRecord, cpus: CPUSet, tasks: Tasks, clock: Clock) -> None:
-    """Note for how long a container that is on `cpus` now may have run elsewhere."""
+    """Record the unpinned time of a container that is on `cpus` now."""
     if record.cgroup is None:
         record.was_right(cpus, seconds_in_vm(record, clock))
     elif record.is_awaited:
@@ -49,14 +50,14 @@ def note_right(record: ContainerRecord, cpus: CPUSet, tasks: Tasks, clock: Clock
 
 
 def seconds_in_vm(record: ContainerRecord, clock: Clock) -> float | None:
-    """Return for how long a container runs of whose processes only the runtime knows; None: not known."""
+    """Return the age of a container whose processes only the runtime knows; None: unknown."""
     if started := record.seen.started:
         return max(0.0, clock.wall().timestamp() - started)
     return None if record.is_running else 0.0
 
 
 class Exposure:
-    """Closes the window of each new container, once nothing is on its way to it any more."""
+    """Reports the unpinned time of each new container, once no update of it is pending."""
 
     def __init__(self, prestart: PreStartPinner, created_updates: CreatedUpdates, metrics: Metrics) -> None:
         self._prestart = prestart
@@ -64,9 +65,9 @@ class Exposure:
         self._metrics = metrics
 
     def close(self, record: ContainerRecord) -> None:
-        """Report for how long a container that is right may have run elsewhere.
+        """Report the unpinned time of a container that is right.
 
-        What was written beside the passes has to be read by one first: the runtime's word is no proof.
+        A write beside the passes must be read back first, because the runtime's answer is no proof.
         """
         container_id = record.seen.id
         is_read = bool(record.applied) or record.cgroup is None
@@ -86,14 +87,14 @@ class Exposure:
 
 
 class BootKeeper:
-    """Keeps machines that boot on the shared CPUs, and counts for how long they ran on CPUs of owners."""
+    """Confines booting machines to the shared CPUs, and measures how long they ran on CPUs of owners."""
 
     def __init__(self, boots: BootingMachines, clock: Clock, metrics: Metrics) -> None:
         self._boots = boots
         self._clock = clock
         self._metrics = metrics
         self._scope = BootScope(frozenset())
-        self._cpus = EMPTY  # where machines that boot may run; empty: they are left alone
+        self._cpus = EMPTY  # CPUs for booting machines; empty: leave them alone
         self._owned = EMPTY  # CPUs of owners
         self._known: frozenset[str] | None = None  # machines of the last listing; None: there was none
         self._wanted = asyncio.Event()
@@ -105,7 +106,7 @@ class BootKeeper:
         records: Iterable[ContainerRecord],
         machines: Mapping[str, VMCPUs | None],
     ) -> None:
-        """Look for the machines of pods that start; count those listed now that booted on CPUs of other owners."""
+        """Watch the pods that start; record how long machines listed now booted on CPUs of other owners."""
         roots = frozenset(_pod_roots(records))
         self._scope, self._owned = BootScope(_starting(observed), frozenset(machines), roots), _owned(ledger)
         known, self._known = self._known, frozenset(machines)
@@ -115,7 +116,10 @@ class BootKeeper:
                 self._count(threads.cpus & _owned(ledger, sandbox.pod_uid), threads.seconds)
 
     def confine(self, cpus: CPUSet) -> None:
-        """Put machines that boot on `cpus` now, and from now on, before others are granted; empty: leave them alone."""
+        """Move booting machines to `cpus` now, and later ones too, before CPUs are granted to others.
+
+        Empty: leave them alone.
+        """
         self._cpus = cpus
         if self.is_wanted:
             self._wanted.set()
@@ -123,11 +127,11 @@ class BootKeeper:
 
     @property
     def is_wanted(self) -> bool:
-        """Say whether a pod starts whose machine may be confined."""
+        """Return whether a pod starts whose machine may be confined."""
         return bool(self._cpus and self._scope.pods)
 
     async def run(self) -> None:
-        """Look for machines while pods start, until cancelled."""
+        """Search for machines while pods start, until cancelled."""
         while True:
             if not self.is_wanted:
                 self._wanted.clear()
@@ -153,18 +157,18 @@ class BootKeeper:
 
 
 def _owned(ledger: Ledger, pod_uid: str = "") -> CPUSet:
-    """Return the CPUs that containers own, those of one pod left out."""
+    """Return the CPUs that containers of all other pods own."""
     return union(held.cpus for held in ledger if held.is_exclusive and held.owner.pod_uid != pod_uid)
 
 
 def _starting(observed: Observed) -> frozenset[str]:
-    """Return the pods with a runtime class of which neither a machine nor a live container is listed."""
+    """Return the pods with a runtime class that have neither a listed machine nor a live container."""
     listed = observed.live_uids | {sandbox.pod_uid for sandbox in observed.sandboxes}
     return frozenset(pod.uid for pod in observed.by_age if pod.runtime_class and pod.uid not in listed)
 
 
 def _pod_roots(records: Iterable[ContainerRecord]) -> Iterator[str]:
-    """Yield the cgroups in which those of the containers' pods were made."""
+    """Yield the cgroups that contain the pods' cgroups."""
     for record in records:
         if record.cgroup and record.seen.state is not State.EXITED:
             root = record.cgroup.rpartition("/")[0].rpartition("/")[0]

@@ -1,6 +1,6 @@
-"""Other writers of cpusets: a rewrite is repaired at once, the third within ten minutes is a conflict, and is left alone.
+"""Foreign writes of cpusets: one is repaired at once, the third within ten minutes is a conflict, which is left alone.
 
-After ten minutes without a rewrite the agent repairs again.
+After ten minutes without a foreign write the agent repairs again.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ class ForeignWrites:
     rewrites: Mapping[Owner, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def saw(self, owner: Owner, now: float) -> ForeignWrites:
-        """Count one rewrite."""
+        """Count one foreign write."""
         times = (*self._recent(owner, now), now)[-REWRITES:]
         return ForeignWrites(MappingProxyType({**self.rewrites, owner: times}))
 
     def at(self, now: float) -> ForeignWrites:
-        """Forget what is over; return itself when nothing is."""
+        """Drop expired writes; return itself if none is."""
         kept = {owner: times for owner, times in self.rewrites.items() if now - times[-1] < WINDOW_SECONDS}
         return self if len(kept) == len(self.rewrites) else ForeignWrites(MappingProxyType(kept))
 
     def is_conflict(self, owner: Owner) -> bool:
-        """Say whether a container is to be left alone."""
+        """Return whether a container is in conflict."""
         return len(self.rewrites.get(owner, ())) >= REWRITES
 
     @property
     def conflicts(self) -> tuple[Owner, ...]:
-        """The containers that are left alone, in order."""
+        """The containers in conflict, in order."""
         return tuple(sorted(owner for owner in self.rewrites if self.is_conflict(owner)))
 
     def ends(self, now: float) -> float | None:
-        """Return the seconds until the next one is forgotten, None when there is none."""
+        """Return the seconds until the next write expires, None if there is none."""
         last = [times[-1] for times in self.rewrites.values()]
         return min(last) + WINDOW_SECONDS - now if last else None
 
     def _recent(self, owner: Owner, now: float) -> tuple[float, ...]:
         times = self.rewrites.get(owner, ())
-        if self.is_conflict(owner):  # while it goes on, only ten quiet minutes end it
+        if self.is_conflict(owner):  # a conflict ends only after ten quiet minutes
             return times
         return tuple(time for time in times if now - time < WINDOW_SECONDS)
 
 
 class ForeignWriteLog:
-    """Keeps count of the foreign writes on this node, and says who is left alone for them."""
+    """Counts the foreign writes on this node, and the containers in conflict."""
 
     def __init__(self, clock: Clock, metrics: Metrics) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ class ForeignWriteLog:
         self._writes = ForeignWrites()
 
     def count(self, rewritten: Iterable[ContainerRecord]) -> None:
-        """Count the rewrites that a pass found."""
+        """Count the foreign writes found by a pass."""
         for record in rewritten:
             self._metrics.rewrites.inc()
             self.saw(record.owner)
@@ -80,15 +80,15 @@ class ForeignWriteLog:
             logger.warning("cpuset rewritten by another program", extra={"facts": facts})
 
     def saw(self, owner: Owner) -> None:
-        """Count one rewrite."""
+        """Count one foreign write."""
         self._writes = self._writes.saw(owner, self._clock.monotonic())
 
     def is_conflict(self, owner: Owner) -> bool:
-        """Say whether a container is left alone."""
+        """Return whether a container is in conflict."""
         return self._writes.is_conflict(owner)
 
     def left_alone(self, records: Iterable[ContainerRecord]) -> frozenset[str]:
-        """Return the containers that are not touched now: in conflict, or failed a moment ago."""
+        """Return the containers to leave alone now: in conflict, or in backoff after a failure."""
         now = self._clock.monotonic()
         self._writes = self._writes.at(now)
         return frozenset(
@@ -99,16 +99,16 @@ class ForeignWriteLog:
 
     @property
     def in_conflict(self) -> frozenset[Owner]:
-        """The containers that are left alone for the writes of others."""
+        """The containers in conflict."""
         return frozenset(self._writes.conflicts)
 
     def conflicts(self, names: Mapping[Owner, str]) -> tuple[Conflict, ...]:
-        """Return the containers that are left alone for the writes of others, by the names that people know."""
+        """Return the conflicts with the containers' readable names."""
         return tuple(
             Conflict(names.get(owner, owner.container), owner, len(self._writes.rewrites[owner]))
             for owner in self._writes.conflicts
         )
 
     def ends(self) -> float | None:
-        """Return the seconds until the next conflict is over, None when there is none."""
+        """Return the seconds until the next conflict ends, None if there is none."""
         return self._writes.ends(self._clock.monotonic())

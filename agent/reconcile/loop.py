@@ -1,4 +1,4 @@
-"""The agent's loop: one pass at a time, whenever anything may have changed, and at the latest when a timer ends."""
+"""The agent's loop: one pass at a time, when something may have changed, or at the latest when a timer expires."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
 
 SWEEP_SECONDS: Final = 30.0
-WAIT_SECONDS: Final = 1.0  # until the next pass while too little is known
+WAIT_SECONDS: Final = 1.0  # until the next pass while pods or containers are unknown
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +40,16 @@ def _call_later(seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle
 
 
 class Trigger:
-    """Collects requests, so that many changes make one pass. `later` calls something after some seconds."""
+    """Collects requests, so that many changes cause one pass. `later` calls a function after a delay."""
 
     def __init__(self, later: Later | None = None) -> None:
         self._event = asyncio.Event()
         self._later = later or _call_later
         self._timers: list[asyncio.TimerHandle] = []
-        self._shortest = math.inf  # wait of these, in seconds
+        self._shortest = math.inf  # shortest requested delay, in seconds
 
     def request_pass(self, within: float = 0.0) -> None:
-        """Request a pass within some seconds; later requests never put it off."""
+        """Request a pass within a delay; later requests never postpone it."""
         if within <= 0.0:
             self._event.set()
         elif not self._event.is_set() and within < self._shortest:
@@ -57,7 +57,7 @@ class Trigger:
             self._timers.append(self._later(within, self._event.set))
 
     def clear(self) -> None:
-        """Begin a pass: what comes from now on asks for another."""
+        """Begin a pass; requests from now on cause another one."""
         for timer in self._timers:
             timer.cancel()
         self._timers, self._shortest = [], math.inf
@@ -65,11 +65,11 @@ class Trigger:
 
     @property
     def is_set(self) -> bool:
-        """Say whether a pass is wanted."""
+        """Return whether a pass is requested."""
         return self._event.is_set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until a pass is wanted; return False when the time is over first."""
+        """Wait for a request; return False on a time-out."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()
@@ -94,7 +94,7 @@ class Loop:
         self._passed: NodeState | None = None  # the result of the last pass
 
     async def run(self) -> None:
-        """Watch everything and reconcile."""
+        """Run the watches and the passes."""
         async with asyncio.TaskGroup() as group:
             for work in self._reconciler.background(self._show_proofs, self._show_wrappers):
                 group.create_task(work)
@@ -134,7 +134,7 @@ class Loop:
             self._tell(self._passed)
 
     def _show_proofs(self, proofs: Mapping[Owner, Proof]) -> None:
-        """Publish newer proofs of some containers; without a pass, for nothing is to be done about them."""
+        """Publish newer proofs of some containers, without a pass, because no action follows from them."""
         if self._passed:
             state = with_proofs(self._passed, proofs)
             if self._proven is self._passed:
@@ -142,14 +142,14 @@ class Loop:
             self._tell(state)
 
     def _failed(self, event: str, reason: str) -> float:
-        """Count a failure, and return how long to wait."""
+        """Count a failure; return the backoff in seconds."""
         self._metrics.errors.inc()
         wait = self._backoff.next()
         logger.warning(event, extra={"facts": {"reason": reason, "retry_seconds": round(wait, 2)}})
         return wait
 
     async def _prove(self, state: NodeState) -> float:
-        """Read the tasks as soon as nothing else is to be done; return the seconds until a pass is due."""
+        """Read the tasks when no other work is pending; return the seconds until a pass is due."""
         now = asyncio.get_running_loop().time()
         is_overdue = now >= self._next_sweep
         if is_overdue or state != self._proven:
@@ -159,7 +159,7 @@ class Loop:
         return sweep if retry is None else min(sweep, retry)
 
     async def _sweep(self, state: NodeState, *, is_overdue: bool) -> None:
-        """Read the tasks of all containers; only an overdue sweep holds a pass up."""
+        """Read the tasks of all containers; only an overdue sweep delays a pass."""
         sweep = await self._reconciler.sweep(lambda: self._trigger.is_set and not is_overdue)
         if sweep.is_whole:
             self._proven = state

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from pinning.contract import SMTPolicy
     from pinning.planning.vm_masks import VMMasks, VMSeen
 
-STARTING_SECONDS: Final = 2.0  # that a machine which was never found is no failure
+STARTING_SECONDS: Final = 2.0  # in which a machine that was never found is no failure
 
 
 class VMTarget(NamedTuple):
     """The CPUs that one machine must run on."""
 
     pod_uid: str
-    cpus: CPUSet  # that its container, or those of its sandbox together, hold; empty: none
-    others: CPUSet = EMPTY  # of a sandbox: for all threads that are no vCPUs, and without CPUs for these too
+    cpus: CPUSet  # held by its container, or by those of its sandbox together; empty: none
+    others: CPUSet = EMPTY  # of a sandbox: for threads other than vCPUs, and for all without CPUs
     smt: SMTPolicy | None = None  # None: KubeVirt's own choice
-    doubt: str = ""  # why it is not known whether the CPUs are its own
+    doubt: str = ""  # why the owner of the CPUs is unknown
 
 
 NO_TARGET: Final = VMTarget("", EMPTY)
@@ -37,26 +37,26 @@ class MachineRecord:
     """One virtual machine: its place, its CPUs by the last plan, and the last reading of its threads."""
 
     place: VMPlace
-    known_since: float  # on the monotonic clock: since it has a target
+    known_since: float  # when it got a target, on the monotonic clock
     name: str = ""  # of a sandbox: namespace/pod
     pod_uid: str = ""  # of a sandbox, as the runtime knows it
-    has_quota: bool = False  # of a sandbox: a container of it has a quota of CPU time
+    has_quota: bool = False  # of a sandbox: one of its containers has a CPU quota
     target: VMTarget = NO_TARGET  # NO_TARGET: its threads are left alone
-    threads: VMCPUs | None = None  # of a sandbox: where they may run; None: not found
+    threads: VMCPUs | None = None  # of a sandbox: the affinities; None: not found
     was_found: bool = False
     lost_since: float | None = None  # on the monotonic clock
     retry: Retry = field(default_factory=Retry)
-    is_refused: bool = False  # while it is not found: the runtime did not take its CPUs last
-    is_sent: bool = False  # the runtime took cpusets for a container of it
-    is_due: bool = True  # the next poll looks at it in any case
-    is_waiting: bool = False  # for libvirt to pin it
-    is_changing: bool = False  # its vCPUs changed with the last look
-    count: int = 0  # of its threads at the last look
+    is_refused: bool = False  # while it is not found: the runtime refused its last CPUs
+    is_sent: bool = False  # the runtime accepted cpusets for one of its containers
+    is_due: bool = True  # the next poll reads it in any case
+    is_waiting: bool = False  # waits for libvirt to pin it
+    is_changing: bool = False  # its vCPUs changed at the last reading
+    count: int = 0  # of threads at the last reading
     rests_until: float = 0.0  # on the monotonic clock
-    vcpus: int | None = None  # the number of them at the last look
+    vcpus: int | None = None  # number of vCPUs at the last reading
     since: float = 0.0  # when that number changed, on the monotonic clock
-    masks: VMMasks | None = None  # of its threads, as written last
-    state: VMState | None = None  # None: it is not there
+    masks: VMMasks | None = None  # the masks last written
+    state: VMState | None = None  # None: it does not exist
 
     def listed(self, sandbox: RuntimeSandbox) -> None:
         """Take over the runtime's listing."""
@@ -77,12 +77,12 @@ class MachineRecord:
 
     @property
     def has_target(self) -> bool:
-        """Return whether the last plan says where it must run."""
+        """Return whether the last plan has CPUs for it."""
         return bool(self.target.pod_uid)
 
     @property
     def takes_cpusets(self) -> bool:
-        """Return whether cpusets may be sent to the runtime: they must not change the count of vCPUs."""
+        """Return whether cpusets may be sent to the runtime, which must not change the number of vCPUs."""
         return self.has_quota or (self.threads is not None and self.threads.is_fixed)
 
     def is_starting(self, now: float) -> bool:
@@ -90,16 +90,16 @@ class MachineRecord:
         return not self.was_found and self.lost_since is not None and now - self.lost_since < STARTING_SECONDS
 
     def read(self, threads: VMCPUs | None, now: float) -> None:
-        """Record where its threads may run; None: not found."""
+        """Record its threads' affinities; None: not found."""
         self.threads, self.was_found = threads, self.was_found or threads is not None
         self.lost_since = None if threads else now if self.lost_since is None else self.lost_since
         self.is_refused &= threads is None
 
     def has_count(self, seen: VMSeen, now: float) -> None:
-        """Record the number of vCPUs; of a machine that is older than its record it did not change just now.
+        """Record the number of vCPUs; the first count of a machine older than its record is no change.
 
-        After a change another look comes soon, because a new thread is called like its maker, a vCPU, and hides all
-        of them.
+        After a change it is read again soon, because a new thread has the name of its creator, a vCPU, and hides all of
+        them.
         """
         if self.vcpus is None:
             self.since = now - seen.seconds
@@ -109,22 +109,22 @@ class MachineRecord:
 
     @property
     def is_unsettled(self) -> bool:
-        """Return whether another look comes soon, even with the same number of threads."""
+        """Return whether another reading comes soon, even if the number of threads stays."""
         return self.is_waiting or self.is_changing
 
     def was_read(self, state: VMState | None) -> bool:
-        """Record the state read back; return whether it is news. The time is that of the first such reading."""
+        """Record the state read back; return whether it changed. Its time is that of the first equal reading."""
         before, self.state = self.state, state
         if before and state and replace(state, when=before.when) == before:
             self.state = before
         return self.state != before
 
     def was_absent(self) -> None:
-        """Record that no machine was found at the place of a target."""
+        """Record that no machine was found for a target."""
         self.count, self.vcpus, self.masks, self.is_waiting = 0, None, None, False
         self.was_read(None)
 
 
 def place_of(sandbox: RuntimeSandbox) -> VMPlace:
-    """Return where the machine of a sandbox is found."""
+    """Return the place where a sandbox's machine is searched for."""
     return VMPlace(sandbox.id, sandbox.pid, sandbox.cgroup, is_sandbox=True)

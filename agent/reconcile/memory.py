@@ -27,7 +27,7 @@ LATE: Final = "it runs with memory of any NUMA node: memory is bound only when a
 
 
 def bind_created(records: Iterable[ContainerRecord], updates: CreatedUpdates) -> None:
-    """Send the memory nodes of created containers that are on their CPUs already to the runtime."""
+    """Send the memory nodes of created containers that already have their CPUs to the runtime."""
     for record in records:
         if record.lacks_memory and record.is_right:
             updates.begin(record, record.wanted)
@@ -38,12 +38,12 @@ def read_memory(records: Iterable[ContainerRecord], ledger: Ledger, cpusets: Cpu
     for record in records:
         assignment = ledger.of(record.owner) if record.is_running and record.cgroup else None
         if assignment and assignment.claim.numa_memory and record.cgroup:
-            with suppress(AgentError):  # it ends just now: the next pass sees it
+            with suppress(AgentError):  # the container exits: the next pass sees it
                 record.read_memory(cpusets.mems(record.cgroup))
 
 
 def memory_state(assignment: Assignment, found: CPUSet | None, topology: Topology) -> MemoryState | None:
-    """Return the memory state to report; `found` are the nodes that the kernel shows, None: not known."""
+    """Return the memory state to report; `found` are the nodes read from the kernel, None: unknown."""
     if assignment.claim.numa_memory is None:
         return None
     mems, asked = assignment.mems, assignment.claim.numa_memory

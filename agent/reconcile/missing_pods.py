@@ -1,8 +1,8 @@
-"""Look up the pods of running containers that the source of pods did not show: it may be late.
+"""Look up pods of running containers that the pod watch has not shown: it may be late.
 
-Each pod is asked for once, for as long as the runtime has a container of it, and one after the other. What is found
-counts as seen until the source shows it itself, and is asked for again now and then: a source that shows no finished
-pods may never show it. What is not there stays unknown, keeps what it has, and is not asked for again.
+Each pod is requested once while the runtime has a container of it, one request at a time. A found pod counts as
+observed until the watch shows it, and is requested again now and then, because a watch that leaves out finished pods
+may never show it. A pod that does not exist stays unknown, keeps its CPUs, and is not requested again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 PAUSE_SECONDS: Final = (
-    0.2  # between two questions: a node full of unknown pods is no reason to hammer the API
+    0.2  # between two requests, so that a node full of unknown pods does not overload the API server
 )
-AGAIN_SECONDS: Final = 30.0  # until what was found, and is not shown yet, is asked for again
+AGAIN_SECONDS: Final = 30.0  # until a found pod that the watch has not shown is requested again
 Name = tuple[str, str]  # namespace and name
 
 logger = logging.getLogger(__name__)
 
 
 class MissingPodLookup:
-    """Asks `pods` by name in the background, and calls `found` when there is something new to see."""
+    """Requests pods by name in the background, and calls `found` when a result is new."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class MissingPodLookup:
         self._backoff = Backoff(PAUSE_SECONDS)
 
     def completed(self, shown: Mapping[str, Pod]) -> Mapping[str, Pod]:
-        """Return the pods that the source shows, and those that were found; what it showed once is its own."""
+        """Return the pods shown by the watch, and the found ones that it has never shown."""
         for uid in self._found.keys() & shown.keys():
             del self._found[uid]
         return {**self._found, **shown} if self._found else shown
 
     def want(self, unknown: Mapping[str, Name], present: Collection[str]) -> None:
-        """Ask for the unknown pods not yet asked for; forget those of which the runtime has nothing any more."""
+        """Request unknown pods that were not requested yet; forget those without containers in the runtime."""
         self._asked &= set(present)
         self._found = {uid: pod for uid, pod in self._found.items() if runtime_uid(pod) in present}
         self._wanted = {uid: name for uid, name in unknown.items() if uid not in self._asked}
@@ -67,7 +67,7 @@ class MissingPodLookup:
             self._wake.set()
 
     async def run(self) -> None:
-        """Ask whenever something is unknown, until cancelled."""
+        """Send requests as long as there are unknown pods, until cancelled."""
         while True:
             await self._woken()
             self._wake.clear()
@@ -75,7 +75,7 @@ class MissingPodLookup:
                 await self._sleep(await self._ask(*next(iter(self._wanted.items()))))
 
     async def _woken(self) -> None:
-        """Wait until something is unknown, or what was found is to be asked for again."""
+        """Wait until a pod is unknown, or a found one is due again."""
         found = {runtime_uid(pod): name_of(pod) for pod in self._found.values() if not is_final(pod)}
         with suppress(TimeoutError):
             async with asyncio.timeout(self._again_seconds if found else None):
@@ -84,7 +84,7 @@ class MissingPodLookup:
         self._wanted |= found
 
     async def _ask(self, uid: str, name: Name) -> float:
-        """Ask for one pod; return the seconds until the next question."""
+        """Request one pod; return the seconds until the next request."""
         facts = {"pod": "/".join(name), "uid": uid}
         try:
             pod = await self._source.look_up(*name)
@@ -92,7 +92,7 @@ class MissingPodLookup:
             wait = self._backoff.next(error.retry_seconds)
             logger.warning("pod not looked up", extra={"facts": {**facts, "reason": str(error)}})
             return wait
-        except AgentError as error:  # gone, or none that may be asked for
+        except AgentError as error:  # the pod does not exist, or may not be read
             logger.warning("pod not looked up", extra={"facts": {**facts, "reason": str(error)}})
             pod = None
         self._backoff.reset()

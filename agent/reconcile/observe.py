@@ -1,4 +1,4 @@
-"""See the node once: machine, pods, containers, and what the kernel lets each container use."""
+"""Observation of the node: machine, pods, containers, and what the kernel lets each container use."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from pinning.planning.plan import Plan
     from pinning.pods.types import Pod
 
-AT_ONCE: Final = 64  # containers read before others get their turn: about 2 ms
+AT_ONCE: Final = 64  # containers read between two yields to the event loop: about 2 ms
 
 logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Sees the node again and again, reading only what changed, and remembers its containers."""
+    """Observes the node repeatedly, reads only what changed, and keeps the container records."""
 
     def __init__(
         self, interfaces: Interfaces, clock: Clock, request_pass: Callable[[], None], vms: VMKeeper
@@ -45,26 +45,26 @@ class Observer:
         self._vms = vms
         self.runtime_reason = ""  # why the runtime did not list its containers last time
         self.rewritten: list[ContainerRecord] = []  # containers with a foreign write, as of this pass
-        self.is_listed = True  # the containers of the last observation; False: known by events
+        self.is_listed = True  # the containers come from a listing; False: from events
         self._interfaces = interfaces
         self._clock = clock
         self._pods: dict[str, tuple[Pod, SeenPod]] = {}
         self._topology: Topology | None = None
         self._universe: CPUSet = EMPTY
         self._has_listed = False
-        self._holders: Collection[str] = ()  # pods with CPUs of their own by the last plan
+        self._holders: Collection[str] = ()  # pods with exclusive CPUs by the last plan
 
     def remember(self, topology: Topology) -> None:
-        """Know CPUs that were there before and may be offline now."""
+        """Add CPUs from before a restart, which may be offline now."""
         self._topology = topology
 
     def leave_new(self) -> None:
-        """Widen no container: the agent only observes."""
+        """Do not widen new containers, because the agent only observes."""
         for record in self.records.values():
             record.looked_at()
 
     async def observe(self, *, anew: bool = False) -> Observed:
-        """Return the node as it is now; `anew` lists the containers that the pass knew by events."""
+        """Return the current state of the node; `anew` lists the containers even if events brought them up to date."""
         topology, universe = self._machine()
         complete, watch = await self._list(anew=anew), self._interfaces.container_watch
         self.rewritten = self.rewritten if anew else []
@@ -86,26 +86,26 @@ class Observer:
         return observed
 
     def is_plain(self, pod_uid: str) -> bool:
-        """Say whether the last observation had this pod, and it asks for nothing and holds nothing."""
+        """Return whether the last observation had this pod, without any claim or CPUs."""
         known = self._pods.get(pod_uid)
         return known is not None and is_plain(*known) and pod_uid not in self._holders
 
     def holds(self, pod_uid: str) -> bool:
-        """Say whether a pod held CPUs after the last plan."""
+        """Return whether a pod held CPUs after the last plan."""
         return pod_uid in self._holders
 
     def shown_pods(self) -> Collection[Pod]:
-        """Return the pods that the source shows now."""
+        """Return the pods that the watch shows now."""
         return self._interfaces.pods.pods().values()
 
     def note_held(self, ledger: Ledger | None) -> None:
-        """Let containers that run on more than they own know what they own before a plan changes it."""
+        """Record the owned CPUs of containers that may use more, before a plan changes them."""
         for record in self.records.values():
             if ledger and (held := ledger.of(record.owner)):
                 record.held(held.cpus)
 
     def note_planned(self, observed: Observed, plan: Plan) -> None:
-        """Let every container know where it is to run."""
+        """Record each container's planned CPUs."""
         run_sets, self._holders = plan.run_sets, plan.ledger.pods.keys()
         for seen in observed.containers:
             threads, held = plan.sandboxes.get(seen.sandbox), plan.ledger.of(seen.owner)
@@ -114,7 +114,7 @@ class Observer:
             self.records[seen.id].planned(cpus, mems, home, is_owner=bool(held))
 
     async def held_cpus(self, ids: Collection[str]) -> Mapping[Owner, HeldCPUs]:
-        """Return which CPUs these containers have where another program allocates them."""
+        """Return the CPUs of these containers as another program allocated them."""
         records = [self.records[key] for key in ids if self.records[key].is_running]
         if not records:
             return {}
@@ -122,7 +122,7 @@ class Observer:
         return await self._interfaces.observed_cpus.read([(record.seen, cpus) for record, cpus in running])
 
     def _look_up_unknown(self, observed: Observed) -> None:
-        """Let the pods of live containers be asked for by name where they were not shown."""
+        """Request the pods of live containers by name if the watch has not shown them."""
         known = {pod.uid for pod in observed.pods}
         listed = {record.seen.pod_uid: record.seen for record in self.records.values()}
         live = observed.live_uids - known
@@ -136,7 +136,7 @@ class Observer:
         return topology, self._interfaces.machine.universe()
 
     async def _list(self, *, anew: bool) -> bool:
-        """Bring the records up to what the runtime has; say whether it answered."""
+        """Update the records from the runtime's list; return whether it answered."""
         runtime = self._interfaces.runtime
         try:
             known = None if anew else await runtime.known_containers()
@@ -195,7 +195,7 @@ class Observer:
             return state, record.sent
         try:
             cpus = self._interfaces.cgroups.cpusets.read(record.cgroup)
-        except Gone:  # not yet there, or not any more
+        except Gone:  # the cgroup does not exist yet, or any more
             return (state, record.sent) if state is State.CREATED else (State.EXITED, EMPTY)
         except (Refused, Unavailable) as error:
             logger.warning(
@@ -206,12 +206,12 @@ class Observer:
             state = State.RUNNING
             record.listed(replace(record.seen, state=state))
         elif state is State.CREATED and record.born and cpus not in (record.born, record.applied):
-            return state, record.sent  # the cgroup is there, and the runtime has still to fill it
+            return state, record.sent  # the cgroup exists, and the runtime has not filled it yet
         self._compare(record, cpus, moved=moved)
         return state, cpus
 
     def _has_begun(self, cgroup: str) -> bool:
-        """Say whether a container runs already, though the runtime does not say so yet, or cannot."""
+        """Return whether a container has started, even if the runtime does not report it yet."""
         try:
             return self._interfaces.cgroups.tasks.start_state(cgroup).has_begun
         except AgentError:
@@ -228,7 +228,7 @@ class Observer:
             record.found(cpus, self._clock.text())
 
     def _read_pods(self, pods: Mapping[str, Pod]) -> tuple[SeenPod, ...]:
-        """Read the pods that are new or other objects than before."""
+        """Parse the pods that are new or whose object changed."""
         seen = (record.seen for record in self.records.values())
         names = {container.pod_uid: (container.namespace, container.pod) for container in seen}
         known = self._pods

@@ -1,8 +1,8 @@
-"""Put new containers on their CPUs before their first instruction, where only their cgroups can tell of them.
+"""Pin new containers before their first instruction, on nodes where only their cgroups announce them.
 
-From the moment its cgroup is made until its command runs, a container's cpuset is free to be written: the runtime
-fills an empty one (cgroup v1) before it puts its own process in, and does not look at it again. So it is written at
-once, and looked at until that process is there. What runs already is the business of a pass.
+Between the creation of its cgroup and the start of its command a container's cpuset can be written freely: the runtime
+fills an empty one (cgroup v1) before it adds its own process, and does not look at it again. So it is written at once,
+and checked until that process is there. Containers that already run are left to a pass.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
 
 FIRST_PAUSE: Final = (
-    0.002  # doubled each time: a process that comes after t lives on for more than t as the runtime's
+    0.002  # doubled each time: a process that appears after t stays the runtime's for more than t
 )
 LONGEST_PAUSE: Final = 0.1
 GIVE_UP_SECONDS: Final = 30.0
-KEPT_SECONDS: Final = 60.0  # an entry not asked for by then is of a container that was never listed
+KEPT_SECONDS: Final = (
+    60.0  # an entry that was not requested by then belongs to a container that was never listed
+)
 
 
 class Right(NamedTuple):
-    """That a container was seen on the right CPUs, and for how long its command may have run by then."""
+    """Proof that a container was on the right CPUs, with the time its command may have run before."""
 
     cpus: CPUSet
     seconds: float
@@ -37,7 +39,7 @@ class Right(NamedTuple):
 
 
 class PreStartPinner:
-    """Pins new containers. `cpus_of` says where one is to run, None that it is not to be touched."""
+    """Pins new containers. `cpus_of` returns a container's CPUs, None to leave it alone."""
 
     def __init__(
         self,
@@ -49,29 +51,29 @@ class PreStartPinner:
         self._cgroups = cgroups
         self._clock = clock
         self._cpus_of = cpus_of
-        # Called after every write, and when a container is left to the passes; True: it is right before it runs.
+        # Called after every write, and when a container is left to the passes; True: pinned before its command ran.
         self._touched = touched
         self._pinning: dict[str, asyncio.Task[None]] = {}
         self._right: dict[str, Right] = {}
 
     def pin(self, container: NewContainer) -> None:
-        """Keep a container on its CPUs until its command runs; once is enough."""
+        """Keep a container on its CPUs until its command runs; repeated calls have no effect."""
         now = self._clock.monotonic()
         self._right = {key: right for key, right in self._right.items() if now - right.at < KEPT_SECONDS}
         if container.id not in self._pinning and container.id not in self._right:
             self._pinning[container.id] = asyncio.create_task(self._keep(container))
 
     def is_pinning(self, container_id: str) -> bool:
-        """Say whether it is still to be found out how a container began."""
+        """Return whether the container's start is still watched."""
         return container_id in self._pinning
 
     def is_right(self, container_id: str, cpus: CPUSet) -> bool:
-        """Say whether a container was seen on these CPUs before its command ran, and no window of it is reported yet."""
+        """Return whether a container was on these CPUs before its command ran; False once `window` was read."""
         right = self._right.get(container_id)
         return right is not None and right.cpus == cpus and right.seconds == 0.0
 
     def window(self, container_id: str, cpus: CPUSet) -> float | None:
-        """Return for how long a container may have run elsewhere before it had these CPUs; None if not known here."""
+        """Return how long a container may have run before it had these CPUs; None if unknown."""
         right = self._right.pop(container_id, None)
         return right.seconds if right and right.cpus == cpus else None
 
@@ -85,7 +87,7 @@ class PreStartPinner:
         except (
             AgentError,
             TimeoutError,
-        ):  # it is gone, or cannot be written: a pass says so where it matters
+        ):  # it exited, or cannot be written: a pass reports the failure
             pass
         finally:
             del self._pinning[container.id]
@@ -93,7 +95,7 @@ class PreStartPinner:
             self._touched(container, right is not None and right.seconds == 0.0)
 
     def _look(self, container: NewContainer) -> bool:
-        """Write where nothing runs yet; say whether there is nothing left to do here."""
+        """Write the cpuset while no command runs; return whether the watch can end."""
         cpus = self._cpus_of(container.owner)
         if cpus is None:
             return True

@@ -1,9 +1,10 @@
-"""Unset the CFS quota of containers that own their CPUs, give it back where that ends, and count throttled periods.
+"""Unset the CFS quota of containers that own their CPUs, restore it afterwards, and count throttled periods.
 
-A container with CPU limit 1 on 4 CPUs is throttled for three quarters of its time. The quota of the pod counts too,
-and is unset when every container of the pod is exclusive and has none. Of a container that runs on more than it owns
-both are unset unless the pod keeps them: its helpers would use them up and throttle the threads on its own CPUs. A kubelet that resizes
-the pod sets both again, so a pass looks anew after a second. A Kata container has no cgroup here, and keeps its quota.
+A container with CPU limit 1 on 4 CPUs is throttled for three quarters of its time. The pod's quota counts too, and is
+unset if every container of the pod is exclusive and unlimited. For a container that may use more CPUs than it owns both
+are unset unless the pod keeps them, because its helpers would use up the quota and throttle the threads on its own
+CPUs. A kubelet that resizes the pod sets both again, so a pass checks again after a second. A Kata container has no
+cgroup here, and keeps its quota.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Ledger
     from pinning.planning.observed import Observed
 
-LOOK_SECONDS: Final = 1.0  # not a read of each quota in every pass
+LOOK_SECONDS: Final = 1.0  # between reads, instead of reading each quota in every pass
 
 logger = logging.getLogger(__name__)
 
 
 class _Look(NamedTuple):
-    """A decision about one container: the facts it was made of, and when."""
+    """A decision about one container, with the facts it was based on and its time."""
 
     facts: tuple[Quota, int, int, bool] | None
     time: float
@@ -54,7 +55,7 @@ class QuotaKeeper:
     def follow(
         self, records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, word: Quota, now: float
     ) -> None:
-        """Unset the quotas that pods or the operator unset, and restore what was unset before and is not any more."""
+        """Unset the quotas that pods or the operator chose to unset, and restore those no longer chosen."""
         known = {record.cgroup: record for record in records if record.cgroup}
         looks = {cgroup: self._look(record, cgroup, ledger, word, now) for cgroup, record in known.items()}
         unset = {cgroup for cgroup, look in looks.items() if look.is_unset}
@@ -67,12 +68,12 @@ class QuotaKeeper:
         self._restore(sorted(left), is_known=known.keys() | set(map(_pod_of, known)))
 
     def restore_all(self) -> bool:
-        """Give every quota back (uninstall); return whether all were."""
+        """Restore every quota (uninstall); return whether all were restored."""
         self._restore(sorted(self._saved.originals), is_known=self._saved.originals.keys())
         return not self._saved.originals
 
     def _look(self, record: ContainerRecord, cgroup: str, ledger: Ledger, word: Quota, now: float) -> _Look:
-        """Decide about one container; what was decided of the same facts within a second stands."""
+        """Decide about one container; a decision on the same facts stands for a second."""
         held = ledger.of(record.owner)
         if held is None or not held.is_exclusive or not record.is_running:
             return _NOT_UNSET
@@ -98,7 +99,7 @@ class QuotaKeeper:
             return None
 
     def _unset(self, cgroups: list[str]) -> None:
-        """Unset quotas, of pods before their containers, as cgroup v1 wants it; the originals are saved first."""
+        """Unset quotas, a pod's before its containers' as cgroup v1 requires; the originals are saved first."""
         found = {cgroup: bandwidth for cgroup in cgroups if (bandwidth := self._read(cgroup))}
         originals = {cgroup: f"{it.quota} {it.period}" for cgroup, it in found.items()}
         if not self._save(lambda: self._saved.remember(originals)):
@@ -111,7 +112,7 @@ class QuotaKeeper:
                 logger.debug("quota stays", extra={"facts": {"cgroup": cgroup, "reason": str(error)}})
 
     def _restore(self, cgroups: list[str], is_known: Collection[str]) -> None:
-        """Restore quotas that are unset still; forget those that were set anew, and cgroups that were removed."""
+        """Restore quotas that are still unset; forget those set by others in between, and removed cgroups."""
         done = []
         for cgroup in cgroups:
             try:
@@ -129,7 +130,10 @@ class QuotaKeeper:
         self._save(lambda: self._saved.forget(done))
 
     def _save(self, change: Callable[[], None]) -> bool:
-        """Change what is saved; return whether it was. A quota whose original is not saved is never unset."""
+        """Change the saved originals; return whether that succeeded.
+
+        A quota whose original is not saved is never unset.
+        """
         try:
             change()
         except AgentError as error:
@@ -147,7 +151,7 @@ class QuotaKeeper:
 def times_throttled(
     records: Iterable[ContainerRecord], ledger: Ledger, quotas: Quotas
 ) -> dict[tuple[str, str, str], int]:
-    """Return how often quotas stopped each exclusive container that runs: by namespace, pod and container."""
+    """Return the throttled periods of each running exclusive container: by namespace, pod and container."""
     counts = {}
     for record in records:
         assignment = ledger.of(record.owner)
@@ -163,7 +167,7 @@ def times_throttled(
 def _of_whole_pods(
     records: Mapping[str, ContainerRecord], unset: set[str], ledger: Ledger, observed: Observed
 ) -> Iterator[str]:
-    """Yield the cgroups of containers whose pod has no quota either."""
+    """Yield the cgroups of containers whose pod's quota is unset too."""
     limited = {it.owner.pod_uid for cgroup, it in records.items() if it.is_running and cgroup not in unset}
     exclusive = {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.start_order, ledger)}
     for cgroup in unset:
@@ -182,6 +186,6 @@ def _all_exclusive(uid: str, start_order: tuple[str, ...], ledger: Ledger) -> bo
 
 
 def _parsed(text: str) -> Bandwidth | None:
-    """Return a saved quota; None for anything else, so that nothing is written that never was."""
+    """Parse a saved quota; return None for anything else, so that no invented value is ever written."""
     quota, _, period = text.partition(" ")
     return Bandwidth(int(quota), int(period)) if quota.isdecimal() and period.isdecimal() else None

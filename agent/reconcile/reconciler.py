@@ -1,7 +1,7 @@
-"""One pass: observe, plan, save, apply, show what came of it. Nothing depends on what was missed before.
+"""One pass: observe, plan, save, apply, report. It depends on no missed event.
 
-The ledger is saved before any action, so that an agent that dies at any instruction finds what it had begun. Without
-a ledger to trust nothing is done before pods and containers are known in full: then it is recovered from them.
+The ledger is saved before any action, so that an agent killed at any instruction resumes what it had begun. Without a
+usable ledger no action is taken before all pods and containers are known: then the ledger is recovered from them.
 """
 
 from __future__ import annotations
@@ -57,29 +57,32 @@ if TYPE_CHECKING:
     from pinning.planning.start_table import StartTable
 
 QUOTAS: Final = "quotas.json"
-PODS_SECONDS: Final = 2.0  # after the start: the first list takes a tenth of it, else the API is out of reach
+# after the start: a first list usually takes a tenth of it, so a longer one means that the API is out of reach
+PODS_SECONDS: Final = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the operator chose for this node."""
+    """The operator's settings for this node."""
 
     node: str
     config: NodeConfig
     kubelet_state: Path | None = None  # the kubelet's cpu_manager_state
-    kubelet_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # what it said at start, if its file says nothing
-    memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # the same of its Memory Manager
-    group: str = ""  # of nodes, whose configuration this is; empty: none
+    kubelet_policy: KubeletPolicy = (
+        KubeletPolicy.UNKNOWN
+    )  # the policy at start, if the state file does not name it
+    memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # the same for its Memory Manager
+    group: str = ""  # of nodes, for which the configuration is; empty: none
 
     def kubelet_now(self) -> KubeletPolicy:
-        """Return the policy that the kubelet works under now."""
+        """Return the kubelet's current policy."""
         policy = read_kubelet_policy(self.kubelet_state) if self.kubelet_state else KubeletPolicy.UNKNOWN
         return self.kubelet_policy if policy is KubeletPolicy.UNKNOWN else policy
 
     def config_beside(self, kubelet: KubeletPolicy) -> NodeConfig:
-        """Return the configuration; beside the kubelet's static policies the agent only observes, and binds no memory."""
+        """Return the effective configuration: beside static kubelet policies observe, and bind no memory."""
         config = replace(self.config, observe=True) if kubelet is KubeletPolicy.STATIC else self.config
         memory = read_memory_policy(self.kubelet_state) if self.kubelet_state else KubeletPolicy.UNKNOWN
         if (self.memory_policy if memory is KubeletPolicy.UNKNOWN else memory) is KubeletPolicy.STATIC:
@@ -88,7 +91,10 @@ class Settings:
 
 
 class Reconciler:
-    """Does the passes, and holds the ledger between them. `request_pass` asks for another one; `pausable` stops during each."""
+    """Runs the passes and holds the ledger between them.
+
+    `request_pass` requests another one; `pausable` is paused during each.
+    """
 
     def __init__(
         self,
@@ -117,7 +123,7 @@ class Reconciler:
         self._reserve = ReserveKeeper()
         saved_quotas = Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id())
         self._quotas = QuotaKeeper(interfaces.cgroups.quotas, saved_quotas, interfaces.runtime)
-        self._shared = EMPTY  # where everyone else is to run; empty while the agent writes nothing
+        self._shared = EMPTY  # CPUs of containers without own CPUs; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
         self._watched = WatchedCgroups(interfaces, self.observer, self.vms)
         self.between_passes = BetweenPasses(
@@ -129,7 +135,7 @@ class Reconciler:
         self._exposure = Exposure(self.between_passes.prestart, self._applier.created_updates, metrics)
 
     def resume(self, saved: Saved) -> None:
-        """Go on with what a checkpoint holds."""
+        """Resume from a checkpoint."""
         machine = self._interfaces.machine
         if saved.boot_id == machine.boot_id():
             self.observer.remember(saved.topology)
@@ -138,7 +144,7 @@ class Reconciler:
         logger.info("checkpoint read", extra={"facts": {"assignments": len(self._ledger)}})
 
     async def run_pass(self) -> NodeState | None:
-        """Do one pass; return what the node is then, None when too little is known to do anything."""
+        """Run one pass; return the node's state, None if too little is known to act."""
         self.metrics.passes.inc()
         with ExitStack() as pauses:
             for part in self._pausable:
@@ -151,7 +157,7 @@ class Reconciler:
     def background(
         self, show_proofs: Callable[[Mapping[Owner, Proof]], None], show_wrappers: Callable[[], None]
     ) -> Iterator[Coroutine[object, object, None]]:
-        """Yield what runs beside the passes until cancelled; newer proofs and wrappers are shown without a pass."""
+        """Yield the background tasks, which run until cancelled; they publish newer proofs and wrappers without a pass."""
         yield from self.between_passes.watches()
         yield self.runtime_sync.run()
         yield self.vms.run()
@@ -173,13 +179,15 @@ class Reconciler:
         kubelet = self._settings.kubelet_now()
         config, plan = self._plan(observed, kubelet)
         if not self.observer.is_listed and (plan.actions or plan.ledger != self._ledger):
-            observed = await self.observer.observe(anew=True)  # nothing is moved or freed by events alone
+            observed = await self.observer.observe(
+                anew=True
+            )  # without a full listing no container is moved or freed
             self._watched.follow()
             config, plan = self._plan(observed, kubelet)
         self.observer.note_held(self._ledger)
         self._reserve.planned(plan.sets)
         await self._save(plan, observed)
-        if not config.observe:  # else the kubelet writes them
+        if not config.observe:  # while observing, the kubelet writes the cpusets
             self._foreign_writes.count(self.observer.rewritten)
         undone = await self._act(plan, observed, writes=not config.observe)
         self._look_back(observed.known_uids)
@@ -197,7 +205,7 @@ class Reconciler:
         return replace(state, group=group)
 
     def _knows_enough(self, observed: Observed) -> bool:
-        """Say whether to act: with a ledger soon, for pods may have been edited while there was no agent."""
+        """Return whether to act. With a ledger that is soon, because pods may have been edited while no agent ran."""
         is_complete = observed.pods_complete and observed.containers_complete
         is_late = self._clock.monotonic() >= self._started + PODS_SECONDS
         self._has_begun = self._has_begun or is_complete or (is_late and self._ledger is not None)
@@ -215,7 +223,7 @@ class Reconciler:
             return config, plan_node(observed, self._ledger, config)
 
     async def _save(self, plan: Plan, observed: Observed) -> None:
-        """Leave ledger and reserve to the next agent; until that is done nothing else may be."""
+        """Save ledger and reserve; no action may come before that."""
         ids = self._interfaces.machine.machine_id(), self._interfaces.machine.boot_id()
         saved = Saved(*ids, observed.topology, observed.universe, plan.ledger, plan.sets.reserved)
         await self.checkpoint.save(saved)
@@ -233,7 +241,7 @@ class Reconciler:
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
         self.boots.follow(observed, plan.ledger, records.values(), sandboxes.threads)
         self.boots.confine((shared & before) or shared)
-        self._publish(table)  # grants CPUs from here on: machines that boot have left them
+        self._publish(table)  # grants CPUs from here on, and booting machines have left them
         undone: list[Action] = []
         if plan.actions:
             with self.metrics.apply_seconds.time():
@@ -266,7 +274,7 @@ class Reconciler:
     async def _pin_vms(
         self, plan: Plan, observed: Observed, config: NodeConfig, undone: Collection[str]
     ) -> None:
-        """Pin the threads of virtual machines to the CPUs they hold: by the plan, or by the kubelet while observing."""
+        """Pin the threads of virtual machines to their CPUs: by the plan, or by the kubelet while observing."""
         containers, pods = [record.seen for record in self.observer.records.values()], observed.by_age
         written = {action.container_id for action in plan.actions}
         self.vms.containers_written(written | {record.seen.id for record in self.observer.rewritten})
@@ -286,9 +294,9 @@ class Reconciler:
         return self._run_sets.ledger.cpus_of(owner, self._run_sets.unowned(owner.pod_uid))
 
     def retry_seconds(self) -> float | None:
-        """Return the seconds until something is to be tried again, None when nothing is."""
+        """Return the seconds until the next retry, None if nothing is to be retried."""
         now, machines = self._clock.monotonic(), self.observer.sandboxes.records
-        # What runs in a machine is tried with the machine; what is due and waits for others lets no pass follow at once.
+        # Containers in a machine are retried with the machine; a due retry that waits for others requests no pass.
         alone = (it for it in self.observer.records.values() if it.seen.sandbox not in machines)
         retries = [record.retry for record in alone] + [machine.retry for machine in machines.values()]
         waits = [retry.not_before - now for retry in retries if retry.reason]
@@ -306,7 +314,7 @@ class Reconciler:
         return sweep._replace(is_news=await self.vms.sweep() or sweep.is_news)
 
     async def reset(self) -> None:
-        """Give every container all CPUs back and forget everything (uninstall)."""
+        """Give every container all CPUs and delete all state (uninstall)."""
         has_quotas = self._quotas.restore_all()
         await give_back(self.observer, self._applier, self.runtime_sync, self.checkpoint)
         if not has_quotas:
@@ -316,7 +324,7 @@ class Reconciler:
 def _undone(
     actions: Sequence[Action], done: Sequence[bool], is_sending: Callable[[str], bool]
 ) -> Iterator[Action]:
-    """Yield what is not done, or still on its way: a created container may start with what it had before."""
+    """Yield the actions that are not done or still pending: a created container may start with its old CPUs."""
     for action, is_done in zip(actions, done, strict=True):
         if not is_done or is_sending(action.container_id):
             yield action

@@ -65,9 +65,9 @@ def start_config(config: NodeConfig, saved: Saved | None, machine: Machine) -> N
 
 
 def saved_reserve(saved: Saved, boot_id: str) -> CPUSet | None:
-    """Return the reserve under which containers got their CPUs; None where none hold any, or the node rebooted.
+    """Return the reserve under which containers got their CPUs; None if none hold any, or the node rebooted.
 
-    Earlier agents saved no reserve and took the core of the lowest CPU, also where it was isolated.
+    Earlier agents saved no reserve and used the core of the lowest CPU, even an isolated one.
     """
     if saved.boot_id != boot_id or not saved.ledger:
         return None
@@ -80,7 +80,7 @@ def _keeping(reserved: CPUSet, config: NodeConfig) -> NodeConfig:
 
 
 def _misfit(topology: Topology, universe: CPUSet, config: NodeConfig) -> BadContract | None:
-    """Return why a machine cannot be cut as configured."""
+    """Return why the configuration does not fit the machine, or None."""
     try:
         check_machine(topology, universe, config)
     except BadContract as problem:

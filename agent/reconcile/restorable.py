@@ -1,7 +1,7 @@
-"""Kernel values that the agent changed, with what they were before: a file of its own beside the checkpoint.
+"""Original values of kernel settings that the agent changed, in a file beside the checkpoint.
 
-An original is saved before the value is changed, so that the next agent can restore it. After a reboot the values are
-gone, and so is what was saved. A file that cannot be read is dropped: a value is never set to what it never was.
+An original is saved before the value is changed, so that the next agent can restore it. A reboot resets the values, so
+the file is then ignored. A file that cannot be read is dropped, because no invented value may be restored.
 """
 
 from __future__ import annotations

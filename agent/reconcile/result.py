@@ -1,4 +1,4 @@
-"""From what one pass came to, the state of the node. Pure."""
+"""Build the node's state from the result of one pass. Pure."""
 
 from __future__ import annotations
 
@@ -31,53 +31,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PassResult:
-    """What one pass came to."""
+    """The result of one pass."""
 
     observed: Observed
     plan: Plan
     proofs: Mapping[str, Proof]  # by container id
-    names: Mapping[Owner, str]  # what people call the live containers
+    names: Mapping[Owner, str]  # readable names of the live containers
     conflicts: tuple[Conflict, ...] = ()
     failures: tuple[str, ...] = ()
-    # The NUMA nodes that running containers get memory from, where that was read.
+    # NUMA nodes that running containers allocate memory from, if they were read.
     memory: Mapping[Owner, CPUSet] = field(default_factory=dict)
     vms: Mapping[str, VMState] = field(default_factory=dict)  # by pod
     runtime_reason: str = ""  # why the runtime did not list its containers
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
     unready_guards: tuple[Owner, ...] = ()
     first_pids: Mapping[str, int] = field(default_factory=dict)  # by namespace/pod/container
-    cgroups: Mapping[str, str] = field(default_factory=dict)  # of the same, where it is known
+    cgroups: Mapping[str, str] = field(default_factory=dict)  # of the same, if known
 
     @cached_property
     def shared(self) -> CPUSet:
-        """Where everything unpinned runs."""
+        """The CPUs of everything unpinned."""
         return self.plan.shared
 
     @cached_property
     def run_sets(self) -> RunSets:
-        """Where containers run."""
+        """The planned CPUs of containers."""
         return self.plan.run_sets
 
     @cached_property
     def refused(self) -> Mapping[Owner, Refusal]:
-        """The refusals by whom they concern."""
+        """The refusals by owner."""
         return {refusal.owner: refusal for refusal in self.plan.refusals}
 
     @cached_property
     def proven(self) -> Mapping[Owner, Proof]:
-        """What is proven of each container; of its restarts the running one counts."""
+        """The proof of each container; of several restarts the running one counts."""
         last = sorted(self.observed.live, key=lambda seen: (seen.state is State.RUNNING, seen.id))
         return {seen.owner: self.proofs[seen.id] for seen in last if seen.id in self.proofs}
 
     @cached_property
     def _machines(self) -> Mapping[Owner, str]:
-        """The virtual machine that each container is in, of those that are in one."""
+        """The virtual machine of each container that is in one."""
         return {
             seen.owner: seen.sandbox for seen in self.observed.live if seen.sandbox in self.plan.sandboxes
         }
 
     def sandbox(self, owner: Owner) -> SandboxSet | None:
-        """Return the CPUs planned for a container's virtual machine; None: it is in none."""
+        """Return the CPUs planned for a container's virtual machine; None for a container outside of VMs."""
         machine = self._machines.get(owner)
         return self.plan.sandboxes[machine] if machine else None
 
@@ -87,7 +87,7 @@ class PassResult:
         return tuple((self.proofs[seen.id].cpus.mask, seen.owner) for seen in live)
 
     def intruders(self, assignment: Assignment) -> tuple[str, ...]:
-        """Return the names of others that the kernel lets run on what a container owns."""
+        """Return the names of other containers that the kernel lets run on an assignment's CPUs."""
         if not assignment.is_exclusive:
             return ()
         owned = assignment.footprint.mask
@@ -99,7 +99,7 @@ class PassResult:
         )
 
     def _beside(self, owner: Owner) -> set[Owner]:
-        """Return the containers of the same virtual machine: together they run on what each of them holds."""
+        """Return the containers of the same virtual machine, which share each other's CPUs."""
         machine = self._machines[owner]
         return {other for other, its in self._machines.items() if its == machine}
 
@@ -115,14 +115,14 @@ def pass_result(
     foreign_writes: ForeignWriteLog,
     vms: Mapping[str, VMState],
 ) -> PassResult:
-    """Return what a pass came to."""
+    """Return the result of a pass."""
     records = observer.records
     failures = [record.name for record in records.values() if record.retry.reason]
     names = {record.owner: record.name for record in records.values()}
     return PassResult(
         observed=observed,
         plan=plan,
-        # a created container runs nothing yet: its CPUs prove nothing, and it intrudes on no owner
+        # a created container runs nothing yet, so its cpuset neither proves nor intrudes
         proofs={key: record.proof for key, record in records.items() if record.proof and record.is_running},
         names=names,
         conflicts=foreign_writes.conflicts(names),
@@ -175,7 +175,7 @@ def node_state_of(
 
 
 def _shows_pid(record: ContainerRecord) -> bool:
-    """Say whether the first process of a container is one of the host that runs."""
+    """Return whether a container's first process runs, on the host."""
     return record.is_running and record.seen.pid > 0 and not record.seen.in_vm
 
 
@@ -235,7 +235,7 @@ def _holding(assignment: Assignment, result: PassResult) -> ContainerState:
 
 
 def passed_containers(records: Iterable[ContainerRecord]) -> tuple[PassedContainer, ...]:
-    """Return the containers that are alive after a pass, and whether each is where it wanted it."""
+    """Return the containers that are alive after a pass, and whether each is on its CPUs."""
     return tuple(
         PassedContainer(
             record.seen.id,

@@ -1,8 +1,8 @@
-"""Calls of the runtime beside the passes: cpusets of created containers, and its record of the running ones.
+"""Calls of the runtime beside the passes: cpusets of created containers, and the runtime's record of running ones.
 
-A runtime that keeps an old record would write it again with its next change of the container. Two calls run at a time,
-only the newest set of a container counts, and no cgroup is written while a call for its container is in flight:
-an older set must not overwrite a newer one.
+A runtime with a stale record would write it at its next change of the container. Two calls run at a time, only the
+newest set of a container counts, and no cgroup is written while a call for its container is in flight, because an older
+set must not overwrite a newer one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
 
 IN_FLIGHT: Final = 2
-CALL_SECONDS: Final = 10.0  # a runtime that is stuck must not hold a container's cgroup for longer
+CALL_SECONDS: Final = 10.0  # a stuck runtime must not block a container's cgroup for longer
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RuntimeSync:
         self, runtime: Runtime, wrote: Callable[[str], None], backoff: Backoff | None = None
     ) -> None:
         self._runtime = runtime
-        self._wrote = wrote  # called with the id of every container that the runtime has written
+        self._wrote = wrote  # called with the id of every container whose cpuset the runtime wrote
         self._backoff = backoff or Backoff(0.2, 10.0)
         self._wanted: dict[str, CPUSet] = {}
         self._queue: asyncio.Queue[str] = asyncio.Queue()
@@ -53,7 +53,7 @@ class RuntimeSync:
         self._idle.clear()
 
     def assure(self, records: Iterable[ContainerRecord]) -> None:
-        """Queue each cpuset that is right already once, because an earlier agent may have died before its call."""
+        """Queue each correct cpuset once, because an earlier agent may have died before its call."""
         for record in records:
             if not record.is_assured and record.is_running and record.cgroup:
                 record.assured()
@@ -61,12 +61,12 @@ class RuntimeSync:
                     self.want(record.seen.id, record.applied)
 
     def forget(self, container_id: str) -> None:
-        """Drop a set that the runtime gets by another way."""
+        """Drop a set that reaches the runtime by another way."""
         self._wanted.pop(container_id, None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Begin no call until the block ends: a pass needs the CPU, and the cgroups to itself."""
+        """Start no call until the block ends, because a pass needs the CPU and exclusive use of the cgroups."""
         self._free.clear()
         try:
             yield
@@ -74,11 +74,11 @@ class RuntimeSync:
             self._free.set()
 
     def is_writing(self, container_id: str) -> bool:
-        """Say whether the runtime may write this container's cpuset at any moment."""
+        """Return whether the runtime may be writing this container's cpuset."""
         return container_id in self._flying
 
     async def settled(self, container_id: str) -> None:
-        """Wait until no call for this container is under way."""
+        """Wait until no call for this container is in flight."""
         while container_id in self._flying:
             await asyncio.wait([self._flying[container_id]])
 
@@ -95,7 +95,7 @@ class RuntimeSync:
     async def _work(self) -> None:
         while True:
             container_id = await self._queue.get()
-            await asyncio.sleep(0)  # a runtime that answers at once must not keep others from their turn
+            await asyncio.sleep(0)  # let other tasks run if the runtime answers at once
             await self._free.wait()
             await self.settled(container_id)
             cpus = self._wanted.pop(container_id, None)
@@ -120,7 +120,7 @@ class RuntimeSync:
         await asyncio.sleep(self._backoff.next())
 
     async def _try(self, container_id: str, cpus: CPUSet) -> bool:
-        """Call the runtime once; say whether there is nothing to try again."""
+        """Call the runtime once; return whether no retry is needed."""
         facts = {"container": container_id, "cpus": str(cpus)}
         try:
             async with asyncio.timeout(CALL_SECONDS):
@@ -148,28 +148,28 @@ class CreatedUpdates:
         self._newest: dict[str, tuple[CPUSet, asyncio.Task[bool]]] = {}
 
     def begin(self, record: ContainerRecord, cpus: CPUSet) -> None:
-        """Send a set and do not wait; the same one is not sent again while it is on its way."""
+        """Send a set without waiting for the answer; a set in flight is not sent again."""
         before = self._newest.get(record.seen.id)
         if before is None or before[0] != cpus:
             task = asyncio.create_task(self._after(before[1] if before else None, record, cpus))
             self._newest[record.seen.id] = (cpus, task)
 
     def is_other(self, container_id: str, cpus: CPUSet) -> bool:
-        """Say whether another set than this one may still land."""
+        """Return whether another set is in flight."""
         on_its_way = self._newest.get(container_id)
         return on_its_way is not None and on_its_way[0] != cpus
 
     def is_sending(self, container_id: str) -> bool:
-        """Say whether any set is on its way to a container."""
+        """Return whether any set for a container is in flight."""
         return container_id in self._newest
 
     async def settled(self, container_id: str) -> None:
-        """Wait until nothing is on its way to a container."""
+        """Wait until nothing for a container is in flight."""
         while container_id in self._newest:
             await asyncio.wait([self._newest[container_id][1]])
 
     async def drained(self) -> bool:
-        """Wait until nothing is on its way; say whether all of it arrived."""
+        """Wait until nothing is in flight; return whether all sets were accepted."""
         tasks = [task for _, task in self._newest.values()]
         return all(await asyncio.gather(*tasks))
 

@@ -1,9 +1,9 @@
-"""Kata sandboxes: the record of each virtual machine, and the move of one as a whole.
+"""Kata sandboxes: the record of each virtual machine, and its move as a whole.
 
-Kata runs a machine on the union of the cpusets sent for its containers. So each container is sent the same set, and
-the threads are moved as well: before the call, so that they leave CPUs at once, and again after it, because only then
-the cgroup has the new CPUs, and some kernels forget the masks of threads when it is written. The affinity that the
-kernel shows for the threads decides.
+Kata runs a machine on the union of the cpusets sent for its containers. So each container is sent the same set, and the
+threads are moved too: before the call, so that they leave CPUs at once, and again after it, because only then the
+cgroup has the new CPUs, and some kernels reset affinities when it is written. The affinities read from the kernel
+decide.
 """
 
 from __future__ import annotations
@@ -27,13 +27,9 @@ if TYPE_CHECKING:
     from agent.vm_interfaces import VMCPUs
     from pinning.planning.run_sets import SandboxSet
 
-LOST_SECONDS: Final = (
-    30.0  # that other actions wait for machines that are not found: these may run on any CPU
-)
-WINDOW_SECONDS: Final = (
-    600.0  # in which they do, whichever machines these are, and however often one comes back
-)
-SLOT_SECONDS: Final = 10.0  # of that time that are forgotten together
+LOST_SECONDS: Final = 30.0  # for which actions wait for lost machines: these may run on any CPU
+WINDOW_SECONDS: Final = 600.0  # in which they do, whichever machines are lost, and however often one returns
+SLOT_SECONDS: Final = 10.0  # of that time that expire together
 NOT_FOUND: Final = (
     "its threads are not found, so that nobody can say where it runs: look at the log of the agent"
 )
@@ -41,21 +37,21 @@ NOT_TAKEN: Final = "the runtime did not take the CPUs of every container"
 
 
 @dataclass(slots=True)
-class Patience:
-    """Node-wide budget of waiting for machines that are not found: LOST_SECONDS in WINDOW_SECONDS.
+class WaitBudget:
+    """Node-wide budget of waiting for lost machines: LOST_SECONDS in WINDOW_SECONDS.
 
     The budget is node-wide, so creating many such machines cannot extend the delay.
     """
 
-    waited: dict[int, float] = field(default_factory=dict)  # seconds, by the slot in which they were over
-    since: float | None = None  # others wait since then, and that is still to be counted; None: they do not
+    waited: dict[int, float] = field(default_factory=dict)  # seconds, by the slot in which the wait ended
+    since: float | None = None  # start of the wait that is not counted yet; None: no wait
 
     def begin(self, now: float) -> None:
-        """Let others wait until the next count."""
+        """Start to count a wait."""
         self.since = now if self.since is None else self.since
 
     def count(self, now: float) -> None:
-        """Count what others have waited; from now on they do not."""
+        """Add the wait to the budget used, and end it."""
         if self.since is not None:
             slot = int(now // SLOT_SECONDS)
             self.waited = self._recent(now)
@@ -63,7 +59,7 @@ class Patience:
         self.since = None
 
     def left(self, now: float) -> float:
-        """Return the seconds that others may still wait; none are left at 0 and below."""
+        """Return the remaining budget in seconds; at 0 and below none is left."""
         uncounted = 0.0 if self.since is None else now - self.since
         return LOST_SECONDS - sum(self._recent(now).values()) - uncounted
 
@@ -74,11 +70,11 @@ class Patience:
 
 @dataclass(slots=True)
 class Sandboxes:
-    """The sandboxes of the node as they are planned for, and the budget of waiting for lost ones."""
+    """The sandboxes of the node with their planned CPUs, and the wait budget for lost ones."""
 
     vms: VMKeeper
     clock: Clock
-    patience: Patience = field(default_factory=Patience)
+    wait_budget: WaitBudget = field(default_factory=WaitBudget)
 
     @property
     def records(self) -> Mapping[str, MachineRecord]:
@@ -86,22 +82,22 @@ class Sandboxes:
         return self.vms.sandboxes
 
     async def read(self) -> None:
-        """Read from the kernel where every machine may run; the wait of others for lost ones ends here."""
-        self.patience.count(self.clock.monotonic())
+        """Read every machine's affinities from the kernel; a wait for lost ones ends here."""
+        self.wait_budget.count(self.clock.monotonic())
         await self.vms.read()
 
     @property
     def threads(self) -> dict[str, VMCPUs | None]:
-        """Return what was read of the threads of each machine."""
+        """Return the last reading of each machine's threads."""
         return {key: record.threads for key, record in self.records.items()}
 
     def cpus(self, sandbox_id: str) -> CPUSet:
-        """Return where the threads of a machine may run; empty when they are not found."""
+        """Return the CPUs of a machine's threads; empty if they are not found."""
         record = self.records.get(sandbox_id)
         return record.threads.cpus if record and record.threads else EMPTY
 
     def seen(self, containers: Iterable[ContainerRecord]) -> tuple[SeenSandbox, ...]:
-        """Return every machine as it is planned for."""
+        """Return every machine as observed, for the planner."""
         sent: dict[str, list[CPUSet]] = {}
         for container in containers:
             if container.seen.state is not State.EXITED:
@@ -115,26 +111,26 @@ class Sandboxes:
         )
 
     def missed_until(self, record: MachineRecord, now: float) -> float:
-        """Return until when others wait for a machine, which counts from now on: it is not found, and may run anywhere."""
+        """Return until when actions wait for a machine that was lost now, because it may run on any CPU."""
         if record.lost_since is None:
             return now
-        until = min(record.lost_since + LOST_SECONDS, now + self.patience.left(now))
+        until = min(record.lost_since + LOST_SECONDS, now + self.wait_budget.left(now))
         if until > now:
-            self.patience.begin(now)
+            self.wait_budget.begin(now)
         return until
 
     def waiting(self, now: float) -> frozenset[str]:
-        """Return the machines that are not touched now: their last move failed a moment ago."""
+        """Return the machines to leave alone now: their last move failed a moment ago."""
         return frozenset(key for key, record in self.records.items() if record.retry.not_before > now)
 
     def look_back(self, moved: Collection[str]) -> None:
-        """Clear the errors of machines that reached their CPUs and are not moved any more."""
+        """Clear the errors of machines that reached their CPUs and are not being moved."""
         for key, record in self.records.items():
             if record.retry.reason and key not in moved:
                 record.retry.reset()
 
     def lost(self, targets: Mapping[str, SandboxSet]) -> Mapping[str, VMState]:
-        """Return what is said of the machines that hold CPUs and are not found, by pod."""
+        """Return the reported state of lost machines that hold CPUs, by pod."""
         return {
             record.pod_uid: VMState("", targets[key].own, (), EMPTY, reason=NOT_FOUND)
             for key, record in self.records.items()
@@ -143,7 +139,7 @@ class Sandboxes:
 
     @property
     def failures(self) -> Iterator[str]:
-        """The names of machines that have not reached their CPUs, or are not found."""
+        """The names of machines that are lost or have not reached their CPUs."""
         now = self.clock.monotonic()
         failing = (
             record for record in self.records.values() if record.retry.reason or record.threads is None
@@ -152,7 +148,10 @@ class Sandboxes:
 
 
 def _seen(record: MachineRecord, sent: list[CPUSet], *, is_missed: bool) -> SeenSandbox:
-    """Return a machine as observed; of a lost one the runtime's cpusets count, and after a refusal no action waits for it."""
+    """Return a machine as observed.
+
+    Of a lost one the runtime's cpusets count, and after a refusal no action waits for it.
+    """
     threads, key, pod_uid = record.threads, record.place.key, record.pod_uid
     taken = tuple(cpus for cpus in sent if cpus or record.takes_cpusets)
     if threads:
@@ -178,7 +177,7 @@ class SandboxMover:
         self._clock = clock
 
     async def move(self, sandbox_id: str, target: SandboxSet, containers: Iterable[ContainerRecord]) -> bool:
-        """Move a machine with its live containers; say whether it runs nowhere else now."""
+        """Move a machine with its live containers; return whether it runs nowhere else now."""
         record = self._sandboxes.records[sandbox_id]
         live = [container for container in containers if container.seen.state is not State.EXITED]
         found, are_told = self._confine(record, target), True
@@ -194,7 +193,10 @@ class SandboxMover:
         return self._sandboxes.vms.confine(record, target.own, target.others)
 
     def _note_lost(self, record: MachineRecord, *, are_told: bool) -> bool:
-        """Note that a machine is not found; say whether it may be taken for moved: later the runtime's word is all there is."""
+        """Record a lost machine.
+
+        Return whether it counts as moved: after the wait the runtime's answer is the only evidence.
+        """
         record.is_refused = not are_told
         now = self._clock.monotonic()
         until = self._sandboxes.missed_until(record, now)
@@ -216,7 +218,7 @@ class SandboxMover:
         *,
         are_told: bool,
     ) -> None:
-        """Note where the threads were read back, and for which containers that is right."""
+        """Record where the threads were read back, and the containers for which that is right."""
         for container in live:
             container.wrote(found.cpus, self._clock.text(), Path.AFFINITY)
             if found.cpus == target.cpus:

@@ -1,4 +1,4 @@
-"""Give every container all CPUs back and forget everything: the last thing that an agent does on a node."""
+"""Give every container all CPUs and delete all state: the agent's last action on a node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def give_back(
     observer: Observer, applier: Applier, runtime_sync: RuntimeSync, checkpoint: Checkpoint
 ) -> None:
-    """Widen every container, in the kernel and in the runtime; raise AgentError when one was not."""
+    """Widen every container, in the kernel and in the runtime; raise AgentError if one failed."""
     observed = await observer.observe()
     if not observed.containers_complete:
         raise AgentError("the runtime does not list its containers: start it, then reset again")

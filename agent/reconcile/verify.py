@@ -1,4 +1,4 @@
-"""The second half of the proof: not only the cpuset, but every task below it keeps to the container's CPUs."""
+"""Second half of the proof: besides the cpuset, the affinity of every task is within the container's CPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.observe import Observer
 
-AT_ONCE: Final = 8  # containers before others get their turn
+AT_ONCE: Final = 8  # containers between two yields to the event loop
 POLL_SECONDS: Final = 2.0  # between two rounds of counting tasks by part
 REST: Final = 50.0  # seconds for each second of counting, so that many threads cost at most 2 % of a core
 MOST_SHOWN: Final = 8  # in one round: programs that change their masks all the time cost 4 requests a second
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Sweep(NamedTuple):
-    """What came of one look at all tasks."""
+    """The result of one check of all tasks."""
 
-    is_whole: bool  # nothing broke it off
-    is_news: bool  # something is to be published anew
+    is_whole: bool  # not interrupted
+    is_news: bool  # results to publish changed
 
 
 async def prove_tasks(
@@ -40,11 +40,10 @@ async def prove_tasks(
     vm_tasks: Callable[[str], frozenset[int]],
     is_wanted_elsewhere: Callable[[], bool],
 ) -> Sweep:
-    """Compare the tasks of each container with its planned CPUs, until other work is waiting.
+    """Compare the tasks of each container with its planned CPUs, until other work is pending.
 
-    A first process that started narrower is widened, once: what it does to itself later is its own choice. The
-    threads of a container's virtual machine (`vm_tasks`) are on fewer CPUs because this agent, or libvirt, put them
-    there.
+    A first process that started narrower is widened, once: later changes are its own choice. The threads of a
+    container's virtual machine (`vm_tasks`) are on fewer CPUs because this agent, or libvirt, pinned them.
     """
     is_news = False
     for number, record in enumerate(records, 1):
@@ -67,13 +66,13 @@ def _prove(record: ContainerRecord, cgroups: Cgroups, vm_tasks: frozenset[int]) 
         if record.is_new and record.seen.pid and not is_first_placed and record.proof.cpus <= record.wanted:
             _widen(record, record.cgroup, tasks)
         stray = tasks.stray_tasks(record.cgroup, record.wanted)
-    except AgentError:  # it ends just now, or will be read again by the next sweep
+    except AgentError:  # the container exits, or the next sweep reads it again
         return False
     return record.compared(len(stray.outside), len(set(stray.narrowed) - vm_tasks))
 
 
 def prove_parts(record: ContainerRecord, cgroups: Cgroups) -> bool:
-    """Count the tasks on each part of a container that runs on more than it owns; say whether that is news."""
+    """Count the tasks on each part of a container that may use more CPUs than it owns; return whether that changed."""
     if record.cgroup is None or not record.is_running:
         return False
     try:
@@ -94,7 +93,7 @@ def _widen(record: ContainerRecord, cgroup: str, tasks: Tasks) -> None:
 
 
 class TallyWatch:
-    """Counts the tasks on each part between sweeps, because the kernel reports no change of a mask.
+    """Counts the tasks on each part between sweeps, because the kernel reports no affinity changes.
 
     It moves nothing and requests no pass.
     """
@@ -106,7 +105,7 @@ class TallyWatch:
         self._first = 0  # container of the next round
 
     async def run(self, show: Callable[[Mapping[Owner, Proof]], None]) -> None:
-        """Count until cancelled; show the proofs that changed."""
+        """Count until cancelled; publish the proofs that changed."""
         took = 0.0
         while True:
             await asyncio.sleep(max(POLL_SECONDS, REST * took))
@@ -136,7 +135,7 @@ class TallyWatch:
 
 
 def with_proofs(state: NodeState, proofs: Mapping[Owner, Proof]) -> NodeState:
-    """Return a state with newer counts of some containers, where it shows them on the same CPUs."""
+    """Return a state with newer task counts, for containers whose CPUs are unchanged."""
     uids = {owner.pod_uid for owner in proofs}
     return replace(state, pods=tuple(_pod(pod, proofs) if pod.uid in uids else pod for pod in state.pods))
 

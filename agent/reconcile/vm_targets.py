@@ -28,7 +28,7 @@ UNSAID: Final = (
 def planned_targets(
     containers: Iterable[RuntimeContainer], pods: Iterable[SeenPod], plan: Plan
 ) -> dict[VMPlace, VMTarget]:
-    """Return where each launcher's machine is to run by the plan; launchers that hold nothing are left alone."""
+    """Return the planned CPUs of each launcher's machine; launchers without CPUs are left alone."""
     kept = {held.owner.pod_uid for held in plan.ledger if held.claim.origin is Origin.LAUNCHER}
     targets = {}
     for place, owner in _launchers(containers, kept.union(pod.uid for pod in pods if pod.is_vm)):
@@ -41,7 +41,7 @@ def planned_targets(
 def sandbox_targets(
     plan: Plan, sandboxes: Mapping[str, MachineRecord], undone: Container[str]
 ) -> dict[VMPlace, VMTarget]:
-    """Return where each sandbox must run by the plan; one whose move is not done stays where it was put last."""
+    """Return the planned CPUs of each sandbox; one whose move failed stays where it was put last."""
     targets = {}
     for key, threads in plan.sandboxes.items():
         if record := sandboxes.get(key):
@@ -53,7 +53,7 @@ def sandbox_targets(
 
 
 def run_machines(containers: Iterable[RuntimeContainer], pods: Iterable[SeenPod]) -> frozenset[str]:
-    """Return the ids of the containers that run in a virtual machine, or one in them."""
+    """Return the ids of the containers that contain a virtual machine, or are in one."""
     launchers = {pod.uid for pod in pods if pod.is_vm}
     return frozenset(it.id for it in containers if it.sandbox or it.pod_uid in launchers)
 
@@ -65,7 +65,7 @@ def observed_targets(
     held: Mapping[Owner, HeldCPUs],
     policy: VMThreadsPolicy,
 ) -> dict[VMPlace, VMTarget]:
-    """Return where each machine is to run where another program allocates CPUs."""
+    """Return the CPUs of each machine on nodes where another program allocates CPUs."""
     launchers = {pod.uid: pod for pod in pods if pod.is_vm}
     targets = {}
     for place, owner in _launchers(containers, launchers):
@@ -85,7 +85,7 @@ def observed_targets(
 def _launchers(
     containers: Iterable[RuntimeContainer], launchers: Container[str]
 ) -> Iterator[tuple[VMPlace, Owner]]:
-    """Yield the containers of KubeVirt's launcher pods in which machines run, and where these are."""
+    """Yield the compute containers of KubeVirt's launcher pods, and the place of their machines."""
     for it in containers:
         if it.name == LAUNCHER_CONTAINER and it.pod_uid in launchers and _is_running(it) and not it.in_vm:
             yield VMPlace(it.id, it.pid, it.cgroup, is_sandbox=False), _owner(it)
@@ -104,12 +104,12 @@ def _claim_of(pod: SeenPod, owner: Owner) -> Claim | None:
 
 
 def _is_claimed(claim: Claim | None, found: HeldCPUs) -> bool:
-    """Return whether a cpuset matches a container's request, where its owner is not known."""
+    """Return whether a cpuset matches a container's request, for CPUs of unknown owner."""
     return found.is_exclusive is None and claim is not None and len(found.cpus) == claim.count
 
 
 def _observed_sandbox(pod_uid: str, found: list[HeldCPUs], policy: VMThreadsPolicy) -> VMTarget:
-    """Return the CPUs of a sandbox's containers together; those that own some count alone."""
+    """Return the union of the CPUs of a sandbox's containers; if some own CPUs, only these count."""
     own, shared, unsaid = (
         union(held.cpus for held in found if held.is_exclusive is word) for word in (True, False, None)
     )
