@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from agent.clock import Clock
 from agent.metrics import Metrics
 from agent.quiet.level_publisher import LevelPublisher
-from agent.reconcile.loop import Loop, Trigger
+from agent.reconcile.agenda import Agenda, Trigger
+from agent.reconcile.loop import Loop
 from agent.reconcile.reconciler import Reconciler
 from agent.report.publisher import Publisher
 from agent.serve.endpoints import Endpoints, listen_http, listen_socket
@@ -61,7 +62,7 @@ class Agent:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.trigger = Trigger()
+        self.trigger = Trigger(Agenda())
         self.publisher = Publisher(parts.reporters, parts.metrics)
         self.reconciler = Reconciler(
             parts.interfaces,
@@ -69,7 +70,7 @@ class Agent:
             parts.state_dir,
             parts.metrics,
             parts.clock,
-            self.trigger.request_pass,
+            self.trigger,
             pausable=(self.publisher,),
         )
         if parts.saved:

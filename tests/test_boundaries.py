@@ -282,6 +282,18 @@ def test_main_alone_knows_every_implementation() -> None:
     }
 
 
+def test_the_kernel_room_alone_sets_affinities() -> None:
+    """Every mask of another process is set by `agent/kernel`; the two programs of the shim set their own alone."""
+    shipped = [path for folder in (*PACKAGES, "shim") for path in Path(folder).rglob("*.[cp]*")]
+    setting = {
+        path.as_posix()
+        for path in shipped
+        if path.suffix in (".c", ".py") and "sched_setaffinity" in path.read_text(encoding="utf-8")
+    }
+
+    assert setting == {"agent/kernel/affinity.py", "shim/guest.c", "shim/init.c"}
+
+
 def test_no_packages_go_round_in_a_circle() -> None:
     """Of two packages one can be understood without the other."""
     assert circle(between(package)) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
     from pinning.pods.types import Pod
 
-POLL_SECONDS: Final = 1.0  # poll interval of the machine: the kernel sends no event when a CPU goes offline
+POLL_SECONDS: Final = 1.0  # poll interval of the machine
 
 logger = logging.getLogger(__name__)
 
@@ -88,19 +87,25 @@ def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> N
         logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
 
 
-async def _poll_machine(machine: Machine, changed: Callable[[], None]) -> None:
-    """Call `changed` when the machine's CPUs changed, until cancelled."""
-    last: tuple[Topology, CPUSet] | None = None
-    while True:
+class MachinePoll:
+    """Requests a pass when the CPUs of the machine changed, because the kernel sends no event then."""
+
+    def __init__(self, machine: Machine, request_pass: RequestPass) -> None:
+        self._machine = machine
+        self._request_pass = request_pass
+        self._last: tuple[Topology, CPUSet] | None = None
+
+    async def look(self) -> float:
+        """Read the machine; return the seconds until the next look."""
         try:
-            seen = (machine.topology(), machine.universe())
+            seen = (self._machine.topology(), self._machine.universe())
         except (AgentError, PinningError, OSError) as error:
             logger.warning("machine cannot be read", extra={"facts": {"reason": str(error)}})
-        else:
-            if last is not None and seen != last:
-                changed()
-            last = seen
-        await asyncio.sleep(POLL_SECONDS)
+            return POLL_SECONDS
+        if self._last not in (None, seen):
+            self._request_pass()
+        self._last = seen
+        return POLL_SECONDS
 
 
 class BetweenPasses:
@@ -131,13 +136,12 @@ class BetweenPasses:
         self.may_gather = False  # the last pass knew every pod and container, and wrote cpusets
 
     def watches(self) -> Iterator[Coroutine[object, object, None]]:
-        """Yield the watches of pods, runtime, cgroups and machine, which run until cancelled."""
+        """Yield the watches of pods, runtime and cgroups, which run until cancelled."""
         yield self._interfaces.pods.watch(self._pods_changed)
         yield self._interfaces.runtime.watch(self._containers_changed)
         yield self._interfaces.cgroups.watch.watch(self.foreign_write)
         if self._interfaces.container_watch:
             yield self._interfaces.container_watch.watch(self.container_created, self._request_pass)
-        yield _poll_machine(self._interfaces.machine, self._request_pass)
 
     def _pods_changed(self) -> None:
         """Request a pass for a change of the API, with a delay if it concerns no container with exclusive CPUs."""

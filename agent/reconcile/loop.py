@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
 from agent.reconcile.verify import with_proofs
@@ -13,11 +12,12 @@ from apiserver.backoff import Backoff
 from pinning.errors import PinningError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from agent.interfaces import StatePublisher
     from agent.metrics import Metrics
     from agent.node_state import NodeState, Proof
+    from agent.reconcile.agenda import Trigger
     from agent.reconcile.reconciler import Reconciler
     from pinning.planning.observed import Owner
 
@@ -25,57 +25,6 @@ SWEEP_SECONDS: Final = 30.0
 WAIT_SECONDS: Final = 1.0  # until the next pass while pods or containers are unknown
 
 logger = logging.getLogger(__name__)
-
-
-class Later(Protocol):
-    """Calls something once after some seconds, unless its handle is cancelled."""
-
-    def __call__(self, seconds: float, call: Callable[[], None], /) -> asyncio.TimerHandle:
-        """Return the handle."""
-        ...
-
-
-def _call_later(seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-    return asyncio.get_running_loop().call_later(seconds, call)
-
-
-class Trigger:
-    """Collects requests, so that many changes cause one pass. `later` calls a function after a delay."""
-
-    def __init__(self, later: Later | None = None) -> None:
-        self._event = asyncio.Event()
-        self._later = later or _call_later
-        self._timers: list[asyncio.TimerHandle] = []
-        self._shortest = math.inf  # shortest requested delay, in seconds
-
-    def request_pass(self, within: float = 0.0) -> None:
-        """Request a pass within a delay; later requests never postpone it."""
-        if within <= 0.0:
-            self._event.set()
-        elif not self._event.is_set() and within < self._shortest:
-            self._shortest = within
-            self._timers.append(self._later(within, self._event.set))
-
-    def clear(self) -> None:
-        """Begin a pass; requests from now on cause another one."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers, self._shortest = [], math.inf
-        self._event.clear()
-
-    @property
-    def is_set(self) -> bool:
-        """Return whether a pass is requested."""
-        return self._event.is_set()
-
-    async def wait(self, seconds: float) -> bool:
-        """Wait for a request; return False on a time-out."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        return True
 
 
 class Loop:
@@ -99,13 +48,14 @@ class Loop:
             for work in self._reconciler.background(self._show_proofs, self._show_wrappers):
                 group.create_task(work)
             group.create_task(self._publisher.run())
+            group.create_task(self._trigger.agenda.run())
             await self._passes()
 
     async def _passes(self) -> None:
         self._trigger.request_pass()
         while True:
-            wait = await self._pass()
-            await self._trigger.wait(wait)
+            await self._trigger.wait()
+            self._trigger.request_pass(await self._pass())
 
     async def _pass(self) -> float:
         """Do one pass; return the seconds until the next is due without a request."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Unavailable
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 PAUSE_SECONDS: Final = (
     0.2  # between two requests, so that a node full of unknown pods does not overload the API server
 )
-AGAIN_SECONDS: Final = 30.0  # until a found pod that the watch has not shown is requested again
+AGAIN_SECONDS: Final = 30.0  # between two requests of found pods that the watch has not shown
 Name = tuple[str, str]  # namespace and name
 
 logger = logging.getLogger(__name__)
@@ -40,12 +39,10 @@ class MissingPodLookup:
         pods: PodSource,
         found: Callable[[], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        again_seconds: float = AGAIN_SECONDS,
     ) -> None:
         self._source = pods
         self._on_found = found
         self._sleep = sleep
-        self._again_seconds = again_seconds
         self._wanted: dict[str, Name] = {}  # by uid, as the runtime knows it
         self._asked: set[str] = set()
         self._found: dict[str, Pod] = {}  # by uid of the API
@@ -69,19 +66,18 @@ class MissingPodLookup:
     async def run(self) -> None:
         """Send requests as long as there are unknown pods, until cancelled."""
         while True:
-            await self._woken()
+            await self._wake.wait()
             self._wake.clear()
             while self._wanted:
                 await self._sleep(await self._ask(*next(iter(self._wanted.items()))))
 
-    async def _woken(self) -> None:
-        """Wait until a pod is unknown, or a found one is due again."""
+    async def ask_again(self) -> float:
+        """Request found pods again that the watch has not shown; return the seconds until the next time."""
         found = {runtime_uid(pod): name_of(pod) for pod in self._found.values() if not is_final(pod)}
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._again_seconds if found else None):
-                await self._wake.wait()
-                return
         self._wanted |= found
+        if found:
+            self._wake.set()
+        return AGAIN_SECONDS
 
     async def _ask(self, uid: str, name: Name) -> float:
         """Request one pod; return the seconds until the next request."""

@@ -15,12 +15,13 @@ from agent.errors import AgentError
 from agent.kubelet.policy import read_kubelet_policy, read_memory_policy
 from agent.published_parts import reported_cpus
 from agent.reconcile.apply import Applier
-from agent.reconcile.between_passes import BetweenPasses, WatchedCgroups
+from agent.reconcile.between_passes import BetweenPasses, MachinePoll, WatchedCgroups
 from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.reconcile.container_record import FIRST_RETRY_SECONDS
 from agent.reconcile.exposure import BootKeeper, Exposure
 from agent.reconcile.foreign_writes import ForeignWriteLog
 from agent.reconcile.memory import bind_created, read_memory
+from agent.reconcile.missing_pods import AGAIN_SECONDS
 from agent.reconcile.observe import Observer
 from agent.reconcile.quota_policy import QuotaKeeper, times_throttled
 from agent.reconcile.reserve import ReserveKeeper
@@ -28,7 +29,7 @@ from agent.reconcile.restorable import Restorable
 from agent.reconcile.result import node_state_of, pass_result, passed_containers
 from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.uninstall import give_back
-from agent.reconcile.verify import TallyWatch, prove_tasks
+from agent.reconcile.verify import POLL_SECONDS, TallyWatch, prove_tasks
 from agent.reconcile.vm_targets import observed_targets, planned_targets, run_machines, sandbox_targets
 from agent.reconcile.vms import VMKeeper
 from pinning.contract import KubeletPolicy
@@ -45,9 +46,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces, Pausable, RequestPass
+    from agent.interfaces import Interfaces, Pausable
     from agent.metrics import Metrics
     from agent.node_state import NodeState, Proof
+    from agent.reconcile.agenda import Trigger
     from agent.reconcile.verify import Sweep
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.actions import Action
@@ -91,10 +93,7 @@ class Settings:
 
 
 class Reconciler:
-    """Runs the passes and holds the ledger between them.
-
-    `request_pass` requests another one; `pausable` is paused during each.
-    """
+    """Runs the passes and holds the ledger between them. `pausable` is paused during each."""
 
     def __init__(
         self,
@@ -103,13 +102,13 @@ class Reconciler:
         state_dir: StateDir,
         metrics: Metrics,
         clock: Clock,
-        request_pass: RequestPass,
+        trigger: Trigger,
         pausable: Iterable[Pausable] = (),
     ) -> None:
         self.metrics = metrics
-        self._request_pass = request_pass
+        self._trigger, request_pass = trigger, trigger.request_pass
         self.checkpoint = Checkpoint(state_dir)
-        self.vms = VMKeeper(interfaces.vms, clock, request_pass)
+        self.vms = VMKeeper(interfaces.vms, clock, trigger)
         self.boots = BootKeeper(interfaces.boots, clock, metrics)
         self.observer = Observer(interfaces, clock, request_pass, self.vms)
         self.tallies = TallyWatch(self.observer, interfaces.cgroups, clock)
@@ -158,13 +157,15 @@ class Reconciler:
         self, show_proofs: Callable[[Mapping[Owner, Proof]], None], show_wrappers: Callable[[], None]
     ) -> Iterator[Coroutine[object, object, None]]:
         """Yield the background tasks, which run until cancelled; they publish newer proofs and wrappers without a pass."""
+        agenda = self._trigger.agenda
+        agenda.add("topology", MachinePoll(self._interfaces.machine, self._trigger.request_pass).look, 0.0)
+        agenda.add("tallies", lambda: self.tallies.look(show_proofs), POLL_SECONDS)
+        agenda.add("missing pods", self.observer.missing_pods.ask_again, AGAIN_SECONDS)
         yield from self.between_passes.watches()
         yield self.runtime_sync.run()
-        yield self.vms.run()
         yield self.boots.run()
-        yield self.tallies.run(show_proofs)
         yield self.observer.missing_pods.run()
-        yield self._interfaces.wrappers.run(self._request_pass, show_wrappers)
+        yield self._interfaces.wrappers.run(self._trigger.request_pass, show_wrappers)
 
     def with_wrappers(self, state: NodeState) -> NodeState:
         """Return a state with the wrappers that run now."""

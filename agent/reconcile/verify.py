@@ -104,20 +104,12 @@ class TallyWatch:
         self._clock = clock
         self._first = 0  # container of the next round
 
-    async def run(self, show: Callable[[Mapping[Owner, Proof]], None]) -> None:
-        """Count until cancelled; publish the proofs that changed."""
-        took = 0.0
-        while True:
-            await asyncio.sleep(max(POLL_SECONDS, REST * took))
-            began = self._clock.monotonic()
-            try:
-                changed = await self.count()
-            except Exception:  # the loop's edge: a bug in one round must not end the agent
-                logger.exception("count of tasks crashed")
-                changed = {}
-            took = self._clock.monotonic() - began
-            if changed:
-                show(changed)
+    async def look(self, show: Callable[[Mapping[Owner, Proof]], None]) -> float:
+        """Count once, and show the proofs that changed; return the seconds until the next round."""
+        began = self._clock.monotonic()
+        if changed := await self.count():
+            show(changed)
+        return max(POLL_SECONDS, REST * (self._clock.monotonic() - began))
 
     async def count(self) -> Mapping[Owner, Proof]:
         """Count the tasks of each container in turn, until MOST_SHOWN proofs changed; return these."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from agent.node_state import VMState
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.interfaces import RuntimeSandbox
+    from agent.reconcile.agenda import Trigger
     from agent.vm_interfaces import VirtualMachines, VMPlace
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.vm_masks import VMMasks, VMSeen
 
-POLL_SECONDS: Final = 5.0  # between two readings of the thread counts
-SWEEP_SECONDS: Final = 59.0  # minimum between two readings of every thread: each second sweep of the agent
+LOOK: Final = "machines"  # its key on the agenda
+POLL_SECONDS: Final = 5.0  # between two looks at the thread counts
+SWEEP_SECONDS: Final = (
+    59.0  # at least between two looks at every thread: each second sweep of the agent has one
+)
 SOON_SECONDS: Final = 1.0  # the same while a machine waits for its pins
 # Rate limit for reading a machine that starts and ends threads: a reading costs 25 to 100 microseconds a thread.
 REST_SECONDS_A_THREAD: Final = 0.004
@@ -53,14 +57,14 @@ logger = logging.getLogger(__name__)
 class VMKeeper:
     """Pins the threads of the node's virtual machines."""
 
-    def __init__(self, vms: VirtualMachines, clock: Clock, request_pass: Callable[[], None]) -> None:
+    def __init__(self, vms: VirtualMachines, clock: Clock, trigger: Trigger) -> None:
         self._vms = vms
         self._clock = clock
-        self._request_pass = request_pass
+        self._trigger = trigger
+        trigger.agenda.add(LOOK, self.look, POLL_SECONDS)
         self.sandboxes: dict[str, MachineRecord] = {}  # every sandbox of the node, by its id
         self._launchers: dict[str, MachineRecord] = {}  # those with a target, by container id
         self._topology: Topology | None = None
-        self._changed = asyncio.Event()  # there are new machines or targets
         self._is_paused = False
         self._next_sweep = 0.0
 
@@ -88,7 +92,7 @@ class VMKeeper:
         self._topology = topology
         self._aim(targets)
         if any(record.is_due or record.is_changing for record in self._followed()):
-            self._changed.set()
+            self._trigger.agenda.within(LOOK, SOON_SECONDS)
         self._vms.keep({record.place for record in (*self._launchers.values(), *self.sandboxes.values())})
         for number, record in enumerate(self._followed(), 1):
             if self._is_wanted(record):
@@ -134,25 +138,11 @@ class VMKeeper:
         for record in self._followed():
             record.is_due |= cgroup in record.place.cgroups
 
-    async def run(self) -> None:
-        """Read machines whose thread count changed, until cancelled."""
-        while True:
-            await self._wait()
-            try:
-                is_news = await self.poll()
-            except Exception:  # the loop's edge: a bug in one look must not end the agent
-                logger.exception("vm look crashed")
-            else:
-                if is_news:
-                    self._request_pass()
-
-    async def _wait(self) -> None:
-        """Sleep until the next poll; a pass with new machines or targets ends the sleep."""
-        self._changed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.pause()):
-                await self._changed.wait()
-                await asyncio.sleep(SOON_SECONDS)
+    async def look(self) -> float:
+        """Look at machines with more or fewer threads than before; return the seconds until the next look."""
+        if await self.poll():
+            self._trigger.request_pass()
+        return self.pause()
 
     def pause(self) -> float:
         """Return the seconds until the next poll."""

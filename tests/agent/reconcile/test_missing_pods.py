@@ -192,10 +192,13 @@ def test_found_pod_that_the_source_never_shows_does_not_stay_for_ever(end: str |
     source = Ending(end)
 
     async def act() -> None:
-        lookup = MissingPodLookup(source, lambda: None, again_seconds=0)
+        lookup = MissingPodLookup(source, lambda: None)
         lookup.want({"u": ("n", "p")}, {"u"})
         asking = asyncio.create_task(lookup.run())
         async with asyncio.timeout(60):
+            while not lookup.completed({}):
+                await asyncio.sleep(0)
+            await lookup.ask_again()
             await source.asked_twice.wait()
         asking.cancel()
         await asyncio.wait([asking])

@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.plain_pods import GATHER_SECONDS, SETTLE_SECONDS
-from agent.reconcile.loop import Trigger
+from agent.reconcile.agenda import Agenda, Trigger
 
 
-@dataclass
 class Timers:
-    """A clock, and what is to be called when."""
+    """A trigger with an agenda on a clock that the test moves."""
 
-    now: float = 0.0
-    due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-
-    def later(self, seconds: float, call: Callable[[], None]) -> Any:
-        """Call something after some seconds; return its handle."""
-        entry = (self.now + seconds, call)
-        self.due.append(entry)
-        return Handle(self, entry)
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.agenda = Agenda(lambda: self.now)
+        self.trigger = Trigger(self.agenda)
 
     def advance(self, to: float) -> None:
-        """Move the clock."""
+        """Move the clock, and run what is due."""
         self.now = to
-        for entry in [entry for entry in self.due if entry[0] <= to]:
-            self.due.remove(entry)
-            entry[1]()
-
-
-@dataclass
-class Handle:
-    """Cancels one call."""
-
-    timers: Timers
-    entry: tuple[float, Callable[[], None]]
-
-    def cancel(self) -> None:
-        """Call nothing."""
-        if self.entry in self.timers.due:
-            self.timers.due.remove(self.entry)
+        for key in self.agenda.take_due():
+            asyncio.run(self.agenda.look(key))
 
 
 @pytest.fixture
@@ -57,25 +35,25 @@ def timers() -> Timers:
 
 def test_request_without_delay_is_wanted_at_once(timers: Timers) -> None:
     """An edit, an owner and a foreign write start no timer."""
-    trigger = Trigger(timers.later)
+    trigger = timers.trigger
     trigger.request_pass()
-    assert (trigger.is_set, timers.due) == (True, [])
+    assert (trigger.is_set, timers.agenda.due()) == (True, [])
 
 
 def test_many_requests_start_one_timer(timers: Timers) -> None:
     """A thousand events in 50 ms make one pass, at the time that the first asked for."""
-    trigger = Trigger(timers.later)
+    trigger = timers.trigger
     for number in range(1000):
         timers.advance(number * GATHER_SECONDS / 1001)
         trigger.request_pass(GATHER_SECONDS)
-    assert (trigger.is_set, len(timers.due)) == (False, 1)
+    assert (trigger.is_set, len(timers.agenda.due())) == (False, 1)
     timers.advance(GATHER_SECONDS)
     assert trigger.is_set
 
 
 def test_urgent_request_waits_for_no_timer(timers: Timers) -> None:
     """One tenant's events put no pass off that another pod needs now."""
-    trigger = Trigger(timers.later)
+    trigger = timers.trigger
     trigger.request_pass(SETTLE_SECONDS)
     trigger.request_pass()
     assert trigger.is_set
@@ -83,14 +61,14 @@ def test_urgent_request_waits_for_no_timer(timers: Timers) -> None:
 
 def test_pass_covers_what_was_requested_before(timers: Timers) -> None:
     """A pass that begins ends every wait; no second one follows."""
-    trigger = Trigger(timers.later)
+    trigger = timers.trigger
     trigger.request_pass(SETTLE_SECONDS)
     trigger.request_pass(GATHER_SECONDS)
     trigger.clear()
     timers.advance(2 * SETTLE_SECONDS)
     assert not trigger.is_set
     trigger.request_pass(SETTLE_SECONDS)
-    assert len(timers.due) == 1
+    assert len(timers.agenda.due()) == 1
 
 
 @given(
@@ -99,7 +77,7 @@ def test_pass_covers_what_was_requested_before(timers: Timers) -> None:
 def test_no_request_waits_longer_than_it_may(requests: list[tuple[float, float]]) -> None:
     """Whatever comes before or after it, each request is served within its own delay."""
     timers = Timers()
-    trigger = Trigger(timers.later)
+    trigger = timers.trigger
     deadline = float("inf")
     for pause, within in requests:
         if timers.now + pause >= deadline:
@@ -111,12 +89,16 @@ def test_no_request_waits_longer_than_it_may(requests: list[tuple[float, float]]
     assert trigger.is_set
 
 
-def test_timer_of_the_loop_wakes_who_waits() -> None:
-    """Without a clock of a test's own the event loop's timers are used."""
+def test_agenda_wakes_who_waits_for_a_pass() -> None:
+    """A delayed request is served while the agenda runs."""
 
-    async def scenario() -> bool:
-        trigger = Trigger()
+    async def scenario() -> None:
+        trigger = Trigger(Agenda())
+        running = asyncio.create_task(trigger.agenda.run())
         trigger.request_pass(0.001)
-        return await trigger.wait(60)
+        async with asyncio.timeout(60):
+            await trigger.wait()
+        running.cancel()
+        await asyncio.wait([running])
 
-    assert asyncio.run(scenario())
+    asyncio.run(scenario())

@@ -1,0 +1,126 @@
+"""Timed looks of the agent, and requests for passes.
+
+The agenda awaits no I/O and no look: each due look runs in a task of its own, so that a long one delays no other. A due
+retry or sweep requests a pass, and moves nothing by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine
+from typing import Final, TypeAlias
+
+CRASHED_SECONDS: Final = 5.0  # until a look that crashed is due again
+RECONCILE: Final = "reconcile"
+
+# Returns the seconds until it is due again; None: when it is asked for.
+Look: TypeAlias = Callable[[], Coroutine[object, object, float | None]]
+
+logger = logging.getLogger(__name__)
+
+
+class Agenda:
+    """When each look is due, by key. It has a handful of keys, so the first one is found without a heap."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._looks: dict[str, Look] = {}
+        self._due: dict[str, float] = {}
+        self._running: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def add(self, key: str, look: Look, seconds: float | None = None) -> None:
+        """Add a look that is due in some seconds; None: when it is asked for."""
+        self._looks[key] = look
+        if seconds is not None:
+            self.within(key, seconds)
+
+    def within(self, key: str, seconds: float) -> None:
+        """Make a look due within some seconds; later requests never delay it."""
+        due = self._monotonic() + seconds
+        if due < self._due.get(key, math.inf):
+            self._due[key] = due
+            self._changed.set()
+
+    def cancel(self, key: str) -> None:
+        """Make a look due only when it is asked for again."""
+        self._due.pop(key, None)
+
+    def due(self) -> list[tuple[float, str]]:
+        """Return when each look that does not run now is due, with its key, the first one first."""
+        return sorted((due, key) for key, due in self._due.items() if key not in self._running)
+
+    async def run(self) -> None:
+        """Run each look when it is due, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                for key in self.take_due():
+                    group.create_task(self.look(key))
+                await self._wait()
+
+    def take_due(self) -> list[str]:
+        """Return the keys of the looks that are due; the caller runs them."""
+        now = self._monotonic()
+        keys = [key for due, key in self.due() if due <= now]
+        for key in keys:
+            del self._due[key]
+            self._running.add(key)
+        return keys
+
+    async def look(self, key: str) -> None:
+        """Run one look, and note when it is due again."""
+        try:
+            seconds = await self._looks[key]()
+        except Exception:  # the edge of each look: a bug in one must not end the agent
+            logger.exception("look crashed", extra={"facts": {"look": key}})
+            seconds = CRASHED_SECONDS
+        self._running.discard(key)
+        if seconds is not None:
+            self.within(key, seconds)
+        self._changed.set()  # it may have been asked for while it ran
+
+    async def _wait(self) -> None:
+        """Wait until a look is due, or becomes due at another time."""
+        due = self.due()
+        try:
+            async with asyncio.timeout(max(0.0, due[0][0] - self._monotonic()) if due else None):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+
+class Trigger:
+    """Collects requests, so that many changes make one pass."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self.agenda = agenda
+        self._event = asyncio.Event()
+        agenda.add(RECONCILE, self._is_due)
+
+    def request_pass(self, within: float = 0.0) -> None:
+        """Request a pass within some seconds; later requests never put it off."""
+        if within <= 0.0:
+            self._event.set()
+        elif not self._event.is_set():
+            self.agenda.within(RECONCILE, within)
+
+    def clear(self) -> None:
+        """Begin a pass: what comes from now on asks for another."""
+        self.agenda.cancel(RECONCILE)
+        self._event.clear()
+
+    @property
+    def is_set(self) -> bool:
+        """Return whether a pass is wanted."""
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        """Wait until a pass is wanted."""
+        await self._event.wait()
+
+    async def _is_due(self) -> None:
+        self._event.set()

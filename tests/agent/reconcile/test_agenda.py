@@ -1,0 +1,115 @@
+"""The agenda: looks that are due run, each in a task of its own, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from agent.reconcile.agenda import CRASHED_SECONDS, Agenda
+
+
+class Looks:
+    """An agenda, its clock, and the looks that ran."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.agenda = Agenda(lambda: self.now)
+        self.ran: list[str] = []
+
+    def look(self, key: str, again: float | None = None) -> Callable[[], Coroutine[Any, Any, float | None]]:
+        """Return a look that notes its key."""
+
+        async def note() -> float | None:
+            self.ran.append(key)
+            return again
+
+        return note
+
+    def at(self, now: float) -> list[str]:
+        """Move the clock; return the looks that ran since the last move."""
+        self.now, self.ran = now, []
+        for key in self.agenda.take_due():
+            asyncio.run(self.agenda.look(key))
+        return self.ran
+
+
+@pytest.fixture
+def looks() -> Looks:
+    """Return an empty agenda at time 0."""
+    return Looks()
+
+
+def test_looks_run_in_the_order_in_which_they_are_due(looks: Looks) -> None:
+    """Those due at the same time in the order of their keys; a look that was not asked for does not run."""
+    for key, seconds in (("b", 2.0), ("c", 1.0), ("a", 2.0), ("never", None)):
+        looks.agenda.add(key, looks.look(key), seconds)
+    assert (looks.at(0.9), looks.at(1.0), looks.at(2.0), looks.at(99.0)) == ([], ["c"], ["a", "b"], [])
+
+
+def test_look_says_when_it_is_due_again(looks: Looks) -> None:
+    """Its seconds count from its end."""
+    looks.agenda.add("a", looks.look("a", again=5.0), 0.0)
+    assert (looks.at(1.0), looks.at(5.9), looks.at(6.0)) == (["a"], [], ["a"])
+
+
+def test_later_request_delays_no_look(looks: Looks) -> None:
+    """The earliest time counts, until it is cancelled."""
+    looks.agenda.add("a", looks.look("a"), 3.0)
+    looks.agenda.within("a", 1.0)
+    looks.agenda.within("a", 2.0)
+    assert (looks.at(1.0), looks.at(3.0)) == (["a"], [])
+    looks.agenda.within("a", 1.0)
+    looks.agenda.cancel("a")
+    assert looks.at(9.0) == []
+
+
+def test_look_that_runs_is_not_begun_twice(looks: Looks) -> None:
+    """A request in the meantime counts once it has ended."""
+    looks.agenda.add("a", looks.look("a"), 0.0)
+    assert looks.agenda.take_due() == ["a"]
+    looks.agenda.within("a", 0.0)
+    assert looks.agenda.take_due() == []
+    asyncio.run(looks.agenda.look("a"))
+    assert looks.agenda.take_due() == ["a"]
+
+
+def test_look_that_crashes_is_due_again(looks: Looks, caplog: pytest.LogCaptureFixture) -> None:
+    """A bug in one look ends no other, and is in the log with its key."""
+
+    async def crash() -> float:
+        raise RuntimeError("a bug")
+
+    looks.agenda.add("a", crash, 0.0)
+    assert looks.at(0.0) == []
+    assert (caplog.records[0].message, looks.agenda.due()) == ("look crashed", [(CRASHED_SECONDS, "a")])
+
+
+def test_long_look_delays_no_other() -> None:
+    """While one look waits, another one runs again and again."""
+
+    async def scenario() -> int:
+        agenda, rounds, done = Agenda(), 0, asyncio.Event()
+
+        async def wait() -> None:
+            await done.wait()
+
+        async def count() -> float:
+            nonlocal rounds
+            rounds += 1
+            if rounds == 5:
+                done.set()
+            return 0.0
+
+        agenda.add("long", wait, 0.0)
+        agenda.add("short", count, 0.0)
+        running = asyncio.create_task(agenda.run())
+        async with asyncio.timeout(60):
+            await done.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        return rounds
+
+    assert asyncio.run(scenario()) >= 5
