@@ -7,19 +7,40 @@ from typing import TYPE_CHECKING
 
 from agent.errors import Gone
 from agent.interfaces import HeldCPUs
+from agent.node_state import Path, StartWay
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
 
-    from agent.interfaces import PassedContainer, RuntimeContainer
+    from agent.interfaces import NewContainer, PassedContainer, RuntimeContainer
     from agent.node_state import NodeState
     from agent.vm_interfaces import BootScope, ConfinedBoot, VMPinned, VMPlace
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.quota import Bandwidth
+    from pinning.planning.start_table import StartTable
     from pinning.planning.vm_masks import VMMasks, VMSeen
+
+
+class NoContainerWatch:
+    """The agent itself creates every container (interface `ContainerWatch`)."""
+
+    start_way = StartWay(Path.RUNTIME)
+
+    def publish(self, table: StartTable | None) -> None:
+        """Ignore the table."""
+
+    def started(self, container_id: str) -> CPUSet | None:
+        """Return None, because this watch starts no containers."""
+        return None
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch nothing."""
+
+    async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
+        """Return at once."""
 
 
 class NoCpusetWatch:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
-    from agent.node_state import ListingFault, NodeState
+    from agent.node_state import NodeState, StartWay
     from agent.vm_interfaces import BootingMachines, VirtualMachines
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
@@ -246,23 +246,8 @@ class ContainerWatch(Protocol):
     """Knows of the containers that a runtime which is not ours makes, as early as that runtime lets it."""
 
     @property
-    def holds(self) -> bool:
-        """Say whether every container gets its CPUs before its first instruction, and does not start without."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Say why it does not hold; empty while it does, and where nothing else was asked for."""
-        ...
-
-    @property
-    def other_plugins(self) -> tuple[str, ...]:
-        """Return the names of other NRI plugins that set cpusets of new containers."""
-        ...
-
-    @property
-    def listing_fault(self) -> ListingFault | None:
-        """Return why the runtime accepts no NRI plugin, if its list of containers is the cause."""
+    def start_way(self) -> StartWay:
+        """Return how new containers get their CPUs."""
         ...
 
     def publish(self, table: StartTable | None) -> None:
@@ -434,7 +419,7 @@ class Interfaces:
     cgroups: Cgroups
     pods: PodSource
     machine: Machine
-    container_watch: ContainerWatch | None  # None: no container is made but by the agent
+    container_watch: ContainerWatch
     observed_cpus: ObservedCPUs
     vms: VirtualMachines
     wrappers: Wrappers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import disable_created_metrics
 
 from agent import cmk_command
-from agent.absent import NoBootingMachines, NoObservedCPUs, NoVirtualMachines, NoWrappers
+from agent.absent import NoBootingMachines, NoContainerWatch, NoObservedCPUs, NoVirtualMachines, NoWrappers
 from agent.access import api_access, open_api
 from agent.clock import Clock
 from agent.errors import Refused, Unavailable
@@ -171,14 +171,14 @@ async def _settings(config: AgentConfig, machine: Machine) -> Settings:
     )
 
 
-async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgroups, ContainerWatch | None]:
+async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgroups, ContainerWatch]:
     """Return the runtime, its cgroups, and a watch for new containers if another program creates them."""
     from agent.local.pods_dir import PodsDir
 
     if config.runtime == "local" and isinstance(pods, PodsDir):
         from agent.local.runtime import open_local
 
-        return *open_local(pods, config.cgroup_root, config.state_dir), None
+        return *open_local(pods, config.cgroup_root, config.state_dir), NoContainerWatch()
     runtime = await _cri(config)
     return runtime, open_cgroups(find_hierarchy(config.cgroup_root)), _container_watch(config, runtime)
 

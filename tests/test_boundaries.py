@@ -69,7 +69,7 @@ ROOMS = {
     "agent.node_state": ("pinning",),
     "agent.metrics": ("agent.node_state", "pinning"),
     "agent.pod_watch": ("agent.errors", "agent.kept_pod", "apiserver", "pinning"),
-    "agent.kernel": ("agent.errors", "agent.interfaces", "pinning"),
+    "agent.kernel": ("agent.errors", "agent.interfaces", "agent.node_state", "pinning"),
     "agent.cri": (
         "agent.errors",
         "agent.grpc_calls",

@@ -16,6 +16,8 @@ from agent.errors import AgentError, Refused
 from agent.interfaces import NewContainer
 from agent.kernel.cgroupfs import find_hierarchy, subfolders
 from agent.kernel.inotify import CREATE, ONLY_FOLDERS, NamedWatches
+from agent.node_state import Path as Way
+from agent.node_state import StartWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,10 +48,7 @@ def container_id(name: str) -> str | None:
 class CgroupWatcher:
     """Watches the pods' cgroups and their parents for new containers. It cannot delay the start of a container."""
 
-    holds = False
-    reason = ""
-    other_plugins = ()
-    listing_fault = None
+    start_way = StartWay(Way.CGROUP)
 
     def __init__(self, cgroup_root: Path, owners: Owners, pod_roots: Iterable[str]) -> None:
         self._hierarchy = find_hierarchy(cgroup_root)

@@ -10,7 +10,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final, Protocol
 
-from agent.node_state import ListingFault
+from agent.node_state import ListingFault, StartWay
+from agent.node_state import Path as Way
 from agent.nri.plugin import NAME
 from agent.nri.wire import Client, Status
 
@@ -131,9 +132,12 @@ class NriContainerWatch:
         return ListingFault(status.reason, self._search.largest) if status.is_not_listed else None
 
     @property
-    def other_plugins(self) -> tuple[str, ...]:
-        """Return the other plugins that were seen to set cpusets."""
-        return tuple(sorted(self._plugin.other_plugins))
+    def start_way(self) -> StartWay:
+        """Return how new containers get their CPUs, with the other plugins that were seen to set cpusets."""
+        others = tuple(sorted(self._plugin.other_plugins))
+        if self.holds:
+            return StartWay(Way.NRI, "", others)
+        return StartWay(Way.CGROUP, self.reason, others, self.listing_fault)
 
     def publish(self, table: StartTable | None) -> None:
         """Answer by this table from now on; containers created by an older table are corrected before they start."""

@@ -51,10 +51,9 @@ class WatchedCgroups:
         self._followed: frozenset[str] = frozenset()  # cgroups of running containers and sandboxes
 
     def follow(self) -> None:
-        """Watch for new containers; renew the watches of running ones if their set changed."""
-        if self._containers:
-            records = self._observer.records.values()
-            _watch(self._containers.follow, [record.cgroup for record in records if record.cgroup])
+        """Watch for new containers, and watch the running cgroups anew when their set changed."""
+        records = self._observer.records.values()
+        _watch(self._containers.follow, [record.cgroup for record in records if record.cgroup])
         if self._running() != self._followed:
             self.follow_anew()
 
@@ -65,14 +64,16 @@ class WatchedCgroups:
 
     @property
     def start_way(self) -> StartWay:
-        """Return how new containers get their CPUs."""
-        watch = self._containers
-        if watch is None:
-            return StartWay(Path.RUNTIME)
-        if watch.holds:
-            return StartWay(Path.NRI, "", watch.other_plugins)
-        path = Path.CGROUP if self._cgroups.cpusets.writable else Path.RUNTIME
-        return StartWay(path, watch.reason, watch.other_plugins, watch.listing_fault)
+        """Return how containers that are made now get their CPUs."""
+        way = self._containers.start_way
+        if way.path is Path.CGROUP and not self._cgroups.cpusets.writable:
+            return way._replace(path=Path.RUNTIME)
+        return way
+
+    @property
+    def pins_new(self) -> bool:
+        """Return whether new containers get their CPUs without a pass."""
+        return self.start_way.path is not Path.RUNTIME
 
     def _running(self) -> frozenset[str]:
         records = self._observer.records.values()
@@ -140,13 +141,12 @@ class BetweenPasses:
         yield self._interfaces.pods.watch(self._pods_changed)
         yield self._interfaces.runtime.watch(self._containers_changed)
         yield self._interfaces.cgroups.watch.watch(self.foreign_write)
-        if self._interfaces.container_watch:
-            yield self._interfaces.container_watch.watch(self.container_created, self._request_pass)
+        yield self._interfaces.container_watch.watch(self.container_created, self._request_pass)
 
     def _pods_changed(self) -> None:
         """Request a pass for a change of the API, with a delay if it concerns no container with exclusive CPUs."""
         before, self._pods = self._pods, dict(self._interfaces.pods.pods())
-        if self._interfaces.container_watch is None or not self.may_gather:
+        if not self.may_gather:
             self._request_pass()
             return
         self._request(soonest(self._wait_for_pod(change) for change in changed_pods(before, self._pods)))
@@ -173,9 +173,9 @@ class BetweenPasses:
         return GATHER_SECONDS if change.state is State.RUNNING else None
 
     def _is_right(self, change: RuntimeChange) -> bool:
-        """Return whether a container was created on its planned CPUs, or moved there before its command ran."""
-        cpus, watch = self._cpus_of(change.owner), self._interfaces.container_watch
-        was_made = watch is not None and watch.started(change.id) == cpus
+        """Say whether a container was made where the last plan wants it, or put there before its command ran."""
+        cpus = self._cpus_of(change.owner)
+        was_made = self._interfaces.container_watch.started(change.id) == cpus
         return cpus is not None and (was_made or self.prestart.is_right(change.id, cpus))
 
     def _request(self, within: float | None) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
+from agent.node_state import Path
 from agent.plain_pods import is_plain
 from agent.reconcile.container_record import ContainerRecord
 from agent.reconcile.missing_pods import MissingPodLookup
@@ -66,7 +67,7 @@ class Observer:
     async def observe(self, *, anew: bool = False) -> Observed:
         """Return the current state of the node; `anew` lists the containers even if events brought them up to date."""
         topology, universe = self._machine()
-        complete, watch = await self._list(anew=anew), self._interfaces.container_watch
+        complete = await self._list(anew=anew)
         self.rewritten = self.rewritten if anew else []
         containers = await self._read_all(moved=universe != self._universe)
         self._universe = universe
@@ -78,7 +79,7 @@ class Observer:
             sandboxes=self.sandboxes.seen(self.records.values()),
             pods_complete=self._interfaces.pods.complete,
             containers_complete=complete,
-            holds_starts=bool(watch and watch.holds),
+            holds_starts=self._interfaces.container_watch.start_way.path is Path.NRI,
             uses=self._interfaces.wrappers.uses(),
         )
         if observed.pods_complete and complete:
@@ -156,8 +157,7 @@ class Observer:
         if record is None:
             is_new = self._has_listed or container.state is State.CREATED
             record = ContainerRecord(container, is_awaited=self._has_listed, is_new=is_new)
-            watch = self._interfaces.container_watch
-            if watch and (born := watch.started(container.id)):
+            if born := self._interfaces.container_watch.started(container.id):
                 record.was_born(born)
             return record
         record.listed(container)

@@ -236,7 +236,8 @@ class Reconciler:
         self._run_sets = plan.run_sets if writes else None
         records, sandboxes = self.observer.records, self.observer.sandboxes
         self.observer.note_planned(observed, plan)
-        self.between_passes.may_gather = writes and observed.pods_complete and observed.containers_complete
+        is_complete = observed.pods_complete and observed.containers_complete
+        self.between_passes.may_gather = writes and is_complete and self._watched.pins_new
         waiting = sandboxes.waiting(self._clock.monotonic())
         left_alone = self._foreign_writes.left_alone(records.values()) | waiting
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
@@ -256,8 +257,7 @@ class Reconciler:
         return frozenset(action.container_id for action in undone)
 
     def _publish(self, table: StartTable | None) -> None:
-        if self._interfaces.container_watch:
-            self._interfaces.container_watch.publish(table)
+        self._interfaces.container_watch.publish(table)
 
     def _look_back(self, known: Collection[str]) -> None:
         """Record the unpinned time of containers that reached their CPUs, and clear their old errors.

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from agent.node_state import Path, StartWay
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
@@ -25,11 +26,16 @@ class FakeWatch:
     holds: bool = True
     reason: str = ""
     other_plugins: tuple[str, ...] = ()
-    listing_fault: None = None
     tables: list[StartTable | None] = field(default_factory=list)
     births: dict[str, CPUSet] = field(default_factory=dict)
     published: Callable[[], None] = lambda: None
     changed: Callable[[], None] = lambda: None
+
+    @property
+    def start_way(self) -> StartWay:
+        """Return the way of the next start."""
+        path = Path.NRI if self.holds else Path.CGROUP
+        return StartWay(path, self.reason, self.other_plugins)
 
     def publish(self, table: StartTable | None) -> None:
         """Keep every table."""

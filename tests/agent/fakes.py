@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from agent.absent import NoBootingMachines, NoObservedCPUs, NoWrappers
+from agent.absent import NoBootingMachines, NoContainerWatch, NoObservedCPUs, NoWrappers
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
 from agent.interfaces import (
@@ -313,7 +313,7 @@ class FakeNode:
         self.cgroups = FakeCgroups(self)
         self.tasks = FakeTasks(self)
         self.kata = Kata(self)
-        self.container_watch: ContainerWatch | None = None  # for the next agent
+        self.container_watch: ContainerWatch = NoContainerWatch()  # for the next agent
         self.kubelet: ObservedCPUs = NoObservedCPUs()  # the same
         self.wrappers: Wrappers = NoWrappers()  # the same
         self.boots: BootingMachines = NoBootingMachines()  # the same

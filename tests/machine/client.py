@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.absent import (
     NoBootingMachines,
+    NoContainerWatch,
     NoCpusetWatch,
     NoObservedCPUs,
     NoQuotas,
@@ -219,7 +220,7 @@ def simulated_interfaces(
         cgroups,
         pods,
         machine,
-        container_watch=None,
+        container_watch=NoContainerWatch(),
         observed_cpus=NoObservedCPUs(),
         vms=NoVirtualMachines(),
         wrappers=NoWrappers(),

@@ -13,7 +13,7 @@ import pytest
 
 from agent.errors import Gone
 from agent.interfaces import NewContainer
-from agent.node_state import LargeEnvironment, NodeState
+from agent.node_state import LargeEnvironment, NodeState, StartWay
 from agent.node_state import Path as Way
 from agent.nri.container_watch import SWITCH_SECONDS, BirthOwners, EnvironmentSearch, NriContainerWatch
 from agent.nri.plugin import Plugin
@@ -33,10 +33,7 @@ COMING = NewContainer("b-c0", Owner("uid-b", "c0"), "/kubepods/podb/b-c0")
 class Cgroups:
     """A watch for new cgroups that the test speaks for."""
 
-    holds: bool = False
-    reason: str = ""
-    other_plugins: tuple[str, ...] = ()
-    listing_fault: None = None
+    start_way: StartWay = field(default_factory=lambda: StartWay(Way.CGROUP))
     followed: list[str] = field(default_factory=list)
     made: Callable[[NewContainer], None] = lambda _: None
 
