@@ -20,7 +20,6 @@ ISOLATED_CORES = "corepin.io/isolated-cores"  # for `smt-policy: isolate`
 WHOLE_CORES = "corepin.io/whole-cores"  # for `smt-policy: require`
 NUMA_CPUS = "corepin.io/numa-cpus"  # for `numa-policy: single`: CPUs of one NUMA node
 CMK_RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES)  # in CMK's order: the first one present wins
-CMK_RESOURCE_PREFIX = "cmk.intel.com/"
 
 # Annotations that users write.
 CMK_MUTATE = "cmk.intel.com/mutate"
@@ -45,7 +44,6 @@ CRIO_DISABLE = "disable"
 
 # Annotations that corepin writes.
 CMK_INJECTED = "cmk.intel.com/resources-injected"
-STATUS_PREFIX = "status.corepin.io/"
 STATUS_CPUS = "status.corepin.io/cpus"  # on pods
 STATUS_TOPOLOGY = "status.corepin.io/topology"  # on nodes
 STATUS_POOLS = "status.corepin.io/pools"  # on nodes

@@ -49,6 +49,7 @@ ROOMS = {
     "pinning.kubevirt": (*PODS, "pinning.truncate"),
     "pinning.cmk": ("pinning.contract", "pinning.errors", "pinning.machine", "pinning.planning"),
     "agent.clock": (),
+    "agent.token_bucket": (),
     "agent.cmk_command": ("agent.wrappers.protocol",),
     "agent.errors": (),
     "agent.grpc_calls": ("agent.errors", "agent.http2"),
@@ -102,7 +103,7 @@ ROOMS = {
     "agent.wrappers": (
         *("agent.errors", "agent.interfaces", "agent.node_state", "agent.kernel.affinity"),
         *("agent.kernel.cgroupfs", "agent.kernel.mover", "agent.kernel.process_exit"),
-        *("agent.kernel.procfs", "pinning"),
+        *("agent.kernel.procfs", "agent.token_bucket", "pinning"),
     ),
     "agent.doctor": (
         *("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet"),
@@ -120,7 +121,15 @@ ROOMS = {
     ),
     "agent.report": (
         *("agent.clock", "agent.config", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.errors", "agent.kept_pod", "agent.published_parts", "apiserver", "pinning", "published"),
+        *(
+            "agent.errors",
+            "agent.kept_pod",
+            "agent.published_parts",
+            "agent.token_bucket",
+            "apiserver",
+            "pinning",
+            "published",
+        ),
     ),
     "agent.process": (
         *("agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),

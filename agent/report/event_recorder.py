@@ -15,6 +15,7 @@ from agent.clock import Clock
 from agent.report.events import event_document, events_between
 from agent.report.object_backoff import BETWEEN_SECONDS, FAILURES, ObjectBackoff
 from agent.report.publisher import Later
+from agent.token_bucket import TokenBucket
 from apiserver.errors import Conflict, Failed, Gone, Refused
 from pinning.pods.identity import by_runtime_uid, name_of
 
@@ -33,21 +34,6 @@ PENDING: Final = 500
 REMEMBERED: Final = 2000
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    since: float
-
-    def take(self, now: float) -> bool:
-        """Take a token; return whether there was one."""
-        self.tokens = min(float(BURST), self.tokens + (now - self.since) / REFILL_SECONDS)
-        self.since = now
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +65,7 @@ class EventReport:
         self._last: NodeState | None = None
         self._pending: deque[Event] = deque(maxlen=PENDING)
         self._sent: dict[str, _Sent] = {}
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self._backoff = ObjectBackoff(clock)  # by namespace
         self.writes = 0
         self.held_back = 0
@@ -146,7 +132,7 @@ class EventReport:
 
     def _may_send(self, uid: str) -> bool:
         now = self._clock.monotonic()
-        if self._buckets.setdefault(uid, _Bucket(BURST, now)).take(now):
+        if self._buckets.setdefault(uid, TokenBucket(BURST, REFILL_SECONDS)).take(now):
             return True
         self.held_back += 1
         return False

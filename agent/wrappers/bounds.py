@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict, deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+from agent.token_bucket import TokenBucket
 from agent.wrappers.protocol import Crowded, Denied
 
 if TYPE_CHECKING:
@@ -22,10 +23,9 @@ RATE: Final = 70.0  # turns a second of the node; an answer takes the agent half
 BURST: Final = 512  # turns that begin at once after the node was quiet
 RESERVE: Final = 32  # turns that begin at once after a pod was quiet, shared by the pods that are busy
 BEGUN_AT_ONCE: Final = 4  # waiting turns in one iteration of the loop, so that a burst does not hold it up
-REFUSALS: Final = 64.0  # refusals with a reason after a container was quiet; then one a second
+REFUSALS: Final = 64  # refusals with a reason after a container was quiet; then one a second
 DEAF_SECONDS: Final = 1.0  # after a refusal, connections of the same process are closed unread
 DEAF_MOST: Final = 4096  # processes remembered for that
-_ROUNDING: Final = 1e-9  # seconds
 
 Ticket = TypeVar("Ticket")
 
@@ -105,14 +105,16 @@ class Turns(Generic[Ticket]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._due = clock()  # when the node's bucket is full again
+        self._bucket = TokenBucket(BURST, 1 / RATE)
         self._reserve = Reserve(clock)
         self._waiting: OrderedDict[str, OrderedDict[str, deque[tuple[Ticket, int]]]] = OrderedDict()
 
     def ask(self, origin: Origin, ticket: Ticket, turns: int = 1) -> bool:
         """Return True if one turn begins at once by the pod's reserve; else queue the ticket for `turns`."""
         is_quiet = turns == 1 and origin.pod not in self._waiting and self._reserve.has(origin.pod)
-        if is_quiet and self._seconds_until(2 * BURST) <= 0:  # even reserves spend no more than that ahead
+        if (
+            is_quiet and self._bucket.wait(self._clock(), 2 * BURST) <= 0
+        ):  # even reserves spend no more than that ahead
             self._spend(origin.pod)
             return True
         pod = self._waiting.setdefault(origin.pod, OrderedDict())
@@ -122,20 +124,16 @@ class Turns(Generic[Ticket]):
     def begin(self) -> list[Ticket]:
         """Remove and return tickets whose turn begins now, at most BEGUN_AT_ONCE."""
         begun: list[Ticket] = []
-        while self._waiting and len(begun) < BEGUN_AT_ONCE and self._seconds_until(BURST) <= 0:
+        while self._waiting and len(begun) < BEGUN_AT_ONCE and self._bucket.wait(self._clock()) <= 0:
             begun += self._next()
         return begun
 
     def wait(self) -> float | None:
         """Return the seconds until a waiting turn begins; None if none waits."""
-        return max(0.0, self._seconds_until(BURST)) if self._waiting else None
-
-    def _seconds_until(self, most: int) -> float:
-        """Return when one more turn keeps a bucket of `most` turns from overflowing; at most 0: now."""
-        return self._due - self._clock() - (most - 1) / RATE - _ROUNDING
+        return max(0.0, self._bucket.wait(self._clock())) if self._waiting else None
 
     def _spend(self, pod: str) -> None:
-        self._due = max(self._due, self._clock()) + 1 / RATE
+        self._bucket.spend(self._clock())
         self._reserve.spend(pod)
 
     def _next(self) -> list[Ticket]:
@@ -158,17 +156,12 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._due: dict[Origin, float] = {}
+        self._explained: dict[Origin, TokenBucket] = {}
         self._deaf: dict[int, float] = {}
 
     def may_explain(self, origin: Origin) -> bool:
         """Return whether to send the reason of a refusal; rate-limited by container."""
-        now = self._clock()
-        due = max(self._due.get(origin, now), now)
-        if due - now >= REFUSALS:
-            return False
-        self._due[origin] = due + 1.0
-        return True
+        return self._explained.setdefault(origin, TokenBucket(REFUSALS, 1.0)).take(self._clock())
 
     def refused(self, pid: int) -> None:
         """Ignore a process for DEAF_SECONDS: to find its container costs more than to close its connections."""
@@ -188,7 +181,7 @@ class Refusals:
     def forget(self) -> None:
         """Drop containers with a full bucket, and processes that are heard again."""
         now = self._clock()
-        self._due = {origin: due for origin, due in self._due.items() if due > now}
+        self._explained = {origin: it for origin, it in self._explained.items() if it.full_at > now}
         self._deaf = {pid: until for pid, until in self._deaf.items() if until > now}
 
 

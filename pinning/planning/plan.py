@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, SeenPod
-    from pinning.planning.run_sets import RunSet, SandboxSet
+    from pinning.planning.run_sets import SandboxSet
 
 
 NONE_UNCOUNTED: Final[Mapping[Owner, str]] = MappingProxyType({})
@@ -57,10 +57,6 @@ class Plan(NamedTuple):
     def run_sets(self) -> RunSets:
         """Planned CPUs of every container."""
         return RunSets(self.ledger, self.sets, self.uses, self.undivided, self.system)
-
-    def runs_on(self, owner: Owner) -> RunSet:
-        """Return the planned CPUs of a container once it runs: those it owns, and the pools in use."""
-        return self.run_sets.of(owner)
 
 
 def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:

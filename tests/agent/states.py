@@ -77,7 +77,7 @@ def state_of(
     for seen in observed.by_age:
         for name in seen.start_order:
             owner = Owner(seen.uid, name)
-            cpus = planned.runs_on(owner).cpus
+            cpus = planned.run_sets.of(owner).cpus
             live.append(SeenContainer(f"{seen.uid}/{name}", owner, State.RUNNING, cpus))
             read[f"{seen.uid}/{name}"] = (proofs or {}).get(owner) or Proof(cpus, when, path)
     result = PassResult(

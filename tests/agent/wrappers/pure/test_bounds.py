@@ -244,7 +244,7 @@ def test_refusals_are_explained_at_a_rate() -> None:
     """The first of a container have their reason, and then one in each second; other containers have theirs."""
     now = [0.0]
     refusals = Refusals(lambda: now[0])
-    most = int(REFUSALS)
+    most = REFUSALS
     assert [refusals.may_explain(A) for _ in range(most + 2)] == [True] * most + [False] * 2
     assert refusals.may_explain(B)
     now[0] = 1.0

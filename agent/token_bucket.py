@@ -1,0 +1,31 @@
+"""Token bucket: the one rate limit for events about a pod, answers of `cmk.sock` and explained refusals. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_ROUNDING = 1e-9  # seconds
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Lets `burst` turns begin at once after a quiet time, and then one every `seconds`."""
+
+    burst: int
+    seconds: float
+    full_at: float = 0.0  # when the bucket is full again
+
+    def wait(self, now: float, burst: int | None = None) -> float:
+        """Return the seconds until a turn may begin, 0 and less: now; of a bucket of another size if `burst` is given."""
+        return self.full_at - now - ((burst or self.burst) - 1) * self.seconds - _ROUNDING
+
+    def spend(self, now: float) -> None:
+        """Charge one turn, whether it fits or not."""
+        self.full_at = max(self.full_at, now) + self.seconds
+
+    def take(self, now: float) -> bool:
+        """Charge one turn if it may begin now; return whether it may."""
+        if self.wait(now) > 0:
+            return False
+        self.spend(now)
+        return True

@@ -1,0 +1,39 @@
+"""The token bucket bounds how often something happens, in each stretch of time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.token_bucket import TokenBucket
+
+
+def test_burst_begins_at_once_and_then_one_turn_each_interval() -> None:
+    """After a quiet time the whole burst is there again, and no more."""
+    bucket = TokenBucket(3, 10.0)
+    assert [bucket.take(0.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert [bucket.take(10.0) for _ in range(2)] == [True, False]
+    assert [bucket.take(1000.0) for _ in range(5)] == [True] * 3 + [False] * 2
+
+
+def test_wait_is_the_time_until_the_next_turn() -> None:
+    """A larger burst waits less for the same bucket."""
+    bucket = TokenBucket(1, 10.0)
+    assert bucket.wait(0.0) <= 0.0
+    bucket.spend(0.0)
+    assert (round(bucket.wait(4.0)), bucket.wait(4.0, burst=2) <= 0.0) == (6, True)
+
+
+@given(st.lists(st.floats(0.0, 5.0), max_size=60), st.integers(1, 5), st.sampled_from([0.5, 1.0, 3.0]))
+def test_no_stretch_of_time_has_more_turns_than_burst_and_rate(
+    pauses: list[float], burst: int, seconds: float
+) -> None:
+    """Between any two turns lie at most `burst` turns more than the time between them pays for."""
+    bucket, now, taken = TokenBucket(burst, seconds), 0.0, []
+    for pause in pauses:
+        now += pause
+        if bucket.take(now):
+            taken.append(now)
+    for first, start in enumerate(taken):
+        for last, end in enumerate(taken[first:], first):
+            assert last - first + 1 <= burst + (end - start) / seconds + 1e-6
