@@ -51,7 +51,7 @@ class WatchedCgroups:
         self._followed: frozenset[str] = frozenset()  # cgroups of running containers and sandboxes
 
     def follow(self) -> None:
-        """Watch for new containers, and watch the running cgroups anew when their set changed."""
+        """Watch for new containers; renew the watches of running ones if their set changed."""
         records = self._observer.records.values()
         _watch(self._containers.follow, [record.cgroup for record in records if record.cgroup])
         if self._running() != self._followed:
@@ -64,7 +64,7 @@ class WatchedCgroups:
 
     @property
     def start_way(self) -> StartWay:
-        """Return how containers that are made now get their CPUs."""
+        """Return how new containers get their CPUs."""
         way = self._containers.start_way
         if way.path is Path.CGROUP and not self._cgroups.cpusets.writable:
             return way._replace(path=Path.RUNTIME)

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from pinning.planning.vm_masks import VMMasks, VMSeen
 
 LOOK: Final = "machines"  # its key on the agenda
-POLL_SECONDS: Final = 5.0  # between two looks at the thread counts
-SWEEP_SECONDS: Final = (
-    59.0  # at least between two looks at every thread: each second sweep of the agent has one
-)
+POLL_SECONDS: Final = 5.0  # between two readings of the thread counts
+SWEEP_SECONDS: Final = 59.0  # minimum between two readings of every thread: each second sweep of the agent
 SOON_SECONDS: Final = 1.0  # the same while a machine waits for its pins
 # Rate limit for reading a machine that starts and ends threads: a reading costs 25 to 100 microseconds a thread.
 REST_SECONDS_A_THREAD: Final = 0.004
@@ -139,7 +137,7 @@ class VMKeeper:
             record.is_due |= cgroup in record.place.cgroups
 
     async def look(self) -> float:
-        """Look at machines with more or fewer threads than before; return the seconds until the next look."""
+        """Read machines whose thread count changed; return the seconds until the next look."""
         if await self.poll():
             self._trigger.request_pass()
         return self.pause()
