@@ -17,22 +17,26 @@ from agent.node_state import Path
 from agent.reconcile.exposure import note_right
 from agent.reconcile.runtime_sync import CALL_SECONDS, CreatedUpdates
 from agent.reconcile.sandboxes import SandboxMover
-from pinning.planning.observed import State
+from pinning.machine.cpuset import EMPTY
+from pinning.planning.actions import Action, Kind
+from pinning.planning.observed import Owner, State
+from pinning.planning.run_sets import SandboxSet
 from pinning.planning.task_parts import NO_PARTS, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from agent.clock import Clock
     from agent.interfaces import Interfaces
     from agent.metrics import Metrics
+    from agent.reconcile.checkpoint import Checkpoint
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.machine_record import MachineRecord
+    from agent.reconcile.observe import Observer
     from agent.reconcile.runtime_sync import RuntimeSync
     from agent.reconcile.sandboxes import Sandboxes
     from pinning.machine.cpuset import CPUSet
-    from pinning.planning.actions import Action
-    from pinning.planning.run_sets import SandboxSet
+    from pinning.planning.observed import Observed
     from pinning.planning.task_parts import Parts
 
 AT_ONCE: Final = 64  # cgroups written between two yields to the event loop: about 2 ms
@@ -289,3 +293,32 @@ def _log(
             continue
         reason = record.retry.reason or "it is left alone for now, or waits for another write"
         logger.info("cpuset not written", extra={"facts": {**facts, "reason": reason}})
+
+
+async def give_back(
+    observer: Observer, applier: Applier, runtime_sync: RuntimeSync, checkpoint: Checkpoint
+) -> None:
+    """Give every container all CPUs, in the kernel and in the runtime, and delete the checkpoint (uninstall).
+
+    Raise AgentError if one failed.
+    """
+    observed = await observer.observe()
+    if not observed.containers_complete:
+        raise AgentError("the runtime does not list its containers: start it, then reset again")
+    done = await applier.apply(tuple(_widening(observed)), observer.records, frozenset())
+    has_sent = await applier.created_updates.drained()
+    await runtime_sync.drained()
+    checkpoint.remove()
+    if not (all(done) and has_sent):
+        raise AgentError("not every container got all CPUs back: see the log, then reset again")
+
+
+def _widening(observed: Observed) -> Iterator[Action]:
+    everything = observed.universe
+    for container in observed.live_on_host:
+        if container.cpus != everything or container.home or container.state is State.CREATED:
+            yield Action(Kind.WIDEN, container.id, container.owner, everything)
+    for sandbox in observed.sandboxes:
+        if sandbox.is_movable:
+            owner, threads = Owner(sandbox.pod_uid, ""), SandboxSet(EMPTY, everything)
+            yield Action(Kind.WIDEN, sandbox.id, owner, everything, threads=threads)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from agent.errors import AgentError
 from agent.kubelet.policy import read_kubelet_policy, read_memory_policy
 from agent.published_parts import reported_cpus
-from agent.reconcile.apply import Applier
+from agent.reconcile.apply import Applier, give_back
 from agent.reconcile.between_passes import BetweenPasses, MachinePoll, WatchedCgroups
 from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.reconcile.container_record import FIRST_RETRY_SECONDS
@@ -28,7 +28,6 @@ from agent.reconcile.reserve import ReserveKeeper
 from agent.reconcile.restorable import Restorable
 from agent.reconcile.result import node_state_of, pass_result, passed_containers
 from agent.reconcile.runtime_sync import RuntimeSync
-from agent.reconcile.uninstall import give_back
 from agent.reconcile.verify import POLL_SECONDS, TallyWatch, prove_tasks
 from agent.reconcile.vm_targets import observed_targets, planned_targets, run_machines, sandbox_targets
 from agent.reconcile.vms import VMKeeper
