@@ -58,6 +58,8 @@ def pinned_and_bystander(node: ContainerdNode) -> tuple[Container, Container, CP
     own = pinned.cpus
     assert len(own) == 1
     node.settled({pinned: own, bystander: node.all - own})
+    # It gets its CPUs before a pass lists it: until then an agent whose runtime is away does not know it.
+    until("a pass has seen it", lambda: node.reported()["bystander"].get("applied"))
     return pinned, bystander, own
 
 
