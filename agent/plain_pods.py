@@ -21,6 +21,7 @@ SETTLE_SECONDS: Final = 1.0  # an end is reported by the runtime and by the API 
 class PodChange(NamedTuple):
     """Two versions of one pod of the API; None: it is not there."""
 
+    uid: str  # of the API
     before: Pod | None
     after: Pod | None
 
@@ -30,9 +31,9 @@ def changed_pods(before: Mapping[str, Pod], after: Mapping[str, Pod]) -> Iterato
     for uid, pod in after.items():
         known = before.get(uid)
         if known is not pod:
-            yield PodChange(known, pod)
+            yield PodChange(uid, known, pod)
     for uid in before.keys() - after.keys():
-        yield PodChange(before[uid], None)
+        yield PodChange(uid, before[uid], None)
 
 
 def soonest(waits: Iterable[float | None]) -> float | None:
@@ -42,11 +43,12 @@ def soonest(waits: Iterable[float | None]) -> float | None:
 
 def seconds_for_pod(change: PodChange) -> float | None:
     """Return the seconds within which a pass must follow a change of the API; None: passes read nothing of it."""
-    before, after = (_read(pod) if pod else None for pod in change)
+    versions = change.before, change.after
+    before, after = (_read(pod) if pod else None for pod in versions)
     if before == after:
         return None
     if not all(
-        is_plain(pod, read[0]) for pod, read in zip(change, (before, after), strict=True) if pod and read
+        is_plain(pod, read[0]) for pod, read in zip(versions, (before, after), strict=True) if pod and read
     ):
         return NOW
     return SETTLE_SECONDS if after is None or after[0].is_final else GATHER_SECONDS

@@ -134,6 +134,8 @@ class BetweenPasses:
         self._request_pass = request_pass
         self._cpus_of = cpus_of
         self._pods: Mapping[str, Pod] = {}  # the pods last shown by the API
+        self._read_at: dict[str, float] = {}  # when changes of a pod were read, by uid
+        self._clock = clock
         self.may_gather = False  # the last pass knew every pod and container, and wrote cpusets
 
     def watches(self) -> Iterator[Coroutine[object, object, None]]:
@@ -152,8 +154,15 @@ class BetweenPasses:
         self._request(soonest(self._wait_for_pod(change) for change in changed_pods(before, self._pods)))
 
     def _wait_for_pod(self, change: PodChange) -> float | None:
-        uids = {runtime_uid(pod) for pod in change if pod}
-        return NOW if any(self._observer.holds(uid) for uid in uids) else seconds_for_pod(change)
+        """Return the wait for a change; a pod that changes all the time is read 20 times a second at most."""
+        if any(self._observer.holds(runtime_uid(pod)) for pod in (change.before, change.after) if pod):
+            return NOW
+        now = self._clock.monotonic()
+        self._read_at = {uid: at for uid, at in self._read_at.items() if now - at < GATHER_SECONDS}
+        if change.uid in self._read_at:
+            return GATHER_SECONDS
+        self._read_at[change.uid] = now
+        return seconds_for_pod(change)
 
     def _containers_changed(self) -> None:
         """Request a pass for events of the runtime, with a delay if the containers are on their CPUs already."""

@@ -41,7 +41,7 @@ OWNER = pod(Wish("1", policy="exclusive"))
         pytest.param(PLAIN, pod(phase="Failed"), SETTLE_SECONDS, id="plain-ends"),
         pytest.param(pod(phase="Pending"), PLAIN, None, id="plain-runs"),
         pytest.param(PLAIN, pod(resourceVersion="7"), None, id="nothing-that-is-read"),
-        pytest.param(PLAIN, pod(Wish("600m")), None, id="plain-resized"),
+        pytest.param(PLAIN, pod(Wish("600m")), GATHER_SECONDS, id="plain-resized"),
         pytest.param(None, OWNER, NOW, id="owner-comes"),
         pytest.param(OWNER, None, NOW, id="owner-goes"),
         pytest.param(PLAIN, OWNER, NOW, id="edited-to-exclusive"),
@@ -55,7 +55,7 @@ OWNER = pod(Wish("1", policy="exclusive"))
 )
 def test_wait_of_a_change(before: Any, after: Any, seconds: float | None) -> None:
     """A pod that asks for CPUs, asked for them or may be held back at its start is looked at now."""
-    assert seconds_for_pod(PodChange(before, after)) == seconds
+    assert seconds_for_pod(PodChange("a", before, after)) == seconds
 
 
 def test_kata_pod_is_not_plain() -> None:
@@ -70,7 +70,7 @@ def test_readiness_of_a_guard_is_a_change() -> None:
     """A pass reports it, though no claim changes."""
     statuses = [{"name": "guard", "ready": False}]
     unready: Any = {**PLAIN, "status": {"phase": "Running", "containerStatuses": statuses}}
-    assert seconds_for_pod(PodChange(PLAIN, unready)) == GATHER_SECONDS
+    assert seconds_for_pod(PodChange("a", PLAIN, unready)) == GATHER_SECONDS
 
 
 def test_changed_pods_are_other_objects() -> None:
@@ -78,7 +78,7 @@ def test_changed_pods_are_other_objects() -> None:
     same, other = pod(), pod()
     before, after = {"a": same, "b": PLAIN, "c": OWNER}, {"a": same, "b": other, "d": PLAIN}
     assert sorted(changed_pods(before, after), key=str) == sorted(
-        [PodChange(PLAIN, other), PodChange(OWNER, None), PodChange(None, PLAIN)], key=str
+        [PodChange("b", PLAIN, other), PodChange("c", OWNER, None), PodChange("d", None, PLAIN)], key=str
     )
 
 

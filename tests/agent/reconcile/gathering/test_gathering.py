@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from agent.interfaces import NewContainer, RuntimeChange
-from agent.plain_pods import GATHER_SECONDS, NOW, SETTLE_SECONDS
+from agent.plain_pods import GATHER_SECONDS, NOW, SETTLE_SECONDS, PodChange, seconds_for_pod
 from agent.process import Agent
+from agent.reconcile import between_passes
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.fake_watch import FakeWatch
@@ -42,6 +43,7 @@ def requested(node: FakeNode, act: Callable[[Agent], None]) -> list[float]:
         await reports.until(lambda state: state.is_synchronised)
         node.pods.changed()
         await quiet(agent)
+        node.time.now += 2 * GATHER_SECONDS
         with noting(agent, waits):
             act(agent)
 
@@ -96,6 +98,35 @@ def test_change_of_the_api(node: FakeNode, act: Callable[[FakeNode], object], wa
         node.pods.changed()
 
     assert requested(node, change) == waits
+
+
+@pytest.mark.usefixtures("watch")
+def test_pod_that_changes_all_the_time_delays_no_other(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand changes of one pod within 50 ms are read once; an owner that comes among them is looked at now."""
+    read: list[str] = []
+
+    def reading(change: PodChange) -> float | None:
+        read.append(change.uid)
+        return seconds_for_pod(change)
+
+    def flood(_: Agent) -> None:
+        read.clear()
+        for number in range(1000):
+            node.add("plain", Wish(f"{number + 1}m"))
+            if number == 500:
+                node.add("new-owner", TWO)
+            node.pods.changed()
+        node.time.now += 2 * GATHER_SECONDS
+        node.add("plain", TWO)
+        node.pods.changed()
+
+    monkeypatch.setattr(between_passes, "seconds_for_pod", reading)
+    waits = requested(node, flood)
+    assert waits.count(NOW) == 2
+    assert set(waits) == {NOW, GATHER_SECONDS}
+    assert read == ["plain", "new-owner", "plain"]
 
 
 @pytest.mark.parametrize(
