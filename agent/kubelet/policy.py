@@ -27,6 +27,19 @@ def read_memory_policy(state: Path) -> KubeletPolicy:
     return _named(state.with_name(MEMORY_STATE))
 
 
+def versions(state: Path) -> tuple[tuple[int, int] | None, ...]:
+    """Return inode and time of writing of both files, None for an absent one; they change when the kubelet writes."""
+    return tuple(_version(path) for path in (state, state.with_name(MEMORY_STATE)))
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def _named(state: Path) -> KubeletPolicy:
     try:
         saved = parse_json(state.read_text(encoding="utf-8"))

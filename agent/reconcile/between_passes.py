@@ -89,17 +89,24 @@ def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> N
 
 
 class MachinePoll:
-    """Requests a pass when the CPUs of the machine changed, because the kernel sends no event then."""
+    """Requests a pass when the CPUs of the machine or the kubelet's policies changed, of which no event tells.
 
-    def __init__(self, machine: Machine, request_pass: RequestPass) -> None:
+    `policies` returns another value once the kubelet has written them. A static kubelet never corrects a container that
+    it created while the agent still acted, so the agent must not wait for a change of a pod.
+    """
+
+    def __init__(
+        self, machine: Machine, request_pass: RequestPass, policies: Callable[[], object] = lambda: None
+    ) -> None:
         self._machine = machine
         self._request_pass = request_pass
-        self._last: tuple[Topology, CPUSet] | None = None
+        self._policies = policies
+        self._last: tuple[Topology, CPUSet, object] | None = None
 
     async def look(self) -> float:
         """Read the machine; return the seconds until the next look."""
         try:
-            seen = (self._machine.topology(), self._machine.universe())
+            seen = (self._machine.topology(), self._machine.universe(), self._policies())
         except (AgentError, PinningError, OSError) as error:
             logger.warning("machine cannot be read", extra={"facts": {"reason": str(error)}})
             return POLL_SECONDS

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
-from agent.kubelet.policy import read_kubelet_policy, read_memory_policy
+from agent.kubelet.policy import read_kubelet_policy, read_memory_policy, versions
 from agent.published_parts import reported_cpus
 from agent.reconcile.apply import Applier, give_back
 from agent.reconcile.between_passes import BetweenPasses, MachinePoll, WatchedCgroups
@@ -81,6 +81,10 @@ class Settings:
         """Return the kubelet's current policy."""
         policy = read_kubelet_policy(self.kubelet_state) if self.kubelet_state else KubeletPolicy.UNKNOWN
         return self.kubelet_policy if policy is KubeletPolicy.UNKNOWN else policy
+
+    def policy_versions(self) -> object:
+        """Return a value that changes when the kubelet writes its policies."""
+        return versions(self.kubelet_state) if self.kubelet_state else None
 
     def config_beside(self, kubelet: KubeletPolicy) -> NodeConfig:
         """Return the effective configuration: beside static kubelet policies observe, and bind no memory."""
@@ -157,14 +161,16 @@ class Reconciler:
     ) -> Iterator[Coroutine[object, object, None]]:
         """Yield the background tasks, which run until cancelled; they publish newer proofs and wrappers without a pass."""
         agenda = self._trigger.agenda
-        agenda.add("topology", MachinePoll(self._interfaces.machine, self._trigger.request_pass).look, 0.0)
+        request_pass = self._trigger.request_pass
+        poll = MachinePoll(self._interfaces.machine, request_pass, self._settings.policy_versions)
+        agenda.add("machine", poll.look, 0.0)
         agenda.add("tallies", lambda: self.tallies.look(show_proofs), POLL_SECONDS)
         agenda.add("missing pods", self.observer.missing_pods.ask_again, AGAIN_SECONDS)
         yield from self.between_passes.watches()
         yield self.runtime_sync.run()
         yield self.boots.run()
         yield self.observer.missing_pods.run()
-        yield self._interfaces.wrappers.run(self._trigger.request_pass, show_wrappers)
+        yield self._interfaces.wrappers.run(request_pass, show_wrappers)
 
     def with_wrappers(self, state: NodeState) -> NodeState:
         """Return a state with the wrappers that run now."""

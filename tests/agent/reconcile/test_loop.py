@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,24 @@ def test_a_cpuset_that_is_set_back_is_followed_at_once_while_observing(node: Fak
 def machine_cpus(state: NodeState) -> str:
     """Return what a state says that the machine's container holds."""
     return "".join(str(pod.vm.cpus) for pod in state.pods if pod.vm and pod.vm.is_one_to_one)
+
+
+def test_kubelet_that_starts_with_another_policy_makes_a_pass(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any event of a pod or container the policy is read again: the kubelet creates the next container by it."""
+    monkeypatch.setattr("agent.reconcile.loop.SWEEP_SECONDS", 1e6)
+    state, new = tmp_path / "cpu_manager_state", tmp_path / "new"
+    state.write_text('{"policyName":"none","checksum":1}')
+    node.settings = Settings("node-1", node.config, state)
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: state.is_synchronised and not state.observes)
+        new.write_text('{"policyName":"static","checksum":1}')
+        new.rename(state)
+        await reports.until(lambda state: state.observes)
+
+    serving(node, scenario)
 
 
 def test_what_runs_is_followed(node: FakeNode) -> None:
