@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.doctor.checks import ForeignThreads
+from agent.doctor.noise import UNBOUND_WORKERS
 from agent.kernel.procfs import FLAGS, PROCESSOR, TIMES, cgroup_of, read_stat
 from pinning.machine.cpuset import union
 
@@ -99,7 +100,8 @@ def _read_thread(task: Path, cpus: set[str]) -> _Thread | None:
         name=name,
         ran=_ran(task, fields),
         is_kernel=bool(flags & _KTHREAD),
-        is_fixed=bool(flags & _FIXED),
+        # The kernel flags these workers too, but the mask of unbound workqueues moves them.
+        is_fixed=bool(flags & _FIXED) and not name.startswith(UNBOUND_WORKERS),
         cgroup=cgroup_of(task),
     )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
 
 _LISTED: Final = 8  # entries of a kind, to keep the output readable
-_WORKERS: Final = "kworker/u"  # threads of unbound workqueues
+UNBOUND_WORKERS: Final = "kworker/u"  # threads of unbound workqueues
 _QUEUES: Final = "each serves I/O that a task on its CPU, or on one that shares the queue, submitted: keep that I/O to other CPUs"
 
 
@@ -68,13 +68,13 @@ def _interrupt_remedy(row: Row, others: CPUSet) -> str:
 def _kernel_threads(movable: Counter[str], others: CPUSet) -> Iterator[Check]:
     subject = "kernel threads"
     by_count = sorted(movable, key=lambda name: (-movable[name], name))
-    workers = [name for name in by_count if name.startswith(_WORKERS)]
+    workers = [name for name in by_count if name.startswith(UNBOUND_WORKERS)]
     if workers:
         remedy = (
             f"keep unbound workqueues to CPUs {others} with the mask /sys/devices/virtual/workqueue/cpumask"
         )
         yield finding(subject, f"{len(workers)} workers of unbound workqueues ran", remedy)
-    rest = [name for name in by_count if not name.startswith(_WORKERS)]
+    rest = [name for name in by_count if not name.startswith(UNBOUND_WORKERS)]
     for name in rest[:_LISTED]:
         yield finding(
             subject,

@@ -32,6 +32,29 @@ def test_cgroup_of_a_thread_is_read(tmp_path: Path, text: str, cgroup: str) -> N
     assert cgroup_of(tmp_path) == cgroup
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "movable"),
+    [
+        pytest.param("kworker/u8:2-events_unbound", 0x04208060, True, id="of unbound workqueues"),
+        pytest.param("kworker/1:1H-kblockd", 0x04208060, False, id="of one CPU"),
+        pytest.param("ksoftirqd/1", 0x04208040, False, id="softirqs"),
+        pytest.param("kswapd0", 0x00A40840, True, id="reclaim"),
+    ],
+)
+def test_kernel_thread_that_a_setting_moves_is_known(
+    tmp_path: Path, name: str, flags: int, *, movable: bool
+) -> None:
+    """The kernel forbids the affinity of each worker, but a mask moves those that no CPU has for itself."""
+    task = tmp_path / "7/task/7"
+    task.mkdir(parents=True)
+    (task / "stat").write_text(f"7 ({name}) I 2 0 0 0 -1 {flags} " + " ".join(["0"] * 29) + " 1 0 0")
+    (task / "cgroup").write_text("0::/\n")
+    (task / "schedstat").write_text("1 0 0\n")
+    (thread,) = _threads(tmp_path, CPUSet([1]))
+
+    assert (thread.name, thread.is_kernel, thread.is_fixed) == (name, True, not movable)
+
+
 def test_thread_that_runs_is_seen() -> None:
     """A busy process of nobody's is found on the CPUs it runs on; the pods that own CPUs are not."""
     owned = {"of nobody that runs": CPUSet(range(1024))}
