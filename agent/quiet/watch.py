@@ -74,13 +74,17 @@ class NoiseWatch:
             self._last = None
             self._show({}, state)
             return 0.0
-        noise, took = await asyncio.to_thread(self._round, measured)
+        noise, took = await self.measure(measured)
         self.metrics.took(took)
         now, time_of_day = self.monotonic(), self.clock.text()
         for owner, it in noise.items():
             self._watched[owner] = next_level(self._watched.get(owner), it, self.limits, now, time_of_day)
         self._show(noise, state)
         return took
+
+    async def measure(self, measured: tuple[Measured, ...]) -> tuple[dict[Owner, ContainerNoise], float]:
+        """Return what happened since the last round, and the CPU time of this one."""
+        return await asyncio.to_thread(self._round, measured)
 
     def _round(self, measured: tuple[Measured, ...]) -> tuple[dict[Owner, ContainerNoise], float]:
         began = self.cpu_time()
