@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from contextlib import suppress
@@ -24,6 +25,7 @@ from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.cgroups import open_cgroups
 from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NO_POD_ROOT, NodeMachine, machine_id
+from agent.kubelet.policy import LOOK_SECONDS, MountedState
 from agent.metrics import Metrics
 from agent.process import Agent, Listeners, Parts, run_until_signal
 from agent.reconcile.checkpoint import NeedsNewer, StateDir, Unusable
@@ -32,6 +34,7 @@ from agent.reconcile.reserve import start_config
 from pinning.planning.node_sets import check_machine
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from pathlib import Path
 
     from agent.config import AgentConfig
@@ -73,7 +76,28 @@ async def _work(config: AgentConfig, files: ConfigFiles | None) -> None:
         await wait_for_newer(config, str(problem))
     gc.collect()
     gc.freeze()  # what is loaded now stays: collections need not walk it again and again
-    await agent.serve(Listeners(config.listen, config.socket))
+    serving = agent.serve(Listeners(config.listen, config.socket))
+    await (_serve_until_outdated(serving, config.kubelet_state) if config.kubelet_state else serving)
+
+
+async def _serve_until_outdated(work: Coroutine[object, object, None], state: Path) -> None:
+    """Serve until the kubelet's policy is not known any more; raise Refused then, so that a new container reads it."""
+    serving, looking = asyncio.create_task(work), asyncio.create_task(_outdated(MountedState(state)))
+    try:
+        await asyncio.wait((serving, looking), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            return await serving
+        raise Refused(f"{await looking}: the agent ends, and reads the new file when it is started again")
+    finally:
+        serving.cancel()
+        looking.cancel()
+        await asyncio.wait((serving, looking))
+
+
+async def _outdated(mounted: MountedState) -> str:
+    while not (reason := mounted.replaced()):
+        await asyncio.sleep(LOOK_SECONDS)
+    return reason
 
 
 async def reset(config: AgentConfig, files: ConfigFiles | None = None) -> None:

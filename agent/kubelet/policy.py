@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEMORY_STATE: Final = "memory_manager_state"
+LOOK_SECONDS: Final = 2.0  # between two looks whether a mounted file was replaced
 
 
 def read_kubelet_policy(state: Path) -> KubeletPolicy:
@@ -38,6 +39,35 @@ def _version(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+class MountedState:
+    """The kubelet's state files as they were mounted when this process began.
+
+    A mount of one file keeps showing the file that was removed, whose number of links is 0, so only a new container
+    sees the new policy. Under `none` the kubelet writes a file only where there is none, after a change of the policy.
+    Under `static` it replaces the file with every pod; what the agent does by an old one is safe: it observes.
+    """
+
+    def __init__(self, state: Path) -> None:
+        files = (state, state.with_name(MEMORY_STATE))
+        self._files = [
+            path for path in files if _links(path)
+        ]  # without links from the start: an odd file system
+
+    def replaced(self) -> str:
+        """Return which file is no more the kubelet's; empty if none."""
+        for path in self._files:
+            if _links(path) == 0 and _named(path) is not KubeletPolicy.STATIC:
+                return f"{path}: the kubelet has replaced this file since it was mounted, so its policy may be another"
+        return ""
+
+
+def _links(path: Path) -> int | None:
+    try:
+        return path.stat().st_nlink
+    except OSError:
+        return None
 
 
 def _named(state: Path) -> KubeletPolicy:

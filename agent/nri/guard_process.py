@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 ASKING: Final = 16  # requests answered concurrently; others wait
 ASKING_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 2.0  # between two calls of `replaced`
 HEAD_LIMIT: Final = 8192  # bytes read of a request
 
 logger = logging.getLogger(__name__)
 
 
-def run(socket_path: Path, guard: Guard, listen: tuple[str, int] | None) -> None:
-    """Guard until SIGTERM or SIGINT."""
+def run(socket_path: Path, guard: Guard, listen: tuple[str, int] | None, replaced: Callable[[], str]) -> str:
+    """Guard until SIGTERM or SIGINT, and return ""; or until `replaced` names a file, and return that."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
@@ -41,12 +42,15 @@ def run(socket_path: Path, guard: Guard, listen: tuple[str, int] | None) -> None
         threading.Thread(target=health.serve_forever, name="health", daemon=True).start()
         logger.info("serving", extra={"facts": {"health": "{}:{}".format(*health.server_address[:2])}})
     client.start()
-    stopped.wait()
+    reason = ""
+    while not reason and not stopped.wait(LOOK_SECONDS):
+        reason = replaced()
     client.stop()
     if health:
         health.shutdown()
         health.server_close()
     logger.info("stopped, containers are created unguarded")
+    return reason
 
 
 def obstacle(status: Status) -> str:

@@ -50,7 +50,8 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Guard until SIGTERM."""
+    """Guard until SIGTERM; raise CommandFailed if the kubelet's policy is not known any more."""
+    from agent.kubelet.policy import MountedState
     from agent.nri import guard_process
     from agent.nri.guard import Guard
     from logs import formatter
@@ -62,10 +63,12 @@ def run(args: argparse.Namespace) -> int:
     facts = {name: value for name, value in vars(args).items() if name not in {"run", "verb"}}
     logger.info("starting", extra={"facts": facts})
     try:
-        guard_process.run(Path(args.nri), guard, listen)
+        reason = guard_process.run(Path(args.nri), guard, listen, MountedState(kubelet_state).replaced)
     except OSError as error:  # only the health address is bound
         problem = f"--health-listen: cannot listen on {args.health_listen}: {error.strerror or error}"
         raise CommandFailed(f"{problem}: name another address, or off") from error
+    if reason:
+        raise CommandFailed(f"{reason}: the guard ends, and reads the new file when it is started again")
     return 0
 
 

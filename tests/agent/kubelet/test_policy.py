@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from agent.kubelet.policy import MEMORY_STATE, versions
+from agent.kubelet.policy import MEMORY_STATE, MountedState, read_kubelet_policy, versions
+from pinning.contract import KubeletPolicy
 
 CPU_STATE = "cpu_manager_state"
 
@@ -28,3 +31,50 @@ def test_every_write_of_the_kubelet_changes_the_versions(tmp_path: Path, name: s
     assert absent == gone == (None, None)
     assert first == again != other == other_again
     assert first != absent != other
+
+
+@pytest.mark.parametrize(
+    ("policy", "change", "ends"),
+    [
+        pytest.param("none", "replaced", True, id="the policy of before said none"),
+        pytest.param("none", "removed", True, id="a kubelet that is about to start"),
+        pytest.param("odd", "replaced", True, id="the policy of before was not known"),
+        pytest.param("none", "unchanged", False, id="unchanged"),
+        pytest.param("static", "replaced", False, id="static: replaced with every pod"),
+    ],
+)
+def test_agent_ends_when_the_file_that_is_mounted_is_not_the_kubelet_s_any_more(
+    tmp_path: Path, policy: str, change: str, *, ends: bool
+) -> None:
+    """Its mount shows the removed file for good, and only a new container sees the new policy; static stays observing."""
+    command = ["unshare", "--mount", sys.executable, "-m", "tests.agent.kubelet.mounted"]
+    result = subprocess.run(
+        [*command, tmp_path, policy, change], check=True, capture_output=True, text=True, timeout=240
+    )
+
+    file = tmp_path / CPU_STATE
+    problem = f"{file}: the kubelet has replaced this file since it was mounted, so its policy may be another"
+    remedy = "the agent ends, and reads the new file when it is started again"
+    assert result.stdout.strip() == (f"{problem}: {remedy}" if ends else "worked on")
+
+
+def test_files_of_a_folder_that_is_mounted_whole_are_read_anew(tmp_path: Path) -> None:
+    """Where the folder is visible, as on the host, a replaced file is the new one, and nothing has to end."""
+    for name in (CPU_STATE, MEMORY_STATE):
+        (tmp_path / name).write_text('{"policyName":"none"}')
+    mounted = MountedState(tmp_path / CPU_STATE)
+    for name in (CPU_STATE, MEMORY_STATE):
+        (tmp_path / "new").write_text('{"policyName":"static"}')
+        (tmp_path / "new").rename(tmp_path / name)
+
+    assert mounted.replaced() == ""
+    assert read_kubelet_policy(tmp_path / CPU_STATE) is KubeletPolicy.STATIC
+
+
+def test_file_without_links_from_the_start_ends_no_agent(tmp_path: Path) -> None:
+    """A file system that counts no links would otherwise end every agent as soon as it starts."""
+    state = tmp_path / CPU_STATE
+    state.write_text('{"policyName":"none"}')
+    with state.open() as file:
+        state.unlink()
+        assert MountedState(Path(f"/proc/self/fd/{file.fileno()}")).replaced() == ""

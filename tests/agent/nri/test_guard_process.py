@@ -8,12 +8,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http import HTTPStatus
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
-from agent.nri.guard_process import ASKING, Changes, Health, obstacle
+from agent.nri.guard import Guard
+from agent.nri.guard_process import ASKING, Changes, Health, obstacle, run
 from agent.nri.wire import Status
 
 GUARDING = Status(is_connected=True, runtime="containerd v2.2.0", validates=True)
@@ -107,3 +109,15 @@ def test_each_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         "guarding",
         "nothing is guarded",
     ]
+
+
+def test_it_ends_when_the_kubelet_s_policy_is_not_known_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returns which file was replaced, and its container is started again with the new one."""
+    monkeypatch.setattr("agent.nri.guard_process.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # those of the tests stay
+    reasons = iter(("", "", "cpu_manager_state: replaced"))
+    guard = Guard(frozenset(), lambda: False)
+
+    assert run(tmp_path / "nri.sock", guard, None, lambda: next(reasons)) == "cpu_manager_state: replaced"
