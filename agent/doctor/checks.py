@@ -192,7 +192,8 @@ def _kubelet(facts: Facts) -> Iterator[Check]:
         remedy = (
             "drain the node, set cpuManagerPolicy: none, remove cpu_manager_state, start the kubelet again"
         )
-        yield finding("kubelet", "its static policy allocates CPUs, so corepin only observes", remedy)
+        message = "its static policy allocates CPUs, so corepin only observes; pods with spec.resources get none from it"
+        yield finding("kubelet", f"{message} while the gate PodLevelResourceManagers is off", remedy)
     elif facts.policy is KubeletPolicy.NONE:
         yield ok("kubelet", "policy none, so corepin allocates the CPUs")
     elif facts.kubelet_runs:
