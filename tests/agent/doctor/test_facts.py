@@ -130,5 +130,5 @@ def test_real_runtimes_are_named(containerd: Containerd, tmp_path: File) -> None
 
     assert checks["runtime"].message.startswith(f"containerd {containerd.programs.version}")
     assert checks["NRI"].remedy.startswith(
-        "it came with containerd 1.7" if is_old else "containerd has it on"
+        "it came with containerd 1.7" if is_old else "containerd enables it by default"
     )
