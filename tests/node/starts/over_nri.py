@@ -16,19 +16,20 @@ ISOLATE: Final = {"smt-policy.corepin.io/pod": "isolate"}  # a claim that must f
 
 
 @contextmanager
-def agent_over_nri(node: Node) -> Iterator[None]:
-    """Let the agent be a plugin of the runtime, and put it back without pods."""
+def agent_over_nri(node: Node, *flags: str) -> Iterator[None]:
+    """Let the agent be a plugin of the runtime, with further flags, and put it back without pods."""
     before = node.agent.flags
-    _restart(node, (*before, "--nri", str(node.containerd.nri_socket)))
+    restart(node, (*before, "--nri", str(node.containerd.nri_socket), *flags))
     until_holds(node)
     try:
         yield
     finally:
         node.clear()
-        _restart(node, before)
+        restart(node, before)
 
 
-def _restart(node: Node, flags: tuple[str, ...]) -> None:
+def restart(node: Node, flags: tuple[str, ...]) -> None:
+    """Kill the agent and start it with flags."""
     node.agent.kill()
     node.agent.flags = flags
     node.agent.start()
