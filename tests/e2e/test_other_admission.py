@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
+from pinning.contract import QoSClass
+from pinning.pods.qos import pod_amounts, qos_class
 from tests.e2e.cluster import Cluster, Registered, launcher_document, pod_document, wait_until
 from tests.e2e.conftest import CMK, DOWN_OPEN, MESHED
 from tests.e2e.registration import INSTANCE
 from tests.pods import CORES, CPU_MANAGER, container
+from tests.servers.catalog import NEWEST
 
 ENFORCE = "pod-security.kubernetes.io/enforce"
 LIMIT_RANGE = {
@@ -54,6 +58,22 @@ def test_values_of_a_limit_range_are_left_alone(cluster: Cluster) -> None:
     stored = cluster.stored("pod", "it")
     assert stored["status"]["qosClass"] == "Burstable"
     assert stored["spec"]["containers"][1]["resources"] == FILLED
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_pod_level_amounts_beside_a_limit_range(cluster: Cluster) -> None:
+    """A LimitRange fills in containers before webhooks run, so that their requests become the pod's."""
+    pod = pod_document(
+        "it", container("a"), container("b"), resources={"limits": {"cpu": "4", "memory": "1Gi"}}
+    )
+    stored = with_limit_range(cluster).created(pod)
+    assert [it["resources"] for it in stored["spec"]["containers"]] == [FILLED, FILLED]
+    assert stored["spec"]["resources"]["requests"]["cpu"] == "200m"
+    given: Any = {"spec": {**stored["spec"], "resources": pod["spec"]["resources"]}}
+    amounts = pod_amounts(given)
+    assert amounts
+    assert (amounts.requests["cpu"], amounts.limits["cpu"]) == (Fraction(1, 5), Fraction(4))
+    assert qos_class(given) is QoSClass(stored["status"]["qosClass"]) is QoSClass.BURSTABLE
 
 
 def test_launcher_beside_a_limit_range(cluster: Cluster) -> None:
