@@ -89,12 +89,20 @@ class KernelCpusets:
         if self.forgets_pins:
             self._move_keeping_pins(cgroup, cpus)
         else:
-            _move(self._folder(cgroup), cpus)
+            self._move(cgroup, cpus)
+
+    def _move(self, cgroup: str, cpus: CPUSet) -> None:
+        """Move a cgroup with its children; the file of one without children stays open for the next move."""
+        folder = self._folder(cgroup)
+        if subfolders(folder):
+            _move(folder, cpus)
+        else:
+            self._files.write(self.file(cgroup), _text(cpus))
 
     def _move_keeping_pins(self, cgroup: str, cpus: CPUSet) -> None:
         folder = self._folder(cgroup)
         pins = save_pins(tasks_below(folder, self._hierarchy.tasks), self.read(cgroup))
-        _move(folder, cpus)
+        self._move(cgroup, cpus)
         if pins:
             restore_pins(pins, tasks_below(folder, self._hierarchy.tasks), cpus)
 
@@ -113,7 +121,7 @@ class KernelCpusets:
 
     def keep(self, cgroups: Collection[str]) -> None:
         """Keep the files of these cgroups open and close all others."""
-        self._files.keep({self._usual_file(cgroup) for cgroup in cgroups})
+        self._files.keep({file(cgroup) for cgroup in cgroups for file in (self._usual_file, self.file)})
         for cgroup in self.last_written.keys() - cgroups:
             del self.last_written[cgroup]
 

@@ -1,10 +1,11 @@
-"""Cgroup files kept open between reads, because opening and closing cost several times what a read does.
+"""Cgroup files kept open between reads and writes, because opening and closing cost more than either does.
 
 An open file of a removed cgroup answers ENODEV for ever: then the path is opened anew.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -19,10 +20,11 @@ MOST: Final = 512  # half of the usual limit of open files; further files are op
 
 
 class OpenFiles:
-    """Reads CPU lists from files that it keeps open."""
+    """Reads and writes CPU lists in files that it keeps open."""
 
     def __init__(self) -> None:
         self._handles: dict[str, int] = {}
+        self._writable: dict[str, int] = {}
 
     def read_cpus(self, path: str) -> CPUSet:
         """Return a cgroup file's CPU list; raise Gone or Refused."""
@@ -42,13 +44,49 @@ class OpenFiles:
         try:
             return read_line(handle)
         finally:
-            if len(self._handles) > MOST:
+            if len(self._handles) + len(self._writable) > MOST:
                 self._close(path)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a cgroup file that exists; raise Gone, or Refused with the errno in words."""
+        try:
+            if (handle := self._writable.get(path)) is not None:
+                try:
+                    _overwrite(handle, text)
+                except OSError as error:
+                    os.close(self._writable.pop(path))
+                    if error.errno != errno.ENODEV:
+                        raise
+                else:
+                    return
+            self._write_anew(path, text)
+        except OSError as error:
+            raise translated(error, path, text) from error
+
+    def _write_anew(self, path: str, text: str) -> None:
+        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)  # cgroupfs answers EACCES to O_CREAT
+        try:
+            os.write(handle, text.encode("ascii"))
+        except OSError:
+            os.close(handle)
+            raise
+        if len(self._handles) + len(self._writable) < MOST:
+            self._writable[path] = handle
+        else:
+            os.close(handle)
 
     def keep(self, paths: Collection[str]) -> None:
         """Close all files except these."""
-        for path in self._handles.keys() - frozenset(paths):
+        kept = frozenset(paths)
+        for path in self._handles.keys() - kept:
             self._close(path)
+        for path in self._writable.keys() - kept:
+            os.close(self._writable.pop(path))
 
     def _close(self, path: str) -> None:
         os.close(self._handles.pop(path))
+
+
+def _overwrite(handle: int, text: str) -> None:
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, text.encode("ascii"), 0)

@@ -39,7 +39,7 @@ class Tally(NamedTuple):
 
 def parts_of(cpus: CPUSet, home: CPUSet) -> Parts:
     """Return the two parts of a cpuset."""
-    return Parts(home, cpus - home)
+    return Parts(home, cpus - home if home else cpus)
 
 
 def is_away(mask: CPUSet, parts: Parts) -> bool:

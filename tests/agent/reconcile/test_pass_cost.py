@@ -109,6 +109,18 @@ def test_edit_that_moves_every_container_writes_each_once_and_opens_nothing_else
     assert {CPUSet.parse(path.read_text()) for path in many.cpuset_files[1:]} == {CPUSet.parse("0,2-7")}
 
 
+def test_next_edit_opens_no_cpuset(many: Node) -> None:
+    """The files of the first write are still open."""
+    many.fake.add("p0", ONE_CPU)
+    many.fake.run()
+    many.fake.add("p0", SHARED)
+
+    files = many.fake.runner.run(many.opened())
+
+    assert not {path.name for path in files} & {"cpuset.cpus"}
+    assert {CPUSet.parse(path.read_text()) for path in many.cpuset_files} == {CPUSet.parse("0-7")}
+
+
 def test_pass_without_news_opens_no_file(many: Node) -> None:
     """Looking at every container again reads files that are open already."""
     assert many.fake.runner.run(many.opened()) == Counter()
