@@ -70,6 +70,7 @@ class ContainerRecord:
     applied: CPUSet = EMPTY  # last read after a write of this agent, or found and left
     proof: Proof | None = None
     retry: Retry = field(default_factory=Retry)
+    _compared_at: tuple[object, ...] = ()
 
     @property
     def owner(self) -> Owner:
@@ -185,6 +186,19 @@ class ContainerRecord:
     def looked_at(self) -> None:
         """Record that its tasks were checked once; from now on their masks are its own choice."""
         self.is_new = False
+
+    @property
+    def is_compared(self) -> bool:
+        """Say whether its tasks were compared with the CPUs that it has now."""
+        return self._compared_at == self._placement
+
+    def compares_now(self) -> None:
+        """Note that its tasks are compared with its CPUs."""
+        self._compared_at = self._placement
+
+    @property
+    def _placement(self) -> tuple[object, ...]:
+        return self.seen.pid, self.seen.state, self.wanted, self.applied, self.parts, self.is_split
 
     def compared(self, outside: int, narrowed: int, tally: Tally | None = None) -> bool:
         """Record how many of its tasks run outside of its CPUs, on fewer, or on which part.

@@ -109,10 +109,13 @@ class Loop:
         return sweep if retry is None else min(sweep, retry)
 
     async def _sweep(self, state: NodeState, *, is_overdue: bool) -> None:
-        """Read the tasks of all containers; only an overdue sweep delays a pass."""
-        sweep = await self._reconciler.sweep(lambda: self._trigger.is_set and not is_overdue)
+        """Read the tasks of containers that were moved, of all when that is overdue; only the latter delays a pass."""
+        sweep = await self._reconciler.sweep(
+            lambda: self._trigger.is_set and not is_overdue, only_moved=not is_overdue
+        )
         if sweep.is_whole:
             self._proven = state
+        if is_overdue:
             self._next_sweep = asyncio.get_running_loop().time() + SWEEP_SECONDS
         if sweep.is_news:
             self._trigger.request_pass()

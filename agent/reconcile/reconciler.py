@@ -310,12 +310,16 @@ class Reconciler:
         waits += [] if ends is None else [ends]
         return max(FIRST_RETRY_SECONDS, min(waits)) if waits else None
 
-    async def sweep(self, is_wanted_elsewhere: Callable[[], bool]) -> Sweep:
-        """Compare the tasks of every container with its CPUs, and read how often quotas stopped exclusive ones."""
-        self._watched.follow_anew()
+    async def sweep(self, is_wanted_elsewhere: Callable[[], bool], *, only_moved: bool = False) -> Sweep:
+        """Compare the tasks of every container with its CPUs, and read how often quotas stopped exclusive ones.
+
+        With `only_moved` compare those of containers that started or were moved since their last comparison.
+        """
+        if not only_moved:
+            self._watched.follow_anew()
         cgroups, records = self._interfaces.cgroups, self.observer.records.values()
         self.metrics.show_throttled(times_throttled(records, self._ledger or Ledger(), cgroups.quotas))
-        planned = [record for record in records if record.wanted]
+        planned = [record for record in records if record.wanted and not (only_moved and record.is_compared)]
         sweep = await prove_tasks(planned, cgroups, self.vms.tasks, is_wanted_elsewhere)
         return sweep._replace(is_news=await self.vms.sweep() or sweep.is_news)
 

@@ -30,6 +30,35 @@ def sweep(node: FakeNode) -> None:
     node.runner.run(node.agent.reconciler.sweep(lambda: False))
 
 
+def test_only_moved_containers_are_compared_between_sweeps(node: FakeNode) -> None:
+    """One that starts costs a look at its tasks and not at all others'; the sweep every 30 s looks at all."""
+    pinned_pair(node)
+    sweep(node)
+    looks: list[str] = []
+
+    def look(cgroup: str, _: object) -> StrayTasks:
+        looks.append(cgroup)
+        return StrayTasks()
+
+    node.cgroups.stray_tasks = look  # type: ignore[assignment]
+    node.add("new", PLAIN)
+    number = node.start("new")
+    node.run()
+    node.runner.run(node.agent.reconciler.sweep(lambda: False, only_moved=True))
+    assert looks == [node.cgroup(number)]
+
+    node.add("b", TWO)  # it gets CPUs of its own, which all others leave
+    node.run()
+    looks.clear()
+    node.runner.run(node.agent.reconciler.sweep(lambda: False, only_moved=True))
+    assert node.cgroup(number) in looks
+    looks.clear()
+    node.runner.run(node.agent.reconciler.sweep(lambda: False, only_moved=True))
+    assert looks == []
+    sweep(node)
+    assert len(looks) == len(node.containers)
+
+
 def test_first_process_that_starts_narrower_is_widened_once(node: FakeNode) -> None:
     """Only at the first look at the tasks of a container: what narrows later narrowed itself."""
     node.add("a", TWO)
