@@ -180,11 +180,10 @@ class BetweenPasses:
         self._request(soonest(self._wait_for_container(change) for change in changes))
 
     def _wait_for_container(self, change: RuntimeChange) -> float | None:
-        if not self._observer.is_plain(change.owner.pod_uid):
-            return NOW
+        pod_uid = change.owner.pod_uid
         if change.state is State.EXITED:
-            return SETTLE_SECONDS
-        if not self._is_right(change):
+            return SETTLE_SECONDS if self._observer.is_plain(pod_uid) else NOW
+        if not (self._observer.runs_no_machine(pod_uid) and self._is_right(change)):
             return NOW
         return GATHER_SECONDS if change.state is State.RUNNING else None
 

@@ -91,6 +91,11 @@ class Observer:
         known = self._pods.get(pod_uid)
         return known is not None and is_plain(*known) and pod_uid not in self._holders
 
+    def runs_no_machine(self, pod_uid: str) -> bool:
+        """Say whether the last observation had this pod, and no virtual machine runs in it."""
+        known = self._pods.get(pod_uid)
+        return known is not None and not (known[1].is_vm or known[1].runtime_class)
+
     def holds(self, pod_uid: str) -> bool:
         """Return whether a pod held CPUs after the last plan."""
         return pod_uid in self._holders

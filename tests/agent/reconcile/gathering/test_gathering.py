@@ -138,7 +138,10 @@ def test_pod_that_changes_all_the_time_delays_no_other(
         pytest.param("plain", State.RUNNING, "0-7", [NOW], id="made-by-an-older-table"),
         pytest.param("plain", State.RUNNING, "", [NOW], id="not-made-over-nri"),
         pytest.param("plain", State.CREATED, "", [NOW], id="created-without-nri"),
-        pytest.param("owner", State.RUNNING, "shared", [NOW], id="owner-runs"),
+        pytest.param("owner", State.RUNNING, "shared", [NOW], id="owner-runs-in-the-shared-set"),
+        pytest.param("owner", State.CREATED, "own", [], id="owner-made-on-its-own"),
+        pytest.param("owner", State.RUNNING, "own", [GATHER_SECONDS], id="owner-runs-on-its-own"),
+        pytest.param("machine", State.RUNNING, "shared", [NOW], id="pod-of-a-machine"),
         pytest.param("owner", State.EXITED, "", [NOW], id="owner-ends"),
         pytest.param("unknown", State.RUNNING, "shared", [NOW], id="pod-that-the-api-has-not-shown"),
     ],
@@ -146,13 +149,16 @@ def test_pod_that_changes_all_the_time_delays_no_other(
 def test_event_of_the_runtime(
     node: FakeNode, watch: FakeWatch, uid: str, state: State, born: str, waits: list[float]
 ) -> None:
-    """Only a plain container that was made on the CPUs of today may wait."""
+    """Only a container that was made on the CPUs of today, or the end of a plain one, may wait."""
+    node.add("machine", PLAIN)
+    node.documents["machine"]["spec"]["runtimeClassName"] = "kata"
 
     def event(_: Agent) -> None:
         table = watch.tables[-1]
         assert table is not None
         if born:
-            watch.births["new"] = table.shared if born == "shared" else CPUSet.parse(born)
+            named = {"shared": table.shared, "own": table.ledger.cpus_of(Owner("owner", "c0"), CPUSet())}
+            watch.births["new"] = named.get(born) or CPUSet.parse(born)
         told(node, "new", state, uid)
 
     assert requested(node, event) == waits
