@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -355,6 +356,26 @@ def test_pod_of_kata_is_a_sandbox(world: World) -> None:
         world.remove()
         await world.until(lambda found: not found)
         assert world.runtime.sandboxes() == ()
+
+    run(world, steps())
+
+
+@pytest.mark.parametrize(
+    ("resources", "has_quota"),
+    [({"limits": {"cpu": "1"}}, True), ({"limits": {"memory": "1Gi"}}, False), ({}, False)],
+)
+def test_pod_of_kata_says_whether_it_has_a_cpu_limit(
+    world: World, resources: dict[str, Any], has_quota: bool
+) -> None:
+    """Kata adds vCPUs for a cpuset where none is: the report that it has none is of such pods alone."""
+    world.put(app(resources=resources), app("beside"), runtimeClassName="kata-qemu")
+
+    async def steps() -> None:
+        await world.until(running("app", "beside"))
+        (sandbox,) = world.runtime.sandboxes()
+        assert sandbox.has_quota is has_quota
+        world.remove()
+        await world.until(lambda found: not found)
 
     run(world, steps())
 
