@@ -1,4 +1,4 @@
-"""The node agent: owns the CPUs of one node. It alone reads and writes the kernel and the container runtime.
+"""The node agent: owns the CPUs of one node, and is the only program of corepin that accesses kernel and runtime.
 
-What to do is decided in `pinning`, purely; the folders here observe, apply and report. Never imports the webhook.
+`pinning` decides, purely; the folders here observe, apply and report. It never imports the webhook.
 """

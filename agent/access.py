@@ -1,4 +1,4 @@
-"""How this agent reaches the API server: by its flags, else by the account of its pod."""
+"""The agent's access to the API server: by flags, otherwise by the account of its pod."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def open_api(config: AgentConfig) -> Api:
-    """Return a client; raise AgentError where no API server is known."""
+    """Return a client; raise AgentError if no API server is configured."""
     from apiserver.client import Api
 
     return Api(api_access(config), USER_AGENT)
 
 
 def api_access(config: AgentConfig) -> Access:
-    """Return where the API server is and who asks; raise AgentError where that is not known."""
+    """Return URL and credentials of the API server; raise AgentError if unknown."""
     from apiserver.access import Access
     from apiserver.errors import APIError
 

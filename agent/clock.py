@@ -1,4 +1,4 @@
-"""The two clocks: one to measure with, one to tell people. Injected, so that tests have no need to wait."""
+"""Two clocks: a monotonic one to measure, and the time of day to display. Injected, so that tests need not wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Where time comes from."""
+    """Both clocks."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], datetime] = _now
@@ -30,5 +30,5 @@ class Clock:
 
 @lru_cache(maxsize=1)
 def _text(seconds: int) -> str:
-    """Write a time; hundreds of containers change in the same second."""
+    """Format a time; cached, because hundreds of containers change in the same second."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -18,7 +18,7 @@ _NEW: Final = f".{NAME}.new"
 
 
 def install(folder: Path, source: Path = SOURCE) -> bool:
-    """Put the command into a directory, unless this very version is there; raise OSError.
+    """Install the command into a directory, unless the same version is there; raise OSError.
 
     It is written beside its place and renamed, so that no process executes a partial file. Containers may write to the
     directory, so links in it are not followed.
@@ -39,7 +39,7 @@ def install(folder: Path, source: Path = SOURCE) -> bool:
 
 
 def remove(folder: Path, source: Path = SOURCE) -> None:
-    """Take the command away, if it is ours, and the socket that it asks."""
+    """Remove the command, if it is ours, and its socket."""
     with suppress(FileNotFoundError):
         if _is_there(folder / NAME, source.read_bytes()):
             (folder / NAME).unlink()

@@ -1,4 +1,4 @@
-"""What an operator may choose for the agent: one frozen value, checked once at start."""
+"""The agent's configuration from its flags: one frozen value, validated once at start."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pinning.pods.quantity import parse_quantity
 
 RUNTIMES: Final = ("cri", "local")
 CONFIGZ: Final = "/configz"
-USER_AGENT: Final = "corepin-agent"  # and the manager of the fields it writes, which the policies know
+USER_AGENT: Final = "corepin-agent"  # also the field manager of its writes, which the policies check
 _BARE_IPV6: Final = re.compile(r"https://([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*):(?=[0-9]+/)")
 
 
 @dataclass(frozen=True, slots=True)
 class ApiFlags:
-    """Where the API server is and who the agent is there, outside of a pod."""
+    """API server and credentials, for agents outside of a pod."""
 
     url: str
     ca_file: Path | None = None
@@ -38,13 +38,13 @@ class ApiFlags:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """What an operator may choose about the words on the node's object."""
+    """Options for the fields of the Node object."""
 
     feature_gates: frozenset[str] = frozenset()  # CPUManager: label the node for KubeVirt
     cmk_taint: bool = False
     overcommit_taint: bool = False
     sidecar: Amount = SIDECAR
-    topology: bool = False  # keep the node's NodeResourceTopology
+    topology: bool = False  # publish the node's NodeResourceTopology
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +54,24 @@ class AgentConfig:
     node: str
     state_dir: Path
     runtime: str = "cri"
-    runtime_endpoint: Path | None = None  # None: the first of the usual sockets that is there
+    runtime_endpoint: Path | None = None  # None: the first usual socket that exists
     pods_dir: Path | None = None  # None: the API server
     root: Path = Path("/")
-    cgroup_root: Path = Path("/sys/fs/cgroup")  # the mount
-    debugfs: Path = Path(DEBUGFS)  # its mount, if there is one
-    interrupts: Path = Path("/proc/interrupts")  # the node's own, which container runtimes mask
-    kubelet_cgroup_root: str = "/"  # its `cgroupRoot`, above the cgroup of all pods
-    nri: Path | None = None  # the socket of a runtime that asks first; None: it is not asked to
-    cmk_install_dir: Path | None = (
-        None  # with the command cmk and the socket that it asks; None: there is none
-    )
+    cgroup_root: Path = Path("/sys/fs/cgroup")  # mount point
+    debugfs: Path = Path(DEBUGFS)  # mount point, if mounted
+    interrupts: Path = Path("/proc/interrupts")  # the host's, which container runtimes mask
+    kubelet_cgroup_root: str = "/"  # the kubelet's `cgroupRoot`, the parent of the cgroup of all pods
+    nri: Path | None = None  # the runtime's NRI socket; None: off
+    cmk_install_dir: Path | None = None  # install directory of the command cmk and its socket; None: off
     config: NodeConfig = DEFAULT
     kubelet_state: Path | None = None
-    kubelet_url: str | None = None  # whose /configz is asked at start; None: it is not
+    kubelet_url: str | None = None  # server of the /configz to read at start; None: off
     listen: tuple[str, int] | None = None  # health and metrics; None: not served
     socket: Path | None = None  # the state as JSON; None: not served
-    api: ApiFlags | None = None  # None: the account that every pod of a cluster has
+    api: ApiFlags | None = None  # None: the account of the agent's pod
     namespace: str = AGENT_NAMESPACE  # of the ConfigMap that mirrors the pools
     node_options: NodeOptions = NodeOptions()
-    group: str = ""  # of nodes, whose file `config` was read from; empty: none
+    group: str = ""  # group whose file `config` was read from; empty: none
     cmk_reports: bool = False  # write the objects Cmk-nodereport and Cmk-reconcilereport of this node
 
     def __post_init__(self) -> None:
@@ -91,7 +89,7 @@ class AgentConfig:
 
 
 def parse_sidecar(text: str) -> Amount:
-    """Read CPU,MEMORY: what the webhook's `sidecarResources` are."""
+    """Parse CPU,MEMORY: the webhook's `sidecarResources`."""
     cpu, _, memory = (part.strip() for part in text.partition(","))
     try:
         is_amount = parse_quantity(cpu) > 0 and parse_quantity(memory) > 0
@@ -125,7 +123,7 @@ def parse_cmk_reports(text: str) -> bool:
 
 
 def parse_nri(text: str) -> Path | None:
-    """Read auto, off or the path of a socket; auto is the usual one, which may come later."""
+    """Parse auto, off or the path of a socket; auto is the usual path, which need not exist yet."""
     if text == "off":
         return None
     if text != "auto" and not text.startswith("/"):

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 
 class AgentError(Exception):
-    """Anything that went wrong outside of the agent."""
+    """An error of kernel, runtime or pod source."""
 
 
 class Unavailable(AgentError):
-    """What was asked does not answer now; `retry_seconds` is how long it asks to be left alone, if it does."""
+    """The callee does not answer now; `retry_seconds` is its requested delay, if any."""
 
     def __init__(self, reason: str, retry_seconds: float | None = None) -> None:
         super().__init__(reason)
@@ -26,16 +26,16 @@ class Unavailable(AgentError):
 
 
 class TooLarge(Unavailable):
-    """The answer is larger than the limit for a message; what was known before stays true."""
+    """The answer exceeds the size limit; earlier results stay valid."""
 
 
 class Gone(AgentError):
-    """What was asked for is not there any more."""
+    """The container, pod or process does not exist any more."""
 
 
 class Refused(AgentError):
-    """The answer is no; the message says why."""
+    """The request was refused; the message has the reason."""
 
 
 class Unsettled(AgentError):
-    """A move of threads reached its bound: where every one of them is, is not known."""
+    """A move of threads reached its bound: some thread may be elsewhere."""

@@ -1,6 +1,6 @@
-"""The configuration with which the agent of this node starts: by the label of its Node, among files of one folder.
+"""Choose the agent's configuration at start: the file of the group in the node's label.
 
-While the key of the label is missing the agent waits, leaves every container as it is, and says for what.
+While that file is missing the agent waits, leaves every container as it is, and reports the missing file.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pinning.planning.node_config import NodeConfig
 
 MEMORY: Final = "cpu-group"  # in the state directory
-ASK_SECONDS: Final = 5.0  # a start waits no longer for the API server
-LOOK_SECONDS: Final = 5.0  # between two looks at the files
-LOOKS: Final = 12  # so many until the API server is asked again
-SILENT_LOOKS: Final = 3  # where it did not say the label
+ASK_SECONDS: Final = 5.0  # longest wait for the API server at start
+LOOK_SECONDS: Final = 5.0  # between two checks of the files
+LOOKS: Final = 12  # checks between two requests to the API server
+SILENT_LOOKS: Final = 3  # the same if it did not answer
 
 logger = logging.getLogger(__name__)
 
@@ -50,34 +50,34 @@ _node = msgspec.json.Decoder(_Node)
 
 @dataclass(frozen=True, slots=True)
 class ConfigFiles:
-    """The file of nodes in no group, and how one is read; those of groups lie beside it."""
+    """The configuration files: the default one, and those of groups beside it."""
 
     default: Path
     read: Callable[[Path], NodeConfig]
-    is_named: bool = False  # by the operator, so that a missing one is an error
+    is_named: bool = False  # named by a flag, so that a missing one is an error
 
     def groups(self) -> frozenset[str]:
-        """Return the groups that have a file now; the content of none is looked at."""
+        """Return the groups with a file, without reading the files."""
         try:
             return groups_among((path.name for path in self.default.parent.iterdir()), self.default.name)
         except OSError:
             return frozenset()
 
     def load(self, group: str) -> NodeConfig:
-        """Return what the file of a group says; without a file nodes in no group have the defaults."""
+        """Parse the file of a group; a missing default file means defaults."""
         file = self.default.with_name(key_of(group, self.default.name))
         return self.read(file) if group or self.is_named or file.exists() else DEFAULT
 
 
 class GroupMemory:
-    """Which group the last start took, for one at which the API server is away, and for the guard."""
+    """The last start's group, for starts without API server, and for the guard."""
 
     def __init__(self, state_dir: Path, node: str | None = None) -> None:
         self._path = state_dir / MEMORY
         self._node = node
 
     def recall(self) -> str | None:
-        """Return it; None where no start left one, or that of a node of another name."""
+        """Return the group; None if none was stored, or for a node of another name."""
         try:
             found = parse_json(self._path.read_bytes())
         except (OSError, BadJSON):
@@ -88,7 +88,7 @@ class GroupMemory:
         return group if isinstance(group, str) else None
 
     def keep(self, group: str) -> None:
-        """Remember a group."""
+        """Store a group."""
         if self.recall() == group:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,12 +97,12 @@ class GroupMemory:
         beside.replace(self._path)
 
     def forget(self) -> None:
-        """Remember nothing (uninstall)."""
+        """Delete the stored group (uninstall)."""
         self._path.unlink(missing_ok=True)
 
 
 class GroupStart:
-    """Chooses the group of this node, and waits where that is not possible."""
+    """Chooses the group of this node; waits if its file is missing."""
 
     def __init__(
         self, files: ConfigFiles, memory: GroupMemory, ask: Callable[[], Awaitable[str | None]]
@@ -114,7 +114,7 @@ class GroupStart:
         self.waiting: Waiting | None = None
 
     async def choose(self, *, is_fresh: bool = True) -> str | Waiting:
-        """Return the group, and remember it; `is_fresh`: ask for the label again."""
+        """Choose and store the group; `is_fresh`: read the label again."""
         if is_fresh:
             self._labelled = await self._ask()
         labelled, default = self._labelled, self._files.default.name
@@ -128,7 +128,7 @@ class GroupStart:
         tell: Callable[[Waiting], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> str:
-        """Return the group as soon as it has a file; `tell` why not before, once the API server was asked."""
+        """Return the group once it has a file; `tell` gets the reason for the wait, after the API server was asked."""
         looks, is_due = 0, True
         while isinstance(chosen := await self.choose(is_fresh=is_due), Waiting):
             if chosen != self.waiting:
@@ -145,7 +145,7 @@ class GroupStart:
 
 
 async def ask_label(api: Api, path: str) -> str | None:
-    """Return the label of the Node at `path`, empty without one; None where the API server does not say."""
+    """Return the label of the Node at `path`, empty if absent; None if the API server does not answer."""
     try:
         async with asyncio.timeout(ASK_SECONDS):
             node = await decode_any(_node, await api.get(path))

@@ -1,4 +1,4 @@
-"""Start with the configuration of the node's group; while an agent cannot start, readiness and Node say why."""
+"""Start with the configuration of the node's group; while it is missing, readiness and the Node show why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from agent.group_start import ConfigFiles
     from apiserver.client import Api
 
-WRITE_SECONDS: Final = 60.0  # until the condition is written again, should another program have changed it
+WRITE_SECONDS: Final = (
+    60.0  # between repeated writes of the condition, which another program may have changed
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ async def started_with(config: AgentConfig, files: ConfigFiles | None) -> AgentC
 
 
 async def reset_with(config: AgentConfig, files: ConfigFiles | None) -> AgentConfig:
-    """Return the configuration of this node's group, or the defaults: to give CPUs back nothing is waited for."""
+    """Return the configuration of this node's group, or the defaults: uninstalling waits for nothing."""
     if files is None:
         return config
     async with _opened(config, files) as (_, start):
@@ -56,7 +58,7 @@ async def reset_with(config: AgentConfig, files: ConfigFiles | None) -> AgentCon
 
 @asynccontextmanager
 async def _opened(config: AgentConfig, files: ConfigFiles) -> AsyncIterator[tuple[Api, GroupStart]]:
-    """Yield a client that is closed at the end, and the choice that uses it."""
+    """Yield a client that is closed at the end, and the GroupStart that uses it."""
     api = open_api(config)
     memory = GroupMemory(config.state_dir, config.node)
     try:
@@ -71,13 +73,13 @@ def _with(config: AgentConfig, files: ConfigFiles, group: str) -> AgentConfig:
 
 
 async def _wait(config: AgentConfig, api: Api, start: GroupStart) -> str:
-    """Wait for the file of the group; the process is alive and not ready, and says for what it waits."""
+    """Wait for the group's file; the process is alive, not ready, and reports why."""
     async with _not_ready(config, lambda: start.waiting):
         return await start.wait(partial(write_waiting, api, config.node))
 
 
 async def wait_for_newer(config: AgentConfig, message: str) -> NoReturn:
-    """Leave every container as it is until an agent that knows the checkpoint takes the place of this one."""
+    """Leave every container as it is until an agent that can read the checkpoint replaces this one."""
     waiting = Waiting("CheckpointNeedsNewer", message)
     logger.error("waiting for a later version of corepin", extra={"facts": {"reason": message}})
     api = None if config.pods_dir else open_api(config)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _STREAM: Final = 1
 _REQUEST_BYTES: Final = 16384  # of one frame, which every server takes
-_READ_BYTES: Final = 16 * 2**10  # at once: h2 takes 13 ms for as many bytes of empty frames
-_WINDOW: Final = 256 * 2**10  # what the other side may send before it is read
+_READ_BYTES: Final = 16 * 2**10  # at once: h2 takes 13 ms to parse as many bytes of empty frames
+_WINDOW: Final = 256 * 2**10  # bytes that the peer may send before they are read
 _INITIAL_WINDOW: Final = 65535  # of a connection; only an update changes it
 _SETTINGS: Final = {
     SettingCodes.ENABLE_PUSH: 0,
@@ -42,11 +42,11 @@ _SETTINGS: Final = {
 
 
 class Broken(Exception):
-    """The connection ended early, or what came is not HTTP/2."""
+    """The connection ended early, or is not HTTP/2."""
 
 
 class Exchange:
-    """A request that was sent, and its answer. `headers` has the trailers too once the data is over."""
+    """A request and its answer. `headers` includes the trailers after the end of the data."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -67,14 +67,14 @@ class Exchange:
         await self._write()
 
     async def read(self, size: int) -> bytearray:
-        """Return the next bytes of the answer; raise Broken when it ends before, and OSError."""
+        """Return the next bytes of the answer; raise Broken at an early end, and OSError."""
         content = await self.read_or_end(size)
         if content is None:
             raise Broken("the answer ends in the middle")
         return content
 
     async def read_or_end(self, size: int) -> bytearray | None:
-        """Return the same, None when the answer is over; a size of 0 reads nothing."""
+        """Like `read`, but return None at the end of the answer; size 0 reads nothing."""
         content, filled = bytearray(size), 0
         while filled < size:
             piece = await self._next_piece()
@@ -90,7 +90,7 @@ class Exchange:
         return content
 
     async def _next_piece(self) -> memoryview | None:
-        """Return the next bytes as they come; None at the end."""
+        """Return the next chunk of data; None at the end."""
         while not self._pieces:
             if self._is_over:
                 return None
@@ -103,7 +103,7 @@ class Exchange:
         return self._pieces.popleft()
 
     def _take(self, received: bytes) -> None:
-        """Take what came; pieces of the answer wait until they are read, and no more than a window does."""
+        """Process received bytes; data is buffered until it is read, up to the window."""
         try:
             for event in self._protocol.receive_data(received):
                 self._happened(event)
@@ -126,7 +126,7 @@ class Exchange:
                 raise Broken(f"the connection was ended with error {code}")
 
     async def _write(self) -> None:
-        """Send what the protocol has to answer; a server that reads nothing is waited for, and sends nothing more."""
+        """Send pending protocol frames; wait for a server that does not read."""
         if waiting := self._protocol.data_to_send():
             self._writer.write(waiting)
             await self._writer.drain()

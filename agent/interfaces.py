@@ -1,6 +1,6 @@
-"""What the agent asks of the outside, so that each of these can be real, local or simulated.
+"""The agent's interfaces to the outside, which are real, local or simulated.
 
-The loop (`agent.reconcile.loop`) knows only these. They raise what is in `agent.errors`.
+The loop (`agent.reconcile.loop`) uses only these. They raise the errors of `agent.errors`.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContainer:
-    """One container as the runtime knows it (sandboxes are none)."""
+    """One container as the runtime lists it (without sandboxes)."""
 
     id: str
-    pod_uid: str  # as the runtime knows it: of a static pod the hash of its manifest
+    pod_uid: str  # from the runtime; for a static pod the hash of its manifest
     namespace: str
     pod: str
     name: str
     state: State
-    pid: int  # of its first process in the host's pid namespace; 0 when it has none
-    cgroup: str | None  # below the mount of the cpuset hierarchy, e.g. "/kubepods/pod1/ab12"; None: not known
-    in_vm: bool = False  # runs inside a VM sandbox (Kata): its cpuset is changed by the runtime alone
-    started: float = 0.0  # in seconds since the epoch, as the runtime says; 0: not yet, or not known
-    sandbox: str = ""  # the id of the virtual machine that it runs in
+    pid: int  # of its first process in the host's pid namespace; 0: none
+    cgroup: str | None  # below the mount of the cpuset hierarchy, e.g. "/kubepods/pod1/ab12"; None: unknown
+    in_vm: bool = False  # in a VM sandbox (Kata): only the runtime changes its cpuset
+    started: float = 0.0  # seconds since the epoch, from the runtime; 0: not started, or unknown
+    sandbox: str = ""  # id of its virtual machine
 
     @property
     def full_name(self) -> str:
-        """What people call it: namespace/pod/container."""
+        """Readable name: namespace/pod/container."""
         return f"{self.namespace}/{self.pod}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSandbox:
-    """The virtual machine that runs the containers of one pod (Kata), as the runtime knows it."""
+    """The virtual machine of one pod (Kata), as the runtime lists it."""
 
     id: str
-    pod_uid: str  # as the runtime knows it
+    pod_uid: str  # from the runtime
     namespace: str
     pod: str
     handler: str  # of the pod's runtime class
-    pid: int = 0  # of what runs the machine, in the host's pid namespace; 0: not known
-    cgroup: str | None = None  # where the runtime wanted it; its last part may be another
-    has_quota: bool = False  # a container of it has a quota of CPU time
+    pid: int = 0  # of the VMM, in the host's pid namespace; 0: unknown
+    cgroup: str | None = None  # as the runtime requested; the actual last component may differ
+    has_quota: bool = False  # one of its containers has a CPU quota
 
 
 class RuntimeChange(NamedTuple):
-    """A container that came, began to run or ended, of a pod without a virtual machine."""
+    """A container that was created, started or ended, in a pod without a virtual machine."""
 
     id: str
     owner: Owner
-    state: State  # EXITED also for a live container that was removed
+    state: State  # EXITED also if a live container was removed
 
 
 class ContainerExit(NamedTuple):
-    """How the first process of a container ended, as the runtime says."""
+    """The exit status of a container's first process, from the runtime."""
 
-    code: int  # 128 + N: signal N ended it, or it exited with that code itself
-    reason: str  # the runtime's word, e.g. "OOMKilled" or "Error"
-    finished: float  # seconds since the epoch; 0: not known
+    code: int  # 128 + N: killed by signal N, or exited with that code
+    reason: str  # the runtime's reason, e.g. "OOMKilled" or "Error"
+    finished: float  # seconds since the epoch; 0: unknown
 
 
 class Runtime(Protocol):
@@ -84,33 +84,35 @@ class Runtime(Protocol):
     name: str  # e.g. "containerd 2.4.2"
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
-        """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
+        """Return every created, running or exited container; raise Unavailable instead of an incomplete list."""
         ...
 
     async def known_containers(self) -> tuple[RuntimeContainer, ...] | None:
-        """Return the containers by the last list and the events since; None: list them. Raises Unavailable.
+        """Return the containers by the last list and the events since; None: call `containers`.
 
-        A lost event makes it wrong for some seconds, so nothing may be written or freed by it.
+        Raises Unavailable. A lost event makes the result wrong for some seconds, so nothing may be written or freed
+        because of it.
         """
         ...
 
     def changes(self) -> tuple[RuntimeChange, ...] | None:
-        """Return what changed since the last call, as far as events said; None: it may be anything."""
+        """Return the changes since the last call, by events; None: anything may have changed."""
         ...
 
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
-        """Return the virtual machines that were there when the containers were listed last, also those without any."""
+        """Return the virtual machines at the last list of containers, including those without containers."""
         ...
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
-        """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
+        """Make the runtime set and record a container's CPUs.
 
-        `mems` are the NUMA nodes for the memory of one that does not run yet; empty: as they are. Raises Gone, Unavailable, Refused.
+        Verify by reading the cgroup, because success proves nothing. `mems` are the NUMA nodes for the memory of one
+        that has not started; empty: unchanged. Raises Gone, Unavailable, Refused.
         """
         ...
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever containers may have changed, until cancelled; reconnects by itself."""
+        """Call `changed` whenever containers may have changed, until cancelled; reconnect after errors."""
         ...
 
 
@@ -119,20 +121,23 @@ class Cpusets(Protocol):
 
     @property
     def version(self) -> int:
-        """The version of the hierarchy that has the cpuset controller; 0 where no cgroup stands behind this."""
+        """The version of the hierarchy with the cpuset controller; 0 if there are no cgroups."""
         ...
 
     @property
     def writable(self) -> bool:
-        """Say whether the agent may change cgroups; without it the runtime alone changes them."""
+        """Return whether the agent may write cgroups; otherwise only the runtime changes them."""
         ...
 
     def read(self, cgroup: str) -> CPUSet:
-        """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
+        """Return the cgroup's effective CPUs; raise Gone if the cgroup does not exist."""
         ...
 
     def mems(self, cgroup: str) -> CPUSet:
-        """Return the NUMA nodes that the cgroup gets memory from (effective); empty: not known. Raises Gone, Refused."""
+        """Return the NUMA nodes that the cgroup allocates memory from (effective); empty: unknown.
+
+        Raises Gone, Refused.
+        """
         ...
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
@@ -144,11 +149,11 @@ class CpusetWatch(Protocol):
     """Watches for cpuset writes by other processes."""
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
-        """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
+        """Expect the runtime to write `cpus` on the agent's behalf, and do not report that write as foreign."""
         ...
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch these cgroups and no others from now on; those that are gone are left out. Raises Refused."""
+        """Watch exactly these cgroups from now on, and skip removed ones. Raises Refused."""
         ...
 
     async def watch(self, written: Callable[[str], None]) -> None:
@@ -156,7 +161,7 @@ class CpusetWatch(Protocol):
         ...
 
     def paused(self) -> AbstractContextManager[None]:
-        """Delay reports of writes until the block ends: a pass reads every cpuset, and most writes are its own."""
+        """Hold reports of writes until the block ends, because a pass makes most writes itself."""
         ...
 
 
@@ -164,30 +169,30 @@ class Tasks(Protocol):
     """The processes and threads in a container's cgroup and below it."""
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
-        """Compare where every task may run with `cpus`; raise Gone."""
+        """Compare the affinity of every task with `cpus`; raise Gone."""
         ...
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
-        """Let process `first`, allowed on less than its cgroup, and all that inherited its mask run on all of it.
+        """Widen process `first`, and all tasks that inherited its narrower mask, to its cgroup's CPUs.
 
         Returns how many tasks were widened; raises Gone.
         """
         ...
 
     def start_state(self, cgroup: str) -> StartState:
-        """Return how far its container has come; raise Gone."""
+        """Return the start state of the cgroup's container; raise Gone."""
         ...
 
 
 class SplitTasks(Protocol):
-    """Keeps the tasks of a container apart that runs on more CPUs than it owns."""
+    """Splits the tasks of a container that may use more CPUs than it owns."""
 
     def move(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Change a cgroup's CPUs, and put every task on its part of them; raise Gone, Refused, Unsettled."""
+        """Change a cgroup's CPUs and move every task to its part of them; raise Gone, Refused, Unsettled."""
         ...
 
     def pin(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Put every task on its part, as far as the cgroup has its CPUs; raise Gone, Unsettled."""
+        """Move every task to its part, within the cgroup's current CPUs; raise Gone, Unsettled."""
         ...
 
     def look(self, cgroup: str, parts: Parts) -> Tally:
@@ -199,7 +204,7 @@ class Quotas(Protocol):
     """The CFS quotas of cgroups: how much CPU time each may use."""
 
     def quota(self, cgroup: str) -> Bandwidth | None:
-        """Return the quota, None when there is none; raise Gone."""
+        """Return the quota, None if unlimited; raise Gone."""
         ...
 
     def set_quota(self, cgroup: str, bandwidth: Bandwidth) -> None:
@@ -207,17 +212,17 @@ class Quotas(Protocol):
         ...
 
     def unset_quota(self, cgroup: str) -> None:
-        """Take the quota away; raise Gone, Refused."""
+        """Set the quota to unlimited; raise Gone, Refused."""
         ...
 
     def times_throttled(self, cgroup: str) -> int:
-        """Return in how many periods the quota stopped the cgroup (nr_throttled); raise Gone."""
+        """Return the number of throttled periods of the cgroup (nr_throttled); raise Gone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """The cgroups of containers, by who uses them."""
+    """Access to containers' cgroups, one interface per user."""
 
     cpusets: Cpusets
     tasks: Tasks
@@ -228,14 +233,14 @@ class Cgroups:
 
 @dataclass(frozen=True, slots=True)
 class StrayTasks:
-    """What the tasks of a cgroup may run on, compared with its assignment."""
+    """The tasks of a cgroup whose affinity differs from its assignment."""
 
-    outside: tuple[int, ...] = ()  # task ids allowed on CPUs that are not theirs: drift
-    narrowed: tuple[int, ...] = ()  # on fewer CPUs: their own choice, or a mask they inherited
+    outside: tuple[int, ...] = ()  # ids of tasks allowed on other CPUs: drift
+    narrowed: tuple[int, ...] = ()  # allowed on fewer CPUs: their own choice, or an inherited mask
 
 
 class NewContainer(NamedTuple):
-    """A container whose cgroup was made just now: its command does not run yet."""
+    """A container whose new cgroup exists; its command does not run yet."""
 
     id: str
     owner: Owner
@@ -243,7 +248,7 @@ class NewContainer(NamedTuple):
 
 
 class ContainerWatch(Protocol):
-    """Knows of the containers that a runtime which is not ours makes, as early as that runtime lets it."""
+    """Reports new containers, as early as the runtime permits."""
 
     @property
     def start_way(self) -> StartWay:
@@ -251,66 +256,68 @@ class ContainerWatch(Protocol):
         ...
 
     def publish(self, table: StartTable | None) -> None:
-        """Let new containers get what the table says from now on; None: touch none.
+        """Start new containers by this table from now on; None: leave them alone.
 
         Called after the checkpoint, before any write, and again after the writes.
         """
         ...
 
     def started(self, container_id: str) -> CPUSet | None:
-        """Return the CPUs that a container was made with by the table; None: not known, or not by it."""
+        """Return the CPUs with which the table started a container; None: unknown, or not started by it."""
         ...
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch where these containers and their pods were made, and where the kubelet makes pods. Raises Refused."""
+        """Watch the cgroups above these containers and their pods, and the pod roots. Raises Refused."""
         ...
 
     async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
-        """Tell what happens, until cancelled.
+        """Report events until cancelled.
 
-        `created` is called with each container that has its cgroup and not yet its CPUs, maybe twice, and some are
-        missed; `changed` when it begins or ceases to hold, so that a pass has to look at everything.
+        `created` is called with each container that has its cgroup and not yet its CPUs, maybe twice; some are missed.
+        `changed` is called when the start way changes, which requires a full pass.
         """
         ...
 
 
 class StartState(NamedTuple):
-    """How far a container has come."""
+    """The start state of a container."""
 
-    seconds: float | None  # since its oldest process, the runtime's own at first; None while there is none
-    has_begun: bool  # it runs its command, or may
+    seconds: float | None  # age of its oldest process, the runtime's own at first; None if there is none
+    has_begun: bool  # its command runs, or may run
 
 
 class PodSource(Protocol):
-    """Where the pods of this node come from."""
+    """The pods of this node."""
 
     @property
     def complete(self) -> bool:
-        """Say whether the source has shown every pod once."""
+        """Return whether every pod was shown once."""
         ...
 
     def pods(self) -> Mapping[str, Pod]:
-        """Return the pods of this node by uid (of the API)."""
+        """Return the pods of this node by API uid."""
         ...
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Keep `pods` up to date and call `changed` after every change, until cancelled; reconnects by itself."""
+        """Keep `pods` current and call `changed` after every change, until cancelled; reconnect after errors."""
         ...
 
     async def look_up(self, namespace: str, name: str) -> Pod | None:
-        """Ask anew for one pod of this node by its name; return None when the node has none, and raise AgentError."""
+        """Request one pod of this node by name; return None if there is none, and raise AgentError."""
         ...
 
 
 class HeldCPUs(NamedTuple):
-    """Where a container runs on a node on which another program allocates CPUs."""
+    """A container's CPUs on a node where another program allocates them."""
 
     cpus: CPUSet
-    is_exclusive: bool | None  # its own by that program's word; None: it says nothing, and these confine it
+    is_exclusive: (
+        bool | None
+    )  # whether that program reports them as exclusive; None: unknown, this is the cpuset
 
 
 class ObservedCPUs(Protocol):
-    """Which CPUs another program gave to containers, for the passes that only observe."""
+    """CPUs that another program assigned to containers, for passes that only observe."""
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
         """Return the kubelet's CPUs of live containers, without containers that it does not report. Never raises.
@@ -332,7 +339,7 @@ class Machine(Protocol):
     """The CPUs of the node."""
 
     def topology(self) -> Topology:
-        """Return what the kernel shows now, offline CPUs as remembered from before."""
+        """Return the topology, including offline CPUs seen before."""
         ...
 
     def universe(self) -> CPUSet:
@@ -355,23 +362,23 @@ class PassedContainer(NamedTuple):
     owner: Owner
     name: str  # namespace/pod/container
     cgroup: str | None
-    cpus: CPUSet  # where the pass wants it
-    pid: int  # of its first process in the host's pid namespace; 0: not known
-    is_right: bool  # the kernel was seen to let it run exactly there
+    cpus: CPUSet  # planned CPUs
+    pid: int  # of its first process in the host's pid namespace; 0: unknown
+    is_right: bool  # the kernel confirmed exactly these CPUs
 
 
 class Wrappers(Protocol):
     """The commands that containers run under `cmk isolate`."""
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return the pools in use by containers beside what they own, for as long as each of these runs.
+        """Return the pools that containers use besides their own cores, while these run.
 
-        A pass asks once, at its begin.
+        A pass calls it once, at its start.
         """
         ...
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
-        """Know what the pass came to that asked for the uses last, and every container that it saw alive."""
+        """Receive the result of the last pass and its live containers."""
         ...
 
     def shown(self, state: NodeState) -> NodeState:
@@ -391,19 +398,19 @@ class Pausable(Protocol):
     """Background work that stops during a pass."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Begin no work until the block ends."""
+        """Start no work until the block ends."""
         ...
 
 
 class StatePublisher(Protocol):
-    """Where the states of the node go: to the reporters."""
+    """Passes node states to the reporters."""
 
     def tell(self, state: NodeState) -> None:
-        """Take over the newest state."""
+        """Store the newest state."""
         ...
 
     def paused(self) -> AbstractContextManager[None]:
-        """Begin no report until the block ends: a pass needs the CPU, and brings a newer state."""
+        """Start no report until the block ends, because a pass needs the CPU and brings a newer state."""
         ...
 
     async def run(self) -> None:

@@ -1,1 +1,1 @@
-"""The node's side of `cmk isolate`: who asks, which cores it gets, and for how long it has them."""
+"""The node's side of `cmk isolate`: identifies the caller, leases it cores of its container, and reclaims them."""

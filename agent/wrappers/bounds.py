@@ -1,8 +1,8 @@
-"""Rate and connection limits of the node for `cmk.sock`, shared out by pod and container. Pure but for its clock.
+"""Rate and connection limits of `cmk.sock`, fair between pods and containers. Pure but for its clock.
 
-One node-wide token bucket bounds what all answers cost the agent. Turns that wait share it in equal parts: pods take
-turns, and within a pod its containers do. A pod that was quiet has a small reserve and does not wait behind the others;
-the bucket is charged for it, so that the sum of all turns stays the same.
+A node-wide token bucket limits what all answers cost the agent. Waiting turns are served round robin by pod, and within
+a pod by container. A pod that was quiet has a small reserve and does not wait behind the others; the bucket is charged
+for it, so that the total rate stays the same.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Connections:
         self._total += 1
 
     def _has_share(self, pod: Counter[str], container: str) -> bool:
-        """Return whether a container may open one more; room for one more pod and container is left free."""
+        """Return whether a container may open another connection; one slot for a new pod and container stays free."""
         of_pod = OPEN // (len(self._of_pod) + 1)
         return pod.total() < of_pod and pod[container] < max(1, of_pod // (len(pod) + 1))
 
@@ -71,12 +71,12 @@ class Connections:
 
 
 class Reserve:
-    """Lets pods that were quiet begin at once, each at an equal part of the node's rate."""
+    """Lets pods that were quiet start at once, each at an equal part of the node's rate."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._due: dict[str, float] = {}  # when a pod's reserve is full again; absent: it is full
-        self._by_due: list[tuple[float, str]] = []  # a heap with at least the present entry of each busy pod
+        self._due: dict[str, float] = {}  # when a pod's reserve is full again; absent: full
+        self._by_due: list[tuple[float, str]] = []  # a heap with at least the current entry of each busy pod
 
     def has(self, pod: str) -> bool:
         """Return whether a pod has a turn in reserve."""
@@ -84,7 +84,7 @@ class Reserve:
         return self._due.get(pod, now) - now < RESERVE / RATE
 
     def spend(self, pod: str) -> None:
-        """Charge a turn to a pod's reserve; one that is empty stays empty for no longer."""
+        """Charge a turn to a pod's reserve; an empty one does not go below zero."""
         now = self._clock()
         self._prune(now)
         due = self._due.get(pod, now)
@@ -110,7 +110,7 @@ class Turns(Generic[Ticket]):
         self._waiting: OrderedDict[str, OrderedDict[str, deque[tuple[Ticket, int]]]] = OrderedDict()
 
     def ask(self, origin: Origin, ticket: Ticket, turns: int = 1) -> bool:
-        """Return True if one turn begins at once by the pod's reserve; else queue the ticket for `turns`."""
+        """Return True if one turn starts at once from the pod's reserve; otherwise queue the ticket for `turns`."""
         is_quiet = turns == 1 and origin.pod not in self._waiting and self._reserve.has(origin.pod)
         if (
             is_quiet and self._bucket.wait(self._clock(), 2 * BURST) <= 0
@@ -122,7 +122,7 @@ class Turns(Generic[Ticket]):
         return False
 
     def begin(self) -> list[Ticket]:
-        """Remove and return tickets whose turn begins now, at most BEGUN_AT_ONCE."""
+        """Remove and return the tickets whose turn starts now, at most BEGUN_AT_ONCE."""
         begun: list[Ticket] = []
         while self._waiting and len(begun) < BEGUN_AT_ONCE and self._bucket.wait(self._clock()) <= 0:
             begun += self._next()
@@ -137,7 +137,7 @@ class Turns(Generic[Ticket]):
         self._reserve.spend(pod)
 
     def _next(self) -> list[Ticket]:
-        """Spend a turn on the first ticket of the next container of the next pod; return it if it has all its turns."""
+        """Spend a turn on the next container's first ticket; return the ticket if it has all its turns."""
         pod, containers = self._waiting.popitem(last=False)
         container, tickets = containers.popitem(last=False)
         self._spend(pod)
@@ -152,7 +152,7 @@ class Turns(Generic[Ticket]):
 
 
 class Refusals:
-    """Limits what connections cost that are refused."""
+    """Limits the cost of refused connections."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -164,7 +164,7 @@ class Refusals:
         return self._explained.setdefault(origin, TokenBucket(REFUSALS, 1.0)).take(self._clock())
 
     def refused(self, pid: int) -> None:
-        """Ignore a process for DEAF_SECONDS: to find its container costs more than to close its connections."""
+        """Ignore a process for DEAF_SECONDS, because finding its container costs more than closing its connections."""
         if len(self._deaf) < DEAF_MOST:
             self._deaf[pid] = self._clock() + DEAF_SECONDS
 
@@ -179,14 +179,14 @@ class Refusals:
         return False
 
     def forget(self) -> None:
-        """Drop containers with a full bucket, and processes that are heard again."""
+        """Drop containers with a full bucket, and processes whose time is over."""
         now = self._clock()
         self._explained = {origin: it for origin, it in self._explained.items() if it.full_at > now}
         self._deaf = {pid: until for pid, until in self._deaf.items() if until > now}
 
 
 class Bounds(Generic[Ticket]):
-    """The limits of one node; they outlive a socket that is made anew."""
+    """The limits of one node; they outlive the socket."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.connections = Connections()

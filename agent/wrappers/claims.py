@@ -1,7 +1,7 @@
-"""The claims of live processes: each ends with its process, which the kernel tells by a descriptor.
+"""The claims of live processes: each ends with its process, by its pidfd.
 
-An entry for a process that died without releasing its CPUs, killed by SIGKILL or ended while no agent ran, is made once
-its process is seen to have ended, and never changes: it names the CPUs that the process had.
+A process that died without releasing its CPUs (by SIGKILL, or while no agent ran) gets an entry with its CPUs once its
+end is seen; entries never change.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class LiveClaims:
-    """The registry, kept true to the processes that run. `changed` is called when a claim came or ended.
+    """A registry whose claims end with their processes.
 
-    `took` is called at once for each claim that is new or another one than before, and `ended` for each that ended,
-    with whether SIGKILL ended its process; None: the kernel does not say.
+    `changed` is called when a claim starts or ends, `took` at once for each new or changed claim, and `ended` for each
+    ended one, with whether SIGKILL ended its process; None: unknown.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class LiveClaims:
         self._pidfds: dict[Process, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # None: `watch` has not started
         self._changed: Callable[[], None] = lambda: None
-        self._is_told = True  # nothing changed since `_changed` was called last
+        self._is_told = True  # no change since the last call of `_changed`
 
     def restore(self, claims: Sequence[Claim]) -> tuple[Claim, ...]:
-        """Go on with the claims of the last agent whose processes still run; return the others.
+        """Restore the last agent's claims whose processes still run; return the others.
 
-        Of two that meet the later one counts: the other may have ended before its process did.
+        If two overlap, the later one counts: the other may have ended before its process did.
         """
         lost = []
         for claim in filter(self.registry.is_free, reversed(claims)):
@@ -74,13 +74,13 @@ class LiveClaims:
         return tuple(reversed(lost))
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Let claims end with their processes from now on."""
+        """Start to watch the processes, so that claims end with them."""
         self._loop, self._changed = asyncio.get_running_loop(), changed
         for process, pidfd in self._pidfds.items():
             self._loop.add_reader(pidfd, self.end, process)
 
     def unwatch(self) -> None:
-        """Leave all claims as they are, for the next agent."""
+        """Stop to watch the processes; claims stay for the next agent."""
         for pidfd in self._pidfds.values():
             if self._loop:
                 self._loop.remove_reader(pidfd)
@@ -88,17 +88,17 @@ class LiveClaims:
         self._pidfds, self._loop = {}, None
 
     def take(self, peer: Peer, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
-        """Give a process what it wants; raise Denied."""
+        """Claim CPUs for a process; raise Denied."""
         claim = self.registry.choose(peer.process, holder, want, own)
         self._hold(peer)
         return self._put(claim)
 
     def take_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
-        """Give a process other cores, because its container owns other ones now; raise Denied."""
+        """Replace the cores of a claim after its container's cores changed; raise Denied."""
         return self._put(self.registry.choose_again(claim, own))
 
     def drop_outer(self, claim: Claim) -> Claim:
-        """Take back the cores under which a process runs in a pool that all share."""
+        """Release the outer claim's cores of a process that runs in a pool."""
         return self._put(replace(claim, outer=None))
 
     def _put(self, claim: Claim) -> Claim:
@@ -109,7 +109,7 @@ class LiveClaims:
         return claim
 
     def _tell(self) -> None:
-        """Tell once of all that changes in one turn of the loop: a thousand processes may end at once."""
+        """Coalesce change notifications per loop iteration."""
         if self._loop and self._is_told:
             self._is_told = False
             self._loop.call_soon(self._told)
@@ -129,7 +129,7 @@ class LiveClaims:
             self._loop.add_reader(self._pidfds[peer.process], self.end, peer.process)
 
     def end(self, process: Process) -> None:
-        """Take back what a process has."""
+        """Release the claim of a process."""
         pidfd, is_killed = self._pidfds.pop(process, None), None
         if pidfd is not None:
             if self._loop:
@@ -142,28 +142,28 @@ class LiveClaims:
             self._tell()
 
     def keep(self, containers: Collection[str]) -> None:
-        """Take back what is in other containers than these: they ended, whatever became of their processes."""
+        """Release the claims in all containers except these, because the others have ended."""
         for claim in tuple(self.registry):
             if claim.holder.id not in containers:
                 self.end(claim.process)
 
 
 class Reclaimer:
-    """Makes entries of claims that ended, and leaves them to the next agent."""
+    """Makes entries of ended claims, and saves them for the next agent."""
 
     def __init__(self, kept: Kept, saver: Saver) -> None:
         self.reclaims = Reclaims(kept.reclaimed, kept.dropped)
         self._saver = saver
-        self._pools = dict(kept.pools)  # where processes in pools that all share run
-        # Not listed until the machine is known, with how their ends are known.
+        self._pools = dict(kept.pools)  # CPUs of the pools with running processes
+        # Ended claims and how their ends are known, until the machine is known.
         self._lost: tuple[tuple[Claim, ExitSource], ...] = ()
 
     def lost(self, claims: tuple[Claim, ...]) -> None:
-        """Take over claims whose processes ended while no agent ran."""
+        """Add claims whose processes ended while no agent ran."""
         self._lost = tuple((claim, ExitSource.NO_AGENT) for claim in claims)
 
     def ended(self, claim: Claim, view: NodeView | None, *, is_killed: bool) -> None:
-        """Take over the end of a claim."""
+        """Add an ended claim."""
         if is_killed and view is None:
             self._lost += ((claim, ExitSource.KERNEL),)
             return
@@ -172,7 +172,7 @@ class Reclaimer:
         self._saver.ended(claim)
 
     def passed(self, claims: Iterable[Claim], view: NodeView) -> None:
-        """List the claims that were lost, and take over where the pools are after a pass."""
+        """List the lost claims, and store the pools' CPUs after a pass."""
         for claim, source in self._lost:
             self.add(entries_of(claim, view, source, self._pools))
             self._saver.ended(claim)
@@ -181,7 +181,7 @@ class Reclaimer:
             self.follow(claim, view)
 
     def follow(self, claim: Claim, view: NodeView) -> None:
-        """Leave to the next agent where the pool of a claim is; of cores of its own the claim says it."""
+        """Save a claim's pool for the next agent; a claim to own cores has them itself."""
         use = shared_use(claim.want)
         if claim.cpus or self._pools.get(use) == view.pool(use):
             return
@@ -189,13 +189,13 @@ class Reclaimer:
         self._saver.pool(use, self._pools[use])
 
     def kept(self, claims: Sequence[Claim], uses: dict[str, Used]) -> Kept:
-        """Return everything that the next agent has to know."""
+        """Return the state to save for the next agent."""
         entries, dropped = self.reclaims.entries, self.reclaims.dropped
         lost = (claim for claim, _ in self._lost)
         return Kept((*lost, *claims), uses, self._pools, entries, dropped)
 
     def add(self, entries: Iterable[Reclaimed]) -> None:
-        """List entries, also for the next agent."""
+        """List entries, and save them."""
         for entry in entries:
             self.reclaims.add(entry)
             self._saver.reclaimed(entry)
@@ -204,6 +204,6 @@ class Reclaimer:
 def entries_of(
     claim: Claim, view: NodeView, source: ExitSource, pools: Mapping[PoolUse, CPUSet] = MappingProxyType({})
 ) -> tuple[Reclaimed, ...]:
-    """Return the entries of a process: the CPUs that it has, in pools that all share those of `pools` or of now."""
+    """Return the entries of a process: its cores, and its pools' CPUs from `pools` or from the current view."""
     tasks = tasks_of(claim, lambda use: pools.get(use) or view.pool(use))
     return tuple(chain.from_iterable(reclaimed_lists(task, view.state.topology, source) for task in tasks))

@@ -1,7 +1,7 @@
-"""Ends of wrapped first processes that only the runtime can explain, by its exit code of their containers.
+"""How a container's first process ended, by the exit code that the runtime keeps.
 
-Before Linux 6.15 the kernel forgets how a process ended once its parent has collected it, and a container's first
-process is collected by the runtime's shim. The runtime keeps the exit code for as long as the container is listed.
+Before Linux 6.15 the kernel forgets the status once the parent has collected the process, and a first process is
+collected by the runtime's shim. The runtime keeps the exit code while the container is listed.
 """
 
 from __future__ import annotations
@@ -28,33 +28,36 @@ logger = logging.getLogger(__name__)
 
 
 async def not_known(_: str) -> None:
-    """Return None: no runtime says how containers ended."""
+    """Return None, because no runtime reports exits."""
 
 
 class RuntimeExits:
-    """Processes whose ends are not known until the runtime lists their containers as exited. `killed` gets the entries.
+    """Ends that are unknown until the runtime lists the container as exited.
 
-    Not saved: an end that is not settled when the agent exits stays unknown, and is not listed.
+    `killed` gets the entries. Not saved: an end that is not settled when the agent exits stays unknown, and is not
+    listed.
     """
 
     def __init__(self, ask: AskExit, killed: Callable[[tuple[Reclaimed, ...]], None]) -> None:
         self._ask = ask
         self._killed = killed
-        self._first_pids: dict[str, int] = {}  # by container, as long as passes see it alive
-        self._unsettled: dict[str, tuple[Reclaimed, ...]] = {}  # entries by container, if it was killed
+        self._first_pids: dict[str, int] = {}  # by live container
+        self._unsettled: dict[
+            str, tuple[Reclaimed, ...]
+        ] = {}  # entries by container, to be listed if it was killed
         self._due = asyncio.Event()
 
     def is_first(self, claim: Claim) -> bool:
-        """Say whether a claim's process is the first of its container, whose exit code the runtime keeps."""
+        """Return whether a claim's process is its container's first one, whose exit code the runtime keeps."""
         return self._first_pids.get(claim.holder.id) == claim.process.pid
 
     def wait_for(self, holder: Holder, entries: tuple[Reclaimed, ...]) -> None:
-        """List the entries of a container's first process that ended if the runtime says that it was killed."""
+        """List the entries of an ended first process if the runtime reports that it was killed."""
         if entries:
             self._unsettled[holder.id] = entries
 
     def passed(self, containers: Mapping[str, PassedContainer]) -> None:
-        """Take over the containers that a pass saw alive, which were all of the node."""
+        """Store the containers that a pass saw alive, all of the node."""
         known = self._first_pids
         self._first_pids = {each.id: each.pid or known.get(each.id, 0) for each in containers.values()}
         if not self._unsettled.keys() <= containers.keys():
@@ -70,7 +73,10 @@ class RuntimeExits:
                     listed()
 
     async def _settle(self, container_id: str) -> bool:
-        """Return whether a container's first process was killed; leave it to the next pass while the runtime is away."""
+        """Return whether a container's first process was killed.
+
+        Retry at the next pass while the runtime is out of reach.
+        """
         try:
             end = await self._ask(container_id)
         except (Gone, Refused, TooLarge) as error:

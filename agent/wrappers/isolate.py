@@ -1,7 +1,7 @@
-"""From what a process asks to the CPUs that it was read back on, and to others when these change.
+"""Pin wrapped processes: on request, and again when their CPUs change.
 
-Whatever goes wrong on the way to an answer, the claim goes with it. Later a container is given other cores, or a pool that
-all share moves: then the processes follow.
+If a request fails at any step, its claim is released. When a container gets other cores, or a pool's CPUs change, its
+processes are repinned.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from agent.wrappers.store import Saver
     from pinning.machine.cpuset import CPUSet
 
-READY_SECONDS: Final = 10.0  # for each of: the container gets its CPUs, and the kernel shows it on them
+READY_SECONDS: Final = 10.0  # for each step: the container gets its CPUs, and the kernel confirms them
 BOUND: Final = Bound(
     rounds=8, listed=4096
-)  # a process may start threads while they are pinned; a shim starts none
+)  # a process may start threads while it is pinned; a shim starts none
 ONCE: Final = Bound(rounds=1, listed=16_384)
 
 logger = logging.getLogger(__name__)
 
 
 class Isolator:
-    """Gives CPUs to processes. `saver` leaves to the next agent what is claimed; `view` is the newest there is."""
+    """Handles `isolate` requests. `saver` persists claims; `view` returns the latest node view."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class Isolator:
             raise
 
     def _environment(self, container: PassedContainer, want: Want, cpus: CPUSet) -> dict[str, str]:
-        """Return the variables of a program: with strict threads they name no CPUs that it cannot run on."""
+        """Return the program's variables; with strict threads they name only CPUs that it may run on."""
         view = self._view()
         within = view.reach(container.owner, shared_use(want)) if self._is_strict else None
         return view.environment(cpus, within)
 
     async def _cores_came(self, container: PassedContainer, want: Want) -> None:
-        """Wait until a container has the cores that it may still get: it starts before a pass has seen it."""
+        """Wait until a container has its cores, because it starts before a pass has seen it."""
         resource = want.pool.resource
         if not resource:
             return
@@ -98,7 +98,7 @@ class Isolator:
             raise Denied(_no_cores(want, resource, why, is_late=not has_cores))
 
     def _claim(self, peer: Peer, container: PassedContainer, want: Want) -> None:
-        """Record the claim of a process and the pools of its container, in one step without awaiting."""
+        """Record the claim of a process and the pools of its container, atomically for other tasks."""
         view, owner = self._view(), container.owner
         uses = uses_of(want, is_owner=bool(view.owned(owner)), is_strict=self._is_strict)
         for use in uses:
@@ -109,14 +109,14 @@ class Isolator:
             self._saver.uses(container.id, self._uses.wanted[container.id])
 
     async def _saved(self) -> None:
-        """Wait until the next agent would know of it."""
+        """Wait until the claim is saved."""
         try:
             await self._saver.saved()
         except OSError as error:
             raise Denied(f"the agent cannot note it in its state directory: {error.strerror}") from error
 
     async def _reached(self, peer: Peer, container: PassedContainer) -> CPUSet:
-        """Return the CPUs of a claim, once the kernel was seen to let its container run on them and on its pools."""
+        """Return the CPUs of a claim, once the kernel lets its container run on them and on its pools."""
         if not await self._passes.until(lambda: self._is_ready(peer, container), READY_SECONDS):
             raise Denied("the kernel does not show the container on its CPUs yet: try again")
         claim = self._held(peer)
@@ -128,7 +128,7 @@ class Isolator:
         return bool(now and now.is_right) and has_cpus and self._uses.are_planned(container.id)
 
     def _held(self, peer: Peer) -> Claim:
-        """Return what a process has now: a pass may have changed it."""
+        """Return the current claim of a process: a pass may have changed it."""
         claim = self._claims.registry.of(peer.process)
         if claim is None:
             raise Denied("the container ends, or owns other CPUs now")
@@ -145,7 +145,7 @@ def _no_cores(want: Want, resource: str, refusal: str, *, is_late: bool) -> str:
 
 
 def pin(peer: Peer, cpus: CPUSet, affinities: Affinities = KERNEL) -> None:
-    """Let all threads of a process run on `cpus` and nowhere else; raise Denied where the kernel does not, and Gone."""
+    """Set the affinity of all threads of a process; raise Denied if the kernel does not, and Gone."""
     with process_threads(peer.process.pid, peer.process.started) as threads:
         if peer.has_ended():
             raise Gone(f"process {peer.process.pid} ended")
@@ -173,7 +173,7 @@ class Follower:
         self._claims = claims
         self._affinities = affinities
         self._put: dict[Process, CPUSet] = {}
-        self._left: dict[Process, frozenset[CPUSet]] = {}  # where threads may be that outran a move
+        self._left: dict[Process, frozenset[CPUSet]] = {}  # CPUs of threads that started faster than a move
 
     def pin(self, peer: Peer, cpus: CPUSet) -> None:
         """Put a process that asked on its CPUs; raise Denied, Gone."""
@@ -181,7 +181,7 @@ class Follower:
         self._put[peer.process] = cpus
 
     def passed(self, view: NodeView) -> None:
-        """Follow what a pass changed, in containers that are where it wants them."""
+        """Repin processes after a pass, in containers that are on their CPUs."""
         for claim in tuple(self._claims.registry):
             container = view.containers.get(claim.holder.id)
             if container and container.is_right:
@@ -215,7 +215,7 @@ class Follower:
             )
 
     def _take_again(self, claim: Claim, view: NodeView) -> Claim | None:
-        """Return the claim with cores that its container has now; None where it ended because there are none."""
+        """Return the claim with current cores of its container; None if it ended for lack of cores."""
         pool = (claim.outer or claim).want.pool
         try:
             return self._claims.take_again(claim, view.own_cores(claim.holder.owner, pool.resource))
@@ -231,10 +231,10 @@ class Follower:
 def move_process(
     process: Process, places: frozenset[CPUSet], mask: CPUSet, cpus: CPUSet, affinities: Affinities = KERNEL
 ) -> bool:
-    """Put the threads on `cpus` that are in one of `places`: where they were put, or where the kernel or a pass left them.
+    """Move threads whose affinity is one of `places` to `cpus`.
 
-    `mask` is what they ask for, where the kernel makes `cpus` of that. Returns False where threads are started faster
-    than they are moved: where all of them are is not known then.
+    `places` are the CPUs of earlier moves and kernel resets. `mask` is the requested affinity, if the kernel reduces it
+    to `cpus`. Returns False if threads start faster than they are moved: some may be elsewhere.
     """
     try:
         with process_threads(process.pid, process.started) as threads:
@@ -250,8 +250,8 @@ def move_process(
 
 
 def _goes_along(claim: Claim, cpus: CPUSet, container: PassedContainer) -> bool:
-    """Say whether a process runs on all that its container does, which is a pool: the kernel changes both together.
+    """Return whether a process uses a pool that is all of its container's CPUs: the kernel changes both together.
 
-    What it starts inherits its mask. One that named the CPUs of today would keep that process on them for ever.
+    Its children inherit its affinity, so a mask of today's CPUs would keep them there for ever.
     """
     return not claim.cpus and claim.want.socket is None and cpus == container.cpus

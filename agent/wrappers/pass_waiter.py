@@ -1,4 +1,4 @@
-"""What wrappers get of a pass: the view of the node after it, and its end when they wait for that."""
+"""The results of passes for wrappers: the node view after each, and waiting for one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AGAIN_SECONDS: Final = 1.0  # between two passes that waiters request
 
 
 class NodeView:
-    """One node after one pass."""
+    """The node after one pass."""
 
     def __init__(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
         self.state = state
@@ -59,16 +59,16 @@ class NodeView:
         return frozenset(pod.uid for pod in self.state.seen_pods)
 
     def held(self, owner: Owner) -> CPUSet:
-        """Return what a container owns, whether it runs now or not."""
+        """Return what a container owns, running or not."""
         held = self.state.ledger.of(owner)
         return held.cpus if held and held.is_exclusive else EMPTY
 
     def owned(self, owner: Owner) -> CPUSet:
-        """Return what a container owns of what runs now, whatever for."""
+        """Return what a running container owns, from any claim."""
         return self.held(owner) & self._usable
 
     def own_cores(self, owner: Owner, resource: str) -> tuple[OwnCore, ...]:
-        """Return the cores that a container owns for a resource, as CMK orders them: by socket, then by number."""
+        """Return a container's cores of a resource in CMK's order: by socket, then by number."""
         held = self.state.ledger.of(owner)
         cpus = self.owned(owner)
         if held is None or held.claim.resource != resource:
@@ -77,16 +77,16 @@ class NodeView:
         return tuple(sorted(cores, key=lambda core: (core.package, core.cpus.lowest())))
 
     def is_due(self, owner: Owner, resource: str) -> bool:
-        """Say whether a container may still get cores for a resource; its pod may be unknown as yet."""
+        """Return whether a container may still get cores of a resource; its pod may not be known yet."""
         claim = self._claims.get(owner)
         return owner.pod_uid not in self._pods or (claim is not None and claim.resource == resource)
 
     def refusal(self, owner: Owner) -> str:
-        """Return why a container got no CPUs; empty where nothing is known."""
+        """Return why a container got no CPUs; empty if unknown."""
         return next((each.text for each in self.state.refusals if each.owner in (owner, (owner[0], ""))), "")
 
     def pool(self, use: PoolUse) -> CPUSet:
-        """Return the CPUs of a pool that all share; nothing where it has none."""
+        """Return the CPUs of a pool; empty if it has none."""
         if use.pool is SharedPool.INFRA:
             return self._shared & self._usable
         pools = (
@@ -112,7 +112,7 @@ class NodeView:
             raise Denied(f"Requested socket {want.socket} does not exist: this node has {known}")
 
     def environment(self, cpus: CPUSet, within: CPUSet | None = None) -> dict[str, str]:
-        """Return what CMK tells the command of a wrapper that runs on `cpus`; of pools what is `within`, None: all."""
+        """Return CMK's variables for a wrapper's command on `cpus`; pools are limited to `within`, None: not limited."""
         shared, infra = (self.pool(PoolUse(pool)) for pool in (SharedPool.SHARED, SharedPool.INFRA))
         if within is not None:
             shared, infra = shared & within, infra & within
@@ -124,20 +124,20 @@ class NodeView:
         }
 
     def reach(self, owner: Owner, use: PoolUse) -> CPUSet:
-        """Return where the tasks of a container may run under strict threads, one of which asked for a pool."""
+        """Return the affinity of a container's tasks with strict threads, one of which requested a pool."""
         held = self.state.ledger.of(owner)
         if held and held.is_exclusive:
             return held.cpus | (self._shared if asked(held) else EMPTY)
         return (held.cpus if held else self._shared) | self.pool(use)
 
     def _listed(self, cpus: CPUSet) -> str:
-        """Return every CPU by itself, core by core with its siblings, sockets one after the other."""
+        """Return the CPUs as a comma-separated list, core by core with siblings, one socket after the other."""
         cores = sorted(self._topology.cores_of(cpus), key=lambda core: (core.package, core.id))
         return ",".join(str(cpu) for core in cores for cpu in core.cpus & cpus)
 
 
 def tasks_of(claim: RegisteredClaim, pool: Callable[[PoolUse], CPUSet]) -> tuple[Task, ...]:
-    """Return what a process has: cores of its container, or a pool that all share, or both after nested wrappers."""
+    """Return the tasks of a claim: cores of its container, a pool, or both after nested wrappers."""
     pid, name = claim.process.pid, claim.holder.name
     return tuple(
         Task(pid, name, each.want.pool, each.cpus or pool(shared_use(each.want))) for each in claim.all
@@ -158,7 +158,7 @@ class PassWaiter:
         self._ended = asyncio.Event()
 
     async def until(self, is_true: Callable[[], bool], seconds: float) -> bool:
-        """Wait until something is true after a pass; return False when the time is over first."""
+        """Wait until a condition is true after a pass; return False on a time-out."""
         if is_true():
             return True
         self.request()
@@ -171,17 +171,17 @@ class PassWaiter:
         return True
 
     async def until_shared(self, key: str, is_true: Callable[[], bool], seconds: float) -> bool:
-        """Wait as `until` does, with one waiter for all callers of a key; the seconds begin with the first caller."""
+        """Wait like `until`, with one waiter for all callers of a key; the seconds start with the first caller."""
         if is_true():
             return True
         waiting = self._shared.get(key)
         if waiting is None:
             waiting = self._shared[key] = asyncio.create_task(self.until(is_true, seconds))
             waiting.add_done_callback(lambda _: self._shared.pop(key))
-        return await asyncio.shield(waiting)  # a caller that disconnects does not end the others' wait
+        return await asyncio.shield(waiting)  # a caller that disconnects must not cancel the others' wait
 
     async def _one_more(self) -> None:
-        """Wait for the end of a pass, which may be one that began before; ask again when none comes."""
+        """Wait for the end of a pass, which may have begun before; request another if none ends."""
         ended = self._ended
         while not ended.is_set():
             try:

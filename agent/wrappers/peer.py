@@ -1,8 +1,8 @@
-"""Who is at the other end of a connection, and in which container: by the kernel's word alone.
+"""Identify the process and container at the other end of a connection, from the kernel only.
 
-The kernel notes who connects, as a process and not as a number (SO_PEERPIDFD, Linux 6.5). Where only the number can be
-had, the process that has it is held by a descriptor, and its start is read before and after that. The cgroup of a process
-names its container; what the process says of itself does not count.
+The kernel records the connecting process as a pidfd (SO_PEERPIDFD, Linux 6.5). On older kernels only the pid is known:
+then the current process of that pid is opened, and its start time is read before and after. The cgroup of a process
+names its container; process-supplied data is not trusted.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class Peer:
         self.pidfd = pidfd
 
     def has_ended(self) -> bool:
-        """Say whether the process is over; a zombie is."""
+        """Return whether the process exited; zombies count."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the pidfd."""
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
 
 def pid_of(connection: socket.socket) -> int:
-    """Return the number that the process had which connected; raise Denied when it cannot be seen."""
+    """Return the pid of the process that connected; raise Denied if it is not visible."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid: int = _CREDENTIALS.unpack(credentials)[0]
     if pid <= 0:
@@ -64,13 +64,13 @@ def pid_of(connection: socket.socket) -> int:
 
 
 def connected(connection: socket.socket, find: Callable[[socket.socket, int], int] | None = None) -> Peer:
-    """Return the process that connected; raise Gone when it ended, and Denied when it cannot be seen."""
+    """Return the process that connected; raise Gone if it exited, Denied if it is not visible."""
     pid = pid_of(connection)
     return _held(pid, (find or _pidfd)(connection, pid))
 
 
 def held(process: Process) -> Peer:
-    """Return a process that was known before; raise Gone when it is not there any more, or its number is another's."""
+    """Open a known process; raise Gone if it exited, or its pid was reused."""
     peer = _held(process.pid, _by_number(process.pid))
     if peer.process != process:
         peer.close()
@@ -80,7 +80,8 @@ def held(process: Process) -> Peer:
 
 def _held(pid: int, pidfd: int) -> Peer:
     peer = Peer(Process(pid, started(pid)), pidfd)
-    if peer.process.started and not peer.has_ended():  # in this order: else the start may be another's
+    # in this order, because the start time could be a later process's
+    if peer.process.started and not peer.has_ended():
         return peer
     peer.close()
     raise Gone(f"process {pid} ended")
@@ -96,7 +97,7 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
 
 
 def by_number(_: socket.socket, pid: int) -> int:
-    """Return a descriptor of the process that has a number now, as on a kernel before 6.5; raise Gone."""
+    """Open the current process of a pid, as needed before Linux 6.5; raise Gone."""
     return _by_number(pid)
 
 
@@ -114,9 +115,9 @@ def _by_number(pid: int) -> int:
 
 
 def cgroup_of(pid: int, version: int) -> str:
-    """Return the cgroup of a process in the hierarchy with the cpuset controller, as this process's namespace shows it.
+    """Return the cgroup of a process in the cpuset hierarchy, as seen from this cgroup namespace.
 
-    Raises Gone. A process that was held before and has not ended afterwards is the one that this is of.
+    Raises Gone. The result is the process's own if it was opened before and has not exited afterwards.
     """
     try:
         file = os.open(
@@ -132,7 +133,7 @@ def cgroup_of(pid: int, version: int) -> str:
 
 
 def cgroup_in(text: str, version: int) -> str:
-    """Return the cgroup that a /proc/PID/cgroup tells; empty where the process is in none. A name holds no newline."""
+    """Parse /proc/PID/cgroup; return an empty path if the process is in no cgroup. Names contain no newline."""
     for line in text.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -142,7 +143,7 @@ def cgroup_in(text: str, version: int) -> str:
 
 
 class CgroupIndex:
-    """The cgroups of the node's containers, by path from the mount and by their last part."""
+    """Index of the containers' cgroups: by full path and by last component."""
 
     def __init__(self, cgroups: Mapping[str, str]) -> None:
         self._by_path = cgroups
@@ -182,7 +183,7 @@ def _joined(parts: list[str]) -> str:
 
 
 def _has(hierarchy: Hierarchy, cgroup: str, pid: int) -> bool:
-    """Say whether the kernel shows a process in a cgroup."""
+    """Return whether the kernel lists a process in a cgroup."""
     try:
         return str(pid) in read_text(hierarchy.folder(cgroup) / hierarchy.tasks).split()
     except AgentError:

@@ -1,4 +1,4 @@
-"""The pools that containers use beside what they own, because something in them was wrapped. Pure."""
+"""The pools that containers may use besides their own cores, because a process in them was wrapped. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from agent.wrappers.protocol import Want
     from pinning.planning.observed import Owner
 
-Uses = dict[str, tuple["Owner", frozenset["PoolUse"]]]  # by the ids of containers
+Uses = dict[str, tuple["Owner", frozenset["PoolUse"]]]  # by container id
 
 
 def uses_of(want: Want, *, is_owner: bool, is_strict: bool) -> frozenset[PoolUse]:
-    """Return which pools the container of a wrapper is to reach beside its own cores; raise Denied.
+    """Return the pools that a wrapper's container must reach besides its own cores; raise Denied.
 
-    A container that owns CPUs gets both, as CMK's environment lists them; `is_strict`: it gets none.
+    A container that owns CPUs gets both pools, as CMK's environment lists them; with `is_strict` it gets none.
     """
     if is_owner and is_strict:
         if not want.pool.resource:
@@ -31,7 +31,7 @@ def uses_of(want: Want, *, is_owner: bool, is_strict: bool) -> frozenset[PoolUse
 
 
 def shared_use(want: Want) -> PoolUse:
-    """Return the use of a pool that all share."""
+    """Return the pool of a request."""
     return PoolUse(SharedPool.SHARED, want.socket) if want.pool is Pool.SHARED else PoolUse(SharedPool.INFRA)
 
 
@@ -43,7 +43,10 @@ def _strict(pool: Pool) -> str:
 
 
 class ContainerUses:
-    """The uses of each container from its first wrapper until it ends, so that no cpuset moves with each command."""
+    """The pools of each container, from its first wrapper until it ends.
+
+    They stay in between, so that cpusets do not change with each command.
+    """
 
     def __init__(self, kept: Mapping[str, tuple[Owner, frozenset[PoolUse]]]) -> None:
         self.wanted: Uses = dict(kept)
@@ -51,7 +54,7 @@ class ContainerUses:
         self._planned: Uses = {}
 
     def add(self, container_id: str, owner: Owner, uses: frozenset[PoolUse]) -> bool:
-        """Let a container reach these too; say whether that is news."""
+        """Add pools to a container; return whether any is new."""
         _, before = self.wanted.get(container_id, (owner, frozenset()))
         if uses <= before:
             return False
@@ -59,7 +62,7 @@ class ContainerUses:
         return True
 
     def asked(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return the uses for a pass that begins."""
+        """Return the pools for a starting pass."""
         self._asked = dict(self.wanted)
         found: dict[Owner, frozenset[PoolUse]] = {}
         for owner, uses in self._asked.values():
@@ -67,11 +70,11 @@ class ContainerUses:
         return found
 
     def passed(self) -> None:
-        """Take the uses that were asked for last for planned."""
+        """Mark the pools of the last pass as planned."""
         self._planned = self._asked
 
     def are_planned(self, container_id: str) -> bool:
-        """Say whether the last pass knew all uses of a container."""
+        """Return whether the last pass had planned all pools of a container."""
         return self._planned.get(container_id) == self.wanted.get(container_id)
 
     def keep(self, containers: Collection[str]) -> None:

@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 
 VERSION: Final = "1"
 SOCKET: Final = "cmk.sock"  # in the install directory
-REQUEST_LIMIT: Final = 1024  # bytes: the longest that means something has a hundred
+REQUEST_LIMIT: Final = 1024  # bytes: the longest valid request has a hundred
 SEND_SECONDS: Final = 2.0  # from connecting to the end of the request
 ANSWER_SECONDS: Final = 25.0
 END: Final = b"\n\n"
-_QUOTED: Final = 60  # characters of what is wrong
+_QUOTED: Final = 60  # characters quoted of an invalid text
 _LINE: Final = re.compile(r"([a-z]+)=([^\x00-\x1f\x7f]*)")
 ANY_SOCKET: Final = "-1"
-_NUMBER: Final = re.compile(r"[0-9]{1,6}")  # int() takes "1_0" and digits of all scripts
+_NUMBER: Final = re.compile(r"[0-9]{1,6}")  # because int() also accepts "1_0" and digits of other scripts
 _COUNT: Final = re.compile(r"\+?[0-9]{1,6}")
 
 
 class Denied(AgentError):
-    """The answer to a wrapper is no; the message says what was wanted, what was found, and what to do."""
+    """A refused request; the message has expectation, finding and remedy."""
 
 
 class Crowded(AgentError):
-    """The node holds as many connections as it may; the connection closes without an answer, so the shim asks again."""
+    """The node's connection limit is reached; the connection closes without an answer, so the shim retries."""
 
 
 class Verb(StrEnum):
-    """What can be asked."""
+    """The verbs of requests."""
 
     ISOLATE = "isolate"
     DESCRIBE = "describe"
@@ -66,18 +66,18 @@ class Verb(StrEnum):
     RECONCILE = "reconcile"
 
 
-_KEYS: Final = frozenset({"pool", "cores", "socket", "affinity"})  # of isolate
+_KEYS: Final = frozenset({"pool", "cores", "socket", "affinity"})  # keys of isolate
 
 
 class Request(NamedTuple):
-    """What a shim asks; the values are as the user wrote them."""
+    """A request; its values are as the user wrote them."""
 
     verb: Verb
     values: Mapping[str, str]
 
 
 def read_request(content: bytes) -> Request:
-    """Read a request up to its empty line; raise Denied for everything else."""
+    """Parse a request up to its empty line; raise Denied for anything else."""
     try:
         head, *lines = content.removesuffix(END).decode().split("\n")
     except UnicodeDecodeError as error:
@@ -125,7 +125,7 @@ class Pool(StrEnum):
 
     @property
     def resource(self) -> str:
-        """The extended resource that entitles to its cores; empty where none is needed."""
+        """The extended resource that entitles to the pool's cores; empty if none does."""
         return _RESOURCES.get(self, "")
 
 
@@ -136,16 +136,16 @@ _RESOURCES: Final = {
 
 
 class Want(NamedTuple):
-    """What one process asks for."""
+    """A parsed isolate request."""
 
     pool: Pool
-    cores: int = 1  # of an exclusive pool
+    cores: int = 1  # from an exclusive pool
     socket: int | None = None  # None: any; of `infra` always any, as in CMK
-    is_pinned: bool = True  # false: it gets its CPUs in the environment and pins itself
+    is_pinned: bool = True  # False: it gets its CPUs in the environment and pins itself
 
 
 def read_want(values: Mapping[str, str]) -> Want:
-    """Read the values of a request; raise Denied."""
+    """Parse the values of a request; raise Denied."""
     name = values.get("pool", "")
     try:
         pool = Pool(name)
@@ -155,7 +155,7 @@ def read_want(values: Mapping[str, str]) -> Want:
     affinity = values.get("affinity", "yes")
     if affinity not in {"yes", "no"}:
         raise Denied(f"affinity is yes or no, not {affinity[:_QUOTED]!r}")
-    if pool is Pool.INFRA:  # whatever --socket-id says, as in CMK
+    if pool is Pool.INFRA:  # CMK ignores --socket-id for infra
         return Want(pool, is_pinned=affinity == "yes")
     socket = _socket(values.get("socket", ANY_SOCKET))
     if pool is Pool.SHARED:
@@ -183,12 +183,12 @@ def _socket(text: str) -> int | None:
 
 
 def accepted(body: str) -> bytes:
-    """Return the answer that does what was asked."""
+    """Return the answer of a successful request."""
     return _framed("ok", body)
 
 
 def denied(reason: Denied) -> bytes:
-    """Return the answer that says why not."""
+    """Return the answer of a refused request."""
     return _framed("error", " ".join(str(reason).split()))
 
 
@@ -198,7 +198,7 @@ def _framed(word: str, body: str) -> bytes:
 
 
 def environment(values: Mapping[str, str], warnings: tuple[str, ...] = ()) -> str:
-    """Return what an answer to `isolate` says."""
+    """Return the body of an answer to `isolate`."""
     lines = [f"warning={' '.join(warning.split())}" for warning in warnings]
     lines += [f"{name}={value}" for name, value in values.items()]
     return "".join(f"{line}\n" for line in lines)

@@ -1,7 +1,7 @@
-"""Registry of the whole cores that each wrapper has of its container. No I/O: cores are chosen first, then recorded.
+"""Registry of the whole cores that wrappers lease from their containers. No I/O: cores are chosen first, then recorded.
 
-The ledger assigns cores to a container; the registry leases them to its processes, each core to one at a time. It
-never leases a core that its container does not hold.
+The ledger assigns cores to a container; the registry leases them to its processes, each core to one at a time. It never
+leases a core that its container does not hold.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from agent.wrappers.protocol import Want
     from pinning.planning.observed import Owner
 
-MOST_CLAIMS = 1024  # of one container: each holds a descriptor of the agent's
+MOST_CLAIMS = 1024  # per container; each holds a pidfd
 
 
 class Process(NamedTuple):
-    """One process of the host; its number alone may be another's tomorrow."""
+    """One process of the host; the start time detects a reused pid."""
 
     pid: int
     started: int  # in ticks since boot
 
 
 class OwnCore(NamedTuple):
-    """What a container owns of one core."""
+    """A container's share of one core."""
 
     package: int
     cpus: CPUSet
 
 
 class Holder(NamedTuple):
-    """The container whose cores a wrapper takes."""
+    """The container from which a wrapper leases cores."""
 
     id: str
     owner: Owner
@@ -46,43 +46,45 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one wrapper has."""
+    """The lease of one wrapper."""
 
     process: Process
     holder: Holder
     want: Want
-    cpus: CPUSet = EMPTY  # of its container's own; empty in a pool that all share
-    # The claim of the `cmk isolate` that executed this one, in the same process: it holds its cores until that ends.
+    cpus: CPUSet = EMPTY  # of its container's own; empty in a pool
+    # The claim of the `cmk isolate` that executed this one, in the same process: it keeps its cores until then.
     outer: Claim | None = None
 
     @property
     def held(self) -> CPUSet:
-        """The CPUs that no other process of the container can get."""
+        """The CPUs that are exclusive to this process within the container."""
         return self.outer.cpus if self.outer else self.cpus
 
     @property
     def all(self) -> tuple[Claim, ...]:
-        """This claim, after the one that it was made under."""
+        """This claim, after its outer claim."""
         return (self.outer, self) if self.outer else (self,)
 
 
 class Registry:
-    """Every live claim of the node. Those in other containers cost an answer, or an end, nothing."""
+    """Every live claim of the node, indexed by container, so that costs do not grow with other containers."""
 
     def __init__(self) -> None:
-        self.version = 0  # another one after each change
+        self.version = 0  # changes with each update
         self._claims: dict[Process, Claim] = {}
-        self._containers: dict[str, dict[Process, Claim]] = {}  # the same, of those alone that have one
+        self._containers: dict[
+            str, dict[Process, Claim]
+        ] = {}  # the claims by container, without empty entries
 
     def __iter__(self) -> Iterator[Claim]:
-        """Go through the claims there are now, by process."""
+        """Iterate over the current claims, by process."""
         return iter(sorted(self._claims.values(), key=attrgetter("process")))
 
     def __len__(self) -> int:
         return len(self._claims)
 
     def of(self, process: Process) -> Claim | None:
-        """Return what a process has."""
+        """Return the claim of a process."""
         return self._claims.get(process)
 
     def of_container(self, container_id: str) -> tuple[Claim, ...]:
@@ -90,10 +92,10 @@ class Registry:
         return tuple(self._containers.get(container_id, {}).values())
 
     def choose(self, process: Process, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
-        """Return what a process may have that wants this of its container's cores `own`; raise Denied.
+        """Choose CPUs from the container's cores `own` for a request; raise Denied.
 
-        One that has that already keeps it. One that wants other cores gives back what it has, if it gets them. One
-        that wants a pool that all share keeps its cores: in CMK the outer of two wrappers did.
+        A repeated request gets the same claim. For other cores a process gives back its claim, if it gets them. A
+        request for a pool keeps the process's cores, as the outer of two wrappers did in CMK.
         """
         before = self.of(process)
         for claim in before.all if before else ():
@@ -107,7 +109,7 @@ class Registry:
         return Claim(process, holder, want, self._take(process, holder, want, own))
 
     def choose_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
-        """Return a claim with other cores of `own`, for its container has lost some of those it holds; raise Denied."""
+        """Return a claim with other cores of `own`, because its container lost some of the held ones; raise Denied."""
         if claim.outer:
             return replace(claim, outer=self.choose_again(claim.outer, own))
         return replace(claim, cpus=self._take(claim.process, claim.holder, claim.want, own))
@@ -117,21 +119,21 @@ class Registry:
         return _take(own, want, [claim for claim in inside if claim.held and claim.process != process])
 
     def is_free(self, claim: Claim) -> bool:
-        """Say whether the process of a claim has nothing yet, and no other in its container has some of the CPUs."""
+        """Return whether the process has no claim yet, and no other process of its container holds any of the CPUs."""
         inside = self._containers.get(claim.holder.id, {}) if claim.held else {}
         return claim.process not in self._claims and all(
             claim.held.isdisjoint(other.held) for other in inside.values()
         )
 
     def put(self, claim: Claim) -> None:
-        """Let a process have this, and nothing else."""
+        """Record this as the only claim of its process."""
         self.release(claim.process)
         self._claims[claim.process] = claim
         self._containers.setdefault(claim.holder.id, {})[claim.process] = claim
         self.version += 1
 
     def release(self, process: Process) -> Claim | None:
-        """Take back what a process has, and return it; nothing where it has nothing."""
+        """Remove and return the claim of a process; None if it has none."""
         claim = self._claims.pop(process, None)
         if claim is None:
             return None
@@ -144,13 +146,13 @@ class Registry:
 
 
 def _owner(before: Claim | None, holder: Holder) -> Claim | None:
-    """Return the claim of a process to cores of the same container; None where it has none."""
+    """Return the process's claim to cores of the same container; None if it has none."""
     outer = before and (before.outer or before)
     return outer if outer and outer.cpus and outer.holder == holder else None
 
 
 def _take(own: Sequence[OwnCore], want: Want, others: Sequence[Claim]) -> CPUSet:
-    """Return the CPUs of the first free cores, in the order of their numbers."""
+    """Return the CPUs of the first free cores, by number."""
     busy = union(claim.held for claim in others)
     within = [core for core in own if want.socket in (None, core.package)]
     free = [core for core in within if core.cpus.isdisjoint(busy)]

@@ -1,7 +1,7 @@
-"""Server of `cmk.sock`: its file in the install directory, its connections, their turns, and the answers.
+"""Server of `cmk.sock`: its socket file, connections, turns and answers.
 
-The directory is mounted into every CMK pod. Nothing in it is followed or trusted: the socket is made whole under another
-name and then put in its place, and what stood there is replaced, and not looked into.
+The directory is mounted into every CMK pod, so its content is not trusted or followed: the socket is created under
+another name and then renamed over whatever is there.
 """
 
 from __future__ import annotations
@@ -39,18 +39,14 @@ if TYPE_CHECKING:
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Request
 
-MODE: Final = 0o666  # the user of a container may be any
-BACKLOG: Final = 64  # further clients wait in connect; a flood by one process does not fill it for long
-ACCEPT_SECONDS: Final = 0.001  # of CPU time on new connections before the loop does something else
-REST: Final = 12.0  # times the CPU time that refused connections took; so they cost a thirteenth of a core
-PAUSE_SECONDS: Final = 0.1  # when there is no descriptor left for another connection
-SEND_BUFFER: Final = (
-    8192  # bytes of an answer that wait in the kernel for one who does not read; it takes it for twice
-)
-REPORT_TURNS: Final = (
-    8  # of a request for a report of the node, which takes the agent so many times longer, or less
-)
-UNKNOWN: Final = Origin("", "")  # of processes that ended or cannot be seen
+MODE: Final = 0o666  # containers may run as any user
+BACKLOG: Final = 64  # further clients wait in connect; one process cannot fill it for long
+ACCEPT_SECONDS: Final = 0.001  # CPU time for new connections per loop iteration
+REST: Final = 12.0  # times the CPU time of refused connections, so that these cost a thirteenth of a core
+PAUSE_SECONDS: Final = 0.1  # while there is no file descriptor for another connection
+SEND_BUFFER: Final = 8192  # bytes of an unread answer in the kernel, which allocates twice as much
+REPORT_TURNS: Final = 8  # turns for a report of the node, which takes the agent up to that many times longer
+UNKNOWN: Final = Origin("", "")  # of processes that exited or are not visible
 TOO_LATE: Final = Denied(f"the agent was not ready within {ANSWER_SECONDS:.0f} seconds: try again")
 
 logger = logging.getLogger(__name__)
@@ -70,13 +66,13 @@ class Listener:
             raise
 
     def _made(self) -> tuple[socket.socket, int]:
-        """Return a listening socket, and the number of its file."""
+        """Return a listening socket, and its inode number."""
         beside = f".{self._name}.{secrets.token_hex(8)}"
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             made.bind(
                 f"/proc/self/fd/{self._folder}/{beside}"
-            )  # a path of any length, and only in this directory
+            )  # supports paths of any length, and stays in this directory
             inode = self._open_to_all(beside)
             made.listen(BACKLOG)
             os.rename(beside, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -114,7 +110,7 @@ class Listener:
 
 
 def listen(folder: Path, name: str) -> Listener:
-    """Listen in a directory, which is made if it is not there; raise Refused."""
+    """Listen in a directory, which is created if missing; raise Refused."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return Listener(folder, name)
@@ -125,14 +121,14 @@ def listen(folder: Path, name: str) -> Listener:
 
 
 class Answering(Protocol):
-    """Who knows the answers."""
+    """Computes the answers."""
 
     def origin_of(self, pid: int) -> Origin:
-        """Return the pod and container that the requests of a process are counted for; raise Gone."""
+        """Return the pod and container that a process's requests are counted for; raise Gone."""
         ...
 
     async def answer(self, peer: Peer, request: Request) -> bytes:
-        """Return an answer that does what was asked; raise Denied, Gone."""
+        """Return the answer of a successful request; raise Denied, Gone."""
         ...
 
 
@@ -144,7 +140,7 @@ class TurnQueue:
         self._timer: asyncio.TimerHandle | None = None
 
     async def turn(self, origin: Origin, turns: int = 1) -> None:
-        """Wait for so many turns of a container."""
+        """Wait for a number of turns of a container."""
         loop = asyncio.get_running_loop()
         begun = loop.create_future()
         if not self._turns.ask(origin, begun, turns):
@@ -176,18 +172,18 @@ class Server:
         self._open: set[asyncio.Task[None]] = set()
 
     async def serve(self, listening: socket.socket) -> None:
-        """Answer until cancelled."""
+        """Serve until cancelled."""
         try:
             while True:
                 await _readable(listening)
                 while not await self._accept_some(listening):
-                    await asyncio.sleep(0)  # others have their turn, however many connect
+                    await asyncio.sleep(0)  # let other tasks run, however many clients connect
         finally:
             for task in self._open:
                 task.cancel()
 
     async def _accept_some(self, listening: socket.socket) -> bool:
-        """Accept connections that wait; return whether none is left. Rest for what refused ones cost."""
+        """Accept waiting connections; return whether none is left. Pause for the cost of refused ones."""
         began = last = time.thread_time()
         refused, is_empty = 0.0, False
         while last - began < ACCEPT_SECONDS:
@@ -209,9 +205,9 @@ class Server:
         return is_empty and not refused
 
     def _begin(self, connection: socket.socket) -> bool:
-        """Serve a connection, or refuse it at the least cost; return whether it is served.
+        """Serve a connection, or refuse it as cheaply as possible; return whether it is served.
 
-        Cheap checks come first, because refused connections stand in the same queue of the kernel as all others.
+        Cheap checks come first, because refused connections share the kernel's queue with all others.
         """
         try:
             pid = pid_of(connection)
@@ -231,7 +227,7 @@ class Server:
         return self._begin_task(connection, origin)
 
     def _begin_task(self, connection: socket.socket, origin: Origin) -> bool:
-        """Serve a connection that is counted; return whether its process can be held."""
+        """Serve a counted connection; return whether its process could be opened."""
         connection.setblocking(False)  # noqa: FBT003 of the standard library
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -253,7 +249,7 @@ class Server:
         connection.close()
 
     async def _serve(self, connection: socket.socket, peer: Peer, origin: Origin) -> None:
-        """Answer one request; a slow, garbled or closed one ends its own connection alone."""
+        """Answer one request; a slow, invalid or closed connection affects no other."""
         try:
             await self._answer(connection, peer, origin)
         except Denied as error:
@@ -268,7 +264,7 @@ class Server:
             peer.close()
 
     async def _answer(self, connection: socket.socket, peer: Peer, origin: Origin) -> None:
-        await self._queue.turn(origin)  # each connection takes a turn, whatever comes of it
+        await self._queue.turn(origin)  # each connection takes a turn, whatever its request
         content = await _received(connection)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -300,11 +296,11 @@ async def _left(connection: socket.socket) -> None:
     """Wait until the client closes, because an unread answer uses memory and must count against its limit."""
     connection.shutdown(socket.SHUT_WR)
     while await asyncio.get_running_loop().sock_recv(connection, REQUEST_LIMIT):
-        await asyncio.sleep(SEND_SECONDS)  # it still sends, against the protocol
+        await asyncio.sleep(SEND_SECONDS)  # the client still sends, against the protocol
 
 
 async def _received(connection: socket.socket) -> bytes:
-    """Return what is sent up to the empty line; raise Denied for what is too long, and Gone when it never comes."""
+    """Return the bytes up to the empty line; raise Denied if there are too many, Gone if the line never comes."""
     loop, content = asyncio.get_running_loop(), b""
     async with asyncio.timeout(SEND_SECONDS):
         while not content.endswith(END):
@@ -318,7 +314,7 @@ async def _received(connection: socket.socket) -> bytes:
 
 
 def _is_over(connection: socket.socket) -> bool:
-    """Return whether the other end has closed already, without a word."""
+    """Return whether the other end closed without sending."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The commands that the containers of a node run under `cmk isolate`: what passes learn of them, and who answers them."""
+"""Service for the commands under `cmk isolate`: connects passes, registry and socket."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from pinning.contract import PoolUse
     from pinning.planning.observed import Owner
 
-UNKNOWN_SECONDS: Final = 4.0  # until a container that was made just now is listed
-LOOK_SECONDS: Final = 2.0  # between two looks whether the socket is still in its place
+UNKNOWN_SECONDS: Final = 4.0  # until a new container is listed
+LOOK_SECONDS: Final = 2.0  # between checks that the socket file is still in place
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 class Dependencies(NamedTuple):
     """Access to the kernel: cgroups, peers, affinities, ends of processes, clock; and the runtime's exit codes."""
 
-    hierarchy: Hierarchy  # with the cgroups of containers
+    hierarchy: Hierarchy  # of the containers' cgroups
     peer_of: Callable[[socket.socket], Peer] = connected
     cgroup_of: Callable[[int, int], str] = cgroup_of
     affinities: Affinities = KERNEL
@@ -68,12 +68,12 @@ class Reports:
         self._clock = clock
         self._kept: dict[str, tuple[tuple[object, ...], bytes]] = {}
         self._lock = asyncio.Lock()
-        self._rests = 0.0  # seconds before another one may be made: as long as the last one took
+        self._rests = 0.0  # seconds until the next report may be made: as long as the last one took
 
     async def of(
         self, verb: str, of_what: Callable[[], tuple[object, ...]], make: Callable[[], bytes]
     ) -> bytes:
-        """Return the answer for a verb, which is made anew when what it is made of is another."""
+        """Return the answer for a verb; compute it again if its input changed."""
         async with self._lock:
             if not self._is_kept(verb, of_what()):
                 await asyncio.sleep(self._rests)
@@ -111,9 +111,9 @@ class WrapperService:
         self._reclaimer.lost(self._claims.restore(kept.claims) if kept.has_ends else ())
         self._uses = ContainerUses(kept.uses)
         self._passes = PassWaiter()
-        self._view: NodeView | None = None  # None: no pass has ended yet
-        self._is_ending = False  # this agent
-        # Tasks as reported since the last pass.
+        self._view: NodeView | None = None  # None before the first pass
+        self._is_ending = False  # this agent is stopping
+        # Tasks reported since the last pass.
         self._tasks: dict[Process, tuple[Claim, tuple[Task, ...]]] = {}
         self._follower = Follower(self._claims, edges.affinities)
         self._isolator = Isolator(
@@ -129,11 +129,11 @@ class WrapperService:
         self._reports = Reports(edges.monotonic)
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return the pools in use by containers beside what they own."""
+        """Return the pools that containers use besides their own cores."""
         return self._uses.asked()
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
-        """Know what the pass came to that asked for the uses last."""
+        """Receive the result of the pass that read `uses` last."""
         self._view, self._tasks = NodeView(state, containers), {}
         self._uses.passed()
         if state.containers_complete:
@@ -160,25 +160,25 @@ class WrapperService:
         return tasks
 
     def _took(self, claim: Claim) -> None:
-        """Leave a claim to the next agent."""
+        """Save a claim for the next agent."""
         self._reclaimer.follow(claim, self._newest())
         self._saver.took(claim)
 
     def _ended(self, claim: Claim, is_killed: bool | None) -> None:  # noqa: FBT001 a fact, not a switch
-        """Leave the end of a claim to the next agent; list its cores where its process could not release them."""
-        if self._is_ending:  # it is not answered, and its process asks the next agent
+        """Save the end of a claim; list its cores if its process could not release them."""
+        if self._is_ending:  # its request is unanswered, and its process asks the next agent
             return
         if is_killed is None and self._view and self._exits.is_first(claim):
             self._exits.wait_for(claim.holder, entries_of(claim, self._view, ExitSource.RUNTIME))
         self._reclaimer.ended(claim, self._view, is_killed=bool(is_killed))
 
     def reset(self) -> None:
-        """Leave nothing behind: no socket, no file."""
+        """Remove socket and file."""
         self._store.remove()
         (self._folder / SOCKET).unlink(missing_ok=True)
 
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
-        """Answer until cancelled; call `changed` when others run than before."""
+        """Serve until cancelled; call `changed` when the set of wrappers changes."""
         self._passes.request = request_pass
         _open_more_files()
         self._claims.watch(lambda: self._show(changed))
@@ -191,13 +191,13 @@ class WrapperService:
             self._claims.unwatch()
 
     def _show(self, changed: Callable[[], None]) -> None:
-        """Save the claims that came or ended, and tell of them."""
+        """Save changed claims, and publish them."""
         if not self._saver.rests:
             self._save()
         changed()
 
     async def _serve(self) -> None:
-        """Serve one socket for as long as it is where shims look for it."""
+        """Serve one socket while it is in its place."""
         try:
             listener = listen(self._folder, SOCKET)
         except AgentError as error:
@@ -220,7 +220,7 @@ class WrapperService:
             listener.close()
 
     def origin_of(self, pid: int) -> Origin:
-        """Return the pod and container of a process; of one in no known container, its cgroup and the one above."""
+        """Return the pod and container of a process; for an unknown container its cgroup and that cgroup's parent."""
         path = self._edges.cgroup_of(pid, self._edges.hierarchy.version)
         found = self._found(pid, path)
         if found is None:
@@ -228,7 +228,7 @@ class WrapperService:
         return Origin(self._newest().containers[found].owner.pod_uid, found)
 
     async def answer(self, peer: Peer, request: Request) -> bytes:
-        """Return an answer that does what was asked; raise Denied, Gone."""
+        """Return the answer of a successful request; raise Denied, Gone."""
         await self._passes.until(lambda: self._view is not None, UNKNOWN_SECONDS)
         if request.verb is Verb.ISOLATE:
             return accepted(await self._isolated(peer, request))
@@ -244,7 +244,7 @@ class WrapperService:
         if self._newest().state.observes:
             raise Denied("corepin only observes this node, and gives nobody CPUs: ask on another node")
         path = self._edges.cgroup_of(peer.process.pid, self._edges.hierarchy.version)
-        if peer.has_ended():  # its number may be another's
+        if peer.has_ended():  # its pid may be reused
             raise Gone("nobody waits for an answer")
         await self._passes.until_shared(path, lambda: self._is_listed(path), UNKNOWN_SECONDS)
         found = self._found(peer.process.pid, path)
@@ -256,7 +256,7 @@ class WrapperService:
         return self._view.cgroups.container_of(pid, path, self._edges.hierarchy) if self._view else None
 
     def _is_listed(self, path: str) -> bool:
-        """Return whether a container may have this cgroup; the kernel is not asked for each process."""
+        """Return whether a known container may have this cgroup, without asking the kernel for each process."""
         return self._view is not None and any(True for _ in self._view.cgroups.candidates(path))
 
     def _newest(self) -> NodeView:
@@ -265,19 +265,19 @@ class WrapperService:
         return self._view
 
     def _save(self) -> None:
-        """Save what a pass changed."""
+        """Save the changes of a pass."""
         try:
             self._saver.save()
         except OSError as error:  # retried; no process gets CPUs until it succeeds
             logger.warning("wrappers not saved", extra={"facts": {"reason": str(error)}})
 
     def _kept(self) -> Kept:
-        """Return everything that the next agent has to know."""
+        """Return the state to save for the next agent."""
         return self._reclaimer.kept(tuple(self._claims.registry), self._uses.wanted)
 
 
 def _open_more_files() -> None:
-    """Let the agent have as many descriptors as it may: each wrapper takes one."""
+    """Raise the limit of file descriptors, because each wrapper takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # fewer wrappers then
+    with suppress(OSError, ValueError):  # then fewer wrappers are served
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

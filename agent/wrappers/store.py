@@ -1,8 +1,8 @@
-"""What outlives an agent, and the file that leaves it to the next one. Of this boot alone: no process outlives it.
+"""State of the wrappers that outlives the agent, in a file for the next one.
 
-A file of lines of JSON: what is new is added to its end, so that an answer costs the same however many were given
-before. Of two lines for one process or container the later one counts. The end of a process is a line too: a claim
-without one whose process is gone is of a process that ended while no agent ran.
+It is valid in one boot only, because processes are. Lines of JSON: changes are appended, so that an answer costs the
+same however many came before. Of two lines for one process or container the later one counts. The end of a process is a
+line too: a claim without one whose process exited ended while no agent ran.
 """
 
 from __future__ import annotations
@@ -31,28 +31,31 @@ if TYPE_CHECKING:
 
 VERSION: Final = 2
 FILE: Final = "wrappers.json"  # in the state directory
-SPARE_LINES: Final = 1000  # beyond twice those that count, before the file is written anew
+SPARE_LINES: Final = 1000  # above twice the valid lines, before the file is rewritten
 REST_SECONDS: Final = 1.0  # between retries for requests after a failure, because each writes the whole file
 MOST_RECLAIMED: Final = 256  # entries of a node: 16 kB of its object
 _DAMAGES: Final = (ValueError, KeyError, TypeError, AttributeError, PinningError)
-Used = tuple["Owner", frozenset["PoolUse"]]  # which pools a container reaches beside what it owns
+Used = tuple["Owner", frozenset["PoolUse"]]  # the pools that a container uses besides its own cores
 
 
 class Kept(NamedTuple):
     """State of the wrappers of a node."""
 
-    claims: tuple[Claim, ...] = ()  # of two that have one core the later counts
-    uses: Mapping[str, Used] = {}  # of containers that were wrapped, by their ids
-    pools: Mapping[PoolUse, CPUSet] = {}  # where processes in pools that all share run
+    claims: tuple[Claim, ...] = ()  # of two with a common core the later one counts
+    uses: Mapping[str, Used] = {}  # of containers with wrappers, by id
+    pools: Mapping[PoolUse, CPUSet] = {}  # CPUs of the pools with running processes
     reclaimed: tuple[Reclaimed, ...] = ()
-    dropped: int = 0  # of these, because they were too many
-    has_ends: bool = True  # false: of an agent that did not write ends, so a claim may have ended long ago
+    dropped: int = 0  # entries dropped above the limit
+    has_ends: bool = (
+        True  # False: written by an agent that recorded no ends, so a claim may have ended long ago
+    )
 
 
 class Reclaims:
-    """A bounded list of entries. Beyond the bound the namespace with the most entries loses its oldest.
+    """Bounded list of entries.
 
-    A tenant that kills its own processes in a loop evicts its own entries alone.
+    Above the bound the namespace with the most entries loses its oldest, so that a tenant which kills its own processes
+    in a loop evicts its own entries only.
     """
 
     def __init__(self, entries: Iterable[Reclaimed] = (), dropped: int = 0) -> None:
@@ -61,11 +64,11 @@ class Reclaims:
 
     @property
     def entries(self) -> tuple[Reclaimed, ...]:
-        """The entries, the newest last."""
+        """The entries, newest last."""
         return tuple(self._entries)
 
     def add(self, entry: Reclaimed) -> None:
-        """Add an entry, and drop one where there are too many."""
+        """Add an entry, and drop one above the limit."""
         self._entries.append(entry)
         if len(self._entries) > MOST_RECLAIMED:
             counts = Counter(map(_namespace, self._entries))
@@ -80,19 +83,19 @@ def _namespace(entry: Reclaimed) -> str:
 
 
 class Store:
-    """A file that is added to, or replaced at once. Not flushed: what a power cut takes back ended with it."""
+    """A file that is appended to, or replaced atomically.
+
+    Not flushed: after a power failure the processes are gone too.
+    """
 
     def __init__(self, path: Path, boot_id: str) -> None:
         self._path = path
         self._boot_id = boot_id
-        self._end = -1  # its descriptor; none as long as this agent has not written it
+        self._end = -1  # its descriptor; -1 until this agent has written it
         self._lines = 0
 
     def add(self, texts: Iterable[str], kept: Callable[[], Kept]) -> None:
-        """Leave the texts to the next agent, which are of some of what is `kept` in all; raise OSError.
-
-        After a failure everything is left to it.
-        """
+        """Append lines for changes of `kept`; raise OSError. After a failure write all of `kept`."""
         lines = list(texts)
         if self._end < 0 or self._lines + len(lines) > SPARE_LINES:
             self.save(kept())
@@ -105,7 +108,7 @@ class Store:
         self._lines += len(lines)
 
     def save(self, kept: Kept) -> None:
-        """Leave this alone to the next agent; raise OSError."""
+        """Replace the file by this state; raise OSError."""
         self._close()
         beside = self._path.with_suffix(".new")
         beside.write_text(write(kept, self._boot_id), encoding="utf-8")
@@ -114,7 +117,7 @@ class Store:
         self._lines = -len(kept.claims) - len(kept.uses) - len(kept.pools) - len(kept.reclaimed)
 
     def load(self) -> Kept:
-        """Return what the last agent of this boot left, nothing where it left nothing that can be read."""
+        """Return the last agent's state of this boot, an empty one if it cannot be read."""
         try:
             text = self._path.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -122,7 +125,7 @@ class Store:
         return read(text, self._boot_id)
 
     def remove(self) -> None:
-        """Forget everything."""
+        """Delete the file."""
         self._close()
         self._path.unlink(missing_ok=True)
 
@@ -138,7 +141,7 @@ def _append(end: int, content: bytes) -> None:
 
 
 class Saver:
-    """Saves what is new, once for all that comes in one turn of the loop."""
+    """Saves changes, coalesced per loop iteration."""
 
     def __init__(
         self, store: Store, kept: Callable[[], Kept], clock: Callable[[], float] = time.monotonic
@@ -146,50 +149,52 @@ class Saver:
         self._store = store
         self._kept = kept
         self._clock = clock
-        self._due: list[str] = []  # what is not saved yet
-        self._failed: tuple[object, ...] = ()  # with what, if the last try did
+        self._due: list[str] = []  # unsaved lines
+        self._failed: tuple[object, ...] = ()  # the error of the last try
         self._again = 0.0  # time of the next retry for requests
-        self._saving: asyncio.Future[None] | None = None  # that which all wait for
+        self._saving: asyncio.Future[None] | None = None  # the pending save that all callers wait for
 
     def took(self, claim: Claim) -> None:
-        """Know of a claim that is new, or another one than before."""
+        """Queue a new or changed claim."""
         self._due.append(claim_text(claim))
 
     def ended(self, claim: Claim) -> None:
-        """Know of a claim that ended."""
+        """Queue the end of a claim."""
         self._due.append(end_text(claim.process))
 
     def reclaimed(self, entry: Reclaimed) -> None:
-        """Know of a CPU list whose process died without releasing it."""
+        """Queue a CPU list whose process died without releasing it."""
         self._due.append(reclaimed_text(entry))
 
     def pool(self, use: PoolUse, cpus: CPUSet) -> None:
-        """Know of a pool that processes run in, or that has other CPUs than before."""
+        """Queue a pool with a new process, or with changed CPUs."""
         self._due.append(pool_text(use, cpus))
 
     @property
     def rests(self) -> bool:
-        """Say whether the last try failed just now."""
+        """Return whether the last try failed a moment ago."""
         return bool(self._failed) and self._clock() < self._again
 
     def uses(self, container_id: str, used: Used) -> None:
-        """Know of a container that reaches more pools than before."""
+        """Queue a container with additional pools."""
         self._due.append(use_text(container_id, used))
 
     def save(self) -> None:
-        """Save now what is not saved yet; raise OSError."""
+        """Save the queue now; raise OSError."""
         if not self._due:
             return
         try:
             self._store.add(self._due, self._kept)
         except OSError as error:
-            self._due = self._due[-1:]  # the next time everything is written: a full disk fills no memory
+            self._due = self._due[
+                -1:
+            ]  # the next save writes everything, so the queue need not grow on a full disk
             self._failed, self._again = error.args, self._clock() + REST_SECONDS
             raise
         self._due, self._failed = [], ()
 
     async def saved(self) -> None:
-        """Return as soon as everything is saved that came until now; raise OSError, also for a failure just now."""
+        """Wait until everything queued so far is saved; raise OSError, also for a failure a moment ago."""
         if not self._due:
             return
         if self.rests:
@@ -211,7 +216,7 @@ class Saver:
 
 
 def write(kept: Kept, boot_id: str) -> str:
-    """Return it as text."""
+    """Encode the state."""
     head = _line({"version": VERSION, "bootID": boot_id, "ends": True, "dropped": kept.dropped})
     uses = [use_text(container, used) for container, used in kept.uses.items()]
     pools = [pool_text(use, cpus) for use, cpus in kept.pools.items()]
@@ -219,7 +224,7 @@ def write(kept: Kept, boot_id: str) -> str:
 
 
 def use_text(container_id: str, used: Used) -> str:
-    """Return the line that tells which pools a container reaches."""
+    """Encode the pools of a container."""
     owner, uses = used
     pools = [[use.pool, use.socket] for use in sorted_uses(uses)]
     return _line({"uses": container_id, "owner": list(owner), "pools": pools})
@@ -231,7 +236,7 @@ def sorted_uses(uses: Iterable[PoolUse]) -> list[PoolUse]:
 
 
 def claim_text(claim: Claim) -> str:
-    """Return the line that tells of a claim."""
+    """Encode a claim."""
     body: dict[str, Any] = {
         "process": list(claim.process),
         "container": claim.holder.id,
@@ -246,17 +251,17 @@ def claim_text(claim: Claim) -> str:
 
 
 def end_text(process: Process) -> str:
-    """Return the line that ends the claim of a process."""
+    """Encode the end of a process's claim."""
     return _line({"ended": list(process)})
 
 
 def reclaimed_text(entry: Reclaimed) -> str:
-    """Return the line of a CPU list whose process died without releasing it."""
+    """Encode a CPU list whose process died without releasing it."""
     return _line({"reclaimed": list(entry)})
 
 
 def pool_text(use: PoolUse, cpus: CPUSet) -> str:
-    """Return the line that tells which CPUs a pool has."""
+    """Encode the CPUs of a pool."""
     return _line({"pool": [use.pool, use.socket], "cpus": str(cpus)})
 
 
@@ -265,7 +270,7 @@ def _line(body: dict[str, Any]) -> str:
 
 
 class _Reader:
-    """Collects what the lines of a file say."""
+    """Collects the lines of a file."""
 
     def __init__(self, dropped: int) -> None:
         self.claims: dict[Process, Claim] = {}
@@ -274,7 +279,7 @@ class _Reader:
         self.reclaims = Reclaims(dropped=dropped)
 
     def read(self, saved: Mapping[str, Any]) -> None:
-        """Take over one line; raise one of _DAMAGES."""
+        """Parse one line; raise one of _DAMAGES."""
         if "uses" in saved:
             self.uses[str(saved["uses"])] = _read_uses(saved)
         elif "ended" in saved:
@@ -293,7 +298,7 @@ class _Reader:
 
 
 def read(text: str, boot_id: str) -> Kept:
-    """Return what `write` wrote in this boot, and what was added; nothing for everything else."""
+    """Decode what `write` wrote in this boot, with appended lines; empty for anything else."""
     first, *lines = text.split("\n")
     try:
         head = parse_json(first)
@@ -303,7 +308,7 @@ def read(text: str, boot_id: str) -> Kept:
     except _DAMAGES:
         return Kept()
     for line in lines:
-        with suppress(*_DAMAGES):  # an agent that ends in the middle of a line has not answered for it
+        with suppress(*_DAMAGES):  # an agent killed within a line has not answered that request
             reader.read(parse_json(line))
     reclaims = reader.reclaims
     return Kept(
