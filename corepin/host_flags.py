@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags with the paths of runtime, kernel and kubelet."""
     add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
-    root = "the directory that stands for the host's /, with sys and proc in it"
+    root = "directory at which the host's / is mounted, with sys and proc"
     add_flag(parser, "--sysfs-root", "DIR", root, "/")
     add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
     add_flag(parser, "--kubelet-cgroup-root", "CGROUP", "the kubelet's cgroupRoot, above kubepods", "/")
-    state = "the kubelet's cpu_manager_state, in its root directory, where its socket is too"
+    state = "the kubelet's cpu_manager_state; its podresources socket is in the same directory"
     add_flag(parser, "--kubelet-state", "FILE", state, KUBELET_STATE)
     add_flag(parser, "--debugfs", "DIR", "where the host's debugfs is mounted, if it is", DEBUGFS)
-    interrupts = "the node's own counts of interrupts, which Kubernetes masks in containers from 1.34 on"
+    interrupts = "the host's /proc/interrupts, which Kubernetes masks in containers from 1.34 on"
     add_flag(parser, "--interrupts", "FILE", interrupts, "/proc/interrupts")
-    asks = f"have the runtime ask before it makes a container; auto: {NRI_SOCKET}, as soon as it is there"
+    asks = f"NRI socket, over which the runtime asks before it creates a container; auto: {NRI_SOCKET}, as soon as it exists"
     add_flag(parser, "--nri", "auto|off|SOCKET", asks, "auto")
-    keeps = "keep the node's NodeResourceTopology, which tells a scheduler what each NUMA node has free"
+    keeps = "publish a NodeResourceTopology with the free resources of each NUMA node, for schedulers"
     add_flag(parser, "--node-topology", "on|off", keeps, "off")
 
 

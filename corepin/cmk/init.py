@@ -54,7 +54,7 @@ def add_parser(verbs: Any) -> None:
         "--topology",
         metavar="FILE|DIR",
         default="/",
-        help="the machine: JSON of lscpu, or a directory that holds a sysfs tree as / does (default: this machine)",
+        help="the machine: JSON of lscpu, or a directory that stands for /, with a copy of sys (default: this machine)",
     )
     add_pool_flags(parser)
     add_obsolete(parser, *OBSOLETE)

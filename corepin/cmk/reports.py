@@ -56,7 +56,7 @@ def add_parsers(verbs: Any) -> None:
                 "--interval",
                 metavar="TIME",
                 default="0",
-                help="show it again and again, e.g. every 30, 1.5s or 500ms, until Ctrl-C (default: 0, once)",
+                help="repeat at this interval, e.g. 30, 1.5s or 500ms, until Ctrl-C (default: 0, once)",
             )
         parser.set_defaults(cmk=run)
 

@@ -70,7 +70,7 @@ def add_parser(verbs: Any) -> None:
     )
     add_host_flags(parser)
     parser.add_argument("--apply", action="store_true", help="do it, and wait for it")
-    place = f"where the agents are (default: {AGENT_NAMESPACE})"
+    place = f"namespace of the agents (default: {AGENT_NAMESPACE})"
     parser.add_argument("--namespace", metavar="NAME", default=AGENT_NAMESPACE, help=place)
     add_obsolete(parser, *OBSOLETE)
     parser.set_defaults(cmk=run)

@@ -47,7 +47,7 @@ def add_view_flags(parser: argparse.ArgumentParser) -> None:
         "--namespace",
         metavar="NAME",
         default=AGENT_NAMESPACE,
-        help=f"with --node: where the agents write (default: {AGENT_NAMESPACE})",
+        help=f"with --node: namespace of the agents (default: {AGENT_NAMESPACE})",
     )
 
 

@@ -29,11 +29,11 @@ def read_state(path: str) -> bytes:
             connection.connect(path)
             content = b"".join(iter(lambda: connection.recv(2**16), b""))
     except PermissionError as error:
-        raise CommandFailed(f"{path}: {error.strerror}: run as root, other users may not ask") from error
+        raise CommandFailed(f"{path}: {error.strerror}: run as root, other users have no access") from error
     except OSError as error:
         raise CommandFailed(f"{path}: {error.strerror or error}: {remedy}") from error
     if not content.strip():
-        raise CommandFailed("the agent has just started and knows nothing yet: ask again in a moment")
+        raise CommandFailed("the agent has just started and has no state yet: repeat the command in a moment")
     if not content.startswith(b"{"):
         raise CommandFailed(f"{path}: what answers there is not a corepin agent")
     return content

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from agent.doctor.numa import NUMAFacts
     from published.agent_state import AgentState
 
-DESCRIPTION = "Look at what stands in the way of pinning on this machine, and say what to do about it."
+DESCRIPTION = "Find the problems that prevent pinning on this machine, each with its remedy."
 EPILOG = """\
-Nothing is changed. Without agent or Kubernetes it says what could not be looked at. Exit code: 0 nothing found,
-1 something found, 2 it could not look.
+Nothing is changed. Without agent or Kubernetes it reports what it could not check. Exit code: 0 no problem,
+1 problems found, 2 the checks failed.
 """
 SIGNS: Final = {"ok": "ok  ", "finding": "FIX ", "unknown": "?   "}
 MARGIN: Final = "      "
@@ -40,7 +40,7 @@ MARGIN: Final = "      "
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the verb to the command."""
     parser = subparsers.add_parser(
-        "doctor", help="find what stands in the way of pinning", description=DESCRIPTION, epilog=EPILOG
+        "doctor", help="find problems that prevent pinning", description=DESCRIPTION, epilog=EPILOG
     )
     add_socket_flag(parser)
     add_optional_flag(parser, "--node", "NAME", "this node in the cluster; default: as the agent says")
@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_context_flag(parser)
     add_flag(parser, "--config", "FILE", "the agent's node configuration", AGENT_CONFIG)
     add_flag(parser, "--state-dir", "DIR", "the agent's checkpoint and lock", AGENT_STATE)
-    add_flag(parser, "--seconds", "N", "how long to watch who runs on exclusive CPUs", "1")
+    add_flag(parser, "--seconds", "N", "how long to watch for foreign threads on exclusive CPUs", "1")
     noise = (
         "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits"
     )

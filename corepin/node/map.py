@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from corepin.node.node_view import NodeView
 
-DESCRIPTION = "Show every core of a node and who owns it."
+DESCRIPTION = "Show every core of a node with its owner."
 EPILOG = """\
 Without --node the agent on this machine answers over its local socket, and each container is shown with the CPUs that
 the kernel lets it use. With --node the annotations of that node are read through the kubeconfig: they hold the machine
@@ -45,7 +45,7 @@ TO_SCREEN_END: Final = "\x1b[J"
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the verb to the command."""
     parser = subparsers.add_parser(
-        "map", help="show every core of a node and who owns it", description=DESCRIPTION, epilog=EPILOG
+        "map", help="show every core of a node with its owner", description=DESCRIPTION, epilog=EPILOG
     )
     add_socket_flag(parser)
     parser.add_argument("--node", metavar="NAME", help="a node of the cluster, instead of this machine")
@@ -56,9 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def add_ways(parser: argparse._ActionsContainer) -> None:
     """Add the flags for repetition and colour."""
-    parser.add_argument(
-        "--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C"
-    )
+    parser.add_argument("--watch", action="store_true", help="redraw at each change, until Ctrl-C")
     add_output_flag(parser, "JSON")
 
 

@@ -199,14 +199,14 @@ def _troubles(state: AgentState) -> Iterator[str]:
     if not state.pods_complete:
         yield "the list of pods is incomplete: no container loses CPUs until it is complete"
     if not state.containers_complete:
-        yield "the runtime does not answer: what is shown may be old"
+        yield "the runtime does not answer: this state may be stale"
     for pod in state.pods:
         if pod.refusal:
             yield f"{pod.namespace}/{pod.name}: {pod.refusal.message}"
     for name in state.other_plugins:
         yield f"another NRI plugin ({name}) sets CPUs too: stop it, only one program may own the CPUs of a node"
     for conflict in state.conflicts:
-        cause = f"another program rewrote its CPUs {conflict.rewrites} times, and they are left so for now"
+        cause = f"another program rewrote its CPUs {conflict.rewrites} times, and the agent leaves them so for now"
         yield f"{conflict.container}: {cause}: stop that program (`corepin doctor` names candidates)"
     for name in state.failures:
         yield f"{name}: its CPUs could not be set, and the agent tries again: see its log"

@@ -27,7 +27,7 @@ def waits_of(pod: Mapping[str, Any], status: PodStatus | None) -> Iterator[str]:
     claims = read_pod(cast("Pod", pod)).claims
     if claims and status is None:
         node = pod["spec"]["nodeName"]
-        yield f"the agent of node {node}, which has said nothing of it: look whether one runs there, and at its log"
+        yield f"the agent of node {node}, which has reported nothing: check that one runs there, and read its log"
     if status and status.refusal:
         yield f"its annotations: {status.refusal.message}"
     for name, container in status.containers.items() if status else ():
@@ -38,14 +38,14 @@ def waits_of(pod: Mapping[str, Any], status: PodStatus | None) -> Iterator[str]:
 def _unscheduled(pod: Mapping[str, Any]) -> str:
     conditions = pod["status"].get("conditions") or ()
     messages = (it.get("message") for it in conditions if it["type"] == "PodScheduled")
-    return next(messages, None) or "the scheduler has said nothing yet"
+    return next(messages, None) or "the scheduler has not reported anything yet"
 
 
 def _of_container(name: str, container: Container) -> Iterator[str]:
     if container.refusal:
         yield f"CPUs for {name}: {container.refusal.message}"
     elif container.policy and not container.pinned:
-        yield f"the kernel to keep {name} on CPUs {container.cpus}"
+        yield f"the kernel to confine {name} to CPUs {container.cpus}"
     if container.drift:
         yield f"tasks of {name} that may run outside of its CPUs: the agent moves them back"
     if container.intruders:

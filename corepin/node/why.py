@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from corepin.node.pod_timeline import Timeline
 
-DESCRIPTION = "Say why a pod has the CPUs that it has, or why it waits."
+DESCRIPTION = "Show why a pod has its CPUs, or why it waits."
 EPILOG = """\
 The output is a timeline: the pod's claims, what the webhook added, the node, the agent's decision or refusal, and
 the proof read back from the kernel. The last lines say what the pod waits for. The command needs the rights to get
@@ -34,7 +34,7 @@ _STAGE: Final = len("admission")
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the verb to the command."""
     parser = subparsers.add_parser(
-        "why", help="say why a pod has its CPUs, or why it waits", description=DESCRIPTION, epilog=EPILOG
+        "why", help="show why a pod has its CPUs, or why it waits", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("pod", metavar="POD", help="the pod's name, or NAMESPACE/NAME")
     namespace = "the pod's namespace; default: that of the context"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from corepin.documents import Document
     from webhook.review.handler import Decider
 
-DESCRIPTION = "Complete pods and pod templates as the webhook would, and print them. Needs no cluster."
+DESCRIPTION = "Complete pods and pod templates like the webhook, and print them. Needs no cluster."
 EPILOG = """\
 Pods and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets,
 Jobs and CronJobs are completed; every other document is printed as it is.
@@ -32,7 +32,7 @@ def add_parser(
     """Add the verb to the command."""
     parser = subparsers.add_parser(
         "inject",
-        help="complete YAML as the webhook would",
+        help="complete YAML like the webhook",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,

@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     machine.add_argument(
         "--topology",
         metavar="FILE|DIR",
-        help="the machine: JSON of lscpu, - for standard input, or a directory that holds a sysfs tree as / does",
+        help="the machine: JSON of lscpu, - for standard input, or a directory that stands for /, with a copy of sys",
     )
     machine.add_argument(
         "--node",
@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--reserved",
         metavar="LIST",
-        help='CPUs that are never given out, e.g. "0-1,8" (default: the core of the lowest CPU that is not isolated)',
+        help='reserved CPUs, which no claim gets, e.g. "0-1,8" (default: the core of the lowest CPU that is not isolated)',
     )
     parser.add_argument("--config", metavar="FILE", help="the node's configuration, as the agent reads it")
     parser.add_argument(

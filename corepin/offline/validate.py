@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from corepin.documents import Item
     from corepin.offline.review import Judged
 
-DESCRIPTION = "Judge pods, workloads and virtual machines as the webhook would. Needs no cluster."
+DESCRIPTION = "Validate pods, workloads and virtual machines like the webhook. Needs no cluster."
 EPILOG = """\
-A pod is judged as it would be after `corepin inject`, as the API server does it.
+A pod is validated as it is after `corepin inject`, like in the cluster.
 Problems of a workload's pod template are warnings, as in the cluster. Kinds that
 corepin does not know are valid.
 
@@ -35,7 +35,7 @@ def add_parser(
     """Add the verb to the command."""
     parser = subparsers.add_parser(
         "validate",
-        help="judge YAML as the webhook would",
+        help="validate YAML like the webhook",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,

@@ -17,11 +17,11 @@ from pinning.contract import AGENT_NAMESPACE, PRODUCT
 if TYPE_CHECKING:
     import argparse
 
-DESCRIPTION = "Look at what stands in the way of pinning on a node, and say what to do about it."
+DESCRIPTION = "Find the problems that prevent pinning on a node, each with its remedy."
 EPILOG = """\
 `corepin doctor` runs in the pod of the node's agent, by `kubectl exec`. Nothing is changed. Without --node the only node
 that has an agent is meant. Only a pod of the agents' namespace whose controller is a DaemonSet there is trusted with
-the terminal and the exit code: labels like the agent's are free for all. Exit code: 0 nothing found, 1 something found,
+the terminal and the exit code: any user may set the agent's labels. Exit code: 0 no problem, 1 problems found,
 2 it could not look.
 """
 SELECTOR: Final = f"app.kubernetes.io/name={PRODUCT},app.kubernetes.io/component=agent"
@@ -31,13 +31,13 @@ CONTAINER: Final = "agent"
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the verb to the command."""
     parser = subparsers.add_parser(
-        "doctor", help="find what stands in the way of pinning", description=DESCRIPTION, epilog=EPILOG
+        "doctor", help="find problems that prevent pinning", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("--node", metavar="NAME", help="a node of the cluster")
-    place = f"where the agents are (default: {AGENT_NAMESPACE})"
+    place = f"namespace of the agents (default: {AGENT_NAMESPACE})"
     parser.add_argument("-n", "--namespace", metavar="NAME", default=AGENT_NAMESPACE, help=place)
     add_context_flag(parser)
-    seconds = "how long to watch who runs on exclusive CPUs (default: 1)"
+    seconds = "how long to watch for foreign threads on exclusive CPUs (default: 1)"
     parser.add_argument("--seconds", metavar="N", default="1", help=seconds)
     noise = (
         "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits"
@@ -78,9 +78,7 @@ def _agent_of(node: str, namespace: str, context: str | None) -> str:
     reason = (
         "none of the pods with its labels is controlled by a DaemonSet there" if found else "no such pod runs"
     )
-    remedy = (
-        f"`kubectl get pods -A -l {SELECTOR}` lists candidates, and --namespace names where the agents are"
-    )
+    remedy = f"`kubectl get pods -A -l {SELECTOR}` lists candidates, and --namespace names the namespace of the agents"
     raise CommandFailed(f"no corepin agent on node {node} in namespace {namespace} ({reason}): {remedy}")
 
 

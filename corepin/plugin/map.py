@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb to the command."""
     parser = subparsers.add_parser(
         "map",
-        help="show every core of a node and who owns it",
+        help="show every core of a node with its owner",
         description=node_map.DESCRIPTION,
         epilog=EPILOG,
     )

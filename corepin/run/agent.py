@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CONFIG = Path(AGENT_CONFIG)
 TAINTS = frozenset({"cmk", "overcommit"})
 GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})  # the webhook's too; the agent reads the first
-DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
+DESCRIPTION = "Own the CPUs of one node: pin the containers with CPU claims, and verify it in the kernel."
 EPILOG = """\
 Containers are found by the runtime's CRI socket, their cpusets in the kernel's cgroups, their pods at the API server
 (in-cluster account) or in a directory. The checkpoint below --state-dir never has to be deleted by hand. SIGTERM
@@ -55,7 +55,7 @@ def add_parser(
     add_optional_flag(
         parser, "--node", "NAME", "this node, as the API server names it; default: the host name"
     )
-    add_flag(parser, "--runtime", "cri|local", "who runs the containers", "cri")
+    add_flag(parser, "--runtime", "cri|local", "what runs the containers", "cri")
     add_host_flags(parser)
     add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
     add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", AGENT_STATE)

@@ -40,7 +40,9 @@ def add_parser(
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    issue.add_argument("--dir", required=True, metavar="D", type=Path, help="where to write; made if missing")
+    issue.add_argument(
+        "--dir", required=True, metavar="D", type=Path, help="output directory; created if missing"
+    )
     issue.add_argument(
         "--dns", nargs="+", default=[], action="extend", metavar="NAME", help="DNS names of the server"
     )
@@ -57,7 +59,7 @@ def add_parser(
     issue.add_argument(
         "--ca-days", type=_days, default=CA_DAYS, metavar="N", help=f"validity of the CA (default: {CA_DAYS})"
     )
-    issue.add_argument("--force", action="store_true", help="replace files that are there")
+    issue.add_argument("--force", action="store_true", help="replace existing files")
     return parser
 
 

@@ -44,14 +44,14 @@ def add_parser(
     parser = actions.add_parser(
         "run", help="issue and rotate the webhook's certificates", description=DESCRIPTION, epilog=EPILOG
     )
-    add_flag(parser, "--namespace", "NAME", "where Secret and Service are", "corepin-system")
+    add_flag(parser, "--namespace", "NAME", "namespace of Secret and Service", "corepin-system")
     add_flag(parser, "--secret", "NAME", "the Secret; it must exist, and may be empty", "corepin-webhook-tls")
     add_flag(parser, "--service", "NAME", "the Service that API servers call", "corepin-webhook")
     add_list_flag(
         parser,
         "--replicas",
         "HOST:PORT",
-        f"where every replica is found, e.g. a headless Service; may be repeated; default: {REPLICAS}",
+        f"address of every replica, e.g. a headless Service; may be repeated; default: {REPLICAS}",
     )
     add_list_flag(
         parser,
@@ -72,7 +72,7 @@ def add_parser(
     add_flag(parser, "--interval", "SECONDS", "the longest wait between two checks", "10")
     text = "where to serve metrics, plain HTTP; off: not served"
     add_flag(parser, "--metrics-listen", "HOST:PORT", text, ":8082")
-    parser.add_argument("--once", action="store_true", help="take the steps that can be taken now, and exit")
+    parser.add_argument("--once", action="store_true", help="take the steps that are possible now, and exit")
     return parser
 
 
@@ -151,7 +151,11 @@ def _once(rotator: Rotator) -> int:
     step = rotator.settle()
     if isinstance(step, Refuse):
         raise CommandFailed(step.reason)
-    message = f"waiting: {step.reason}" if isinstance(step, Wait) else "everything is as it should be"
+    message = (
+        f"waiting: {step.reason}"
+        if isinstance(step, Wait)
+        else "nothing to do: certificates and webhook configurations agree"
+    )
     write_out(f"{message}\n")
     return 0
 

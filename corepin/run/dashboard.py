@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         parser,
         "--allow-host",
         "NAME",
-        "a name by which a proxy asks for the page, besides localhost; may be repeated",
+        "accepted Host name of a proxy, besides localhost; may be repeated",
     )
     add_context_flag(parser)
     return parser

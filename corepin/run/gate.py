@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import argparse
     from types import FrameType
 
-DESCRIPTION = "Wait until the CPUs that the pod of this container must have are assigned to it."
+DESCRIPTION = "Wait until the agent has assigned the CPUs that this container's pod must have."
 EPILOG = """\
 The webhook adds it to pods as the init container corepin-gate (key `gate` of its configuration). It reads what the
-agent says of the pod (annotation status.corepin.io/cpus, as a file that the kubelet keeps up to date). It ends with 0
+agent's status annotation of the pod (status.corepin.io/cpus, as a file that the kubelet updates). It ends with 0
 when no claim that must fit is refused, and with 1 when one is, with the refusal as its termination message; where the
 restart policy is Never that would end the pod, so there it waits on.
 """
@@ -34,7 +34,7 @@ REFUSED: Final = 1
 POLL_SECONDS: Final = 0.2  # reading the file takes about 20 microseconds
 VERSION: Final = 1  # of the annotation
 MESSAGE_LIMIT: Final = 4096  # bytes that the kubelet keeps
-WAITING: Final = "waiting until the agent of this node says that the pod's CPUs are assigned"
+WAITING: Final = "waiting until the agent of this node has assigned the pod's CPUs"
 
 
 def add_parser(
@@ -49,8 +49,12 @@ def add_parser(
     )
     policies = ", ".join(RESTART_POLICIES)
     add_flag(parser, "--restart-policy", "POLICY", f"the pod's: one of {policies}", RESTART_POLICIES[0])
-    add_flag(parser, "--status", "FILE", "what the agent says of the pod", f"{GATE_FOLDER}/{GATE_FILE}")
-    add_flag(parser, "--termination-log", "FILE", "where to write why it ends with 1", "/dev/termination-log")
+    add_flag(
+        parser, "--status", "FILE", "file with the pod's status annotation", f"{GATE_FOLDER}/{GATE_FILE}"
+    )
+    add_flag(
+        parser, "--termination-log", "FILE", "file for the reason of exit code 1", "/dev/termination-log"
+    )
     return parser
 
 

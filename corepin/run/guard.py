@@ -20,8 +20,8 @@ EXEMPT: Final = "kube-system"
 DESCRIPTION: Final = "Hold back containers whose claims must fit until the agent has assigned their CPUs."
 EPILOG: Final = """\
 It registers with the container runtime as an NRI plugin that validates (containerd 2.2 or later), changes nothing, and
-needs no right but to reach the socket. It looks at pods with the annotation guard.corepin.io/pod: "true" alone, which the
-webhook gives to pods whose claims must fit. Where the agent only observes it lets everything pass.
+needs no right except access to the socket. It checks only pods with the annotation guard.corepin.io/pod: "true", which the
+webhook gives to pods whose claims must fit. Where the agent only observes it admits everything.
 """
 
 logger = logging.getLogger("agent.nri.guard")
@@ -33,7 +33,7 @@ def add_parser(
     """Add the verb to the command."""
     parser = subparsers.add_parser(
         "guard",
-        help="let no container start without its CPUs while the agent is away",
+        help="let no container start without its CPUs while the agent is down",
         description=DESCRIPTION,
         epilog=EPILOG,
     )
@@ -42,7 +42,7 @@ def add_parser(
     text = f"other namespaces whose pods always start; may be repeated; default: {EXEMPT}"
     add_list_flag(parser, "--exempt", "NAMESPACE,...", text)
     add_flag(parser, "--config", "FILE", "the agent's node configuration", str(CONFIG))
-    text = "the agent's directory, which says of which group of nodes this node is"
+    text = "the agent's directory, which has the group of this node"
     add_flag(parser, "--state-dir", "DIR", text, AGENT_STATE)
     add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
     add_flag(parser, "--health-listen", "HOST:PORT", "health, plain HTTP; off: not served", LISTEN)

@@ -22,8 +22,8 @@ MOST_MEBIBYTES = 1024
 DESCRIPTION = "Serve admission reviews over TLS: complete pods, and check pods and virtual machines."
 EPILOG = """\
 POST /mutate and /validate answer reviews of admission.k8s.io/v1. The plain listener has /healthz, /readyz and
-/metrics. Certificates, configuration and mutations are re-read when their bytes change; bad ones are refused, with
-the reason in the log, and those before them stay in use. SIGTERM drains: requests that have begun are answered, then it
+/metrics. Certificates, configuration and mutations are re-read when their bytes change; invalid ones are rejected, with
+the reason in the log, and the previous ones stay in use. SIGTERM drains: requests that have begun are answered, then it
 exits with 0.
 """
 
@@ -62,7 +62,7 @@ def add_parser(
     parser.add_argument(
         "--check-config",
         action="store_true",
-        help="read configuration and mutations, say what is wrong, and exit",
+        help="check configuration and mutations, report errors, and exit",
     )
     return parser
 
@@ -72,7 +72,7 @@ def _add_body_limit(parser: argparse.ArgumentParser) -> None:
         parser,
         "--body-limit",
         "MIB",
-        "largest review that is read; raise it with etcd's --max-request-bytes, 13 for each MiB of it, and the memory limit",
+        "size limit of a review; raise it by 13 for each MiB that etcd's --max-request-bytes is raised, and raise the memory limit too",
         "20",
     )
 

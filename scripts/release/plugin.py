@@ -46,7 +46,7 @@ exit 2
 """
 DESCRIPTION: Final = """\
 Shows who owns which CPU of a node on which corepin pins containers and virtual machines (map), why a pod has its
-CPUs or waits for them (why), which CPUs pods would get (plan), and what stands in the way on a node (doctor).
+CPUs or waits for them (why), which CPUs pods would get (plan), and what prevents pinning on a node (doctor).
 """
 
 

@@ -164,7 +164,9 @@ def test_pod_without_a_node_waits_for_the_scheduler() -> None:
     assert timeline_of(pod | {"status": {"conditions": [condition]}}, []).waits == (
         "a node: 0/1 nodes are available",
     )
-    assert timeline_of(pod | {"status": {}}, []).waits == ("a node: the scheduler has said nothing yet",)
+    assert timeline_of(pod | {"status": {}}, []).waits == (
+        "a node: the scheduler has not reported anything yet",
+    )
 
 
 def test_annotation_that_nobody_can_read_says_nothing() -> None:
@@ -200,7 +202,7 @@ def test_everything_that_can_be_waited_for_is_named() -> None:
 
     assert [wait.partition(":")[0].partition(",")[0] for wait in waits] == [
         "its annotations",
-        "the kernel to keep main on CPUs 1",
+        "the kernel to confine main to CPUs 1",
         "tasks of main that may run outside of its CPUs",
         "a/b/c to leave the CPUs of main",
         GATE_CONTAINER,
