@@ -82,7 +82,7 @@ class NoVirtualMachines:
     """No virtual machine is found, and threads are left alone (interface `VirtualMachines`)."""
 
     def kind(self, place: VMPlace) -> str:
-        """Return no kind."""
+        """Return an empty text, because no VMM runs."""
         return ""
 
     def count(self, place: VMPlace) -> int:

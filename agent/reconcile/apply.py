@@ -269,7 +269,10 @@ def _is_apart(record: ContainerRecord, action: Action) -> bool:
 
 
 def _is_still_to_come(record: ContainerRecord) -> bool:
-    """Return whether only the runtime can change a container: it is created, without CPUs or not yet in its cgroup."""
+    """Return whether only the runtime can change a container.
+
+    That is so for a created one without CPUs from its creation, or with a cgroup that was not read yet.
+    """
     return (
         record.seen.state is State.CREATED
         and record.cgroup is not None

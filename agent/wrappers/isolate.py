@@ -250,8 +250,9 @@ def move_process(
 
 
 def _goes_along(claim: Claim, cpus: CPUSet, container: PassedContainer) -> bool:
-    """Return whether a process uses a pool that is all of its container's CPUs: the kernel changes both together.
+    """Return whether a process uses a pool that is all of its container's CPUs.
 
-    Its children inherit its affinity, so a mask of today's CPUs would keep them there for ever.
+    The kernel changes the affinity of such a process with the cpuset. An explicit mask would be inherited by its
+    children, which then stay on the pool's present CPUs after the pool has moved.
     """
     return not claim.cpus and claim.want.socket is None and cpus == container.cpus

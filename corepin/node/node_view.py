@@ -171,7 +171,7 @@ def _proof(applied: Applied, wanted: CPUSet) -> Iterator[str]:
 
 
 def _noise(noise: Noise) -> Iterator[str]:
-    """Yield how often a container was disturbed in a second; what is not known is left out, with the reason."""
+    """Yield a container's disturbances per second, and the reason for each count that is unknown."""
     if noise.kind:
         yield f"{noise_words(noise.kind)} since {noise.since}"
     counts = {
@@ -184,7 +184,7 @@ def _noise(noise: Noise) -> Iterator[str]:
     seconds = max(noise.seconds, 1.0)
     known = [f"{count / seconds:.3g} {what}" for what, count in counts.items() if count is not None]
     if known:
-        yield f"disturbed in a second by {', '.join(known)}"
+        yield f"disturbances per second: {', '.join(known)}"
     for reason in noise.unknown:
         yield f"not counted: {reason}"
 

@@ -55,10 +55,10 @@ def homes_of(topology: Topology, devices: Iterable[Device]) -> tuple[Home, ...]:
 
 
 def homes(devices: Iterable[CPUSet]) -> tuple[Home, ...]:
-    """Return the homes of a container's devices: one if a NUMA node is near all of them, else few.
+    """Return the fewest sets of NUMA nodes, chosen greedily, that cover a container's devices.
 
-    Each of `devices` are the nodes near one device. The node near most devices that are left comes first, of equals
-    the one with the lowest number. A device without a node has no home.
+    `devices` are, for each device, the nodes near it. The node near most uncovered devices is taken first, among equals
+    the lowest. A device without a node is left out.
     """
     left, found = [nodes for nodes in devices if nodes], []
     while left:

@@ -211,7 +211,7 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
         main(["map", "--socket", path])
 
     shown = " ".join(capsys.readouterr().out.split())
-    assert "disturbed in a second by 12.5 softirqs, 1.5 ms of waiting, 0 slices of others" in shown
+    assert "disturbances per second: 12.5 softirqs, 1.5 ms of waiting, 0 slices of others" in shown
     assert "not counted: masked" in shown
     assert "interrupts of devices above the operator's limit since 2026-11-20T10:00:00Z" in shown
     assert "device interrupts" not in shown
