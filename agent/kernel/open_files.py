@@ -44,8 +44,16 @@ class OpenFiles:
         try:
             return read_line(handle)
         finally:
-            if len(self._handles) + len(self._writable) > MOST:
-                self._close(path)
+            self._limit(path)
+
+    def _limit(self, read: str) -> None:
+        """Close a file above the limit: one for writes first, because every pass reads and few write."""
+        if len(self._handles) + len(self._writable) <= MOST:
+            return
+        if self._writable:
+            os.close(self._writable.popitem()[1])
+        else:
+            self._close(read)
 
     def write(self, path: str, text: str) -> None:
         """Write a cgroup file that exists; raise Gone, or Refused with the errno in words."""

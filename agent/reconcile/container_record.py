@@ -70,7 +70,7 @@ class ContainerRecord:
     applied: CPUSet = EMPTY  # last read after a write of this agent, or found and left
     proof: Proof | None = None
     retry: Retry = field(default_factory=Retry)
-    _compared_at: tuple[object, ...] = ()
+    _compared_at: tuple[object, ...] = ()  # where it was when its tasks were last compared; empty: never
 
     @property
     def owner(self) -> Owner:
@@ -189,12 +189,8 @@ class ContainerRecord:
 
     @property
     def is_compared(self) -> bool:
-        """Say whether its tasks were compared with the CPUs that it has now."""
-        return self._compared_at == self._placement
-
-    def compares_now(self) -> None:
-        """Note that its tasks are compared with its CPUs."""
-        self._compared_at = self._placement
+        """Say whether its tasks were compared with the CPUs that it has now, and none ran outside of them."""
+        return self._compared_at == self._placement and not (self.proof and self.proof.outside)
 
     @property
     def _placement(self) -> tuple[object, ...]:
@@ -207,7 +203,7 @@ class ContainerRecord:
         """
         if self.proof is None:
             return False
-        before = self.proof
+        before, self._compared_at = self.proof, self._placement
         self.proof = replace(before, outside=outside, narrowed=narrowed, tally=tally)
         return self.proof != before
 
@@ -235,3 +231,4 @@ class ContainerRecord:
             window = self.proof.window_seconds if self.proof else None
             split = self.proof.split_seconds if self.proof else None
             self.proof = Proof(cpus, when, path, window_seconds=window, split_seconds=split)
+            self._compared_at = ()

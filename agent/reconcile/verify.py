@@ -58,7 +58,6 @@ async def prove_tasks(
 def _prove(record: ContainerRecord, cgroups: Cgroups, vm_tasks: frozenset[int]) -> bool:
     if record.proof is None or record.cgroup is None or not record.is_running:
         return False
-    record.compares_now()
     if record.split_home:
         return prove_parts(record, cgroups)
     tasks = cgroups.tasks

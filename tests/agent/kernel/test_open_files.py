@@ -65,6 +65,24 @@ def test_node_with_many_containers_keeps_a_bounded_number_open(
     assert open_count() == before
 
 
+def test_reads_come_before_writes_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are read in every pass stay open, those of a large edit make room."""
+    monkeypatch.setattr(open_files, "MOST", 4)
+    files, before = OpenFiles(), open_count()
+    paths = [tmp_path / str(number) for number in range(4)]
+    for path in paths:
+        path.write_text("0\n")
+        files.write(str(path), "1")
+    for path in paths:
+        files.read_cpus(str(path))
+    assert open_count() == before + 4
+    for path in paths:
+        path.unlink()
+        assert str(files.read_cpus(str(path))) == "1"
+    files.keep(())
+    assert open_count() == before
+
+
 def test_missing_file_is_gone(tmp_path: Path) -> None:
     """A write creates no file."""
     with pytest.raises(Gone):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.errors import Unavailable
+from agent.errors import Refused, Unavailable
 from agent.interfaces import StrayTasks
+from agent.node_state import Path
 from agent.reconcile.reconciler import Settings
+from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
@@ -57,6 +59,53 @@ def test_only_moved_containers_are_compared_between_sweeps(node: FakeNode) -> No
     assert looks == []
     sweep(node)
     assert len(looks) == len(node.containers)
+
+
+def look_between_sweeps(node: FakeNode) -> None:
+    """Let the agent look at the tasks of moved containers."""
+    node.runner.run(node.agent.reconciler.sweep(lambda: False, only_moved=True))
+
+
+def test_failed_comparison_is_repeated_before_the_next_sweep(node: FakeNode) -> None:
+    """Tasks that could not be read are not known to be inside, so the container stays to be compared."""
+    owner, _ = pinned_pair(node)
+    cgroup = node.cgroup(owner)
+    node.cgroups.stray_tasks = refused  # type: ignore[assignment]
+    look_between_sweeps(node)
+    del node.cgroups.stray_tasks
+    node.cgroups.strays[cgroup] = StrayTasks(outside=(13,))
+    look_between_sweeps(node)
+
+    assert container(node.run(), "a").proof.outside == 1
+
+
+def refused(cgroup: str, _: object) -> StrayTasks:
+    """Fail as a kernel that does not list the tasks."""
+    raise Refused(f"{cgroup}: EIO")
+
+
+def test_end_of_a_drift_is_seen_before_the_next_sweep(node: FakeNode) -> None:
+    """A container with tasks outside is compared after each pass until none is."""
+    owner, _ = pinned_pair(node)
+    cgroup = node.cgroup(owner)
+    node.cgroups.strays[cgroup] = StrayTasks(outside=(13,))
+    look_between_sweeps(node)
+    del node.cgroups.strays[cgroup]
+    look_between_sweeps(node)
+
+    assert container(node.run(), "a").proof.outside == 0
+
+
+def test_container_that_was_moved_away_and_back_is_compared_again(node: FakeNode) -> None:
+    """A proof that begins anew says nothing of the tasks yet, also on CPUs that were compared before."""
+    owner, _ = pinned_pair(node)
+    look_between_sweeps(node)
+    record = node.agent.reconciler.observer.records[owner]
+    assert record.is_compared
+    for cpus in (CPUSet.parse("2"), record.wanted):
+        record.wrote(cpus, "later", Path.CGROUP)
+
+    assert not record.is_compared
 
 
 def test_first_process_that_starts_narrower_is_widened_once(node: FakeNode) -> None:
