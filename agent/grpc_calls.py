@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from google.protobuf.message import DecodeError
 
 from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable
-from agent.http2 import Broken, Exchange, connected
+from agent.http2 import Broken, Connections, Exchange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -45,12 +45,14 @@ _SKIPPED_AT_ONCE: Final = 64 * 2**10
 
 
 class Calls:
-    """A service behind a socket. Each call connects anew, so a restart of the other side is no matter."""
+    """A service behind a socket, which may restart between two calls. Calls must be idempotent."""
 
     def __init__(self, socket: Path, service: str, timeout_seconds: float) -> None:
         self.socket = socket
         self._service = service
         self._timeout_seconds = timeout_seconds
+        self._connections = Connections(socket)
+        self.lasting = self._connections.lasting
 
     async def ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
         """Return the answer of a method; raise Unavailable, TooLarge, Gone or Refused."""
@@ -84,8 +86,8 @@ class Calls:
         """Send a request, and translate what goes wrong until its answer is read."""
         content = request.SerializeToString()
         try:
-            async with asyncio.timeout(timeout_seconds), connected(self.socket) as exchange:
-                await exchange.send(self._headers(method, timeout_seconds), _prefixed(content))
+            asked = self._connections.asked(self._headers(method, timeout_seconds), _prefixed(content))
+            async with asyncio.timeout(timeout_seconds), asked as exchange:
                 yield exchange
         except TimeoutError as error:
             raise self._translated(

@@ -1,14 +1,14 @@
-"""One HTTP/2 request over a unix socket and its answer, read piece by piece, with the library h2.
+"""HTTP/2 requests over a unix socket and their answers, read piece by piece, with the library h2.
 
 grpcio holds each message three times while it receives it, 47 MiB for a list of 16 MiB, and takes 17 MiB itself. Here
-a window of it is in memory. Each request has a connection of its own, so a caller that reads slowly delays no other one.
+a window of it is in memory. A connection carries one request at a time, so a caller that reads slowly delays no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from h2.config import H2Configuration
@@ -26,14 +26,17 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
     from pathlib import Path
 
-_STREAM: Final = 1
 _REQUEST_BYTES: Final = 16384  # of one frame, which every server takes
 _READ_BYTES: Final = 16 * 2**10  # at once: h2 takes 13 ms to parse as many bytes of empty frames
 _WINDOW: Final = 256 * 2**10  # bytes that the peer may send before they are read
 _INITIAL_WINDOW: Final = 65535  # of a connection; only an update changes it
+_MOST_REQUESTS: Final = 1000  # of one connection: h2 remembers each
+_CONFIGURATION: Final = H2Configuration(  # requests have only headers of ours, answers are validated
+    client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
+)
 _SETTINGS: Final = {
     SettingCodes.ENABLE_PUSH: 0,
     SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW,
@@ -45,26 +48,89 @@ class Broken(Exception):
     """The connection ended early, or is not HTTP/2."""
 
 
-class Exchange:
-    """A request and its answer. `headers` includes the trailers after the end of the data."""
+class Connection:
+    """A connection that carries one request after the other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._protocol = H2Connection(H2Configuration(client_side=True, header_encoding=None))
+        self._protocol = H2Connection(_CONFIGURATION)
         self._protocol.local_settings = Settings(client=True, initial_values=_SETTINGS)
+        self._protocol.initiate_connection()
+        self._protocol.increment_flow_control_window(_WINDOW - _INITIAL_WINDOW)
+        self._requests = 0
+        self._is_busy = False  # a request was sent, and its answer has not ended
+        self._is_fresh = False  # nothing arrived since the request
+
+    def takes(self, body: bytes) -> bool:
+        """Say whether a further request may be sent: the last answer was read to its end, and no end is known."""
+        is_open = not (self._reader.at_eof() or self._writer.is_closing())
+        has_room = (
+            self._requests < _MOST_REQUESTS and len(body) <= self._protocol.outbound_flow_control_window
+        )
+        return is_open and has_room and not self._is_busy
+
+    async def send(self, headers: Iterable[tuple[str, str]], body: bytes) -> Exchange:
+        """Send a request whose body fits into one frame; raise Broken and OSError."""
+        if len(body) > _REQUEST_BYTES:
+            raise ValueError(f"a request of {len(body)} bytes, at most {_REQUEST_BYTES} are sent")
+        self._is_busy = True
+        self._requests += 1
+        try:
+            stream = self._protocol.get_next_available_stream_id()
+            self._protocol.send_headers(stream, headers)
+            self._protocol.send_data(stream, body, end_stream=True)
+        except H2Error as error:
+            raise Broken(f"the connection takes no further request: {error}") from error
+        await self.write()
+        self._is_fresh = True
+        return Exchange(self, stream)
+
+    async def receive(self) -> list[Event]:
+        """Wait for the peer, and return what it sent; raise Broken and OSError."""
+        if not self._is_fresh:  # a read that need not wait does not yield to the loop
+            await asyncio.sleep(0)
+        self._is_fresh = False
+        received = await self._reader.read(_READ_BYTES)
+        if not received:
+            raise Broken("the connection was closed")
+        try:
+            return self._protocol.receive_data(received)
+        except H2Error as error:
+            raise Broken(f"what was sent is not HTTP/2: {error}") from error
+
+    def took(self, size: int, stream: int) -> None:
+        """Let the peer send as many bytes more."""
+        self._protocol.acknowledge_received_data(size, stream)
+
+    def ended(self) -> None:
+        """Note that the answer has arrived."""
+        self._is_busy = False
+
+    async def write(self) -> None:
+        """Send pending protocol frames; wait for a server that does not read."""
+        if waiting := self._protocol.data_to_send():
+            self._writer.write(waiting)
+            await self._writer.drain()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._writer.close()
+
+
+class Exchange:
+    """A request and its answer. `headers` includes the trailers after the end of the data."""
+
+    def __init__(self, connection: Connection, stream: int) -> None:
+        self._connection = connection
+        self._stream = stream
         self._pieces: deque[memoryview] = deque()
         self._is_over = False
         self.headers: dict[str, str] = {}
 
-    async def send(self, headers: Iterable[tuple[str, str]], body: bytes) -> None:
-        """Send a request whose body fits into one frame; raise OSError."""
-        if len(body) > _REQUEST_BYTES:
-            raise ValueError(f"a request of {len(body)} bytes, at most {_REQUEST_BYTES} are sent")
-        self._protocol.initiate_connection()
-        self._protocol.increment_flow_control_window(_WINDOW - _INITIAL_WINDOW)
-        self._protocol.send_headers(_STREAM, headers)
-        self._protocol.send_data(_STREAM, body, end_stream=True)
-        await self._write()
+    async def begin(self) -> None:
+        """Wait until the answer begins; raise Broken and OSError."""
+        while not (self.headers or self._is_over):
+            await self._receive()
 
     async def read(self, size: int) -> bytearray:
         """Return the next bytes of the answer; raise Broken at an early end, and OSError."""
@@ -94,52 +160,111 @@ class Exchange:
         while not self._pieces:
             if self._is_over:
                 return None
-            await asyncio.sleep(0)  # a read that need not wait does not yield to the loop
-            received = await self._reader.read(_READ_BYTES)
-            if not received:
-                raise Broken("the connection was closed")
-            self._take(received)
-            await self._write()
+            await self._receive()
         return self._pieces.popleft()
 
-    def _take(self, received: bytes) -> None:
-        """Process received bytes; data is buffered until it is read, up to the window."""
-        try:
-            for event in self._protocol.receive_data(received):
-                self._happened(event)
-        except H2Error as error:
-            raise Broken(f"what was sent is not HTTP/2: {error}") from error
+    async def _receive(self) -> None:
+        """Process what arrives; data is buffered until it is read, up to the window.
+
+        Frames that answer the peer are sent before more is waited for; behind an answer they go with the next request.
+        """
+        for event in await self._connection.receive():
+            self._happened(event)
+        if not self._is_over:
+            await self._connection.write()
 
     def _happened(self, event: Event) -> None:
         match event:
-            case DataReceived(data=data, flow_controlled_length=size):
+            case DataReceived(data=data, flow_controlled_length=size, stream_id=self._stream):
                 if data:
                     self._pieces.append(memoryview(data))
-                self._protocol.acknowledge_received_data(size, _STREAM)
+                self._connection.took(size, self._stream)
             case ResponseReceived(headers=headers) | TrailersReceived(headers=headers):
                 self.headers.update((_text(name), _text(value)) for name, value in headers)
-            case StreamEnded():
+            case StreamEnded(stream_id=self._stream):
                 self._is_over = True
-            case StreamReset(error_code=code):
+                self._connection.ended()
+            case StreamReset(error_code=code, stream_id=self._stream):
                 raise Broken(f"the request was reset with error {code}")
             case ConnectionTerminated(error_code=code) if not self._is_over:
                 raise Broken(f"the connection was ended with error {code}")
 
-    async def _write(self) -> None:
-        """Send pending protocol frames; wait for a server that does not read."""
-        if waiting := self._protocol.data_to_send():
-            self._writer.write(waiting)
-            await self._writer.drain()
+
+class Connections:
+    """The connections to a socket: one for each request, or inside of `lasting` one for those that follow each other.
+
+    A connection that lasts is left when its socket is replaced. A request that it carries and that nothing answers is
+    sent once more over a new one, because the server may have restarted: requests must be idempotent.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._lasts = False
+        self._idle: Connection | None = None
+        self._identity: tuple[int, ...] = ()  # of the socket to which the idle connection leads
+
+    @contextmanager
+    def lasting(self) -> Iterator[None]:
+        """Keep a connection open between requests until the block ends."""
+        self._lasts = True
+        try:
+            yield
+        finally:
+            self._lasts = False
+            if self._idle:
+                self._idle.close()
+            self._idle = None
+
+    @asynccontextmanager
+    async def asked(self, headers: Sequence[tuple[str, str]], body: bytes) -> AsyncIterator[Exchange]:
+        """Send a request, and yield its answer once that begins; raise Broken and OSError."""
+        identity = self._identity_now()
+        connection = self._take(identity, body)
+        try:
+            exchange = await _begun(connection, headers, body) if connection else None
+            if exchange is None:
+                connection = await _connected(self._socket)
+                exchange = await connection.send(headers, body)
+            yield exchange
+        finally:
+            if connection:
+                self._release(connection, identity)
+
+    def _take(self, identity: tuple[int, ...], body: bytes) -> Connection | None:
+        """Return the idle connection if it leads to the socket of now and takes a request."""
+        connection, self._idle = self._idle, None
+        if connection is None or (identity == self._identity and connection.takes(body)):
+            return connection
+        connection.close()
+        return None
+
+    def _release(self, connection: Connection, identity: tuple[int, ...]) -> None:
+        """Keep a connection for the next request, or close it."""
+        if self._lasts and self._idle is None and connection.takes(b""):
+            self._idle, self._identity = connection, identity
+        else:
+            connection.close()
+
+    def _identity_now(self) -> tuple[int, ...]:
+        if not self._lasts:
+            return ()
+        found = self._socket.stat()
+        return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
-@asynccontextmanager
-async def connected(socket: Path) -> AsyncIterator[Exchange]:
-    """Connect for one request and disconnect at the end of the block; raise OSError."""
-    reader, writer = await asyncio.open_unix_connection(socket)
+async def _connected(socket: Path) -> Connection:
+    return Connection(*await asyncio.open_unix_connection(socket))
+
+
+async def _begun(connection: Connection, headers: Sequence[tuple[str, str]], body: bytes) -> Exchange | None:
+    """Send a request over a connection that was idle; return None, and close it, if it ends before an answer begins."""
     try:
-        yield Exchange(reader, writer)
-    finally:
-        writer.close()
+        exchange = await connection.send(headers, body)
+        await exchange.begin()
+    except (OSError, Broken):
+        connection.close()
+        return None
+    return exchange
 
 
 def _text(value: bytes | str) -> str:

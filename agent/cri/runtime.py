@@ -188,7 +188,14 @@ class CRI:
         return await largest_environments(self._calls, self._lists, self._statuses)
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever containers may have changed, until cancelled; reconnect after errors."""
+        """Call `changed` whenever containers may have changed, until cancelled; reconnect after errors.
+
+        All calls use one connection as long as this runs, except those at the same time.
+        """
+        with self._calls.lasting():
+            await self._watch(changed)
+
+    async def _watch(self, changed: Callable[[], None]) -> None:
         backoff = Backoff(first=self._poll_seconds / 4, longest=self._poll_seconds * 5)
         while True:
             try:

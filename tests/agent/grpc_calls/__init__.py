@@ -1,0 +1,1 @@
+"""Tests of gRPC over a unix socket."""
