@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from agent.group_start import ConfigFiles
     from apiserver.client import Api
 
-WRITE_SECONDS: Final = (
-    60.0  # between repeated writes of the condition, which another program may have changed
-)
+# between repeated writes of the condition, which another program may have changed
+WRITE_SECONDS: Final = 60.0
 
 logger = logging.getLogger(__name__)
 

@@ -311,9 +311,8 @@ class HeldCPUs(NamedTuple):
     """A container's CPUs on a node where another program allocates them."""
 
     cpus: CPUSet
-    is_exclusive: (
-        bool | None
-    )  # whether that program reports them as exclusive; None: unknown, this is the cpuset
+    # whether that program reports them as exclusive; None: unknown, this is the cpuset
+    is_exclusive: bool | None
 
 
 class ObservedCPUs(Protocol):

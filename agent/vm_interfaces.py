@@ -46,9 +46,8 @@ class VMPinned(NamedTuple):
 
     seen: VMSeen  # as read back
     refused: frozenset[Role] = frozenset()  # roles of threads whose mask the kernel refused
-    is_settled: bool = (
-        True  # False: new threads appear faster than they are pinned; some may run on other CPUs
-    )
+    # False: new threads appear faster than they are pinned; some may run on other CPUs
+    is_settled: bool = True
 
 
 class BootScope(NamedTuple):

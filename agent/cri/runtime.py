@@ -37,12 +37,10 @@ SERVICE: Final = "runtime.v1.RuntimeService"
 _UPDATES_AT_ONCE: Final = 2  # a third makes containerd no faster and delays the kubelet's calls
 _STATUSES_AT_ONCE: Final = 1  # a status carries the container's environment, up to 16 MiB
 _POLLS_WITH_EVENTS: Final = 10  # poll this many times less often while the event stream works
-_EVENT_BYTES: Final = (
-    2**20
-)  # room for a pod's status; a larger event is skipped, and the next poll finds the change
-_POLLS_WITHOUT_MACHINES: Final = (
-    10  # list VMs this many times less often on nodes without any, which most are
-)
+# room for a pod's status; a larger event is skipped, and the next poll finds the change
+_EVENT_BYTES: Final = 2**20
+# list VMs this many times less often on nodes without any, which most are
+_POLLS_WITHOUT_MACHINES: Final = 10
 _SHARED_EVENTS: Final = "containerd 1."  # 1.7 sends each event to one client only, so the kubelet would miss those that the agent takes
 
 
@@ -78,9 +76,8 @@ class CRI:
         """Return every created, running or exited container; raise Unavailable instead of an incomplete list."""
         self._followed.begin()
         listed = await self._lists.containers()
-        sandboxes = (
-            await self._lists.sandboxes()
-        )  # listed after the containers, so that each one's sandbox is included
+        # listed after the containers, so that each one's sandbox is included
+        sandboxes = await self._lists.sandboxes()
         self._followed.listed(listed, sandboxes)
         return await self._described(listed, sandboxes)
 

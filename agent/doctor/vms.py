@@ -23,9 +23,8 @@ class VMFacts(NamedTuple):
     has_kvm: bool = False  # the kernel can run virtual machines
     has_debugfs: bool = False  # its debugfs folder is readable
     may_probe: bool = False  # the user may trace other processes
-    kubelet_silence: str | None = (
-        None  # why the kubelet does not report the CPUs it assigned; "": it does; None: not asked
-    )
+    # why the kubelet does not report the CPUs it assigned; "": it does; None: not asked
+    kubelet_silence: str | None = None
     labels: Mapping[str, str] | None = None  # of the node; None: unknown
 
 

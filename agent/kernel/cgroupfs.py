@@ -25,12 +25,10 @@ DEFAULT_ROOT: Final = Path("/sys/fs/cgroup")
 CPUS: Final = "cpuset.cpus"
 MEMS: Final = "cpuset.mems"
 PROCS: Final = "cgroup.procs"
-_GONE: Final = frozenset(
-    {errno.ENOENT, errno.ENODEV, errno.ENOTDIR}
-)  # ENODEV: removed while the file was open
-_NO_SUBFOLDERS: Final = (
-    2  # link count of a folder without subfolders; file systems that do not count links report 1
-)
+# ENODEV: removed while the file was open
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
+# link count of a folder without subfolders; file systems that do not count links report 1
+_NO_SUBFOLDERS: Final = 2
 CHUNK: Final = 65536  # bytes: more than most cgroups' task lists
 _ONLINE: Final = "choose CPUs that are online"
 _REASONS: Final = {  # errno to reason and remedy
@@ -141,9 +139,8 @@ def parsed(line: bytes) -> CPUSet:
 def write_text(path: Path | str, text: str) -> None:
     """Write a cgroup file that exists; raise Gone, or Refused with the meaning of the errno."""
     try:
-        file = os.open(
-            path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
-        )  # never O_CREAT: cgroupfs answers EACCES
+        # never O_CREAT: cgroupfs answers EACCES
+        file = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(file, text.encode("ascii"))
         finally:

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from agent.local.process import Process
     from agent.local.spec import Ended
 
-ID: Final = (
-    "COREPIN_LOCAL_ID"  # in the environment of every process: the next agent knows the container by it
-)
+# in the environment of every process: the next agent knows the container by it
+ID: Final = "COREPIN_LOCAL_ID"
 
 
 @dataclass(slots=True, eq=False)

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from pinning.pods.types import Pod
 
-SETTLE_SECONDS: Final = (
-    0.5  # what changed less long ago may still be written, unless the kernel says it is not
-)
+# what changed less long ago may still be written, unless the kernel says it is not
+SETTLE_SECONDS: Final = 0.5
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _TEMPORARY: Final = (".", "#", "~")  # first letters of files that editors put beside
 

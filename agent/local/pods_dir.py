@@ -76,9 +76,8 @@ class PodsDir:
     def look(self, closed: Collection[str] = ()) -> bool:
         """Read what changed in the folder; say whether other pods are shown. `closed` files are read at once."""
         before = (self._pods, self.complete)
-        self.complete = self._files.read(
-            closed
-        )  # else no pod counts as deleted, because the folder cannot be read
+        # else no pod counts as deleted, because the folder cannot be read
+        self.complete = self._files.read(closed)
         if self.complete:
             self._show()
         self._log_problems()

@@ -66,9 +66,8 @@ class Plugin:
         self._in_vm = in_vm
         self._clock = clock
         self._put = put
-        self.unsettled: set[str] = (
-            set()
-        )  # with threads that started faster than they were moved, until a pass moves them
+        # with threads that started faster than they were moved, until a pass moves them
+        self.unsettled: set[str] = set()
         self._unseen: dict[str, StartedContainer] = {}  # created by older tables and not seen by a pass yet
         self._judged: StartTable | None = None  # the table for which `_unseen` was checked
         self._in_the_way = EMPTY

@@ -38,9 +38,8 @@ class Noise:
     interrupts: Table  # of devices and of the kernel, most frequent first
     softirqs: Table
     waited: Mapping[str, Waited] = field(default_factory=dict)  # by namespace/pod/container
-    managed: frozenset[str] = (
-        frozenset()
-    )  # interrupts whose affinity the kernel does not let anyone write, where it shows that (Linux 6.12)
+    # interrupts whose affinity the kernel does not let anyone write, where it shows that (Linux 6.12)
+    managed: frozenset[str] = frozenset()
 
 
 def measure(

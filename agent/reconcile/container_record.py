@@ -57,9 +57,8 @@ class ContainerRecord:
     mems: CPUSet = EMPTY  # NUMA nodes for its memory if it starts now; empty: unbound
     sent_mems: CPUSet = EMPTY  # the last ones that the runtime accepted
     memory: CPUSet = EMPTY  # NUMA nodes that it may allocate memory from, if read from the kernel
-    sent: CPUSet = (
-        EMPTY  # the last CPUs that the runtime accepted; the only evidence if its cgroup cannot be read
-    )
+    # the last CPUs that the runtime accepted; the only evidence if its cgroup cannot be read
+    sent: CPUSet = EMPTY
     born: CPUSet = EMPTY  # its CPUs at creation, over NRI
     was_seen_so: bool = False  # the kernel confirmed its CPUs at creation
     is_owner: bool = False  # the last plan gives it exclusive CPUs

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from agent.interfaces import PodSource
     from pinning.pods.types import Pod
 
-PAUSE_SECONDS: Final = (
-    0.2  # between two requests, so that a node full of unknown pods does not overload the API server
-)
+# between two requests, so that a node full of unknown pods does not overload the API server
+PAUSE_SECONDS: Final = 0.2
 AGAIN_SECONDS: Final = 30.0  # between two requests of found pods that the watch has not shown
 Name = tuple[str, str]  # namespace and name
 

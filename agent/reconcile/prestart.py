@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.observed import Owner
 
-FIRST_PAUSE: Final = (
-    0.002  # doubled each time: a process that appears after t stays the runtime's for more than t
-)
+# doubled each time: a process that appears after t stays the runtime's for more than t
+FIRST_PAUSE: Final = 0.002
 LONGEST_PAUSE: Final = 0.1
 GIVE_UP_SECONDS: Final = 30.0
-KEPT_SECONDS: Final = (
-    60.0  # an entry that was not requested by then belongs to a container that was never listed
-)
+# an entry that was not requested by then belongs to a container that was never listed
+KEPT_SECONDS: Final = 60.0
 
 
 class Right(NamedTuple):

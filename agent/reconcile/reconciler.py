@@ -71,9 +71,8 @@ class Settings:
     node: str
     config: NodeConfig
     kubelet_state: Path | None = None  # the kubelet's cpu_manager_state
-    kubelet_policy: KubeletPolicy = (
-        KubeletPolicy.UNKNOWN
-    )  # the policy at start, if the state file does not name it
+    # the policy at start, if the state file does not name it
+    kubelet_policy: KubeletPolicy = KubeletPolicy.UNKNOWN
     memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # the same for its Memory Manager
     group: str = ""  # of nodes, for which the configuration is; empty: none
 
@@ -185,9 +184,8 @@ class Reconciler:
         kubelet = self._settings.kubelet_now()
         config, plan = self._plan(observed, kubelet)
         if not self.observer.is_listed and (plan.actions or plan.ledger != self._ledger):
-            observed = await self.observer.observe(
-                anew=True
-            )  # without a full listing no container is moved or freed
+            # without a full listing no container is moved or freed
+            observed = await self.observer.observe(anew=True)
             self._watched.follow()
             config, plan = self._plan(observed, kubelet)
         self.observer.note_held(self._ledger)

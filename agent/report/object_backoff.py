@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 BETWEEN_SECONDS: Final = 5.0
 FIRST_SECONDS: Final = 5.0
 LONGEST_SECONDS: Final = 300.0
-LONGEST_FAILURE: Final = (
-    30.0  # longest wait after a failure that is no refusal, because it may end at any time
-)
+# longest wait after a failure that is no refusal, because it may end at any time
+LONGEST_FAILURE: Final = 30.0
 FAILURES: Final = 2  # consecutive, of objects that did not fail before: then the API server itself fails
 
 

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 REQUEST_SECONDS: Final = 5.0
 HEAD_LIMIT: Final = 8192  # bytes of a request; probes and Prometheus send a few hundred
-SENT_AT_ONCE: Final = (
-    2**16
-)  # bytes per write: asyncio copies unsent data, so a slow client costs twice this and not the whole body
+# bytes per write: asyncio copies unsent data, so a slow client costs twice this and not the whole body
+SENT_AT_ONCE: Final = 2**16
 STARTING: Final = "starting: pods and containers are not listed yet"
 TEXT: Final = "text/plain; charset=utf-8"
 

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 BOUND: Final = Bound(rounds=8, listed=MOST_THREADS)  # the next poll finds threads that started since
 OVERHEADS: Final = ("/kata_overhead", "/kata.slice/kata-overhead.slice")
-_UID: Final = re.compile(
-    r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}"
-)  # users may write it for static pods, so it must not become a path
+# users may write it for static pods, so it must not become a path
+_UID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 _QOS: Final = re.compile(r"(?:.*-)?(?:burstable|besteffort)(?:\.slice)?")
 _SLICE: Final = ".slice"
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # per second

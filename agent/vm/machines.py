@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from pinning.planning.vm_masks import VMMasks
     from pinning.planning.vm_threads import VMM, GuestShape, VMThread, VMThreads
 
-NODE_SECONDS: Final = (
-    2.0  # how long shared reads are reused: a sweep of all machines may take seconds on a busy node
-)
+# how long shared reads are reused: a sweep of all machines may take seconds on a busy node
+NODE_SECONDS: Final = 2.0
 # Backoff of the search for a sandbox among all processes of the node, because the machines of some runtimes are on
 # another node.
 MISSING_SECONDS: Final = 0.5

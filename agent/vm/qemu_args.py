@@ -29,9 +29,8 @@ _FIRST: Final = {
     "machine": "type",
     "M": "type",
 }  # default key of a value without one
-_TAKEN: Final = frozenset(
-    {"object", "device", "append", *_FIRST}
-)  # -append: its value may look like an option
+# -append: its value may look like an option
+_TAKEN: Final = frozenset({"object", "device", "append", *_FIRST})
 _VERSION: Final = re.compile(
     r"(?:pc|pc-q35|pc-i440fx|virt|s390-ccw-virtio|pseries)-([0-9]{1,2})\.([0-9]{1,2})"
 )

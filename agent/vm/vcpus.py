@@ -29,9 +29,8 @@ class Answer(NamedTuple):
     by: ToldBy
     indexes: Mapping[int, int]  # thread to index
     reason: str = ""
-    kvm_vcpus: int = (
-        0  # vCPUs that KVM created, if another source names them; includes unplugged ones. 0: unknown
-    )
+    # vCPUs that KVM created, if another source names them; includes unplugged ones. 0: unknown
+    kvm_vcpus: int = 0
 
 
 def identify_vcpus(

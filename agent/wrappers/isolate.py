@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
 
 READY_SECONDS: Final = 10.0  # for each step: the container gets its CPUs, and the kernel confirms them
-BOUND: Final = Bound(
-    rounds=8, listed=4096
-)  # a process may start threads while it is pinned; a shim starts none
+# a process may start threads while it is pinned; a shim starts none
+BOUND: Final = Bound(rounds=8, listed=4096)
 ONCE: Final = Bound(rounds=1, listed=16_384)
 
 logger = logging.getLogger(__name__)

@@ -70,9 +70,8 @@ class Listener:
         beside = f".{self._name}.{secrets.token_hex(8)}"
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            made.bind(
-                f"/proc/self/fd/{self._folder}/{beside}"
-            )  # supports paths of any length, and stays in this directory
+            # supports paths of any length, and stays in this directory
+            made.bind(f"/proc/self/fd/{self._folder}/{beside}")
             inode = self._open_to_all(beside)
             made.listen(BACKLOG)
             os.rename(beside, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)

@@ -46,9 +46,8 @@ class Kept(NamedTuple):
     pools: Mapping[PoolUse, CPUSet] = {}  # CPUs of the pools with running processes
     reclaimed: tuple[Reclaimed, ...] = ()
     dropped: int = 0  # entries dropped above the limit
-    has_ends: bool = (
-        True  # False: written by an agent that recorded no ends, so a claim may have ended long ago
-    )
+    # False: written by an agent that recorded no ends, so a claim may have ended long ago
+    has_ends: bool = True
 
 
 class Reclaims:

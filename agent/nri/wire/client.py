@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 FIRST_WAIT: Final = 0.1  # seconds
 LONGEST_WAIT: Final = 2.0  # short, because containers start unpinned until then and a connection is cheap
-REFUSED_WAIT: Final = (
-    60.0  # only another runtime accepts events that this one refused, and each try is logged
-)
+# only another runtime accepts events that this one refused, and each try is logged
+REFUSED_WAIT: Final = 60.0
 NOT_LISTED_WAIT: Final = 4.0  # at first: a race with a restart is over by then
 LONGEST_NOT_LISTED_WAIT: Final = 60.0  # also at first, if the runtime has crashed
 CRASHED: Final = "it has crashed by that"
