@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _NO_CGROUP: Final = "its threads are not known: it does not run, or runs in a virtual machine"
 
-Listed: TypeAlias = "Sequence[int] | str"
 Read: TypeAlias = Threads | str
 
 

@@ -87,10 +87,6 @@ class Registry:
         """Return the claim of a process."""
         return self._claims.get(process)
 
-    def of_container(self, container_id: str) -> tuple[Claim, ...]:
-        """Return the claims in one container."""
-        return tuple(self._containers.get(container_id, {}).values())
-
     def choose(self, process: Process, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
         """Choose CPUs from the container's cores `own` for a request; raise Denied.
 

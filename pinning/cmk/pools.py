@@ -25,7 +25,6 @@ NON_ISOLCPUS: Final = "exclusive-non-isolcpus"
 INFRA: Final = "infra"
 SHARED: Final = "shared"
 EXCLUSIVE_POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS)
-POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS, INFRA, SHARED)
 
 INIT: Final = 1  # always exists, and a tool that takes it for a task cannot kill it
 Lists = dict[int, dict[str, list[int]]]  # by socket: CPU list, and the host pids that hold it
