@@ -53,7 +53,7 @@ def measure_once(
 ) -> dict[str, list[float]]:
     """Run the application once; return its times. Its CPUs must be those of its policy before they count."""
     result = folder / f"{name}.json"
-    program = str(Path(__file__).with_name("benefit_probe.py"))
+    program = str(Path(__file__).with_name("probe.py"))
     agent.put(pod(name, [sys.executable, program, str(result), str(seconds)], policy, "1"))
     agent.until(f"{name} runs", lambda: agent.seen(name) is not None)
     time.sleep(0.5)

@@ -1,0 +1,1 @@
+"""What an application gains by a CPU of its own."""
