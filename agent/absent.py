@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from agent.vm_interfaces import BootScope, ConfinedBoot, VMPinned, VMPlace
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
+    from pinning.machine.near import Device
+    from pinning.planning.observed import Observed
     from pinning.planning.quota import Bandwidth
     from pinning.planning.start_table import StartTable
     from pinning.planning.vm_masks import VMMasks, VMSeen
@@ -143,4 +145,28 @@ class NoWrappers:
         """Drop nothing."""
 
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
+        """Return at once."""
+
+
+class NoDevices:
+    """No kubelet gives devices to containers, or they do not count (interface `Devices`)."""
+
+    def known(self) -> Mapping[Owner, tuple[Device, ...]]:
+        """Return no devices."""
+        return {}
+
+    def unknown(self) -> Mapping[Owner, str]:
+        """Return no containers."""
+        return {}
+
+    def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
+        """Forget what a checkpoint has."""
+
+    def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
+        """Look for nothing."""
+
+    def sandbox_started(self, uid: str) -> None:
+        """Note nothing."""
+
+    async def run(self, request_pass: Callable[[], None]) -> None:
         """Return at once."""

@@ -34,7 +34,7 @@ _CODES: Final = {
         )
     )
 }
-_LATER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+_LATER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"})
 _TOO_LARGE: Final = "larger than max"  # of Go's grpc as server, and ours
 # containerd, CRI-O: it only just ended; CRI-O without a code of gRPC: it was removed
 _ENDED: Final = ("CONTAINER_EXITED", "not running or created", "not found: ID does not exist")
@@ -47,8 +47,12 @@ _SKIPPED_AT_ONCE: Final = 64 * 2**10
 class Calls:
     """A service behind a socket, which may restart between two calls. Calls must be idempotent."""
 
-    def __init__(self, socket: Path, service: str, timeout_seconds: float) -> None:
+    def __init__(
+        self, socket: Path, service: str, timeout_seconds: float, most_bytes: int = MESSAGE_BYTES
+    ) -> None:
+        """Refuse answers of more than `most_bytes`."""
         self.socket = socket
+        self._most_bytes = most_bytes
         self._service = service
         self._timeout_seconds = timeout_seconds
         self._connections = Connections(socket)
@@ -113,7 +117,7 @@ class Calls:
 
     async def _only(self, method: str, exchange: Exchange) -> int:
         """Return the length of the one message that an answer has; raise the error that it has instead."""
-        length = await self._next(method, exchange, MESSAGE_BYTES)
+        length = await self._next(method, exchange, self._most_bytes)
         if length is None:
             self._check_status(method, exchange.headers)
             raise self._translated(method, "INTERNAL", "the answer is empty")
@@ -148,10 +152,10 @@ class Calls:
     def _translated(self, method: str, code: str, details: str) -> AgentError:
         """Return the agent's error for a gRPC status."""
         text = f"{self.socket}: {method}: {code}: {details}"
-        if code in _LATER:
-            return Unavailable(text)
         if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in details:
             return self._too_large(method, details, MESSAGE_BYTES)
+        if code in _LATER:
+            return Unavailable(text)
         if code == "NOT_FOUND" or any(words in details for words in _ENDED):
             return Gone(text)
         return Refused(text)
@@ -193,6 +197,11 @@ class Fields:
                 raise DecodeError(f"field {number} has the unknown wire type {kind}")
         return None
 
+    @property
+    def size(self) -> int:
+        """The bytes of the field that `next` named."""
+        return self._unread
+
     async def content(self) -> bytearray:
         """Return the field that `next` named."""
         size, self._unread = self._unread, 0
@@ -207,6 +216,11 @@ class Fields:
         """Read to the end."""
         while await self.next():
             pass
+
+    async def discard(self) -> None:
+        """Read to the end in large pieces, without a look at the fields."""
+        size, self._unread, self._left = self._unread + self._left, 0, 0
+        await self._skip(size)
 
     async def _skip(self, size: int) -> None:
         for start in range(0, size, _SKIPPED_AT_ONCE):

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from agent.vm_interfaces import BootingMachines, VirtualMachines
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
+    from pinning.machine.near import Device
     from pinning.machine.topology import Topology
-    from pinning.planning.observed import Owner, State
+    from pinning.planning.observed import Observed, Owner, State
     from pinning.planning.quota import Bandwidth
     from pinning.planning.start_table import StartTable
     from pinning.planning.task_parts import Parts, Tally
@@ -393,6 +394,34 @@ class Wrappers(Protocol):
         ...
 
 
+class Devices(Protocol):
+    """The devices of containers, and the NUMA nodes of these."""
+
+    def known(self) -> Mapping[Owner, tuple[Device, ...]]:
+        """Return the devices of containers, as far as they are known; never changed afterwards."""
+        ...
+
+    def unknown(self) -> Mapping[Owner, str]:
+        """Return the containers whose devices are not known, and the reason."""
+        ...
+
+    def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
+        """Continue with the devices of a checkpoint."""
+        ...
+
+    def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
+        """Look for the devices of new pods, and forget pods that are gone; `names` has every pod of the runtime."""
+        ...
+
+    def sandbox_started(self, uid: str) -> None:
+        """Note that a pod's sandbox runs, so that its devices are allocated; called in any thread."""
+        ...
+
+    async def run(self, request_pass: Callable[[], None]) -> None:
+        """Find devices until cancelled; ask for a pass when some are known."""
+        ...
+
+
 class Pausable(Protocol):
     """Background work that stops during a pass."""
 
@@ -430,3 +459,4 @@ class Interfaces:
     vms: VirtualMachines
     wrappers: Wrappers
     boots: BootingMachines
+    devices: Devices

@@ -30,6 +30,7 @@ from pinning.pods.annotations import is_misspelt, is_policy_key
 from pinning.pods.claims import MOST_CONTAINERS
 from pinning.pods.identity import CONFIG_HASH
 from pinning.pods.quantity import RawQuantity
+from pinning.pods.resources import READ, is_foreign
 from pinning.pods.types import Container
 
 if TYPE_CHECKING:
@@ -39,12 +40,13 @@ if TYPE_CHECKING:
 
 PODS: Final = "/api/v1/pods"
 MOST_STRANGE: Final = 20  # annotations of ours that name no container: these many are reported
+DEVICE: Final = "any.device/any"  # stands for the limits of a container that name devices
 LONGEST_VALUE: Final = 100  # characters of an annotation: no word that means anything has as many
 
 logger = logging.getLogger(__name__)
 
 
-class _Amounts(
+class _Requests(
     msgspec.Struct,
     omit_defaults=True,
     rename={
@@ -65,8 +67,8 @@ class _Amounts(
 
 
 class _Resources(msgspec.Struct, omit_defaults=True):
-    requests: _Amounts | None = None
-    limits: _Amounts | None = None
+    requests: _Requests | None = None
+    limits: dict[str, RawQuantity | None] | None = None
 
 
 class _Container(msgspec.Struct, omit_defaults=True, rename="camel"):
@@ -157,6 +159,9 @@ class PodDecoder:
         is_crowd = len(containers) > MOST_CONTAINERS
         if read.status and (meta.namespace != self._own_namespace or not self._own_namespace):
             _forget_states(read.status)
+        for resources in (read.spec and read.spec.resources, *(it.resources for it in containers)):
+            if resources and resources.limits:
+                resources.limits = _limits(resources.limits)
         if meta.annotations:
             names = set() if is_crowd else {container.name for container in containers}
             meta.annotations = dict(_annotations(meta.annotations, names)) or None
@@ -189,6 +194,12 @@ def _counted(containers: list[_Container] | None) -> list[_Container]:
         for container in containers or ()
         if container.resources
     ]
+
+
+def _limits(given: dict[str, RawQuantity | None]) -> dict[str, RawQuantity | None]:
+    """Return the limits that are read, and DEVICE in place of all that name devices."""
+    kept = {name: given[name] for name in given.keys() & READ if given[name] is not None}
+    return {**kept, DEVICE: 1} if any(is_foreign(name) for name in given) else kept
 
 
 def _containers(pod: _Pod) -> list[_Container]:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from prometheus_client import disable_created_metrics
 
 from agent import cmk_command
-from agent.absent import NoBootingMachines, NoContainerWatch, NoObservedCPUs, NoVirtualMachines, NoWrappers
+from agent.absent import (
+    NoBootingMachines,
+    NoContainerWatch,
+    NoDevices,
+    NoObservedCPUs,
+    NoVirtualMachines,
+    NoWrappers,
+)
 from agent.access import api_access, open_api
 from agent.clock import Clock
 from agent.errors import Refused, Unavailable
@@ -31,6 +38,7 @@ from agent.process import Agent, Listeners, Parts, run_until_signal
 from agent.reconcile.checkpoint import NeedsNewer, StateDir, Unusable
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.reserve import start_config
+from pinning.contract import DevicePolicy
 from pinning.planning.node_sets import check_machine
 
 if TYPE_CHECKING:
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
         Cgroups,
         ContainerWatch,
         Cpusets,
+        Devices,
         Machine,
         ObservedCPUs,
         PodSource,
@@ -131,7 +140,9 @@ async def build(config: AgentConfig) -> Agent:
     saved = load(state_dir, machine_id(config.root))
     api = None if config.pods_dir else open_api(config)
     pods = _pods(config, api)
-    runtime, cgroups, container_watch = await _runtime(config, pods)
+    metrics = Metrics()
+    devices = _devices(config, metrics)
+    runtime, cgroups, container_watch = await _runtime(config, pods, devices)
     machine = _machine(config, cgroups.cpusets, saved)
     if config.runtime == "cri":
         _warn_without_pod_root(machine, config)
@@ -141,8 +152,9 @@ async def build(config: AgentConfig) -> Agent:
     vms = _virtual_machines(config, cgroups)
     wrappers = _wrappers(config, cgroups, machine, runtime)
     boots = _booting_machines(config)
-    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed, vms, wrappers, boots)
-    metrics = Metrics()
+    interfaces = Interfaces(
+        runtime, cgroups, pods, machine, container_watch, observed, vms, wrappers, boots, devices
+    )
     chosen = reporters(config, api, interfaces.pods, metrics)
     noise = _noise_watch(config, metrics)
     return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics, noise=noise))
@@ -195,7 +207,9 @@ async def _settings(config: AgentConfig, machine: Machine) -> Settings:
     )
 
 
-async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgroups, ContainerWatch]:
+async def _runtime(
+    config: AgentConfig, pods: PodSource, devices: Devices
+) -> tuple[Runtime, Cgroups, ContainerWatch]:
     """Return the runtime, its cgroups, and a watch for new containers if another program creates them."""
     from agent.local.pods_dir import PodsDir
 
@@ -204,10 +218,14 @@ async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgrou
 
         return *open_local(pods, config.cgroup_root, config.state_dir), NoContainerWatch()
     runtime = await _cri(config)
-    return runtime, open_cgroups(find_hierarchy(config.cgroup_root)), _container_watch(config, runtime)
+    return (
+        runtime,
+        open_cgroups(find_hierarchy(config.cgroup_root)),
+        _container_watch(config, runtime, devices),
+    )
 
 
-def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
+def _container_watch(config: AgentConfig, runtime: CRI, devices: Devices) -> ContainerWatch:
     """Return who learns of new containers: over NRI, or from their cgroups alone."""
     from agent.kernel.mover import put_process
     from agent.kernel.new_cgroups import CgroupWatcher
@@ -220,6 +238,7 @@ def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
     from pinning.pods.vm_handlers import is_vm_handler
 
     plugin = Plugin(is_vm_handler, put=put_process)
+    plugin.sandbox_started = devices.sandbox_started
     cgroups = CgroupWatcher(config.cgroup_root, BirthOwners(plugin, runtime), roots)
     return NriContainerWatch(config.nri, plugin, cgroups, runtime.largest_environments)
 
@@ -234,6 +253,17 @@ def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs:
 
     kubelet = PodResources(socket_beside(config.kubelet_state))
     return KubeletAssignments(kubelet, runtime) if isinstance(runtime, CRI) else NoObservedCPUs()
+
+
+def _devices(config: AgentConfig, metrics: Metrics) -> Devices:
+    """Return the devices that the kubelet gave out, unless they do not count."""
+    is_off = config.config.device_policy is DevicePolicy.NONE
+    if is_off or config.runtime != "cri" or config.kubelet_state is None:
+        return NoDevices()
+    from agent.kubelet.devices import DeviceList, KubeletDevices
+    from agent.kubelet.pod_resources import socket_beside
+
+    return KubeletDevices(DeviceList(socket_beside(config.kubelet_state)), metrics)
 
 
 def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines:

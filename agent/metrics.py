@@ -29,6 +29,7 @@ class Metrics:
         self._times()
         self._gauges()
         self._counters()
+        self._of_devices()
 
     def _times(self) -> None:
         self.plan_seconds = self._histogram("plan_seconds", "Time of one plan.", PLAN)
@@ -100,6 +101,26 @@ class Metrics:
             "report_errors", "Reports that failed and were tried again.", "reporter"
         )
 
+    def _of_devices(self) -> None:
+        self._device_containers = self._gauge(
+            "device_containers",
+            "Containers with CPUs and devices, by whether they run near their devices: yes, partly, no or unknown.",
+            "near",
+        )
+        self._podresources_calls = self._counter(
+            "podresources_calls",
+            "Calls to the kubelet's PodResources API for devices, by result: ok, later, refused or too_large.",
+            "result",
+        )
+        self._podresources_seconds = self._histogram(
+            "podresources_seconds", "Time of one call to the kubelet's PodResources API for devices.", APPLY
+        )
+        self.devices_unknown_seconds = self._histogram(
+            "devices_unknown_seconds",
+            "From when a pod with devices and a claim was seen until the kubelet had named its devices.",
+            WINDOW,
+        )
+
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"corepin_agent_{name}", text, labels, registry=self.registry, buckets=buckets)
 
@@ -108,6 +129,11 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"corepin_agent_{name}", text, labels, registry=self.registry)
+
+    def podresources_called(self, result: str, seconds: float) -> None:
+        """Count a call to the kubelet for devices."""
+        self._podresources_calls.labels(result).inc()
+        self._podresources_seconds.observe(seconds)
 
     def report_failed(self, reporter: str) -> None:
         """Count a report that failed."""
@@ -127,6 +153,7 @@ class Metrics:
         _show(
             self._containers, Tally(word for container in _containers(state) for word in _states(container))
         )
+        _show(self._device_containers, Tally(filter(None, map(_near, _containers(state)))))
         _show(self._vms, Tally(_pinning(pod.vm) for pod in state.pods if pod.vm and pod.vm.cpus))
         self._containers.labels("failing").set(len(state.failures))
         self._containers.labels("fought").set(len(state.conflicts))
@@ -169,6 +196,16 @@ def _sets(state: NodeState) -> dict[str, CPUSet]:
 def _containers(state: NodeState) -> Iterator[ContainerState]:
     for pod in state.pods:
         yield from pod.containers
+
+
+def _near(container: ContainerState) -> str:
+    """Return how many of a container's devices are near its CPUs; empty for a container without devices or CPUs."""
+    if container.devices_unknown:
+        return "unknown"
+    near = {device.near for device in container.devices} - {None}
+    if not near:
+        return "unknown" if container.devices else ""
+    return "partly" if len(near) > 1 else "yes" if near.pop() else "no"
 
 
 def _pinning(vm: VMState) -> str:

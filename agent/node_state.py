@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pinning.cmk.pools import Reclaimed, Task
     from pinning.contract import CPUPolicy, KubeletPolicy, NoiseKind, NUMAMemory, NUMAPolicy, SMTPolicy
+    from pinning.machine.near import DeviceKind
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import NodeSets
@@ -160,6 +161,10 @@ class ContainerState:
     uncounted: str = ""  # what the scheduler does not count of its claim; empty: nothing
     memory: MemoryState | None = None  # None: its pod says nothing about it
     noise: NoiseLevel | None = None  # None: not known
+    devices: tuple[DeviceKind, ...] = ()  # of one that holds CPUs: known ones, and whether it runs near them
+    devices_unknown: str = (
+        ""  # why the devices of one that holds CPUs are not known; empty: they are, or it has none
+    )
     intruders: tuple[str, ...] = ()  # namespace/pod/container that the kernel lets run on its CPUs now
 
     @property

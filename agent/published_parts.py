@@ -10,12 +10,23 @@ from pinning.errors import BadCPUList
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from published.codec import AnotherVersion, decode
-from published.pod_status import Applied, Container, GuestPlace, Machine, Noise, PodStatus, Refusal
+from published.pod_status import (
+    MOST_RESOURCES,
+    Applied,
+    Container,
+    Device,
+    GuestPlace,
+    Machine,
+    Noise,
+    PodStatus,
+    Refusal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.node_state import ContainerState, NodeState, VMState
+    from pinning.machine.near import DeviceKind
     from pinning.planning.observed import SeenPod
     from pinning.planning.refusal import Refusal as Refused
 
@@ -47,9 +58,16 @@ def container(
         noise=Noise(kind=state.noise.kind, since=state.noise.since)
         if state.noise and state.noise.kind
         else None,
+        devices=tuple(_device(kind) for kind in state.devices[:MOST_RESOURCES]),
+        more_devices=len(state.devices[MOST_RESOURCES:]),
+        devices_unknown=state.devices_unknown,
         intruders=state.intruders,
         uncounted=state.uncounted,
     )
+
+
+def _device(kind: DeviceKind) -> Device:
+    return Device(resource=kind.resource, count=kind.count, nodes=tuple(kind.nodes), near=kind.near)
 
 
 def _vcpus(state: ContainerState, vm: VMState | None) -> tuple[int, ...] | None:

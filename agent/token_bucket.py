@@ -1,4 +1,4 @@
-"""Token bucket: the one rate limit for events about a pod, answers of `cmk.sock` and explained refusals. Pure."""
+"""Token bucket: the one rate limit for events about a pod, answers of `cmk.sock`, explained refusals and calls to the kubelet. Pure."""
 
 from __future__ import annotations
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CoreType, NoiseKind, NUMAPolicy, SMTPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from published.pod_status import Container
 
 SMT_WORDS: Final = {
     SMTPolicy.PREFER: "whole cores first, a leftover may share one",
@@ -41,3 +46,19 @@ NOISE_WORDS: Final[dict[str, str]] = {
 def noise_words(kind: str) -> str:
     """Return what is above the operator's limit on the CPUs of a container; a kind that is not known as it is."""
     return f"{NOISE_WORDS.get(kind, kind)} above the operator's limit"
+
+
+def device_words(container: Container) -> Iterator[str]:
+    """Yield where the devices of a container are, and whether its CPUs are beside them."""
+    for device in container.devices:
+        several = f"{device.count} " if device.count > 1 else ""
+        nodes = ", ".join(map(str, device.nodes))
+        place = (
+            f"on NUMA node{'s' * (len(device.nodes) != 1)} {nodes}" if nodes else "of an unknown NUMA node"
+        )
+        relation = {True: "beside", False: "not beside", None: "with"}[device.near]
+        yield f"{relation} {several}{device.resource} {place}"
+    if container.more_devices:
+        yield f"with devices of {container.more_devices} more resources"
+    if container.devices_unknown:
+        yield f"devices not known ({container.devices_unknown})"

@@ -171,6 +171,13 @@ class QuotaPolicy(StrEnum):
     UNSET = "unset"
 
 
+class DevicePolicy(StrEnum):
+    """Whether containers are placed beside their devices; the agents' configuration chooses."""
+
+    NONE = "none"
+    PREFER = "prefer"  # near CPUs first, others where they do not suffice
+
+
 class IOThreadsPolicy(StrEnum):
     """I/O threads of a virtual machine (KubeVirt's words)."""
 

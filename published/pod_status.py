@@ -9,6 +9,7 @@ import msgspec
 from published.codec import Part, Published, no_items, no_members
 
 MOST_VCPUS: Final = 1024
+MOST_RESOURCES: Final = 16  # of a container's devices
 
 
 class Affinity(Part, frozen=True):
@@ -82,6 +83,15 @@ class Machine(Part, frozen=True):
     cpus: str = ""  # on the socket alone: what its containers hold
 
 
+class Device(Part, frozen=True):
+    """The devices that a container has of one resource."""
+
+    resource: str = msgspec.field(default_factory=str)
+    count: int = msgspec.field(default_factory=int)
+    nodes: tuple[int, ...] = msgspec.field(default_factory=no_items)  # NUMA nodes; empty: not known
+    near: bool | None = msgspec.field(default_factory=lambda: None)  # None: not known
+
+
 class Container(Part, frozen=True):
     """A container that holds CPUs or was refused some; on the socket every container."""
 
@@ -102,6 +112,9 @@ class Container(Part, frozen=True):
     applied: Applied | None = None
     refusal: Refusal | None = None
     drift: bool = False
+    devices: tuple[Device, ...] = ()
+    more_devices: int = 0  # resources beside the MOST_RESOURCES of `devices`
+    devices_unknown: str = ""  # why its devices are not known
     intruders: tuple[str, ...] = ()
     uncounted: str = ""
     noise: Noise | None = None  # None: there is nothing to say

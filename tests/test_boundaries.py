@@ -88,7 +88,8 @@ ROOMS = {
         *("agent.interfaces", "agent.node_state", "agent.nri.plugin", "agent.nri.wire", "pinning"),
     ),
     "agent.kubelet": (
-        *("agent.config", "agent.errors", "agent.grpc_calls", "agent.interfaces", "apiserver", "pinning"),
+        *("agent.config", "agent.errors", "agent.grpc_calls", "agent.interfaces", "agent.metrics"),
+        *("agent.token_bucket", "apiserver", "pinning"),
     ),
     "agent.local": (
         *("agent.absent", "agent.errors", "agent.interfaces", "agent.kernel"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVICE: Final = "v1.PodResourcesLister"
-_PODS: Final = 1  # field number
+PODS: Final = 1  # field number
 SOCKET: Final = "pod-resources/kubelet.sock"  # in the kubelet's root folder
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class PodResources:
         try:
             async with self._calls.reading("List", ListPodResourcesRequest()) as fields:
                 while number := await fields.next():
-                    if number == _PODS:
+                    if number == PODS:
                         found += own_cpus(decoded(Pod, await fields.content()))
             return agreed(found)
         except BadCPUList as error:

@@ -63,6 +63,7 @@ class Plugin:
         self.started: dict[str, StartedContainer] = {}  # by container id, until the runtime removes it
         self.validates = False  # whether the runtime validates every creation with plugins
         self.other_plugins: frozenset[str] = frozenset()  # that were seen to set cpusets
+        self.sandbox_started: Callable[[str], None] = lambda _: None  # gets the uid of its pod
         self._in_vm = in_vm
         self._clock = clock
         self._put = put
@@ -144,6 +145,8 @@ class Plugin:
         """Forget a removed container; a stopped one may start again on its CPUs."""
         if event == Event.REMOVE_CONTAINER:
             self._forget(container.id)
+        elif event == Event.RUN_POD_SANDBOX:
+            self.sandbox_started(pod.uid)
         elif event == Event.START_CONTAINER:
             if container.id == self._answered:
                 self._answered = ""

@@ -17,7 +17,8 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import AgentError
@@ -25,14 +26,21 @@ from pinning.errors import PinningError
 from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
-from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
+from pinning.planning.ledger_json import (
+    devices_from_list,
+    devices_to_list,
+    ledger_from_dict,
+    ledger_to_dict,
+)
 from pinning.truncate import VALUE, listed, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from pinning.machine.near import Device
     from pinning.planning.ledger import Ledger
+    from pinning.planning.observed import Owner
 
 VERSION: Final = 1
 NAME: Final = "checkpoint.json"
@@ -70,6 +78,7 @@ class Saved:
     ledger: Ledger
     reserved: CPUSet | None = None  # None: written by an earlier agent
     needs: frozenset[str] = frozenset()  # features that an agent needs to use it
+    devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class StateDir:
@@ -170,6 +179,8 @@ def _differs(new: Saved, old: Saved) -> bool:
     """Return whether a checkpoint is out of date; online CPUs do not count, because they are read at every start."""
     if new.ledger is not old.ledger and new.ledger != old.ledger:
         return True
+    if new.devices is not old.devices and new.devices != old.devices:
+        return True
     if (new.reserved, new.needs) != (old.reserved, old.needs):
         return True
     return new.universe != old.universe or new.topology.cores != old.topology.cores
@@ -178,12 +189,14 @@ def _differs(new: Saved, old: Saved) -> bool:
 def write(saved: Saved) -> bytes:
     """Encode a checkpoint as one line.
 
-    The reserve is inside `ledger`, and `needs` is left out while empty: earlier agents refuse an unknown key at the
+    Reserve and devices are inside `ledger`, and `needs` is left out while empty: earlier agents refuse an unknown key at the
     top, and ignore one inside.
     """
     ledger = ledger_to_dict(saved.ledger)
     if saved.reserved is not None:
         ledger["reserved"] = str(saved.reserved)
+    if saved.devices:
+        ledger["devices"] = devices_to_list(saved.devices)
     body = {
         "machineID": saved.machine_id,
         "bootID": saved.boot_id,
@@ -211,9 +224,10 @@ def read(content: bytes, machine_id: str) -> Saved:
         topology, ledger = Topology.from_dict(body["topology"]), ledger_from_dict(body["ledger"])
         universe = CPUSet.parse(body["universe"])
         reserved = CPUSet.parse(body["ledger"]["reserved"]) if "reserved" in body["ledger"] else None
+        devices = devices_from_list(body["ledger"].get("devices", []))
     except (PinningError, AttributeError) as problem:
         raise Unusable(str(problem)) from problem
-    return Saved(machine_id, str(body["bootID"]), topology, universe, ledger, reserved, needs)
+    return Saved(machine_id, str(body["bootID"]), topology, universe, ledger, reserved, needs, devices)
 
 
 def unknown_needs(path: Path) -> frozenset[str]:

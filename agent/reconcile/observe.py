@@ -84,7 +84,14 @@ class Observer:
         )
         if observed.pods_complete and complete:
             self._look_up_unknown(observed)
-        return observed
+        return self._with_devices(observed)
+
+    def _with_devices(self, observed: Observed) -> Observed:
+        """Return the observation with the devices of containers."""
+        devices = self._interfaces.devices
+        seen = (record.seen for record in self.records.values())
+        devices.follow(observed, {it.pod_uid: (it.namespace, it.pod) for it in seen})
+        return replace(observed, devices=devices.known(), devices_unknown=devices.unknown())
 
     def is_plain(self, pod_uid: str) -> bool:
         """Return whether the last observation had this pod, without any claim or CPUs."""

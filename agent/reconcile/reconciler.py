@@ -140,6 +140,7 @@ class Reconciler:
         machine = self._interfaces.machine
         if saved.boot_id == machine.boot_id():
             self.observer.remember(saved.topology)
+            self._interfaces.devices.resume(saved.devices)
         self._ledger = as_kept(saved, machine.boot_id(), machine.topology())
         self._reserve.resume(saved, machine, self._settings.config)
         logger.info("checkpoint read", extra={"facts": {"assignments": len(self._ledger)}})
@@ -169,6 +170,7 @@ class Reconciler:
         yield self.runtime_sync.run()
         yield self.boots.run()
         yield self.observer.missing_pods.run()
+        yield self._interfaces.devices.run(request_pass)
         yield self._interfaces.wrappers.run(request_pass, show_wrappers)
 
     def with_wrappers(self, state: NodeState) -> NodeState:
@@ -229,7 +231,8 @@ class Reconciler:
     async def _save(self, plan: Plan, observed: Observed) -> None:
         """Save ledger and reserve; no action may come before that."""
         ids = self._interfaces.machine.machine_id(), self._interfaces.machine.boot_id()
-        saved = Saved(*ids, observed.topology, observed.universe, plan.ledger, plan.sets.reserved)
+        machine = observed.topology, observed.universe
+        saved = Saved(*ids, *machine, plan.ledger, plan.sets.reserved, devices=observed.devices)
         await self.checkpoint.save(saved)
         self._ledger = plan.ledger
 

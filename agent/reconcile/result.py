@@ -11,6 +11,7 @@ from agent.node_state import ContainerState, NodeState, PodState
 from agent.own_pods import memory_kills, unready_guards
 from agent.reconcile.memory import memory_state
 from pinning.machine.cpuset import EMPTY
+from pinning.machine.near import device_kinds
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
@@ -208,14 +209,18 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
         return ContainerState(
             owner.container, cpus=cpus, sandbox=sandbox, proof=proof, refusal=refusal, uncounted=uncounted
         )
+    holding, observed = _holding(assignment, result), result.observed
+    own = proof.cpus - (holding.others - holding.cpus) if proof else None
     return replace(
-        _holding(assignment, result),
+        holding,
         sandbox=sandbox,
         proof=proof,
         refusal=refusal,
         uncounted=uncounted,
-        memory=memory_state(assignment, result.memory.get(owner), result.observed.topology),
+        memory=memory_state(assignment, result.memory.get(owner), observed.topology),
         intruders=result.intruders(assignment),
+        devices=device_kinds(observed.topology, observed.devices.get(owner, ()), own),
+        devices_unknown=observed.devices_unknown.get(owner, ""),
     )
 
 

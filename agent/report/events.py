@@ -14,9 +14,10 @@ from agent.node_state import Path
 from pinning.contract import DEGRADED_CONDITION, PRODUCT
 from pinning.planning.observed import Owner
 from pinning.pods.identity import name_of
+from pinning.truncate import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.node_state import Conflict, ContainerState, LargeEnvironment, MemoryKill, NodeState, PodState
     from pinning.planning.refusal import Refusal
@@ -39,6 +40,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     LARGE_ENVIRONMENT = "LargeEnvironment"
     NOT_GUARDING = "NotGuarding"
+    DEVICE_REMOTE = "DeviceRemote"
 
 
 WARNINGS: Final = frozenset(Reason) - {Reason.PINNED, Reason.POLICY_CHANGED}
@@ -90,6 +92,8 @@ def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState)
         yield Event(owner, Reason.UNCOUNTED, f"container {new.name}: {new.uncounted}")
     if _drifts(new) and not (old and _drifts(old)):
         yield Event(owner, Reason.DRIFT, _drift(new))
+    if new.is_pinned and (remote := _remote(new)) and not (old and old.is_pinned and _remote(old) == remote):
+        yield Event(owner, Reason.DEVICE_REMOTE, remote)
     if new.memory and new.memory.note and not (old and old.memory and old.memory.note == new.memory.note):
         yield Event(owner, Reason.MEMORY, f"container {new.name}: {new.memory.note}")
 
@@ -164,6 +168,20 @@ def _is_old_news(old: ContainerState | None, new: ContainerState) -> bool:
 def _pinned(container: ContainerState) -> str:
     idle = f", siblings {container.idle} idle" if container.idle else ""
     return f"container {container.name} runs on CPUs {container.cpus}{idle} ({_policies(container)})"
+
+
+def _remote(container: ContainerState) -> str:
+    """Return which devices are not near the CPUs of a container; empty if all with known NUMA nodes are."""
+    remote = [f"{kind.resource} on {_nodes(kind.nodes)}" for kind in container.devices if kind.near is False]
+    if not remote:
+        return ""
+    where = f"CPUs {container.cpus} on {_nodes(container.numa_nodes)}"
+    return f"container {container.name} runs on {where}, and not beside {listed(remote)}: too few CPUs were free there"
+
+
+def _nodes(nodes: Iterable[int]) -> str:
+    numbers = [str(node) for node in nodes]
+    return f"NUMA node{'s' * (len(numbers) != 1)} {', '.join(numbers)}"
 
 
 def _drifts(container: ContainerState) -> bool:

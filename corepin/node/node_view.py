@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
 from drawing.picture import reading_order
-from drawing.policy_words import noise_words
+from drawing.policy_words import device_words, noise_words
 from drawing.reported import picture_of
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
@@ -146,6 +146,7 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
         yield "not running"
     else:
         yield from _proof(container.applied, CPUSet.parse(container.cpus) | CPUSet.parse(others))
+    yield from device_words(container)
     if container.noise:
         yield from _noise(container.noise)
     if container.intruders:

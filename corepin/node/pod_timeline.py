@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from corepin.node.pod_waits import waits_of
-from drawing.policy_words import PATH_WORDS, noise_words
+from drawing.policy_words import PATH_WORDS, device_words, noise_words
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
 from pinning.pods.claims import Claim, Origin, read_pod
 from published.codec import AnotherVersion, decode
@@ -24,7 +24,12 @@ _STAGES: Final = ("claim", "admission", "node", "start", "decision", "refusal", 
 _GUARD: Final = (
     "a runtime that has corepin's guard starts none of its containers before the agent has set its CPUs"
 )
-_OF_REASONS: Final = {"Pinned": "decision", "PolicyChanged": "decision", "Unpinnable": "refusal"}
+_OF_REASONS: Final = {
+    "Pinned": "decision",
+    "PolicyChanged": "decision",
+    "DeviceRemote": "proof",
+    "Unpinnable": "refusal",
+}
 
 
 class Entry(NamedTuple):
@@ -166,6 +171,8 @@ def _decisions(status: PodStatus, recorded: Iterable[Entry]) -> Iterator[Entry]:
             yield Entry(time, "decision", f"{name} gets CPUs {container.cpus}{idle} ({', '.join(words)})")
         if container.shared_cpus:
             yield Entry(time, "decision", f"{name} {_sharing(container)}")
+        for place in device_words(container):
+            yield Entry(time, "proof", f"{name} runs {place}")
         reported = f"Uncounted: container {name}: "
         if container.uncounted and not any(it.message.startswith(reported) for it in recorded):
             message = f"the scheduler does not count the cores of {name}: {container.uncounted}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from corepin.errors import CommandFailed
 from pinning.errors import BadQuantity
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.near import Device, cpus_near, homes_of, near_nodes
+from pinning.machine.near import Device, device_kinds
 from pinning.planning.observed import Owner
 from pinning.pods.quantity import parse_quantity
 from pinning.pods.resources import Role, members
@@ -122,15 +122,7 @@ def _number(amount: Any) -> int:
 
 def device_rows(topology: Topology, devices: Iterable[Device], cpus: CPUSet) -> list[dict[str, Any]]:
     """Return a row for each resource: number, nodes, and whether the CPUs are near the devices, None if not known."""
-    listed = list(devices)
-    near = CPUSet(node for home in homes_of(topology, listed) for node in home.nodes)
-    is_near = cpus <= cpus_near(topology, near)
-    rows = []
-    for resource in sorted({device.resource for device in listed}):
-        own = [device for device in listed if device.resource == resource]
-        known = any(near_nodes(topology, device) for device in own)
-        nodes = sorted({node for device in own for node in device.nodes})
-        rows.append(
-            {"resource": resource, "count": len(own), "nodes": nodes, "near": is_near if known else None}
-        )
-    return rows
+    return [
+        {"resource": kind.resource, "count": kind.count, "nodes": sorted(kind.nodes), "near": kind.near}
+        for kind in device_kinds(topology, devices, cpus)
+    ]

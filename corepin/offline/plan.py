@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         help="devices of the machine by their NUMA nodes, e.g. nvidia.com/gpu=0,0,1,1: pods that ask for some get any free"
-        " ones, and CPUs beside them (a plan alone: the agent does not choose CPUs by devices yet)",
+        " ones, and CPUs beside them",
     )
     add_output_flag(parser, "one JSON line after each event")
     return parser

@@ -14,7 +14,7 @@ from pinning.allocation.placement import Placement
 from pinning.contract import NUMAPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import CPUSet, union
-from pinning.machine.near import cpus_near, rings, shares
+from pinning.machine.near import cpus_near, nodes_of, rings, shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def place_beside(
     spreads over the home nodes and the nearest others.
     """
     near = [cpus_near(topology, home.nodes) for home in homes]
-    outward = [cpus_near(topology, nodes) for nodes in rings(topology, CPUSet(_nodes(homes)))]
+    outward = [cpus_near(topology, nodes) for nodes in rings(topology, nodes_of(homes))]
     if numa is NUMAPolicy.SINGLE:
         return _first_that_fits([*near, *outward[1:]], lambda region: put(region, count, None))
     widening = list(accumulate(outward, or_))
@@ -62,17 +62,13 @@ def resize_beside(
 
     `needed` is how many CPUs the claim makes.
     """
-    outward = [cpus_near(topology, nodes) for nodes in rings(topology, CPUSet(_nodes(homes)))]
+    outward = [cpus_near(topology, nodes) for nodes in rings(topology, nodes_of(homes))]
     staying = len(kept.cpus & topology.online)
     regions = [
         region if len(kept.cpus & region) >= needed and needed < staying else region | kept.owned
         for region in accumulate(outward, or_)
     ]
     return _first_that_fits(regions, put)
-
-
-def _nodes(homes: Sequence[Home]) -> list[int]:
-    return [node for home in homes for node in home.nodes]
 
 
 def _first_that_fits(regions: Sequence[CPUSet], put: Callable[[CPUSet], Placement]) -> Placement:

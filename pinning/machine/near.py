@@ -7,6 +7,7 @@ nearest nodes with CPUs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pinning.machine.cpuset import EMPTY, CPUSet, union
@@ -70,6 +71,48 @@ def homes(devices: Iterable[CPUSet]) -> tuple[Home, ...]:
         found.append(Home(common, len(beside)))
         left = [nodes for nodes in left if reached not in nodes]
     return tuple(found)
+
+
+def nodes_of(homes: Iterable[Home]) -> CPUSet:
+    """Return the NUMA nodes of homes."""
+    return union(home.nodes for home in homes)
+
+
+def nearness(topology: Topology, homes: Iterable[Home], cpus: CPUSet) -> tuple[int, int]:
+    """Return how many CPUs are near devices, and how many homes have some of them; more is nearer."""
+    near = [len(cpus & cpus_near(topology, home.nodes)) for home in homes]
+    return sum(near), sum(map(bool, near))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """The devices that a container has of one resource."""
+
+    resource: str
+    count: int
+    nodes: CPUSet  # the NUMA nodes that the kubelet names; empty: not known
+    near: bool | None = None  # None: not known
+
+
+def device_kinds(
+    topology: Topology, devices: Iterable[Device], cpus: CPUSet | None
+) -> tuple[DeviceKind, ...]:
+    """Return a container's devices by resource, and whether CPUs that the kernel lets it use are near them.
+
+    They are near if all of them are on home nodes of the container, and some near each device. `cpus` is None where
+    they were not read.
+    """
+    listed = sorted(devices, key=lambda device: device.resource)
+    home = cpus_near(topology, nodes_of(homes_of(topology, listed)))
+    kinds = []
+    for resource, same in groupby(listed, key=lambda device: device.resource):
+        alike = tuple(same)
+        places = {nodes for device in alike if (nodes := near_nodes(topology, device))}
+        is_near = None
+        if cpus and places:
+            is_near = cpus <= home and all(cpus & cpus_near(topology, nodes) for nodes in places)
+        kinds.append(DeviceKind(resource, len(alike), union(device.nodes for device in alike), is_near))
+    return tuple(kinds)
 
 
 def cpus_near(topology: Topology, nodes: CPUSet) -> CPUSet:

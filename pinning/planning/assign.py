@@ -6,12 +6,14 @@ given back are available to others in the same pass.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pinning.contract import GATE_CONTAINER, CPUPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY
+from pinning.machine.near import nearness, nodes_of
 from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.ledger import Assignment
 from pinning.planning.machine_changes import follow_machine
@@ -66,7 +68,7 @@ class Assigner:
             before = self.draft.ledger
             self.refusals.clear()
             open_asks = [ask for ask in self._asks if not self._is_fulfilled(ask)]
-            for step in (self._give_back, self._change_policy, self._fill):
+            for step in (self._give_back, self._change_policy, self._come_nearer, self._fill):
                 for ask in open_asks:
                     step(ask)
         self._refuse_kept_vms()
@@ -80,6 +82,7 @@ class Assigner:
             and assignment.claim == ask.claim
             and ask.policies == EffectivePolicies.of_assignment(assignment)
             and not shortage(self.draft.sets, assignment)
+            and not self._was_placed_early(assignment)
         )
 
     def drop_gone(self) -> None:
@@ -131,7 +134,7 @@ class Assigner:
 
     def _resized(self, held: Assignment, free: CPUSet) -> Assignment:
         """Return the assignment with the count that its claim asks for; raise NotEnoughCPUs."""
-        policies, homes = EffectivePolicies.of_assignment(held), self.draft.homes(held.owner)
+        policies, homes = EffectivePolicies.of_assignment(held), self.draft.homes(held.owner, held.claim)
         chosen = self.draft.allocator.resized(held, policies, free, homes=homes)
         return replace(held, cpus=chosen.cpus, idle=chosen.idle)
 
@@ -156,9 +159,11 @@ class Assigner:
         policies = ask.policies
 
         def moved(free: CPUSet) -> Assignment:
-            chosen = self.draft.allocator.moved(held, policies, free, self.draft.homes(held.owner))
+            homes = self.draft.homes(held.owner, held.claim)
+            chosen = self.draft.allocator.moved(held, policies, free, homes)
             return replace(
                 held,
+                homes=nodes_of(homes) or held.homes,
                 smt=policies.smt,
                 numa=policies.numa,
                 core_type=policies.core_type,
@@ -171,6 +176,28 @@ class Assigner:
                 self._refuse_policy(ask, held, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
             self._refuse_policy(ask, held, str(problem))
+
+    def _was_placed_early(self, held: Assignment) -> bool:
+        """Return whether a container got its CPUs before its devices were known, and can still be moved."""
+        return (
+            not held.homes
+            and bool(self.draft.homes(held.owner, held.claim))
+            and not self.draft.is_running_vm(held.owner)
+        )
+
+    def _come_nearer(self, ask: Ask) -> None:
+        """Place a container anew, once, when its devices become known: only on CPUs that are nearer."""
+        held = self.draft.ledger.of(ask.owner)
+        if not held or not self._was_placed_early(held):
+            return
+        homes, policies = self.draft.homes(held.owner, held.claim), EffectivePolicies.of_assignment(held)
+        topology, stays = self.draft.observed.topology, replace(held, homes=nodes_of(homes))
+        with suppress(NotEnoughCPUs):
+            chosen = self.draft.allocator.moved(held, policies, self.draft.free_for(held), homes)
+            is_nearer = nearness(topology, homes, chosen.cpus) > nearness(topology, homes, held.cpus)
+            if is_nearer and self.draft.adopt(replace(stays, cpus=chosen.cpus, idle=chosen.idle)):
+                return
+        self.draft.ledger = self.draft.ledger.change(stays)
 
     def _fill(self, ask: Ask) -> None:
         """Give CPUs to a container that has none or fewer than it asks for."""
@@ -197,7 +224,7 @@ class Assigner:
     def _fresh(self, ask: Ask, start_index: int, free: CPUSet) -> Assignment:
         """Return the first assignment of a container; raise NotEnoughCPUs."""
         pod, claim, policies = ask.pod, ask.claim, ask.policies
-        reusable, homes = free & self.draft.ledger.held, self.draft.homes(ask.owner)
+        reusable, homes = free & self.draft.ledger.held, self.draft.homes(ask.owner, claim)
         chosen = self.draft.allocator.fresh(claim, policies, free, reusable, homes)
         return Assignment(
             owner=ask.owner,
@@ -211,6 +238,7 @@ class Assigner:
             cpus=chosen.cpus,
             idle=chosen.idle,
             core_type=policies.core_type,
+            homes=nodes_of(homes),
         )
 
     def _grow(self, ask: Ask, held: Assignment) -> None:

@@ -41,6 +41,8 @@ class Assignment:
     idle: CPUSet = EMPTY
     core_type: CoreType = CoreType.ANY
     mems: CPUSet = EMPTY  # NUMA nodes its memory is bound to at its start; empty: not bound
+    # NUMA nodes near its devices when its CPUs were chosen; empty: none, or not known then.
+    homes: CPUSet = EMPTY
 
     @property
     def name(self) -> str:

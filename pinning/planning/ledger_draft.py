@@ -9,6 +9,7 @@ from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import homes_of
 from pinning.planning.allocator import Allocator
+from pinning.planning.node_config import near_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, Owner
+    from pinning.pods.claims import Claim
 
 
 class LedgerDraft:
@@ -30,16 +32,19 @@ class LedgerDraft:
         self.config = config
         self.allocator = Allocator(sets, config)
         self.pods = {pod.uid: pod for pod in observed.by_age}
+        self._homes: dict[Owner, tuple[Home, ...]] = {}
 
     def free_for(self, assignment: Assignment) -> CPUSet:
         """Return the CPUs available to a container: its own, and those held by none that can run at the same time."""
         uid, role = assignment.owner.pod_uid, assignment.claim.role
         return self.sets.allocatable - self.ledger.held_against(uid, assignment.start_index, role)
 
-    def homes(self, owner: Owner) -> tuple[Home, ...]:
+    def homes(self, owner: Owner, claim: Claim) -> tuple[Home, ...]:
         """Return the NUMA nodes near a container's devices; none if it has no devices, or their nodes are not known."""
-        devices = self.observed.devices.get(owner, ())
-        return homes_of(self.observed.topology, devices) if devices else ()
+        if owner not in self._homes:
+            devices = near_devices(self.observed.devices_of(owner, claim.role), self.config)
+            self._homes[owner] = homes_of(self.observed.topology, devices) if devices else ()
+        return self._homes[owner]
 
     def adopt(self, new: Assignment) -> bool:
         """Record an assignment and return True, or return False if it would take the last CPU of the shared set."""

@@ -5,12 +5,14 @@ Member names must not change, because checkpoints of earlier agents are read wit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import CPUSet
+from pinning.machine.near import Device
 from pinning.planning.ledger import Assignment, Ledger
 from pinning.planning.observed import Owner
 from pinning.pods.claims import Claim, Origin
@@ -40,6 +42,38 @@ def ledger_from_dict(saved: object) -> Ledger:
     return ledger
 
 
+def devices_to_list(devices: Mapping[Owner, tuple[Device, ...]]) -> list[dict[str, Any]]:
+    """Return the devices of containers as values that JSON can encode; a container without devices too."""
+    return [
+        {
+            "podUID": owner.pod_uid,
+            "container": owner.container,
+            "devices": [
+                {"resource": device.resource, "nodes": str(device.nodes), "count": count}
+                for device, count in Counter(devices[owner]).items()
+            ],
+        }
+        for owner in sorted(devices)
+    ]
+
+
+def devices_from_list(saved: object) -> dict[Owner, tuple[Device, ...]]:
+    """Return the devices that `devices_to_list` encoded; raise BadContract if they are damaged."""
+    try:
+        return {
+            Owner(_text(it["podUID"]), _text(it["container"])): tuple(
+                device for kind in it["devices"] for device in _equal_devices(kind)
+            )
+            for it in cast("list[Any]", saved)
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, PinningError) as problem:
+        raise BadContract(f"the checkpoint is damaged ({problem}): rebuild it from the runtime") from problem
+
+
+def _equal_devices(saved: Mapping[str, Any]) -> tuple[Device, ...]:
+    return (Device(_text(saved["resource"]), CPUSet.parse(saved["nodes"])),) * _whole(saved["count"])
+
+
 def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
     claim = assignment.claim
     saved: dict[str, Any] = {
@@ -65,6 +99,8 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
     }
     if assignment.mems:
         saved["mems"] = str(assignment.mems)
+    if assignment.homes:
+        saved["homes"] = str(assignment.homes)
     if assignment.core_type is not CoreType.ANY:
         saved["coreType"] = str(assignment.core_type)
     if claim.core_type:
@@ -94,6 +130,7 @@ def _assignment_from_dict(saved: Mapping[str, Any]) -> Assignment:
         idle=CPUSet.parse(saved["idle"]),
         core_type=CoreType(saved.get("coreType", CoreType.ANY)),
         mems=CPUSet.parse(saved.get("mems", "")),
+        homes=CPUSet.parse(saved.get("homes", "")),
     )
 
 

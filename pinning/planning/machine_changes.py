@@ -84,7 +84,7 @@ def _replace_lost(before: Assignment, draft: LedgerDraft) -> None:
     policies = EffectivePolicies.of_assignment(before)
 
     def replaced(free: CPUSet) -> Assignment:
-        chosen = draft.allocator.resized(before, policies, free, had, draft.homes(before.owner))
+        chosen = draft.allocator.resized(before, policies, free, had, draft.homes(before.owner, before.claim))
         return replace(before, cpus=chosen.cpus, idle=chosen.idle)
 
     with suppress(NotEnoughCPUs):

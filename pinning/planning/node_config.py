@@ -9,17 +9,27 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from pinning.contract import CoreType, NoiseKind, NUMAPolicy, ReserveSource, SMTPolicy, VMThreadsPolicy
+from pinning.contract import (
+    CoreType,
+    DevicePolicy,
+    NoiseKind,
+    NUMAPolicy,
+    ReserveSource,
+    SMTPolicy,
+    VMThreadsPolicy,
+)
 from pinning.errors import BadContract, BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.pods.counted import RESOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pinning.allocation.packed import Sort
+    from pinning.machine.near import Device
 
 Word = TypeVar("Word", bound=StrEnum)
 DYNAMIC = "dynamic"
@@ -69,6 +79,8 @@ class NodeConfig:
     smt_policy: SMTPolicy = SMTPolicy.PREFER
     numa_policy: NUMAPolicy = NUMAPolicy.PACKED
     core_type: CoreType = CoreType.ANY
+    device_policy: DevicePolicy = DevicePolicy.PREFER
+    near_ignore: tuple[str, ...] = ()  # patterns of resources that containers are not placed beside
     quota: Quota = Quota.AUTO
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
     strict_threads: bool = False  # owners of exclusive cores never get pool CPUs, even through `cmk isolate`
@@ -91,6 +103,8 @@ KEYS = (
     "smtPolicy",
     "numaPolicy",
     "coreType",
+    "devicePolicy",
+    "nearIgnore",
     "quota",
     "vmThreads",
     "strictThreads",
@@ -117,6 +131,8 @@ def read_node_config(given: object) -> NodeConfig:
         smt_policy=keys.word("smtPolicy", SMTPolicy.PREFER),
         numa_policy=keys.word("numaPolicy", NUMAPolicy.PACKED),
         core_type=keys.word("coreType", CoreType.ANY),
+        device_policy=keys.word("devicePolicy", DevicePolicy.PREFER),
+        near_ignore=keys.patterns("nearIgnore"),
         quota=keys.word("quota", Quota.AUTO),
         vm_threads=keys.word("vmThreads", VMThreadsPolicy.UNION),
         strict_threads=keys.flag("strictThreads"),
@@ -133,6 +149,17 @@ def _read_noise(given: object) -> tuple[tuple[NoiseKind, float], ...]:
         return ()
     keys = _Keys.of(given, "noise.", tuple(NoiseKind))
     return tuple((kind, keys.rate(kind)) for kind in NoiseKind if keys.value(kind) is not None)
+
+
+def near_devices(devices: Iterable[Device], config: NodeConfig) -> tuple[Device, ...]:
+    """Return the devices that a container is placed beside."""
+    if config.device_policy is DevicePolicy.NONE:
+        return ()
+    return tuple(
+        device
+        for device in devices
+        if not any(fnmatchcase(device.resource, pattern) for pattern in config.near_ignore)
+    )
 
 
 def _read_pools(given: object) -> StaticPools | None:
@@ -254,6 +281,15 @@ class _Keys:
             isinstance(it, str) and _NAMESPACES.fullmatch(it) for it in value
         ):
             raise self.bad(key, 'a list of namespaces, by names or globs such as "kube-*"')
+        return tuple(value)
+
+    def patterns(self, key: str) -> tuple[str, ...]:
+        """Return patterns of resource names, none when absent."""
+        value = self.value(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(it, str) and it for it in value):
+            raise self.bad(key, 'a list of patterns such as "*/kvm", which may be empty')
         return tuple(value)
 
     def cpus(self, key: str) -> CPUSet | None:

@@ -17,7 +17,7 @@ from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, 
 from pinning.pods.counted import counts_of
 from pinning.pods.identity import name_of, runtime_uid
 from pinning.pods.phase import is_final
-from pinning.pods.resources import members
+from pinning.pods.resources import Role, members, names_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,6 +63,7 @@ class SeenPod:
     warnings: tuple[Cause, ...] = ()
     counts: tuple[Count, ...] = ()  # what the scheduler counts for its whole-core claims
     unclaimed_millicores: int = 0  # CPU requests of its containers without claims
+    device_containers: frozenset[str] = frozenset()  # whose limits name devices, without ordinary init ones
     said: str = field(default="", compare=False)  # the status annotation that an agent has written
 
     @classmethod
@@ -85,6 +86,11 @@ class SeenPod:
             warnings=asked.warnings,
             counts=counts_of(pod, asked),
             unclaimed_millicores=asked.unclaimed_millicores,
+            device_containers=frozenset(
+                member.name
+                for member in (() if is_crowd else members(pod))
+                if member.role is not Role.INIT and names_devices(member.container)
+            ),
             said=(metadata.get("annotations") or {}).get(STATUS_CPUS, ""),
         )
 
@@ -156,8 +162,9 @@ class Observed:
     pods_complete: bool = True  # the API has listed every pod of the node
     containers_complete: bool = True  # the runtime has listed every container
     holds_starts: bool = False  # containers whose claim must fit and does not are not started
-    # Devices of each container, as far as they are known.
+    # Devices of containers, as far as they are known; of ordinary init containers they never are.
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    devices_unknown: Mapping[Owner, str] = field(default_factory=lambda: MappingProxyType({}))  # and why
     # Pools that processes run on now, besides those that the containers' pods ask for.
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -180,6 +187,17 @@ class Observed:
             if container.sandbox in inside:
                 inside[container.sandbox] += (container,)
         return inside
+
+    def devices_of(self, owner: Owner, role: Role) -> tuple[Device, ...]:
+        """Return the known devices of a container; an ordinary init container counts as having those of its pod."""
+        if role is not Role.INIT:
+            return self.devices.get(owner, ())
+        return tuple(
+            device
+            for other, devices in self.devices.items()
+            if other.pod_uid == owner.pod_uid
+            for device in devices
+        )
 
     @cached_property
     def namespaces(self) -> Mapping[str, str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 COMPUTE = ("cpu", "memory")
 CORE_RESOURCES = frozenset({*CMK_RESOURCES, ISOLATED_CORES, WHOLE_CORES, NUMA_CPUS})
 READ = CORE_RESOURCES | frozenset(COMPUTE)
+_OTHER_DOMAINS: Final = ("kubernetes.io", "corepin.io")  # native resources, and ours
 MOST_CPUS: Final = MAX_CPU + 1
 
 
@@ -184,6 +185,18 @@ def _is_fixed(name: str, requests: Mapping[str, RawQuantity], limits: Mapping[st
 
 def _amount(value: RawQuantity | None) -> Fraction:
     return parse_quantity(0 if value is None else value)
+
+
+def names_devices(container: Container) -> bool:
+    """Return whether a container's limits name an extended resource of another program, as device plugins have."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return any(is_foreign(name) for name in limits)
+
+
+def is_foreign(resource: str) -> bool:
+    """Return whether a resource is an extended one, and neither ours nor CMK's."""
+    domain, slash, _ = resource.partition("/")
+    return bool(slash) and resource not in CORE_RESOURCES and not domain.endswith(_OTHER_DOMAINS)
 
 
 def has_any(resources: ResourceRequirements) -> bool:

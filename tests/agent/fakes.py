@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from agent.absent import NoBootingMachines, NoContainerWatch, NoObservedCPUs, NoWrappers
+from agent.absent import NoBootingMachines, NoContainerWatch, NoDevices, NoObservedCPUs, NoWrappers
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
 from agent.interfaces import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from agent.interfaces import ContainerWatch, ObservedCPUs, RuntimeSandbox, Wrappers
+    from agent.interfaces import ContainerWatch, Devices, ObservedCPUs, RuntimeSandbox, Wrappers
     from agent.node_state import NodeState
     from agent.vm_interfaces import BootingMachines
 
@@ -317,6 +317,7 @@ class FakeNode:
         self.kubelet: ObservedCPUs = NoObservedCPUs()  # the same
         self.wrappers: Wrappers = NoWrappers()  # the same
         self.boots: BootingMachines = NoBootingMachines()  # the same
+        self.devices: Devices = NoDevices()  # the same
         self.vms = FakeVMs(self.cpusets)
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
@@ -355,7 +356,7 @@ class FakeNode:
         """Return what an agent of this node is made of."""
         cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups, self.tasks.split())
         edges = self.runtime, cgroups, self.pods, self.machine, self.container_watch
-        interfaces = Interfaces(*edges, self.kubelet, self.kata, self.wrappers, self.boots)
+        interfaces = Interfaces(*edges, self.kubelet, self.kata, self.wrappers, self.boots, self.devices)
         saved = load(self.state_dir, self.machine.machine_id())
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 

@@ -139,10 +139,11 @@ def test_whatever_is_asked_of_a_pod_is_answered_as_by_the_whole_pod(document: An
 def test_what_nobody_reads_is_not_kept() -> None:
     """However much a user writes into env, labels, foreign annotations, resource names: the pod is the same."""
     many = {f"example.com/n{number}": "x" for number in range(50)}
-    plain = pod(container("main", {"cpu": "2"}), annotations={"cpu-manager.corepin.io/pod": "exclusive"})
+    annotated = {"cpu-manager.corepin.io/pod": "exclusive"}
+    plain = pod(container("main", {"cpu": "2", "example.com/gpu": "1"}), annotations=annotated)
     full = pod(
         container("main", {"cpu": "2", **many}, args=["x"] * 50, env=[{"name": "A", "value": "x" * 99}]),
-        annotations={"cpu-manager.corepin.io/pod": "exclusive", "note": "x" * 99, **many},
+        annotations={**annotated, "note": "x" * 99, **many},
         labels=many,
         nodeSelector=many,
         volumes=[{"name": name.partition("/")[2], "emptyDir": {}} for name in many],

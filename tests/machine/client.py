@@ -16,6 +16,7 @@ from agent.absent import (
     NoBootingMachines,
     NoContainerWatch,
     NoCpusetWatch,
+    NoDevices,
     NoObservedCPUs,
     NoQuotas,
     NoVirtualMachines,
@@ -225,6 +226,7 @@ def simulated_interfaces(
         vms=NoVirtualMachines(),
         wrappers=NoWrappers(),
         boots=NoBootingMachines(),
+        devices=NoDevices(),
     )
 
 

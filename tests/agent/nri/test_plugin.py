@@ -118,6 +118,15 @@ def test_container_with_helpers_is_made_wide_and_starts_on_its_own_cpus() -> Non
     assert node.put == [(42, "1,5")]
 
 
+def test_a_sandbox_that_starts_is_noted(node: Node) -> None:
+    """The pod's uid is handed on: its devices are allocated by then; other events are no news of a sandbox."""
+    started: list[str] = []
+    node.plugin.sandbox_started = started.append
+    for event in (Event.RUN_POD_SANDBOX, Event.STOP_POD_SANDBOX):
+        node.plugin.event(event, known_pod(A), pb.KnownContainer())
+    assert started == [A.uid]
+
+
 def test_process_that_outruns_the_move_is_not_settled() -> None:
     """It is noted by its container until that is removed: the next pass moves its threads, and nothing says done."""
     node = node_with(replace(EXCLUSIVE, shared="true"))

@@ -24,8 +24,10 @@ from agent.reconcile.checkpoint import (
     write,
 )
 from pinning.machine.cpuset import CPUSet
+from pinning.machine.near import Device
 from pinning.machine.topology import Topology
 from pinning.planning.ledger import Ledger
+from pinning.planning.observed import Owner
 from tests.pinning.machines import FLAT, WITHOUT_SMT
 from tests.pinning.world import Wish, World
 
@@ -48,6 +50,15 @@ def settled(folder: StateDir) -> None:
 def test_checkpoint_is_read_as_it_was_written() -> None:
     """What is saved comes back equal."""
     assert read(write(saved()), "machine-1") == saved()
+
+
+def test_devices_are_read_as_they_were_written() -> None:
+    """Devices of containers stand inside the ledger, where an earlier agent passes over them."""
+    devices = {Owner("a", "c0"): (Device("nvidia.com/gpu", CPUSet([1])),), Owner("b", "c0"): ()}
+    with_devices = replace(saved(), devices=devices)
+    content = write(with_devices)
+    assert read(content, "machine-1").devices == devices
+    assert "devices" in json.loads(content)["ledger"]
 
 
 def test_checkpoint_of_an_earlier_agent_is_read() -> None:

@@ -124,6 +124,12 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     web["applied"] |= {"cpus": "0-7", "outside": 2, "narrowed": 1}
     web["intruders"] = ["kube-system/x/y"]
     web["uncounted"] = "it requests 0 cores"
+    web["devices"] = [
+        {"resource": "nvidia.com/gpu", "count": 2, "nodes": [0, 1], "near": False},
+        {"resource": "example.com/nic", "count": 1, "nodes": [0], "near": True},
+        {"resource": "example.com/x", "count": 1, "nodes": [], "near": None},
+    ]
+    web |= {"moreDevices": 3, "devicesUnknown": "the kubelet is silent"}
     state |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
     state["otherPlugins"] = ["10-balloons"]
     state["conflicts"] = [{"container": "d/e/f", "rewrites": 3}]
@@ -138,6 +144,9 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "1 task on fewer of them",
         "with kube-system/x/y on its CPUs",
         "uncounted: it requests 0 cores",
+        "not beside 2 nvidia.com/gpu on NUMA nodes 0, 1, beside example.com/nic on NUMA node 0",
+        "with example.com/x of an unknown NUMA node, with devices of 3 more resources",
+        "devices not known (the kubelet is silent)",
         "corepin only observes here",
         "the list of pods is incomplete",
         "the runtime does not answer",

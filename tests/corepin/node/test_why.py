@@ -122,6 +122,16 @@ def test_noise_is_in_the_timeline() -> None:
     )
 
 
+def test_devices_are_among_the_proofs() -> None:
+    """The status says beside which devices a container runs."""
+    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
+    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    status["containers"]["main"]["devices"] = [{"resource": "a.b/c", "count": 1, "nodes": [1], "near": True}]
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
+    assert ("proof", "main runs beside a.b/c on NUMA node 1") in entries
+
+
 def test_claim_that_the_scheduler_does_not_count_is_shown_once() -> None:
     """The status says it after the API server has forgotten the event, which says it before; another one's does not."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))

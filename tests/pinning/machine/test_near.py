@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.near import Device, cpus_near, homes, homes_of, near_nodes, nodes_beside, rings, shares
+from pinning.machine.near import (
+    Device,
+    cpus_near,
+    device_kinds,
+    homes,
+    homes_of,
+    near_nodes,
+    nearness,
+    nodes_beside,
+    rings,
+    shares,
+)
 from pinning.machine.topology import Topology
 from tests.pinning.nodes import SNC
 from tests.strategies import topologies
@@ -141,3 +152,38 @@ def test_shares_add_up(count: int, unit: int, devices: list[int]) -> None:
     assert sum(given) == count
     assert sum(share % unit != 0 for share in given) <= 1
     assert all(given) or -(-count // unit) < len(devices)
+
+
+def test_more_cpus_and_more_homes_are_nearer() -> None:
+    """The number of near CPUs counts first, then that there are some beside each device."""
+    both = homes([CPUSet([0]), CPUSet([1])])
+    assert nearness(SNC, both, CPUSet([8, 9])) < nearness(SNC, both, CPUSet([0, 8]))
+    assert nearness(SNC, both, CPUSet([0, 8])) < nearness(SNC, both, CPUSet([0, 1]))
+    assert nearness(SNC, both, CPUSet([0, 1])) < nearness(SNC, both, CPUSet([0, 4]))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "near"),
+    [
+        pytest.param("0,4", [True, True, None], id="some beside each device"),
+        pytest.param("0-1", [True, False, None], id="none beside the second"),
+        pytest.param("0,4,8", [False, False, None], id="one is elsewhere"),
+        pytest.param("", [None, None, None], id="nothing was read"),
+    ],
+)
+def test_what_is_near_its_devices(cpus: str, near: list[bool | None]) -> None:
+    """All CPUs are on the devices' nodes, and some beside each; of a device without a node nothing is known."""
+    devices = [
+        Device("b", CPUSet([1])),
+        Device("c", EMPTY),
+        Device("a", CPUSet([0])),
+        Device("a", CPUSet([0])),
+    ]
+    kinds = device_kinds(SNC, devices, CPUSet.parse(cpus))
+    assert [kind.near for kind in kinds] == near
+    assert [(kind.resource, kind.count, str(kind.nodes)) for kind in kinds] == [
+        ("a", 2, "0"),
+        ("b", 1, "1"),
+        ("c", 1, ""),
+    ]
+    assert [kind.near for kind in device_kinds(SNC, devices, None)] == [None, None, None]

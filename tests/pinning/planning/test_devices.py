@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pinning.contract import CoreType, CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.machine.lscpu import read_lscpu
@@ -17,7 +17,7 @@ from pinning.machine.topology import CPUFacts, Topology, assemble
 from pinning.planning.allocator import Allocator, EffectivePolicies
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.node_sets import node_sets
-from pinning.planning.observed import Owner
+from pinning.planning.observed import Owner, SeenPod
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role
 from tests.machines import NAMES, lscpu_text
@@ -184,3 +184,98 @@ def test_other_policies_keep_a_container_near() -> None:
     node.add("a", [Wish("2", policy="exclusive", smt="isolate")])
     node.run_all()
     assert held(node) == "8,10"
+
+
+def known_later(*wishes: Wish, told: str = "2", vm: bool = False, config: NodeConfig | None = None) -> World:
+    """Return a node with one planned pod, whose first container's device becomes known when it holds CPUs."""
+    node = World(SNC, config or NodeConfig(reserved=CPUSet([0])))
+    node.add("a", list(wishes), vm=vm)
+    for container in ("compute",) if vm else [f"c{number}" for number in range(len(wishes))]:
+        node.start("a", container)
+    node.run_all()
+    node.devices[Owner("a", "compute" if vm else "c0")] = (Device(GPU, CPUSet([int(told)])),)
+    return node
+
+
+def test_devices_known_later_move_a_container_once() -> None:
+    """A container that got CPUs before its devices were known is placed anew; planning again changes nothing."""
+    node = known_later(Wish("2", policy="exclusive"))
+    assert held(node) == "2-3"
+    node.run_all()
+    assert held(node) == "8-9"
+    assert node.run_all().actions == ()
+
+
+@pytest.mark.parametrize(
+    ("others", "cpus"),
+    [pytest.param(4, "12-13", id="nothing nearer is free"), pytest.param(3, "11-12", id="one CPU is nearer")],
+)
+def test_a_container_moves_only_nearer(others: int, cpus: str) -> None:
+    """CPUs beside the device that others hold are not waited for: later room does not move the container again."""
+    node = World(SNC, NodeConfig(reserved=CPUSet([0])))
+    node.devices[Owner("b", "c0")] = (Device(GPU, CPUSet([2])),)
+    node.add("b", [Wish(str(others), policy="exclusive")])
+    node.add("a", [Wish("2", policy="exclusive")])
+    node.start("a", "c0")
+    node.run_all()
+    assert held(node) == "12-13"
+    node.devices[Owner("a", "c0")] = (Device(GPU, CPUSet([2])),)
+    node.run_all()
+    assert held(node) == cpus
+    del node.documents["b"]
+    node.run_all()
+    assert held(node) == cpus
+
+
+def test_a_running_machine_is_not_moved() -> None:
+    """The vCPUs of a virtual machine keep their CPUs; it is placed anew when it has stopped."""
+    node = known_later(Wish("2"), vm=True)
+    before = node.holds("a", "compute")
+    node.run_all()
+    assert node.holds("a", "compute") == before != "8-9"
+    for container in node.live():
+        node.stop(container.id)
+    node.run_all()
+    assert node.holds("a", "compute") == "8-9"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(NodeConfig(reserved=CPUSet([0]), device_policy=DevicePolicy.NONE), id="none"),
+        pytest.param(
+            NodeConfig(reserved=CPUSet([0]), near_ignore=("example.com/*", "nvidia.com/*")), id="ignored"
+        ),
+    ],
+)
+def test_the_operator_may_leave_devices_out(config: NodeConfig) -> None:
+    """With `devicePolicy: none`, and of resources in `nearIgnore`, devices count for nothing."""
+    node = known_later(Wish("2", policy="exclusive"), config=config)
+    node.run_all()
+    assert held(node) == "2-3"
+
+
+def test_an_init_container_is_beside_the_devices_of_its_pod() -> None:
+    """The kubelet never names devices of ordinary init containers: those of the pod's other containers count."""
+    node = World(SNC, NodeConfig(reserved=CPUSet([0])))
+    node.add("a", [Wish("2", policy="exclusive", init=""), Wish("2", policy="exclusive")])
+    node.devices[Owner("a", "c1")] = (Device(GPU, CPUSet([3])),)
+    node.run_all()
+    assert (node.holds("a", "c0"), node.holds("a", "c1")) == ("12-13", "12-13")
+
+
+def test_the_containers_that_name_devices() -> None:
+    """Extended resources of others are devices; native ones, ours and CMK's are none, nor are ordinary init containers'."""
+    limits = [
+        {"nvidia.com/gpu": 1},
+        {"cpu": 1, "memory": "1Gi", "hugepages-2Mi": "2Mi", "ephemeral-storage": 1},
+        {"cmk.intel.com/exclusive-cores": 1, "corepin.io/whole-cores": 1, "kubernetes.io/x": 1},
+        None,
+    ]
+    containers = [{"name": f"c{at}", "resources": {"limits": each}} for at, each in enumerate(limits)]
+    inits = [
+        {"name": "init", "resources": {"limits": {"a.b/c": 1}}},
+        {"name": "sidecar", "restartPolicy": "Always", "resources": {"limits": {"a.b/c": 1}}},
+    ]
+    document = {"metadata": {"uid": "a"}, "spec": {"containers": containers, "initContainers": inits}}
+    assert SeenPod.of(document).device_containers == {"c0", "sidecar"}  # type: ignore[arg-type]

@@ -10,8 +10,14 @@ import pytest
 from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.near import Device
 from pinning.planning.ledger import Ledger
-from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
+from pinning.planning.ledger_json import (
+    devices_from_list,
+    devices_to_list,
+    ledger_from_dict,
+    ledger_to_dict,
+)
 from pinning.planning.observed import Owner
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role
@@ -81,6 +87,40 @@ def test_a_checkpoint_keeps_quota_words() -> None:
 
     assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
     assert (assignment.claim.quota, assignment.claim.crio_disables_quota) == (None, False)
+
+
+def test_a_checkpoint_keeps_the_nodes_beside_devices() -> None:
+    """The NUMA nodes that CPUs were chosen beside survive; an older checkpoint names none."""
+    beside = Ledger().assign(replace(entry("a", "1"), homes=CPUSet([1, 3])))
+    assert ledger_from_dict(ledger_to_dict(beside)) == beside
+    assert "homes" not in str(saved())
+
+
+def test_devices_say_the_same_after_reading() -> None:
+    """Devices of one resource and place are counted; a container without devices is remembered too."""
+    gpu, nic = Device("nvidia.com/gpu", CPUSet([1])), Device("example.com/nic", EMPTY)
+    devices = {Owner("a", "c"): (nic, gpu, gpu), Owner("a", "d"): ()}
+    written = devices_to_list(devices)
+    assert devices_from_list(written) == devices
+    assert written[0]["devices"][1] == {"resource": "nvidia.com/gpu", "nodes": "1", "count": 2}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(3, id="no list"),
+        pytest.param([{"podUID": "a", "container": "c"}], id="no devices"),
+        pytest.param([{"podUID": 1, "container": "c", "devices": []}], id="a number for a text"),
+        pytest.param(
+            [{"podUID": "a", "container": "c", "devices": [{"resource": "g", "nodes": "x", "count": 1}]}],
+            id="bad nodes",
+        ),
+    ],
+)
+def test_damaged_devices_are_refused(damaged: object) -> None:
+    """Devices that cannot be read are an error, as a ledger is."""
+    with pytest.raises(BadContract, match="damaged"):
+        devices_from_list(damaged)
 
 
 @pytest.mark.parametrize(

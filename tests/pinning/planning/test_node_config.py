@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinning.contract import CoreType, NoiseKind, NUMAPolicy, SMTPolicy, VMThreadsPolicy
+from pinning.contract import CoreType, DevicePolicy, NoiseKind, NUMAPolicy, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import (
@@ -33,6 +33,8 @@ EVERY_KEY = {
     "smtPolicy": "require",
     "numaPolicy": "single",
     "coreType": "efficient",
+    "devicePolicy": "none",
+    "nearIgnore": ["*/kvm", "smarter-devices/*"],
     "quota": "unset",
     "vmThreads": "shared",
     "strictThreads": True,
@@ -63,6 +65,8 @@ def test_every_key_is_read() -> None:
         smt_policy=SMTPolicy.REQUIRE,
         numa_policy=NUMAPolicy.SINGLE,
         core_type=CoreType.EFFICIENT,
+        device_policy=DevicePolicy.NONE,
+        near_ignore=("*/kvm", "smarter-devices/*"),
         quota=Quota.UNSET,
         vm_threads=VMThreadsPolicy.SHARED,
         strict_threads=True,
@@ -127,6 +131,10 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param({"systemNamespaces": [1]}, "systemNamespaces: .*a list of", id="number in a list"),
         pytest.param({"alignUncore": "on"}, "alignUncore: 'on' .*write auto, true or false", id="caches"),
         pytest.param({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate", id="smt"),
+        pytest.param({"devicePolicy": "require"}, "devicePolicy: .*write none or prefer", id="devices"),
+        pytest.param({"nearIgnore": "*/kvm"}, "nearIgnore: .*write a list of patterns", id="one pattern"),
+        pytest.param({"nearIgnore": [""]}, "nearIgnore: .*not allowed", id="an empty pattern"),
+        pytest.param({"nearIgnore": [3]}, "nearIgnore: .*not allowed", id="a number for a pattern"),
         pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),
         pytest.param({"quota": 0}, "quota: 0 is not allowed: write auto or keep or unset", id="quota"),
         pytest.param(

@@ -1,0 +1,193 @@
+"""Devices of containers in passes: where containers are placed, what is saved, and what is reported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.absent import NoDevices
+from agent.metrics import Metrics
+from agent.node_state import NodeState
+from agent.report.events import WARNINGS, Reason, events_between
+from agent.report.pod_status import pod_status
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.near import Device
+from pinning.planning.node_config import NodeConfig
+from pinning.planning.observed import Observed, Owner
+from tests.agent.fakes import FakeNode
+from tests.pinning.nodes import SNC
+from tests.pinning.world import Wish
+
+PLAIN = Wish("2", policy="exclusive")
+OWNER = Owner("a", "c0")
+GPU = "nvidia.com/gpu"
+
+
+@dataclass
+class FakeDevices(NoDevices):
+    """Devices as a test has them; `followed` has the pods of the runtime in the last pass."""
+
+    devices: dict[Owner, tuple[Device, ...]] = field(default_factory=dict)
+    reasons: dict[Owner, str] = field(default_factory=dict)
+    followed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    resumed: Mapping[Owner, tuple[Device, ...]] | None = None
+
+    def known(self) -> Mapping[Owner, tuple[Device, ...]]:
+        """Return them."""
+        return dict(self.devices)
+
+    def unknown(self) -> Mapping[Owner, str]:
+        """Return the reasons."""
+        return self.reasons
+
+    def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
+        """Remember what a checkpoint had."""
+        self.resumed = known
+
+    def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
+        """Remember what was seen."""
+        self.followed = names
+
+
+@pytest.fixture(name="node")
+def make_node(tmp_path: Path) -> Iterator[FakeNode]:
+    """Yield a node of four NUMA nodes with a pod `a`."""
+    node = FakeNode(tmp_path, SNC, NodeConfig(reserved=CPUSet([0])))
+    node.add("a", PLAIN)
+    yield node
+    node.close()
+
+
+def given(node: FakeNode, *nodes: int | None) -> FakeDevices:
+    """Start an agent that knows devices of the pod's container on these NUMA nodes."""
+    sets = [CPUSet([]) if number is None else CPUSet([number]) for number in nodes]
+    node.devices = FakeDevices({OWNER: tuple(Device(GPU, its) for its in sets)} if nodes else {})
+    node.new_agent()
+    return node.devices
+
+
+def status(state: NodeState) -> Any:
+    """Return what the annotation says of the container."""
+    return json.loads(pod_status(state.pods[0], None) or "{}")["containers"]["c0"]
+
+
+def near(state: NodeState) -> dict[str, float]:
+    """Return the metric of containers with devices."""
+    metrics = Metrics()
+    metrics.show(state)
+    (gauge,) = (it for it in metrics.registry.collect() if it.name == "corepin_agent_device_containers")
+    return {sample.labels["near"]: sample.value for sample in gauge.samples}
+
+
+def test_a_container_is_placed_beside_its_device(node: FakeNode) -> None:
+    """Kernel, status and metric agree; a pass follows the pods of the runtime."""
+    devices = given(node, 2)
+    number = node.start("a")
+    state = node.run(2)
+    assert node.cpus(number) == "8-9"
+    assert status(state)["devices"] == [{"resource": GPU, "count": 1, "nodes": [2], "near": True}]
+    assert near(state) == {"yes": 1}
+    assert devices.followed == {"a": ("test", "pod-a")}
+    assert Reason.DEVICE_REMOTE not in {event.reason for event in events_between(None, state)}
+
+
+def test_devices_known_later_move_the_container(node: FakeNode) -> None:
+    """Until then the status says why they are not known."""
+    devices = given(node)
+    devices.reasons = {OWNER: "the kubelet is silent"}
+    number = node.start("a")
+    state = node.run(2)
+    assert (node.cpus(number), near(state)) == ("2-3", {"unknown": 1})
+    assert status(state)["devicesUnknown"] == "the kubelet is silent"
+
+    devices.devices[OWNER], devices.reasons = (Device(GPU, CPUSet([3])),), {}
+    state = node.run(2)
+    assert (node.cpus(number), near(state)) == ("12-13", {"yes": 1})
+    assert "devicesUnknown" not in status(state)
+
+
+def test_a_container_far_from_its_device_is_reported(node: FakeNode) -> None:
+    """With too few CPUs free beside the device an event says so, once."""
+    given(node, 2)
+    node.add("b", Wish("4", policy="exclusive"))
+    node.documents["b"]["metadata"]["creationTimestamp"] = "2025-01-01T00:00:00Z"
+    assert isinstance(node.devices, FakeDevices)
+    node.devices.devices[Owner("b", "c0")] = (Device(GPU, CPUSet([2])),)
+    node.start("a")
+    state = node.run(2)
+    assert status(state)["devices"][0]["near"] is False
+    assert near(state)["no"] == 1
+    (event,) = (it for it in events_between(None, state) if it.reason is Reason.DEVICE_REMOTE)
+    assert event.message == (
+        "container c0 runs on CPUs 12-13 on NUMA node 3, and not beside nvidia.com/gpu on NUMA node 2:"
+        " too few CPUs were free there"
+    )
+    assert event.reason in WARNINGS
+    assert events_between(state, node.run()) == ()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "word"),
+    [
+        pytest.param([1, 1], "yes", id="near"),
+        pytest.param([1, None], "yes", id="near, and one unknown"),
+        pytest.param([None], "unknown", id="no known node"),
+        pytest.param([77], "unknown", id="a node that the machine lacks"),
+        pytest.param([], None, id="no devices"),
+    ],
+)
+def test_containers_are_counted_by_nearness(
+    node: FakeNode, nodes: list[int | None], word: str | None
+) -> None:
+    """A container counts once; one without devices does not count."""
+    given(node, *nodes)
+    node.start("a")
+    assert near(node.run(2)) == ({word: 1} if word else {})
+
+
+def test_a_container_beside_some_devices_is_partly_near(node: FakeNode) -> None:
+    """A claim of one CPU is beside one of two kinds of devices."""
+    node.add("a", Wish("1", policy="exclusive"))
+    devices = given(node)
+    devices.devices[OWNER] = (Device(GPU, CPUSet([1])), Device("example.com/nic", CPUSet([2])))
+    node.start("a")
+    state = node.run(2)
+    assert near(state) == {"partly": 1}
+    assert [device["near"] for device in status(state)["devices"]] == [False, True]
+
+
+def test_more_than_sixteen_resources_are_counted(node: FakeNode) -> None:
+    """The annotation has the first sixteen."""
+    devices = given(node)
+    devices.devices[OWNER] = tuple(Device(f"e.com/{at:02}", CPUSet([1])) for at in range(20))
+    node.start("a")
+    said = status(node.run(2))
+    assert (len(said["devices"]), said["moreDevices"]) == (16, 4)
+
+
+def test_shared_cpus_beside_its_own_do_not_count(node: FakeNode) -> None:
+    """A container that may use the shared set too is near its device by its own CPUs."""
+    node.add("a", Wish("2", policy="exclusive", shared="true"))
+    given(node, 2)
+    node.start("a")
+    assert near(node.run(3)) == {"yes": 1}
+
+
+def test_the_next_agent_goes_on_with_the_devices(node: FakeNode) -> None:
+    """They are in the checkpoint, and are given up with a reboot: nodes may have other numbers then."""
+    given(node, 2)
+    node.start("a")
+    node.run()
+    node.devices = again = FakeDevices()
+    node.new_agent()
+    assert again.resumed == {OWNER: (Device(GPU, CPUSet([2])),)}
+
+    node.machine.boot = "another"
+    node.devices = again = FakeDevices()
+    node.new_agent()
+    assert again.resumed is None

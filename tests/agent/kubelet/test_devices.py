@@ -1,0 +1,465 @@
+"""When the kubelet is asked for devices, which of its answers count, and what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import grpc
+import pytest
+
+from agent.errors import Refused, TooLarge, Unavailable
+from agent.kubelet.devices import (
+    ANSWER_BYTES,
+    BURST,
+    CALLS_PER_SECOND,
+    MOST_ENTRIES,
+    DeviceList,
+    KubeletDevices,
+    Name,
+    Named,
+    devices_of,
+)
+from agent.kubelet.podresources_pb2 import ContainerDevices, ContainerResources, NUMANode, TopologyInfo
+from agent.kubelet.podresources_pb2 import PodResources as Pod
+from agent.metrics import Metrics
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.near import Device
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from tests.agent.kubelet.fake_kubelet import FakeKubelet
+from tests.pinning.machines import FLAT
+
+GPU, NIC = "nvidia.com/gpu", "example.com/nic"
+NEAR = Device(GPU, CPUSet([1]))
+
+
+def entry(resource: str, device: str, *nodes: int) -> ContainerDevices:
+    """Return one entry of the kubelet's list; without nodes one without topology."""
+    topology = TopologyInfo(nodes=[NUMANode(ID=node) for node in nodes]) if nodes else None
+    return ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
+
+
+def listed(name: str, *devices: ContainerDevices, container: str = "c", namespace: str = "ns") -> Pod:
+    """Return a pod of the list with one container."""
+    containers = [ContainerResources(name=container, devices=devices)]
+    return Pod(namespace=namespace, name=name, containers=containers)
+
+
+def seen(uid: str, name: str = "a", *, devices: bool = True, claims: bool = True) -> SeenPod:
+    """Return a pod of the API."""
+    limits: dict[str, Any] = {"cpu": 2, **({GPU: 1} if devices else {})}
+    annotations = {"cpu-manager.corepin.io/pod": "exclusive"} if claims else {}
+    return SeenPod.of(
+        {
+            "metadata": {"uid": uid, "name": name, "namespace": "ns", "annotations": annotations},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]},
+        }
+    )
+
+
+def observed(*pods: SeenPod, live: Iterable[str] = ()) -> Observed:
+    """Return a node with these pods; of those in `live` a container runs."""
+    containers = [SeenContainer(uid, Owner(uid, "c"), State.RUNNING, EMPTY) for uid in live]
+    return Observed(FLAT, FLAT.online, pods, tuple(containers))
+
+
+@pytest.mark.parametrize(
+    ("entries", "devices"),
+    [
+        pytest.param([], (), id="none"),
+        pytest.param([entry(GPU, "x", 1)], (NEAR,), id="one"),
+        pytest.param([entry(GPU, "y", 1), entry(GPU, "x", 1)], (NEAR, NEAR), id="two on one node"),
+        pytest.param(
+            [entry(GPU, "x", 1), entry(GPU, "x", 0)], (Device(GPU, CPUSet([0, 1])),), id="one on two nodes"
+        ),
+        pytest.param(
+            [entry(NIC, "x", 0), entry(GPU, "x", 1)], (Device(NIC, CPUSet([0])), NEAR), id="one id, two kinds"
+        ),
+        pytest.param([entry(GPU, "x")], (Device(GPU, EMPTY),), id="without topology"),
+        pytest.param(
+            [entry(GPU, "x", -1, 1024, 2**62, 1)], (NEAR,), id="nodes that no machine has are left out"
+        ),
+        pytest.param(
+            [entry("r" * 300, "x", 1)], (Device("r" * 253, CPUSet([1])),), id="a name that none can have"
+        ),
+        pytest.param(
+            [entry(GPU, str(at), 1) for at in range(MOST_ENTRIES)], (NEAR,) * MOST_ENTRIES, id="most"
+        ),
+        pytest.param([entry(GPU, str(at), 1) for at in range(MOST_ENTRIES + 1)], None, id="too many entries"),
+        pytest.param([entry(GPU, "x", *range(MOST_ENTRIES + 1))], None, id="too many nodes"),
+        pytest.param(
+            [ContainerDevices(resource_name=GPU, device_ids=list(map(str, range(MOST_ENTRIES + 1))))],
+            None,
+            id="too many ids",
+        ),
+        pytest.param(
+            [ContainerDevices(resource_name=str(at), device_ids=["x", "y"]) for at in range(MOST_ENTRIES)],
+            None,
+            id="too many together",
+        ),
+    ],
+)
+def test_devices_of_a_container(entries: list[ContainerDevices], devices: tuple[Device, ...] | None) -> None:
+    """An entry is one device and one node, in any order; what is too much is not read."""
+    assert devices_of(ContainerResources(name="c", devices=entries)) == devices
+    assert devices_of(ContainerResources(name="c", devices=entries[::-1])) == devices
+
+
+def play(tmp_path: Path, scenario: Callable[[FakeKubelet, DeviceList], Awaitable[None]]) -> None:
+    """Run a scenario with a kubelet that serves, and a client that waits for half a second."""
+
+    async def run() -> None:
+        fake = FakeKubelet(tmp_path / "kubelet.sock")
+        async with fake.serving():
+            await scenario(fake, DeviceList(fake.socket, timeout_seconds=0.5))
+
+    asyncio.run(run())
+
+
+def test_only_pods_that_wait_are_read(tmp_path: Path) -> None:
+    """Pods of other names, and of the same name in other namespaces, are skipped; a name may come twice."""
+
+    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
+        gpu = entry(GPU, "x", 1)
+        fake.tell(listed("a", gpu), listed("b", gpu), listed("a", namespace="other"), listed("a"))
+        assert await client.ask({("ns", "a"), ("ns", "z")}) == {("ns", "a"): [{"c": (NEAR,)}, {"c": ()}]}
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        pytest.param(b"\xff" * 100, Refused, id="junk"),
+        pytest.param(b"\x0a\xff\xff\xff\xff\x07", Refused, id="cut off"),
+        pytest.param(b"\x0a\x09\x1a\x03\x0a\x01c\x0a\x02ns", Refused, id="containers before the name"),
+        pytest.param(b"\x0a\x07\x1a\x05\x12\x03\xff\xff\xff", Refused, id="a container that is none"),
+        pytest.param(b"\x00" * (ANSWER_BYTES + 1), TooLarge, id="too large"),
+        pytest.param((grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"), Unavailable, id="rate"),
+        pytest.param((grpc.StatusCode.UNIMPLEMENTED, "no"), Refused, id="refused"),
+        pytest.param(None, Unavailable, id="hangs"),
+    ],
+)
+def test_answers_that_are_none(tmp_path: Path, answer: Any, error: type[Exception]) -> None:
+    """What cannot be read is an error, a rate limit is like silence."""
+
+    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
+        fake.answer = answer if isinstance(answer, bytes) else b""
+        fake.error = answer if isinstance(answer, tuple) else None
+        fake.hangs = answer is None
+        with pytest.raises(error):
+            await client.ask({("", "")})
+
+    play(tmp_path, scenario)
+
+
+def test_a_container_with_very_many_devices_is_not_decoded(tmp_path: Path) -> None:
+    """With 60,000 devices of one container it is named as too many; the others of the list are read."""
+
+    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
+        many = listed("b", *(entry("e.com/v", f"{at:030}", 0) for at in range(60_000)))
+        fake.tell(listed("a", entry(GPU, "x", 1)), many)
+        assert len(fake.answer) > ANSWER_BYTES * 0.6
+        assert await client.ask({("ns", "a"), ("ns", "b")}) == {
+            ("ns", "a"): [{"c": (NEAR,)}],
+            ("ns", "b"): [{"c": None}],
+        }
+
+    play(tmp_path, scenario)
+
+
+def test_a_long_list_does_not_block_the_event_loop(tmp_path: Path) -> None:
+    """While 10,000 devices of 40 waiting pods are read, other work gets its turn again and again."""
+
+    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
+        names = [f"p{at}" for at in range(40)]
+        fake.tell(*(listed(name, *(entry(GPU, str(at), 1) for at in range(250))) for name in names))
+        turns = 0
+
+        async def tick() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        found = await client.ask({("ns", name) for name in names})
+        ticking.cancel()
+        assert sum(len(its or ()) for named in found.values() for its in named[0].values()) == 10_000
+        assert turns > len(names)
+
+    play(tmp_path, scenario)
+
+
+class Told:
+    """A kubelet that answers what a test says, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.pods: dict[Name, list[Named]] = {}
+        self.error: Exception | None = None
+        self.at: list[float] = []
+        self.hook: Callable[[], None] = lambda: None
+
+    async def ask(self, pods: Iterable[Name]) -> dict[Name, list[Named]]:
+        """Answer."""
+        self.at.append(perf_counter())
+        self.hook()
+        await asyncio.sleep(0)
+        if self.error:
+            raise self.error
+        return {name: self.pods[name] for name in pods if name in self.pods}
+
+
+class Scene:
+    """A keeper with its kubelet; `passes` counts the passes that it asked for."""
+
+    def __init__(self) -> None:
+        self.kubelet, self.metrics, self.passes = Told(), Metrics(), 0
+        self.keeper = KubeletDevices(self.kubelet, self.metrics)  # type: ignore[arg-type]
+
+    def request_pass(self) -> None:
+        """Count."""
+        self.passes += 1
+
+    def tell(self, *devices: Device, name: str = "a") -> None:
+        """Let the kubelet name these devices of a pod's container."""
+        self.kubelet.pods[("ns", name)] = [{"c": devices}]
+
+    def see(self, *pods: SeenPod, live: Iterable[str] = (), names: dict[str, Name] | None = None) -> None:
+        """Do a pass that sees these pods, and containers of those in `live`."""
+        self.keeper.follow(observed(*pods, live=live), names or dict.fromkeys(live, ("ns", "a")))
+
+    async def calls(self, number: int) -> None:
+        """Wait until the kubelet was asked so often."""
+        while len(self.kubelet.at) < number:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.002)
+
+    @property
+    def known(self) -> dict[Owner, tuple[Device, ...]]:
+        """The devices that are known."""
+        return dict(self.keeper.known())
+
+
+def stage(scenario: Callable[[Scene], Awaitable[None]]) -> Scene:
+    """Run a scenario while the keeper works."""
+    scene = Scene()
+
+    async def run() -> None:
+        work = asyncio.create_task(scene.keeper.run(scene.request_pass))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await scenario(scene)
+        assert not work.done()
+        work.cancel()
+
+    asyncio.run(run())
+    return scene
+
+
+def test_devices_are_known_as_soon_as_the_kubelet_names_them() -> None:
+    """An answer with devices counts at once, asks for a pass, and is the last call."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(NEAR)
+        scene.see(seen("u"))
+        assert list(scene.keeper.unknown()) == [Owner("u", "c")]
+        await scene.calls(1)
+        scene.see(seen("u"), live=["u"])
+        await asyncio.sleep(0.1)
+        assert scene.known == {Owner("u", "c"): (NEAR,)}
+        assert (scene.keeper.unknown(), scene.passes, len(scene.kubelet.at)) == ({}, 1, 1)
+
+    stage(scenario)
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(seen("u", devices=False), id="names no device"),
+        pytest.param(seen("u", claims=False), id="claims no CPUs"),
+    ],
+)
+def test_who_needs_no_answer_makes_no_call(pod: SeenPod) -> None:
+    """The kubelet is asked for pods that have devices and claim CPUs, and for no others."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.see(pod, live=["u"])
+        await asyncio.sleep(0.05)
+        assert scene.kubelet.at == []
+
+    stage(scenario)
+
+
+def test_an_answer_without_devices_counts_after_the_sandbox() -> None:
+    """A pod is listed without its devices for a moment; what is asked for after its sandbox was seen is final."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell()
+        scene.see(seen("u"))
+        await scene.calls(2)
+        assert scene.known == {}
+        scene.keeper.sandbox_started("u")
+        await scene.calls(len(scene.kubelet.at) + 1)
+        assert scene.known == {Owner("u", "c"): ()}
+
+    stage(scenario)
+
+
+def test_an_answer_asked_before_the_sandbox_was_seen_does_not_count() -> None:
+    """Without NRI the first container that a pass sees shows the sandbox; a call on its way then is too early."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell()
+        scene.kubelet.hook = lambda: scene.see(seen("u"), live=["u"])
+        scene.see(seen("u"))
+        await scene.calls(1)
+        assert scene.known == {}
+        await scene.calls(2)
+        assert scene.known == {Owner("u", "c"): ()}
+
+    stage(scenario)
+
+
+def test_an_answer_that_lacks_a_pod_says_nothing() -> None:
+    """A kubelet that has just started lists no pod, though they run: what is known stays, who waits waits on."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(NEAR)
+        scene.see(seen("u"), live=["u"])
+        await scene.calls(1)
+        scene.kubelet.pods = {}
+        both = {"u": ("ns", "a"), "v": ("ns", "b")}
+        scene.see(seen("u"), seen("v", "b"), live=["u", "v"], names=both)
+        await scene.calls(3)
+        assert scene.known == {Owner("u", "c"): (NEAR,)}
+        assert list(scene.keeper.unknown()) == [Owner("v", "c")]
+
+    stage(scenario)
+
+
+@pytest.mark.parametrize("before", ["API", "runtime", "checkpoint"])
+def test_a_remade_pod_never_gets_the_devices_of_the_one_before(before: str) -> None:
+    """While the kubelet may still name the old pod of that name, only an answer after the new sandbox counts."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(NEAR)
+        if before == "runtime":
+            scene.see(names={"old": ("ns", "a")})
+        else:
+            scene.see(seen("old"))
+            await scene.calls(1)
+        calls = len(scene.kubelet.at)
+        scene.see(seen("new"))
+        await scene.calls(calls + 2)
+        assert Owner("new", "c") not in scene.known
+        scene.tell(Device(GPU, CPUSet([0])))
+        scene.keeper.sandbox_started("new")
+        await scene.calls(len(scene.kubelet.at) + 1)
+        assert scene.known[Owner("new", "c")] == (Device(GPU, CPUSet([0])),)
+
+    stage(scenario)
+
+
+def test_two_entries_of_one_name_count_for_none() -> None:
+    """An old kubelet lists a finished pod beside the new one of its name."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.kubelet.pods[("ns", "a")] = [{"c": (NEAR,)}, {"c": ()}]
+        scene.see(seen("u"), live=["u"])
+        await scene.calls(2)
+        assert scene.known == {}
+
+    stage(scenario)
+
+
+def test_devices_are_kept_until_the_pod_is_gone() -> None:
+    """A pod without live containers keeps its devices while the API has it; they are forgotten with it."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(NEAR)
+        scene.see(seen("u"), live=["u"])
+        await scene.calls(1)
+        scene.see(seen("u"))
+        assert scene.known == {Owner("u", "c"): (NEAR,)}
+        scene.see()
+        assert scene.known == {}
+
+    stage(scenario)
+
+
+def test_a_checkpoint_is_gone_on_from() -> None:
+    """What an earlier agent was told is not asked for again."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.keeper.resume({Owner("u", "c"): (NEAR,), Owner("gone", "c"): ()})
+        scene.see(seen("u"), live=["u"])
+        await asyncio.sleep(0.05)
+        assert (scene.known, scene.kubelet.at) == ({Owner("u", "c"): (NEAR,)}, [])
+
+    stage(scenario)
+
+
+def test_a_container_with_too_many_devices_has_no_place(caplog: pytest.LogCaptureFixture) -> None:
+    """It is settled without devices, and the log says so."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.kubelet.pods[("ns", "a")] = [{"c": None}]
+        scene.see(seen("u"))
+        await scene.calls(1)
+        assert scene.known == {Owner("u", "c"): ()}
+
+    stage(scenario)
+    assert "too many devices" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "result", "reason"),
+    [
+        pytest.param(Unavailable("silent"), "later", "does not name devices: silent", id="silent"),
+        pytest.param(Refused("no"), "refused", "does not name devices: no", id="refused"),
+        pytest.param(TooLarge("5 MiB"), "too_large", "list of devices exceeds 4 MiB", id="too large"),
+    ],
+)
+def test_a_kubelet_that_does_not_answer_is_asked_again(
+    error: Exception, result: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason is known, logged once and counted; as soon as it answers a pass is asked for."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.kubelet.error = error
+        scene.see(seen("u"))
+        await scene.calls(3)
+        assert reason in scene.keeper.unknown()[Owner("u", "c")]
+        assert scene.passes == 1
+        scene.kubelet.error = None
+        scene.tell(NEAR)
+        await scene.calls(4)
+        assert (scene.known, scene.passes) == ({Owner("u", "c"): (NEAR,)}, 2)
+
+    scene = stage(scenario)
+    count = scene.metrics.registry.get_sample_value(
+        "corepin_agent_podresources_calls_total", {"result": result}
+    )
+    assert count == 3
+    assert caplog.text.count("devices not known") == 1
+
+
+def test_calls_are_limited_however_many_pods_come() -> None:
+    """New pods all the time: a burst, and then five calls a second in the mean, one at a time."""
+
+    async def scenario(scene: Scene) -> None:
+        pods: list[SeenPod] = []
+        start = perf_counter()
+        while perf_counter() < start + 2:
+            pods.append(seen(f"u{len(pods)}", f"p{len(pods)}"))
+            scene.see(*pods)
+            await asyncio.sleep(0.01)
+
+    scene = stage(scenario)
+    at = scene.kubelet.at
+    assert 5 <= len(at) <= BURST + 2 * CALLS_PER_SECOND + 1
+    assert all(sum(start <= other < start + 1 for other in at) <= 10 for start in at)
