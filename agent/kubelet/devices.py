@@ -119,6 +119,14 @@ def devices_of(container: ContainerResources) -> tuple[Device, ...] | None:
     return tuple(sorted(devices, key=lambda device: (device.resource, str(device.nodes))))
 
 
+def _result_of(error: AgentError) -> tuple[str, str]:
+    """Return the result of a failed call as the metric counts it, and the reason."""
+    if isinstance(error, TooLarge):
+        return "too_large", f"the kubelet's list of devices exceeds {ANSWER_BYTES >> 20} MiB"
+    result = "later" if isinstance(error, Unavailable) else "refused"
+    return result, f"the kubelet does not name devices: {error}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A pod whose devices are not known."""
@@ -143,7 +151,8 @@ class KubeletDevices:
         self._waiting: dict[str, _Waiting] = {}  # by uid
         self._names: dict[Name, dict[str, float]] = {}  # when each pod of a name was last seen, by uid
         self._sandboxes: dict[str, float] = {}  # when a pod's sandbox was first seen, by uid
-        self._reason = ""  # why the last call failed
+        self._reason = ""  # why the last call failed; empty: it did not
+        self._logged: set[str] = set()  # results of failed calls since the last answer
         self._bucket = TokenBucket(BURST, 1 / CALLS_PER_SECOND)
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -240,6 +249,7 @@ class KubeletDevices:
             self._failed(error, asked)
             return self._reason != before
         self._reason = ""
+        self._logged.clear()
         self._metrics.podresources_called("ok", self._clock() - asked)
         found = {
             uid: answer
@@ -251,15 +261,12 @@ class KubeletDevices:
         return bool(found) or bool(before)
 
     def _failed(self, error: AgentError, asked: float) -> None:
-        result = "too_large" if isinstance(error, TooLarge) else "later"
-        reason = f"the kubelet's list of devices exceeds {ANSWER_BYTES >> 20} MiB"
-        if not isinstance(error, TooLarge):
-            result = "later" if isinstance(error, Unavailable) else "refused"
-            reason = f"the kubelet does not name devices: {error}"
+        result, reason = _result_of(error)
         self._metrics.podresources_called(result, self._clock() - asked)
-        if not self._reason:
+        if result not in self._logged:
+            self._logged.add(result)
             logger.warning("devices not known", extra={"facts": {"reason": reason}})
-            self._reason = reason
+        self._reason = reason
 
     def _answer(self, uid: str, waiting: _Waiting, told: list[Named], asked: float) -> Named | None:
         """Return the devices of a pod by container, None if the answer does not count for it.

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 COMPUTE = ("cpu", "memory")
 CORE_RESOURCES = frozenset({*CMK_RESOURCES, ISOLATED_CORES, WHOLE_CORES, NUMA_CPUS})
 READ = CORE_RESOURCES | frozenset(COMPUTE)
-_OTHER_DOMAINS: Final = ("kubernetes.io", "corepin.io")  # native resources, and ours
+_OUR_DOMAIN: Final = ".corepin.io"
+_NATIVE: Final = (
+    "kubernetes.io/"  # the API server takes every name that contains it for a resource of its own
+)
 MOST_CPUS: Final = MAX_CPU + 1
 
 
@@ -196,7 +199,8 @@ def names_devices(container: Container) -> bool:
 def is_foreign(resource: str) -> bool:
     """Return whether a resource is an extended one, and neither ours nor CMK's."""
     domain, slash, _ = resource.partition("/")
-    return bool(slash) and resource not in CORE_RESOURCES and not domain.endswith(_OTHER_DOMAINS)
+    is_ours = resource in CORE_RESOURCES or f".{domain}".endswith(_OUR_DOMAIN)
+    return bool(slash) and not is_ours and _NATIVE not in resource
 
 
 def has_any(resources: ResourceRequirements) -> bool:

@@ -448,6 +448,21 @@ def test_a_kubelet_that_does_not_answer_is_asked_again(
     assert caplog.text.count("devices not known") == 1
 
 
+def test_causes_that_alternate_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The last cause is the reason; each is logged once until an answer comes, and again after it."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.see(seen("u"))
+        for error in (Unavailable("slow"), Refused("junk"), Unavailable("slow"), None, Refused("junk")):
+            scene.kubelet.error = error
+            await scene.calls(len(scene.kubelet.at) + 1)
+        assert "junk" in scene.keeper.unknown()[Owner("u", "c")]
+
+    stage(scenario)
+    reasons = [record.__dict__["facts"]["reason"].rpartition(" ")[2] for record in caplog.records]
+    assert reasons == ["slow", "junk", "junk"]
+
+
 def test_calls_are_limited_however_many_pods_come() -> None:
     """New pods all the time: a burst, and then five calls a second in the mean, one at a time."""
 

@@ -19,7 +19,7 @@ from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner, SeenPod
 from pinning.pods.claims import Claim, Origin
-from pinning.pods.resources import Role
+from pinning.pods.resources import Role, is_foreign
 from tests.machines import NAMES, lscpu_text
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World
@@ -262,6 +262,26 @@ def test_an_init_container_is_beside_the_devices_of_its_pod() -> None:
     node.devices[Owner("a", "c1")] = (Device(GPU, CPUSet([3])),)
     node.run_all()
     assert (node.holds("a", "c0"), node.holds("a", "c1")) == ("12-13", "12-13")
+
+
+@pytest.mark.parametrize(
+    ("resource", "is_device"),
+    [
+        pytest.param("nvidia.com/gpu", True, id="of a device plugin"),
+        pytest.param("devices.kubevirt.io/kvm", True, id="domain that ends alike"),
+        pytest.param("notcorepin.io/gpu", True, id="domain that ends like ours"),
+        pytest.param("cpu", False, id="compute"),
+        pytest.param("hugepages-2Mi", False, id="no domain"),
+        pytest.param("kubernetes.io/x", False, id="native"),
+        pytest.param("my-kubernetes.io/x", False, id="native for the API server"),
+        pytest.param("corepin.io/whole-cores", False, id="ours"),
+        pytest.param("near.corepin.io/x", False, id="subdomain of ours"),
+        pytest.param("cmk.intel.com/exclusive-cores", False, id="CMK's"),
+    ],
+)
+def test_devices_are_extended_resources_of_others(resource: str, is_device: bool) -> None:
+    """Native ones, ours and CMK's are none."""
+    assert is_foreign(resource) is is_device
 
 
 def test_the_containers_that_name_devices() -> None:

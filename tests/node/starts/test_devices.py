@@ -1,0 +1,103 @@
+"""Pods of a real kubelet with devices of a device plugin: their CPUs are beside them from the first instruction on."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from agent.kernel.sysfs import read_topology
+from pinning.machine.cpuset import CPUSet
+from tests.node.device_plugin import device_plugin
+from tests.node.node import EXCLUSIVE, pod
+from tests.node.starts.over_nri import agent_over_nri, lines
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.node.node import Node
+
+BIRTHS: Final = 6
+
+
+def machine_of_nodes(root: Path) -> tuple[Path, CPUSet]:
+    """Return the `/` of a machine on which each core of this one is a NUMA node, and a CPU that is offline.
+
+    That CPU is all that is reserved, so that there is a choice also on a machine of two CPUs.
+    """
+    here, system = read_topology(Path("/")), root / "sys/devices/system"
+    for name in ("proc", "etc"):
+        root.joinpath(name).symlink_to(Path("/", name))
+    absent = max(here.cpus) + 1
+    for cpu in (*here.cpus, absent):
+        siblings = CPUSet([cpu]) if cpu == absent else here.siblings_of(CPUSet([cpu]))
+        folder = system / f"cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "core_cpus_list").write_text(str(siblings))
+        (folder / "physical_package_id").write_text("0")
+    (system / "cpu/online").write_text(str(here.online))
+    for number, core in enumerate(here.cores):
+        node = system / f"node/node{number}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(str(core.cpus))
+    return root, CPUSet([absent])
+
+
+@pytest.fixture
+def two_nodes(node: Node, tmp_path: Path) -> Iterator[Node]:
+    """Return the node whose agent sees several NUMA nodes, and whose kubelet has a device on each of two."""
+    root, reserved = machine_of_nodes(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"reserved": str(reserved)}))
+    state = tmp_path / "state"
+    flags = ("--root", str(root), "--config", str(config), "--state-dir", str(state))
+    plugins = node.kubelet.directory / "apart/kubelet/device-plugins"
+    before = node.agent.flags
+    node.agent.flags = (*before, *flags)
+    with ExitStack() as stack:
+        stack.callback(setattr, node.agent, "flags", before)
+        for number in (0, 1):
+            stack.enter_context(device_plugin(plugins, resource_on(number), number))
+        stack.enter_context(agent_over_nri(node))
+        for number in (0, 1):
+            until_equal("devices", lambda number=number: allocatable(node, resource_on(number)), "1")  # type: ignore[misc]
+        yield node
+
+
+def resource_on(number: int) -> str:
+    """Return the resource whose only device is on a NUMA node."""
+    return f"example.com/on-{number}"
+
+
+def allocatable(node: Node, resource: str) -> str:
+    """Return how many devices the scheduler may give out."""
+    return str(node.document()["status"]["allocatable"].get(resource, ""))
+
+
+def with_device(name: str, number: int) -> dict[str, Any]:
+    """Return a pod with one CPU and the device of a NUMA node."""
+    document = pod(name, EXCLUSIVE, cpu="1")
+    resources = document["spec"]["containers"][0]["resources"]
+    resources["limits"] = resources["requests"] = {"cpu": "1", resource_on(number): "1"}
+    return document
+
+
+def test_a_pod_starts_beside_its_device(two_nodes: Node) -> None:
+    """Its first instruction runs on the NUMA node of the device, on each in turn, and the status says that it is near."""
+    node = two_nodes
+    cores = read_topology(Path("/")).cores
+    for birth in range(BIRTHS):
+        number, name = 1 - birth % 2, f"beside-{birth}"
+        [container] = node.run(with_device(name, number))
+        first = CPUSet.parse(until("first line", lambda name=name: lines(node, name))[0])  # type: ignore[misc]
+        assert first <= cores[number].cpus, (birth, lines(node, name))
+        assert container.cpus == first
+        told = [{"resource": resource_on(number), "count": 1, "nodes": [number], "near": True}]
+        until_equal("devices", lambda name=name: (node.status(name) or {}).get("devices"), told)  # type: ignore[misc]
+        assert node.status(name)["applied"]["path"] == "nri"
+        node.clear()
+    assert node.agent.metric("corepin_agent_podresources_calls_total", result="ok") >= BIRTHS
