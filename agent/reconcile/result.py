@@ -219,7 +219,7 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
         uncounted=uncounted,
         memory=memory_state(assignment, result.memory.get(owner), observed.topology),
         intruders=result.intruders(assignment),
-        devices=device_kinds(observed.topology, observed.devices.get(owner, ()), own),
+        devices=device_kinds(observed.topology, result.plan.devices.get(owner, ()), own),
         devices_unknown=observed.devices_unknown.get(owner, ""),
     )
 

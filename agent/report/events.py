@@ -176,7 +176,7 @@ def _remote(container: ContainerState) -> str:
     if not remote:
         return ""
     where = f"CPUs {container.cpus} on {_nodes(container.numa_nodes)}"
-    return f"container {container.name} runs on {where}, and not beside {listed(remote)}: too few CPUs were free there"
+    return f"container {container.name} runs on {where}, and not beside {listed(remote)}"
 
 
 def _nodes(nodes: Iterable[int]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pinning.planning.actions import NO_SANDBOXES, Action, plan_actions
 from pinning.planning.assign import Assigner
 from pinning.planning.ledger_draft import LedgerDraft
+from pinning.planning.node_config import near_devices
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
+    from pinning.machine.near import Device
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 
 NONE_UNCOUNTED: Final[Mapping[Owner, str]] = MappingProxyType({})
+NO_DEVICES: Final[Mapping[Owner, tuple[Device, ...]]] = MappingProxyType({})
 
 
 class Plan(NamedTuple):
@@ -47,6 +50,7 @@ class Plan(NamedTuple):
     )
     system: frozenset[str] = frozenset()  # uids of the pods in system namespaces
     is_strict: bool = False  # `strictThreads`: owners never get pool CPUs, even through `cmk isolate`
+    devices: Mapping[Owner, tuple[Device, ...]] = NO_DEVICES  # that containers with CPUs are placed beside
 
     @property
     def shared(self) -> CPUSet:
@@ -89,6 +93,7 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         assigner.uncounted,
         system,
         config.strict_threads,
+        {held.owner: near_devices(observed.devices.get(held.owner, ()), config) for held in draft.ledger},
     )
 
 

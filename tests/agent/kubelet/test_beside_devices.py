@@ -124,11 +124,23 @@ def test_a_container_far_from_its_device_is_reported(node: FakeNode) -> None:
     assert near(state)["no"] == 1
     (event,) = (it for it in events_between(None, state) if it.reason is Reason.DEVICE_REMOTE)
     assert event.message == (
-        "container c0 runs on CPUs 12-13 on NUMA node 3, and not beside nvidia.com/gpu on NUMA node 2:"
-        " too few CPUs were free there"
+        "container c0 runs on CPUs 12-13 on NUMA node 3, and not beside nvidia.com/gpu on NUMA node 2"
     )
     assert event.reason in WARNINGS
     assert events_between(state, node.run()) == ()
+
+
+def test_devices_that_do_not_count_are_not_reported(tmp_path: Path) -> None:
+    """A device that `nearIgnore` names is neither in the status nor far from the container."""
+    node = FakeNode(tmp_path, SNC, NodeConfig(reserved=CPUSet([0]), near_ignore=("nvidia.com/*",)))
+    node.add("a", PLAIN)
+    given(node, 2)
+    node.start("a")
+    state = node.run(2)
+    node.close()
+    assert "devices" not in status(state)
+    assert near(state) == {}
+    assert Reason.DEVICE_REMOTE not in {event.reason for event in events_between(None, state)}
 
 
 @pytest.mark.parametrize(

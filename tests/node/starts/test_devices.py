@@ -96,7 +96,7 @@ def test_a_pod_starts_beside_its_device(two_nodes: Node) -> None:
         first = CPUSet.parse(until("first line", lambda name=name: lines(node, name))[0])  # type: ignore[misc]
         assert first <= cores[number].cpus, (birth, lines(node, name))
         assert container.cpus == first
-        told = [{"resource": resource_on(number), "count": 1, "nodes": [number], "near": True}]
+        told: Any = [{"resource": resource_on(number), "count": 1, "nodes": [number], "near": True}]
         until_equal("devices", lambda name=name: (node.status(name) or {}).get("devices"), told)  # type: ignore[misc]
         assert node.status(name)["applied"]["path"] == "nri"
         node.clear()
