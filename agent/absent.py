@@ -149,7 +149,7 @@ class NoWrappers:
 
 
 class NoDevices:
-    """No kubelet gives devices to containers, or they do not count (interface `Devices`)."""
+    """No kubelet gives devices to containers (interface `Devices`)."""
 
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
         """Return no devices."""

@@ -38,7 +38,6 @@ from agent.process import Agent, Listeners, Parts, run_until_signal
 from agent.reconcile.checkpoint import NeedsNewer, StateDir, Unusable
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.reserve import start_config
-from pinning.contract import DevicePolicy
 from pinning.planning.node_sets import check_machine
 
 if TYPE_CHECKING:
@@ -256,14 +255,13 @@ def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs:
 
 
 def _devices(config: AgentConfig, metrics: Metrics) -> Devices:
-    """Return the devices that the kubelet gave out, unless they do not count."""
-    is_off = config.config.device_policy is DevicePolicy.NONE
-    if is_off or config.runtime != "cri" or config.kubelet_state is None:
+    """Return the devices that the kubelet gave out, where there is a kubelet."""
+    if config.runtime != "cri" or config.kubelet_state is None:
         return NoDevices()
     from agent.kubelet.devices import DeviceList, KubeletDevices
     from agent.kubelet.pod_resources import socket_beside
 
-    return KubeletDevices(DeviceList(socket_beside(config.kubelet_state)), metrics)
+    return KubeletDevices(DeviceList(socket_beside(config.kubelet_state)), metrics, config.config)
 
 
 def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines:

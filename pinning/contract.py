@@ -32,6 +32,7 @@ NUMA_MEMORY = "numa-memory.corepin.io"
 NUMA_MEMORY_POD = f"{NUMA_MEMORY}/pod"
 SHARED_CPUS = "shared-cpus.corepin.io"
 CORE_TYPE = "core-type.corepin.io"
+DEVICE_POLICY = "device-policy.corepin.io"
 QUOTA_POLICY = "quota-policy.corepin.io"
 SIDECAR_LIMITS = "sidecar-limits.corepin.io"
 SIDECAR_LIMITS_POD = f"{SIDECAR_LIMITS}/pod"
@@ -172,7 +173,7 @@ class QuotaPolicy(StrEnum):
 
 
 class DevicePolicy(StrEnum):
-    """Whether containers are placed beside their devices; the agents' configuration chooses."""
+    """Placement of a container's CPUs beside its devices."""
 
     NONE = "none"
     PREFER = "prefer"  # near CPUs first, others where they do not suffice
@@ -259,6 +260,7 @@ FAMILIES: Final[Mapping[str, type[StrEnum]]] = {
     SHARED_CPUS: Switch,
     CORE_TYPE: CoreType,
     QUOTA_POLICY: QuotaPolicy,
+    DEVICE_POLICY: DevicePolicy,
 }
 SINGLE_KEYS: Final[Mapping[str, str]] = {  # families with one key
     SIDECAR_LIMITS: SIDECAR_LIMITS_POD,

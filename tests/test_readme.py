@@ -119,6 +119,7 @@ def test_names_are_the_contracts() -> None:
         contract.NUMA_MEMORY_POD,
         f"{contract.CORE_TYPE}/{contract.POD_SCOPE}",
         f"{contract.QUOTA_POLICY}/{contract.POD_SCOPE}",
+        f"{contract.DEVICE_POLICY}/{contract.POD_SCOPE}",
         f"{contract.SHARED_CPUS}/{contract.POD_SCOPE}",
     }
 

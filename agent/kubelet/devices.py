@@ -22,6 +22,7 @@ from agent.kubelet.podresources_pb2 import ContainerResources, ListPodResourcesR
 from agent.token_bucket import TokenBucket
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
+from pinning.planning.node_config import DEFAULT, is_placed_beside
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from agent.grpc_calls import Fields
     from agent.metrics import Metrics
+    from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, SeenPod
 
 ANSWER_BYTES: Final = 4 * 2**20  # 80,000 devices; gRPC's usual limit
@@ -142,8 +144,15 @@ class KubeletDevices:
     `follow` and `known` are called by passes and never wait; `run` asks.
     """
 
-    def __init__(self, kubelet: DeviceList, metrics: Metrics, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        kubelet: DeviceList,
+        metrics: Metrics,
+        config: NodeConfig = DEFAULT,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._kubelet = kubelet
+        self._config = config
         self._metrics = metrics
         self._clock = clock
         self._known: Mapping[Owner, tuple[Device, ...]] = MappingProxyType({})
@@ -177,7 +186,7 @@ class KubeletDevices:
 
     def follow(self, observed: Observed, names: Mapping[str, Name]) -> None:
         """Wait for the devices of new pods, and forget pods that are gone; `names` has every pod of the runtime."""
-        now, pods = self._clock(), {pod.uid: pod for pod in observed.by_age if pod.claims}
+        now = self._clock()
         gone = {uid for uid in self._settled if observed.is_gone(uid)}
         if gone:
             self._settled -= gone
@@ -187,12 +196,15 @@ class KubeletDevices:
             self._sandboxes.setdefault(uid, now)
         before = self._waiting
         self._waiting = {
-            uid: before.get(uid) or self._new(pod, now)
-            for uid, pod in pods.items()
-            if pod.device_containers and uid not in self._settled
+            pod.uid: before.get(pod.uid) or self._new(pod, now)
+            for pod in observed.by_age
+            if pod.device_containers and pod.uid not in self._settled and self._is_placed_beside(pod)
         }
         if self._waiting.keys() - before.keys():
             self._wake.set()
+
+    def _is_placed_beside(self, pod: SeenPod) -> bool:
+        return any(is_placed_beside(claim, self._config) for claim in pod.claims)
 
     def _new(self, pod: SeenPod, now: float) -> _Waiting:
         return _Waiting((pod.namespace, pod.name), pod.device_containers, now)

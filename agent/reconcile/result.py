@@ -220,7 +220,7 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
         memory=memory_state(assignment, result.memory.get(owner), observed.topology),
         intruders=result.intruders(assignment),
         devices=device_kinds(observed.topology, result.plan.devices.get(owner, ()), own),
-        devices_unknown=observed.devices_unknown.get(owner, ""),
+        devices_unknown=observed.devices_unknown.get(owner, "") if owner in result.plan.devices else "",
     )
 
 

@@ -99,6 +99,7 @@ def _wish(claim: Claim) -> str:
     words += [f"numa {claim.numa}"] if claim.numa else []
     words += [f"core type {claim.core_type}"] if claim.core_type else []
     words += [f"quota {claim.quota}"] if claim.quota else []
+    words += [f"devices {claim.devices}"] if claim.devices else []
     source = {
         Origin.CMK: f"by the resource {claim.resource}",
         Origin.LAUNCHER: "for a virtual machine with dedicated CPUs",

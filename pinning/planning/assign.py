@@ -18,7 +18,7 @@ from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.ledger import Assignment
 from pinning.planning.machine_changes import follow_machine
 from pinning.planning.memory import bind_memory
-from pinning.planning.node_config import UncountedClaims
+from pinning.planning.node_config import UncountedClaims, is_placed_beside
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
 from pinning.pods.counted import uncounted
@@ -112,7 +112,8 @@ class Assigner:
         held = self.draft.ledger.of(ask.owner)
         if not held:
             return
-        asked = replace(held, claim=ask.claim)
+        homes = held.homes if is_placed_beside(ask.claim, self.draft.config) else EMPTY
+        asked = replace(held, claim=ask.claim, homes=homes)
         less = shortage(self.draft.sets, asked) < 0
         changes_policy = ask.policies != EffectivePolicies.of_assignment(held)
         if self.draft.is_running_vm(held.owner) and (less or changes_policy):

@@ -14,6 +14,7 @@ from pinning.planning.node_config import near_devices
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pinning.contract import DevicePolicy
     from pinning.machine.near import Home
     from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.node_config import NodeConfig
@@ -32,7 +33,7 @@ class LedgerDraft:
         self.config = config
         self.allocator = Allocator(sets, config)
         self.pods = {pod.uid: pod for pod in observed.by_age}
-        self._homes: dict[Owner, tuple[Home, ...]] = {}
+        self._homes: dict[tuple[Owner, DevicePolicy | None], tuple[Home, ...]] = {}
 
     def free_for(self, assignment: Assignment) -> CPUSet:
         """Return the CPUs available to a container: its own, and those held by none that can run at the same time."""
@@ -41,10 +42,11 @@ class LedgerDraft:
 
     def homes(self, owner: Owner, claim: Claim) -> tuple[Home, ...]:
         """Return the NUMA nodes near a container's devices; none if it has no devices, or their nodes are not known."""
-        if owner not in self._homes:
-            devices = near_devices(self.observed.devices_of(owner, claim.role), self.config)
-            self._homes[owner] = homes_of(self.observed.topology, devices) if devices else ()
-        return self._homes[owner]
+        key = owner, claim.devices
+        if key not in self._homes:
+            devices = near_devices(self.observed.devices_of(owner, claim.role), claim, self.config)
+            self._homes[key] = homes_of(self.observed.topology, devices) if devices else ()
+        return self._homes[key]
 
     def adopt(self, new: Assignment) -> bool:
         """Record an assignment and return True, or return False if it would take the last CPU of the shared set."""

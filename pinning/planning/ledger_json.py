@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
@@ -111,6 +111,8 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
         saved["claim"]["quotaPolicy"] = str(claim.quota)
     if claim.crio_disables_quota:
         saved["claim"]["crioDisablesQuota"] = True
+    if claim.devices:
+        saved["claim"]["devicePolicy"] = str(claim.devices)
     if claim.shared_cpus:
         saved["claim"]["sharedCPUs"] = True
     return saved
@@ -150,6 +152,7 @@ def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
         core_type=CoreType(saved["coreType"]) if "coreType" in saved else None,
         quota=QuotaPolicy(saved["quotaPolicy"]) if "quotaPolicy" in saved else None,
         crio_disables_quota=saved.get("crioDisablesQuota", False) is True,
+        devices=DevicePolicy(saved["devicePolicy"]) if "devicePolicy" in saved else None,
     )
 
 

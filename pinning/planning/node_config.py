@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from pinning.allocation.packed import Sort
     from pinning.machine.near import Device
+    from pinning.pods.claims import Claim
 
 Word = TypeVar("Word", bound=StrEnum)
 DYNAMIC = "dynamic"
@@ -151,9 +152,14 @@ def _read_noise(given: object) -> tuple[tuple[NoiseKind, float], ...]:
     return tuple((kind, keys.rate(kind)) for kind in NoiseKind if keys.value(kind) is not None)
 
 
-def near_devices(devices: Iterable[Device], config: NodeConfig) -> tuple[Device, ...]:
+def is_placed_beside(claim: Claim, config: NodeConfig) -> bool:
+    """Return whether a container is placed beside its devices."""
+    return (claim.devices or config.device_policy) is not DevicePolicy.NONE
+
+
+def near_devices(devices: Iterable[Device], claim: Claim, config: NodeConfig) -> tuple[Device, ...]:
     """Return the devices that a container is placed beside."""
-    if config.device_policy is DevicePolicy.NONE:
+    if not is_placed_beside(claim, config):
         return ()
     return tuple(
         device

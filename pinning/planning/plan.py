@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pinning.planning.actions import NO_SANDBOXES, Action, plan_actions
 from pinning.planning.assign import Assigner
 from pinning.planning.ledger_draft import LedgerDraft
-from pinning.planning.node_config import near_devices
+from pinning.planning.node_config import is_placed_beside, near_devices
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
@@ -50,7 +50,8 @@ class Plan(NamedTuple):
     )
     system: frozenset[str] = frozenset()  # uids of the pods in system namespaces
     is_strict: bool = False  # `strictThreads`: owners never get pool CPUs, even through `cmk isolate`
-    devices: Mapping[Owner, tuple[Device, ...]] = NO_DEVICES  # that containers with CPUs are placed beside
+    # Known devices of the containers with CPUs that are placed beside theirs.
+    devices: Mapping[Owner, tuple[Device, ...]] = NO_DEVICES
 
     @property
     def shared(self) -> CPUSet:
@@ -93,8 +94,16 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         assigner.uncounted,
         system,
         config.strict_threads,
-        {held.owner: near_devices(observed.devices.get(held.owner, ()), config) for held in draft.ledger},
+        _devices(observed, draft.ledger, config),
     )
+
+
+def _devices(observed: Observed, ledger: Ledger, config: NodeConfig) -> Mapping[Owner, tuple[Device, ...]]:
+    return {
+        held.owner: near_devices(observed.devices.get(held.owner, ()), held.claim, config)
+        for held in ledger
+        if is_placed_beside(held.claim, config)
+    }
 
 
 def _uses(observed: Observed, ledger: Ledger, config: NodeConfig) -> Mapping[Owner, frozenset[PoolUse]]:

@@ -12,6 +12,7 @@ from pinning.contract import (
     CORE_TYPE,
     CPU_MANAGER,
     CRANE_CPU_MANAGER,
+    DEVICE_POLICY,
     FAMILIES,
     NUMA_MEMORY_POD,
     NUMA_POLICY,
@@ -22,6 +23,7 @@ from pinning.contract import (
     SMT_POLICY,
     CoreType,
     CPUPolicy,
+    DevicePolicy,
     NUMAMemory,
     NUMAPolicy,
     QuotaPolicy,
@@ -82,6 +84,7 @@ class PolicyAnnotations:
     shared: Scoped[Switch] = Scoped()
     core_type: Scoped[CoreType] = Scoped()
     quota: Scoped[QuotaPolicy] = Scoped()
+    devices: Scoped[DevicePolicy] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # policy keys by family
@@ -211,6 +214,7 @@ def read_policy_annotations(
         shared=scoped(SHARED_CPUS, Switch),
         core_type=scoped(CORE_TYPE, CoreType),
         quota=scoped(QUOTA_POLICY, QuotaPolicy),
+        devices=scoped(DEVICE_POLICY, DevicePolicy),
         memory=_annotation(NUMA_MEMORY_POD, NUMAMemory, annotations),
         annotations=annotations,
         keys=keys,

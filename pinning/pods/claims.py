@@ -20,6 +20,7 @@ from pinning.contract import (
     VIRT_LAUNCHER,
     CoreType,
     CPUPolicy,
+    DevicePolicy,
     NUMAMemory,
     NUMAPolicy,
     QuotaPolicy,
@@ -88,6 +89,7 @@ class Claim:
     core_type: CoreType | None = None  # None: the node's default
     quota: QuotaPolicy | None = None  # None: the node's default
     crio_disables_quota: bool = False  # CRI-O's annotation, which CRI-O itself follows
+    devices: DevicePolicy | None = None  # None: the node's default
 
     @property
     def must_fit(self) -> bool:
@@ -346,7 +348,7 @@ def _claim(
 ) -> Claim:
     smt, numa = policies.smt.of(member.name), policies.numa.of(member.name)
     memory, core_type = policies.memory_of(member.name), policies.core_type.of(member.name)
-    quota = policies.quota.of(member.name)
+    quota, devices = policies.quota.of(member.name), policies.devices.of(member.name)
     return Claim(
         container=member.name,
         role=member.role,
@@ -361,6 +363,7 @@ def _claim(
         shared_cpus=policy is CPUPolicy.EXCLUSIVE and policies.shares(member.name),
         core_type=core_type.value if core_type else None,
         quota=quota.value if quota and policy is CPUPolicy.EXCLUSIVE else None,
+        devices=devices.value if devices else None,
     )
 
 

@@ -49,6 +49,7 @@ def idle_words(
         (policies.smt, exclusive, NOT_EXCLUSIVE),
         (policies.numa, claiming, NO_CLAIM),
         (policies.core_type, claiming, NO_CLAIM),
+        (policies.devices, claiming, NO_CLAIM),
         (policies.quota, () if is_kata else exclusive, no_quota),
     ):
         pod_acts = any(name not in scoped.containers for name in acting)

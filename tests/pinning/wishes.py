@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from pinning.contract import CoreType, CPUPolicy, NUMAPolicy, QuotaPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAPolicy, QuotaPolicy, SMTPolicy
 from tests.pinning.world import Wish
 
 POLICIES = st.sampled_from([None, *map(str, CPUPolicy)])
@@ -21,5 +21,6 @@ WISHES = st.builds(
     core_type=st.sampled_from([None, None, None, *map(str, CoreType)]),
     shared=st.sampled_from([None, None, "true", "false"]),
     quota=st.sampled_from([None, None, *map(str, QuotaPolicy)]),
+    devices=st.sampled_from([None, None, *map(str, DevicePolicy)]),
     init=ROLES,
 )

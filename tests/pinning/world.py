@@ -41,6 +41,7 @@ class Wish:
     memory_limit: str | None = None
     shared: str | None = None  # shared-cpus
     quota: str | None = None
+    devices: str | None = None  # device-policy
     init: str | None = None  # "Always": a sidecar, "": an ordinary init container
 
 
@@ -63,6 +64,7 @@ def pod_document(
         listed["containers" if wish.init is None else "initContainers"].append(container)
         families = {"cpu-manager": wish.policy, "smt-policy": wish.smt, "numa-policy": wish.numa}
         families |= {"shared-cpus": wish.shared, "core-type": wish.core_type, "quota-policy": wish.quota}
+        families["device-policy"] = wish.devices
         if wish.memory:
             annotations[NUMA_MEMORY_POD] = wish.memory
         annotations |= {f"{key}.corepin.io/container.{name}": word for key, word in families.items() if word}

@@ -26,8 +26,10 @@ from agent.kubelet.devices import (
 from agent.kubelet.podresources_pb2 import ContainerDevices, ContainerResources, NUMANode, TopologyInfo
 from agent.kubelet.podresources_pb2 import PodResources as Pod
 from agent.metrics import Metrics
+from pinning.contract import DevicePolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
+from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from tests.agent.kubelet.fake_kubelet import FakeKubelet
 from tests.pinning.machines import FLAT
@@ -48,10 +50,11 @@ def listed(name: str, *devices: ContainerDevices, container: str = "c", namespac
     return Pod(namespace=namespace, name=name, containers=containers)
 
 
-def seen(uid: str, name: str = "a", *, devices: bool = True, claims: bool = True) -> SeenPod:
-    """Return a pod of the API."""
+def seen(uid: str, name: str = "a", *, devices: bool = True, claims: bool = True, word: str = "") -> SeenPod:
+    """Return a pod of the API, with a device policy if there is a word for it."""
     limits: dict[str, Any] = {"cpu": 2, **({GPU: 1} if devices else {})}
     annotations = {"cpu-manager.corepin.io/pod": "exclusive"} if claims else {}
+    annotations |= {"device-policy.corepin.io/pod": word} if word else {}
     return SeenPod.of(
         {
             "metadata": {"uid": uid, "name": name, "namespace": "ns", "annotations": annotations},
@@ -108,13 +111,17 @@ def test_devices_of_a_container(entries: list[ContainerDevices], devices: tuple[
     assert devices_of(ContainerResources(name="c", devices=entries[::-1])) == devices
 
 
-def play(tmp_path: Path, scenario: Callable[[FakeKubelet, DeviceList], Awaitable[None]]) -> None:
-    """Run a scenario with a kubelet that serves, and a client that waits for half a second."""
+def play(
+    tmp_path: Path,
+    scenario: Callable[[FakeKubelet, DeviceList], Awaitable[None]],
+    timeout_seconds: float = 60.0,
+) -> None:
+    """Run a scenario with a kubelet that serves, and a client that waits so long for an answer."""
 
     async def run() -> None:
         fake = FakeKubelet(tmp_path / "kubelet.sock")
         async with fake.serving():
-            await scenario(fake, DeviceList(fake.socket, timeout_seconds=0.5))
+            await scenario(fake, DeviceList(fake.socket, timeout_seconds))
 
     asyncio.run(run())
 
@@ -153,7 +160,7 @@ def test_answers_that_are_none(tmp_path: Path, answer: Any, error: type[Exceptio
         with pytest.raises(error):
             await client.ask({("", "")})
 
-    play(tmp_path, scenario)
+    play(tmp_path, scenario, 60.0 if answer else 0.5)
 
 
 def test_a_container_with_very_many_devices_is_not_decoded(tmp_path: Path) -> None:
@@ -216,9 +223,9 @@ class Told:
 class Scene:
     """A keeper with its kubelet; `passes` counts the passes that it asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: NodeConfig = DEFAULT) -> None:
         self.kubelet, self.metrics, self.passes = Told(), Metrics(), 0
-        self.keeper = KubeletDevices(self.kubelet, self.metrics)  # type: ignore[arg-type]
+        self.keeper = KubeletDevices(self.kubelet, self.metrics, config)  # type: ignore[arg-type]
 
     def request_pass(self) -> None:
         """Count."""
@@ -244,9 +251,9 @@ class Scene:
         return dict(self.keeper.known())
 
 
-def stage(scenario: Callable[[Scene], Awaitable[None]]) -> Scene:
+def stage(scenario: Callable[[Scene], Awaitable[None]], config: NodeConfig = DEFAULT) -> Scene:
     """Run a scenario while the keeper works."""
-    scene = Scene()
+    scene = Scene(config)
 
     async def run() -> None:
         work = asyncio.create_task(scene.keeper.run(scene.request_pass))
@@ -292,6 +299,27 @@ def test_who_needs_no_answer_makes_no_call(pod: SeenPod) -> None:
         assert scene.kubelet.at == []
 
     stage(scenario)
+
+
+@pytest.mark.parametrize(
+    ("node", "word", "is_asked"),
+    [
+        pytest.param("prefer", "", True, id="the node says so"),
+        pytest.param("none", "", False, id="the node says no"),
+        pytest.param("prefer", "none", False, id="the pod says no"),
+        pytest.param("none", "prefer", True, id="the pod says so"),
+    ],
+)
+def test_the_device_policy_decides_whether_the_kubelet_is_asked(node: str, word: str, is_asked: bool) -> None:
+    """The pod's word overrules the node's; a pod whose word is edited to `none` is not asked for any more."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.see(seen("u", word=word))
+        assert set(scene.keeper.unknown()) == ({Owner("u", "c")} if is_asked else set())
+        scene.see(seen("u", word="none"))
+        assert scene.keeper.unknown() == {}
+
+    stage(scenario, NodeConfig(device_policy=DevicePolicy(node)))
 
 
 def test_an_answer_without_devices_counts_after_the_sandbox() -> None:

@@ -60,7 +60,17 @@ def changed(pod: dict[str, Any], **status: Any) -> dict[str, Any]:
 def test_pinned_pod_is_told_from_claim_to_proof() -> None:
     """Claim, node, start, decision and proof stand in the order of their times, and nothing is waited for."""
     timeline = timeline_of(
-        *shown(bound("web", annotations={**ISOLATE, "quota-policy.corepin.io/pod": "keep"}), when=LATER)
+        *shown(
+            bound(
+                "web",
+                annotations={
+                    **ISOLATE,
+                    "quota-policy.corepin.io/pod": "keep",
+                    "device-policy.corepin.io/pod": "none",
+                },
+            ),
+            when=LATER,
+        )
     )
 
     assert timeline.title == "pod default/web, Running, on node node-1"
@@ -68,7 +78,7 @@ def test_pinned_pod_is_told_from_claim_to_proof() -> None:
         Entry(
             WHEN,
             "claim",
-            "main wants 2 CPUs, exclusive, smt isolate, quota keep, by annotation, and must not start without",
+            "main wants 2 CPUs, exclusive, smt isolate, quota keep, devices none, by annotation, and must not start without",
         ),
         Entry("2026-11-20T10:00:01Z", "node", "the scheduler chose node-1"),
         Entry("2026-11-20T10:00:05Z", "start", "main started"),

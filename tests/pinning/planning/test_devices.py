@@ -255,6 +255,69 @@ def test_the_operator_may_leave_devices_out(config: NodeConfig) -> None:
     assert held(node) == "2-3"
 
 
+@pytest.mark.parametrize(
+    ("default", "word", "cpus"),
+    [
+        pytest.param("prefer", None, "8-9", id="as the node says"),
+        pytest.param("prefer", "none", "2-3", id="not beside its device"),
+        pytest.param("none", None, "2-3", id="as the node says not"),
+        pytest.param("none", "prefer", "8-9", id="beside its device"),
+    ],
+)
+def test_a_pods_device_policy_overrules_the_nodes(default: str, word: str | None, cpus: str) -> None:
+    """The pod's word counts, and the plan names the devices of containers that are placed beside theirs."""
+    config = NodeConfig(reserved=CPUSet([0]), device_policy=DevicePolicy(default))
+    node = world(Wish("2", policy="exclusive", devices=word), devices=("2",), config=config)
+    assert held(node) == cpus
+    beside = {Owner("a", "c0"): node.devices[Owner("a", "c0")]}
+    assert node.run_all().devices == (beside if cpus == "8-9" else {})
+
+
+@pytest.mark.parametrize("policy", ["exclusive", "share"])
+def test_an_edited_device_policy_moves_a_container_nearer(policy: str) -> None:
+    """`prefer` moves it, `none` leaves it where it is and lets it grow anywhere; each later `prefer` counts again."""
+    node = world(Wish("2", policy=policy, devices="none"), devices=("2",))
+    assert held(node) == "2-3"
+    for cpu, word, cpus in (
+        ("2", "prefer", "8-9"),
+        ("2", "none", "8-9"),
+        ("2", "prefer", "8-9"),
+        ("4", "prefer", "8-11"),
+    ):
+        node.add("a", [Wish(cpu, policy=policy, devices=word)])
+        node.run_all()
+        assert held(node) == cpus
+        assert node.run_all().actions == ()
+
+
+def test_a_container_that_grew_elsewhere_comes_back() -> None:
+    """What it took far from its device under `none` is given back for CPUs beside it under the next `prefer`."""
+    node = world(Wish("2", policy="exclusive"), devices=("2",))
+    node.add("b", [Wish("2", policy="exclusive", devices="none")])
+    held_by_a = node.ledger.of(Owner("a", "c0"))
+    assert held_by_a
+    node.ledger = node.ledger.assign(replace(held_by_a, owner=Owner("b", "c0"), cpus=CPUSet([10, 11])))
+    node.add("a", [Wish("4", policy="exclusive", devices="none")])
+    node.run_all()
+    assert held(node) not in {"8-9", "8-11"}
+    del node.documents["b"]
+    node.run_all()
+    node.add("a", [Wish("4", policy="exclusive", devices="prefer")])
+    node.run_all()
+    assert held(node) == "8-11"
+
+
+def test_an_edit_without_room_keeps_the_cpus() -> None:
+    """`prefer` without free CPUs beside the device changes nothing, and is no refusal."""
+    node = world(
+        Wish("4", policy="exclusive"), Wish("2", policy="exclusive", devices="none"), devices=("2", "2")
+    )
+    before = node.holds("b", "c0")
+    node.add("b", [Wish("2", policy="exclusive", devices="prefer")])
+    plan = node.run_all()
+    assert (node.holds("b", "c0"), plan.refusals) == (before, ())
+
+
 def test_an_init_container_is_beside_the_devices_of_its_pod() -> None:
     """The kubelet never names devices of ordinary init containers: those of the pod's other containers count."""
     node = World(SNC, NodeConfig(reserved=CPUSet([0])))

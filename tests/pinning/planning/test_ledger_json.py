@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
@@ -77,6 +77,16 @@ def test_a_checkpoint_keeps_core_types() -> None:
     assert ledger_from_dict(ledger_to_dict(typed)) == typed
     assert "coreType" not in str(saved())
     assert (assignment.core_type, assignment.claim.core_type) == (CoreType.ANY, None)
+
+
+@pytest.mark.parametrize("word", DevicePolicy)
+def test_a_checkpoint_keeps_device_policies(word: DevicePolicy) -> None:
+    """The word of a claim survives; an older checkpoint has none."""
+    (assignment,) = ledger_from_dict(saved())
+    ledger = Ledger().assign(replace(assignment, claim=replace(assignment.claim, devices=word)))
+
+    assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
+    assert assignment.claim.devices is None
 
 
 def test_a_checkpoint_keeps_quota_words() -> None:

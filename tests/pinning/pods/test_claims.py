@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinning.contract import CPUPolicy, NUMAPolicy, QoSClass, QuotaPolicy, SMTPolicy
+from pinning.contract import CPUPolicy, DevicePolicy, NUMAPolicy, QoSClass, QuotaPolicy, SMTPolicy
 from pinning.pods.claims import MOST_CONTAINERS, Claim, Origin, read_pod
 from pinning.pods.qos import qos_class
 from pinning.pods.resources import Role
@@ -29,6 +29,7 @@ from tests.pods import (
 
 CRANE = "qos.gocrane.io/cpu-manager"
 QUOTA = "quota-policy.corepin.io/pod"
+DEVICES = "device-policy.corepin.io/pod"
 MAIN = "cpu-manager.corepin.io/container.main"
 
 
@@ -218,6 +219,8 @@ def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_
             id="overruled everywhere",
         ),
         pytest.param({CPU_MANAGER: "exclusive", QUOTA: "unset"}, [], id="quota of an exclusive container"),
+        pytest.param({CPU_MANAGER: "share", DEVICES: "none"}, [], id="devices of a container that shares"),
+        pytest.param({CPU_MANAGER: "none", DEVICES: "prefer"}, [DEVICES], id="devices beside none"),
         pytest.param({CPU_MANAGER: "share", QUOTA: "keep"}, [QUOTA], id="quota beside share"),
     ],
 )
@@ -268,6 +271,17 @@ def test_quota_words_are_part_of_an_exclusive_claim(
     assert (claim.quota, claim.crio_disables_quota) == (quota, crio_disables)
     (share,) = read_pod(pod(container("main", "2"), annotations={CPU_MANAGER: "share", **annotations})).claims
     assert share.quota is None
+
+
+def test_device_policies_are_part_of_the_claim() -> None:
+    """The narrower scope wins, for claims of CPUs and of CMK's cores; without one the node decides."""
+    narrow = {DEVICES: "none", "device-policy.corepin.io/container.main": "prefer"}
+    for given_words, word in (({}, None), ({DEVICES: "none"}, "none"), (narrow, "prefer")):
+        of_cpus = pod(container("main", "2"), annotations={CPU_MANAGER: "share", **given_words})
+        of_cores = pod(container("main", {"cmk.intel.com/exclusive-cores": "1"}), annotations=given_words)
+        for document in (of_cpus, of_cores):
+            (claim,) = read_pod(document).claims
+            assert claim.devices == (word and DevicePolicy(word))
 
 
 def test_smt_and_numa_policies_are_part_of_the_claim() -> None:
