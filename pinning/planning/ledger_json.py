@@ -75,7 +75,6 @@ def _equal_devices(saved: Mapping[str, Any]) -> tuple[Device, ...]:
 
 
 def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
-    claim = assignment.claim
     saved: dict[str, Any] = {
         "podUID": assignment.owner.pod_uid,
         "container": assignment.owner.container,
@@ -87,15 +86,7 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
         "numaPolicy": str(assignment.numa),
         "cpus": str(assignment.cpus),
         "idle": str(assignment.idle),
-        "claim": {
-            "role": str(claim.role),
-            "origin": str(claim.origin),
-            "policy": str(claim.policy),
-            "count": claim.count,
-            "resource": claim.resource,
-            "smtPolicy": claim.smt and str(claim.smt),
-            "numaPolicy": claim.numa and str(claim.numa),
-        },
+        "claim": _claim_to_dict(assignment.claim),
     }
     if assignment.mems:
         saved["mems"] = str(assignment.mems)
@@ -103,18 +94,31 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
         saved["homes"] = str(assignment.homes)
     if assignment.core_type is not CoreType.ANY:
         saved["coreType"] = str(assignment.core_type)
+    return saved
+
+
+def _claim_to_dict(claim: Claim) -> dict[str, Any]:
+    saved: dict[str, Any] = {
+        "role": str(claim.role),
+        "origin": str(claim.origin),
+        "policy": str(claim.policy),
+        "count": claim.count,
+        "resource": claim.resource,
+        "smtPolicy": claim.smt and str(claim.smt),
+        "numaPolicy": claim.numa and str(claim.numa),
+    }
     if claim.core_type:
-        saved["claim"]["coreType"] = str(claim.core_type)
+        saved["coreType"] = str(claim.core_type)
     if claim.numa_memory:
-        saved["claim"] |= {"numaMemory": str(claim.numa_memory), "memoryLimit": claim.memory_limit}
+        saved |= {"numaMemory": str(claim.numa_memory), "memoryLimit": claim.memory_limit}
     if claim.quota:
-        saved["claim"]["quotaPolicy"] = str(claim.quota)
+        saved["quotaPolicy"] = str(claim.quota)
     if claim.crio_disables_quota:
-        saved["claim"]["crioDisablesQuota"] = True
+        saved["crioDisablesQuota"] = True
     if claim.devices:
-        saved["claim"]["devicePolicy"] = str(claim.devices)
+        saved["devicePolicy"] = str(claim.devices)
     if claim.shared_cpus:
-        saved["claim"]["sharedCPUs"] = True
+        saved["sharedCPUs"] = True
     return saved
 
 

@@ -1,53 +1,26 @@
-"""When the kubelet is asked for devices, which of its answers count, and what they cost."""
+"""When the kubelet is asked for devices, and which of its answers count."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import grpc
 import pytest
 
 from agent.errors import Refused, TooLarge, Unavailable
-from agent.kubelet.devices import (
-    ANSWER_BYTES,
-    BURST,
-    CALLS_PER_SECOND,
-    MOST_ENTRIES,
-    DeviceList,
-    KubeletDevices,
-    Name,
-    Named,
-    devices_of,
-)
-from agent.kubelet.podresources_pb2 import ContainerDevices, ContainerResources, NUMANode, TopologyInfo
-from agent.kubelet.podresources_pb2 import PodResources as Pod
+from agent.kubelet.devices import BURST, CALLS_PER_SECOND, KubeletDevices, Name, Named
 from agent.metrics import Metrics
 from pinning.contract import DevicePolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
-from tests.agent.kubelet.fake_kubelet import FakeKubelet
 from tests.pinning.machines import FLAT
 
-GPU, NIC = "nvidia.com/gpu", "example.com/nic"
+GPU = "nvidia.com/gpu"
 NEAR = Device(GPU, CPUSet([1]))
-
-
-def entry(resource: str, device: str, *nodes: int) -> ContainerDevices:
-    """Return one entry of the kubelet's list; without nodes one without topology."""
-    topology = TopologyInfo(nodes=[NUMANode(ID=node) for node in nodes]) if nodes else None
-    return ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
-
-
-def listed(name: str, *devices: ContainerDevices, container: str = "c", namespace: str = "ns") -> Pod:
-    """Return a pod of the list with one container."""
-    containers = [ContainerResources(name=container, devices=devices)]
-    return Pod(namespace=namespace, name=name, containers=containers)
 
 
 def seen(uid: str, name: str = "a", *, devices: bool = True, claims: bool = True, word: str = "") -> SeenPod:
@@ -67,138 +40,6 @@ def observed(*pods: SeenPod, live: Iterable[str] = ()) -> Observed:
     """Return a node with these pods; of those in `live` a container runs."""
     containers = [SeenContainer(uid, Owner(uid, "c"), State.RUNNING, EMPTY) for uid in live]
     return Observed(FLAT, FLAT.online, pods, tuple(containers))
-
-
-@pytest.mark.parametrize(
-    ("entries", "devices"),
-    [
-        pytest.param([], (), id="none"),
-        pytest.param([entry(GPU, "x", 1)], (NEAR,), id="one"),
-        pytest.param([entry(GPU, "y", 1), entry(GPU, "x", 1)], (NEAR, NEAR), id="two on one node"),
-        pytest.param(
-            [entry(GPU, "x", 1), entry(GPU, "x", 0)], (Device(GPU, CPUSet([0, 1])),), id="one on two nodes"
-        ),
-        pytest.param(
-            [entry(NIC, "x", 0), entry(GPU, "x", 1)], (Device(NIC, CPUSet([0])), NEAR), id="one id, two kinds"
-        ),
-        pytest.param([entry(GPU, "x")], (Device(GPU, EMPTY),), id="without topology"),
-        pytest.param(
-            [entry(GPU, "x", -1, 1024, 2**62, 1)], (NEAR,), id="nodes that no machine has are left out"
-        ),
-        pytest.param(
-            [entry("r" * 300, "x", 1)], (Device("r" * 253, CPUSet([1])),), id="a name that none can have"
-        ),
-        pytest.param(
-            [entry(GPU, str(at), 1) for at in range(MOST_ENTRIES)], (NEAR,) * MOST_ENTRIES, id="most"
-        ),
-        pytest.param([entry(GPU, str(at), 1) for at in range(MOST_ENTRIES + 1)], None, id="too many entries"),
-        pytest.param([entry(GPU, "x", *range(MOST_ENTRIES + 1))], None, id="too many nodes"),
-        pytest.param(
-            [ContainerDevices(resource_name=GPU, device_ids=list(map(str, range(MOST_ENTRIES + 1))))],
-            None,
-            id="too many ids",
-        ),
-        pytest.param(
-            [ContainerDevices(resource_name=str(at), device_ids=["x", "y"]) for at in range(MOST_ENTRIES)],
-            None,
-            id="too many together",
-        ),
-    ],
-)
-def test_devices_of_a_container(entries: list[ContainerDevices], devices: tuple[Device, ...] | None) -> None:
-    """An entry is one device and one node, in any order; what is too much is not read."""
-    assert devices_of(ContainerResources(name="c", devices=entries)) == devices
-    assert devices_of(ContainerResources(name="c", devices=entries[::-1])) == devices
-
-
-def play(
-    tmp_path: Path,
-    scenario: Callable[[FakeKubelet, DeviceList], Awaitable[None]],
-    timeout_seconds: float = 60.0,
-) -> None:
-    """Run a scenario with a kubelet that serves, and a client that waits so long for an answer."""
-
-    async def run() -> None:
-        fake = FakeKubelet(tmp_path / "kubelet.sock")
-        async with fake.serving():
-            await scenario(fake, DeviceList(fake.socket, timeout_seconds))
-
-    asyncio.run(run())
-
-
-def test_only_pods_that_wait_are_read(tmp_path: Path) -> None:
-    """Pods of other names, and of the same name in other namespaces, are skipped; a name may come twice."""
-
-    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
-        gpu = entry(GPU, "x", 1)
-        fake.tell(listed("a", gpu), listed("b", gpu), listed("a", namespace="other"), listed("a"))
-        assert await client.ask({("ns", "a"), ("ns", "z")}) == {("ns", "a"): [{"c": (NEAR,)}, {"c": ()}]}
-
-    play(tmp_path, scenario)
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        pytest.param(b"\xff" * 100, Refused, id="junk"),
-        pytest.param(b"\x0a\xff\xff\xff\xff\x07", Refused, id="cut off"),
-        pytest.param(b"\x0a\x09\x1a\x03\x0a\x01c\x0a\x02ns", Refused, id="containers before the name"),
-        pytest.param(b"\x0a\x07\x1a\x05\x12\x03\xff\xff\xff", Refused, id="a container that is none"),
-        pytest.param(b"\x00" * (ANSWER_BYTES + 1), TooLarge, id="too large"),
-        pytest.param((grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"), Unavailable, id="rate"),
-        pytest.param((grpc.StatusCode.UNIMPLEMENTED, "no"), Refused, id="refused"),
-        pytest.param(None, Unavailable, id="hangs"),
-    ],
-)
-def test_answers_that_are_none(tmp_path: Path, answer: Any, error: type[Exception]) -> None:
-    """What cannot be read is an error, a rate limit is like silence."""
-
-    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
-        fake.answer = answer if isinstance(answer, bytes) else b""
-        fake.error = answer if isinstance(answer, tuple) else None
-        fake.hangs = answer is None
-        with pytest.raises(error):
-            await client.ask({("", "")})
-
-    play(tmp_path, scenario, 60.0 if answer else 0.5)
-
-
-def test_a_container_with_very_many_devices_is_not_decoded(tmp_path: Path) -> None:
-    """With 60,000 devices of one container it is named as too many; the others of the list are read."""
-
-    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
-        many = listed("b", *(entry("e.com/v", f"{at:030}", 0) for at in range(60_000)))
-        fake.tell(listed("a", entry(GPU, "x", 1)), many)
-        assert len(fake.answer) > ANSWER_BYTES * 0.6
-        assert await client.ask({("ns", "a"), ("ns", "b")}) == {
-            ("ns", "a"): [{"c": (NEAR,)}],
-            ("ns", "b"): [{"c": None}],
-        }
-
-    play(tmp_path, scenario)
-
-
-def test_a_long_list_does_not_block_the_event_loop(tmp_path: Path) -> None:
-    """While 10,000 devices of 40 waiting pods are read, other work gets its turn again and again."""
-
-    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
-        names = [f"p{at}" for at in range(40)]
-        fake.tell(*(listed(name, *(entry(GPU, str(at), 1) for at in range(250))) for name in names))
-        turns = 0
-
-        async def tick() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        ticking = asyncio.create_task(tick())
-        found = await client.ask({("ns", name) for name in names})
-        ticking.cancel()
-        assert sum(len(its or ()) for named in found.values() for its in named[0].values()) == 10_000
-        assert turns > len(names)
-
-    play(tmp_path, scenario)
 
 
 class Told:
