@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -17,11 +18,12 @@ from tests.node.starts.over_nri import agent_over_nri, lines
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tests.node.node import Node
 
 BIRTHS: Final = 6
+DEVICES: Final = "device-policy.corepin.io/pod"
 
 
 def machine_of_nodes(root: Path) -> tuple[Path, CPUSet]:
@@ -54,7 +56,7 @@ def two_nodes(node: Node, tmp_path: Path) -> Iterator[Node]:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"reserved": str(reserved)}))
     state = tmp_path / "state"
-    flags = ("--root", str(root), "--config", str(config), "--state-dir", str(state))
+    flags = ("--sysfs-root", str(root), "--config", str(config), "--state-dir", str(state))
     plugins = node.kubelet.directory / "apart/kubelet/device-plugins"
     before = node.agent.flags
     node.agent.flags = (*before, *flags)
@@ -78,9 +80,11 @@ def allocatable(node: Node, resource: str) -> str:
     return str(node.document()["status"]["allocatable"].get(resource, ""))
 
 
-def with_device(name: str, number: int) -> dict[str, Any]:
+def with_device(
+    name: str, number: int, annotations: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """Return a pod with one CPU and the device of a NUMA node."""
-    document = pod(name, EXCLUSIVE, cpu="1")
+    document = pod(name, {**EXCLUSIVE, **annotations}, cpu="1")
     resources = document["spec"]["containers"][0]["resources"]
     resources["limits"] = resources["requests"] = {"cpu": "1", resource_on(number): "1"}
     return document
@@ -101,3 +105,16 @@ def test_a_pod_starts_beside_its_device(two_nodes: Node) -> None:
         assert node.status(name)["applied"]["path"] == "nri"
         node.clear()
     assert node.agent.metric("corepin_agent_podresources_calls_total", result="ok") >= BIRTHS
+
+
+def test_a_pod_that_says_none_starts_anywhere(two_nodes: Node) -> None:
+    """With `device-policy: none` it gets the first CPU, its device is not reported, and an edit brings it there."""
+    node, (first, second, *_) = two_nodes, read_topology(Path("/")).cores
+    [container] = node.run(with_device("anywhere", 1, {DEVICES: "none"}))
+    told = CPUSet.parse(until("first line", lambda: lines(node, "anywhere"))[0])
+    assert told <= first.cpus
+    until("status", lambda: node.status("anywhere"))
+    assert "devices" not in node.status("anywhere")
+    node.kubectl("annotate", "--overwrite", "pod/anywhere", f"{DEVICES}=prefer")
+    until("beside its device", lambda: container.cpus <= second.cpus)
+    until("near", lambda: [it["near"] for it in (node.status("anywhere") or {}).get("devices", ())] == [True])
