@@ -79,14 +79,12 @@ def edit(folder: Path, policy: str) -> None:
 class Taken:
     """What the edits took, in seconds."""
 
-    edits: dict[str, list[Moment]] = field(
-        default_factory=dict
-    )  # from the delivery to the last read back, by kind
+    # from the delivery to the last read back, by kind
+    edits: dict[str, list[Moment]] = field(default_factory=dict)
     bare: list[Moment] = field(default_factory=list)  # as many writes, each read back
     delivery: list[float] = field(default_factory=list)  # from the edit until the watch told of it
-    disk: list[float] = field(
-        default_factory=list
-    )  # until the checkpoint was written; it is flushed after the edit
+    # until the checkpoint was written; it is flushed after the edit
+    disk: list[float] = field(default_factory=list)
     whole_cpu: float = 0.0  # of the process for all edits, with what comes after the read back
     requests: Counter[str] = field(default_factory=Counter)  # to the API server, by kind
 

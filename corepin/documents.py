@@ -185,9 +185,8 @@ def write_painted(text: Painted) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError as error:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or Python reports the error again at exit
+        # or Python reports the error again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CommandFailed("standard output was closed before everything was written") from error
     except OSError as error:
         raise CommandFailed(f"standard output: {error.strerror}") from error

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NARROWEST: Final = 40
 _TABLE: Final = 60  # columns from which the legend has name and CPUs on one line
+# red marks problems; 34, dark blue, is illegible on black
 _COLOURS: Final = (
     "32",
     "33",
@@ -39,7 +40,7 @@ _COLOURS: Final = (
     "94",
     "95",
     "96",
-)  # red marks problems; 34, dark blue, is illegible on black
+)
 _POOLS: Final = "=%*@"
 _SHARED: Final = "shared"
 

@@ -59,10 +59,11 @@ class Hierarchy:
     @property
     def effective(self) -> tuple[str, ...]:
         """The file names with a cgroup's effective CPUs, best first."""
+        # both have the same content unless the hierarchy is mounted with v2_mode
         v1 = (
             "cpuset.effective_cpus",
             CPUS,
-        )  # both have the same content unless the hierarchy is mounted with v2_mode
+        )
         return v1 if self.version == V1 else ("cpuset.cpus.effective",)
 
     @property

@@ -51,9 +51,8 @@ class MountedState:
 
     def __init__(self, state: Path) -> None:
         files = (state, state.with_name(MEMORY_STATE))
-        self._files = [
-            path for path in files if _links(path)
-        ]  # without links from the start: an odd file system
+        # without links from the start: an odd file system
+        self._files = [path for path in files if _links(path)]
 
     def replaced(self) -> str:
         """Return which file is no more the kubelet's; empty if none."""

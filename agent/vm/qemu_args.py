@@ -23,12 +23,13 @@ _MOST_JSON: Final = 2**20  # bytes of one option
 _SOCKET_PARTS: Final = ("dies", "clusters", "modules")  # parts of a socket that contain its cores
 _MACHINE_PARTS: Final = ("drawers", "books", "sockets")
 _NUMBERS: Final[tuple[str, ...]] = ("cpus", "maxcpus", "cores", "threads", *_MACHINE_PARTS, *_SOCKET_PARTS)
+# default key of a value without one
 _FIRST: Final = {
     "smp": "cpus",
     "name": "guest",
     "machine": "type",
     "M": "type",
-}  # default key of a value without one
+}
 # -append: its value may look like an option
 _TAKEN: Final = frozenset({"object", "device", "append", *_FIRST})
 _VERSION: Final = re.compile(

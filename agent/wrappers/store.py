@@ -185,9 +185,8 @@ class Saver:
         try:
             self._store.add(self._due, self._kept)
         except OSError as error:
-            self._due = self._due[
-                -1:
-            ]  # the next save writes everything, so the queue need not grow on a full disk
+            # the next save writes everything, so the queue need not grow on a full disk
+            self._due = self._due[-1:]
             self._failed, self._again = error.args, self._clock() + REST_SECONDS
             raise
         self._due, self._failed = [], ()

@@ -163,9 +163,8 @@ class PodDecoder:
 
     def __init__(self) -> None:
         self._known: _Known[Pod] = _Known()
-        self._large: WeakKeyDictionary[Pod, tuple[str, int]] = (
-            WeakKeyDictionary()
-        )  # uid and bytes of the status
+        # uid and bytes of the status
+        self._large: WeakKeyDictionary[Pod, tuple[str, int]] = WeakKeyDictionary()
 
     def decode(self, document: bytes | bytearray | msgspec.Raw) -> Pod | None:
         """Return a pod; raise msgspec.DecodeError for invalid JSON."""

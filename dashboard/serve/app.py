@@ -40,9 +40,8 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-OWN_SITES: Final = frozenset(
-    {"same-origin", "none"}
-)  # values of Sec-Fetch-Site; `same-site` is any port of localhost
+# values of Sec-Fetch-Site; `same-site` is any port of localhost
+OWN_SITES: Final = frozenset({"same-origin", "none"})
 MOST_VIEWERS: Final = 100
 MOST_TEXT: Final = 253  # of a filter: the longest valid name
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}

@@ -224,9 +224,8 @@ def _hook_sidecars(template: Template) -> Iterator[Cause]:
 
 
 def _shown(value: object) -> str:
-    return (
-        "another value" if isinstance(value, dict | list) else shortened(value)
-    )  # lists may contain passwords
+    # lists may contain passwords
+    return "another value" if isinstance(value, dict | list) else shortened(value)
 
 
 def _is_nothing(value: object) -> bool:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
 
 COMMAND: Final = "LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE"
-_CACHE_COLUMN = re.compile(
-    r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*"
-)  # e.g. "l1d:l1i:l2:l3", depending on the machine
+# e.g. "l1d:l1i:l2:l3", depending on the machine
+_CACHE_COLUMN = re.compile(r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*")
 _NUMBER = re.compile(r"[0-9]{1,10}")  # firmware uses any 32-bit number for a socket
 _BARE_DASH = re.compile(r"(:\s*)-(?=\s*[,}])")
 _ABSENT: Final = (None, "", "-")

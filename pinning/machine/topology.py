@@ -205,9 +205,8 @@ class Topology:
         facts = [_fact(core, cpu) for core in self.cores for cpu in core.cpus]
         facts += [_remembered(self, previous, cpu) for cpu in forgotten]
         whole = assemble(facts, self.online, self.isolated)
-        distances = max(
-            self.distances, previous.distances, key=len
-        )  # a node may go offline with its last CPU
+        # a node may go offline with its last CPU
+        distances = max(self.distances, previous.distances, key=len)
         return replace(whole, told_memory=self.told_memory, memory=self.memory, distances=distances)
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 # Settings of a container that are part of what was meant; the rest is about the build.
 _SETTINGS: Final = ("User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "WorkingDir")
-_LEFT_OUT: Final = frozenset(
-    {"var/cache/ldconfig/aux-cache"}
-)  # inode numbers; ldconfig makes it again when it runs
+# inode numbers; ldconfig makes it again when it runs
+_LEFT_OUT: Final = frozenset({"var/cache/ldconfig/aux-cache"})
 _OF_FILES: Final = ("atime", "ctime", "mtime")
 
 

@@ -70,9 +70,8 @@ class Bodies:
                 return
             async with self._judging:
                 yield body
-                await asyncio.sleep(
-                    0
-                )  # small bodies that have arrived in the meantime precede the next large one
+                # small bodies that have arrived in the meantime precede the next large one
+                await asyncio.sleep(0)
         finally:
             queue.release(reservation)
 

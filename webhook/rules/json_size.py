@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 CHUNK: Final = 2**18  # bytes copied at a time
 _STRUCTURE: Final = b'"{[,'
 _OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
-_NEITHER_ESCAPE: Final = bytes(
-    set(_OTHER) - set(b"\\/bfnrtu")
-)  # neither structure nor the first letter of an escape sequence
+# neither structure nor the first letter of an escape sequence
+_NEITHER_ESCAPE: Final = bytes(set(_OTHER) - set(b"\\/bfnrtu"))
 _SAVED: Final = 5  # bytes by which `\u003c` is longer than its character
 
 
@@ -58,9 +57,8 @@ def size(text: bytes | msgspec.Raw, most: Size, chunk_length: int = CHUNK) -> Si
         pairs = (len(chunk) - len(whole) + len(escaped) - len(plain)) // 2
         letters = len(chunk) - len(backslash) - pairs - _SAVED * plain.count(b"\\u")
         marks = opened + plain.replace(b'\\"', b"").translate(None, _OTHER)
-        pieces = marks.replace(b'""', b"").split(
-            b'"'
-        )  # adjacent quotes do not change whether the rest is inside a string
+        # adjacent quotes do not change whether the rest is inside a string
+        pieces = marks.replace(b'""', b"").split(b'"')
         opened = b"" if len(pieces) % 2 else b'"'
         outside = b"".join(pieces[::2])
         commas = outside.count(b",")

@@ -98,16 +98,16 @@ STORED: Final[Narrowed] = {
     Pod: {"status": None},
 }
 NewPod: Final = part_of(Pod, NEW)  # before or just after injection
-NewPodWithToken: Final = part_of(
-    Pod, NEW_WITH_TOKEN
-)  # for a mutations file that names an account: with the mounts of its API token
+# for a mutations file that names an account: with the mounts of its API token
+NewPodWithToken: Final = part_of(Pod, NEW_WITH_TOKEN)
 StoredPod: Final = part_of(Pod, STORED)  # stored pods and templates, which are not injected into
 
+# all but managedFields, which users fill freely and no mutations file adds to
 _METADATA: Final = (
     *("name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"),
     *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
     *("labels", "annotations", "ownerReferences", "finalizers"),
-)  # all but managedFields, which users fill freely and no mutations file adds to
+)
 _WholeMeta = TypedDict("_WholeMeta", dict.fromkeys(_METADATA, Any), total=False)  # type: ignore[misc] # the API's names
 
 

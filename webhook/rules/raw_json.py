@@ -13,11 +13,12 @@ import msgspec
 OBJECT: Final = "$.request.object"
 OLD_OBJECT: Final = "$.request.oldObject"
 NULL: Final = msgspec.Raw(b"null")
+# what msgspec raises for invalid input
 UNREADABLE: Final = (
     msgspec.DecodeError,
     UnicodeDecodeError,
     RecursionError,
-)  # what msgspec raises for invalid input
+)
 _PATH = re.compile(r"^(?P<why>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)  # the end of msgspec's messages
 
 

@@ -178,6 +178,5 @@ def run(options: Options, build: Callable[[Contents], Decisions]) -> None:
     disable_created_metrics()  # type: ignore[no-untyped-call] # unused, and a third of the exposition
     with warnings.catch_warnings(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
-        warnings.simplefilter(
-            "ignore", ResourceWarning
-        )  # peers in mid-handshake, which only the loop can reach
+        # peers in mid-handshake, which only the loop can reach
+        warnings.simplefilter("ignore", ResourceWarning)
