@@ -102,6 +102,9 @@ def _waits(waited: Mapping[str, Waited]) -> Iterator[Check]:
     by_wait = sorted(waited, key=lambda name: (-waited[name].seconds, name))
     for name in by_wait[:_LISTED]:
         lost = waited[name]
+        if not lost.threads:
+            yield ok(subject, f"how long threads of {name} waited is not known: none lived all the time")
+            continue
         threads = f"{lost.threads} thread{'s' * (lost.threads != 1)}"
         threads += f" of {lost.of}" if lost.of > lost.threads else ""
         message = f"{threads} of {name} waited {1000 * lost.seconds:.3f} ms for their CPUs"
@@ -114,17 +117,11 @@ def _unmovable(noise: Noise, fixed: Counter[str], exclusive: CPUSet) -> Iterator
     """Yield the noise that no setting of a running kernel moves."""
     subject = "not movable"
     boot = f"only the kernel's command line changes that: nohz_full={exclusive} rcu_nocbs={exclusive}, and a restart"
-    if (
-        queues := []
-        if isinstance(noise.interrupts, str)
-        else [row for row in noise.interrupts if row.name in noise.managed]
-    ):
+    rows = () if isinstance(noise.interrupts, str) else noise.interrupts
+    if queues := [row for row in rows if row.name in noise.managed]:
         listed = ", ".join(f"{row.name} ({row.text}) {row.count}" for row in queues[:_LISTED])
         yield ok(subject, f"interrupts of queues that the kernel manages: {listed}", _QUEUES)
-    counted = (
-        [] if isinstance(noise.interrupts, str) else [row for row in noise.interrupts if not row.is_device]
-    )
-    if counted:
+    if counted := [row for row in rows if not row.is_device]:
         listed = ", ".join(f"{row.name} {row.count}" for row in counted[:_LISTED])
         yield ok(subject, f"interrupts of the kernel: {listed}", boot)
     if isinstance(noise.softirqs, str):

@@ -1,24 +1,20 @@
-"""Parse the kernel's per-CPU counters of interrupts and softirqs. Pure.
+"""Growth of the kernel's per-CPU counters by source, from tables of `agent.quiet.cpu_counts`. Pure.
 
-`/proc/interrupts` and `/proc/softirqs` share one format (Documentation/filesystems/proc.rst): a header with the online
-CPUs, then a row for each source with a count per CPU. Some rows of the first (ERR, MIS) have one count only.
+Some rows of /proc/interrupts (ERR, MIS) have one count for the whole machine; they are left out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from agent.quiet.cpu_counts import places
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from agent.quiet.cpu_counts import Table
     from pinning.machine.cpuset import CPUSet
-
-MOST_ROWS: Final = 20_000  # a machine with 256 CPUs and several hundred queues has 4,000
-
-
-class Garbled(ValueError):
-    """The text is no table of counters; the message has the defect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +36,23 @@ class Row:
         return self.name, self.text
 
 
-def rows(text: str, cpus: CPUSet) -> tuple[Row, ...]:
-    """Return the counts on a set of CPUs, summed per source; raise Garbled for a text without a header of CPUs."""
-    head, _, body = text.partition("\n")
-    columns = head.split()
-    if not columns or not all(name.startswith("CPU") and name[3:].isdigit() for name in columns):
-        raise Garbled(f"no head with the CPUs: {head[:60]!r}")
-    wanted = [at for at, name in enumerate(columns) if int(name[3:]) in cpus]
-    lines = body.splitlines()
-    if len(lines) > MOST_ROWS:
-        raise Garbled(f"{len(lines)} rows, more than {MOST_ROWS}")
-    return tuple(_rows(lines, len(columns), wanted))
+def rows(table: Table, cpus: CPUSet) -> tuple[Row, ...]:
+    """Return the counts on a set of CPUs, summed per source; a row without a number for each CPU is left out."""
+    wanted = [at for cpu, at in places(table.columns).items() if cpu in cpus]
+    return tuple(_rows(table, wanted))
 
 
-def _rows(lines: Iterable[str], columns: int, wanted: list[int]) -> Iterator[Row]:
-    for line in lines:
-        name, colon, rest = line.partition(":")
-        *counts, text = [*rest.split(None, columns), ""][: columns + 1]
-        if colon and len(counts) == columns and all(count.isdigit() for count in counts):
-            yield Row(name.strip(), " ".join(text.split()), sum(int(counts[at]) for at in wanted))
+def _rows(table: Table, wanted: list[int]) -> Iterator[Row]:
+    columns = len(table.columns)
+    for name, rest in table.rows.items():
+        *counts, text = [*rest.split(None, columns), b""][: columns + 1]
+        if len(counts) == columns and all(count.isdigit() for count in counts):
+            total = sum(int(counts[at]) for at in wanted)
+            yield Row(_text(name), " ".join(_text(text).split()), total)
+
+
+def _text(read: bytes) -> str:
+    return read.decode("ascii", "replace")
 
 
 def growth(before: Iterable[Row], after: Iterable[Row]) -> tuple[Row, ...]:

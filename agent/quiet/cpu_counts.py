@@ -64,7 +64,7 @@ def growth(before: Reading, after: Reading, cpus: CPUSet) -> dict[int, int] | st
         return before
     if isinstance(after, str):
         return after
-    first, last = _places(before.columns), _places(after.columns)
+    first, last = places(before.columns), places(after.columns)
     grown = {cpu: 0 for cpu in cpus if cpu in first and cpu in last}
     try:
         for name, old, new in _changed(before, after):
@@ -110,7 +110,8 @@ def _read(file: Path) -> bytes | str:
     return b"".join(parts) if size <= MOST_BYTES else f"{file} has more than {MOST_BYTES >> 20} MiB"
 
 
-def _places(columns: tuple[bytes, ...]) -> dict[int, int]:
+def places(columns: tuple[bytes, ...]) -> dict[int, int]:
+    """Return the column of each CPU."""
     return {int(column[3:]): at for at, column in enumerate(columns)}
 
 

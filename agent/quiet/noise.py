@@ -6,15 +6,17 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
-from agent.quiet.counters import Garbled, Row, growth, rows
-from agent.quiet.owners import find_owners, read_times
+from agent.quiet.counters import Row, growth, rows
+from agent.quiet.cpu_counts import read_table
+from agent.quiet.owners import find_owners
+from agent.quiet.thread_times import NO_THREADS, read_threads
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from agent.quiet.owners import Times
+    from agent.quiet.thread_times import Threads
     from pinning.machine.cpuset import CPUSet
 
 Table: TypeAlias = tuple[Row, ...] | str  # or why it is unknown
@@ -52,10 +54,10 @@ def measure(
     softirqs = proc / "softirqs"
     earlier = _read(interrupts, cpus), _read(softirqs, cpus)
     owners = find_owners(proc, first_pids)
-    before = {name: read_times(owner.sample) for name, owner in owners.items()}
+    before = {name: read_threads(str(proc), owner.threads, NO_THREADS) for name, owner in owners.items()}
     result = watch()
     later = _read(interrupts, cpus), _read(softirqs, cpus)
-    after = {name: read_times(times) for name, times in before.items()}
+    after = {name: read_threads(str(proc), [*first.times], first) for name, first in before.items()}
     waited = {
         name: _waited(before[name], after[name], len(owner.threads), owner.entered)
         for name, owner in find_owners(proc, first_pids).items()
@@ -79,16 +81,8 @@ def _is_read_only(file: Path) -> bool:
 
 
 def _read(file: Path, cpus: CPUSet) -> Table:
-    try:
-        text = file.read_text(encoding="ascii", errors="replace")
-    except OSError as error:
-        return f"{file}: {error.strerror}"
-    if not text:
-        return f"{file} is empty, because the container runtime masks it"
-    try:
-        return rows(text, cpus)
-    except Garbled as error:
-        return f"{file}: {error}"
+    table = read_table(file)
+    return table if isinstance(table, str) else rows(table, cpus)
 
 
 def _growth(before: Table, after: Table) -> Table:
@@ -97,16 +91,16 @@ def _growth(before: Table, after: Table) -> Table:
     return after if isinstance(after, str) else growth(before, after)
 
 
-def _waited(
-    before: Mapping[Path, Times], after: Mapping[Path, Times], of: int, entered: Counter[str]
-) -> Waited:
-    lost = [(before[thread], times) for thread, times in after.items()]
+def _waited(before: Threads, after: Threads, of: int, entered: Counter[str]) -> Waited:
+    lost = [
+        (first, last)
+        for task, last in after.times.items()
+        if (first := before.times[task]).started == last.started  # numbers of threads are reused
+    ]
     return Waited(
         threads=len(lost),
         of=of,
         seconds=sum(last.waited_ns - first.waited_ns for first, last in lost) / 1e9,
-        involuntary_switches=sum(
-            last.involuntary_switches - first.involuntary_switches for first, last in lost
-        ),
+        involuntary_switches=sum(last.switches - first.switches for first, last in lost),
         entered=entered,
     )

@@ -1,44 +1,28 @@
-"""Threads of containers that own CPUs: their run-queue waits, and processes that entered from outside.
-
-Reads /proc only. A thread's run-queue wait is in nanoseconds (`schedstat`, Documentation/scheduler/sched-stats.rst).
-"""
+"""Threads of containers that own CPUs, and processes that entered from outside. Reads /proc only."""
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from agent.kernel.procfs import PARENT, cgroup_of, read_stat
-from agent.quiet.thread_times import sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
 _MOST_PARENTS: Final = 64  # between a process and its container's first one
 _ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
 
 
-class Times(NamedTuple):
-    """Time that one thread has lost to others since it started."""
-
-    waited_ns: int
-    involuntary_switches: int
-
-
 @dataclass
 class Owner:
     """The threads of one container at one reading."""
 
-    threads: list[Path] = field(default_factory=list)  # /proc/PID/task/TID
+    threads: list[int] = field(default_factory=list)
     entered: Counter[str] = field(default_factory=Counter)  # names of processes started from outside
-
-    @property
-    def sample(self) -> Sequence[Path]:
-        """Return at most `MOST_THREADS` of its threads, evenly chosen."""
-        return sampled(self.threads)
 
 
 def find_owners(proc: Path, first_pids: Mapping[str, int]) -> dict[str, Owner]:
@@ -53,22 +37,10 @@ def find_owners(proc: Path, first_pids: Mapping[str, int]) -> dict[str, Owner]:
             if place := _container(cgroup_of(process), by_cgroup):
                 name, first = place
                 owner = found.setdefault(name, Owner())
-                owner.threads += (process / "task").iterdir()
+                owner.threads += (int(task.name) for task in (process / "task").iterdir())
                 if _entered(proc, int(process.name), first):
                     owner.entered[read_stat(process)[0]] += 1
     return found
-
-
-def read_times(threads: Iterable[Path]) -> dict[Path, Times]:
-    """Return the times of the threads that still exist, if the kernel counts them (CONFIG_SCHED_INFO)."""
-    times = {}
-    for thread in threads:
-        with suppress(*_ENDED):
-            waited = (thread / "schedstat").read_text(encoding="ascii").split()[1]
-            status = (thread / "status").read_text(encoding="utf-8", errors="replace")
-            switches = status.rpartition("\nnonvoluntary_ctxt_switches:")[2]
-            times[thread] = Times(int(waited), int(switches))
-    return times
 
 
 def _container(cgroup: str, by_cgroup: Mapping[str, tuple[str, int]]) -> tuple[str, int] | None:

@@ -1,6 +1,7 @@
 """Run-queue waits, involuntary switches and timeslices of a container's threads.
 
-Reads /proc only. A thread that did not run since the last reading costs one read.
+Reads /proc only. A thread that did not run since the last reading costs one read. Run-queue waits are in nanoseconds
+(`schedstat`, Documentation/scheduler/sched-stats.rst).
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.kernel.procfs import STARTED, parse_stat
 from pinning.machine.cpuset import CPUSet
@@ -22,9 +22,6 @@ _ENDED: Final = (OSError, IndexError, ValueError)  # a thread that exits while i
 _SWITCHES: Final = "\nnonvoluntary_ctxt_switches:"
 _ALLOWED: Final = "\nCpus_allowed_list:"
 _BUFFER: Final = 4096  # bytes: `status` has 1,500, and longer with thousands of groups
-
-
-Thread = TypeVar("Thread", int, Path)
 
 
 class Times(NamedTuple):
@@ -60,7 +57,7 @@ class Lost(NamedTuple):
 NO_THREADS: Final = Threads({}, 0)
 
 
-def sampled(tasks: Sequence[Thread]) -> Sequence[Thread]:
+def sampled(tasks: Sequence[int]) -> Sequence[int]:
     """Return at most `MOST_THREADS` threads, evenly chosen."""
     return sorted(tasks)[:: -(-len(tasks) // MOST_THREADS) or 1]
 

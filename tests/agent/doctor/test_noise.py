@@ -118,12 +118,14 @@ def test_waits_of_owners_are_shown_longest_first() -> None:
     waited = {
         "ns/a/short": Waited(2, 2, 0.001, 3, Counter()),
         "ns/b/long": Waited(256, 9000, 2.5, 700, Counter()),
+        "ns/c/new": Waited(0, 5, 0.0, 0, Counter()),
     }
     said = [it.message for it in checks(replace(QUIET, waited=waited)) if it.subject == "waiting"]
 
     assert said == [
         "256 threads of 9000 of ns/b/long waited 2500.000 ms for their CPUs and were interrupted 700 times",
         "2 threads of ns/a/short waited 1.000 ms for their CPUs and were interrupted 3 times",
+        "how long threads of ns/c/new waited is not known: none lived all the time",
     ]
 
 

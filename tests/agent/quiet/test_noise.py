@@ -74,3 +74,22 @@ def test_this_machine_is_read() -> None:
     assert not isinstance(noise.interrupts, str)
     assert not isinstance(noise.softirqs, str)
     assert isinstance(noise.waited, dict)
+
+
+def test_thread_whose_number_is_used_again_is_not_compared(tmp_path: Path) -> None:
+    """What another thread waited says nothing of this one, and would be less than it waited before."""
+
+    def thread(began: int, waited: int) -> None:
+        (tmp_path / "100/task/100").mkdir(parents=True, exist_ok=True)
+        for folder in (tmp_path / "100", tmp_path / "100/task/100"):
+            (folder / "stat").write_text("100 (app) S 1 " + " ".join(["0"] * 17 + [str(began)] + ["0"] * 30))
+            (folder / "status").write_text("Name:\tapp\nNSpid:\t100\nnonvoluntary_ctxt_switches:\t3\n")
+            (folder / "schedstat").write_text(f"100 {waited} 7\n")
+            (folder / "cgroup").write_text("0::/kubepods/pod1/abc\n")
+
+    thread(500, 2_000_000_000)
+    same, _ = measure(tmp_path, tmp_path, ONE, {"c": 100}, lambda: thread(500, 5_000_000_000))
+    other, _ = measure(tmp_path, tmp_path, ONE, {"c": 100}, lambda: thread(900, 1_000_000_000))
+
+    assert (same.waited["c"].threads, same.waited["c"].seconds) == (1, 3.0)
+    assert (other.waited["c"].threads, other.waited["c"].of, other.waited["c"].seconds) == (0, 1, 0.0)

@@ -1,20 +1,12 @@
-"""Threads of containers, which of their processes entered from outside, and what threads lost."""
+"""Threads of containers, and which of their processes entered from outside."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.quiet.owners import Owner, Times, find_owners, read_times
-from agent.quiet.thread_times import MOST_THREADS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from agent.quiet.owners import find_owners
 
 CONTAINER = "/kubepods/pod1/abc"
 
@@ -101,45 +93,3 @@ def test_circle_of_parents_ends(proc: Proc) -> None:
     proc.process(201, "b", 200, pids="\t3")
 
     assert not find_owners(proc.root, {"ns/a/c": 100})["ns/a/c"].entered
-
-
-@pytest.mark.parametrize("count", [0, 1, MOST_THREADS, MOST_THREADS + 1, 40 * MOST_THREADS])
-def test_sample_is_bounded(count: int) -> None:
-    """Of many threads every n-th is read, from the first to the last."""
-    threads = [Path(f"/proc/1/task/{number:06}") for number in range(count)]
-    sample = Owner(threads).sample
-
-    assert len(sample) <= MOST_THREADS
-    assert len(sample) == count or len(sample) > MOST_THREADS // 2
-    assert sample[:1] == threads[:1]
-
-
-def test_times_are_read(proc: Proc) -> None:
-    """Nanoseconds on a run queue and involuntary switches; a thread that ended is left out."""
-    thread = proc.root / "100/task/101"
-    assert read_times([thread, proc.root / "100/task/999"]) == {thread: Times(2000, 3)}
-
-
-@pytest.fixture
-def busy() -> Iterator[Path]:
-    """Yield the thread of one of two busy processes on the same CPU."""
-    cpu = min(os.sched_getaffinity(0))
-    loop = ["/bin/sh", "-c", "while :; do :; done"]
-    with subprocess.Popen(loop) as process, subprocess.Popen(loop) as other:
-        try:
-            for pid in (process.pid, other.pid):
-                os.sched_setaffinity(pid, {cpu})
-            yield Path(f"/proc/{process.pid}/task/{process.pid}")
-        finally:
-            process.kill()
-            other.kill()
-
-
-def test_wait_of_a_real_thread_grows(busy: Path) -> None:
-    """A thread on a CPU that another one uses too waits for it."""
-    first = read_times([busy])[busy]
-    deadline = time.monotonic() + 30
-    while (last := read_times([busy])[busy]).waited_ns == first.waited_ns:
-        assert time.monotonic() < deadline
-
-    assert last.waited_ns > first.waited_ns

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.quiet.thread_times import MOST_THREADS, NO_THREADS, Lost, Threads, Times, lost, read_threads
+from agent.quiet.thread_times import (
+    MOST_THREADS,
+    NO_THREADS,
+    Lost,
+    Threads,
+    Times,
+    lost,
+    read_threads,
+    sampled,
+)
 from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
@@ -110,6 +119,16 @@ def test_thread_that_did_not_run_costs_one_read(proc: Proc) -> None:
     assert read_threads(str(proc.root), [100], first) == first
     proc.thread(100, slices=2)
     assert read_threads(str(proc.root), [100], first).times[100].slices == 2
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_THREADS, MOST_THREADS + 1, 40 * MOST_THREADS])
+def test_sample_is_bounded(count: int) -> None:
+    """Of many threads every n-th is read, from the first to the last."""
+    sample = sampled(range(count))
+
+    assert len(sample) <= MOST_THREADS
+    assert len(sample) == count or len(sample) > MOST_THREADS // 2
+    assert list(sample[:1]) == list(range(count))[:1]
 
 
 def test_number_of_threads_is_bounded(proc: Proc) -> None:
