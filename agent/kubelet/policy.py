@@ -46,7 +46,8 @@ class MountedState:
 
     A mount of one file keeps showing the file that was removed, whose number of links is 0, so only a new container
     sees the new policy. Under `none` the kubelet writes a file only where there is none, after a change of the policy.
-    Under `static` it replaces the file with every pod; what the agent does by an old one is safe: it observes.
+    Under `static` it replaces the file with every pod; what the agent does by an old one is safe: it observes. A file of an
+    unknown form ends nothing either, because a new container could not read it better.
     """
 
     def __init__(self, state: Path) -> None:
@@ -57,7 +58,7 @@ class MountedState:
     def replaced(self) -> str:
         """Return which file is no more the kubelet's; empty if none."""
         for path in self._files:
-            if _links(path) == 0 and _named(path) is not KubeletPolicy.STATIC:
+            if _links(path) == 0 and _named(path) is KubeletPolicy.NONE:
                 return f"{path}: the kubelet has replaced this file since it was mounted, so its policy may be another"
         return ""
 
