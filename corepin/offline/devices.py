@@ -14,6 +14,7 @@ from pinning.machine.near import Device, device_kinds
 from pinning.planning.observed import Owner
 from pinning.pods.quantity import parse_quantity
 from pinning.pods.resources import Role, members
+from pinning.truncate import KEY, VALUE, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,12 +34,15 @@ def read_devices(flags: Sequence[str]) -> tuple[Device, ...]:
 
 def _devices(flag: str) -> Iterable[Device]:
     resource, _, nodes = flag.partition("=")
+    place = f"--device {truncate(flag, KEY)!r}"
     if "/" not in resource:
-        raise CommandFailed(f"--device {flag!r}: {resource!r} is no name of a device resource: {_EXAMPLE}")
+        raise CommandFailed(
+            f"{place}: {truncate(resource, KEY)!r} is no name of a device resource: {_EXAMPLE}"
+        )
     for text in nodes.split(","):
         if not _NODES.fullmatch(text):
             raise CommandFailed(
-                f"--device {flag!r}: {text!r} is no NUMA node: {_EXAMPLE}; -1 is a device without a node,"
+                f"{place}: {truncate(text, VALUE)!r} is no NUMA node: {_EXAMPLE}; -1 is a device without a node,"
                 " 0+1 one that is near both"
             )
         yield Device(resource, EMPTY if text == "-1" else CPUSet(map(int, text.split("+"))))

@@ -400,6 +400,7 @@ def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.Ca
     ("flag", "message"),
     [
         pytest.param("gpu=0", "'gpu' is no name of a device resource", id="no domain"),
+        pytest.param("a/b=0" + ",0" * 30_000 + ",x", "...': 'x' is no NUMA node", id="a long one is cut"),
         pytest.param("nvidia.com/gpu=0,x", "'x' is no NUMA node", id="no number"),
         pytest.param("nvidia.com/gpu", "'' is no NUMA node", id="no nodes"),
         pytest.param("nvidia.com/gpu=0+-1", "'0+-1' is no NUMA node", id="a node and none"),
