@@ -44,6 +44,9 @@ in no group, config.yaml; numbers with --host-list are those of these nodes, whe
 labels them with corepin.io/cpu-group=GROUP and writes config.GROUP.yaml. It refuses numbers that a node could not hold
 whose agent has reported its CPUs. Agents take them when they start. Flags of CMK that have no effect here are taken, and say so.
 
+--apply has the API server check every object first: if it refuses one, for example because another program has set a
+field, nothing is changed.
+
 --apply refuses a namespace that holds pods, workloads, Services, volume claims or accounts of others, and a second
 installation. A namespace that it creates has the label corepin.io/created-by=cluster-init. Another one than
 corepin-agent is printed without its Namespace object, so that `kubectl delete -f -` leaves it. --apply warns of

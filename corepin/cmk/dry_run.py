@@ -1,18 +1,23 @@
-"""Objects that an installation would change: each is applied with `dryRun=All` and compared. Read-only."""
+"""Results of an installation's requests before they are sent: each object is applied with `dryRun=All`. Read-only."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from corepin.cmk.requests import APPLY_PATCH, find, send
+from corepin.cmk.requests import APPLY_PATCH, NOT_FOUND, Answered, find, send
+from corepin.errors import CommandFailed
 from logs.printable import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from corepin.cmk.overlay import Object
 
 NAMED: Final = 4  # fields per object in the output
+REFUSED: Final = 3  # refusals in an error
+CONFLICT: Final = 409
+MODIFIED: Final = "object has been modified"
+NO_DRY_RUN: Final = "does not support dry run"  # a webhook of another program, with side effects
 # Members that the API server writes.
 WRITTEN: Final = frozenset({"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp"})
 COUNTED: Final = "deprecated.daemonset.template.generation"  # an annotation that it writes
@@ -28,11 +33,51 @@ def object_lines(
         if before is None:
             yield f"{name}: is new"
             continue
-        after = send(api, "PATCH", f"{path}?dryRun=All&{query}", it, APPLY_PATCH)
+        after = _apply(api, it, path, query)
         changed = sorted(set(changed_fields(_own(before), _own(after))))
         if changed:
             more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
             yield plain(f"{name}: changes {', '.join(changed[:NAMED])}{more}")
+
+
+def check_applies(
+    api: Any, documents: Iterable[Object], path_of: Callable[[Object], str], query: str
+) -> None:
+    """Raise CommandFailed if the API server would refuse an object.
+
+    Applied one by one, an object that is refused would leave the installation half changed. Objects whose namespace
+    does not exist yet are new and have no other field managers, so they are left out.
+    """
+    refusals = [refusal for it in documents if (refusal := _refusal(api, it, path_of(it), query))]
+    if refusals:
+        raise CommandFailed(f"{_shortened(refusals)}: nothing was changed: {_remedy(refusals)}")
+
+
+def _refusal(api: Any, it: Object, path: str, query: str) -> Answered | None:
+    """Return the refusal of an object; None if it would be applied, or if only applying it can show that."""
+    try:
+        _apply(api, it, path, query)
+    except Answered as error:
+        return None if error.status == NOT_FOUND or NO_DRY_RUN in str(error) else error
+    return None
+
+
+def _shortened(refusals: Sequence[Answered]) -> str:
+    more = f"; and {len(refusals) - REFUSED} objects more" if len(refusals) > REFUSED else ""
+    return f"{'; '.join(map(str, refusals[:REFUSED]))}{more}"
+
+
+def _remedy(refusals: Iterable[Answered]) -> str:
+    """Return what to do: a conflict can be overruled unless another refusal remains."""
+    if any(error.status != CONFLICT for error in refusals):
+        return "correct what the API server refuses, and repeat this command"
+    if any(MODIFIED in str(error) for error in refusals):
+        return "repeat this command"
+    return "to take these fields over, add --force-conflicts"
+
+
+def _apply(api: Any, it: Object, path: str, query: str) -> Any:
+    return send(api, "PATCH", f"{path}?dryRun=All&{query}", it, APPLY_PATCH)
 
 
 def changed_fields(before: Any, after: Any, path: str = "") -> Iterator[str]:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.cmk.difference import choice_lines, key_lines, node_lines
-from corepin.cmk.dry_run import object_lines
+from corepin.cmk.dry_run import CONFLICT, MODIFIED, check_applies, object_lines
 from corepin.cmk.fits import check_nodes
 from corepin.cmk.flags import note
 from corepin.cmk.installed import Installed, chosen_over, read_installed
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 NAMED: Final = 5  # nodes per line
 MANAGER: Final = "kubectl"  # field manager of `kubectl apply --server-side`, so that both may alternate
 NODES: Final = "/api/v1/nodes"
-CONFLICT: Final = 409
-MODIFIED: Final = "object has been modified"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +66,20 @@ def show(order: Order) -> bool:
 def install(order: Order, *, force: bool) -> str:
     """Apply everything, then label the nodes; return the account of injected pods.
 
-    First check the agents' namespace and the nodes' CPUs, and print the changes. The namespace gets our label only
-    if it is created here or has it already.
+    First check the agents' namespace, the nodes' CPUs and by a dry run every object, and print the changes. The
+    namespace gets our label only if it is created here or has it already.
     """
+    query = f"fieldManager={MANAGER}{'&force=true' if force else ''}"
     with kube_client() as api:
         found = check(api, order.namespace)
         work = _prepare(api, order)
+        documents = _marked(work.documents, found, order.namespace)
+        check_applies(api, documents, path_of, query)
         write_out("".join(f"{line}\n" for line in work.lines))
         if not found.exists:
             create(api, order.namespace)
-        for it in _marked(work.documents, found, order.namespace):
-            _apply(api, it, force=force)
+        for it in documents:
+            _apply(api, it, query)
             write_out(f"{it['kind']} {it['metadata']['name']}: applied\n")
         for node, labels in work.labels.items():
             label(api, node, labels)
@@ -202,10 +203,9 @@ def _takes_pods(node: Any) -> bool:
     return is_linux and not node["spec"].get("unschedulable")
 
 
-def _apply(api: Any, it: Object, *, force: bool) -> None:
-    query = f"?fieldManager={MANAGER}{'&force=true' if force else ''}"
+def _apply(api: Any, it: Object, query: str) -> None:
     try:
-        send(api, "PATCH", path_of(it) + query, it, APPLY_PATCH)
+        send(api, "PATCH", f"{path_of(it)}?{query}", it, APPLY_PATCH)
     except Answered as error:
         if error.status != CONFLICT:
             raise

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
-from tests.docs.blocks import blocks, chapter
+from tests.docs.migration import OF_USERS, PAGE, Walk, differences, of_users, read, rights
 from tests.docs.reviewed import INJECTED, created, reviewed
 from tests.manifests.guide import Shell, shell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from tests.servers.apiserver import ApiServer
 
 USERS = ("telco", "team", "crane-system")
 SECONDS = 120.0
 CORES = "cmk.intel.com/exclusive-cores"
-PAGE = Path("docs/migrate.md").read_text(encoding="utf-8")
+KINDS = f"pods,{OF_USERS}"  # here nothing is drained: the pods stay too
 
 pytestmark = pytest.mark.server
 
@@ -35,53 +30,10 @@ def here(api: ApiServer, tmp_path: Path) -> Shell:
     return shell(api, tmp_path)
 
 
-def walk(here: Shell, title: str, between: Mapping[str, Callable[[], None]] = MappingProxyType({})) -> None:
-    """Do what a chapter says: every command; `between` looks after the block that has these words."""
-    commands = blocks(chapter(PAGE, title), "sh")
-    assert len(commands) >= 4
-    left = dict(between)
-    for command in commands:
-        here.run(command)
-        for words in [words for words in left if words in command]:
-            left.pop(words)()
-    assert left == {}
-
-
-def read(api: ApiServer, *what: str) -> Any:
-    """Return an object."""
-    return json.loads(api.kubectl("get", *what, "-o=json").stdout)
-
-
-def rights(api: ApiServer) -> set[str]:
-    """Return what CMK's account may do, of all that its roles gave it."""
-    account = "--as=system:serviceaccount:cmk-namespace:cmk-serviceaccount"
-    asked = (
-        *(
-            "get secrets",
-            "create pods/exec",
-            "get nodes",
-            "delete nodes",
-            "create daemonsets.apps",
-            "get /metrics",
-        ),
-        *("update mutatingwebhookconfigurations.admissionregistration.k8s.io", "create deployments.apps"),
-        *("delete customresourcedefinitions.apiextensions.k8s.io", "get cmk-nodereports.intel.com"),
-    )
-
-    def may(what: str) -> bool:
-        done = api.kubectl("auth", "can-i", *what.split(), "--all-namespaces", account, check=False)
-        assert done.stdout.strip() in {"yes", "no"}, done.stderr
-        return done.stdout.strip() == "yes"
-
-    return {what for what in asked if may(what)}
-
-
-def of_users(api: ApiServer) -> dict[str, str]:
-    """Return the objects of users by their uids: what stands in their namespaces under no name of CMK."""
-    kinds = "pods,deployments,daemonsets,replicasets,services,configmaps,secrets,serviceaccounts"
-    found = [it for space in USERS for it in read(api, "-n", space, kinds)["items"]]
-    named = {it["metadata"]["uid"]: f"{it['kind']} {it['metadata']['name']}" for it in found}
-    return {uid: name for uid, name in named.items() if " cmk-" not in name}
+def walk(here: Shell, title: str) -> None:
+    """Do what a chapter says: every command."""
+    way = Walk(here.run, title)
+    way.through(way.left[-1])
 
 
 def half_way(api: ApiServer) -> None:
@@ -104,11 +56,14 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
     has all of them. No object of users was deleted.
     """
     assert len(rights(api)) == 10
-    users = of_users(api)
+    users = of_users(api, USERS, KINDS)
     assert {"Deployment forwarder", "Pod forwarder-0", "Pod web-0"} <= set(users.values())
-    walk(here, "From Intel CMK", {"uncordon node-1": lambda: half_way(api)})
+    way = Walk(here.run)
+    way.through("uncordon node-1")
+    half_way(api)
+    way.through("auth can-i get secrets")
     assert rights(api) == set()
-    assert users.items() <= of_users(api).items()
+    assert users.items() <= of_users(api, USERS, KINDS).items()
 
     left = api.kubectl(
         "get", "all,configmaps,secrets,mutatingwebhookconfigurations", "-n", "default", "-o=name"
@@ -138,15 +93,8 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
 def test_applied_again_nothing_differs(api: ApiServer, here: Shell) -> None:
     """By the command for each group of nodes, and by kubectl for what is printed, but the keys of two groups."""
     image = PAGE.partition("--cmk-img=")[2].split()[0]
-    command = f"corepin cmk cluster-init --cmk-img={image} --num-shared-cores=1"
-    for node, cores in (("node-1", 4), ("node-2", 14)):
-        flags = f"--host-list={node} --num-exclusive-cores={cores}"
-        assert here.run(f"{command} {flags} --diff") == "nothing would change\n"
-    printed = yaml.safe_load_all(here.run(f"{command} --all-hosts --num-exclusive-cores=4"))
-    numbers = ("ConfigMap", "corepin-agent")
-    again = [it for it in printed if it and (it["kind"], it["metadata"]["name"]) != numbers]
-    diff = ("diff", "--server-side", "--field-manager=kubectl", "-f", "-")
-    assert api.kubectl(*diff, input=yaml.safe_dump_all(again)).stdout == ""
+    flags = f"--cmk-img={image} --num-shared-cores=1"
+    assert differences(here.run, api, flags, {"node-1": 4, "node-2": 14}) == ""
 
 
 @pytest.mark.parametrize(
@@ -180,9 +128,11 @@ def test_every_pod_of_users_is_injected(
 
 def test_back_to_cmk(api: ApiServer, here: Shell) -> None:
     """A node of one group leaves: its labels go, the agent of the other node and the webhook stay."""
+    way = Walk(here.run)
+    block = next(block for block in way.left if "uninstall --host-list=node-2" in block)
     with ThreadPoolExecutor(1) as pool:
         kubelet = pool.submit(finish, api, "corepin-reset-node-2")
-        here.run("corepin cmk uninstall --host-list=node-2 --apply")
+        here.run(block)
         kubelet.result()
     labels = [read(api, "node", f"node-{number}")["metadata"]["labels"] for number in (1, 2)]
     assert "corepin.io/agent" in labels[0]

@@ -1,12 +1,21 @@
-"""Which fields of two objects differ, as `cluster-init --diff` names them."""
+"""Dry runs of an installation: the fields that would change, and the objects that would be refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
-from corepin.cmk.dry_run import changed_fields
+from corepin.cmk.dry_run import changed_fields, check_applies
+from corepin.errors import CommandFailed
+
+TAKEN = (409, 'Apply failed with 1 conflict: conflict with "kubectl-edit" using apps/v1: .spec.replicas')
+STALE = (409, "Operation cannot be fulfilled: the object has been modified")
+INVALID = (422, "DaemonSet is invalid: spec.selector: field is immutable")
+NEW = (404, 'namespaces "corepin-agent" not found')
+CANNOT = (400, 'admission webhook "a.example" does not support dry run')
+OVERRULE = "nothing was changed: to take these fields over, add --force-conflicts"
 
 
 @pytest.mark.parametrize(
@@ -24,3 +33,49 @@ from corepin.cmk.dry_run import changed_fields
 def test_the_first_fields_that_differ_are_named(before: Any, after: Any, paths: list[str]) -> None:
     """By their paths, at the depth at which the objects part."""
     assert list(changed_fields(before, after)) == paths
+
+
+def checked(answers: dict[str, tuple[int, str]]) -> str:
+    """Return the error for objects whose dry runs are answered so; empty if there is none."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.method == "PATCH"
+        assert request.url.params["dryRun"] == "All"
+        status, message = answers[request.url.path.strip("/")]
+        return httpx.Response(status, json={"message": message})
+
+    documents = [{"kind": "DaemonSet", "metadata": {"name": name}} for name in answers]
+    with httpx.Client(base_url="https://api.example", transport=httpx.MockTransport(answer)) as api:
+        try:
+            check_applies(api, documents, lambda it: f"/{it['metadata']['name']}", "fieldManager=kubectl")
+        except CommandFailed as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("answers", "remedy"),
+    [
+        pytest.param([TAKEN], OVERRULE, id="conflict"),
+        pytest.param([TAKEN, STALE], "nothing was changed: repeat this command", id="changed meanwhile"),
+        pytest.param([TAKEN, INVALID], "correct what the API server refuses, and repeat", id="invalid"),
+    ],
+)
+def test_refusals_are_found_before_anything_is_changed(answers: list[tuple[int, str]], remedy: str) -> None:
+    """The error has the API server's words for each object, and the remedy that helps all."""
+    said = checked({f"d{number}": answer for number, answer in enumerate(answers)})
+    assert all(f"PATCH /d{number}: the API server answered" in said for number in range(len(answers)))
+    assert remedy in said
+
+
+@pytest.mark.parametrize("answer", [NEW, CANNOT])
+def test_what_a_dry_run_cannot_show_is_no_refusal(answer: tuple[int, str]) -> None:
+    """An object in a namespace that does not exist yet, and webhooks of others that refuse every dry run."""
+    assert checked({"a": answer, "b": (200, "")}) == ""
+
+
+def test_only_some_of_many_refusals_are_named() -> None:
+    """The error stays readable when every object conflicts."""
+    said = checked({f"d{number}": TAKEN for number in range(30)})
+    assert said.count("Apply failed") == 3
+    assert f"; and 27 objects more: {OVERRULE}" in said

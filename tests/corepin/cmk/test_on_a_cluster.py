@@ -115,14 +115,18 @@ def test_a_node_that_is_not_there_is_refused_before_anything_is_done(
 def test_fields_of_others_are_taken_over_when_that_is_asked_for(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As with kubectl: a change by hand is a conflict, and the flag decides it."""
+    """As with kubectl: a change by hand is a conflict, found before anything is changed, and the flag decides it."""
     assert init("--host-list=n1") == 0
     change = '{"spec": {"minReadySeconds": 3, "template": {"spec": {"terminationGracePeriodSeconds": 3}}}}'
     here.kubectl("-n", AGENTS, "patch", "daemonset", "corepin-agent", "--type=merge", "-p", change)
-    assert init("--host-list=n1") == 2
-    told = capsys.readouterr().err
-    assert "conflict with" in told
-    assert told.endswith("to take these fields over, add --force-conflicts\n")
+    here.kubectl("label", "node", "n1", f"{LABEL}-")
+    before = versions(here)
+    capsys.readouterr()
+    assert init("--host-list=n1", "--no-taint") == 2
+    shown = capsys.readouterr()
+    assert (versions(here), shown.out) == (before, "")
+    assert "daemonsets/corepin-agent: the API server answered 409: Apply failed with 1 conflict" in shown.err
+    assert shown.err.endswith("nothing was changed: to take these fields over, add --force-conflicts\n")
     assert init("--host-list=n1", "--force-conflicts") == 0
     pod = read(here, "-n", AGENTS, "daemonset", "corepin-agent")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 10
@@ -232,7 +236,7 @@ def test_another_client_that_writes_at_the_same_time_loses_nothing(here: ApiServ
             if it["metadata"]["name"] == "corepin-agent" and it["kind"] == "ConfigMap"
         )
         with pytest.raises(CommandFailed, match=r"object has been modified.*: repeat this command"):
-            install._apply(client, document, force=True)
+            install._apply(client, document, "fieldManager=kubectl&force=true")
     assert "config.theirs.yaml" in keys(here)
 
 
