@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from h2.config import H2Configuration
@@ -33,6 +33,10 @@ _REQUEST_BYTES: Final = 16384  # of one frame, which every server takes
 _READ_BYTES: Final = 16 * 2**10  # at once: h2 takes 13 ms to parse as many bytes of empty frames
 _WINDOW: Final = 256 * 2**10  # bytes that the peer may send before they are read
 _INITIAL_WINDOW: Final = 65535  # of a connection; only an update changes it
+_HELD_BYTES: Final = (
+    1024  # read without an answer, which is no longer than its question: far below the window
+)
+_HELD_SECONDS: Final = 0.1  # until they are answered; servers that look for dead clients wait for seconds
 _MOST_REQUESTS: Final = 1000  # of one connection: h2 remembers each
 _CONFIGURATION: Final = H2Configuration(  # requests have only headers of ours, answers are validated
     client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
@@ -60,6 +64,7 @@ class Connection:
         self._requests = 0
         self._is_busy = False  # a request was sent, and its answer has not ended
         self._is_fresh = False  # nothing arrived since the request
+        self._unanswered = 0  # bytes that arrived since the last write
 
     def takes(self, body: bytes) -> bool:
         """Say whether a further request may be sent: the last answer was read to its end, and no end is known."""
@@ -90,13 +95,23 @@ class Connection:
         if not self._is_fresh:  # a read that need not wait does not yield to the loop
             await asyncio.sleep(0)
         self._is_fresh = False
-        received = await self._reader.read(_READ_BYTES)
+        received = await self._read()
         if not received:
             raise Broken("the connection was closed")
+        self._unanswered += len(received)
         try:
             return self._protocol.receive_data(received)
         except H2Error as error:
             raise Broken(f"what was sent is not HTTP/2: {error}") from error
+
+    async def _read(self) -> bytes:
+        """Wait for the peer; send the frames that are held if it sends nothing soon."""
+        if self._unanswered:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HELD_SECONDS):
+                    return await self._reader.read(_READ_BYTES)
+            await self.write()
+        return await self._reader.read(_READ_BYTES)
 
     def took(self, size: int, stream: int) -> None:
         """Let the peer send as many bytes more."""
@@ -106,8 +121,14 @@ class Connection:
         """Note that the answer has arrived."""
         self._is_busy = False
 
+    async def answer(self) -> None:
+        """Send frames that answer the peer, such as those of pings; hold a few, because a request may follow."""
+        if self._unanswered > _HELD_BYTES:
+            await self.write()
+
     async def write(self) -> None:
         """Send pending protocol frames; wait for a server that does not read."""
+        self._unanswered = 0
         if waiting := self._protocol.data_to_send():
             self._writer.write(waiting)
             await self._writer.drain()
@@ -166,12 +187,13 @@ class Exchange:
     async def _receive(self) -> None:
         """Process what arrives; data is buffered until it is read, up to the window.
 
-        Frames that answer the peer are sent before more is waited for; behind an answer they go with the next request.
+        Frames that answer the peer are sent before more is waited for, a few of them with the next request or a moment
+        later: Go's server sends a ping with each request and needs no answer before it has answered itself.
         """
         for event in await self._connection.receive():
             self._happened(event)
         if not self._is_over:
-            await self._connection.write()
+            await self._connection.answer()
 
     def _happened(self, event: Event) -> None:
         match event:

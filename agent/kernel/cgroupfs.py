@@ -181,13 +181,13 @@ def _read_or_none(path: Path) -> str | None:
 
 def translated(error: OSError, file: Path | str, text: str = "") -> Gone | Refused:
     """Return the agent's error for a kernel error on reading a file, or on writing `text` to it."""
-    path = Path(file)
     if error.errno not in _GONE:
-        return Refused(_refusal(error, f"{path} refuses {text}" if text else f"{path} cannot be read"))
-    if path.name == CPUS and _lacks_controller(path.parent):
+        return Refused(_refusal(error, f"{file} refuses {text}" if text else f"{file} cannot be read"))
+    folder, _, name = str(file).rpartition("/")
+    if name == CPUS and _lacks_controller(folder):
         remedy = "the kubelet or the runtime must enable it (+cpuset in cgroup.subtree_control above)"
-        return Refused(f"{path} is missing because the cpuset controller is off for this cgroup: {remedy}")
-    return Gone(f"{path.parent} is not there any more")
+        return Refused(f"{file} is missing because the cpuset controller is off for this cgroup: {remedy}")
+    return Gone(f"{folder} is not there any more")
 
 
 def _refusal(error: OSError, tried: str) -> str:
@@ -197,12 +197,12 @@ def _refusal(error: OSError, tried: str) -> str:
     return f"{tried} ({reason}): {remedy}"
 
 
-def _lacks_controller(folder: Path) -> bool:
+def _lacks_controller(folder: str) -> bool:
     """Return whether a v2 cgroup lacks the cpuset controller.
 
     Other missing files mean that it is being made or removed.
     """
     try:
-        return "cpuset" not in (folder / "cgroup.controllers").read_text(encoding="ascii").split()
-    except OSError:
+        return "cpuset" not in read_text(f"{folder}/cgroup.controllers").split()
+    except AgentError:
         return False

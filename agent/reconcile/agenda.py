@@ -1,7 +1,8 @@
 """Timed looks of the agent, and requests for passes.
 
-The agenda awaits no I/O and no look: each due look runs in a task of its own, so that a long one delays no other. A due
-retry or sweep requests a pass, and moves nothing by itself.
+One timer of the event loop is set to the look that is due first. The agenda awaits no I/O and no look: each due look runs
+in a task of its own, so that a long one delays no other. A due retry or sweep requests a pass, and moves nothing by
+itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ class Agenda:
         self._looks: dict[str, Look] = {}
         self._due: dict[str, float] = {}
         self._running: set[str] = set()
-        self._changed = asyncio.Event()
+        self._begin: Callable[[str], object] | None = (
+            None  # begins a look; None while the agenda does not run
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed = math.inf  # when the timer expires
 
     def add(self, key: str, look: Look, seconds: float | None = None) -> None:
         """Add a look that is due in some seconds; None: when it is asked for."""
@@ -43,7 +48,7 @@ class Agenda:
         due = self._monotonic() + seconds
         if due < self._due.get(key, math.inf):
             self._due[key] = due
-            self._changed.set()
+            self._arm()
 
     def cancel(self, key: str) -> None:
         """Make a look due only when it is asked for again."""
@@ -56,11 +61,13 @@ class Agenda:
     async def run(self) -> None:
         """Run each look when it is due, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            while True:
-                self._changed.clear()
-                for key in self.take_due():
-                    group.create_task(self.look(key))
-                await self._wait()
+            self._begin = lambda key: group.create_task(self.look(key))
+            try:
+                self._arm()
+                await asyncio.get_running_loop().create_future()  # the timer does the rest
+            finally:
+                self._begin = None
+                self._disarm()
 
     def take_due(self) -> list[str]:
         """Return the keys of the looks that are due; the caller runs them."""
@@ -81,16 +88,30 @@ class Agenda:
         self._running.discard(key)
         if seconds is not None:
             self.within(key, seconds)
-        self._changed.set()  # it may have been asked for while it ran
+        self._arm()  # it may have been asked for while it ran
 
-    async def _wait(self) -> None:
-        """Wait until a look is due, or becomes due at another time."""
-        due = self.due()
-        try:
-            async with asyncio.timeout(max(0.0, due[0][0] - self._monotonic()) if due else None):
-                await self._changed.wait()
-        except TimeoutError:
+    def _arm(self) -> None:
+        """Set the timer to the look that is due first, unless it expires before that: then it is set anew."""
+        first = min((due for key, due in self._due.items() if key not in self._running), default=math.inf)
+        if self._begin is None or first >= self._armed:
             return
+        self._disarm()
+        self._armed = first
+        wait = max(0.0, first - self._monotonic())
+        self._timer = asyncio.get_running_loop().call_later(wait, self._expired)
+
+    def _disarm(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer, self._armed = None, math.inf
+
+    def _expired(self) -> None:
+        """Begin the looks that are due."""
+        self._timer, self._armed = None, math.inf
+        if self._begin:
+            for key in self.take_due():
+                self._begin(key)
+        self._arm()
 
 
 class Trigger:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pinning.planning.start_table import StartTable
 
 QUOTAS: Final = "quotas.json"
+TALLIES: Final = "tallies"  # key of the count of tasks on the agenda
 # after the start: a first list usually takes a tenth of it, so a longer one means that the API is out of reach
 PODS_SECONDS: Final = 2.0
 
@@ -152,6 +153,8 @@ class Reconciler:
             for part in self._pausable:
                 pauses.enter_context(part.paused())
             state = await self._run_pass()
+        if self.tallies.begins():
+            self._trigger.agenda.within(TALLIES, POLL_SECONDS)
         if state:
             self._interfaces.wrappers.passed(state, passed_containers(self.observer.records.values()))
         return state
@@ -164,7 +167,7 @@ class Reconciler:
         request_pass = self._trigger.request_pass
         poll = MachinePoll(self._interfaces.machine, request_pass, self._settings.policy_versions)
         agenda.add("machine", poll.look, 0.0)
-        agenda.add("tallies", lambda: self.tallies.look(show_proofs), POLL_SECONDS)
+        agenda.add(TALLIES, lambda: self.tallies.look(show_proofs))
         agenda.add("missing pods", self.observer.missing_pods.ask_again, AGAIN_SECONDS)
         yield from self.between_passes.watches()
         yield self.runtime_sync.run()

@@ -103,17 +103,27 @@ class TallyWatch:
         self._cgroups = cgroups
         self._clock = clock
         self._first = 0  # container of the next round
+        self._is_counting = False  # a round is due
 
-    async def look(self, show: Callable[[Mapping[Owner, Proof]], None]) -> float:
-        """Count once, and show the proofs that changed; return the seconds until the next round."""
+    def begins(self) -> bool:
+        """Return whether the first round becomes due, because a pass split a container and no round was due."""
+        before, self._is_counting = self._is_counting, self._is_counting or bool(self._records())
+        return self._is_counting and not before
+
+    async def look(self, show: Callable[[Mapping[Owner, Proof]], None]) -> float | None:
+        """Count once, and show the proofs that changed; return the seconds until the next round.
+
+        None if no container is split: then a pass that splits one makes the next round due.
+        """
         began = self._clock.monotonic()
         if changed := await self.count():
             show(changed)
-        return max(POLL_SECONDS, REST * (self._clock.monotonic() - began))
+        self._is_counting = bool(self._records())
+        return max(POLL_SECONDS, REST * (self._clock.monotonic() - began)) if self._is_counting else None
 
     async def count(self) -> Mapping[Owner, Proof]:
         """Count the tasks of each container in turn, until MOST_SHOWN proofs changed; return these."""
-        records = [record for record in self._observer.records.values() if record.split_home]
+        records = self._records()
         changed: dict[Owner, Proof] = {}
         first = self._first % len(records) if records else 0
         for record in records[first:] + records[:first]:
@@ -124,6 +134,9 @@ class TallyWatch:
                 break
             await asyncio.sleep(0)
         return changed
+
+    def _records(self) -> list[ContainerRecord]:
+        return [record for record in self._observer.records.values() if record.split_home]
 
 
 def with_proofs(state: NodeState, proofs: Mapping[Owner, Proof]) -> NodeState:

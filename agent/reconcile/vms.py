@@ -59,7 +59,7 @@ class VMKeeper:
         self._vms = vms
         self._clock = clock
         self._trigger = trigger
-        trigger.agenda.add(LOOK, self.look, POLL_SECONDS)
+        trigger.agenda.add(LOOK, self.look)
         self.sandboxes: dict[str, MachineRecord] = {}  # every sandbox of the node, by its id
         self._launchers: dict[str, MachineRecord] = {}  # those with a target, by container id
         self._topology: Topology | None = None
@@ -89,8 +89,9 @@ class VMKeeper:
         """Pin exactly these machines from now on; read those that need it."""
         self._topology = topology
         self._aim(targets)
-        if any(record.is_due or record.is_changing for record in self._followed()):
-            self._trigger.agenda.within(LOOK, SOON_SECONDS)
+        if followed := self._followed():
+            is_soon = any(record.is_due or record.is_changing for record in followed)
+            self._trigger.agenda.within(LOOK, SOON_SECONDS if is_soon else POLL_SECONDS)
         self._vms.keep({record.place for record in (*self._launchers.values(), *self.sandboxes.values())})
         for number, record in enumerate(self._followed(), 1):
             if self._is_wanted(record):
@@ -136,11 +137,11 @@ class VMKeeper:
         for record in self._followed():
             record.is_due |= cgroup in record.place.cgroups
 
-    async def look(self) -> float:
-        """Read machines whose thread count changed; return the seconds until the next look."""
+    async def look(self) -> float | None:
+        """Read machines whose thread count changed; return the seconds until the next look, None without machines."""
         if await self.poll():
             self._trigger.request_pass()
-        return self.pause()
+        return self.pause() if self._followed() else None
 
     def pause(self) -> float:
         """Return the seconds until the next poll."""

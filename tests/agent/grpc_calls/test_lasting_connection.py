@@ -66,6 +66,13 @@ async def answered_and_asked(server: Server, writer: asyncio.StreamWriter, strea
     writer.write(frame(PING, 0, bytes(8), 0))
 
 
+async def asked_and_answered(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
+    """Check that the client lives, and answer once it has read that, as Go's server does."""
+    writer.write(frame(PING, 0, bytes(8), 0))
+    await settle()
+    await answered(server, writer, stream)
+
+
 async def begun_and_closed(_: Server, writer: asyncio.StreamWriter, stream: int) -> None:
     """Disconnect in the middle of an answer."""
     writer.write(frame(HEADERS, WHOLE, BEGIN, stream))
@@ -160,6 +167,23 @@ def test_question_behind_an_answer_is_answered_with_the_next_request(tmp_path: P
 
     run(tmp_path, server, ask)
     assert (server.connections, server.pongs) == (1, 1)
+
+
+def test_question_before_an_answer_is_answered_with_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ping that arrives alone holds up no answer, so it costs no write of its own either."""
+    monkeypatch.setattr("agent.http2._HELD_SECONDS", 60.0)
+    server = Server("first", asked_and_answered)
+
+    async def ask(calls: Calls) -> None:
+        assert await name(calls) == "first"
+        await settle()
+        assert server.pongs == 0
+        assert await name(calls) == "first"
+        assert server.pongs == 1
+
+    run(tmp_path, server, ask)
 
 
 def test_calls_outside_of_the_block_connect_each(tmp_path: Path) -> None:

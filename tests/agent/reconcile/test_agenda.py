@@ -113,3 +113,33 @@ def test_long_look_delays_no_other() -> None:
         return rounds
 
     assert asyncio.run(scenario()) >= 5
+
+
+def test_request_for_an_earlier_time_sets_the_timer_anew() -> None:
+    """An agenda whose first look is due in an hour runs another one at once, and one that was cancelled never."""
+
+    async def scenario() -> list[str]:
+        agenda, ran, done = Agenda(), [], asyncio.Event()
+
+        async def note() -> None:
+            ran.append("soon")
+            done.set()
+
+        async def never() -> None:
+            ran.append("cancelled")
+
+        agenda.add("late", never, 3600.0)
+        agenda.add("cancelled", never)
+        agenda.add("soon", note)
+        running = asyncio.create_task(agenda.run())
+        await asyncio.sleep(0)
+        agenda.within("cancelled", 0.0)
+        agenda.cancel("cancelled")
+        agenda.within("soon", 0.001)
+        async with asyncio.timeout(60):
+            await done.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        return ran
+
+    assert asyncio.run(scenario()) == ["soon"]

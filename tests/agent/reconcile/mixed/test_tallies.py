@@ -9,6 +9,7 @@ import pytest
 from agent.node_state import NodeState
 from agent.process import Agent
 from agent.reconcile import verify
+from agent.reconcile.reconciler import TALLIES
 from agent.reconcile.verify import with_proofs
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
@@ -100,3 +101,28 @@ def test_a_count_belongs_to_the_cpus_that_are_shown(node: FakeNode) -> None:
     assert with_proofs(state, {Owner("a", "c0"): newer}) != state
     assert with_proofs(state, {Owner("a", "c0"): replace(newer, cpus=CPUSet([0]))}) == state
     assert with_proofs(state, {Owner("gone", "c0"): newer}) == state
+
+
+def looks(node: FakeNode) -> set[str]:
+    """Return the looks that are due some time."""
+    return {key for _, key in node.agent.trigger.agenda.due()}
+
+
+def test_rounds_end_with_the_last_container_that_is_split(node: FakeNode, mixed: list[str]) -> None:
+    """A round without such a container is the last; a pass that splits one makes the next round due."""
+    tallies = node.agent.reconciler.tallies
+    assert TALLIES in looks(node)
+    assert node.runner.run(tallies.look(lambda _: None)) is not None
+    for number in mixed:
+        node.remove(number)
+    node.run()
+    assert node.runner.run(tallies.look(lambda _: None)) is None
+    assert not tallies.begins()
+
+
+def test_node_without_machines_and_split_containers_has_neither_look(node: FakeNode) -> None:
+    """What is not used costs no timer."""
+    node.add("a", TWO)
+    node.start("a")
+    node.run()
+    assert looks(node) == set()
