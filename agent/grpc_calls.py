@@ -235,8 +235,9 @@ class Fields:
                 return value
         raise DecodeError("a number has more than 64 bits")
 
-    async def _take(self, size: int) -> bytearray:
-        return await self._exchange.read(self._counted(size))
+    async def _take(self, size: int) -> bytearray | memoryview:
+        here = self._exchange.ready(self._counted(size))  # lists have hundreds of numbers of a byte or two
+        return await self._exchange.read(size) if here is None else here
 
     def _counted(self, size: int) -> int:
         if size > self._left:

@@ -153,6 +153,14 @@ class Exchange:
         while not (self.headers or self._is_over):
             await self._receive()
 
+    def ready(self, size: int) -> memoryview | None:
+        """Return the next bytes of the answer if they lie in one piece that has arrived, else None."""
+        if not self._pieces or len(self._pieces[0]) <= size:
+            return None
+        piece = self._pieces[0]
+        self._pieces[0] = piece[size:]
+        return piece[:size]
+
     async def read(self, size: int) -> bytearray:
         """Return the next bytes of the answer; raise Broken at an early end, and OSError."""
         content = await self.read_or_end(size)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent import grpc_calls
 from agent.kernel.machine import NodeMachine
+from agent.local import folder_events
 from agent.reconcile.reconciler import Reconciler
 from corepin.cli import main
 
@@ -43,6 +44,7 @@ def counting(call: Callable[..., Any], name: Callable[..., str]) -> Callable[...
 
 def count_everything() -> None:
     """Count from now on."""
+    folder_events.LOOK_SECONDS = 3600.0  # type: ignore[misc] # a watch of the API server looks at no manifests
     for owner, method, name in COUNTED:
         setattr(owner, method, counting(getattr(owner, method), lambda *_, name=name: name))
     asked = grpc_calls.Calls._asked  # noqa: SLF001 each call of the runtime passes here
