@@ -26,10 +26,23 @@ if TYPE_CHECKING:
     from pinning.planning.vm_masks import VMMasks, VMSeen
 
 
+class NoOwners:
+    """No container is reported before it is listed (interface `Owners`)."""
+
+    def known(self, container_id: str) -> Owner | None:
+        """Return None, because nothing is known."""
+        return None
+
+    async def owner(self, container_id: str) -> Owner:
+        """Raise Gone."""
+        raise Gone(f"{container_id} is not known")
+
+
 class NoContainerWatch:
     """The agent itself creates every container (interface `ContainerWatch`)."""
 
     start_way = StartWay(Path.RUNTIME)
+    owners = NoOwners()
 
     def publish(self, table: StartTable | None) -> None:
         """Ignore the table."""

@@ -244,12 +244,29 @@ class NewContainer(NamedTuple):
     """A container whose new cgroup exists; its command does not run yet."""
 
     id: str
-    owner: Owner
+    owner: Owner | str  # only the uid of its pod while the runtime does not list the container
     cgroup: str
+
+
+class Owners(Protocol):
+    """Looks up a container's owner by id."""
+
+    def known(self, container_id: str) -> Owner | None:
+        """Return a container's owner without asking the runtime, None if that is needed; raise Gone for a sandbox."""
+        ...
+
+    async def owner(self, container_id: str) -> Owner:
+        """Return a container's owner; raise Gone for a sandbox or an unknown id, Unavailable, Refused."""
+        ...
 
 
 class ContainerWatch(Protocol):
     """Reports new containers, as early as the runtime permits."""
+
+    @property
+    def owners(self) -> Owners:
+        """Return what looks up the owner of a container that was reported with its pod alone."""
+        ...
 
     @property
     def start_way(self) -> StartWay:

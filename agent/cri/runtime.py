@@ -117,20 +117,24 @@ class CRI:
         """Return the virtual machines of the last listing."""
         return self._machines.machines
 
+    def known(self, container_id: str) -> Owner | None:
+        """Return the owner that a listing or an event named, None if the runtime must be asked; raise Gone for a sandbox."""
+        if container_id in self._sandboxes:
+            raise Gone(f"{container_id} is no container")
+        return self._in_events.get(container_id) or self._owners.get(container_id)
+
     async def owner(self, container_id: str) -> Owner:
         """Return the owner of a container; raise Gone, Unavailable, Refused.
 
         Sandboxes and containers in VMs have no owner here, because the runtime manages their cgroups. The runtime is
         asked only about ids that neither the last listing nor an event contained.
         """
-        known = self._in_events.get(container_id) or self._owners.get(container_id)
-        if known:
+        if known := self.known(container_id):
             return known
-        if container_id not in self._sandboxes:
-            for container in await self._lists.containers(container_id):
-                sandbox = (await self._lists.sandboxes(container.sandbox)).get(container.sandbox)
-                if sandbox and not is_vm_handler(sandbox.handler):
-                    return _owner(container, sandbox)
+        for container in await self._lists.containers(container_id):
+            sandbox = (await self._lists.sandboxes(container.sandbox)).get(container.sandbox)
+            if sandbox and not is_vm_handler(sandbox.handler):
+                return _owner(container, sandbox)
         raise Gone(f"{container_id} is no container")
 
     async def _info_of(self, container: ListedContainer) -> ContainerInfo | None:

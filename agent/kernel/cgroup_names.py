@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 SLICE: Final = ".slice"
 _PODS: Final = "kubepods"
+
+
+# A pod's own cgroup in the kubelet's two drivers; a uid that has a "-" has "_" for it in the name of a slice.
+_POD: Final = re.compile(r"pod(?P<uid>.+)|.+-pod(?P<escaped>[^-]+)\.slice")
 
 
 def slice_path(name: str) -> str:
@@ -15,6 +20,14 @@ def slice_path(name: str) -> str:
         return ""
     parts = stem.split("-")
     return "".join(f"/{'-'.join(parts[:depth])}{SLICE}" for depth in range(1, len(parts) + 1))
+
+
+def pod_uid(folder: str) -> str | None:
+    """Return the uid in the name of a pod's cgroup, as the runtime knows it; None for any other cgroup."""
+    found = _POD.fullmatch(folder)
+    if found is None:
+        return None
+    return found["uid"] or found["escaped"].replace("_", "-")
 
 
 def pod_roots(cgroup_root: str = "/") -> tuple[str, str]:

@@ -3,6 +3,9 @@
 A runtime creates a container's cgroup below its pod's, puts a process of its own into it, and finally executes the
 container's command. A folder whose name ends in a container id is a container's; every other one below the root of the
 pods may hold pods or containers, and is watched (interface `ContainerWatch`).
+
+CRI-O lists a container some 10 ms before its first instruction only, long after it made the cgroup. So its containers
+are reported with the pod that the folder above names.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Refused
 from agent.interfaces import NewContainer
+from agent.kernel.cgroup_names import pod_uid
 from agent.kernel.cgroupfs import find_hierarchy, subfolders
 from agent.kernel.inotify import CREATE, ONLY_FOLDERS, NamedWatches
 from agent.node_state import Path as Way
@@ -23,20 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from agent.interfaces import Owners
     from pinning.machine.cpuset import CPUSet
-    from pinning.planning.observed import Owner
     from pinning.planning.start_table import StartTable
 
 # cgroupfs: containerd ID, CRI-O crio-ID; systemd: the same with ".scope". CRI-O's crio-conmon-ID is no container.
 _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\.scope)?")
-
-
-class Owners(Protocol):
-    """Looks up a container's owner by id."""
-
-    async def owner(self, container_id: str) -> Owner:
-        """Return a container's owner; raise Gone for a sandbox or an unknown id, Unavailable, Refused."""
-        ...
+_CRIO: Final = "crio-"
 
 
 def container_id(name: str) -> str | None:
@@ -52,7 +49,7 @@ class CgroupWatcher:
 
     def __init__(self, cgroup_root: Path, owners: Owners, pod_roots: Iterable[str]) -> None:
         self._hierarchy = find_hierarchy(cgroup_root)
-        self._owners = owners
+        self.owners = owners
         self._pod_roots = frozenset(pod_roots)
         self._watches = NamedWatches(CREATE | ONLY_FOLDERS)
         self._asking: set[asyncio.Task[None]] = set()
@@ -114,8 +111,11 @@ class CgroupWatcher:
         task.add_done_callback(self._asking.discard)
 
     async def _ask(self, identity: str, cgroup: str) -> None:
+        above, _, name = cgroup.rpartition("/")
+        pod = pod_uid(above.rpartition("/")[2]) if name.startswith(_CRIO) else None
         with suppress(AgentError):  # a sandbox, or a container that the next pass finds
-            self._created(NewContainer(identity, await self._owners.owner(identity), cgroup))
+            owner = (self.owners.known(identity) or pod) if pod else await self.owners.owner(identity)
+            self._created(NewContainer(identity, owner, cgroup))
 
     def close(self) -> None:
         """Remove all watches."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from agent.node_state import ListingFault, StartWay
 from agent.node_state import Path as Way
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
-    from agent.interfaces import ContainerWatch, NewContainer
+    from agent.interfaces import ContainerWatch, NewContainer, Owners
     from agent.node_state import LargeEnvironment
 
     FindLarge = Callable[[], Awaitable[tuple[LargeEnvironment, ...] | None]]
@@ -38,14 +38,6 @@ AGAIN_SECONDS: Final = 30.0  # after the runtime was out of reach
 logger = logging.getLogger(__name__)
 
 
-class Owners(Protocol):
-    """Looks up a container's owner by id."""
-
-    async def owner(self, container_id: str) -> Owner:
-        """Return a container's owner; raise AgentError."""
-        ...
-
-
 class BirthOwners:
     """Looks up owners among the containers created over NRI, without asking the runtime."""
 
@@ -53,10 +45,14 @@ class BirthOwners:
         self._plugin = plugin
         self._others = others
 
+    def known(self, container_id: str) -> Owner | None:
+        """Return a container's owner without asking the runtime; raise Gone for a sandbox."""
+        started = self._plugin.started.get(container_id)
+        return started.owner if started else self._others.known(container_id)
+
     async def owner(self, container_id: str) -> Owner:
         """Return a container's owner; raise AgentError."""
-        started = self._plugin.started.get(container_id)
-        return started.owner if started else await self._others.owner(container_id)
+        return self.known(container_id) or await self._others.owner(container_id)
 
 
 class EnvironmentSearch:
@@ -138,6 +134,11 @@ class NriContainerWatch:
         if self.holds:
             return StartWay(Way.NRI, "", others)
         return StartWay(Way.CGROUP, self.reason, others, self.listing_fault)
+
+    @property
+    def owners(self) -> Owners:
+        """Return what looks up the owner of a container that was reported with its pod alone."""
+        return self._cgroups.owners
 
     def publish(self, table: StartTable | None) -> None:
         """Answer by this table from now on; containers created by an older table are corrected before they start."""

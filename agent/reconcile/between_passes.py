@@ -17,7 +17,7 @@ from agent.plain_pods import (
 )
 from agent.reconcile.prestart import PreStartPinner
 from pinning.errors import PinningError
-from pinning.planning.observed import State
+from pinning.planning.observed import Owner, State
 from pinning.pods.identity import runtime_uid
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from agent.plain_pods import PodChange
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from agent.reconcile.observe import Observer
+    from agent.reconcile.start_cpus import PlannedStarts
     from agent.reconcile.vms import VMKeeper
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
-    from pinning.planning.observed import Owner
     from pinning.pods.types import Pod
 
 POLL_SECONDS: Final = 1.0  # poll interval of the machine
@@ -119,7 +119,7 @@ class MachinePoll:
 class BetweenPasses:
     """Handles events between passes; `request_pass` requests one.
 
-    `cpus_of` returns the CPUs of a new container; None: leave it alone.
+    `starts` has the CPUs of new containers.
     """
 
     def __init__(
@@ -129,17 +129,20 @@ class BetweenPasses:
         vms: VMKeeper,
         clock: Clock,
         foreign_writes: ForeignWriteLog,
-        cpus_of: Callable[[Owner], CPUSet | None],
+        starts: PlannedStarts,
         request_pass: RequestPass,
     ) -> None:
-        self.prestart = PreStartPinner(interfaces.cgroups, clock, cpus_of, self._container_written)
+        owners = interfaces.container_watch.owners
+        self.prestart = PreStartPinner(
+            interfaces.cgroups, owners, clock, starts.of_new, self._container_written
+        )
         self._interfaces = interfaces
         self._cpusets = interfaces.cgroups.cpusets
         self._observer = observer
         self._vms = vms
         self._foreign_writes = foreign_writes
         self._request_pass = request_pass
-        self._cpus_of = cpus_of
+        self._starts = starts
         self._pods: Mapping[str, Pod] = {}  # the pods last shown by the API
         self._read_at: dict[str, float] = {}  # when changes of a pod were read, by uid
         self._clock = clock
@@ -189,7 +192,7 @@ class BetweenPasses:
 
     def _is_right(self, change: RuntimeChange) -> bool:
         """Say whether a container was made where the last plan wants it, or put there before its command ran."""
-        cpus = self._cpus_of(change.owner)
+        cpus = self._starts.of(change.owner)
         was_made = self._interfaces.container_watch.started(change.id) == cpus
         return cpus is not None and (was_made or self.prestart.is_right(change.id, cpus))
 
@@ -208,6 +211,8 @@ class BetweenPasses:
         record = self._observer.records.get(container.id)
         if record:
             record.wrote_beside()
+        elif not isinstance(container.owner, Owner):
+            return  # a sandbox, or a container of which the runtime will report more
         self._request_pass(GATHER_SECONDS if is_right else NOW)
 
     def foreign_write(self, cgroup: str) -> None:

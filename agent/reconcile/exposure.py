@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
@@ -44,9 +43,16 @@ def note_right(record: ContainerRecord, cpus: CPUSet, tasks: Tasks, clock: Clock
     if record.cgroup is None:
         record.was_right(cpus, seconds_in_vm(record, clock))
     elif record.is_awaited:
-        with suppress(AgentError):
-            start = tasks.start_state(record.cgroup)
-            record.was_right(cpus, start.seconds if record.is_running or start.has_begun else 0.0)
+        record.was_right(cpus, _seconds_on_host(record, record.cgroup, tasks))
+
+
+def _seconds_on_host(record: ContainerRecord, cgroup: str, tasks: Tasks) -> float | None:
+    """Return how long a container may have run; None: unknown."""
+    try:
+        start = tasks.start_state(cgroup)
+    except AgentError:
+        return None
+    return start.seconds if record.is_running or start.has_begun else 0.0
 
 
 def seconds_in_vm(record: ContainerRecord, clock: Clock) -> float | None:
@@ -76,12 +82,12 @@ class Exposure:
         )
         if not is_read or is_on_its_way:
             return
-        seconds = self._prestart.window(container_id, record.home or record.wanted)
-        if seconds is not None:
-            record.was_right(record.wanted, seconds)
+        right = self._prestart.taken(container_id, record.home or record.wanted)
+        if right is not None:
+            record.was_right(record.wanted, right.seconds)
         window = record.settled()
         if window is not None:
-            path = Path.CGROUP if seconds is not None else record.path
+            path = Path.CGROUP if right is not None else record.path
             path = Path.NRI if record.started_right else path
             self._metrics.window_seconds.labels(str(path)).observe(window)
 

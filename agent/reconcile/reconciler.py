@@ -28,6 +28,7 @@ from agent.reconcile.reserve import ReserveKeeper
 from agent.reconcile.restorable import Restorable
 from agent.reconcile.result import node_state_of, pass_result, passed_containers
 from agent.reconcile.runtime_sync import RuntimeSync
+from agent.reconcile.start_cpus import PlannedStarts
 from agent.reconcile.verify import POLL_SECONDS, TallyWatch, prove_tasks
 from agent.reconcile.vm_targets import observed_targets, planned_targets, run_machines, sandbox_targets
 from agent.reconcile.vms import VMKeeper
@@ -50,11 +51,9 @@ if TYPE_CHECKING:
     from agent.node_state import NodeState, Proof
     from agent.reconcile.agenda import Trigger
     from agent.reconcile.verify import Sweep
-    from pinning.machine.cpuset import CPUSet
     from pinning.planning.actions import Action
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, Owner
-    from pinning.planning.run_sets import RunSets
     from pinning.planning.start_table import StartTable
 
 QUOTAS: Final = "quotas.json"
@@ -120,16 +119,16 @@ class Reconciler:
         self._clock = clock
         self._started = clock.monotonic()
         self._has_begun = False
-        self._run_sets: RunSets | None = None  # of the last plan; None while the agent writes nothing
         self._ledger: Ledger | None = None
         self._reserve = ReserveKeeper()
         saved_quotas = Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id())
         self._quotas = QuotaKeeper(interfaces.cgroups.quotas, saved_quotas, interfaces.runtime)
         self._shared = EMPTY  # CPUs of containers without own CPUs; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
+        self._starts = PlannedStarts(self._foreign_writes)
         self._watched = WatchedCgroups(interfaces, self.observer, self.vms)
         self.between_passes = BetweenPasses(
-            interfaces, self.observer, self.vms, clock, self._foreign_writes, self._cpus_of_new, request_pass
+            interfaces, self.observer, self.vms, clock, self._foreign_writes, self._starts, request_pass
         )
         self.runtime_sync = RuntimeSync(interfaces.runtime, self.between_passes.runtime_wrote)
         self._pausable: list[Pausable] = [*pausable, self.runtime_sync, self.vms, interfaces.cgroups.watch]
@@ -242,7 +241,7 @@ class Reconciler:
     async def _act(self, plan: Plan, observed: Observed, *, writes: bool) -> frozenset[str]:
         """Apply the plan; return the ids of containers and machines that have not reached their CPUs."""
         before, self._shared = self._shared, (shared := plan.shared if writes else EMPTY)
-        self._run_sets = plan.run_sets if writes else None
+        self._starts.planned(plan.run_sets if writes else None, observed.pods)
         records, sandboxes = self.observer.records, self.observer.sandboxes
         self.observer.note_planned(observed, plan)
         is_complete = observed.pods_complete and observed.containers_complete
@@ -296,12 +295,6 @@ class Reconciler:
             targets = planned_targets(containers, pods, plan)
             targets |= sandbox_targets(plan, sandboxes, undone)
         await self.vms.follow(targets, observed.topology)
-
-    def _cpus_of_new(self, owner: Owner) -> CPUSet | None:
-        """Return where a container that is made now is to run: as the last plan says, else as containers without claims."""
-        if self._run_sets is None or self._foreign_writes.is_conflict(owner):
-            return None
-        return self._run_sets.ledger.cpus_of(owner, self._run_sets.unowned(owner.pod_uid))
 
     def retry_seconds(self) -> float | None:
         """Return the seconds until the next retry, None if nothing is to be retried."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import PoolUse, SharedPool, VMThreadsPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
-    from pinning.planning.observed import Observed, Owner, SeenContainer, SeenSandbox
+    from pinning.planning.observed import Observed, SeenContainer, SeenPod, SeenSandbox
 
 NO_USES: Final[Mapping[Owner, frozenset[PoolUse]]] = MappingProxyType({})
 ASKED: Final = frozenset({PoolUse(SharedPool.INFRA)})  # the pool that the annotation gives
@@ -65,6 +66,17 @@ class RunSets:
     def unowned(self, uid: str) -> CPUSet:
         """Return the CPUs of a pod's containers without an assignment: of system pods the reserved ones."""
         return (self.sets.system or self.shared) if uid in self.system else self.shared
+
+    def starts_in(self, pod: SeenPod) -> frozenset[CPUSet]:
+        """Return the different sets on which containers of a pod start: one set if it does not matter which they are.
+
+        Ephemeral containers start on one of them, and get the unowned CPUs as soon as they are known.
+        """
+        unowned = self.unowned(pod.uid)
+        if pod.start_order:
+            owners = (Owner(pod.uid, name) for name in pod.start_order)
+            return frozenset(self.ledger.cpus_of(owner, unowned) for owner in owners)
+        return frozenset({unowned, *(held.cpus for held in self.ledger.pods.get(pod.uid, ()))})
 
     def of(self, owner: Owner) -> RunSet:
         """Return the planned CPUs of a container."""

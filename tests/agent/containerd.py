@@ -24,6 +24,7 @@ from unittest import SkipTest
 import grpc
 from cri_api.v1 import api_pb2
 
+from agent.kernel.cgroupfs import find_hierarchy
 from tests import debian
 from tests.agent.cri.containerd_config import config_text
 from tests.agent.cri.snapshotter import best_snapshotter
@@ -119,6 +120,30 @@ class Containerd:
         """The socket for NRI's plugins, of this containerd alone; only version 2.4 has it."""
         return self.directory / "nri" / "nri.sock"
 
+    @property
+    def container_prefix(self) -> str:
+        """What precedes a container's id in the name of its cgroup."""
+        return ""
+
+    def container_folder(self, pod_uid: str, container: str) -> Path:
+        """Return the cpuset folder of a container."""
+        pod = find_hierarchy(CGROUP_ROOT).folder(f"{self.cgroup}/pod{pod_uid}")
+        return pod / f"{self.container_prefix}{container}"
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of the daemon."""
+        return self.programs.run("containerd", "--config", str(self.directory / "config.toml"))
+
+    def sandbox_config(self, config: api_pb2.PodSandboxConfig) -> None:
+        """Add what this runtime needs to a sandbox's configuration."""
+
+    def container_config(self, config: api_pb2.ContainerConfig) -> None:
+        """Add what this runtime needs to a container's configuration."""
+
+    def before_stop(self, sandbox: str) -> None:
+        """Do what this runtime needs before a sandbox is stopped."""
+
     def call(self, method: str, request: Any, answer: Any) -> Any:
         """Call CRI as another client than the agent's."""
         if self._channel is None:
@@ -158,6 +183,7 @@ class Containerd:
                 ),
             ),
         )
+        self.sandbox_config(config)
         request = api_pb2.RunPodSandboxRequest(config=config, runtime_handler=handler)
         answer = self.call("RunPodSandbox", request, api_pb2.RunPodSandboxResponse)
         return Pod(self, answer.pod_sandbox_id, config)
@@ -181,6 +207,7 @@ class Containerd:
         containerd 2.4.2 deadlocks when a NRI plugin connects while it removes a pod that still has containers:
         RemovePodSandbox holds a read lock that RemoveContainer takes again, and the plugin waits for the write lock.
         """
+        self.before_stop(sandbox)
         stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox)
         self.call("StopPodSandbox", stop, api_pb2.StopPodSandboxResponse)
         of_pod = api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(pod_sandbox_id=sandbox))
@@ -196,11 +223,9 @@ class Containerd:
 
     def start(self) -> None:
         """Start the daemon and wait until it serves. The kernel ends it with the thread that calls this."""
-        config = str(self.directory / "config.toml")
-        command = self.programs.run("containerd", "--config", config)
-        log_file = self.directory / f"containerd-{next(_numbers)}.log"
+        log_file = self.directory / f"runtime-{next(_numbers)}.log"
         self.daemon = self._running.enter_context(
-            running(f"containerd {self.programs.version}", command, log_file)
+            running(f"runtime {self.programs.version}", self.command, log_file)
         )
         self.daemon.wait_until(self._answers)
 
@@ -270,6 +295,7 @@ class Pod:
                 )
             ),
         )
+        self.containerd.container_config(config)
         request = api_pb2.CreateContainerRequest(
             pod_sandbox_id=self.id, config=config, sandbox_config=self.config
         )

@@ -1,8 +1,12 @@
-"""The pytest plugin of the container runtime: a containerd of each version, started once, without pods for each test."""
+"""The pytest plugin of the container runtime: each is started once, and has no pods at the beginning of a test.
+
+A test that asks for `containerd` runs on each version of it. One that runs on CRI-O too says so by parametrizing
+`containerd_session` with EVERY_RUNTIME.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -10,6 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.agent.containerd import Containerd
+
+CONTAINERD: Final = ("1.6", "2.4")
+CRIO: Final = ("crio", "crio-crun")  # with the cgroups of runc and with those of crun
+EVERY_RUNTIME: Final = (*CONTAINERD, *CRIO)
+WITH_NRI: Final = ("2.4", *CRIO)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
@@ -20,16 +29,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("runtime")
 
 
-@pytest.fixture(scope="session", params=["1.6", "2.4"])
+@pytest.fixture(scope="session", params=CONTAINERD)
 def containerd_session(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Containerd]:
-    """Return a running containerd of each version."""
+    """Return a running runtime."""
     from tests.agent.containerd import start_containerd  # gRPC takes a moment, and most tests need none
+    from tests.agent.crio import start_crio
 
     version = request.param
-    with start_containerd(version, tmp_path_factory.mktemp(f"containerd-{version}-")) as containerd:
-        yield containerd
+    start = start_crio if version in CRIO else start_containerd
+    with start(version, tmp_path_factory.mktemp(f"runtime-{version}-")) as runtime:
+        yield runtime
 
 
 @pytest.fixture

@@ -103,9 +103,8 @@ class ContainerdNode:
         """Start the container of a pod, once more if it ended; what NRI refuses is tried again, as the kubelet does."""
         key = until(f"container of {name}", lambda: self.create(name, command))
         self.sandboxes[name].start(key)
-        hierarchy = find_hierarchy(CGROUP_ROOT)
-        folder = hierarchy.folder(f"{self.containerd.cgroup}/poduid-{name}/{key}")
-        self.containers[name] = Container(key, 0, hierarchy, folder)
+        folder = self.containerd.container_folder(f"uid-{name}", key)
+        self.containers[name] = Container(key, 0, find_hierarchy(CGROUP_ROOT), folder)
         return self.containers[name]
 
     def create(self, name: str, command: Sequence[str] = FOREVER) -> str | None:

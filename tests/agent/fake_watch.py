@@ -6,13 +6,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from agent.absent import NoOwners
 from agent.node_state import Path, StartWay
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agent.interfaces import NewContainer
+    from agent.interfaces import NewContainer, Owners
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.start_table import StartTable
     from tests.agent.fakes import FakeNode
@@ -30,6 +31,7 @@ class FakeWatch:
     births: dict[str, CPUSet] = field(default_factory=dict)
     published: Callable[[], None] = lambda: None
     changed: Callable[[], None] = lambda: None
+    owners: Owners = field(default_factory=NoOwners)
 
     @property
     def start_way(self) -> StartWay:

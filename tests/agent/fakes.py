@@ -143,6 +143,7 @@ class FakeCgroups:
     writable: bool = True
     errors: dict[str, AgentError] = field(default_factory=dict)  # by cgroup, for writes
     unreadable: dict[str, AgentError] = field(default_factory=dict)  # by cgroup, for reads and writes
+    unlisted: dict[str, AgentError] = field(default_factory=dict)  # whose processes cannot be listed
     lost: int = 0  # writes that change nothing
     ceiling: dict[str, CPUSet] = field(default_factory=dict)  # a narrower parent, by cgroup
     strays: dict[str, StrayTasks] = field(default_factory=dict)
@@ -201,6 +202,8 @@ class FakeCgroups:
     def start_state(self, cgroup: str) -> StartState:
         """Return that the container runs for as long as the test says, not at all while it is created."""
         self.read(cgroup)
+        if cgroup in self.unlisted:
+            raise self.unlisted[cgroup]
         container = next(it for it in self.node.containers.values() if it.cgroup == cgroup)
         is_running = container.state is State.RUNNING or cgroup in self.begun
         return StartState(self.ages.get(cgroup, 0.0) if is_running else None, has_begun=is_running)

@@ -20,6 +20,7 @@ from agent.kernel.inotify import Inotify
 from agent.serve.metrics_page import FRESH_SECONDS
 from pinning.machine.cpuset import CPUSet
 from tests.agent.churn import planned
+from tests.agent.containerd_fixture import EVERY_RUNTIME
 from tests.agent.containerd_node import NEAR, Churn, ContainerdNode, Windows, check_rules, start_node
 from tests.node.node import TELLING
 from tests.node.waiting import until, until_equal
@@ -152,6 +153,7 @@ def live(node: ContainerdNode, windows: Windows, name: str, wanted: CPUSet) -> l
     return lines
 
 
+@pytest.mark.parametrize("containerd_session", EVERY_RUNTIME, indirect=True)
 def test_births_under_churn(node: ContainerdNode, capsys: pytest.CaptureFixture[str]) -> None:
     """Every pod has its CPUs at its first instruction, or the time until then is told; no update is lost."""
     _, bystander, own = pinned_and_bystander(node)

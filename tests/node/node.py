@@ -9,14 +9,15 @@ import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.kernel.cgroupfs import Hierarchy, find_hierarchy
+from agent.errors import Gone
+from agent.kernel.cgroupfs import PROCS, Hierarchy, find_hierarchy, ids_below, read_text, subfolders
 from agent.kernel.sysfs import read_topology
 from pinning.machine.cpuset import CPUSet, union
 from tests.agent.containerd import CGROUP_ROOT, IMAGE, Containerd
@@ -69,8 +70,9 @@ class Container:
 
     @property
     def pids(self) -> list[int]:
-        """Its processes."""
-        return [int(pid) for pid in (self.folder / "cgroup.procs").read_text().split()]
+        """Its processes, also those in cgroups below its own."""
+        own = [int(pid) for pid in read_text(self.folder / PROCS).split()]
+        return [*own, *chain.from_iterable(ids_below(child, PROCS) for child in subfolders(self.folder))]
 
     @property
     def allowed(self) -> CPUSet:
@@ -82,7 +84,7 @@ class Container:
         """Whether nothing of it runs any more."""
         try:
             return not self.pids
-        except OSError:
+        except Gone:
             return True
 
 

@@ -5,6 +5,7 @@ is always whole; a lock lets one build run at a time.
 """
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -17,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from tests.servers.catalog import KUBERNETES, OLDEST, SERVERS, Module, Server
+from tests.servers.catalog import KUBERNETES, OLDEST, SERVERS, CProgram, Module, Server
 from tests.servers.daemon import dies_with_parent
 
 ASSETS = "KUBEBUILDER_ASSETS"
 _PARTIAL = ".partial-"
+_SETTINGS = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOTOOLCHAIN": "local", "GOWORK": "off"}
 
 
 class GoMissing(Exception):
@@ -111,15 +113,14 @@ def _built_path(server: Server, cache: Path) -> Path:
 
 
 def _run_go(server: Server, go: Go, partial: Path, out: TextIO) -> None:
-    """Run `go build` until it ends, showing that it goes on; its output goes to a file."""
-    command = [go.command, "build", *server.module.build_flags, f"-o={partial / server.name}", server.package]
-    settings = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+    """Run `go build`, or the C compiler, until it ends, showing that it goes on; its output goes to a file."""
+    command = _command(server, go, partial / server.name)
     log_file = partial / "build.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             dies_with_parent(command),
             cwd=server.module.folder,
-            env=os.environ | settings,
+            env=os.environ | _SETTINGS,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -131,6 +132,24 @@ def _run_go(server: Server, go: Go, partial: Path, out: TextIO) -> None:
     if process.returncode != 0:
         tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-20:])
         raise BuildFailed(f"building {server.label} failed (exit status {process.returncode}):\n{tail}")
+
+
+def _command(server: Server, go: Go, program: Path) -> list[str]:
+    """Return the command line that builds a program."""
+    if not isinstance(server, CProgram):
+        return [go.command, "build", *server.module.build_flags, f"-o={program}", server.package]
+    folder = _module_folder(server.module, go) / server.sources
+    return ["cc", "-std=c99", "-Os", "-static", "-o", str(program), *map(str, sorted(folder.glob("*.c")))]
+
+
+def _module_folder(module: Module, go: Go) -> Path:
+    """Return the folder of a module's source, which is downloaded where it is missing."""
+    listing = [go.command, "mod", "download", "-json", f"{module.path}@v{module.version}"]
+    env = os.environ | _SETTINGS
+    found = subprocess.run(listing, cwd=module.folder, env=env, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        raise BuildFailed(f"{module.path} is not there: {found.stderr.strip()[-500:]}")
+    return Path(json.loads(found.stdout)["Dir"])
 
 
 def _wait(process: subprocess.Popen[bytes], server: Server, out: TextIO) -> None:

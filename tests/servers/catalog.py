@@ -108,6 +108,16 @@ class Server:
         return f"{self.name}-{self.module.version}-{self.module.digest}"
 
 
+@dataclass(frozen=True)
+class CProgram(Server):
+    """A program in C in a folder of a Go module."""
+
+    @property
+    def sources(self) -> str:
+        """Return the folder of its sources in the module."""
+        return self.command
+
+
 _COMPONENT_VERSION = "k8s.io/component-base/version"
 KUBERNETES = {
     "1.37": Module(HERE / "kubernetes-1.37", "k8s.io/kubernetes", stamp=_COMPONENT_VERSION),
@@ -130,6 +140,20 @@ _CONTAINERD = Module(
 CONTAINERD = Server("containerd", _CONTAINERD, "cmd/containerd")
 CONTAINERD_SHIM = Server("containerd-shim-runc-v2", _CONTAINERD, "cmd/containerd-shim-runc-v2")
 CTR = Server("ctr", _CONTAINERD, "cmd/ctr")
+# conmon and runc are the distribution's.
+_CRIO = Module(
+    HERE / "crio",
+    "github.com/cri-o/cri-o",
+    tags=(
+        "containers_image_ostree_stub",
+        "containers_image_openpgp",
+        "exclude_graphdriver_btrfs",
+        "apparmor",
+    ),
+)
+CRIO = Server("crio", _CRIO, "cmd/crio")
+CRIO_IMAGES = Server("copyimg", _CRIO, "test/copyimg")
+PINNS = CProgram("pinns", _CRIO, "pinns/src")
 KUBELET = Server("kubelet", KUBERNETES[NEWEST], "cmd/kubelet")
 KUBE_SCHEDULER = Server("kube-scheduler", KUBERNETES[NEWEST], "cmd/kube-scheduler")
 KUBE_CONTROLLER_MANAGER = Server("kube-controller-manager", KUBERNETES[NEWEST], "cmd/kube-controller-manager")
@@ -160,5 +184,10 @@ API_SERVERS = (
     TOPOLOGY_SCHEDULER,
     *NRI_RUNTIMES.values(),
 )
-NODE_SERVERS = (CONTAINERD, CONTAINERD_SHIM, CTR, KUBELET, KUBE_SCHEDULER, KUBE_CONTROLLER_MANAGER)
+CRIO_SERVERS = (CRIO, CRIO_IMAGES, PINNS)
+NODE_SERVERS = (
+    *(CONTAINERD, CONTAINERD_SHIM, CTR),
+    *CRIO_SERVERS,
+    *(KUBELET, KUBE_SCHEDULER, KUBE_CONTROLLER_MANAGER),
+)
 SERVERS = API_SERVERS + NODE_SERVERS

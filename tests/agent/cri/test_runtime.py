@@ -247,7 +247,8 @@ def test_owner_is_known_from_the_last_listing(tmp_path: Path) -> None:
         fake.add("one", INFO)
         await runtime.containers()
         asked = dict(fake.asked)
-        assert await runtime.owner("one") == Owner("uid-one", "one")
+        assert await runtime.owner("one") == runtime.known("one") == Owner("uid-one", "one")
+        assert runtime.known("two") is None
         with pytest.raises(Gone):
             await runtime.owner("s-one")
         assert fake.asked == asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.kernel.cgroup_names import pod_roots
+from agent.kernel.cgroup_names import pod_roots, pod_uid
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,23 @@ from agent.kernel.cgroup_names import pod_roots
 def test_pods_are_below_the_kubelets_cgroup_root(cgroup_root: str, systemd: str, cgroupfs: str) -> None:
     """Both drivers put them below `cgroupRoot`; that of systemd makes one name of the parts."""
     assert pod_roots(cgroup_root) == (systemd, cgroupfs)
+
+
+UID = "0e5b0b3c-1d2a-4c51-9b7f-6f8d1c2b3a40"
+
+
+@pytest.mark.parametrize(
+    ("folder", "uid"),
+    [
+        pytest.param(f"pod{UID}", UID, id="cgroupfs"),
+        pytest.param(f"kubepods-burstable-pod{UID.replace('-', '_')}.slice", UID, id="systemd"),
+        pytest.param(f"kubepods-pod{UID.replace('-', '_')}.slice", UID, id="systemd, guaranteed"),
+        pytest.param("kubepods-pod3f1c9a.slice", "3f1c9a", id="static pod"),
+        pytest.param("kubepods-burstable.slice", None, id="QoS class"),
+        pytest.param("kubepods", None, id="root of the pods"),
+        pytest.param("burstable", None, id="QoS class of cgroupfs"),
+    ],
+)
+def test_pod_is_named_by_its_cgroup(folder: str, uid: str | None) -> None:
+    """The kubelet writes the uid as it is, or for systemd with "_" for each "-"."""
+    assert pod_uid(folder) == uid

@@ -17,13 +17,19 @@ from pinning.planning.observed import Owner
 from tests.agent.cgroup_trees import make_root
 
 SECONDS = 60.0
-ID, OTHER, SANDBOX = "a" * 64, "b" * 64, "c" * 64
+ID, OTHER, SANDBOX, KNOWN = "a" * 64, "b" * 64, "c" * 64, "d" * 64
 PODS = ("/kubepods.slice", "/kubepods")
 POD = "/kubepods/burstable/pod1"
 
 
 class Runtime:
     """Knows that every id but the sandbox's is the container of a pod."""
+
+    def known(self, container_id: str) -> Owner | None:
+        """Know one without a question."""
+        if container_id == SANDBOX:
+            raise Gone(container_id)
+        return Owner("uid", "known") if container_id == KNOWN else None
 
     async def owner(self, container_id: str) -> Owner:
         """Return whose it is."""
@@ -39,7 +45,10 @@ def cpuset(tmp_path: Path) -> Path:
 
 
 def found_by_watcher(
-    cpuset: Path, happens: Callable[[CgroupWatcher], Awaitable[None]], *expected: str
+    cpuset: Path,
+    happens: Callable[[CgroupWatcher], Awaitable[None]],
+    *expected: str,
+    ordered: bool = True,
 ) -> list[NewContainer]:
     """Watch while something happens, until as many containers as expected are told; return them."""
     watcher = CgroupWatcher(cpuset.parent, Runtime(), PODS)
@@ -66,7 +75,8 @@ def found_by_watcher(
         created = asyncio.run(run())
     finally:
         watcher.close()
-    assert [container.cgroup for container in created] == list(expected)
+    found = [container.cgroup for container in created]
+    assert (found if ordered else sorted(found)) == (list(expected) if ordered else sorted(expected))
     return created
 
 
@@ -127,6 +137,23 @@ def test_sandbox_and_what_a_container_makes_are_not_told(cpuset: Path) -> None:
         (cpuset / POD[1:] / OTHER).mkdir()
 
     found_by_watcher(cpuset, happens, f"{POD}/{ID}", f"{POD}/{OTHER}")
+
+
+def test_container_of_crio_is_told_by_its_pod(cpuset: Path) -> None:
+    """CRI-O lists it too late; of those that are listed, or that no pod's folder holds, the runtime tells the name."""
+    made = [f"{POD}/crio-{ID}", f"{POD}/crio-{KNOWN}", f"/kubepods/other/crio-{OTHER}"]
+    (cpuset / "kubepods").mkdir()
+
+    async def happens(watcher: CgroupWatcher) -> None:
+        watcher.follow([])
+        (cpuset / POD[1:] / f"crio-{SANDBOX}").mkdir(parents=True)
+        for cgroup in made:
+            (cpuset / cgroup[1:]).mkdir(parents=True)
+            await asyncio.sleep(0)
+
+    owners = ["1", Owner("uid", "known"), Owner("uid", "b")]
+    watcher_found: list[NewContainer] = found_by_watcher(cpuset, happens, *made, ordered=False)
+    assert sorted((it.cgroup, it.owner) for it in watcher_found) == sorted(zip(made, owners, strict=True))
 
 
 def test_pods_that_are_gone_are_forgotten(cpuset: Path) -> None:

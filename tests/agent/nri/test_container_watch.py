@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.absent import NoOwners
 from agent.errors import Gone
 from agent.interfaces import NewContainer
 from agent.node_state import LargeEnvironment, NodeState, StartWay
@@ -36,6 +37,7 @@ class Cgroups:
     start_way: StartWay = field(default_factory=lambda: StartWay(Way.CGROUP))
     followed: list[str] = field(default_factory=list)
     made: Callable[[NewContainer], None] = lambda _: None
+    owners: NoOwners = field(default_factory=NoOwners)
 
     def publish(self, table: StartTable | None) -> None:
         """Take no table."""
@@ -217,6 +219,9 @@ def test_owner_of_a_container_made_over_nri_is_known(tmp_path: Path) -> None:
     """The runtime is asked about the others only."""
 
     class Nobody:
+        def known(self, container_id: str) -> Owner | None:
+            raise Gone(container_id)
+
         async def owner(self, container_id: str) -> Owner:
             raise Gone(container_id)
 
@@ -224,7 +229,8 @@ def test_owner_of_a_container_made_over_nri_is_known(tmp_path: Path) -> None:
         scene.watch.publish(scene.table())
         scene.plugin.create_container(B, container("c0", "b"))
         owners = BirthOwners(scene.plugin, Nobody())
-        assert await owners.owner("b-c0") == Owner("uid-b", "c0")
+        assert await owners.owner("b-c0") == owners.known("b-c0") == Owner("uid-b", "c0")
+        assert scene.watch.owners is scene.cgroups.owners
         with pytest.raises(Gone):
             await owners.owner("other")
 

@@ -1,0 +1,60 @@
+"""CPUs of containers that start between two passes, by the last plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from pinning.machine.cpuset import CPUSet, union
+from pinning.planning.observed import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.reconcile.foreign_writes import ForeignWriteLog
+    from pinning.planning.observed import SeenPod
+    from pinning.planning.run_sets import RunSets
+
+
+class StartCPUs(NamedTuple):
+    """The CPUs on which a container may start."""
+
+    cpus: CPUSet
+    is_planned: bool = True  # false: the name of the container decides which part of them it gets
+
+
+class PlannedStarts:
+    """Looks up the CPUs of new containers; while the agent writes nothing there are none."""
+
+    def __init__(self, foreign_writes: ForeignWriteLog) -> None:
+        self._foreign_writes = foreign_writes
+        self._run_sets: RunSets | None = None
+        self._pods: Iterable[SeenPod] = ()
+
+    def planned(self, run_sets: RunSets | None, pods: Iterable[SeenPod]) -> None:
+        """Take over a plan, with the pods that it was made for; without run sets the agent writes nothing."""
+        self._run_sets, self._pods = run_sets, pods
+
+    def of(self, owner: Owner) -> CPUSet | None:
+        """Return a container's CPUs as the last plan says, else those of containers without claims.
+
+        None: leave it alone.
+        """
+        if self._run_sets is None or self._foreign_writes.is_conflict(owner):
+            return None
+        return self._run_sets.ledger.cpus_of(owner, self._run_sets.unowned(owner.pod_uid))
+
+    def of_new(self, owner: Owner | str) -> StartCPUs | None:
+        """Return the CPUs of a new container, or of any container of a pod if only that is known.
+
+        None: leave it alone for now. That is so for pods that the plan does not know, and for those with a runtime class,
+        because what looks like their container may be a virtual machine.
+        """
+        if isinstance(owner, Owner):
+            cpus = self.of(owner)
+            return None if cpus is None else StartCPUs(cpus)
+        pod = next((pod for pod in self._pods if pod.uid == owner), None)
+        in_conflict = {known.pod_uid for known in self._foreign_writes.in_conflict}
+        if self._run_sets is None or pod is None or pod.runtime_class or owner in in_conflict:
+            return None
+        sets = self._run_sets.starts_in(pod)
+        return StartCPUs(union(sets), is_planned=len(sets) == 1)

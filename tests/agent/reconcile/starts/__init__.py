@@ -1,0 +1,1 @@
+"""New containers: where they start, and what is proven of that."""

@@ -1,0 +1,108 @@
+"""Where new containers start: by their names, or by their pods where the runtime does not name them yet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.clock import Clock
+from agent.errors import Refused
+from agent.interfaces import NewContainer
+from agent.metrics import Metrics
+from agent.reconcile.foreign_writes import REWRITES, ForeignWriteLog
+from agent.reconcile.start_cpus import PlannedStarts, StartCPUs
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import Owner, State
+from tests.agent.reconcile.scenes import PLAIN, TWO, container
+from tests.pinning.world import World, world
+
+if TYPE_CHECKING:
+    from tests.agent.fakes import FakeNode
+
+SHARED, OWN = CPUSet.parse("0,2-4,6-7"), CPUSet.parse("1,5")
+
+
+@pytest.fixture
+def log() -> ForeignWriteLog:
+    """Return a log without foreign writes."""
+    return ForeignWriteLog(Clock(), Metrics())
+
+
+def planned(log: ForeignWriteLog, node: World, *, writes: bool = True) -> PlannedStarts:
+    """Return the starts by a node's plan."""
+    starts, plan = PlannedStarts(log), node.plan()
+    starts.planned(plan.run_sets if writes else None, node.observe().pods)
+    return starts
+
+
+def mixed() -> World:
+    """Return a node with a pod that owns CPUs and has a plain container besides."""
+    node = world(4)
+    node.add("a", [TWO, PLAIN])
+    node.add("b", [PLAIN])
+    return node
+
+
+def test_named_container_has_its_planned_cpus(log: ForeignWriteLog) -> None:
+    """The own ones, or those of containers that claim nothing, also if the plan does not know the pod."""
+    starts = planned(log, mixed())
+    assert starts.of_new(Owner("a", "c0")) == StartCPUs(OWN)
+    assert starts.of_new(Owner("b", "c0")) == starts.of_new(Owner("new", "c0")) == StartCPUs(SHARED)
+
+
+def test_pod_has_the_sets_of_its_containers_together(log: ForeignWriteLog) -> None:
+    """They are planned where all are the same; a pod that the plan does not know has none yet."""
+    starts = planned(log, mixed())
+    assert starts.of_new("a") == StartCPUs(SHARED | OWN, is_planned=False)
+    assert starts.of_new("b") == StartCPUs(SHARED)
+    assert starts.of_new("new") is None
+
+
+def test_pod_that_may_be_a_virtual_machine_is_left_alone(log: ForeignWriteLog) -> None:
+    """Its cgroup may hold the machine, whose threads have an order of their own."""
+    node = mixed()
+    node.documents["b"]["spec"]["runtimeClassName"] = "kata"
+    assert planned(log, node).of_new("b") is None
+
+
+def test_agent_that_writes_nothing_has_no_starts(log: ForeignWriteLog) -> None:
+    """So it is beside the kubelet's static policy."""
+    starts = planned(log, mixed(), writes=False)
+    assert starts.of_new("b") is starts.of_new(Owner("b", "c0")) is None
+
+
+def test_container_in_conflict_is_left_alone_and_so_is_its_pod(log: ForeignWriteLog) -> None:
+    """Another program keeps rewriting its cpuset."""
+    starts = planned(log, mixed())
+    for _ in range(REWRITES):
+        log.saw(Owner("b", "c0"))
+    assert starts.of_new("b") is starts.of_new(Owner("b", "c0")) is None
+
+
+def test_container_known_by_its_pod_is_written_before_it_is_listed(node: FakeNode) -> None:
+    """No pass is requested for it, because none could see it; when it is listed it is right, and said to be."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a", state=State.CREATED)
+    node.cpusets[node.cgroup(number)] = node.topology.online
+
+    async def create() -> None:
+        before = node.agent.reconciler.metrics.passes._value.get()
+        node.agent.reconciler.between_passes.container_created(NewContainer(number, "a", node.cgroup(number)))
+        await asyncio.sleep(0)
+        assert node.cpus(number) == "1,5"
+        assert node.agent.reconciler.metrics.passes._value.get() == before
+
+    node.runner.run(create())
+
+
+def test_age_that_cannot_be_read_is_no_proof(node: FakeNode) -> None:
+    """A container that was moved while it ran has an unknown window, if its processes cannot be listed."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a")
+    node.cgroups.unlisted[node.cgroup(number)] = Refused("threaded")
+    proof = container(node.run(), "a").proof
+    assert (str(proof.cpus), proof.window_seconds) == ("1,5", None)
