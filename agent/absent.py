@@ -43,6 +43,7 @@ class NoContainerWatch:
 
     start_way = StartWay(Path.RUNTIME)
     owners = NoOwners()
+    puts_home = False
 
     def publish(self, table: StartTable | None) -> None:
         """Ignore the table."""

@@ -264,6 +264,11 @@ class ContainerWatch(Protocol):
     """Reports new containers, as early as the runtime permits."""
 
     @property
+    def puts_home(self) -> bool:
+        """Return whether first processes are moved to their own CPUs before they start, if the table starts them."""
+        ...
+
+    @property
     def owners(self) -> Owners:
         """Return what looks up the owner of a container that was reported with its pod alone."""
         ...

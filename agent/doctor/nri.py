@@ -52,7 +52,8 @@ class _Switch(NamedTuple):
     remedy: str
 
 
-_VALIDATES: Final = (2, 2)  # containerd version that lets plugins validate what other plugins did
+# The first versions whose plugins may validate what other plugins did, which takes NRI 0.10, with the runtimes' names.
+_VALIDATES: Final = {"containerd": ("containerd", (2, 2)), "cri-o": ("CRI-O", (1, 34))}
 _SWITCHES: Final = {  # newest first
     "containerd": (
         _Switch(
@@ -114,9 +115,9 @@ def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator
     elif is_guarded:
         yield ok(subject, "such claims do not start before they fit, also while the agent is away")
     else:
-        too_old = name == "containerd" and version < _VALIDATES
+        title, since = _VALIDATES.get(name, ("", ()))
         remedy = "the component guard holds them back then too" + (
-            f", with containerd {'.'.join(map(str, _VALIDATES))} or later" if too_old else ""
+            f", with {title} {'.'.join(map(str, since))} or later" if version < since else ""
         )
         yield ok(
             subject,

@@ -19,6 +19,7 @@ _LISTED: Final = 8  # of many, so that the answer stays readable
 _NAMED: Final = 3  # programs of one cgroup
 _UNIT: Final = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap)(?=/|$)")
 _SLICE: Final = re.compile(r"/([^/]+\.(?:slice|scope))(?=/|$)")
+_CONMON: Final = "/crio-conmon-"  # CRI-O's monitor of one container, which copies its output
 _MAP: Final = "corepin map shows where its containers may run; the agent moves back what left its CPUs"
 
 
@@ -53,6 +54,8 @@ def stranger_checks(
 def stranger(cgroup: str, others: CPUSet, pods: Mapping[str, str]) -> Stranger:
     """Return what a cgroup is; `pods` are the names of pods by uid."""
     pod = pod_of(cgroup)
+    if _CONMON in cgroup:
+        return Stranger(_conmon(pod, pods), _conmon_remedy(others))
     if pod is not None:
         return Stranger(f"pod {pods.get(pod, pod)}" if pod else f"a pod ({cgroup})", _MAP)
     if cgroup == "/":
@@ -64,6 +67,18 @@ def stranger(cgroup: str, others: CPUSet, pods: Mapping[str, str]) -> Stranger:
     units = _UNIT.findall(cgroup)
     move = f"systemctl set-property {top[1]} AllowedCPUs={others} (with --runtime until the next boot)"
     return Stranger(f"{units[-1]} in {cgroup.rpartition(units[-1])[0]}" if units else cgroup, move)
+
+
+def _conmon(pod: str | None, pods: Mapping[str, str]) -> str:
+    of_pod = f" in pod {pods.get(pod, pod)}" if pod else ""
+    return f"conmon, CRI-O's monitor of a container{of_pod}"
+
+
+def _conmon_remedy(others: CPUSet) -> str:
+    return (
+        f'write `infra_ctr_cpuset = "{others}"` and `conmon_cgroup = "pod"` below [crio.runtime] into the configuration of'
+        " CRI-O, and restart it; containers that are made from then on have their conmon there"
+    )
 
 
 def _threads(names: Counter[str]) -> str:

@@ -46,6 +46,7 @@ class CgroupWatcher:
     """Watches the pods' cgroups and their parents for new containers. It cannot delay the start of a container."""
 
     start_way = StartWay(Way.CGROUP)
+    puts_home = False
 
     def __init__(self, cgroup_root: Path, owners: Owners, pod_roots: Iterable[str]) -> None:
         self._hierarchy = find_hierarchy(cgroup_root)

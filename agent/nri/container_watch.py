@@ -136,6 +136,11 @@ class NriContainerWatch:
         return StartWay(Way.CGROUP, self.reason, others, self.listing_fault)
 
     @property
+    def puts_home(self) -> bool:
+        """Return whether first processes are moved to their own CPUs before they start."""
+        return self._plugin.puts_home
+
+    @property
     def owners(self) -> Owners:
         """Return what looks up the owner of a container that was reported with its pod alone."""
         return self._cgroups.owners

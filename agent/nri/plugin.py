@@ -7,6 +7,7 @@ containers that may run on more CPUs than they own are threads looked up, and pu
 
 from __future__ import annotations
 
+import re
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,6 +35,7 @@ NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 KEPT_SECONDS: Final = 60.0  # a container that no listing has shown by then was never created
 UNNAMED: Final = "unnamed"  # if two plugins set one cpuset, the creation fails and the error names neither
 _SOURCE: Final = "kubernetes.io/config.source"  # written by the kubelet; not "api": a static pod
+_CRIO, _NAMES_PROCESS = "cri-o", (1, 36)
 _ASKS: Final = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 
 
@@ -61,6 +63,9 @@ class Plugin:
     ) -> None:
         self.table: StartTable | None = None  # None: leave every container unchanged
         self.started: dict[str, StartedContainer] = {}  # by container id, until the runtime removes it
+        self.puts_home = (
+            True  # the runtime names the process that is to be moved to its own CPUs before it starts
+        )
         self.validates = False  # whether the runtime validates every creation with plugins
         self.other_plugins: frozenset[str] = frozenset()  # that were seen to set cpusets
         self.sandbox_started: Callable[[str], None] = lambda _: None  # gets the uid of its pod
@@ -75,7 +80,8 @@ class Plugin:
         self._answered = ""  # the newest container whose answer the runtime has not confirmed yet
 
     def configure(self, request: pb.ConfigureRequest) -> None:
-        """Ignore the runtime's configuration."""
+        """Note whether the runtime will name the first process of a container before it starts."""
+        self.puts_home = names_process(request.runtime_name, request.runtime_version)
 
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
@@ -100,12 +106,15 @@ class Plugin:
             raise Reject(start)
         if self._in_vm(pod.runtime_handler):  # its cpuset is in the guest and is sent over CRI
             return answer
+        environment = table.environment(start)
+        if start.own and not self.puts_home:
+            start = start._replace(cpus=start.own)  # a pass adds the pools, and keeps its tasks off them
         self._note_unmade()
         self._answered = container.id
         self.started[container.id] = self._unseen[container.id] = StartedContainer(
             owner, start.cpus, self._clock()
         )
-        _adjust(answer.adjust, start, table.environment(start))
+        _adjust(answer.adjust, start, environment)
         return answer
 
     def update_container(
@@ -200,6 +209,12 @@ class Plugin:
                 del self._unseen[key]
             if is_late and key not in table.seen:
                 self.started.pop(key, None)
+
+
+def names_process(runtime: str, version: str) -> bool:
+    """Return whether a runtime tells the pid of a container that starts; CRI-O does from 1.36 on."""
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    return runtime != _CRIO or (found is not None and tuple(map(int, found.groups())) >= _NAMES_PROCESS)
 
 
 def _asks(pod: pb.PodSandbox) -> bool:

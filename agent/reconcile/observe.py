@@ -177,7 +177,7 @@ class Observer:
 
     async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:
         await self.sandboxes.read()
-        seen = []
+        seen, puts_home = [], self._interfaces.container_watch.puts_home
         for number, (key, record) in enumerate(self.records.items(), 1):
             state, cpus = self._read(record, moved=moved)
             is_created = state is State.CREATED
@@ -190,7 +190,7 @@ class Observer:
                     record.seen.sandbox,
                     home=record.split_home,
                     namespace=record.seen.namespace,
-                    starts_at_home=is_created and bool(record.born),
+                    starts_at_home=is_created and bool(record.born) and puts_home,
                     is_divisible=record.cgroup is not None,
                 )
             )

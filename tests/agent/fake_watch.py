@@ -31,6 +31,7 @@ class FakeWatch:
     births: dict[str, CPUSet] = field(default_factory=dict)
     published: Callable[[], None] = lambda: None
     changed: Callable[[], None] = lambda: None
+    puts_home: bool = True
     owners: Owners = field(default_factory=NoOwners)
 
     @property
@@ -64,5 +65,6 @@ class FakeWatch:
         if isinstance(start, str):
             return start
         number = self.node.start(uid, name, State.CREATED)
-        self.node.records[number] = self.births[number] = start.cpus
+        cpus = start.cpus if self.puts_home else start.own or start.cpus
+        self.node.records[number] = self.births[number] = cpus
         return number

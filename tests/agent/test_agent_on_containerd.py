@@ -37,7 +37,10 @@ KILLS = int(os.environ.get("COREPIN_KILLS_HERE", "10"))
 AT_ONCE = 8  # pods that are started at the same time
 LONGEST_WAIT = 0.2  # seconds from a change to the kill: passes begin and end within
 WINDOW = "corepin_agent_unpinned_window_seconds_count"
-pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="moving a container takes two CPUs")
+pytestmark = [
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="moving a container takes two CPUs"),
+    pytest.mark.parametrize("containerd_session", EVERY_RUNTIME, indirect=True),
+]
 
 
 @pytest.fixture
@@ -153,7 +156,6 @@ def live(node: ContainerdNode, windows: Windows, name: str, wanted: CPUSet) -> l
     return lines
 
 
-@pytest.mark.parametrize("containerd_session", EVERY_RUNTIME, indirect=True)
 def test_births_under_churn(node: ContainerdNode, capsys: pytest.CaptureFixture[str]) -> None:
     """Every pod has its CPUs at its first instruction, or the time until then is told; no update is lost."""
     _, bystander, own = pinned_and_bystander(node)

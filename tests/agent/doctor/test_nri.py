@@ -84,6 +84,8 @@ def test_folder_that_is_not_mounted_is_told() -> None:
         pytest.param(NEW, True, False, "on any CPU while the agent is away", "the component guard", id="no guard"),
         pytest.param("containerd 2.1.4", True, False, "on any CPU", "containerd 2.2 or later", id="too old"),
         pytest.param("cri-o 1.34.0", True, False, "on any CPU", "the component guard", id="CRI-O"),
+        pytest.param("cri-o 1.33.5", True, False, "on any CPU", "with CRI-O 1.34 or later", id="CRI-O too old"),
+        pytest.param("other 1.0", True, False, "on any CPU", "the component guard", id="another runtime"),
         pytest.param("containerd 1.6.20", False, False, "in the shared set", "`gate: true`", id="no NRI"),
     ],
 )  # fmt: skip

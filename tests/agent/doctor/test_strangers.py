@@ -50,6 +50,18 @@ SLICE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.re
             "corepin map",
             id="a pod that the agent does not know",
         ),
+        pytest.param(
+            f"{SLICE}/crio-conmon-ab.scope",
+            "conmon, CRI-O's monitor of a container in pod team/web",
+            'infra_ctr_cpuset = "0-1"',
+            id="CRI-O's monitor",
+        ),
+        pytest.param(
+            "/system.slice/crio-conmon-ab.scope",
+            "conmon, CRI-O's monitor of a container",
+            'conmon_cgroup = "pod"',
+            id="CRI-O's monitor outside of pods",
+        ),
         pytest.param("/kubepods/besteffort", "a pod (/kubepods/besteffort)", "corepin map", id="no uid"),
     ],
 )

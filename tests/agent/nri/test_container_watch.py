@@ -37,6 +37,7 @@ class Cgroups:
     start_way: StartWay = field(default_factory=lambda: StartWay(Way.CGROUP))
     followed: list[str] = field(default_factory=list)
     made: Callable[[NewContainer], None] = lambda _: None
+    puts_home = False
     owners: NoOwners = field(default_factory=NoOwners)
 
     def publish(self, table: StartTable | None) -> None:

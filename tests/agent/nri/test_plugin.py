@@ -118,6 +118,29 @@ def test_container_with_helpers_is_made_wide_and_starts_on_its_own_cpus() -> Non
     assert node.put == [(42, "1,5")]
 
 
+@pytest.mark.parametrize(
+    ("runtime", "version", "cpus"),
+    [
+        ("cri-o", "1.35.2", "1,5"),
+        ("cri-o", "unknown", "1,5"),
+        ("cri-o", "1.36.0", "0-7"),
+        ("containerd", "v2.4.2", "0-7"),
+    ],
+)
+def test_container_whose_process_is_not_named_starts_on_its_own_cpus(
+    runtime: str, version: str, cpus: str
+) -> None:
+    """CRI-O before 1.36 names no process that could be put there, so a pass gives the shared set; strict threads too."""
+    node = node_with(replace(EXCLUSIVE, shared="true"))
+    node.plugin.configure(pb.ConfigureRequest(runtime_name=runtime, runtime_version=version))
+    answer = node.plugin.create_container(A, container("c0", "a"))
+    assert answer.adjust.linux.resources.cpu.cpus == cpus
+    assert {entry.key: entry.value for entry in answer.adjust.env}["CMK_CPUS_INFRA"] == "0,2,3,4,6,7"
+    assert (
+        node.plugin.create_container(B, container("c0", "b")).adjust.linux.resources.cpu.cpus == "0,2-4,6-7"
+    )
+
+
 def test_a_sandbox_that_starts_is_noted(node: Node) -> None:
     """The pod's uid is handed on: its devices are allocated by then; other events are no news of a sandbox."""
     started: list[str] = []

@@ -16,6 +16,7 @@ from pinning.planning.node_config import NodeConfig, Quota, StaticPools
 from pinning.planning.observed import Owner, State
 from pinning.planning.quota import Bandwidth
 from pinning.planning.task_parts import Tally
+from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.mixed.fake_tasks import FakeTasks
 from tests.agent.reconcile.scenes import PLAIN, TWO, container
@@ -148,6 +149,24 @@ def test_a_created_container_starts_on_its_own_cpus(node: FakeNode) -> None:
     assert proof
     assert proof.window_seconds == 0.0
     assert proof.split_seconds == 0.0
+
+
+def test_container_whose_process_is_not_put_home_is_widened_once_it_runs(node: FakeNode) -> None:
+    """Over NRI of CRI-O before 1.36 it is made on its own CPUs: it started right, and its tasks are kept apart after."""
+    node.container_watch = watch = FakeWatch(node, puts_home=False)
+    node.new_agent()
+    node.add("a", MIXED)
+    node.run()
+    number = watch.create("a")
+    node.cpusets[node.cgroup(number)] = CPUSet.parse("1,5")
+    node.run()
+    assert node.cpus(number) == "1,5"
+
+    node.begin(number)
+    node.tasks.start(number, "")
+    proof = container(node.run(), "a").proof
+    assert (node.cpus(number), node.tasks.masks([1])) == ("0-7", ["1,5"])
+    assert proof.window_seconds == 0.0
 
 
 def test_an_agent_that_comes_back_leaves_choices_alone(node: FakeNode, mixed: str) -> None:
