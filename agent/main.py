@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         Runtime,
         Wrappers,
     )
+    from agent.quiet.execs import ExecWatch
     from agent.quiet.watch import NoiseWatch
     from agent.reconcile.checkpoint import Saved
     from agent.report.publisher import Reporter
@@ -155,8 +156,8 @@ async def build(config: AgentConfig) -> Agent:
         runtime, cgroups, pods, machine, container_watch, observed, vms, wrappers, boots, devices
     )
     chosen = reporters(config, api, interfaces.pods, metrics)
-    noise = _noise_watch(config, metrics)
-    return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics, noise=noise))
+    noise, execs = _noise_watch(config, metrics), _exec_watch(config, runtime, metrics)
+    return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics, noise=noise, execs=execs))
 
 
 def _machine(config: AgentConfig, cpusets: Cpusets, saved: Saved | None) -> NodeMachine:
@@ -300,6 +301,21 @@ def _noise_watch(config: AgentConfig, metrics: Metrics) -> NoiseWatch:
 
     places = Places(config.root / "proc", config.interrupts, tasks)
     return NoiseWatch(places, NoiseMetrics(metrics.registry), limits=config.config.noise_limits)
+
+
+def _exec_watch(config: AgentConfig, runtime: Runtime, metrics: Metrics) -> ExecWatch | None:
+    """Return what counts the processes that enter containers by exec, where a runtime may report them."""
+    if config.runtime != "cri":
+        return None
+    from agent.cri.exec_events import ContainerdExecs
+    from agent.cri.runtime import CRI
+    from agent.kernel.execs import place_exec
+    from agent.quiet.execs import ExecMetrics, ExecWatch
+
+    if not isinstance(runtime, CRI):
+        return None
+    events, affinity = ContainerdExecs(runtime.socket), config.config.exec_affinity
+    return ExecWatch(events, ExecMetrics(metrics.registry), affinity, place_exec)
 
 
 def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine, runtime: Runtime) -> Wrappers:

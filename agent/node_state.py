@@ -41,6 +41,18 @@ class ContainerNoise(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
+class ContainerExecs(NamedTuple):
+    """The processes that entered a container by exec since the agent counts them."""
+
+    entered: int = 0
+    placed: int = 0  # those that were seen alive and put on `cpus`
+    cpus: CPUSet = EMPTY  # where they are put; empty: they run where the container runs
+    seconds: float | None = (
+        None  # the longest time from the start of one until it was put there; None: none was
+    )
+    when: str = ""  # of the last one, RFC 3339 in UTC
+
+
 class NoiseLevel(NamedTuple):
     """Whether a container's CPUs are disturbed more than the operator allows."""
 
@@ -258,6 +270,7 @@ class NodeState:
     reclaims_dropped: int = 0  # how many of these there were before, beyond what is kept
     # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.
     noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict, compare=False)
+    execs: Mapping[Owner, ContainerExecs] = field(default_factory=dict, compare=False)
 
     @property
     def is_synchronised(self) -> bool:

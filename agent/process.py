@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from agent.interfaces import Interfaces
     from agent.node_state import NodeState
+    from agent.quiet.execs import ExecWatch
     from agent.quiet.watch import NoiseWatch
     from agent.reconcile.checkpoint import Saved, StateDir
     from agent.reconcile.reconciler import Settings
@@ -55,6 +56,7 @@ class Parts:
     metrics: Metrics = field(default_factory=Metrics)
     clock: Clock = field(default_factory=Clock)
     noise: NoiseWatch | None = None  # None: nothing is counted
+    execs: ExecWatch | None = None  # None: the runtime reports none
 
 
 class Agent:
@@ -75,7 +77,10 @@ class Agent:
         )
         if parts.saved:
             self.reconciler.resume(parts.saved)
-        self._levels = LevelPublisher(self.publisher, lambda: parts.noise.levels if parts.noise else {})
+        followed = parts.execs.follow if parts.execs else lambda _: None
+        self._levels = LevelPublisher(
+            self.publisher, lambda: parts.noise.levels if parts.noise else {}, followed
+        )
         self.loop = Loop(self.reconciler, self._levels, parts.metrics, self.trigger)
 
     async def serve(self, listeners: Listeners) -> None:
@@ -91,14 +96,20 @@ class Agent:
 
     def _state(self) -> NodeState | None:
         """Return the newest state, with what was counted on exclusive CPUs."""
-        state, noise = self.publisher.state, self._parts.noise
-        return replace(state, noise=noise.noise) if state and noise else state
+        state, noise, execs = self.publisher.state, self._parts.noise, self._parts.execs
+        if state is None:
+            return None
+        return replace(
+            state, noise=noise.noise if noise else state.noise, execs=execs.execs if execs else state.execs
+        )
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
             if self._parts.noise:
                 counting = self._parts.noise.run(lambda: self.publisher.state, self._levels.tell_again)
                 group.create_task(counting)
+            if self._parts.execs:
+                group.create_task(self._parts.execs.run())
             await self.loop.run()
 
     async def reset(self) -> None:

@@ -48,6 +48,18 @@ class Noise(Part, frozen=True):
     unknown: tuple[str, ...] = ()
 
 
+class Execs(Part, frozen=True):
+    """Processes that entered a container by exec since the agent counts them; on the socket alone."""
+
+    count: int = msgspec.field(default_factory=int)
+    placed: int = 0  # those that were put on `cpus`
+    cpus: str = ""  # where they are put; empty: they run where the container runs
+    seconds: float | None = (
+        None  # the longest time from the start of one until it was there; None: none was put there
+    )
+    time: str = ""  # of the last one, RFC 3339 in UTC
+
+
 class Refusal(Part, frozen=True):
     """The reason why a claim was refused."""
 
@@ -118,6 +130,7 @@ class Container(Part, frozen=True):
     intruders: tuple[str, ...] = ()
     uncounted: str = ""
     noise: Noise | None = None  # None: there is nothing to say
+    execs: Execs | None = None  # None: none was seen
 
 
 class PodStatus(Published, frozen=True):

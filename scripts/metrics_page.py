@@ -14,6 +14,7 @@ import certs.metrics
 import webhook.metrics
 from agent.config import USER_AGENT
 from agent.local.pods_dir import PodsDir
+from agent.quiet.execs import ExecMetrics
 from agent.quiet.noise_metrics import NoiseMetrics
 from agent.report.load_metrics import MetricsReport
 from apiserver.access import Access
@@ -91,6 +92,7 @@ def programs() -> dict[str, list[Row]]:
     for name in webhook.metrics.OBSERVED:
         web.observe(name, lambda: 0.0)
     NoiseMetrics(node.registry)
+    ExecMetrics(node.registry)
     MetricsReport(node.registry, Api(Access("http://localhost"), USER_AGENT), PodsDir(NOWHERE))
     registries = {"Webhook": web.registry, "Agent": node.registry, "Certificates": rotation.registry}
     return {title: sorted(_rows(registry)) for title, registry in registries.items()}

@@ -112,8 +112,8 @@ ROOMS = {
         "published.agent_state",
     ),
     "agent.quiet": (
-        *("agent.clock", "agent.errors", "agent.interfaces", "agent.kernel.procfs", "agent.node_state"),
-        "pinning",
+        *("agent.clock", "agent.errors", "agent.interfaces", "agent.kernel.cgroup_names"),
+        *("agent.kernel.procfs", "agent.node_state", "pinning"),
     ),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),

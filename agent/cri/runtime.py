@@ -52,6 +52,7 @@ class CRI:
 
     def __init__(self, socket: Path, *, timeout_seconds: float = 10.0, poll_seconds: float = 1.0) -> None:
         self.name = f"container runtime at {socket}"
+        self.socket = socket
         self._calls = Calls(socket, SERVICE, timeout_seconds)
         self._poll_seconds = poll_seconds
         self._updates = asyncio.Semaphore(_UPDATES_AT_ONCE)

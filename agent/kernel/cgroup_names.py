@@ -1,4 +1,4 @@
-"""Names of cgroups that systemd and the kubelet derive from other names. Pure."""
+"""Names of cgroups that systemd, the kubelet and runtimes derive from other names. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Final
 
 SLICE: Final = ".slice"
 _PODS: Final = "kubepods"
+# cgroupfs: containerd ID, CRI-O crio-ID; systemd: the same with ".scope". CRI-O's crio-conmon-ID is no container.
+_CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\.scope)?")
 
 
 # A pod's own cgroup in the kubelet's two drivers; a uid that has a "-" has "_" for it in the name of a slice.
@@ -39,3 +41,9 @@ def pod_roots(cgroup_root: str = "/") -> tuple[str, str]:
     parts = [*(part for part in cgroup_root.split("/") if part), _PODS]
     escaped = "-".join(part.replace("-", "_") for part in parts)
     return slice_path(f"{escaped}{SLICE}"), f"/{'/'.join(parts)}"
+
+
+def container_id(name: str) -> str | None:
+    """Return the id in the name of a container's cgroup, None for any other cgroup."""
+    found = _CONTAINER.fullmatch(name)
+    return found[1] if found else None

@@ -11,13 +11,12 @@ are reported with the pod that the folder above names.
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Refused
 from agent.interfaces import NewContainer
-from agent.kernel.cgroup_names import pod_uid
+from agent.kernel.cgroup_names import container_id, pod_uid
 from agent.kernel.cgroupfs import find_hierarchy, subfolders
 from agent.kernel.inotify import CREATE, ONLY_FOLDERS, NamedWatches
 from agent.node_state import Path as Way
@@ -31,15 +30,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.start_table import StartTable
 
-# cgroupfs: containerd ID, CRI-O crio-ID; systemd: the same with ".scope". CRI-O's crio-conmon-ID is no container.
-_CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\.scope)?")
 _CRIO: Final = "crio-"
-
-
-def container_id(name: str) -> str | None:
-    """Return the id in the name of a container's cgroup, None for any other cgroup."""
-    found = _CONTAINER.fullmatch(name)
-    return found[1] if found else None
 
 
 class CgroupWatcher:

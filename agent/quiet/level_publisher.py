@@ -18,15 +18,23 @@ if TYPE_CHECKING:
 class LevelPublisher:
     """A publisher that adds levels (interface `StatePublisher`)."""
 
-    def __init__(self, publisher: StatePublisher, levels: Callable[[], Mapping[Owner, NoiseLevel]]) -> None:
+    def __init__(
+        self,
+        publisher: StatePublisher,
+        levels: Callable[[], Mapping[Owner, NoiseLevel]],
+        followed: Callable[[NodeState], None] = lambda _: None,
+    ) -> None:
+        """`followed` is called with each state too."""
         self._publisher = publisher
         self._levels = levels
+        self._followed = followed
         self._last: NodeState | None = None
 
     def tell(self, state: NodeState) -> None:
         """Take over the newest state."""
         self._last = state
         self._publisher.tell(with_levels(state, self._levels()))
+        self._followed(state)
 
     def tell_again(self) -> None:
         """Take over the levels of now."""

@@ -23,12 +23,10 @@ from published.agent_state import (
     Task,
 )
 from published.codec import encode
-from published.pod_status import Affinity, Applied, Container, Noise
+from published.pod_status import Affinity, Applied, Container, Execs, Noise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from agent.node_state import ContainerNoise, ContainerState, NodeState, PodState, Proof, VMState
+    from agent.node_state import ContainerExecs, ContainerState, NodeState, PodState, Proof, VMState
     from pinning.planning.refusal import Refusal
 
 
@@ -65,7 +63,7 @@ def agent_state(state: NodeState) -> AgentState:
         system_namespaces=state.sets.system_namespaces,
         system_millicores=system_load(state.seen_pods, named).requested,
         ledger=ledger_to_dict(state.ledger),
-        pods=tuple(_pod(pod, state.noise) for pod in state.pods),
+        pods=tuple(_pod(pod, state) for pod in state.pods),
         refusals=tuple(map(_refusal, state.refusals)),
         conflicts=tuple(Conflict(container=it.container, rewrites=it.rewrites) for it in state.conflicts),
         failures=state.failures,
@@ -89,7 +87,7 @@ def _sets(state: NodeState) -> AgentSets:
     )
 
 
-def _pod(pod: PodState, noise: Mapping[Owner, ContainerNoise]) -> Pod:
+def _pod(pod: PodState, state: NodeState) -> Pod:
     return Pod(
         uid=pod.uid,
         namespace=pod.namespace,
@@ -97,24 +95,38 @@ def _pod(pod: PodState, noise: Mapping[Owner, ContainerNoise]) -> Pod:
         known=pod.is_known,
         refusal=parts.refusal(pod.refusal) if pod.refusal else None,
         containers={
-            it.name: _container(it, pod.vm, noise.get(Owner(pod.uid, it.name))) for it in pod.containers
+            it.name: _counted(_container(it, pod.vm), Owner(pod.uid, it.name), state) for it in pod.containers
         },
         vm=parts.machine(pod.vm) if pod.vm else None,
     )
 
 
-def _container(state: ContainerState, vm: VMState | None, noise: ContainerNoise | None) -> Container:
-    container = parts.container(
+def _container(state: ContainerState, vm: VMState | None) -> Container:
+    return parts.container(
         state,
         vm,
         cpus=str(state.cpus),
         applied=_applied(state.proof) if state.proof else None,
         refusal=parts.refusal(state.refusal) if state.refusal else None,
     )
-    return (
-        replace(container, noise=replace(container.noise or Noise(), **noise._asdict()))
-        if noise
-        else container
+
+
+def _counted(container: Container, owner: Owner, state: NodeState) -> Container:
+    """Add what is counted all the time."""
+    if noise := state.noise.get(owner):
+        container = replace(container, noise=replace(container.noise or Noise(), **noise._asdict()))
+    if execs := state.execs.get(owner):
+        container = replace(container, execs=_execs(execs))
+    return container
+
+
+def _execs(execs: ContainerExecs) -> Execs:
+    return Execs(
+        count=execs.entered,
+        placed=execs.placed,
+        cpus=str(execs.cpus),
+        seconds=execs.seconds,
+        time=execs.when,
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from drawing.picture import Picture
     from published.agent_state import Pod
     from published.node_pools import Sets
-    from published.pod_status import Applied, Container, Machine, Noise
+    from published.pod_status import Applied, Container, Execs, Machine, Noise
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,8 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
     yield from device_words(container)
     if container.noise:
         yield from _noise(container.noise)
+    if container.execs:
+        yield from _execs(container.execs)
     if container.intruders:
         yield f"with {', '.join(container.intruders)} on its CPUs"
     if container.uncounted:
@@ -188,6 +190,18 @@ def _noise(noise: Noise) -> Iterator[str]:
         yield f"disturbances per second: {', '.join(known)}"
     for reason in noise.unknown:
         yield f"not counted: {reason}"
+
+
+def _execs(execs: Execs) -> Iterator[str]:
+    """Yield how many processes entered a container by exec, and where they were put."""
+    yield f"entered by exec {execs.count} time{'s' * (execs.count != 1)}, last at {execs.time}"
+    if execs.cpus:
+        late = (
+            ""
+            if execs.seconds is None
+            else f", at the latest {1000 * execs.seconds:.3g} ms after their start"
+        )
+        yield f"{execs.placed} of these put on CPUs {execs.cpus}{late}"
 
 
 def _tasks(count: int) -> str:

@@ -53,6 +53,14 @@ class Quota(StrEnum):
     UNSET = "unset"
 
 
+class ExecAffinity(StrEnum):
+    """Where processes run that enter an exclusive container by exec."""
+
+    NONE = "none"  # wherever the container runs
+    LAST = "last"  # on its highest own CPU
+    SHARED = "shared"  # on the shared set if the container may use it, otherwise as `last`
+
+
 @dataclass(frozen=True, slots=True)
 class StaticPools:
     """CMK's static pools; sizes are physical cores."""
@@ -84,6 +92,7 @@ class NodeConfig:
     near_ignore: tuple[str, ...] = ()  # patterns of resources that containers are not placed beside
     quota: Quota = Quota.AUTO
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
+    exec_affinity: ExecAffinity = ExecAffinity.NONE
     strict_threads: bool = False  # owners of exclusive cores never get pool CPUs, even through `cmk isolate`
     counted_claims: frozenset[SMTPolicy] = frozenset()  # whose whole cores the scheduler counts
     uncounted_claims: UncountedClaims = UncountedClaims.REPORT
@@ -108,6 +117,7 @@ KEYS = (
     "nearIgnore",
     "quota",
     "vmThreads",
+    "execAffinity",
     "strictThreads",
     "countedClaims",
     "uncountedClaims",
@@ -136,6 +146,7 @@ def read_node_config(given: object) -> NodeConfig:
         near_ignore=keys.patterns("nearIgnore"),
         quota=keys.word("quota", Quota.AUTO),
         vm_threads=keys.word("vmThreads", VMThreadsPolicy.UNION),
+        exec_affinity=keys.word("execAffinity", ExecAffinity.NONE),
         strict_threads=keys.flag("strictThreads"),
         counted_claims=keys.counted("countedClaims"),
         uncounted_claims=keys.word("uncountedClaims", UncountedClaims.REPORT),
@@ -166,6 +177,18 @@ def near_devices(devices: Iterable[Device], claim: Claim, config: NodeConfig) ->
         for device in devices
         if not any(fnmatchcase(device.resource, pattern) for pattern in config.near_ignore)
     )
+
+
+def exec_cpus(affinity: ExecAffinity, own: CPUSet, others: CPUSet) -> CPUSet:
+    """Return where processes run that enter a container by exec, given its own CPUs and the pools that it may use.
+
+    Empty: they stay where the container runs.
+    """
+    if affinity is ExecAffinity.NONE:
+        return EMPTY
+    if affinity is ExecAffinity.SHARED and others - own:
+        return others - own
+    return CPUSet([max(own)]) if own else EMPTY
 
 
 def _read_pools(given: object) -> StaticPools | None:

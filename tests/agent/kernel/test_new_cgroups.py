@@ -11,8 +11,9 @@ import pytest
 
 from agent.errors import Gone, Refused
 from agent.interfaces import NewContainer
+from agent.kernel.cgroup_names import container_id
 from agent.kernel.inotify import OVERFLOW, Event
-from agent.kernel.new_cgroups import CgroupWatcher, container_id
+from agent.kernel.new_cgroups import CgroupWatcher
 from pinning.planning.observed import Owner
 from tests.agent.cgroup_trees import make_root
 

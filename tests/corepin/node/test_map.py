@@ -226,6 +226,37 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "device interrupts" not in shown
 
 
+@pytest.mark.parametrize(
+    ("execs", "shown"),
+    [
+        pytest.param({"count": 1}, "entered by exec 1 time, last at 2026-11-20T10:00:00Z", id="counted"),
+        pytest.param(
+            {"count": 3, "placed": 2, "cpus": "5", "seconds": 0.0123},
+            "entered by exec 3 times, last at 2026-11-20T10:00:00Z, 2 of these put on CPUs 5, at the latest 12.3 ms"
+            " after their start",
+            id="placed",
+        ),
+        pytest.param(
+            {"count": 3, "cpus": "5"},
+            "entered by exec 3 times, last at 2026-11-20T10:00:00Z, 0 of these put on CPUs 5",
+            id="all-had-ended",
+        ),
+    ],
+)
+def test_execs_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], execs: dict[str, object], shown: str
+) -> None:
+    """How many processes entered the container, and where they were put."""
+    state = to_dict(STATE)
+    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
+    web["execs"] = {"time": "2026-11-20T10:00:00Z", **execs}
+    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
+        main(["map", "--socket", path])
+    words = " ".join(capsys.readouterr().out.split())
+    assert shown in words
+    assert ("after their start" in words) == ("seconds" in execs)
+
+
 def test_json_is_the_agents_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Programs get what the socket says."""
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:

@@ -9,10 +9,12 @@ from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import (
     DEFAULT,
+    ExecAffinity,
     NodeConfig,
     Quota,
     StaticPools,
     UncountedClaims,
+    exec_cpus,
     read_node_config,
 )
 
@@ -37,6 +39,7 @@ EVERY_KEY = {
     "nearIgnore": ["*/kvm", "smarter-devices/*"],
     "quota": "unset",
     "vmThreads": "shared",
+    "execAffinity": "last",
     "strictThreads": True,
     "countedClaims": ["isolate", "require"],
     "uncountedClaims": "refuse",
@@ -69,6 +72,7 @@ def test_every_key_is_read() -> None:
         near_ignore=("*/kvm", "smarter-devices/*"),
         quota=Quota.UNSET,
         vm_threads=VMThreadsPolicy.SHARED,
+        exec_affinity=ExecAffinity.LAST,
         strict_threads=True,
         counted_claims=frozenset({SMTPolicy.ISOLATE, SMTPolicy.REQUIRE}),
         uncounted_claims=UncountedClaims.REFUSE,
@@ -136,6 +140,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param({"nearIgnore": [""]}, "nearIgnore: .*not allowed", id="an empty pattern"),
         pytest.param({"nearIgnore": [3]}, "nearIgnore: .*not allowed", id="a number for a pattern"),
         pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),
+        pytest.param({"execAffinity": "first"}, "write none or last or shared", id="execs"),
         pytest.param({"quota": 0}, "quota: 0 is not allowed: write auto or keep or unset", id="quota"),
         pytest.param(
             {"countedClaims": "isolate"}, "countedClaims: .*write a list of isolate and require", id="no list"
@@ -179,3 +184,20 @@ def test_mistakes_are_told(given: object, message: str) -> None:
     """A refusal names key, value and remedy."""
     with pytest.raises(BadContract, match=message):
         read_node_config(given)
+
+
+@pytest.mark.parametrize(
+    ("affinity", "others", "cpus"),
+    [
+        (ExecAffinity.NONE, "0-1", ""),
+        (ExecAffinity.LAST, "0-1", "6"),
+        (ExecAffinity.SHARED, "0-1", "0-1"),
+        (ExecAffinity.SHARED, "1,5", "1"),
+        (ExecAffinity.SHARED, "", "6"),
+        (ExecAffinity.SHARED, "5-6", "6"),
+    ],
+)
+def test_execs_go_where_the_operator_wants_them(affinity: ExecAffinity, others: str, cpus: str) -> None:
+    """On the highest own CPU, or on pools that the container may use; empty: where the container runs."""
+    assert exec_cpus(affinity, CPUSet.parse("4-6"), CPUSet.parse(others)) == CPUSet.parse(cpus)
+    assert exec_cpus(affinity, EMPTY, EMPTY) == EMPTY

@@ -1,0 +1,185 @@
+"""Processes that enter exclusive containers by exec: counted, and put aside where the operator wants that.
+
+The runtime reports each one, so nothing is polled; a node without exclusive containers asks the runtime for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from prometheus_client import Counter, Histogram
+
+from agent.clock import Clock
+from agent.errors import AgentError, Refused
+from agent.kernel.cgroup_names import container_id
+from agent.node_state import ContainerExecs
+from pinning.contract import CPUPolicy
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.node_config import ExecAffinity, exec_cpus
+from pinning.planning.observed import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+
+    from prometheus_client import CollectorRegistry
+
+    from agent.interfaces import ExecEvents, PlaceExec, StartedExec
+    from agent.node_state import NodeState
+
+RETRY_SECONDS: Final = 5.0  # after the stream of events ended
+MOST_KEPT: Final = 256  # processes of one container that are moved again with it, the newest
+WINDOWS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_LABELS: Final = ("namespace", "pod", "container")
+
+logger = logging.getLogger(__name__)
+
+
+class ExecTarget(NamedTuple):
+    """An exclusive container whose execs are counted."""
+
+    owner: Owner
+    names: tuple[str, str, str]  # namespace, pod and container
+    cgroup: str
+    cpus: CPUSet  # where its execs are put; empty: they stay where it runs
+
+
+class ExecMetrics:
+    """The metrics of execs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Processes that entered an exclusive container by exec."
+        self._count = Counter("corepin_agent_execs", text, _LABELS, registry=registry)
+        self.window = Histogram(
+            "corepin_agent_exec_window_seconds",
+            "Time from the start of a process that entered by exec until it was put on its CPUs.",
+            registry=registry,
+            buckets=WINDOWS,
+        )
+        self._shown: set[tuple[str, str, str]] = set()
+
+    def count(self, names: tuple[str, str, str]) -> None:
+        """Count one."""
+        self._count.labels(*names).inc()
+        self._shown.add(names)
+
+    def keep(self, names: Iterable[tuple[str, str, str]]) -> None:
+        """Remove the series of all other containers."""
+        kept = frozenset(names)
+        for gone in self._shown - kept:
+            self._count.remove(*gone)
+        self._shown &= kept
+
+
+class ExecWatch:
+    """Counts the execs of the exclusive containers in the newest state of the node."""
+
+    def __init__(
+        self,
+        events: ExecEvents,
+        metrics: ExecMetrics,
+        affinity: ExecAffinity,
+        place: PlaceExec,
+        clock: Clock | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.execs: dict[Owner, ContainerExecs] = {}
+        self._events = events
+        self._metrics = metrics
+        self._affinity = affinity
+        self._place = place
+        self._clock = clock or Clock()
+        self._sleep = sleep
+        self._targets: Mapping[str, ExecTarget] = {}  # by the id of the container
+        self._kept: dict[
+            str, dict[int, int]
+        ] = {}  # start time of each process that was put aside, by container
+        self._wanted = asyncio.Event()
+        self._stream: asyncio.Task[bool] | None = None
+
+    def follow(self, state: NodeState) -> None:
+        """Count the execs of the exclusive containers of a state from now on; move known ones with their containers."""
+        before, self._targets = self._targets, dict(exec_targets(state, self._affinity))
+        self._kept = {key: pids for key, pids in self._kept.items() if key in self._targets}
+        for key, pids in self._kept.items():
+            if before[key].cpus != self._targets[key].cpus:
+                self._place_again(self._targets[key], pids)
+        owners = {target.owner for target in self._targets.values()}
+        self.execs = {owner: execs for owner, execs in self.execs.items() if owner in owners}
+        self._metrics.keep(target.names for target in self._targets.values())
+        if self._targets:
+            self._wanted.set()
+        else:
+            self._wanted.clear()
+            if self._stream:
+                self._stream.cancel()
+
+    async def run(self) -> None:
+        """Follow the runtime's events while there are exclusive containers, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._stream = asyncio.create_task(self._take())
+            try:
+                await asyncio.wait([self._stream])
+                if not self._stream.cancelled() and not self._stream.result():
+                    return
+            finally:
+                self._stream.cancel()
+                self._stream = None
+
+    async def _take(self) -> bool:
+        """Count what the runtime reports; return whether to ask again."""
+        try:
+            async for started in self._events.started():
+                self.started(started)
+        except Refused as refused:
+            facts = {"reason": str(refused), "remedy": "for CRI-O see its option exec_cpu_affinity"}
+            logger.info("runtime reports no execs, none are counted", extra={"facts": facts})
+            return False
+        except AgentError as error:
+            logger.warning("execs are not counted", extra={"facts": {"reason": str(error)}})
+        await self._sleep(RETRY_SECONDS)
+        return True
+
+    def started(self, started: StartedExec) -> None:
+        """Count one process, and put it aside."""
+        target = self._targets.get(started.container_id)
+        if target is None:
+            return
+        self._metrics.count(target.names)
+        placed = self._place(started.pid, target.cgroup, target.cpus) if target.cpus else None
+        execs = self.execs.get(target.owner, ContainerExecs())
+        self.execs[target.owner] = ContainerExecs(
+            entered=execs.entered + 1,
+            placed=execs.placed + bool(placed),
+            cpus=target.cpus,
+            seconds=max(execs.seconds or 0.0, placed.seconds) if placed else execs.seconds,
+            when=self._clock.text(),
+        )
+        if placed:
+            self._metrics.window.observe(placed.seconds)
+            kept = self._kept.setdefault(started.container_id, {})
+            kept[started.pid] = placed.started
+            if len(kept) > MOST_KEPT:
+                del kept[next(iter(kept))]
+
+    def _place_again(self, target: ExecTarget, pids: dict[int, int]) -> None:
+        """Move the processes that still run; forget the others."""
+        for pid, began in tuple(pids.items()):
+            if not target.cpus or self._place(pid, target.cgroup, target.cpus, began) is None:
+                del pids[pid]
+
+
+def exec_targets(state: NodeState, affinity: ExecAffinity) -> Iterator[tuple[str, ExecTarget]]:
+    """Yield the exclusive containers that run on the host's kernel, by their ids; an observing agent puts none aside."""
+    for pod in state.pods:
+        for it in pod.containers:
+            if it.policy is not CPUPolicy.EXCLUSIVE or not it.cpus:
+                continue
+            cgroup = state.cgroups.get(f"{pod.namespace}/{pod.name}/{it.name}", "")
+            if (key := container_id(cgroup.rpartition("/")[2])) is None:
+                continue
+            cpus = EMPTY if state.observes else exec_cpus(affinity, it.cpus, it.others)
+            names = (pod.namespace, pod.name, it.name)
+            yield key, ExecTarget(Owner(pod.uid, it.name), names, cgroup, cpus)

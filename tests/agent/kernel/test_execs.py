@@ -1,0 +1,73 @@
+"""Processes that entered a container are moved with their descendants, and no other process is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.kernel.execs import place_exec
+from agent.kernel.procfs import cgroup_of, started
+from pinning.machine.cpuset import CPUSet
+from tests.node.waiting import until
+
+CGROUP = cgroup_of(Path("/proc/self"))
+HAS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+
+
+@pytest.fixture
+def entered() -> Iterator[subprocess.Popen[bytes]]:
+    """Return a shell with a child of its own."""
+    with subprocess.Popen(["/bin/sh", "-c", "sleep 1000 & wait"], start_new_session=True) as process:
+        yield process
+        os.killpg(process.pid, 9)
+
+
+@pytest.fixture
+def last() -> CPUSet:
+    """Return the highest CPU that this process may use."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("a process that is put aside takes two CPUs")
+    return CPUSet([cpus[-1]])
+
+
+def child_of(process: subprocess.Popen[bytes]) -> int:
+    """Return the child of the shell, once it runs."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return int(until("child", children.read_text).split()[0])
+
+
+@pytest.mark.skipif(not HAS_CHILDREN, reason="this kernel lists no children (CONFIG_PROC_CHILDREN)")
+def test_process_is_moved_with_what_it_started(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
+    """A probe by a shell has started its command before the agent knows of it."""
+    child = child_of(entered)
+    placed = place_exec(entered.pid, CGROUP, last)
+    assert placed
+    assert [os.sched_getaffinity(pid) for pid in (entered.pid, child)] == [set(last), set(last)]
+    assert placed.started == started(entered.pid)
+    assert 0.0 <= placed.seconds <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_process_of_another_cgroup_is_left_alone(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
+    """A pid may belong to another process by the time that the event is read."""
+    before = os.sched_getaffinity(entered.pid)
+    assert place_exec(entered.pid, f"{CGROUP.rstrip('/')}/other", last) is None
+    assert os.sched_getaffinity(entered.pid) == before
+
+
+def test_process_of_another_start_time_is_left_alone(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
+    """A pid that was handed out again is no more the process that was put aside."""
+    assert place_exec(entered.pid, CGROUP, last, started(entered.pid) - 1) is None
+    assert place_exec(entered.pid, CGROUP, last, started(entered.pid))
+
+
+def test_process_that_exited_is_not_placed(last: CPUSet) -> None:
+    """Most probes end within milliseconds."""
+    with subprocess.Popen(["/bin/true"]) as process:
+        process.wait()
+    assert place_exec(process.pid, CGROUP, last) is None

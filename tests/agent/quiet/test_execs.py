@@ -1,0 +1,242 @@
+"""Which execs are counted, where they are put, and when the runtime is asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from agent.errors import Refused, Unavailable
+from agent.interfaces import PlacedExec, StartedExec
+from agent.node_state import NodeState
+from agent.quiet import execs as module
+from agent.quiet.execs import ExecMetrics, ExecWatch, exec_targets
+from agent.serve.state_json import agent_state
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import ExecAffinity
+from tests.agent.states import EXCLUSIVE, bound, owner, state_of
+from tests.pods import container
+
+WEB_ID, PLAIN_ID = "a" * 64, "b" * 64
+CGROUPS = {
+    "default/web/main": f"/pods/web/cri-containerd-{WEB_ID}.scope",
+    "default/plain/main": f"/pods/plain/{PLAIN_ID}",
+}
+WEB = bound("web", container("main", 2), annotations=EXCLUSIVE)
+PLAIN = bound("plain", container("main", 1))
+STATE = replace(state_of(WEB, PLAIN), cgroups=CGROUPS)
+EMPTY_NODE = replace(state_of(PLAIN), cgroups=CGROUPS)
+OWN = STATE.ledger.cpus_of(owner(WEB), CPUSet())
+LABELS = '{container="main",namespace="default",pod="web"}'
+
+
+class Events:
+    """A runtime that reports what a test gives it."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Queue[StartedExec | Exception] = asyncio.Queue()
+        self.asked, self.ended = 0, 0
+
+    async def started(self) -> AsyncIterator[StartedExec]:
+        """Yield what was given; raise what is an error."""
+        self.asked += 1
+        try:
+            while True:
+                given = await self.waiting.get()
+                if isinstance(given, Exception):
+                    raise given
+                yield given
+        finally:
+            self.ended += 1
+
+
+class Node:
+    """A watch, its events, and the processes that were moved."""
+
+    def __init__(self, affinity: ExecAffinity = ExecAffinity.LAST) -> None:
+        self.registry = CollectorRegistry()
+        self.events = Events()
+        self.moved: list[tuple[int, str, CPUSet, int | None]] = []
+        self.exited: set[int] = set()
+        self.pauses: list[float] = []
+        metrics = ExecMetrics(self.registry)
+        self.watch = ExecWatch(self.events, metrics, affinity, self.place, sleep=self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        """Note a pause."""
+        self.pauses.append(seconds)
+        await asyncio.sleep(0)
+
+    def place(self, pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
+        """Move a process that has not exited; it takes as many hundredths of a second as its pid says."""
+        if pid in self.exited:
+            return None
+        self.moved.append((pid, cgroup, cpus, started))
+        return PlacedExec(started=1000 + pid, seconds=pid / 100)
+
+    def metrics(self) -> list[str]:
+        """Return the series of the count."""
+        lines = generate_latest(self.registry).decode().splitlines()
+        return [line for line in lines if line.startswith("corepin_agent_execs_total{")]
+
+
+@pytest.fixture
+def node() -> Node:
+    """Return a watch that follows an exclusive container and a plain one."""
+    node = Node()
+    node.watch.follow(STATE)
+    return node
+
+
+def test_execs_of_exclusive_containers_alone_are_counted(node: Node) -> None:
+    """A probe of a container in the shared set, and one of a container that is not known, count nowhere."""
+    for key, pid in ((WEB_ID, 3), (PLAIN_ID, 4), ("c" * 64, 5), (WEB_ID, 2)):
+        node.watch.started(StartedExec(key, pid))
+    execs = node.watch.execs
+    assert (list(execs), execs[owner(WEB)].entered, execs[owner(WEB)].placed) == ([owner(WEB)], 2, 2)
+    assert execs[owner(WEB)].seconds == 0.03, "the longest of both"
+    assert node.metrics() == [f"corepin_agent_execs_total{LABELS} 2.0"]
+    last = CPUSet([max(OWN)])
+    assert node.moved == [(pid, CGROUPS["default/web/main"], last, None) for pid in (3, 2)]
+
+
+def test_exec_that_has_ended_is_counted_and_not_placed(node: Node) -> None:
+    """It may take a millisecond."""
+    node.exited.add(7)
+    node.watch.started(StartedExec(WEB_ID, 7))
+    found = node.watch.execs[owner(WEB)]
+    assert (found.entered, found.placed, found.seconds) == (1, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("affinity", "state"),
+    [
+        pytest.param(ExecAffinity.NONE, STATE, id="as-the-default-says"),
+        pytest.param(ExecAffinity.LAST, replace(STATE, observes=True), id="observing"),
+    ],
+)
+def test_counting_alone_moves_nothing(affinity: ExecAffinity, state: NodeState) -> None:
+    """Nothing is moved unless the operator wants that, nor where another program gives out the CPUs."""
+    node = Node(affinity)
+    node.watch.follow(state)
+    node.watch.started(StartedExec(WEB_ID, 3))
+    assert (node.moved, node.watch.execs[owner(WEB)].entered) == ([], 1)
+
+
+def moved_to(cpus: str) -> NodeState:
+    """Return the state in which the exclusive container has other CPUs."""
+    web = next(pod for pod in STATE.pods if pod.name == "web")
+    moved = replace(web, containers=(replace(web.containers[0], cpus=CPUSet.parse(cpus)),))
+    return replace(STATE, pods=(moved, *(pod for pod in STATE.pods if pod.name != "web")))
+
+
+def test_what_still_runs_is_moved_with_its_container(node: Node) -> None:
+    """A process is known by pid and start time, and forgotten once it has exited."""
+    for pid in (3, 4):
+        node.watch.started(StartedExec(WEB_ID, pid))
+    node.exited.add(4)
+    node.moved.clear()
+    node.watch.follow(STATE)
+    assert node.moved == [], "it has the same CPUs"
+    node.watch.follow(moved_to("5-6"))
+    assert node.moved == [(3, CGROUPS["default/web/main"], CPUSet([6]), 1003)]
+    node.exited.clear()
+    node.moved.clear()
+    node.watch.follow(moved_to("3-4"))
+    assert [pid for pid, *_ in node.moved] == [3]
+    node.watch.follow(replace(moved_to("3-5"), observes=True))
+    node.watch.follow(moved_to("5-6"))
+    assert [pid for pid, *_ in node.moved] == [3], "an observing agent moves none, and remembers none"
+
+
+def test_a_bounded_number_of_processes_is_remembered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a probe each second costs the same after a year."""
+    monkeypatch.setattr(module, "MOST_KEPT", 2)
+    for pid in (3, 4, 5):
+        node.watch.started(StartedExec(WEB_ID, pid))
+    node.moved.clear()
+    node.watch.follow(moved_to("5-6"))
+    assert [pid for pid, *_ in node.moved] == [4, 5]
+
+
+def test_container_that_is_gone_has_no_series(node: Node) -> None:
+    """Neither count nor series outlive it."""
+    node.watch.started(StartedExec(WEB_ID, 3))
+    node.watch.follow(EMPTY_NODE)
+    assert (node.watch.execs, node.metrics()) == ({}, [])
+
+
+def test_counts_are_on_the_socket(node: Node) -> None:
+    """With where the processes were put, and how late at most."""
+    node.watch.started(StartedExec(WEB_ID, 3))
+    state = replace(STATE, execs=node.watch.execs)
+    found = {pod.name: pod.containers["main"].execs for pod in agent_state(state).pods}
+    assert found["plain"] is None
+    assert found["web"]
+    assert (found["web"].count, found["web"].placed, found["web"].seconds) == (1, 1, 0.03)
+    assert (found["web"].cpus, found["web"].time) == (str(max(OWN)), node.watch.execs[owner(WEB)].when)
+
+
+def test_containers_in_machines_are_not_counted() -> None:
+    """Their execs happen in the guest, whose container has no cgroup here."""
+    assert list(exec_targets(replace(STATE, cgroups={}), ExecAffinity.LAST)) == []
+
+
+async def turns(number: int = 20) -> None:
+    """Let the watch work."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def test_runtime_is_asked_only_while_there_are_exclusive_containers() -> None:
+    """A node without any has no stream; the stream ends with the last one and begins again with the next."""
+
+    async def scenario() -> list[tuple[int, int]]:
+        node, seen = Node(), []
+        running = asyncio.create_task(node.watch.run())
+        for state in (EMPTY_NODE, STATE, STATE, EMPTY_NODE, STATE):
+            node.watch.follow(state)
+            await turns()
+            seen.append((node.events.asked, node.events.ended))
+        await node.events.waiting.put(StartedExec(WEB_ID, 3))
+        await turns()
+        assert node.watch.execs[owner(WEB)].entered == 1
+        running.cancel()
+        await asyncio.wait([running])
+        await turns()
+        assert node.events.ended == 2
+        return seen
+
+    assert asyncio.run(scenario()) == [(0, 0), (1, 0), (1, 0), (1, 1), (2, 1)]
+
+
+def test_stream_that_ends_is_opened_again(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """After a pause, because a runtime that restarts takes a moment."""
+
+    async def scenario() -> None:
+        running = asyncio.create_task(node.watch.run())
+        await node.events.waiting.put(Unavailable("it restarts"))
+        await node.events.waiting.put(StartedExec(WEB_ID, 3))
+        await turns(40)
+        assert (node.events.asked, node.pauses) == (2, [module.RETRY_SECONDS])
+        assert node.watch.execs[owner(WEB)].entered == 1
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(scenario())
+    assert "execs are not counted" in caplog.messages
+
+
+def test_runtime_without_such_events_is_asked_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """CRI-O has neither the events nor an interface of NRI for them; its own option does the same."""
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        await node.events.waiting.put(Refused("unknown service"))
+        await node.watch.run()
+
+    asyncio.run(scenario())
+    assert caplog.messages == ["runtime reports no execs, none are counted"]
