@@ -139,6 +139,8 @@ class ExecWatch:
             return False
         except AgentError as error:
             logger.warning("execs are not counted", extra={"facts": {"reason": str(error)}})
+        except Exception:  # the edge of the stream: a bug in one event must not end the agent
+            logger.exception("count of execs crashed")
         await self._sleep(RETRY_SECONDS)
         return True
 

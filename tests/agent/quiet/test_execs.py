@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.errors import Refused, Unavailable
@@ -213,12 +214,21 @@ def test_runtime_is_asked_only_while_there_are_exclusive_containers() -> None:
     assert asyncio.run(scenario()) == [(0, 0), (1, 0), (1, 0), (1, 1), (2, 1)]
 
 
-def test_stream_that_ends_is_opened_again(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """After a pause, because a runtime that restarts takes a moment."""
+@pytest.mark.parametrize(
+    ("problem", "logged"),
+    [
+        pytest.param(Unavailable("it restarts"), "execs are not counted", id="the-runtime-restarts"),
+        pytest.param(DecodeError("no event"), "count of execs crashed", id="an-event-cannot-be-read"),
+    ],
+)
+def test_stream_that_ends_is_opened_again(
+    node: Node, caplog: pytest.LogCaptureFixture, problem: Exception, logged: str
+) -> None:
+    """After a pause, because a runtime that restarts takes a moment; the agent goes on in any case."""
 
     async def scenario() -> None:
         running = asyncio.create_task(node.watch.run())
-        await node.events.waiting.put(Unavailable("it restarts"))
+        await node.events.waiting.put(problem)
         await node.events.waiting.put(StartedExec(WEB_ID, 3))
         await turns(40)
         assert (node.events.asked, node.pauses) == (2, [module.RETRY_SECONDS])
@@ -227,7 +237,7 @@ def test_stream_that_ends_is_opened_again(node: Node, caplog: pytest.LogCaptureF
         await asyncio.wait([running])
 
     asyncio.run(scenario())
-    assert "execs are not counted" in caplog.messages
+    assert caplog.messages == [logged]
 
 
 def test_runtime_without_such_events_is_asked_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
