@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from agent.node_state import NodeState, StartWay
@@ -441,40 +441,6 @@ class Devices(Protocol):
 
     async def run(self, request_pass: Callable[[], None]) -> None:
         """Find devices until cancelled; ask for a pass when some are known."""
-        ...
-
-
-class StartedExec(NamedTuple):
-    """A process that entered a running container by exec."""
-
-    container_id: str
-    pid: int  # in the host's pid namespace
-
-
-class PlacedExec(NamedTuple):
-    """A process that was put on its CPUs."""
-
-    started: int  # in ticks since boot
-    seconds: float  # from its start, which the kernel tells in hundredths of a second, until it was there
-
-
-class PlaceExec(Protocol):
-    """Moves processes that entered containers by exec."""
-
-    def __call__(self, pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
-        """Put a process of a cgroup, and its descendants there, on some of the cgroup's CPUs.
-
-        None if it has exited, if the pid is another process (not of this cgroup, or of another start time), or if its
-        threads start faster than they are moved.
-        """
-        ...
-
-
-class ExecEvents(Protocol):
-    """Events about processes that enter containers by exec."""
-
-    def started(self) -> AsyncIterator[StartedExec]:
-        """Yield each process that enters a container from now on; raise Unavailable, or Refused without such events."""
         ...
 
 

@@ -41,6 +41,20 @@ class ContainerNoise(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
+class StartedExec(NamedTuple):
+    """A process that entered a running container by exec."""
+
+    container_id: str
+    pid: int  # in the host's pid namespace
+
+
+class PlacedExec(NamedTuple):
+    """A process that was put on its CPUs."""
+
+    started: int  # in ticks since boot
+    seconds: float  # from its start, which the kernel tells in hundredths of a second, until it was there
+
+
 class ContainerExecs(NamedTuple):
     """The processes that entered a container by exec since the agent counts them."""
 

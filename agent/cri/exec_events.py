@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.cri import task_events_pb2
 from agent.grpc_calls import Calls, decoded
-from agent.interfaces import StartedExec
+from agent.node_state import StartedExec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ _TIMEOUT_SECONDS: Final = 10.0  # of calls that are no streams, which this servi
 
 
 class ContainerdExecs:
-    """The processes that enter containers by exec (interface `ExecEvents`)."""
+    """The processes that enter containers by exec (interface `ExecEvents` of `agent.quiet.execs`)."""
 
     def __init__(self, socket: Path) -> None:
         self._calls = Calls(socket, SERVICE, _TIMEOUT_SECONDS)

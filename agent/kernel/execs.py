@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone
-from agent.interfaces import PlacedExec
 from agent.kernel.mover import move_threads, process_threads
 from agent.kernel.procfs import cgroup_of
+from agent.node_state import PlacedExec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from prometheus_client import Counter, Histogram
 
@@ -21,12 +21,11 @@ from pinning.planning.node_config import ExecAffinity, exec_cpus
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
     from prometheus_client import CollectorRegistry
 
-    from agent.interfaces import ExecEvents, PlaceExec, StartedExec
-    from agent.node_state import NodeState
+    from agent.node_state import NodeState, PlacedExec, StartedExec
 
 RETRY_SECONDS: Final = 5.0  # after the stream of events ended
 MOST_KEPT: Final = 256  # processes of one container that are moved again with it, the newest
@@ -34,6 +33,26 @@ WINDOWS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _LABELS: Final = ("namespace", "pod", "container")
 
 logger = logging.getLogger(__name__)
+
+
+class PlaceExec(Protocol):
+    """Moves processes that entered containers by exec."""
+
+    def __call__(self, pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
+        """Put a process of a cgroup, and its descendants there, on some of the cgroup's CPUs.
+
+        None if it has exited, if the pid is another process (not of this cgroup, or of another start time), or if its
+        threads start faster than they are moved.
+        """
+        ...
+
+
+class ExecEvents(Protocol):
+    """Events about processes that enter containers by exec."""
+
+    def started(self) -> AsyncIterator[StartedExec]:
+        """Yield each process that enters a container from now on; raise Unavailable, or Refused without such events."""
+        ...
 
 
 class ExecTarget(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 
 from agent.cri.exec_events import ContainerdExecs
 from agent.errors import Refused
-from agent.interfaces import StartedExec
+from agent.node_state import StartedExec
 from tests.agent.containerd import FOREVER
 
 if TYPE_CHECKING:

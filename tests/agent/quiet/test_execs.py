@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.errors import Refused, Unavailable
-from agent.interfaces import PlacedExec, StartedExec
-from agent.node_state import NodeState
+from agent.node_state import NodeState, PlacedExec, StartedExec
 from agent.quiet import execs as module
 from agent.quiet.execs import ExecMetrics, ExecWatch, exec_targets
 from agent.serve.state_json import agent_state
