@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from agent.node_state import NodeState
     from agent.vm_interfaces import BootScope, ConfinedBoot, VMPinned, VMPlace
     from pinning.contract import PoolUse
+    from pinning.guests.masks import VMMasks, VMSeen
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.near import Device
     from pinning.planning.observed import Observed
     from pinning.planning.quota import Bandwidth
     from pinning.planning.start_table import StartTable
-    from pinning.planning.vm_masks import VMMasks, VMSeen
 
 
 class NoOwners:

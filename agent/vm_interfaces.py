@@ -9,9 +9,9 @@ from pinning.machine.cpuset import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from pinning.guests.masks import VMMasks, VMSeen
+    from pinning.guests.threads import Role
     from pinning.machine.cpuset import CPUSet
-    from pinning.planning.vm_masks import VMMasks, VMSeen
-    from pinning.planning.vm_threads import Role
 
 
 class VMPlace(NamedTuple):

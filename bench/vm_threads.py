@@ -21,15 +21,15 @@ from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm
 from agent.vm.machines import KernelVirtualMachines
 from agent.vm.threads import count_threads, read_threads
 from agent.vm_interfaces import VMPlace
+from pinning.guests.masks import VMMasks, sandbox_masks
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.vm_masks import VMMasks, sandbox_masks
 from tests.agent.vm.fake_host import FakeHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agent.vm.shared_reads import SharedReads
-    from pinning.planning.vm_threads import VMM, VMThreads
+    from pinning.guests.threads import VMM, VMThreads
 
 MACHINES: Final = 50
 VCPUS: Final = 16

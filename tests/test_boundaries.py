@@ -46,6 +46,7 @@ ROOMS = {
     ),
     "pinning.allocation": ("pinning.contract", "pinning.errors", "pinning.machine"),
     "pinning.planning": (*(*PODS, "pinning.allocation", "pinning.json_text", "pinning.machine"),),
+    "pinning.guests": (*PODS, "pinning.allocation", "pinning.machine"),
     "pinning.kubevirt": (*PODS, "pinning.truncate"),
     "pinning.cmk": ("pinning.contract", "pinning.errors", "pinning.machine", "pinning.planning"),
     "agent.clock": (),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agent.node_state import VMState
     from agent.vm_interfaces import VMCPUs
     from pinning.contract import SMTPolicy
-    from pinning.planning.vm_masks import VMMasks, VMSeen
+    from pinning.guests.masks import VMMasks, VMSeen
 
 STARTING_SECONDS: Final = 2.0  # in which a machine that was never found is no failure
 

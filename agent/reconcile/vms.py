@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from agent.node_state import VMState
 from agent.reconcile.machine_record import MachineRecord, VMTarget, place_of
 from agent.vm_interfaces import VMCPUs, VMPinned
+from pinning.guests.masks import BOOT_SECONDS, Launcher, launcher_masks, sandbox_masks
 from pinning.machine.cpuset import union
-from pinning.planning.vm_masks import BOOT_SECONDS, Launcher, launcher_masks, sandbox_masks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from agent.interfaces import RuntimeSandbox
     from agent.reconcile.agenda import Trigger
     from agent.vm_interfaces import VirtualMachines, VMPlace
+    from pinning.guests.masks import VMMasks, VMSeen
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
-    from pinning.planning.vm_masks import VMMasks, VMSeen
 
 LOOK: Final = "machines"  # its key on the agenda
 POLL_SECONDS: Final = 5.0  # between two readings of the thread counts

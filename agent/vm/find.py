@@ -16,14 +16,14 @@ from agent.kernel.cgroupfs import PROCS, ids_below
 from agent.vm.process import opened
 from agent.vm.qemu_args import read_args, read_shape
 from agent.vm.thread_names import companion_role, has_dragonball, kind_of, parts_of
-from pinning.planning.vm_threads import VMM, Role
+from pinning.guests.threads import VMM, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.kernel.cgroupfs import Hierarchy
     from agent.vm.shared_reads import Command, Roots, SharedReads
-    from pinning.planning.vm_threads import GuestShape, Kind
+    from pinning.guests.threads import GuestShape, Kind
 
 # of a guest with hundreds of devices; the program that starts the process controls the size
 MOST_COMMAND_BYTES: Final = 2**19

@@ -9,13 +9,13 @@ from agent.errors import AgentError
 from agent.vm.find import ids_in, names_sandbox
 from agent.vm.process import MOST_THREADS, opened
 from agent.vm.thread_names import companion_role
-from pinning.planning.vm_threads import Role, VMThread
+from pinning.guests.threads import Role, VMThread
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
     from agent.vm.shared_reads import KernelThread, SharedReads
-    from pinning.planning.vm_threads import VMM, VMThreads
+    from pinning.guests.threads import VMM, VMThreads
 
 _VHOST: Final = "vhost-"
 _TIMER: Final = "kvm-pit/"

@@ -17,9 +17,9 @@ from agent.vm.housekeeping import Housekeeping, read_housekeeping
 from agent.vm.shared_reads import SharedReads
 from agent.vm.threads import count_threads, is_running, is_there, own_ids, read_threads, rescan_threads
 from agent.vm_interfaces import VMPinned
+from pinning.guests.masks import IOThread, VMSeen
+from pinning.guests.threads import Role
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.vm_masks import IOThread, VMSeen
-from pinning.planning.vm_threads import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from agent.vm.shared_reads import Roots
     from agent.vm_interfaces import VMPlace
-    from pinning.planning.vm_masks import VMMasks
-    from pinning.planning.vm_threads import VMM, GuestShape, VMThread, VMThreads
+    from pinning.guests.masks import VMMasks
+    from pinning.guests.threads import VMM, GuestShape, VMThread, VMThreads
 
 # how long shared reads are reused: a sweep of all machines may take seconds on a busy node
 NODE_SECONDS: Final = 2.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from agent.errors import Gone, Refused
 from agent.kernel.mover import ProcessThreads
 from agent.kernel.procfs import FLAGS, PARENT, STARTED, parse_stat
-from pinning.planning.vm_threads import Task
+from pinning.guests.threads import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

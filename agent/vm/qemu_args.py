@@ -12,8 +12,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from pinning.errors import BadJSON
+from pinning.guests.threads import GuestShape
 from pinning.json_text import parse_json
-from pinning.planning.vm_threads import GuestShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pinning.planning.vm_threads import Kind, Role
+from pinning.guests.threads import Kind, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

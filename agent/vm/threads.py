@@ -11,14 +11,14 @@ from agent.vm.host_threads import companion_threads, is_outside, pit_threads, st
 from agent.vm.process import MOST_THREADS, opened, thread_count
 from agent.vm.thread_names import role_of
 from agent.vm.vcpus import identify_vcpus
-from pinning.planning.vm_threads import Role, VMThread, VMThreads
+from pinning.guests.threads import Role, VMThread, VMThreads
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from agent.vm.process import Process
     from agent.vm.shared_reads import Roots, SharedReads
-    from pinning.planning.vm_threads import VMM, Task
+    from pinning.guests.threads import VMM, Task
 
 
 def count_threads(roots: Roots, vmm: VMM) -> int:

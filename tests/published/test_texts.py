@@ -17,9 +17,9 @@ from corepin.node.node_view import view_of_annotations, view_of_state
 from corepin.node.pod_timeline import agent_status
 from dashboard.model.records import read_node, read_status
 from pinning.contract import STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
+from pinning.guests.threads import GuestID
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, SeenPod
-from pinning.planning.vm_threads import GuestID
 from published.codec import decode
 from published.node_pools import Pools
 from published.node_topology import decode_topology

@@ -10,10 +10,10 @@ import pytest
 from agent.node_state import ContainerState, PodState, VMState
 from agent.report.pod_status import pod_status
 from pinning.contract import CPUPolicy
+from pinning.guests.masks import VMSeen, sandbox_masks
+from pinning.guests.threads import guest_id
 from pinning.machine.cpuset import CPUSet, union
 from pinning.planning.run_sets import SandboxSet
-from pinning.planning.vm_masks import VMSeen, sandbox_masks
-from pinning.planning.vm_threads import guest_id
 from tests.shim.machine import VCPUS, boot
 from tests.smt.setup import install
 

@@ -9,7 +9,7 @@ import sys
 from agent.kernel.procfs import started
 from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import read_threads
-from pinning.planning.vm_threads import VMM
+from pinning.guests.threads import VMM
 
 
 def looked(pid: int) -> dict[str, object]:

@@ -13,7 +13,7 @@ from agent.kernel.procfs import started
 from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
 from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import count_threads, read_threads
-from pinning.planning.vm_threads import VMM, Role, VMThreads
+from pinning.guests.threads import VMM, Role, VMThreads
 from tests.agent.containerd import CGROUP_ROOT
 from tests.vm.guests import Guest
 from tests.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD

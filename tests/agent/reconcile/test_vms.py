@@ -12,11 +12,11 @@ from agent.interfaces import StrayTasks
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.vms import FREE_THREADS, POLL_SECONDS, REST_SECONDS_A_THREAD, SOON_SECONDS
 from agent.vm_interfaces import VMPinned, VMPlace
+from pinning.guests.masks import VMMasks
+from pinning.guests.threads import Role
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.refusal import Reason
-from pinning.planning.vm_masks import VMMasks
-from pinning.planning.vm_threads import Role
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import FOUR, container, launched, pins, poll, state_of
 from tests.agent.vm.fake_vms import FakeVM, machine

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.vm_interfaces import VMPinned
+from pinning.guests.masks import IOThread, VMSeen
+from pinning.guests.threads import Role
 from pinning.machine.cpuset import CPUSet, union
-from pinning.planning.vm_masks import IOThread, VMSeen
-from pinning.planning.vm_threads import Role
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from agent.vm_interfaces import VMPlace
-    from pinning.planning.vm_masks import VMMasks
+    from pinning.guests.masks import VMMasks
 
 
 @dataclass

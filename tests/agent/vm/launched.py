@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.vm_interfaces import VMPlace
+from pinning.guests.masks import sandbox_masks
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.vm_masks import sandbox_masks
 
 if TYPE_CHECKING:
     from agent.vm.machines import KernelVirtualMachines
-    from pinning.planning.vm_masks import VMMasks
+    from pinning.guests.masks import VMMasks
     from tests.agent.vm.fake_host import FakeHost
 
 COMPUTE = "/kubepods/pod1/compute"

@@ -13,8 +13,8 @@ from pathlib import Path
 from agent.vm.machines import KernelVirtualMachines
 from agent.vm.shared_reads import Roots
 from agent.vm_interfaces import VMPlace
+from pinning.guests.masks import sandbox_masks
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.vm_masks import sandbox_masks
 
 SANDBOX = "5" * 64
 NAMES = ("CPU 0/KVM", "CPU 1/KVM", "worker")

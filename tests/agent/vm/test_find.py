@@ -21,7 +21,7 @@ from agent.vm.find import (
 from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.thread_names import kind_of
 from agent.vm.threads import read_threads
-from pinning.planning.vm_threads import VMM, Kind, Role
+from pinning.guests.threads import VMM, Kind, Role
 from tests.agent.vm.fake_host import FakeHost
 
 COMPUTE = "/kubepods/pod1/compute"

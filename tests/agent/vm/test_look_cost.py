@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from agent.vm import process
+from pinning.guests.masks import sandbox_masks
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.vm_masks import sandbox_masks
 from tests.agent.vm.launched import SANDBOX, Masks, pin, start
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 from agent.kernel.affinity import Affinities
 from agent.vm.machines import MISSING_SECONDS, MOST_PUT, NODE_SECONDS, ROUNDS, KernelVirtualMachines
 from agent.vm.process import MOST_THREADS
+from pinning.guests.masks import sandbox_masks
+from pinning.guests.threads import Role
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.vm_masks import sandbox_masks
-from pinning.planning.vm_threads import Role
 from tests.agent.vm.fake_host import FakeHost, stat
 from tests.agent.vm.launched import (
     ALL,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.vm.qemu_args import read_args, read_shape
-from pinning.planning.vm_threads import GuestShape
+from pinning.guests.threads import GuestShape
 
 
 def shape(*arguments: str) -> GuestShape | None:

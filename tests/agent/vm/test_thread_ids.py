@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pinning.guests.masks import sandbox_masks
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.vm_masks import sandbox_masks
 from tests.agent.vm.launched import SANDBOX, THREADS, Masks, pin, start
 
 if TYPE_CHECKING:

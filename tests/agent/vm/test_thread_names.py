@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.vm.thread_names import identify_by_names, role_of
-from pinning.planning.vm_threads import Kind, Role
+from pinning.guests.threads import Kind, Role
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from agent.errors import Gone, Refused
 from agent.vm.process import MOST_THREADS, opened
 from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import count_threads, read_threads, rescan_threads
-from pinning.planning.vm_threads import VMM, Role
+from pinning.guests.threads import VMM, Role
 from tests.agent.vm.fake_host import FakeHost
 
 QEMU = VMM(304, 500, "qemu")

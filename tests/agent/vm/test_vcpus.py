@@ -12,7 +12,7 @@ import pytest
 from agent.vm.process import opened
 from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import read_threads
-from pinning.planning.vm_threads import VMM, Role, VMThreads
+from pinning.guests.threads import VMM, Role, VMThreads
 from tests.agent.vm.fake_host import USER_WORKER, FakeHost
 
 QEMU = VMM(2150, 500, "qemu")
@@ -213,7 +213,7 @@ def test_missing_right_is_a_reason(tmp_path: Path) -> None:
     other.stdout.readline()
     script = (
         "import sys; from pathlib import Path; from agent.vm.shared_reads import *; from agent.vm.threads import read_threads;"
-        "from agent.vm.process import opened; from pinning.planning.vm_threads import VMM\n"
+        "from agent.vm.process import opened; from pinning.guests.threads import VMM\n"
         "pid = int(sys.argv[1])\n"
         "with opened(Path('/proc'), pid) as process: started = process.started()\n"
         "found = read_threads(SharedReads(Roots(kvm=Path(sys.argv[2]))), VMM(pid, started, 'qemu'))\n"

@@ -14,7 +14,7 @@ import pytest
 from agent.kernel.procfs import started
 from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import read_threads
-from pinning.planning.vm_threads import VMM, Role, VMThreads
+from pinning.guests.threads import VMM, Role, VMThreads
 from tests.node.waiting import until
 from tests.servers.daemon import dies_with_parent, plain_environment
 from tests.vm.guests import QEMU

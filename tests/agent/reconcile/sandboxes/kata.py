@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from agent.interfaces import RuntimeSandbox
 from agent.vm_interfaces import VMPinned
+from pinning.guests.masks import IOThread, VMSeen
+from pinning.guests.threads import GuestID, Role
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.vm_masks import IOThread, VMSeen
-from pinning.planning.vm_threads import GuestID, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from agent.vm_interfaces import VMPlace
+    from pinning.guests.masks import VMMasks
     from pinning.machine.topology import Topology
-    from pinning.planning.vm_masks import VMMasks
     from tests.agent.fakes import FakeNode
 
 ROLES = {

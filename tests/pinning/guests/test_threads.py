@@ -2,7 +2,7 @@
 
 import pytest
 
-from pinning.planning.vm_threads import VMM, Role, VMThread, VMThreads, guest_id
+from pinning.guests.threads import VMM, Role, VMThread, VMThreads, guest_id
 
 QEMU = VMM(pid=100, started=7, kind="qemu")
 THREADS = (

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinning.contract import SMTPolicy
-from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.vm_masks import (
+from pinning.guests.masks import (
     BOOT_SECONDS,
     STABLE_SECONDS,
     IOThread,
@@ -20,7 +19,8 @@ from pinning.planning.vm_masks import (
     launcher_masks,
     sandbox_masks,
 )
-from pinning.planning.vm_threads import Role
+from pinning.guests.threads import Role
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 from tests.pinning.machines import FLAT
 
 HELD = CPUSet.parse("1-3,5-6")  # the cores 1,5 and 2,6, and CPU 3

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pinning.allocation.vcpus import GuestTopology, place_vcpus
 from pinning.contract import IOThreadsPolicy
 from pinning.errors import PinningError
+from pinning.guests.threads import Role
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.vm_threads import Role
 from pinning.pods.claims import OWN_CORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pinning.contract import SMTPolicy
+    from pinning.guests.threads import GuestID
     from pinning.machine.topology import Topology
-    from pinning.planning.vm_threads import GuestID
 
 STABLE_SECONDS: Final = 2.0  # without a new vCPU: libvirt pins hotplugged vCPUs within this time
 BOOT_SECONDS: Final = 30.0  # for a guest that does not run yet

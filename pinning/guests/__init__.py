@@ -1,0 +1,1 @@
+"""CPUs of the threads of virtual machines, within the CPUs of their containers. Pure."""
