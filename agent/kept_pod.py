@@ -19,6 +19,7 @@ from pinning.contract import (
     EXCLUSIVE_NON_ISOLCPUS_CORES,
     ISOLATED_CORES,
     KUBEVIRT_LABEL,
+    LIMIT_RANGER,
     MIRROR_POD,
     NUMA_CPUS,
     POD_SCOPE,
@@ -27,6 +28,7 @@ from pinning.contract import (
 )
 from pinning.planning.requests import totals
 from pinning.pods.annotations import is_misspelt, is_policy_key
+from pinning.pods.budget import filled_in, filled_in_annotation
 from pinning.pods.claims import MOST_CONTAINERS
 from pinning.pods.identity import CONFIG_HASH
 from pinning.pods.quantity import RawQuantity
@@ -132,6 +134,7 @@ class _ContainerStatus(msgspec.Struct, omit_defaults=True, rename="camel"):
 
 class _Status(msgspec.Struct, omit_defaults=True, rename="camel"):
     phase: str | None = None
+    allocated_resources: _Given | None = None
     container_statuses: list[_ContainerStatus] | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
 
@@ -164,7 +167,10 @@ class PodDecoder:
                 resources.limits = _limits(resources.limits)
         if meta.annotations:
             names = set() if is_crowd else {container.name for container in containers}
-            meta.annotations = dict(_annotations(meta.annotations, names)) or None
+            kept = dict(_annotations(meta.annotations, names))
+            if kept and not is_crowd and read.spec and read.spec.resources:
+                kept |= _filled_in(meta.annotations, names)
+            meta.annotations = kept or None
         if is_crowd:
             _log_crowd(meta, len(containers))
             return _summed(read)
@@ -220,6 +226,15 @@ def _annotations(given: dict[str, str], containers: Collection[str | None]) -> I
             strange += _is_strange(key, containers)
             if strange <= MOST_STRANGE or not _is_strange(key, containers):
                 yield key, value[:LONGEST_VALUE]
+
+
+def _filled_in(given: dict[str, str], containers: Collection[str | None]) -> dict[str, str]:
+    """Return LimitRanger's annotation about the CPU limits of containers of the pod."""
+    if LIMIT_RANGER not in given:
+        return {}
+    named = filled_in({"metadata": {"annotations": {LIMIT_RANGER: given[LIMIT_RANGER]}}})
+    found = [name for name in named if name in containers]
+    return {LIMIT_RANGER: filled_in_annotation(found)} if found else {}
 
 
 def _is_strange(key: str, containers: Collection[str | None]) -> bool:

@@ -186,6 +186,7 @@ def _sets(state: NodeState) -> dict[str, CPUSet]:
         "set_aside": sets.pools.set_aside,
         "isolated": sets.isolated,
         "exclusive": union(assignment.cpus for assignment in ledger if assignment.is_exclusive),
+        "pod": union(pool.cpus for pool in ledger.pools.values()),
         "idle": state.idle,
         "share": ledger.share,
         "shared": state.shared,
@@ -218,7 +219,7 @@ def _states(container: ContainerState) -> Iterator[str]:
         return
     if container.proof.cpus != container.cpus or container.proof.outside:
         yield "drift"
-    elif container.policy:
+    elif container.has_cpus:
         yield "proven"
     if container.proof.narrowed:
         yield "narrowed"

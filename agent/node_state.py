@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pinning.cmk.pools import Reclaimed, Task
     from pinning.contract import CPUPolicy, KubeletPolicy, NoiseKind, NUMAMemory, NUMAPolicy, SMTPolicy
+    from pinning.guests.threads import GuestID
     from pinning.machine.near import DeviceKind
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pinning.planning.refusal import Refusal
     from pinning.planning.run_sets import SandboxSet
     from pinning.planning.task_parts import Tally
-    from pinning.planning.vm_threads import GuestID
 
 
 class ContainerNoise(NamedTuple):
@@ -174,6 +174,7 @@ class ContainerState:
 
     name: str
     policy: CPUPolicy | None = None  # None: it holds no CPUs of its own
+    is_pooled: bool = False  # it runs in the pool of its pod, or starts on the pod's CPUs
     smt: SMTPolicy | None = None
     numa: NUMAPolicy | None = None
     core_type: CoreType = CoreType.ANY
@@ -202,12 +203,25 @@ class ContainerState:
     def is_pinned(self) -> bool:
         """Say whether it holds CPUs, and the kernel was seen to keep it on them."""
         wanted = self.sandbox.cpus if self.sandbox else self.cpus | self.others
-        return self.policy is not None and self.applied == wanted
+        return self.has_cpus and self.applied == wanted
+
+    @property
+    def has_cpus(self) -> bool:
+        """Say whether it holds CPUs, alone or with others of its pod."""
+        return self.policy is not None or self.is_pooled
 
     @property
     def is_reported(self) -> bool:
         """Say whether there is something to report to its user."""
-        return self.policy is not None or self.refusal is not None
+        return self.has_cpus or self.refusal is not None
+
+
+class PoolState(NamedTuple):
+    """The pool of a pod: what the slices of its containers leave of its budget."""
+
+    budget: int
+    cpus: CPUSet  # may be empty
+    idle: CPUSet = EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +235,7 @@ class PodState:
     refusal: Refusal | None = None  # of the pod as a whole: what it asks for cannot be read
     is_known: bool = True  # the API shows it; else it only still runs, or holds CPUs
     vm: VMState | None = None  # None: it has no virtual machine, or none that runs
+    pool: PoolState | None = None  # None: the pod has no budget, or its CPUs do not fit
 
     @property
     def is_reported(self) -> bool:
@@ -228,6 +243,7 @@ class PodState:
         return (
             self.refusal is not None
             or self.is_gated
+            or self.pool is not None
             or (self.vm is not None and bool(self.vm.cpus))
             or any(container.is_reported for container in self.containers)
         )
@@ -304,4 +320,4 @@ class NodeState:
     @property
     def idle(self) -> CPUSet:
         """Siblings that are charged to an owner and kept idle."""
-        return union(assignment.idle for assignment in self.ledger)
+        return union(part.idle for part in self.ledger.parts)

@@ -12,6 +12,7 @@ from pinning.planning.observed import Owner
 from published.codec import AnotherVersion, decode
 from published.pod_status import (
     MOST_RESOURCES,
+    POD,
     Applied,
     Container,
     Device,
@@ -19,13 +20,14 @@ from published.pod_status import (
     Machine,
     Noise,
     PodStatus,
+    Pool,
     Refusal,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.node_state import ContainerState, NodeState, VMState
+    from agent.node_state import ContainerState, NodeState, PoolState, VMState
     from pinning.machine.near import DeviceKind
     from pinning.planning.observed import SeenPod
     from pinning.planning.refusal import Refusal as Refused
@@ -35,10 +37,10 @@ def container(
     state: ContainerState, vm: VMState | None, *, cpus: str, applied: Applied | None, refusal: Refusal | None
 ) -> Container:
     """Return what is known of a container; `vm` is the virtual machine of its pod."""
-    holds = state.policy is not None
+    holds = state.has_cpus
     is_limited = not state.others or state.policy is not CPUPolicy.EXCLUSIVE
     return Container(
-        policy=state.policy or "",
+        policy=POD if state.is_pooled else state.policy or "",
         smt_policy=state.smt or "",
         numa_policy=state.numa or "",
         cpus=cpus,
@@ -93,6 +95,11 @@ def machine(vm: VMState) -> Machine:
         time=vm.when,
         cpus=str(vm.cpus),
     )
+
+
+def pool(state: PoolState) -> Pool:
+    """Return the budget of a pod, and the CPUs of its pool."""
+    return Pool(budget=state.budget, cpus=str(state.cpus), idle=str(state.idle))
 
 
 def refusal(refused: Refused) -> Refusal:

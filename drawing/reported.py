@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def picture_of(
-    topology: Topology, sets: Sets, owners: Mapping[str, Owner] | Mapping[str, Container]
+    topology: Topology, sets: Sets, owners: Mapping[str, Owner] | Mapping[str, Owner | Container]
 ) -> Picture:
     """Return the picture of a machine with its sets and owners by name."""
     shared = CPUSet.parse(sets.shared)

@@ -8,7 +8,7 @@ import msgspec
 
 from published.codec import Part, Published, no_members
 from published.node_pools import Sets
-from published.pod_status import Container, Machine, Refusal
+from published.pod_status import Container, Machine, Pool, Refusal
 
 
 class Pod(Part, frozen=True):
@@ -21,6 +21,7 @@ class Pod(Part, frozen=True):
     refusal: Refusal | None = None
     containers: dict[str, Container] = msgspec.field(default_factory=no_members)
     vm: Machine | None = None
+    pool: Pool | None = None
 
 
 class NamedRefusal(Refusal, frozen=True):

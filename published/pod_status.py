@@ -8,7 +8,9 @@ import msgspec
 
 from published.codec import Part, Published, no_items, no_members
 
+POOL_OWNER: Final = "(pool)"  # stands for the pool of a pod where owners are named namespace/pod/container
 MOST_VCPUS: Final = 1024
+POD: Final = "pod"  # the policy of a container in the pool of its pod
 MOST_RESOURCES: Final = 16  # of a container's devices
 
 
@@ -133,6 +135,14 @@ class Container(Part, frozen=True):
     execs: Execs | None = None  # None: none was seen
 
 
+class Pool(Part, frozen=True):
+    """The pool of a pod: the CPUs of its budget that are no slices of containers."""
+
+    budget: int = msgspec.field(default_factory=int)
+    cpus: str = msgspec.field(default_factory=str)  # empty: the slices leave none
+    idle: str = ""
+
+
 class PodStatus(Published, frozen=True):
     """The status of a pod."""
 
@@ -142,3 +152,4 @@ class PodStatus(Published, frozen=True):
     refusal: Refusal | None = None
     containers: dict[str, Container] = msgspec.field(default_factory=no_members)
     vm: Machine | None = None
+    pool: Pool | None = None

@@ -49,7 +49,7 @@ LABELS: Final = {
     "outcome": "`allowed`, `patched`, `denied`, `unreadable` (an answer about an object that cannot be read), `rejected` (no review, or not taken), `failed` (a bug)",
     "reason": "of a review: the reason of the first cause, `malformed`, `too_large`, `content_type`, `busy` (too many large bodies at once), `slow` (a body that arrived too slowly while others waited) or `bug`, or empty; of a refusal: see troubleshooting",
     "vcpus": "`one_to_one` (each vCPU has a CPU of its own) or `together` (the pod's status says why)",
-    "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `idle`, `share`, `shared`, `free`",
+    "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `pod` (pools of pods), `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
     "path": "`nri` (the container was made so), `cgroup` (written there), `runtime` (by CRI), `affinity` (by the threads of its virtual machine), or `found` (it was so)",
     "state": "`proven`, `narrowed` (tasks use a part by their own choice), `drift`, `compromised`, `failing`, `fought`",

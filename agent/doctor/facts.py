@@ -111,6 +111,8 @@ def exclusive_cpus(state: AgentState) -> dict[str, CPUSet]:
     """Return the CPUs that the containers of each pod own exclusively, with the siblings kept idle, by the pod's uid."""
     owned: dict[str, CPUSet] = {}
     for pod in state.pods:
+        if pod.pool:
+            owned[pod.uid] = CPUSet.parse(pod.pool.cpus) | CPUSet.parse(pod.pool.idle)
         for container in pod.containers.values():
             if container.policy == CPUPolicy.EXCLUSIVE:
                 cpus = CPUSet.parse(container.cpus) | CPUSet.parse(container.idle or "")

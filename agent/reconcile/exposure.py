@@ -164,7 +164,7 @@ class BootKeeper:
 
 def _owned(ledger: Ledger, pod_uid: str = "") -> CPUSet:
     """Return the CPUs that containers of all other pods own."""
-    return union(held.cpus for held in ledger if held.is_exclusive and held.owner.pod_uid != pod_uid)
+    return union(held.cpus for held in ledger.parts if held.is_exclusive and held.owner.pod_uid != pod_uid)
 
 
 def _starting(observed: Observed) -> frozenset[str]:

@@ -15,6 +15,7 @@ from agent.reconcile.missing_pods import MissingPodLookup
 from agent.reconcile.sandboxes import Sandboxes
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Observed, SeenContainer, SeenPod, State
+from pinning.planning.pod_pools import mems_of, part_of
 from pinning.pods.identity import by_runtime_uid
 
 if TYPE_CHECKING:
@@ -114,17 +115,17 @@ class Observer:
     def note_held(self, ledger: Ledger | None) -> None:
         """Record the owned CPUs of containers that may use more, before a plan changes them."""
         for record in self.records.values():
-            if ledger and (held := ledger.of(record.owner)):
-                record.held(held.cpus)
+            if ledger and (part := part_of(ledger, record.owner)):
+                record.held(part.cpus)
 
     def note_planned(self, observed: Observed, plan: Plan) -> None:
         """Record each container's planned CPUs."""
-        run_sets, self._holders = plan.run_sets, plan.ledger.pods.keys()
+        run_sets, self._holders = plan.run_sets, plan.ledger.uids
         for seen in observed.containers:
-            threads, held = plan.sandboxes.get(seen.sandbox), plan.ledger.of(seen.owner)
-            run_set, mems = run_sets.of_seen(seen), held.mems if held else EMPTY
+            threads, part = plan.sandboxes.get(seen.sandbox), run_sets.part(seen.owner)
+            run_set, mems = run_sets.of_seen(seen), mems_of(plan.ledger, seen.owner) if part else EMPTY
             cpus, home = (threads.cpus, EMPTY) if threads else (run_set.cpus, run_set.home)
-            self.records[seen.id].planned(cpus, mems, home, is_owner=bool(held))
+            self.records[seen.id].planned(cpus, mems, home, is_owner=bool(part))
 
     async def held_cpus(self, ids: Collection[str]) -> Mapping[Owner, HeldCPUs]:
         """Return the CPUs of these containers as another program allocated them."""

@@ -7,12 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from agent.interfaces import PassedContainer
-from agent.node_state import ContainerState, NodeState, PodState
+from agent.node_state import ContainerState, NodeState, PodState, PoolState
 from agent.own_pods import memory_kills, unready_guards
 from agent.reconcile.memory import memory_state
 from pinning.machine.cpuset import EMPTY
 from pinning.machine.near import device_kinds
 from pinning.planning.observed import Owner, State
+from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -106,7 +107,14 @@ class PassResult:
 
     def _meet(self, assignment: Assignment, other: Owner) -> bool:
         held = self.plan.ledger.of(other)
-        return held is None or assignment.meets(held)
+        return assignment.meets(held) if held else not self._starts_in(assignment, other)
+
+    def _starts_in(self, assignment: Assignment, other: Owner) -> bool:
+        """Return whether a container is an ordinary init container on the CPUs of the assignment's pod."""
+        pool = self.plan.ledger.pools.get(other.pod_uid)
+        user = pool.claim.pool.user(other.container) if pool and pool.claim.pool else None
+        is_mate = other.pod_uid == assignment.owner.pod_uid
+        return is_mate and user is not None and user.role is Role.INIT
 
 
 def pass_result(
@@ -182,7 +190,7 @@ def _shows_pid(record: ContainerRecord) -> bool:
 
 def _pods(result: PassResult) -> tuple[PodState, ...]:
     known = [_known_pod(pod, result) for pod in result.observed.by_age]
-    unknown = result.plan.ledger.pods.keys() - result.observed.known_uids
+    unknown = result.plan.ledger.uids - result.observed.known_uids
     others = [_unknown_pod(uid, result) for uid in unknown]
     return tuple(sorted((*known, *others), key=lambda pod: (pod.namespace, pod.name, pod.uid)))
 
@@ -190,20 +198,47 @@ def _pods(result: PassResult) -> tuple[PodState, ...]:
 def _known_pod(pod: SeenPod, result: PassResult) -> PodState:
     containers = tuple(_container(Owner(pod.uid, name), result) for name in pod.start_order)
     of_pod = result.refused.get(Owner(pod.uid, ""))
-    return PodState(pod.uid, pod.namespace, pod.name, containers, of_pod, vm=result.vms.get(pod.uid))
+    return PodState(
+        pod.uid,
+        pod.namespace,
+        pod.name,
+        containers,
+        of_pod,
+        vm=result.vms.get(pod.uid),
+        pool=_pool(pod.uid, result),
+    )
 
 
 def _unknown_pod(uid: str, result: PassResult) -> PodState:
-    held = result.plan.ledger.pods[uid]
-    containers = tuple(_container(assignment.owner, result) for assignment in held)
+    held, ledger = result.plan.ledger.of_pod(uid), result.plan.ledger
+    owners = [part.owner for part in ledger.pods.get(uid, ())]
+    pool = ledger.pools.get(uid)
+    users = pool.claim.pool.users if pool and pool.claim.pool else ()
+    owners += [Owner(uid, user.container) for user in users]
+    containers = tuple(_container(owner, result) for owner in owners)
     named = held[0].namespace, held[0].pod
-    return PodState(uid, *named, containers, is_known=False, vm=result.vms.get(uid))
+    vm = result.vms.get(uid)
+    return PodState(uid, *named, containers, is_known=False, vm=vm, pool=_pool(uid, result))
+
+
+def _pool(uid: str, result: PassResult) -> PoolState | None:
+    held = result.plan.ledger.pools.get(uid)
+    purpose = held and held.claim.pool
+    return PoolState(purpose.budget, held.cpus, held.idle) if held and purpose else None
 
 
 def _container(owner: Owner, result: PassResult) -> ContainerState:
     proof, refusal = result.proven.get(owner), result.refused.get(owner)
     uncounted = result.plan.uncounted.get(owner, "")
     assignment, sandbox = result.plan.ledger.of(owner), result.sandbox(owner)
+    if assignment is None and (part := result.run_sets.part(owner)):
+        return replace(
+            _pooled(owner, part.cpus, result),
+            sandbox=sandbox,
+            proof=proof,
+            refusal=refusal,
+            uncounted=uncounted,
+        )
     if assignment is None:
         cpus = sandbox.cpus if sandbox else result.run_sets.unowned(owner.pod_uid)
         return ContainerState(
@@ -221,6 +256,20 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
         intruders=result.intruders(assignment),
         devices=device_kinds(observed.topology, result.plan.devices.get(owner, ()), own),
         devices_unknown=observed.devices_unknown.get(owner, "") if owner in result.plan.devices else "",
+    )
+
+
+def _pooled(owner: Owner, cpus: CPUSet, result: PassResult) -> ContainerState:
+    """Return the state of a container in the pool of its pod."""
+    pool, nodes = result.plan.ledger.pools[owner.pod_uid], result.observed.topology.numa_nodes
+    return ContainerState(
+        name=owner.container,
+        is_pooled=True,
+        smt=pool.smt,
+        numa=pool.numa,
+        core_type=pool.core_type,
+        cpus=cpus,
+        numa_nodes=tuple(node for node, inside in nodes.items() if inside & cpus),
     )
 
 

@@ -41,7 +41,7 @@ class PlannedStarts:
         """
         if self._run_sets is None or self._foreign_writes.is_conflict(owner):
             return None
-        return self._run_sets.ledger.cpus_of(owner, self._run_sets.unowned(owner.pod_uid))
+        return self._run_sets.at_creation(owner)
 
     def of_new(self, owner: Owner | str) -> StartCPUs | None:
         """Return the CPUs of a new container, or of any container of a pod if only that is known.

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from agent import published_parts as parts
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_types import Condition, Taint
@@ -33,6 +35,7 @@ from pinning.planning.requests import Overcommit, in_shared_set, overcommit, sid
 from published.codec import encode
 from published.node_pools import Hidden, Owner, Pools, Sidecars
 from published.node_topology import encode_topology
+from published.pod_status import POD, POOL_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -121,7 +124,7 @@ def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) ->
     published = Pools(
         **parts.sets(state),
         observes=state.observes,
-        owners={assignment.name: _owner(assignment) for assignment in by_name},
+        owners={assignment.name: _owner(assignment) for assignment in by_name} | _pod_pools(state),
         hidden=Hidden(
             idle_cpus=len(state.idle),
             sidecars=Sidecars(
@@ -130,6 +133,15 @@ def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) ->
         ),
     )
     return encode(published).decode()
+
+
+def _pod_pools(state: NodeState) -> dict[str, Owner]:
+    """Return the pools of pods as owners beside the containers."""
+    pools = (pool for pool in state.ledger.pools.values() if pool.cpus)
+    return {
+        f"{pool.name}/{POOL_OWNER}": structs.replace(_owner(pool), policy=POD)
+        for pool in sorted(pools, key=lambda pool: pool.name)
+    }
 
 
 def _owner(assignment: Assignment) -> Owner:

@@ -82,8 +82,8 @@ def _containers(state: NodeState) -> Mapping[Owner, ContainerState]:
 
 def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState) -> Iterator[Event]:
     yield from _of_refusal(owner, old, new)
-    lost = new.refusal and not new.policy  # this is reported as Unpinnable
-    if old and old.policy and not lost and _policies(old) != _policies(new):
+    lost = new.refusal and not new.has_cpus  # this is reported as Unpinnable
+    if old and old.has_cpus and not lost and _policies(old) != _policies(new):
         message = f"container {new.name} changed from {_policies(old)} to {_policies(new)}"
         yield Event(owner, Reason.POLICY_CHANGED, message)
     if new.is_pinned and not _is_old_news(old, new):
@@ -153,6 +153,8 @@ def gist(refusal: Refusal) -> tuple[str, str]:
 
 
 def _policies(container: ContainerState) -> str:
+    if container.is_pooled:
+        return "CPUs of its pod's pool"
     if container.policy is None:
         return "no CPUs of its own"
     return f"cpu {container.policy}, smt {container.smt}, numa {container.numa}"
@@ -185,7 +187,7 @@ def _nodes(nodes: Iterable[int]) -> str:
 
 
 def _drifts(container: ContainerState) -> bool:
-    return bool(container.policy and container.proof and (container.proof.outside or container.intruders))
+    return bool(container.has_cpus and container.proof and (container.proof.outside or container.intruders))
 
 
 def _drift(container: ContainerState) -> str:

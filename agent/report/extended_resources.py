@@ -18,6 +18,7 @@ from pinning.contract import (
     WHOLE_CORES,
 )
 from pinning.machine.cpuset import union
+from pinning.planning.pod_pools import charged
 from pinning.planning.requests import fulfilled, requested
 from pinning.pods.identity import by_runtime_uid
 from pinning.pods.phase import is_final
@@ -66,7 +67,7 @@ def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: 
 
 def _held(state: NodeState, uid: str, resource: str) -> dict[str, int]:
     """Return the cores, or CPUs, charged to each container of a pod."""
-    footprints = {held.owner.container: held.footprint for held in state.ledger.pods.get(uid, ())}
+    footprints = charged(state.ledger, uid, is_whole=resource == NUMA_CPUS)
     if resource == NUMA_CPUS:
         return {name: len(cpus) for name, cpus in footprints.items()}
     return {name: len(state.topology.cores_of(cpus)) for name, cpus in footprints.items()}

@@ -76,6 +76,7 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
                 if it.is_reported
             },
             vm=_vm(pod.vm, old.vm) if pod.vm and pod.vm.cpus else None,
+            pool=parts.pool(pod.pool) if pod.pool else None,
         )
     ).decode()
 
@@ -95,13 +96,13 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
     new = parts.container(
         state,
         vm,
-        cpus=str(state.cpus) if state.policy else "",
-        applied=_applied(state, state.proof, old.applied) if state.policy and state.proof else None,
+        cpus=str(state.cpus) if state.has_cpus else "",
+        applied=_applied(state, state.proof, old.applied) if state.has_cpus and state.proof else None,
         refusal=_refusal(state.refusal, old.refusal) if state.refusal else None,
     )
     kind = new.noise.kind if new.noise else ""
     is_same = state.noise is None or (old.noise and old.noise.kind == kind)
-    return replace(new, noise=old.noise) if is_same and state.policy else new
+    return replace(new, noise=old.noise) if is_same and state.has_cpus else new
 
 
 def _applied(state: ContainerState, proof: Proof, old: Applied | None) -> Applied:

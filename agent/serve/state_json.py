@@ -98,6 +98,7 @@ def _pod(pod: PodState, state: NodeState) -> Pod:
             it.name: _counted(_container(it, pod.vm), Owner(pod.uid, it.name), state) for it in pod.containers
         },
         vm=parts.machine(pod.vm) if pod.vm else None,
+        pool=parts.pool(pod.pool) if pod.pool else None,
     )
 
 

@@ -14,8 +14,9 @@ from pinning.machine.cpuset import CPUSet, union
 from pinning.machine.topology import Topology
 from published.agent_state import AgentState
 from published.codec import AnotherVersion, decode
-from published.node_pools import Pools
+from published.node_pools import Owner, Pools
 from published.node_topology import decode_topology
+from published.pod_status import POD, POOL_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,11 +56,16 @@ def view_of_annotations(node: str, topology: str, pools: str) -> NodeView:
 
 
 def _of_state(state: AgentState) -> NodeView:
-    held = {
+    held: dict[str, Owner | Container] = {
         f"{pod.namespace}/{pod.name}/{name}": container
         for pod in state.pods
         for name, container in pod.containers.items()
-        if container.policy
+        if container.policy not in ("", POD)
+    }
+    held |= {
+        f"{pod.namespace}/{pod.name}/{POOL_OWNER}": Owner(policy=POD, cpus=pod.pool.cpus, idle=pod.pool.idle)
+        for pod in state.pods
+        if pod.pool and pod.pool.cpus
     }
     return NodeView(
         title=f"node {state.node}, {state.runtime}",
@@ -104,6 +110,8 @@ _OBSERVES = (
 def _lines(pods: Iterable[Pod]) -> Iterator[str]:
     for pod in pods:
         key = f"{pod.namespace}/{pod.name}"
+        if pod.pool:
+            yield f"{key}: budget of {pod.pool.budget} CPUs, pool {pod.pool.cpus or 'empty'}"
         for name, container in pod.containers.items():
             if container.applied or container.policy or container.refusal:
                 words = _words(container, in_vm=pod.vm is not None)
@@ -139,6 +147,8 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
     others = container.shared_cpus
     # Containers without a claim run on the CPUs of the pod's machine, which others of the pod may own.
     where = f"{container.policy} on CPUs" if container.policy else "shared CPUs"
+    if container.policy == POD:
+        where = "on CPUs of its pod"
     if in_vm and not container.policy:
         where = "its virtual machine's CPUs"
     yield f"{where} {container.cpus}{others and f' and shared CPUs {others}'}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from corepin.node.pod_waits import waits_of
 from drawing.policy_words import PATH_WORDS, device_words, noise_words
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
-from pinning.pods.claims import Claim, Origin, read_pod
+from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
 from published.codec import AnotherVersion, decode
 from published.pod_status import PodStatus
 
@@ -84,12 +84,23 @@ def _title(pod: Mapping[str, Any]) -> str:
 def _claims(pod: Mapping[str, Any]) -> Iterator[Entry]:
     time = pod["metadata"].get("creationTimestamp") or ""
     claims = read_pod(cast("Pod", pod))
+    if claims.budget:
+        yield Entry(time, "claim", _budget(claims))
     for claim in claims.claims:
         yield Entry(time, "claim", f"{claim.container} wants {_wish(claim)}")
     for cause in claims.causes:
         yield Entry(time, "claim", f"cannot hold: {cause.field}: {cause.message}")
-    if not claims.claims and not claims.causes:
+    if not claims.claims and not claims.budget and not claims.causes:
         yield Entry(time, "claim", "none: its containers have no CPUs of their own")
+
+
+def _budget(claims: PodClaims) -> str:
+    """Return how the budget of a pod is cut."""
+    cpus, pool = claims.budget.cpus if claims.budget else 0, claims.pool
+    slices = [f"{claim.count} for {claim.container}" for claim in claims.slices]
+    users = ", ".join(user.container for user in pool.pool.users) if pool and pool.pool else ""
+    left = f"{pool.count if pool else 0} in its pool{users and f' for {users}'}"
+    return f"the pod has a budget of {cpus} CPU{'s' * (cpus != 1)}: {', '.join([*slices, left])}"
 
 
 def _wish(claim: Claim) -> str:
@@ -104,6 +115,7 @@ def _wish(claim: Claim) -> str:
         Origin.CMK: f"by the resource {claim.resource}",
         Origin.LAUNCHER: "for a virtual machine with dedicated CPUs",
         Origin.ANNOTATION: "by annotation",
+        Origin.POOL: "for the pool of the pod",
     }[claim.origin]
     return f"{', '.join(words)}, {source}" + (", and must not start without" if claim.must_fit else "")
 

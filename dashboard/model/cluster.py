@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dashboard.model.names import container_of, pod_of, refusals
+from published.pod_status import POD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +80,9 @@ class Cluster:
             if container.pinned
         }
         return {
-            node.name: sum(owner not in proven for owner in node.pools.owners)
+            node.name: sum(
+                name not in proven and owner.policy != POD for name, owner in node.pools.owners.items()
+            )
             for node in self.nodes.values()
             if node.pools
         }

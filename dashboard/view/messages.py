@@ -8,6 +8,7 @@ from dashboard.model.records import MOST_MESSAGE
 from dashboard.view.shapes import Fact
 from drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS, noise_words
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from published.pod_status import POD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +26,11 @@ PENDING: Final = "pending"  # holds CPUs that are not verified in the kernel yet
 _POLICIES: Final = {
     CPUPolicy.EXCLUSIVE.value: "CPUs of its own",
     CPUPolicy.SHARE.value: "CPUs that other containers may use too",
+    POD: "CPUs of its pod, with other containers of the pod",
 }
 _SMT: Final = {policy.value: words for policy, words in SMT_WORDS.items()}
 _NUMA: Final = {policy.value: words for policy, words in NUMA_WORDS.items()}
+POOL_WORDS: Final = "the rest of the pod's budget, where its containers without slices run"
 DEFAULT_NUMA: Final = NUMAPolicy.PACKED.value
 DEFAULT_SMT: Final = SMTPolicy.PREFER.value
 
@@ -35,6 +38,11 @@ DEFAULT_SMT: Final = SMTPolicy.PREFER.value
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: "1 claim", "2 claims"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def health_of_owner(owner: Owner, container: Container | None) -> str:
+    """Return the health of a holder of CPUs; that of a pool is shown by the containers that run there."""
+    return OK if owner.policy == POD and container is None else health_of(container)
 
 
 def health_of(container: Container | None) -> str:
@@ -65,7 +73,7 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
         yield Fact("Noise", f"{words} since {since}"[:MOST_MESSAGE])
     if container and container.applied and container.applied.time:
         yield Fact("Since", container.applied.time, is_time=True)
-    yield Fact("Proof", proof(container))
+    yield Fact("Proof", proof(container, owner))
 
 
 def _policy(owner: Owner, container: Container | None) -> str:
@@ -75,8 +83,10 @@ def _policy(owner: Owner, container: Container | None) -> str:
     return ", ".join(filter(None, words))
 
 
-def proof(container: Container | None) -> str:
+def proof(container: Container | None, owner: Owner | None = None) -> str:
     """Return how far it is verified that a container runs on its CPUs."""
+    if container is None and owner and owner.policy == POD:
+        return POOL_WORDS
     if container is None:
         return "not proven yet, its pod says nothing"
     troubles = [f"{name} may run on its CPUs" for name in container.intruders]

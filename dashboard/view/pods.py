@@ -9,10 +9,12 @@ from dashboard.view.filters import OnePod
 from dashboard.view.messages import (
     OK,
     PENDING,
+    POOL_WORDS,
     TROUBLE,
     WAITING,
     facts,
     health_of,
+    health_of_owner,
     machine,
     plural,
     proof,
@@ -22,6 +24,7 @@ from dashboard.view.node import node_page
 from dashboard.view.recent_events import namespaces, recent_events
 from dashboard.view.shapes import ContainerCard, Fact, PodPage, PodRow, Pods
 from drawing.picture import reading_order
+from published.pod_status import POD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,14 +93,23 @@ def _cards(pod: Pod | None, held: dict[str, Owner]) -> Iterator[ContainerCard]:
     told = pod.status.containers if pod and pod.status else {}
     for name in sorted(told.keys() | held.keys(), key=reading_order):
         container, owner = told.get(name), held.get(name)
-        reason = why(container) if container else "Holds CPUs; its pod does not say yet by which rules."
+        reason = why(container) if container else _unexplained(owner)
         yield ContainerCard(name, _health(container, owner), reason, tuple(_facts(container, owner)))
+
+
+def _unexplained(owner: Owner | None) -> str:
+    """Return the reason of a card without a container in the pod's annotation."""
+    if owner and owner.policy == POD:
+        return f"The pool of the pod: {POOL_WORDS}."
+    return "Holds CPUs; its pod does not say yet by which rules."
 
 
 def _health(container: Container | None, owner: Owner | None) -> str:
     if container and container.refusal:
         return WAITING
-    return health_of(container) if owner or (container and container.policy) else OK
+    if owner:
+        return health_of_owner(owner, container)
+    return health_of(container) if container and container.policy else OK
 
 
 def _facts(container: Container | None, owner: Owner | None) -> Iterator[Fact]:
@@ -157,6 +169,6 @@ def _holding_rows(cluster: Cluster, wanted: Filter) -> Iterator[PodRow]:
                     node=node.name,
                     policy=f"{owner.policy} {owner.smt_policy}".rstrip(),
                     cpus=owner.cpus,
-                    health=health_of(container),
-                    text=proof(container),
+                    health=health_of_owner(owner, container),
+                    text=proof(container, owner),
                 )

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.observed import Owner, State
+from pinning.planning.pod_pools import part_of
 from pinning.planning.run_sets import RunSet, SandboxSet, holders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pinning.planning.ledger import Assignment, Ledger
+    from pinning.planning.ledger import Ledger
     from pinning.planning.observed import Observed, SeenContainer, SeenSandbox
+    from pinning.planning.pod_pools import Part
     from pinning.planning.run_sets import RunSets
 
 NO_SANDBOXES: Final[Mapping[str, SandboxSet]] = MappingProxyType({})
@@ -124,17 +126,17 @@ def _on_host(observed: Observed, before: Ledger, run_sets: RunSets) -> tuple[lis
     writers, occupied = [], 0
     for seen in observed.live_on_host:
         current = seen.cpus or run_sets.sets.universe  # an unreadable cpuset may contain any CPU
-        had = before.of(seen.owner)
+        had = part_of(before, seen.owner)
         if had:
             occupied |= (current & had.cpus).mask
         target = run_sets.of_seen(seen)
         if current != target.cpus or (seen.is_running and seen.home != target.home):
-            writers.append(_container(seen, current, had, target, run_sets.ledger.of(seen.owner)))
+            writers.append(_container(seen, current, had, target, run_sets.part(seen.owner)))
     return writers, CPUSet.of_mask(occupied)
 
 
 def _container(
-    seen: SeenContainer, current: CPUSet, had: Assignment | None, target: RunSet, has: Assignment | None
+    seen: SeenContainer, current: CPUSet, had: Part | None, target: RunSet, has: Part | None
 ) -> _Writer:
     return _Writer(
         seen.id,

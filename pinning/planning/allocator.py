@@ -74,10 +74,11 @@ class Allocator:
         free: CPUSet,
         reusable: CPUSet,
         homes: Sequence[Home] = (),
+        keep: Placement | None = None,
     ) -> Placement:
-        """Return CPUs for a claim that has none; raise NotEnoughCPUs."""
-        source = self.sets.source(claim)
-        return self._first(claim, policies, free, claim.count, homes, reusable=reusable & source)
+        """Return CPUs for a claim, around those that it keeps if it has any; raise NotEnoughCPUs."""
+        own = reusable & self.sets.source(claim)
+        return self._first(claim, policies, free, claim.count, homes, reusable=own, keep=keep)
 
     def resized(
         self,

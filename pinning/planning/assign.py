@@ -7,41 +7,31 @@ given back are available to others in the same pass.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pinning.contract import GATE_CONTAINER, CPUPolicy, SMTPolicy
+from pinning.allocation import Placement
+from pinning.contract import CPUPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY
 from pinning.machine.near import nearness, nodes_of
 from pinning.planning.allocator import EffectivePolicies, shortage
-from pinning.planning.ledger import Assignment
+from pinning.planning.asks import NO_CPU_SHARED, Ask, Refusals, asks, takes_more_cores
+from pinning.planning.ledger import POOL_INDEX, Assignment
 from pinning.planning.machine_changes import follow_machine
 from pinning.planning.memory import bind_memory
 from pinning.planning.node_config import UncountedClaims, is_placed_beside
-from pinning.planning.observed import Owner
-from pinning.planning.refusal import Reason, Refusal
-from pinning.pods.counted import uncounted
+from pinning.planning.pod_pools import Regions
+from pinning.planning.refusal import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger_draft import LedgerDraft
     from pinning.planning.node_config import NodeConfig
-    from pinning.planning.observed import Observed, SeenPod
-    from pinning.pods.claims import Claim
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One claim of one pod, with its effective policies on this node."""
-
-    pod: SeenPod
-    claim: Claim
-    owner: Owner
-    policies: EffectivePolicies
-    uncounted: str = ""  # what the scheduler does not count of it; empty if it counts all
+    from pinning.planning.observed import Owner
+    from pinning.planning.refusal import Refusal
 
 
 class Assigner:
@@ -49,10 +39,16 @@ class Assigner:
 
     def __init__(self, draft: LedgerDraft, config: NodeConfig) -> None:
         self.draft = draft
-        self.refusals: dict[Owner, Refusal] = {}
-        self._asks = asks(draft.observed, config)
+        self._refused = Refusals(draft)
+        self._asks = asks(draft.observed, draft.ledger, config)
+        self._regions = Regions(draft, self._asks)
         self._claiming = {ask.owner for ask in self._asks}
         self._refuses_uncounted = config.uncounted_claims is UncountedClaims.REFUSE
+
+    @property
+    def refusals(self) -> dict[Owner, Refusal]:
+        """The refusals by owner; that of a pool has an empty container name."""
+        return self._refused.found
 
     @property
     def uncounted(self) -> Mapping[Owner, str]:
@@ -67,11 +63,13 @@ class Assigner:
         while before != self.draft.ledger:
             before = self.draft.ledger
             self.refusals.clear()
+            self._regions.renew(before)
             open_asks = [ask for ask in self._asks if not self._is_fulfilled(ask)]
             for step in (self._give_back, self._change_policy, self._come_nearer, self._fill):
                 for ask in open_asks:
                     step(ask)
         self._refuse_kept_vms()
+        self._refuse_budgets()
         for refusal in bind_memory(self.draft):
             self.refusals.setdefault(refusal.owner, refusal)
 
@@ -87,7 +85,7 @@ class Assigner:
 
     def drop_gone(self) -> None:
         """Release the CPUs of pods that no longer exist, and of containers without a claim."""
-        for assignment in self.draft.ledger:
+        for assignment in self.draft.ledger.parts:
             owner = assignment.owner
             if self.draft.observed.is_gone(owner.pod_uid) or self._is_given_up(owner):
                 self.draft.ledger = self.draft.ledger.release(owner)
@@ -103,9 +101,17 @@ class Assigner:
             if self._claims_nothing(assignment.owner):
                 pod = self.draft.pods[assignment.owner.pod_uid]
                 policies = EffectivePolicies.of_assignment(assignment)
-                self._refuse_vm(
+                self._refused.of_vm(
                     Ask(pod, assignment.claim, assignment.owner, policies), "no longer asks for its CPUs"
                 )
+
+    def _refuse_budgets(self) -> None:
+        for ask in self._asks:
+            held = self.draft.ledger.of(ask.owner)
+            if held and ask.wanted:
+                self._refused.beyond_budget(ask, held)
+            elif held and ask.is_pool and not held.cpus:
+                self._refused.empty_pool(ask)
 
     def _give_back(self, ask: Ask) -> None:
         """Apply the changes that need no further CPUs: exclusive to share, and lower counts."""
@@ -117,7 +123,7 @@ class Assigner:
         less = shortage(self.draft.sets, asked) < 0
         changes_policy = ask.policies != EffectivePolicies.of_assignment(held)
         if self.draft.is_running_vm(held.owner) and (less or changes_policy):
-            self._refuse_vm(ask, "asks for other CPUs")
+            self._refused.of_vm(ask, "asks for other CPUs")
             return
         if ask.policies.cpu is CPUPolicy.SHARE and held.is_exclusive:
             asked = replace(asked, policy=ask.policies.cpu, smt=SMTPolicy.PREFER, idle=EMPTY)
@@ -130,11 +136,13 @@ class Assigner:
         try:
             return self._resized(held, self.draft.free_for(held))
         except NotEnoughCPUs as problem:  # the machine has changed since the CPUs were given
-            self._refuse_policy(ask, held, str(problem))
+            self._refused.of_policy(ask, held, str(problem))
             return held
 
     def _resized(self, held: Assignment, free: CPUSet) -> Assignment:
         """Return the assignment with the count that its claim asks for; raise NotEnoughCPUs."""
+        if not held.claim.count:
+            return replace(held, cpus=EMPTY, idle=EMPTY)
         policies, homes = EffectivePolicies.of_assignment(held), self.draft.homes(held.owner, held.claim)
         chosen = self.draft.allocator.resized(held, policies, free, homes=homes)
         return replace(held, cpus=chosen.cpus, idle=chosen.idle)
@@ -146,18 +154,22 @@ class Assigner:
             return
         if ask.uncounted and self._refuses_uncounted and takes_more_cores(ask, held):
             why = f"{ask.uncounted}; until then it keeps CPUs {held.cpus} under {held.smt}"
-            self._refuse(ask, Reason.UNCOUNTED, why)
+            self._refused.add(ask, Reason.UNCOUNTED, why)
             return
         if ask.policies.cpu is not held.policy:
             held = replace(held, policy=ask.policies.cpu)
             if not self.draft.adopt(held):
-                self._refuse(ask, Reason.SHARED_EMPTY, f"{NO_CPU_SHARED}; it stays {CPUPolicy.SHARE}")
+                self._refused.add(ask, Reason.SHARED_EMPTY, f"{NO_CPU_SHARED}; it stays {CPUPolicy.SHARE}")
                 return
         if ask.policies != EffectivePolicies.of_assignment(held):
             self._move(ask, held)
 
     def _move(self, ask: Ask, held: Assignment) -> None:
         policies = ask.policies
+        if not held.cpus:
+            empty = replace(held, smt=policies.smt, numa=policies.numa, core_type=policies.core_type)
+            self.draft.ledger = self.draft.ledger.change(empty)
+            return
 
         def moved(free: CPUSet) -> Assignment:
             homes = self.draft.homes(held.owner, held.claim)
@@ -174,9 +186,9 @@ class Assigner:
 
         try:
             if not self.draft.take(moved, self.draft.free_for(held)):
-                self._refuse_policy(ask, held, NO_CPU_SHARED)
+                self._refused.of_policy(ask, held, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
-            self._refuse_policy(ask, held, str(problem))
+            self._refused.of_policy(ask, held, str(problem))
 
     def _was_placed_early(self, held: Assignment) -> bool:
         """Return whether a container got its CPUs before its devices were known, and can still be moved."""
@@ -210,23 +222,28 @@ class Assigner:
 
     def _start(self, ask: Ask) -> None:
         if ask.uncounted and self._refuses_uncounted:
-            self._refuse_start(ask, Reason.UNCOUNTED, ask.uncounted)
+            self._refused.at_start(ask, Reason.UNCOUNTED, ask.uncounted)
             return
-        start_index = ask.pod.start_order.index(ask.claim.container)
+        index = POOL_INDEX if ask.is_pool else ask.pod.start_order.index(ask.claim.container)
         free = self.draft.sets.allocatable - self.draft.ledger.held_against(
-            ask.pod.uid, start_index, ask.claim.role
+            ask.pod.uid, index, ask.claim.role
         )
         try:
-            if not self.draft.take(lambda among: self._fresh(ask, start_index, among), free):
-                self._refuse_start(ask, Reason.SHARED_EMPTY, NO_CPU_SHARED)
+            region = self._regions.of(ask)
+            if region is None or not self.draft.take(
+                lambda among: _first_inside(region, among, lambda part: self._fresh(ask, index, part)), free
+            ):
+                self._refused.at_start(ask, Reason.SHARED_EMPTY, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
-            self._refuse_start(ask, Reason.NOT_ENOUGH, str(problem))
+            self._refused.at_start(ask, Reason.NOT_ENOUGH, str(problem))
 
     def _fresh(self, ask: Ask, start_index: int, free: CPUSet) -> Assignment:
         """Return the first assignment of a container; raise NotEnoughCPUs."""
         pod, claim, policies = ask.pod, ask.claim, ask.policies
-        reusable, homes = free & self.draft.ledger.held, self.draft.homes(ask.owner, claim)
-        chosen = self.draft.allocator.fresh(claim, policies, free, reusable, homes)
+        homes = self.draft.homes(ask.owner, claim)
+        chosen = Placement(EMPTY)
+        if claim.count:
+            chosen = self.draft.allocator.fresh(claim, policies, free, self._reusable(ask, free), homes)
         return Assignment(
             owner=ask.owner,
             namespace=pod.namespace,
@@ -242,70 +259,26 @@ class Assigner:
             homes=nodes_of(homes),
         )
 
+    def _reusable(self, ask: Ask, free: CPUSet) -> CPUSet:
+        """Return the CPUs to use first: those that containers of the pod hold, and in a budget those of slices."""
+        pool = self.draft.ledger.pools.get(ask.pod.uid)
+        return free & self.draft.ledger.held - (pool.footprint if pool else EMPTY)
+
     def _grow(self, ask: Ask, held: Assignment) -> None:
+        free = self.draft.free_for(held)
         try:
-            if not self.draft.take(lambda free: self._resized(held, free), self.draft.free_for(held)):
-                self._refuse_growth(ask, held, NO_CPU_SHARED)
+            region = self._regions.of(ask) or EMPTY
+            if not self.draft.take(
+                lambda among: _first_inside(region, among, lambda part: self._resized(held, part)), free
+            ):
+                self._refused.of_growth(ask, held, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
-            self._refuse_growth(ask, held, str(problem))
-
-    def _refuse(self, ask: Ask, reason: Reason, message: str) -> None:
-        """Record why a claim is not fulfilled; the first reason stands."""
-        blocks = ask.claim.must_fit and self.draft.ledger.of(ask.owner) is None
-        refusal = Refusal(ask.owner, ask.pod.namespace, ask.pod.name, reason, message, blocks)
-        self.refusals.setdefault(ask.owner, refusal)
-
-    def _refuse_start(self, ask: Ask, reason: Reason, why: str) -> None:
-        observed, sets = self.draft.observed, self.draft.sets
-        is_system = sets.is_system(ask.pod.namespace) and sets.system
-        message = f"{why}; until then it runs in the shared set"
-        if is_system:
-            message = f"{why}; until then it runs on the reserved CPUs {sets.system}"
-        if ask.claim.must_fit and ask.pod.is_gated and ask.owner not in observed.running:
-            message = f"{why}; until then the pod waits in its init container {GATE_CONTAINER}"
-        elif ask.claim.must_fit and not observed.holds_starts:
-            message += ", because corepin cannot hold it back"
-        elif ask.claim.must_fit and ask.owner in observed.running:
-            message += ", where it was before"
-        elif ask.claim.must_fit:
-            message = f"{why}; until then it is not started"
-        self._refuse(ask, reason, message)
-
-    def _refuse_growth(self, ask: Ask, held: Assignment, why: str) -> None:
-        self._refuse(ask, Reason.KEEPS_FEWER, f"{why}; until then it keeps CPUs {held.cpus}")
-
-    def _refuse_policy(self, ask: Ask, held: Assignment, why: str) -> None:
-        wanted = f"smt-policy {ask.policies.smt} with numa-policy {ask.policies.numa}"
-        kept = f"it keeps CPUs {held.cpus} under {held.smt} with {held.numa}"
-        if held.core_type is not ask.policies.core_type:
-            wanted += f" and core-type {ask.policies.core_type}"
-            kept += f" and {held.core_type}"
-        self._refuse(ask, Reason.KEEPS_OLD_POLICY, f"{why}; until {wanted} fits, {kept}")
-
-    def _refuse_vm(self, ask: Ask, change: str) -> None:
-        message = f"the virtual machine {change} while it runs, and its vCPUs are pinned to the ones it has"
-        self._refuse(ask, Reason.RUNNING_VM, f"{message}: stop or migrate it")
+            self._refused.of_growth(ask, held, str(problem))
 
 
-def asks(observed: Observed, config: NodeConfig) -> tuple[Ask, ...]:
-    """Return the claims of all pods, oldest pod first."""
-    kinds, threads = config.counted_claims, observed.topology.smt
-    return tuple(
-        Ask(
-            pod,
-            claim,
-            Owner(pod.uid, claim.container),
-            EffectivePolicies.of(claim, config),
-            uncounted(claim, pod.counts, kinds, threads),
-        )
-        for pod in observed.by_age
-        for claim in pod.claims
-    )
-
-
-def takes_more_cores(ask: Ask, held: Assignment) -> bool:
-    """Return whether a changed policy takes cores that the scheduler has not counted for the container."""
-    return ask.policies.smt is not held.smt or ask.policies.cpu is not held.policy
-
-
-NO_CPU_SHARED = "no CPU would be left for the shared set: wait until a container frees some"
+def _first_inside(region: CPUSet, free: CPUSet, choose: Callable[[CPUSet], Assignment]) -> Assignment:
+    """Return the choice among the free CPUs of a region if they suffice, else among all; raise NotEnoughCPUs."""
+    if region:
+        with suppress(NotEnoughCPUs):
+            return choose(free & region)
+    return choose(free)

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 
 def problems(ledger: Ledger, sets: NodeSets) -> tuple[str, ...]:
     """Return a message for each invariant that a ledger breaks on its node; empty if it keeps all."""
-    return (*_broken_alone(ledger, sets), *_broken_together(ledger), *_broken_shared(ledger, sets))
+    return (
+        *_broken_alone(ledger, sets),
+        *_broken_together(ledger),
+        *_broken_shared(ledger, sets),
+        *_broken_budgets(ledger),
+    )
 
 
 def _broken_alone(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
-    for assignment in ledger:
+    for assignment in ledger.parts:
         if assignment.flaw:
             yield f"{assignment.name}: {assignment.flaw}"
         outside = assignment.footprint - sets.allocatable
@@ -45,7 +50,7 @@ def _broken_cores(assignment: Assignment, sets: NodeSets) -> Iterator[str]:
 
 
 def _broken_together(ledger: Ledger) -> Iterator[str]:
-    for first, second in combinations(ledger, 2):
+    for first, second in combinations(ledger.parts, 2):
         both = first.footprint & second.footprint
         if both and first.meets(second):
             yield f"{first.name} and {second.name} both hold CPUs {both}"
@@ -55,6 +60,14 @@ def _broken_shared(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
     shared = sets.shared(ledger)
     if not shared:
         yield "the shared set is empty"
-    for assignment in ledger:
+    for assignment in ledger.parts:
         if assignment.is_exclusive and shared & assignment.footprint:
             yield f"{assignment.name}: CPUs {shared & assignment.footprint} are in the shared set too"
+
+
+def _broken_budgets(ledger: Ledger) -> Iterator[str]:
+    for uid, pool in ledger.pools.items():
+        budget = pool.claim.pool.budget if pool.claim.pool else 0
+        taken = len(pool.cpus) + sum(len(it.cpus) for it in ledger.pods.get(uid, ()) if it.is_lasting_slice)
+        if taken > budget:
+            yield f"{pool.name}: its slices and its pool have {taken} CPUs, and its budget is {budget}"

@@ -4,13 +4,14 @@ EXCLUSIVE CPUs are owned by one container, IDLE ones are charged to an owner and
 container but also run containers without CPUs of their own. All other sets are computed from these.
 Containers of one pod that never run at the same time (an ordinary init container and the containers that start after
 it) may hold the same CPUs; all others hold disjoint ones.
+The pool of a pod with a budget is an assignment without a container: it counts as the last one of its pod that starts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CoreType, CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from pinning.contract import NUMAPolicy
     from pinning.planning.observed import Owner
     from pinning.pods.claims import Claim
+
+
+POOL_INDEX: Final = 10_000  # start index of pools: above that of any container
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,23 @@ class Assignment:
 
     @property
     def name(self) -> str:
-        """The container's name in messages: namespace/pod/container."""
-        return f"{self.namespace}/{self.pod}/{self.owner.container}"
+        """The name in messages: namespace/pod/container, or namespace/pod for a pool."""
+        return "/".join(filter(None, (self.namespace, self.pod, self.owner.container)))
+
+    @property
+    def is_pool(self) -> bool:
+        """Return whether it is the pool of a pod, which may be empty."""
+        return self.claim.pool is not None
 
     @property
     def footprint(self) -> CPUSet:
         """Every CPU that is charged to the container."""
         return self.cpus | self.idle
+
+    @property
+    def is_lasting_slice(self) -> bool:
+        """Return whether it counts against the budget of its pod, if that has one, as long as the pod runs."""
+        return self.claim.can_be_slice and not self._ends_first
 
     @property
     def is_exclusive(self) -> bool:
@@ -67,7 +81,7 @@ class Assignment:
     @property
     def flaw(self) -> str:
         """A message saying what is inconsistent in the assignment itself; empty if nothing is."""
-        if not self.cpus:
+        if not self.cpus and not (self.is_pool and not self.idle):
             return "an assignment without CPUs is none: release it"
         if self.cpus & self.idle:
             return f"CPUs {self.cpus & self.idle} cannot be idle and in use"
@@ -94,24 +108,45 @@ class Ledger:
     pods: Mapping[str, tuple[Assignment, ...]] = field(default_factory=lambda: MappingProxyType({}))
     exclusive: CPUSet = EMPTY  # owned or idle
     share: CPUSet = EMPTY
+    pools: Mapping[str, Assignment] = field(default_factory=lambda: MappingProxyType({}))  # by pod uid
 
     def __iter__(self) -> Iterator[Assignment]:
-        """Yield the assignments by pod uid and start order."""
+        """Yield the assignments of containers by pod uid and start order."""
         for uid in sorted(self.pods):
             yield from self.pods[uid]
 
     def __len__(self) -> int:
         return sum(map(len, self.pods.values()))
 
+    @property
+    def parts(self) -> Iterator[Assignment]:
+        """Yield the assignments of containers, and then the pools."""
+        yield from self
+        for uid in sorted(self.pools):
+            yield self.pools[uid]
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """Pods that hold CPUs."""
+        return frozenset(self.pods.keys() | self.pools.keys())
+
+    def of_pod(self, uid: str) -> tuple[Assignment, ...]:
+        """Return the assignments of a pod's containers, and then its pool."""
+        pool = self.pools.get(uid)
+        mates = self.pods.get(uid, ())
+        return (*mates, pool) if pool else mates
+
     def of(self, owner: Owner) -> Assignment | None:
-        """Return the assignment of a container, or None."""
+        """Return the assignment of a container, or of a pool if the name is empty; None if it has none."""
+        if not owner.container:
+            return self.pools.get(owner.pod_uid)
         for assignment in self.pods.get(owner.pod_uid, ()):
             if assignment.owner == owner:
                 return assignment
         return None
 
     def cpus_of(self, owner: Owner, shared: CPUSet) -> CPUSet:
-        """Return the planned CPUs of a container: its own, else the shared set."""
+        """Return the CPUs that a container owns, else the shared set."""
         assignment = self.of(owner)
         return assignment.cpus if assignment else shared
 
@@ -122,7 +157,7 @@ class Ledger:
 
     def held_against(self, uid: str, start_index: int, role: Role) -> CPUSet:
         """Return the CPUs held by containers that can run at the same time as the given one."""
-        mates = self.pods.get(uid)
+        mates = self.of_pod(uid)
         if not mates:
             return self.held
         beside = [
@@ -148,31 +183,32 @@ class Ledger:
         """Return the ledger without the CPUs of a container."""
         if not self.of(owner):
             raise IllegalTransition(f"container {owner.container} of pod {owner.pod_uid} holds no CPUs")
-        return self._with_pod(
-            owner.pod_uid,
-            tuple(assignment for assignment in self.pods[owner.pod_uid] if assignment.owner != owner),
-        )
+        left = tuple(part for part in self.of_pod(owner.pod_uid) if part.owner != owner)
+        return self._with_pod(owner.pod_uid, left)
 
     def _with(self, new: Assignment) -> Ledger:
         taken = new.footprint & self.held_against(new.owner.pod_uid, new.start_index, new.claim.role)
         if new.flaw or taken:
             raise IllegalTransition(f"{new.name}: {new.flaw or f'CPUs {taken} are held by others'}")
-        mates = (
-            assignment for assignment in self.pods.get(new.owner.pod_uid, ()) if assignment.owner != new.owner
-        )
-        return self._with_pod(
-            new.owner.pod_uid, tuple(sorted((*mates, new), key=lambda assignment: assignment.start_index))
-        )
+        mates = (part for part in self.of_pod(new.owner.pod_uid) if part.owner != new.owner)
+        in_order = tuple(sorted((*mates, new), key=lambda part: part.start_index))
+        return self._with_pod(new.owner.pod_uid, in_order)
 
-    def _with_pod(self, uid: str, mates: tuple[Assignment, ...]) -> Ledger:
-        before = self.pods.get(uid, ())
-        pods = {**self.pods, uid: mates}
+    def _with_pod(self, uid: str, parts: tuple[Assignment, ...]) -> Ledger:
+        before = self.of_pod(uid)
+        mates = tuple(part for part in parts if not part.is_pool)
+        pods, pools = {**self.pods, uid: mates}, self.pools
         if not mates:
             del pods[uid]
+        if len(mates) < len(parts):
+            pools = MappingProxyType({**pools, uid: parts[-1]})
+        elif uid in pools:
+            pools = MappingProxyType({other: pool for other, pool in pools.items() if other != uid})
         return Ledger(
             MappingProxyType(pods),
-            (self.exclusive - _exclusive(before)) | _exclusive(mates),
-            (self.share - _share(before)) | _share(mates),
+            (self.exclusive - _exclusive(before)) | _exclusive(parts),
+            (self.share - _share(before)) | _share(parts),
+            pools,
         )
 
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
-from pinning.planning.ledger import Assignment, Ledger
+from pinning.planning.ledger import POOL_INDEX, Assignment, Ledger
 from pinning.planning.observed import Owner
+from pinning.pods.budget import PodPool, PoolUser
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role
 
@@ -22,8 +24,13 @@ VERSION: Final = 1
 
 
 def ledger_to_dict(ledger: Ledger) -> dict[str, Any]:
-    """Return the ledger as values that JSON can encode."""
-    return {"version": VERSION, "assignments": [_assignment_to_dict(assignment) for assignment in ledger]}
+    """Return the ledger as values that JSON can encode.
+
+    Pools of pods are beside the assignments, because earlier agents read these alone.
+    """
+    saved = {"version": VERSION, "assignments": [_assignment_to_dict(assignment) for assignment in ledger]}
+    pools = [_pool_to_dict(ledger.pools[uid]) for uid in sorted(ledger.pools)]
+    return {**saved, "podPools": pools} if pools else saved
 
 
 def ledger_from_dict(saved: object) -> Ledger:
@@ -37,6 +44,8 @@ def ledger_from_dict(saved: object) -> Ledger:
     try:
         for assignment in saved["assignments"]:
             ledger = ledger.assign(_assignment_from_dict(assignment))
+        for pool in saved.get("podPools", ()):
+            ledger = ledger.assign(_pool_from_dict(pool))
     except (KeyError, TypeError, ValueError, AttributeError, PinningError) as problem:
         raise BadContract(f"the checkpoint is damaged ({problem}): rebuild it from the runtime") from problem
     return ledger
@@ -95,6 +104,30 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
     if assignment.core_type is not CoreType.ANY:
         saved["coreType"] = str(assignment.core_type)
     return saved
+
+
+def _pool_to_dict(pool: Assignment) -> dict[str, Any]:
+    purpose = pool.claim.pool or PodPool(0)
+    users = [
+        {"container": user.container, "place": user.start_index, "role": str(user.role)}
+        for user in purpose.users
+    ]
+    return {**_assignment_to_dict(pool), "budget": purpose.budget, "containers": users}
+
+
+def _pool_from_dict(saved: Mapping[str, Any]) -> Assignment:
+    users = (
+        PoolUser(_text(user["container"]), _whole(user["place"]), Role(user["role"]))
+        for user in saved["containers"]
+    )
+    part = _assignment_from_dict(saved)
+    purpose = PodPool(_whole(saved["budget"]), tuple(users))
+    return replace(
+        part,
+        owner=part.owner._replace(container=""),
+        start_index=POOL_INDEX,
+        claim=replace(part.claim, container="", origin=Origin.POOL, pool=purpose),
+    )
 
 
 def _claim_to_dict(claim: Claim) -> dict[str, Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def follow_machine(draft: LedgerDraft) -> None:
     """Remove offline CPUs, keep one CPU in the shared set, and replace the removed ones, oldest pod first."""
-    touched = [assignment for assignment in draft.ledger if _is_touched(assignment, draft)]
+    touched = [assignment for assignment in draft.ledger.parts if _is_touched(assignment, draft)]
     for assignment in touched:
         _trim(assignment, draft)
     _feed_shared(draft)
@@ -55,7 +55,7 @@ def _as_usable(assignment: Assignment, draft: LedgerDraft) -> Assignment:
 
 def _feed_shared(draft: LedgerDraft) -> None:
     """Release assignments until the shared set has a CPU: plain claims first, youngest pod first."""
-    owners = [assignment for assignment in draft.ledger if assignment.is_exclusive]
+    owners = [part for part in draft.ledger.parts if part.is_exclusive and part.footprint]
     owners.sort(key=lambda assignment: _last_to_lose(assignment, draft))
     while owners and not draft.sets.shared(draft.ledger):
         draft.ledger = draft.ledger.release(owners.pop().owner)

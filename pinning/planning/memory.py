@@ -31,7 +31,9 @@ KUBELET_BINDS: Final = (
 def bind_memory(draft: LedgerDraft) -> Iterator[Refusal]:
     """Record the memory node of each assignment for its next start; yield a refusal where it cannot be bound."""
     is_by_kubelet = draft.config.kubelet_binds_memory
-    for assignment in draft.ledger:
+    for assignment in draft.ledger.parts:
+        if not assignment.cpus:
+            continue  # the empty pool of a pod
         asks = asks_for_memory(assignment)
         mems = memory_nodes(assignment, draft.sets.topology) if asks and not is_by_kubelet else EMPTY
         if mems != assignment.mems:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pinning.errors import Cause
     from pinning.machine.near import Device
     from pinning.machine.topology import Topology
-    from pinning.pods.claims import Claim
+    from pinning.pods.claims import Budget, Claim
     from pinning.pods.counted import Count
     from pinning.pods.types import Pod
 
@@ -64,6 +64,7 @@ class SeenPod:
     counts: tuple[Count, ...] = ()  # what the scheduler counts for its whole-core claims
     unclaimed_millicores: int = 0  # CPU requests of its containers without claims
     device_containers: frozenset[str] = frozenset()  # whose limits name devices, without ordinary init ones
+    budget: Budget | None = None
     said: str = field(default="", compare=False)  # the status annotation that an agent has written
 
     @classmethod
@@ -91,6 +92,7 @@ class SeenPod:
                 for member in (() if is_crowd else members(pod))
                 if member.role is not Role.INIT and names_devices(member.container)
             ),
+            budget=asked.budget,
             said=(metadata.get("annotations") or {}).get(STATUS_CPUS, ""),
         )
 
@@ -189,8 +191,11 @@ class Observed:
         return inside
 
     def devices_of(self, owner: Owner, role: Role) -> tuple[Device, ...]:
-        """Return the known devices of a container; an ordinary init container counts as having those of its pod."""
-        if role is not Role.INIT:
+        """Return the known devices of a container.
+
+        An ordinary init container counts as having those of its pod, and so does a pod's pool.
+        """
+        if role is not Role.INIT and owner.container:
             return self.devices.get(owner, ())
         return tuple(
             device

@@ -14,6 +14,7 @@ from pinning.planning.ledger_draft import LedgerDraft
 from pinning.planning.node_config import is_placed_beside, near_devices
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner
+from pinning.planning.pod_pools import NONE_STARTING, starting_cpus
 from pinning.planning.refusal import Reason, Refusal
 from pinning.planning.run_sets import NO_USES, RunSets, sandbox_sets
 from pinning.pods.claims import Origin
@@ -52,6 +53,7 @@ class Plan(NamedTuple):
     is_strict: bool = False  # `strictThreads`: owners never get pool CPUs, even through `cmk isolate`
     # Known devices of the containers with CPUs that are placed beside theirs.
     devices: Mapping[Owner, tuple[Device, ...]] = NO_DEVICES
+    starting: Mapping[str, CPUSet] = NONE_STARTING  # CPUs of init containers that have not ended, by pod
 
     @property
     def shared(self) -> CPUSet:
@@ -61,7 +63,7 @@ class Plan(NamedTuple):
     @property
     def run_sets(self) -> RunSets:
         """Planned CPUs of every container."""
-        return RunSets(self.ledger, self.sets, self.uses, self.undivided, self.system)
+        return RunSets(self.ledger, self.sets, self.uses, self.undivided, self.system, self.starting)
 
 
 def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
@@ -80,7 +82,8 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
     )
     system = frozenset(uid for uid, namespace in observed.namespaces.items() if sets.is_system(namespace))
     uses = _uses(observed, draft.ledger, config)
-    run_sets = RunSets(draft.ledger, sets, uses, observed.undivided, system)
+    starting = starting_cpus(observed, draft.ledger)
+    run_sets = RunSets(draft.ledger, sets, uses, observed.undivided, system, starting)
     sandboxes = sandbox_sets(observed, run_sets, config)
     actions = plan_actions(observed, ledger, run_sets, sandboxes)
     return Plan(
@@ -95,6 +98,7 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         system,
         config.strict_threads,
         _devices(observed, draft.ledger, config),
+        starting,
     )
 
 
@@ -121,7 +125,7 @@ def _unreadable(pod: SeenPod) -> Iterator[Refusal]:
 
 
 def _of_pod(pod: SeenPod, refusals: dict[Owner, Refusal]) -> Iterator[Refusal]:
-    for container in pod.start_order:
+    for container in (*pod.start_order, "") if pod.budget else pod.start_order:
         refusal = refusals.get(Owner(pod.uid, container))
         if refusal:
             yield refusal

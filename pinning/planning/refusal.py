@@ -21,6 +21,7 @@ class Reason(StrEnum):
     MEMORY_FREE = "MemoryNotBound"  # it has CPUs, and its memory is not bound
     RUNNING_VM = "RunningVM"
     UNCOUNTED = "Uncounted"  # the scheduler does not count its cores
+    POOL_EMPTY = "PodPoolEmpty"  # containers of its pod run in the shared set instead of the pod's pool
     OBSERVING = "ObserveMode"
 
 

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import SIDECAR_CPU, SIDECAR_MEMORY
+from pinning.planning.pod_pools import shared_users
 from pinning.pods.identity import by_runtime_uid
 from pinning.pods.phase import is_final
 from pinning.pods.qos import in_effect, pod_amounts
@@ -69,7 +70,8 @@ def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) 
 
 def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcommit:
     """Return the CPU requests of unfinished pods' containers without CPUs of their own, against the shared set."""
-    names = {uid: (held[0].namespace, held[0].pod) for uid, held in ledger.pods.items() if held}
+    holding = {uid: ledger.of_pod(uid)[0] for uid in ledger.uids}
+    names = {uid: (part.namespace, part.pod) for uid, part in holding.items()}
     known = by_runtime_uid(pods, names).items()
     total = sum((_shared_request(pod, uid, ledger) for uid, pod in known if not is_final(pod)), Fraction(0))
     return Overcommit(rounded_up_fraction(total * 1000), shared_cpus * 1000)
@@ -113,11 +115,18 @@ def rounded_up_fraction(amount: Fraction) -> int:
 def _shared_request(pod: Pod, uid: str, ledger: Ledger) -> Fraction:
     owners = {held.owner.container for held in ledger.pods.get(uid, ()) if held.is_exclusive}
     listed = [member for member in members(pod) if not member.is_gate]
+    if pool := ledger.pools.get(uid):
+        return Fraction(0) if pool.cpus else in_effect(_in_empty_pool(listed, ledger, uid), _cpu)
     pod_level = pod_amounts(pod)
     if pod_level and "cpu" in pod_level.requests:  # what is left of it after the owners' CPUs is shared
         owned = in_effect([member for member in listed if member.name in owners], _cpu)
         return max(Fraction(0), pod_level.requests["cpu"] - owned)
     return in_effect([member for member in listed if member.name not in owners], _cpu)
+
+
+def _in_empty_pool(listed: Iterable[Member], ledger: Ledger, uid: str) -> list[Member]:
+    users = set(shared_users(ledger, uid))
+    return [member for member in listed if member.name in users]
 
 
 def _sum(listed: Iterable[Member], resource: str) -> Fraction:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pinning.contract import PoolUse, SharedPool, VMThreadsPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.observed import Owner
+from pinning.planning.pod_pools import NONE_STARTING, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, SeenContainer, SeenPod, SeenSandbox
+    from pinning.planning.pod_pools import Part
 
 NO_USES: Final[Mapping[Owner, frozenset[PoolUse]]] = MappingProxyType({})
 ASKED: Final = frozenset({PoolUse(SharedPool.INFRA)})  # the pool that the annotation gives
@@ -57,6 +59,8 @@ class RunSets:
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: NO_USES)  # of live wrappers
     undivided: frozenset[Owner] = frozenset()  # cannot be kept on parts of their CPUs: get no pools
     system: frozenset[str] = frozenset()  # uids of the pods in system namespaces
+    # CPUs of init containers that have not ended, by pod.
+    starting: Mapping[str, CPUSet] = field(default_factory=lambda: NONE_STARTING)
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -67,6 +71,15 @@ class RunSets:
         """Return the CPUs of a pod's containers without an assignment: of system pods the reserved ones."""
         return (self.sets.system or self.shared) if uid in self.system else self.shared
 
+    def part(self, owner: Owner) -> Part | None:
+        """Return the CPUs that a container owns, alone or with others of its pod."""
+        return part_of(self.ledger, owner, self.starting)
+
+    def at_creation(self, owner: Owner) -> CPUSet:
+        """Return the CPUs of a container without pools of other containers."""
+        part = self.part(owner)
+        return part.cpus if part else self.unowned(owner.pod_uid)
+
     def starts_in(self, pod: SeenPod) -> frozenset[CPUSet]:
         """Return the different sets on which containers of a pod start: one set if it does not matter which they are.
 
@@ -75,7 +88,7 @@ class RunSets:
         unowned = self.unowned(pod.uid)
         if pod.start_order:
             owners = (Owner(pod.uid, name) for name in pod.start_order)
-            return frozenset(self.ledger.cpus_of(owner, unowned) for owner in owners)
+            return frozenset(self.at_creation(owner) for owner in owners)
         return frozenset({unowned, *(held.cpus for held in self.ledger.pods.get(pod.uid, ()))})
 
     def of(self, owner: Owner) -> RunSet:
@@ -103,7 +116,7 @@ class RunSets:
         return frozenset() if owner in self.undivided else used | asked(held)
 
     def _with(self, owner: Owner, uses: frozenset[PoolUse]) -> RunSet:
-        held, unowned = self.ledger.of(owner), self.unowned(owner.pod_uid)
+        held, unowned = self.part(owner), self.unowned(owner.pod_uid)
         if not uses:
             return RunSet(held.cpus, EMPTY) if held else RunSet(EMPTY, unowned)
         pools = union(self.pool(use) for use in uses)
@@ -153,10 +166,10 @@ def sandbox_sets(observed: Observed, run_sets: RunSets, config: NodeConfig) -> M
 
 
 def holders(sandbox: SeenSandbox, observed: Observed, ledger: Ledger) -> tuple[Assignment, ...]:
-    """Return the assignments of a machine's live containers; without any, the assignments of its pod."""
+    """Return the assignments of a machine's live containers, or of its pod without any, and the pod's pool."""
     owners = {container.owner for container in observed.live_in[sandbox.id]}
-    kept = ledger.pods.get(sandbox.pod_uid, ())
-    return tuple(assignment for assignment in kept if not owners or assignment.owner in owners)
+    kept = ledger.of_pod(sandbox.pod_uid)
+    return tuple(part for part in kept if not owners or part.owner in owners or part.is_pool)
 
 
 def _others(sandbox: SeenSandbox, own: CPUSet, unowned: CPUSet, config: NodeConfig) -> CPUSet:

@@ -16,10 +16,11 @@ from pinning.contract import (
     CMK_CPUS_SHARED,
 )
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.pod_pools import NONE_STARTING, part_of
 from pinning.planning.run_sets import asked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pinning.planning.actions import Action
     from pinning.planning.ledger import Ledger
@@ -56,6 +57,8 @@ class StartTable:
     # Pools of containers whose pods ask for them.
     others: Mapping[Owner, CPUSet] = field(default_factory=lambda: MappingProxyType({}))
     busy: CPUSet = EMPTY  # CPUs that containers are still being moved off
+    # CPUs of init containers that have not ended, by pod.
+    starting: Mapping[str, CPUSet] = field(default_factory=lambda: NONE_STARTING)
     is_strict: bool = False  # strict threads: no wrapper gives an owner CPUs of pools
 
     def start(self, owner: Owner, *, claims: bool, namespace: str = "", busy: CPUSet = EMPTY) -> Start | str:
@@ -70,6 +73,8 @@ class StartTable:
             return Start(held.cpus | (self.others.get(owner, EMPTY) - busy), held.cpus, held.mems)
         if held and held.claim.must_fit:
             return _still_busy(held.footprint & busy)
+        if (pooled := self._pooled(owner, busy)) is not None:
+            return pooled
         if refusal := self.refusals.get(owner):
             return refusal.text
         if claims and owner.pod_uid not in self.known:
@@ -85,10 +90,21 @@ class StartTable:
         CPUs that others still have to leave are left out, except those that the container runs on: the others are
         to go.
         """
-        cpus = self.ledger.cpus_of(owner, self._unowned(namespace)) | self.others.get(owner, EMPTY)
+        part = part_of(self.ledger, owner, self.starting)
+        cpus = (part.cpus if part else self._unowned(namespace)) | self.others.get(owner, EMPTY)
         if owner in self.left_alone or asked == str(cpus):
             return EMPTY
         return cpus - ((busy | self.busy) - self.seen.get(container_id, EMPTY))
+
+    def _pooled(self, owner: Owner, busy: CPUSet) -> Start | str | None:
+        """Return the start of a container in the pool of its pod, on CPUs that others have left; None elsewhere."""
+        pool = self.ledger.pools.get(owner.pod_uid)
+        part = None if pool is None or self.ledger.of(owner) else part_of(self.ledger, owner, self.starting)
+        if pool is None or part is None:
+            return None
+        if ready := part.cpus - busy:
+            return Start(ready, mems=pool.mems)
+        return _still_busy(part.cpus & busy) if pool.claim.must_fit else None
 
     def _unowned(self, namespace: str) -> CPUSet:
         """Return the CPUs of a container without an assignment."""
@@ -100,8 +116,8 @@ class StartTable:
 
     def trespass(self, owner: Owner, cpus: CPUSet) -> CPUSet:
         """Return the CPUs of other owners on which a container runs that an older table started on `cpus`."""
-        held = self.ledger.of(owner)
-        return (cpus & self.ledger.exclusive) - (held.footprint if held else EMPTY)
+        part = part_of(self.ledger, owner, self.starting)
+        return (cpus & self.ledger.exclusive) - (part.footprint if part else EMPTY)
 
     def environment(self, start: Start) -> dict[str, str]:
         """Return CMK's environment variables for a container that owns CPUs; none for others.
@@ -133,16 +149,26 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
         shared=shared,
         sets=plan.sets,
         cmk_shared=plan.sets.pools.set_aside or shared,
-        known=observed.known_uids.union(plan.ledger.pods),
+        known=observed.known_uids | plan.ledger.uids,
         seen=MappingProxyType({container.id: container.cpus for container in observed.containers}),
-        refusals=MappingProxyType(
-            {refusal.owner: refusal for refusal in plan.refusals if refusal.blocks_start}
-        ),
+        refusals=MappingProxyType(dict(_blocking(plan, observed))),
         left_alone=left_alone,
         others=MappingProxyType(_others(plan)),
+        starting=plan.starting,
         is_strict=plan.is_strict,
     )
     return table.waiting_for(plan.actions)
+
+
+def _blocking(plan: Plan, observed: Observed) -> Iterator[tuple[Owner, Refusal]]:
+    """Yield the refusals of containers that may not start; that of a pool holds back all that are to run in it."""
+    budgets = {pod.uid: pod.budget for pod in observed.by_age if pod.budget}
+    for refusal in plan.refusals:
+        if refusal.blocks_start:
+            yield refusal.owner, refusal
+            budget = None if refusal.owner.container else budgets.get(refusal.owner.pod_uid)
+            for user in budget.users if budget else ():
+                yield refusal.owner._replace(container=user.container), refusal
 
 
 def _others(plan: Plan) -> dict[Owner, CPUSet]:

@@ -28,12 +28,24 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.lazy import lazy
+from pinning.pods.allocated import members_as_allocated
 from pinning.pods.annotations import (
     NO_POLICY_ANNOTATIONS,
     PolicyAnnotations,
     is_policy_key,
     read_policy_annotations,
 )
+from pinning.pods.budget import (
+    BUDGET_FIELD,
+    PodPool,
+    PoolUser,
+    asks_for_budget,
+    budget_of,
+    empty_pool,
+    filled_in,
+    no_budget,
+)
+from pinning.pods.core_counts import advice, bad_count, beyond_any_machine, claimed_twice
 from pinning.pods.qos import in_effect
 from pinning.pods.quantity import parse_quantity, rounded_up, whole
 from pinning.pods.resources import (
@@ -41,9 +53,7 @@ from pinning.pods.resources import (
     MOST_CPUS,
     Member,
     Role,
-    is_quantity,
     members,
-    shown,
     stated,
     unreadable,
     whole_cpus,
@@ -54,9 +64,9 @@ from pinning.pods.warnings import idle_words, neighbours, unbound, uncounted
 from pinning.truncate import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from pinning.pods.types import Pod, ResourceRequirements
+    from pinning.pods.types import Pod
 
 MOST_CONTAINERS = 200  # per pod that claims CPUs: the agent keeps a kilobyte for each
 OWN_CORES = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
@@ -69,6 +79,7 @@ class Origin(StrEnum):
     CMK = "cmk"  # an extended resource of CMK's; the count is physical cores
     LAUNCHER = "launcher"  # KubeVirt's dedicated CPUs
     ANNOTATION = "annotation"
+    POOL = "pool"  # what the slices of a pod leave of its budget; the container's name is empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,7 @@ class Claim:
     quota: QuotaPolicy | None = None  # None: the node's default
     crio_disables_quota: bool = False  # CRI-O's annotation, which CRI-O itself follows
     devices: DevicePolicy | None = None  # None: the node's default
+    pool: PodPool | None = None  # what the pool is for, for Origin.POOL
 
     @property
     def must_fit(self) -> bool:
@@ -97,12 +109,41 @@ class Claim:
 
         This holds for requests for whole cores and for virtual machines, which depend on them.
         """
-        return self.origin is not Origin.ANNOTATION or self.smt in OWN_CORES
+        return self.origin in (Origin.CMK, Origin.LAUNCHER) or self.smt in OWN_CORES
+
+    @property
+    def can_be_slice(self) -> bool:
+        """Return whether the claim is a part of its pod's budget, if the pod has one."""
+        return self.origin is Origin.ANNOTATION and self.policy is CPUPolicy.EXCLUSIVE
 
     @property
     def loses_quota(self) -> bool:
         """Return whether its pod's annotations unset its CFS quota, whatever the node's default."""
         return self.quota is QuotaPolicy.UNSET or (self.shared_cpus and self.quota is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The budget of a pod. Its slices are claims of the pod; the rest is the pool."""
+
+    cpus: int
+    pool: Claim  # with the policies of the pod
+    # Claims of containers whose CPU limit a LimitRange filled in: only those that hold CPUs already have slices.
+    filled: tuple[Claim, ...] = ()
+
+    @property
+    def users(self) -> tuple[PoolUser, ...]:
+        """Return the containers without slices."""
+        return self.pool.pool.users if self.pool.pool else ()
+
+    def pool_claim(self, slices: Iterable[Claim]) -> Claim:
+        """Return the claim of the pool beside these slices."""
+        sliced = {claim.container for claim in slices}
+        users = tuple(user for user in self.users if user.container not in sliced)
+        left = self.cpus - sum(claim.count for claim in slices if claim.role is not Role.INIT)
+        may_have_others = self.pool.pool is not None and self.pool.pool.may_have_others
+        purpose = PodPool(self.cpus, users, may_have_others)
+        return replace(self.pool, count=max(0, left), pool=purpose)
 
 
 @dataclass(frozen=True)
@@ -116,6 +157,34 @@ class PodClaims:
     beyond: tuple[tuple[Member, Claim], ...] = ()
     crowd: tuple[Cause, ...] = ()  # the reason why the rest of the pod was not read
     machine: str = ""  # why processes in the pod cannot move threads between CPUs; or empty
+    budget: Budget | None = None
+    unbudgeted: tuple[Cause, ...] = ()  # the warning that pod-level CPU is no budget
+
+    @property
+    def slices(self) -> tuple[Claim, ...]:
+        """Return the claims that are parts of the pod's budget, in start order; none if it has no budget."""
+        return tuple(claim for claim in self.claims if claim.can_be_slice) if self.budget else ()
+
+    @property
+    def pool(self) -> Claim | None:
+        """Return the claim of the pod's pool; its count is 0 if the slices leave nothing, None without a budget."""
+        return self.budget.pool_claim(self.slices) if self.budget else None
+
+    @property
+    def every_claim(self) -> tuple[Claim, ...]:
+        """Return the claims of the containers, and that of the pool if it has CPUs."""
+        pool = self.pool
+        return (*self.claims, pool) if pool and pool.count else self.claims
+
+    @property
+    def carrier(self) -> str:
+        """Return the container that requests what the scheduler counts for the pool.
+
+        It is the first one without a slice, else the first one, of those that run as long as the pod.
+        """
+        pool = self.pool
+        users = pool.pool.lasting if pool and pool.pool else ()
+        return users[0] if users else next(it.name for it in self.members if it.role is not Role.INIT)
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
@@ -123,11 +192,17 @@ class PodClaims:
 
     def member_of(self, claim: Claim) -> Member:
         """Return the container of a claim."""
-        return self._members_by_name[claim.container]
+        return self.member_called(claim.container)
+
+    def member_called(self, container: str) -> Member:
+        """Return a container by its name."""
+        return self._members_by_name[container]
 
     @property
     def unclaimed_millicores(self) -> int:
-        """Return the CPU requests of the containers without claims."""
+        """Return the CPU requests of the containers without claims that do not run in a pool of the pod."""
+        if self.pool and self.pool.count:
+            return 0
         listed = [member for member in self.members if not self.claim_of(member.name)]
         return ceil(in_effect(listed, lambda member: parse_quantity(member.requests.get("cpu", 0))) * 1000)
 
@@ -149,8 +224,9 @@ class PodClaims:
         for member in self.members:
             yield from _causes(member, self.policies)
         for member, claim in self.beyond:
-            yield _beyond_any_machine(member, claim)
-        yield from _nobody_eligible(self.members, self.policies, self._asked)
+            yield beyond_any_machine(member, claim.resource)
+        if not self.budget:
+            yield from _nobody_eligible(self.members, self.policies, self._asked)
         yield from misplaced(self.members, self.policies, self._exclusive, self.machine)
 
     def every_warning(self) -> Iterator[Cause]:
@@ -161,12 +237,26 @@ class PodClaims:
             yield from uncounted(member)
         claiming = tuple(claim.container for claim in self._asked)
         exclusive = self._exclusive
-        yield from neighbours(self.members, self.policies, frozenset(claiming))
+        yield from self.unbudgeted
+        if self.budget:
+            yield from self._empty_pool()
+            claiming = tuple(dict.fromkeys((*claiming, *(user.container for user in self.budget.users))))
+            exclusive |= set(claiming)
+        else:
+            yield from neighbours(self.members, self.policies, frozenset(claiming))
         idle = idle_words(self.policies, frozenset(claiming), exclusive, is_kata=self.machine is KATA)
         yield from (cause for cause in idle if cause.field not in refused)
         yield from unbound(self.policies, claiming)
         sharing = {it.container for it in self.claims if it.shared_cpus and it.loses_quota}
         yield from unlimited(self.members, self.policies, sharing)
+
+    def _empty_pool(self) -> Iterator[Cause]:
+        """Warn about containers that are to run in a pool without CPUs."""
+        pool = self.pool
+        users = pool.pool.shared_users if pool and pool.pool and not pool.count else ()
+        if self.budget and users:
+            message = f"PodPoolEmpty: {empty_pool(self.budget.cpus, users)}"
+            yield Cause(BUDGET_FIELD, message, flaw=("empty pool", *users))
 
     @lazy
     def _claims_by_name(self: Any) -> Mapping[str, Claim]:
@@ -224,7 +314,7 @@ def read_pod(pod: Pod) -> PodClaims:
     """Return the claims of a pod; causes and warnings are computed lazily."""
     if crowd := crowded(pod):
         return PodClaims((), (), NO_POLICY_ANNOTATIONS, crowd=crowd)
-    listed = tuple([member for member in _as_allocated(pod) if not member.is_gate])
+    listed = tuple([member for member in members_as_allocated(pod) if not member.is_gate])
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     policies = read_policy_annotations(annotations, frozenset([member.name for member in listed]))
     dedicated, machine = is_dedicated_launcher(pod), _machine(pod)
@@ -242,7 +332,56 @@ def read_pod(pod: Pod) -> PodClaims:
             claims.append(claim)
         elif claim:
             beyond.append((member, claim))
-    return PodClaims(tuple(claims), listed, policies, tuple(beyond), machine=machine)
+    found = PodClaims(tuple(claims), listed, policies, tuple(beyond), machine=machine)
+    return found if policies is NO_POLICY_ANNOTATIONS else _with_budget(found, pod)
+
+
+def _with_budget(found: PodClaims, pod: Pod) -> PodClaims:
+    """Return the claims with the pod's budget, if it asks for one."""
+    if not asks_for_budget(pod, found.policies):
+        return found
+    cpus = budget_of(pod)
+    if cpus is None:
+        return replace(found, unbudgeted=tuple(no_budget(pod)))
+    in_range, policies = filled_in(pod), found.policies
+    filled = tuple(
+        claim
+        for claim in found.claims
+        if claim.can_be_slice
+        and claim.container in in_range
+        and not policies.cpu.is_named(claim.container)
+        and not policies.smt.is_named(claim.container)
+    )
+    claims = tuple(claim for claim in found.claims if claim not in filled)
+    holding = {claim.container for claim in (*claims, *(claim for _, claim in found.beyond))}
+    users = tuple(
+        PoolUser(member.name, at, member.role)
+        for at, member in enumerate(members(pod))
+        if not member.is_gate and member.name not in holding
+    )
+    may_have_others = bool((pod.get("spec") or {}).get("resourceClaims"))
+    pool = _pool_claim(PodPool(cpus, users, may_have_others), policies)
+    return replace(found, claims=claims, budget=Budget(cpus, pool, filled))
+
+
+def _pool_claim(pool: PodPool, policies: PolicyAnnotations) -> Claim:
+    """Return the claim of a whole budget, under the policies of the pod."""
+    smt, numa = policies.smt.pod, policies.numa.pod
+    core_type, devices = policies.core_type.pod, policies.devices.pod
+    is_single = numa is not None and numa.value is NUMAPolicy.SINGLE
+    return Claim(
+        container="",
+        role=Role.MAIN,
+        origin=Origin.POOL,
+        policy=CPUPolicy.EXCLUSIVE,
+        count=pool.budget,
+        smt=smt.value if smt else None,
+        numa=numa.value if numa else None,
+        numa_memory=policies.memory.value if policies.memory and is_single else None,
+        core_type=core_type.value if core_type else None,
+        devices=devices.value if devices else None,
+        pool=pool,
+    )
 
 
 def _disables_quota(annotations: Mapping[str, str], container: str) -> bool:
@@ -255,33 +394,6 @@ def _machine(pod: Pod) -> str:
     if is_launcher(pod):
         return LAUNCHER
     return KATA if is_vm_handler((pod.get("spec") or {}).get("runtimeClassName") or "") else ""
-
-
-def _as_allocated(pod: Pod) -> tuple[Member, ...]:
-    """Return the members with the CPUs that the kubelet has allocated; a resize may be pending for long."""
-    status = pod.get("status")
-    if not status:
-        return members(pod)
-    given = {
-        container_status.get("name"): (container_status.get("allocatedResources") or {}).get("cpu")
-        for container_status in (
-            *(status.get("containerStatuses") or ()),
-            *(status.get("initContainerStatuses") or ()),
-        )
-    }
-    return tuple(_with_cpu(member, given.get(member.name)) for member in members(pod))
-
-
-def _with_cpu(member: Member, cpu: str | float | None) -> Member:
-    fixed = member.limits.get("cpu") is not None and member.limits["cpu"] == member.requests["cpu"]
-    if cpu is None or not fixed or not is_quantity(cpu):
-        return member
-    resources = member.container.get("resources") or {}
-    given: ResourceRequirements = {
-        "limits": {**(resources.get("limits") or {}), "cpu": cpu},
-        "requests": {**(resources.get("requests") or {}), "cpu": cpu},
-    }
-    return member._replace(container={**member.container, "resources": given})
 
 
 def _claim_of(member: Member, policies: PolicyAnnotations, dedicated: bool) -> Claim | None:  # noqa: FBT001 a fact, not a switch
@@ -303,25 +415,14 @@ def _claim_of(member: Member, policies: PolicyAnnotations, dedicated: bool) -> C
 def _causes(member: Member, policies: PolicyAnnotations) -> Iterator[Cause]:
     """Yield the causes about the CPU request of one container."""
     if member.cores:
-        yield from _bad_count(member)
-        yield from _claimed_twice(member, policies)
+        yield from bad_count(member)
+        yield from claimed_twice(member, policies)
         return
     policy, field = _policy_of(member.name, policies)
     is_named = policies.cpu.is_named(member.name) or policies.smt.is_named(member.name)
     if field and is_named and policy is not CPUPolicy.NONE and whole_cpus(member) is None:
-        message = f"container {member.called} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
+        message = f"container {member.called} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{advice(member)}"
         yield Cause(field, message, flaw=("ineligible", field, member.name, str(policy)))
-
-
-def _beyond_any_machine(member: Member, claim: Claim) -> Cause:
-    """Return the cause for a count above the size of any machine, with the field where the user wrote it."""
-    resource, what = (claim.resource, "cores") if claim.resource else ("cpu", "CPUs")
-    request, limit = member.requests[resource], member.limits.get(resource)
-    part, given = ("requests", request) if claim.resource and request != limit else ("limits", limit)
-    problem = f"{shown(given)} {what} are more than any machine has"
-    field = f"{member.path}.resources.{part}[{resource}]"
-    flaw = ("beyond", member.path, resource)
-    return Cause(field, f"{problem}: write a whole number from 1 to {MOST_CPUS}", flaw=flaw)
 
 
 def _policy_of(container: str, policies: PolicyAnnotations) -> tuple[CPUPolicy | None, str | None]:
@@ -375,39 +476,6 @@ def _cmk_claim(member: Member, policies: PolicyAnnotations) -> Claim | None:
     return _claim(member, policies, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
 
 
-def _bad_count(member: Member) -> Iterator[Cause]:
-    resource = member.cores[0]
-    request, limit = member.requests[resource], member.limits.get(resource)
-    count = whole(request)
-    if count is None or count < 1:
-        where = "limits" if request == limit else "requests"
-        message = f"{shown(request)} is not a number of cores: write a whole number of 1 or more"
-        yield Cause(
-            f"{member.path}.resources.{where}[{resource}]", message, flaw=("count", member.path, resource)
-        )
-    elif count <= MOST_CPUS and limit is not None and whole(limit) != count:  # a missing limit is added
-        message = f"is {shown(limit)} but the request is {shown(request)}: set both to {count}"
-        yield Cause(
-            f"{member.path}.resources.limits[{resource}]", message, flaw=("unequal", member.path, resource)
-        )
-
-
-def _claimed_twice(member: Member, policies: PolicyAnnotations) -> Iterator[Cause]:
-    annotation = policies.cpu.of(member.name)
-    meant = annotation and (policies.cpu.is_named(member.name) or whole_cpus(member))
-    if annotation and meant and annotation.value is not CPUPolicy.NONE:
-        claims = f"claims CPUs for container {member.called}, which claims cores by {member.cores[0]}"
-        flaw = ("twice", annotation.key, member.name, annotation.value)
-        yield Cause(annotation.field, f"{annotation.value} {claims}; remove one", flaw=flaw)
-
-
-def _advice(member: Member) -> str:
-    given = member.limits.get("cpu", member.requests.get("cpu"))
-    if given is None:
-        return ", e.g. limits.cpu: 2"
-    return f", e.g. {min(max(1, rounded_up(given)), MOST_CPUS)} for both"
-
-
 def _nobody_eligible(
     listed: tuple[Member, ...], policies: PolicyAnnotations, claims: tuple[Claim, ...]
 ) -> Iterator[Cause]:
@@ -422,4 +490,4 @@ def _nobody_eligible(
         names = "; ".join(f"{member.called} has {stated(member)}" for member in listed[:3])
         word = annotation.value if annotation else alone.value if alone else ""
         message = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
-        yield Cause(field, message + (_advice(listed[-1]) if listed else ""), flaw=("nobody", field, word))
+        yield Cause(field, message + (advice(listed[-1]) if listed else ""), flaw=("nobody", field, word))

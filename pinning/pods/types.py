@@ -128,6 +128,7 @@ class PodSpec(TypedDict, total=False):
     containers: list[Container] | None
     initContainers: list[Container] | None
     nodeSelector: dict[str, str] | None
+    resourceClaims: list[object] | None
     resources: ResourceRequirements | None
     restartPolicy: str | None
     runtimeClassName: str | None
@@ -175,9 +176,10 @@ class ContainerStatus(TypedDict, total=False):
 
 
 class PodStatus(TypedDict, total=False):
-    """The status of a pod."""
+    """The status of a pod; `allocatedResources` is what the kubelet has allocated to the pod as a whole."""
 
     phase: str | None
+    allocatedResources: ResourceList | None
     containerStatuses: list[ContainerStatus] | None
     initContainerStatuses: list[ContainerStatus] | None
 

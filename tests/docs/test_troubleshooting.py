@@ -21,7 +21,9 @@ EDGES = " ,;:.()"
 # Where the texts of each section are made.
 PODS = (
     "pinning/pods/annotations.py",
+    "pinning/pods/budget.py",
     "pinning/pods/claims.py",
+    "pinning/pods/core_counts.py",
     "pinning/pods/resources.py",
     "pinning/pods/shared_cpus.py",
     "pinning/pods/warnings.py",
@@ -48,10 +50,11 @@ THREADS = (
     "agent/vm/thread_names.py",
     "agent/vm/vcpus.py",
     "pinning/allocation/vcpus.py",
-    "pinning/planning/vm_masks.py",
+    "pinning/guests/masks.py",
 )
 NODES = (
     "pinning/planning/plan.py",
+    "pinning/planning/asks.py",
     "pinning/planning/assign.py",
     "pinning/planning/memory.py",
     "pinning/pods/counted.py",
@@ -79,7 +82,11 @@ ELSEWHERE = {
 UNHEARD = {
     "pinning/allocation/static_policy.py"
 }  # the kubelet's own choice, which is compared with and never refuses a claim
-NOT_SHOWN = {"dict[str, Any]", "a number of ", "another value"}
+# The last two are what the API server writes into an annotation.
+NOT_SHOWN = {
+    *("dict[str, Any]", "a number of ", "another value"),
+    *("LimitRanger plugin set: ", "cpu limit for container "),
+}
 
 
 def test_every_maker_of_messages_is_looked_at() -> None:

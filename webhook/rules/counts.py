@@ -7,6 +7,8 @@ the scheduler counts, so a resize only gives a warning.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import (
@@ -22,11 +24,11 @@ from pinning.contract import (
 from pinning.errors import Cause
 from pinning.pods.claims import Origin
 from pinning.pods.quantity import parse_quantity, whole
-from pinning.pods.resources import shown
+from pinning.pods.resources import Role, shown
 from webhook.rules.injection import Counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pinning.pods.claims import Claim, PodClaims
     from pinning.pods.resources import Member
@@ -73,6 +75,53 @@ def counts_of(claim: Claim, settings: Settings) -> tuple[Counted, ...]:
     return tuple(found)
 
 
+def counts_of_pod(pod_claims: PodClaims, settings: Settings) -> Mapping[str, tuple[Counted, ...]]:
+    """Return the extended resources to add to the containers of a pod, by container."""
+
+    def counted(claim: Claim) -> Iterator[Need]:
+        return (Need(it.name, "", it.number, it.number) for it in counts_of(claim, settings))
+
+    return {
+        container: tuple(Counted(need.resource, need.least) for need in needs)
+        for container, needs in _by_container(pod_claims, counted).items()
+    }
+
+
+def _by_container(
+    pod_claims: PodClaims, needs_of: Callable[[Claim], Iterator[Need]]
+) -> dict[str, tuple[Need, ...]]:
+    """Return what the claims of a pod take, by the container that requests it.
+
+    The pool's part is requested by one container, because `spec.resources` takes no extended resources; so is the
+    whole budget if it is to be on one NUMA node.
+    """
+    found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
+    pool = pod_claims.pool
+    if pool is None:
+        return found
+    pooled = [need for need in needs_of(pool) if need.resource != NUMA_CPUS] if pool.count else []
+    if _is_of_one_node(pool):
+        parts = [*(claim for claim in pod_claims.slices if claim.role is not Role.INIT), pool]
+        single = (replace(part, numa=NUMAPolicy.SINGLE) for part in parts if part.count)
+        pooled += [need for part in single for need in needs_of(part) if need.resource == NUMA_CPUS]
+        for claim in pod_claims.slices:
+            others = (need for need in found[claim.container] if need.resource != NUMA_CPUS)
+            found[claim.container] = tuple(others)
+    carrier = pod_claims.carrier
+    found[carrier] = tuple(_added((*found.get(carrier, ()), *pooled)))
+    return found
+
+
+def _added(needs: Iterable[Need]) -> Iterator[Need]:
+    """Yield one need of each resource."""
+    by_resource: dict[str, list[Need]] = {}
+    for need in needs:
+        by_resource.setdefault(need.resource, []).append(need)
+    for resource, alike in by_resource.items():
+        least, most = sum(need.least for need in alike), sum(need.most for need in alike)
+        yield Need(resource, alike[0].policy, least, most)
+
+
 def plan_core_limits(pod_claims: PodClaims) -> dict[str, Fragment]:
     """Return the missing limits of CMK's resources, by container, equal to the requests.
 
@@ -95,7 +144,7 @@ def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
 
 def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
     """Warn that a resize does not change what the scheduler counts for the container."""
-    was = {claim.container: set(_needs(claim, settings)) for claim in before.claims}
+    was = _by_container(before, partial(_needs, settings=settings))
     for member, need in _miscounted(after, settings):
         if need in was.get(member.name, ()):
             continue
@@ -111,9 +160,10 @@ def _field(member: Member, need: Need) -> str:
 
 def _miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
     """Yield the containers for which the scheduler counts another amount than their claims take."""
-    for claim in pod_claims.claims:
-        for need in _needs(claim, settings):
-            member = pod_claims.member_of(claim)
+    needs_of = partial(_needs, settings=settings)
+    for container, needs in _by_container(pod_claims, needs_of).items():
+        member = pod_claims.member_called(container)
+        for need in needs:
             given = member.requests.get(need.resource)
             if given is not None and not need.least <= (whole(given) or 0) <= need.most:
                 yield member, need

@@ -15,7 +15,7 @@ from pinning.errors import Cause
 from pinning.pods.claims import PodClaims, read_pod
 from pinning.truncate import few
 from webhook.rules.account import plan_account, plan_token, warn_token
-from webhook.rules.counts import counts_of, plan_core_limits
+from webhook.rules.counts import counts_of_pod, plan_core_limits
 from webhook.rules.gate import plan_gate
 from webhook.rules.guest_file import plan_guest_file
 from webhook.rules.injection import NOTHING, joined, merged
@@ -95,9 +95,9 @@ def plan_injection(
     if pod_more or needless:
         pod_wanted = source.pod_wanted_beside(pod_more, needless)
     operations = [*missing(pod, pod_wanted), *plan_account(pod, source.mutations)]
+    counts = counts_of_pod(pod_claims, settings)
     for member in pod_claims.members:
-        pointer, claim = member.pointer, pod_claims.claim_of(member.name)
-        counted = counts_of(claim, settings) if claim else ()
+        pointer, counted = member.pointer, counts.get(member.name, ())
         members = source.container_wanted(pointer, counted)
         if more and pointer in more:
             members = wanted(pointer, joined(source.container_fragment(counted), more[pointer]))

@@ -20,6 +20,7 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.pods.annotations import annotation_field, policy_keys
+from pinning.pods.budget import BUDGET_FIELD
 from pinning.pods.claims import OWN_CORES, Origin, is_dedicated_launcher, read_pod
 from pinning.pods.qos import qos_class
 from pinning.pods.quantity import millicores
@@ -92,7 +93,7 @@ def added(before: Iterable[Cause], after: Iterable[Cause]) -> Iterator[Cause]:
 
 
 def changes_claims(old: Pod, new: Pod) -> bool:
-    """Return whether policy annotations or container resources differ between two states of a pod."""
+    """Return whether policy annotations or resources differ between two states of a pod."""
     return _policies(old) != _policies(new) or _amounts(old) != _amounts(new)
 
 
@@ -103,7 +104,11 @@ def _policies(pod: Pod) -> Mapping[str, str]:
 
 
 def _amounts(pod: Pod) -> list[object]:
-    return [(member.name, dict(member.requests), dict(member.limits)) for member in members(pod)]
+    pod_level = (pod.get("spec") or {}).get("resources")
+    return [
+        pod_level,
+        *((member.name, dict(member.requests), dict(member.limits)) for member in members(pod)),
+    ]
 
 
 def _causes(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
@@ -184,17 +189,18 @@ def _mutate_words(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
 
 def _too_large(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
     """Refuse more whole cores than any configured node shape has."""
-    owners = [claim for claim in pod_claims.claims if claim.smt in OWN_CORES]
+    claims = pod_claims.every_claim
+    owners = [claim for claim in claims if claim.smt in OWN_CORES]
     if not shapes or not owners:
         return
-    if any(_cores_needed(pod_claims.claims, shape) <= shape.free_cores for shape in shapes):
+    if any(_cores_needed(claims, shape) <= shape.free_cores for shape in shapes):
         return
     largest = max(shapes, key=lambda shape: (shape.free_cores, shape.name))
-    needed = _cores_needed(pod_claims.claims, largest)
+    needed = _cores_needed(claims, largest)
     for claim in owners:
         message = f"{claim.smt} needs {needed} whole cores for this pod; the largest node kind"
         message = f"{message}, {largest.name}, has {largest.free_cores}: ask for fewer CPUs"
-        field = f"{pod_claims.member_of(claim).path}.resources.limits[cpu]"
+        field = BUDGET_FIELD if claim.pool else f"{pod_claims.member_of(claim).path}.resources.limits[cpu]"
         yield Cause(field, message, flaw=("too large", field))
 
 
@@ -246,6 +252,10 @@ def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[C
     """Refuse a resize after which a container is no longer eligible for its policy."""
     if _policies(old) != _policies(new):
         return
+    if before.budget and after.budget is None:
+        message = f"the pod has a budget of {before.budget.cpus} CPUs, and would have none"
+        remedy = "set limit and request to one whole number >= 1, or first set the pod's policy to none"
+        yield Cause(BUDGET_FIELD, f"{message}: {remedy}", flaw=("lost budget",))
     for member in after.members:
         claim = before.claim_of(member.name)
         if claim and claim.origin is not Origin.CMK and after.claim_of(member.name) is None:

@@ -1,0 +1,175 @@
+"""The claims of a node's pods in the order in which they are served, and refusals of them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pinning.contract import GATE_CONTAINER
+from pinning.planning.allocator import EffectivePolicies
+from pinning.planning.observed import Owner
+from pinning.planning.refusal import Reason, Refusal
+from pinning.pods.budget import empty_pool
+from pinning.pods.counted import uncounted
+from pinning.pods.resources import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pinning.planning.ledger import Assignment, Ledger
+    from pinning.planning.ledger_draft import LedgerDraft
+    from pinning.planning.node_config import NodeConfig
+    from pinning.planning.observed import Observed, SeenPod
+    from pinning.pods.claims import Budget, Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One claim of one pod, with its effective policies on this node."""
+
+    pod: SeenPod
+    claim: Claim
+    owner: Owner
+    policies: EffectivePolicies
+    uncounted: str = ""  # what the scheduler does not count of it; empty if it counts all
+    wanted: int = 0  # CPUs that the container asks for if its pod's budget has too few for it; else 0
+
+    @property
+    def is_part(self) -> bool:
+        """Return whether its CPUs are a part of its pod's budget."""
+        return self.pod.budget is not None and (self.claim.can_be_slice or self.is_pool)
+
+    @property
+    def is_pool(self) -> bool:
+        """Return whether it is the claim of a pod's pool."""
+        return self.claim.pool is not None
+
+
+def asks(observed: Observed, ledger: Ledger, config: NodeConfig) -> tuple[Ask, ...]:
+    """Return the claims of all pods, oldest pod first.
+
+    Of a pod with a budget, slices come first, then the pool, and ordinary init containers last, because they use CPUs
+    of both.
+    """
+    kinds, threads = config.counted_claims, observed.topology.smt
+    return tuple(
+        Ask(
+            pod,
+            claim,
+            Owner(pod.uid, claim.container),
+            EffectivePolicies.of(claim, config),
+            uncounted(claim, pod.counts, kinds, threads),
+            wanted,
+        )
+        for pod in observed.by_age
+        for claim, wanted in (_parts(pod, pod.budget, ledger) if pod.budget else _whole(pod))
+    )
+
+
+def _whole(pod: SeenPod) -> Iterator[tuple[Claim, int]]:
+    return ((claim, 0) for claim in pod.claims)
+
+
+def _parts(pod: SeenPod, budget: Budget, ledger: Ledger) -> Iterator[tuple[Claim, int]]:
+    """Yield the claims of a pod with a budget, and what those ask for that the budget limits.
+
+    Containers whose CPU limit a LimitRange filled in have slices only if an earlier agent gave them some.
+    """
+    kept = [claim for claim in budget.filled if ledger.of(Owner(pod.uid, claim.container))]
+    slices = [claim for claim in (*pod.claims, *kept) if claim.can_be_slice]
+    slices.sort(key=lambda claim: pod.start_order.index(claim.container))
+    lasting = [claim for claim in slices if claim.role is not Role.INIT]
+    counts = _within(budget.cpus, lasting, [ledger.of(Owner(pod.uid, claim.container)) for claim in lasting])
+    cut = [replace(claim, count=count) for claim, count in zip(lasting, counts, strict=True)]
+    yield from ((claim, 0) for claim in pod.claims if not claim.can_be_slice)
+    for claim, part in zip(lasting, cut, strict=True):
+        if part.count:
+            yield part, claim.count if claim.count > part.count else 0
+    starting = [claim for claim in slices if claim.role is Role.INIT]
+    yield budget.pool_claim([*cut, *starting]), 0
+    yield from ((claim, 0) for claim in starting)
+
+
+def _within(budget: int, lasting: Sequence[Claim], held: Sequence[Assignment | None]) -> list[int]:
+    """Return the CPUs of each slice, together no more than the budget: those that it holds first.
+
+    While a pod and its containers are resized one after the other, they may ask for more.
+    """
+    counts, left = [], budget
+    for claim, holds in zip(lasting, held, strict=True):
+        counts.append(min(claim.count, len(holds.cpus) if holds else 0, left))
+        left -= counts[-1]
+    for at, claim in enumerate(lasting):
+        more = min(claim.count - counts[at], left)
+        counts[at] += more
+        left -= more
+    return counts
+
+
+class Refusals:
+    """The claims that are not or only partly fulfilled, and why; the first reason of each stands."""
+
+    def __init__(self, draft: LedgerDraft) -> None:
+        self.found: dict[Owner, Refusal] = {}
+        self._draft = draft
+
+    def add(self, ask: Ask, reason: Reason, message: str) -> None:
+        """Record why a claim is not fulfilled; the first reason stands."""
+        blocks = ask.claim.must_fit and self._draft.ledger.of(ask.owner) is None
+        refusal = Refusal(ask.owner, ask.pod.namespace, ask.pod.name, reason, message, blocks)
+        self.found.setdefault(ask.owner, refusal)
+
+    def at_start(self, ask: Ask, reason: Reason, why: str) -> None:
+        """Refuse CPUs to a container that has none."""
+        observed, sets = self._draft.observed, self._draft.sets
+        is_system = sets.is_system(ask.pod.namespace) and sets.system
+        runs = "its containers run" if ask.is_pool else "it runs"
+        message = f"{why}; until then {runs} in the shared set"
+        if is_system:
+            message = f"{why}; until then {runs} on the reserved CPUs {sets.system}"
+        if ask.claim.must_fit and ask.pod.is_gated and ask.owner not in observed.running:
+            message = f"{why}; until then the pod waits in its init container {GATE_CONTAINER}"
+        elif ask.claim.must_fit and not observed.holds_starts:
+            message += ", because corepin cannot hold it back"
+        elif ask.claim.must_fit and ask.owner in observed.running:
+            message += ", where it was before"
+        elif ask.claim.must_fit:
+            message = f"{why}; until then {'its containers are' if ask.is_pool else 'it is'} not started"
+        self.add(ask, reason, message)
+
+    def of_growth(self, ask: Ask, held: Assignment, why: str) -> None:
+        """Report that a container keeps fewer CPUs than it asks for."""
+        self.add(ask, Reason.KEEPS_FEWER, f"{why}; until then it keeps CPUs {held.cpus}")
+
+    def of_policy(self, ask: Ask, held: Assignment, why: str) -> None:
+        """Report that a container keeps CPUs under its old policies."""
+        wanted = f"smt-policy {ask.policies.smt} with numa-policy {ask.policies.numa}"
+        kept = f"it keeps CPUs {held.cpus} under {held.smt} with {held.numa}"
+        if held.core_type is not ask.policies.core_type:
+            wanted += f" and core-type {ask.policies.core_type}"
+            kept += f" and {held.core_type}"
+        self.add(ask, Reason.KEEPS_OLD_POLICY, f"{why}; until {wanted} fits, {kept}")
+
+    def of_vm(self, ask: Ask, change: str) -> None:
+        """Report that a running virtual machine keeps its CPUs."""
+        message = f"the virtual machine {change} while it runs, and its vCPUs are pinned to the ones it has"
+        self.add(ask, Reason.RUNNING_VM, f"{message}: stop or migrate it")
+
+    def beyond_budget(self, ask: Ask, held: Assignment) -> None:
+        """Report that a pod's budget limits a slice."""
+        why = f"wanted {ask.wanted} CPUs, and the pod's budget leaves {ask.claim.count}: raise spec.resources too"
+        self.of_growth(ask, held, why)
+
+    def empty_pool(self, ask: Ask) -> None:
+        """Report the containers that run in the shared set because their pod's pool has no CPU."""
+        pool = ask.claim.pool
+        if pool and pool.shared_users:
+            self.add(ask, Reason.POOL_EMPTY, empty_pool(pool.budget, pool.shared_users))
+
+
+def takes_more_cores(ask: Ask, held: Assignment) -> bool:
+    """Return whether a changed policy takes cores that the scheduler has not counted for the container."""
+    return ask.policies.smt is not held.smt or ask.policies.cpu is not held.policy
+
+
+NO_CPU_SHARED = "no CPU would be left for the shared set: wait until a container frees some"

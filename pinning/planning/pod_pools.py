@@ -1,0 +1,214 @@
+"""CPUs of pods with a budget: where they are cut from, and which of them containers without a slice run on. Pure.
+
+The parts of a budget are chosen as one claim under the policies of the pod, before they are cut.
+
+An ordinary init container without a slice runs on all CPUs of its pod, except slices of sidecars that run already. One
+with a slice uses CPUs of later slices and of the pool; until it has ended, the other containers keep off them.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.allocation import Placement
+from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.errors import NotEnoughCPUs
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.pods.resources import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pinning.planning.allocator import EffectivePolicies
+    from pinning.planning.asks import Ask
+    from pinning.planning.ledger import Assignment, Ledger
+    from pinning.planning.ledger_draft import LedgerDraft
+    from pinning.planning.observed import Observed, Owner
+    from pinning.pods.budget import PoolUser
+
+NONE_STARTING: Final[Mapping[str, CPUSet]] = MappingProxyType({})
+
+
+class Part(NamedTuple):
+    """The CPUs of a container: it runs on `cpus`, and their siblings in `idle` stay idle."""
+
+    cpus: CPUSet
+    idle: CPUSet = EMPTY
+
+    @property
+    def footprint(self) -> CPUSet:
+        """Every CPU that is charged to it."""
+        return self.cpus | self.idle
+
+
+def part_of(ledger: Ledger, owner: Owner, starting: Mapping[str, CPUSet] = NONE_STARTING) -> Part | None:
+    """Return the CPUs that a container owns alone or with others of its pod; None: it runs in the shared set.
+
+    `starting` are the CPUs of init containers that have not ended, by pod.
+    """
+    held = ledger.of(owner)
+    if held:
+        return Part(held.cpus, held.idle)
+    pool = ledger.pools.get(owner.pod_uid)
+    user = pool.claim.pool.user(owner.container) if pool and pool.claim.pool else None
+    if not pool or not user:
+        return None
+    if user.role is Role.INIT:
+        cpus = _cpus_of_pod(ledger, pool, user)
+    else:
+        busy = starting.get(owner.pod_uid, EMPTY)
+        cpus = (pool.cpus - busy) or (pool.cpus and _cpus_of_pod(ledger, pool, user) - busy) or pool.cpus
+    return Part(cpus, pool.idle - cpus) if cpus else None
+
+
+def mems_of(ledger: Ledger, owner: Owner) -> CPUSet:
+    """Return the NUMA nodes that the memory of a container with CPUs is bound to; empty: none."""
+    held = ledger.of(owner) or ledger.pools.get(owner.pod_uid)
+    return held.mems if held else EMPTY
+
+
+def _cpus_of_pod(ledger: Ledger, pool: Assignment, user: PoolUser) -> CPUSet:
+    """Return the CPUs of a pod without slices of containers that run beside a starting one."""
+    lasting = [it for it in ledger.pods.get(pool.owner.pod_uid, ()) if it.is_lasting_slice]
+    beside = union(it.footprint for it in lasting if it.start_index < user.start_index)
+    return (pool.cpus | union(it.cpus for it in lasting)) - beside
+
+
+def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
+    """Return the CPUs of init containers with slices that have not ended, by pod: no later container is live."""
+    starting = {
+        uid: [it for it in ledger.pods.get(uid, ()) if it.claim.role is Role.INIT and it.claim.can_be_slice]
+        for uid in ledger.pools
+    }
+    if not any(starting.values()):
+        return NONE_STARTING
+    last: dict[str, int] = {}
+    for seen in observed.live:
+        uid = seen.owner.pod_uid
+        if starting.get(uid):
+            last[uid] = max(last.get(uid, -1), _start_index(ledger, uid, seen.owner))
+    return {
+        uid: union(it.footprint for it in inits if it.start_index >= last.get(uid, -1))
+        for uid, inits in starting.items()
+        if inits
+    }
+
+
+def _start_index(ledger: Ledger, uid: str, owner: Owner) -> int:
+    """Return the start index of a container of a pod with a pool; -1 for one that is in neither pool nor ledger."""
+    held = ledger.of(owner)
+    purpose = ledger.pools[uid].claim.pool
+    user = purpose.user(owner.container) if purpose else None
+    return held.start_index if held else user.start_index if user else -1
+
+
+def charged(ledger: Ledger, uid: str, *, is_whole: bool) -> dict[str, CPUSet]:
+    """Return the CPUs charged to each container of a pod; those of its pool to the one that requests their count.
+
+    With `is_whole` that one is charged with slices too, if the budget is to be on one NUMA node.
+    """
+    found = {held.owner.container: held.footprint for held in ledger.pods.get(uid, ())}
+    pool = ledger.pools.get(uid)
+    purpose = pool.claim.pool if pool else None
+    if not pool or not purpose:
+        return found
+    lasting = [held for held in ledger.pods.get(uid, ()) if held.is_lasting_slice]
+    carrier = next(iter(purpose.lasting), lasting[0].owner.container if lasting else "")
+    parts = lasting if is_whole and pool.numa is NUMAPolicy.SINGLE else []
+    found[carrier] = union((found.get(carrier, EMPTY), pool.footprint, *(part.footprint for part in parts)))
+    return found
+
+
+def shared_users(ledger: Ledger, uid: str) -> Iterator[str]:
+    """Yield the containers that run as long as a pod and whose pool is empty, so that they run in the shared set."""
+    pool = ledger.pools.get(uid)
+    if pool and pool.claim.pool and not pool.cpus:
+        yield from pool.claim.pool.lasting
+
+
+class Regions:
+    """The CPUs from which the parts of each pod with a budget are taken, as far as they are free."""
+
+    def __init__(self, draft: LedgerDraft, asked: Sequence[Ask]) -> None:
+        self._draft = draft
+        self._parts: dict[str, list[Ask]] = {}
+        for ask in asked:
+            if ask.is_part:
+                self._parts.setdefault(ask.pod.uid, []).append(ask)
+        self._before = draft.ledger
+        self._chosen: dict[str, CPUSet | None] = {}
+
+    def renew(self, ledger: Ledger) -> None:
+        """Choose anew, beside the parts that pods hold in a ledger."""
+        self._before = ledger
+        self._chosen.clear()
+
+    def of(self, ask: Ask) -> CPUSet | None:
+        """Return the CPUs for the parts of a pod; None if the shared set would be empty.
+
+        It is empty for claims outside of a budget, and where the parts of a pod that holds some do not fit as one
+        claim. Raise NotEnoughCPUs if the pod holds none, and all together do not fit.
+        """
+        if not ask.is_part:
+            return EMPTY
+        uid = ask.pod.uid
+        if ask.claim.role is Role.INIT:
+            return self._whole_pod(uid)
+        if uid not in self._chosen:
+            self._chosen[uid] = self._choose(ask)
+        return self._chosen[uid]
+
+    def _whole_pod(self, uid: str) -> CPUSet:
+        """Return the CPUs that slices and pool have, for an ordinary init container."""
+        return union(part.footprint for part in self._draft.ledger.of_pod(uid) if _lasts(part))
+
+    def _choose(self, ask: Ask) -> CPUSet | None:
+        held = [part for part in self._before.of_pod(ask.pod.uid) if _lasts(part)]
+        keep = Placement(union(part.cpus for part in held), union(part.idle for part in held))
+        uid = ask.pod.uid
+        others = self._draft.ledger.held - union(part.footprint for part in self._draft.ledger.of_pod(uid))
+        free = self._draft.sets.allocatable - others
+        try:
+            chosen = self._placed(ask, keep, free)
+        except NotEnoughCPUs:
+            if held:
+                return EMPTY
+            raise
+        shared = self._draft.sets.common - others
+        if not shared <= chosen:
+            return chosen
+        with suppress(NotEnoughCPUs):
+            return self._placed(ask, keep, free - CPUSet([max(shared)]))
+        return None
+
+    def _placed(self, ask: Ask, keep: Placement, free: CPUSet) -> CPUSet:
+        parts = self._parts[ask.pod.uid]
+        pool = next(part for part in parts if part.is_pool)
+        homes = self._draft.homes(pool.owner, pool.claim)
+        claim = replace(pool.claim, count=_sum_of_parts(parts, pool.policies, self._draft.sets.topology.smt))
+        own = keep if keep.cpus else None
+        return self._draft.allocator.fresh(claim, pool.policies, free, EMPTY, homes, keep=own).owned
+
+
+def _lasts(part: Assignment) -> bool:
+    return part.is_pool or part.is_lasting_slice
+
+
+def _sum_of_parts(parts: Sequence[Ask], policies: EffectivePolicies, threads: int) -> int:
+    """Return the count of the claim that has room for all lasting parts, which do not share cores they own."""
+    total = 0
+    for part in parts:
+        count = part.claim.count
+        if part.claim.role is Role.INIT:
+            continue
+        is_plain = policies.smt is SMTPolicy.PREFER and part.policies.smt is SMTPolicy.PREFER
+        if policies.smt is SMTPolicy.ISOLATE or is_plain:
+            total += count
+        elif part.policies.smt is SMTPolicy.ISOLATE:
+            total += count * threads
+        else:
+            total += -(-count // threads) * threads
+    return total

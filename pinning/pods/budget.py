@@ -1,0 +1,135 @@
+"""The CPU budget of a pod: whole CPUs of `spec.resources`, of which containers own slices and share the rest. Pure.
+
+The API server fills in amounts after admission, so that the budget is computed from what it will store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.contract import LIMIT_RANGER, CPUPolicy, SMTPolicy
+from pinning.errors import Cause
+from pinning.pods.allocated import pod_as_allocated
+from pinning.pods.qos import pod_amounts
+from pinning.pods.resources import MOST_CPUS, Role, shown
+from pinning.truncate import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pinning.pods.annotations import PolicyAnnotations
+    from pinning.pods.types import Pod
+
+BUDGET_FIELD: Final = "spec.resources.limits[cpu]"
+_WHOLE_CORES: Final = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
+_FILLED: Final = "LimitRanger plugin set: "
+
+
+class PoolUser(NamedTuple):
+    """A container without CPUs of its own in a pod with a budget."""
+
+    container: str
+    start_index: int
+    role: Role
+
+
+class PodPool(NamedTuple):
+    """What the pool of a pod is for: the CPUs of the whole budget, and the containers that run in the pool."""
+
+    budget: int
+    users: tuple[PoolUser, ...] = ()
+    may_have_others: bool = False  # ResourceClaims may give its containers other CPUs
+
+    def user(self, container: str) -> PoolUser | None:
+        """Return a container of the pool, None for any other."""
+        return next((user for user in self.users if user.container == container), None)
+
+    @property
+    def shared_users(self) -> tuple[str, ...]:
+        """Names of the containers to report if the pool is empty: that run as long as the pod, in the shared set."""
+        return () if self.may_have_others else self.lasting
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """Names of its containers that run as long as the pod, in start order."""
+        return tuple(user.container for user in self.users if user.role is not Role.INIT)
+
+
+def asks_for_budget(pod: Pod, policies: PolicyAnnotations) -> bool:
+    """Return whether a pod asks for exclusive CPUs as a whole, and states pod-level CPU."""
+    if policies.cpu.pod:
+        is_asked = policies.cpu.pod.value is CPUPolicy.EXCLUSIVE
+    else:
+        is_asked = policies.smt.pod is not None and policies.smt.pod.value in _WHOLE_CORES
+    return is_asked and _states_cpu(pod)
+
+
+def _states_cpu(pod: Pod) -> bool:
+    resources = (pod.get("spec") or {}).get("resources") or {}
+    return "cpu" in (resources.get("limits") or {}) or "cpu" in (resources.get("requests") or {})
+
+
+def budget_of(pod: Pod) -> int | None:
+    """Return the CPUs of a pod's budget, as the kubelet has allocated them; None if the pod-level CPU is no budget.
+
+    It is a budget if the limit is a whole number >= 1 and equal to the request.
+    """
+    amounts = pod_amounts(pod)
+    if amounts is None or not amounts.is_fixed("cpu"):
+        return None
+    limit = pod_as_allocated(pod) or amounts.limits["cpu"]
+    return limit.numerator if limit.denominator == 1 and 1 <= limit <= MOST_CPUS else None
+
+
+def filled_in(pod: Pod) -> frozenset[str]:
+    """Return the containers whose CPU limit a LimitRange filled in, by the annotation of the API server.
+
+    It reads "LimitRanger plugin set: cpu, memory request for container a; cpu limit for init container b".
+    """
+    annotation = ((pod.get("metadata") or {}).get("annotations") or {}).get(LIMIT_RANGER, "")
+    found = set()
+    for part in annotation.removeprefix(_FILLED).split("; "):
+        kinds, is_limit, container = part.partition(" limit for ")
+        if is_limit and "cpu" in kinds.split(", "):
+            found.add(container.rpartition(" ")[2])
+    return frozenset(found)
+
+
+def filled_in_annotation(containers: Collection[str]) -> str:
+    """Return the annotation that names just these containers."""
+    return _FILLED + "; ".join(f"cpu limit for container {name}" for name in sorted(containers))
+
+
+def no_budget(pod: Pod) -> Iterator[Cause]:
+    """Warn that pod-level CPU is no budget, so that containers without CPUs of their own run in the shared set."""
+    if budget_of(pod) is not None:
+        return
+    amounts = pod_amounts(pod)
+    limit, request = (_shown(kind, pod) for kind in ("limits", "requests"))
+    if amounts and "cpu" in amounts.limits and amounts.limits["cpu"] > MOST_CPUS:
+        message = f"{limit} CPUs are more than any machine has: write a whole number from 1 to {MOST_CPUS}"
+    else:
+        message = (
+            f"limit {limit} and request {request} give the pod no CPUs of its own beside those of its containers:"
+            " set both to one whole number >= 1 for a pool of the pod"
+        )
+    yield Cause(BUDGET_FIELD, message, flaw=("no budget",))
+
+
+def _shown(kind: str, pod: Pod) -> str:
+    """Return pod-level CPU as the user wrote it, else as the API server fills it in."""
+    resources = (pod.get("spec") or {}).get("resources") or {}
+    stated = (resources.get("limits") if kind == "limits" else resources.get("requests")) or {}
+    if "cpu" in stated:
+        return shown(stated["cpu"])
+    amounts = pod_amounts(pod)
+    filled = amounts and (amounts.limits if kind == "limits" else amounts.requests).get("cpu")
+    return "absent" if filled is None else f"{float(filled):g} (filled in)"
+
+
+def empty_pool(budget: int, users: Collection[str]) -> str:
+    """Return the message about a pod whose slices leave no CPU for its other containers."""
+    return (
+        f"all {budget} CPUs of the pod are slices of other containers; in the shared set instead of its pool:"
+        f" {listed(users)}"
+    )

@@ -1,0 +1,244 @@
+"""Whatever happens to pods with budgets, in whatever order: the rules of docs/architecture.md hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
+from pinning.planning.actions import Action
+from pinning.planning.invariants import problems
+from pinning.planning.ledger import Ledger
+from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
+from pinning.planning.node_config import NodeConfig
+from pinning.planning.observed import SeenContainer
+from pinning.planning.plan import Plan, plan
+from pinning.planning.pod_pools import part_of
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, taken
+from tests.pinning.nodes import SNC, smt_machine
+from tests.pinning.world import World
+
+SEQUENCES = 40  # per machine; 10,000 were run once by hand
+EVENTS = 25
+TOPOLOGIES = {
+    "smt": smt_machine(8, 2),
+    "snc": SNC,
+    "four nodes": smt_machine(8, 4, "6-7,14-15"),
+}
+
+
+def seeded(text: str) -> Random:
+    """Return a generator that gives the same sequence in each run."""
+    return Random(text)  # noqa: S311 - no secret
+
+
+def some_pod(uid: str, random: Random, *, is_plain: bool = False) -> dict[str, Any]:
+    """Return a pod with a budget, whose slices fit in it."""
+    budget = random.randint(1, 7)
+    left, containers, annotations = budget, {}, dict(EXCLUSIVE)
+    inits: dict[str, tuple[str | int | None, str]] = {}
+    for at in range(random.randint(1, 3)):
+        cpu = random.choice([None, random.randint(1, max(1, left))]) if left else None
+        containers[f"c{at}"] = cpu
+        left -= cpu or 0
+    if left and random.random() < 0.4:
+        cpu = random.choice([None, random.randint(1, left)])
+        inits["side"] = (cpu, SIDECAR)
+        left -= cpu or 0
+    if random.random() < 0.4:
+        most = budget - (inits.get("side", (0, ""))[0] or 0)  # type: ignore[operator]
+        inits["init"] = (random.choice([None, random.randint(1, most)]) if most else None, "")
+    if not is_plain:
+        for family, words in (
+            ("smt-policy", ("prefer", "require", "isolate")),
+            ("numa-policy", ("packed", "single", "distributed")),
+        ):
+            if random.random() < 0.3:
+                annotations[f"{family}.corepin.io/{random.choice(['pod', 'container.c0'])}"] = random.choice(
+                    words
+                )
+    return budgeted(uid, budget, containers, inits, annotations)
+
+
+def resized(document: dict[str, Any], random: Random) -> dict[str, Any]:
+    """Return the pod with another budget, other slices or other annotations."""
+    uid = document["metadata"]["uid"]
+    other = some_pod(uid, random)
+    names = [it["name"] for it in document["spec"]["containers"]]
+    spares = [it.get("resources") for it in other["spec"]["containers"]]
+    containers = [
+        {"name": name, **({"resources": spares[at]} if at < len(spares) and spares[at] else {})}
+        for at, name in enumerate(names)
+    ]
+    new = {
+        **document,
+        "spec": {**document["spec"], "containers": containers, "resources": other["spec"]["resources"]},
+    }
+    if random.random() < 0.4:
+        annotations = other["metadata"]["annotations"]
+        annotations |= random.choice(
+            [{}, {"cpu-manager.corepin.io/container.c0": "none"}, {"cpu-manager.corepin.io/pod": "none"}]
+        )
+        new["metadata"] = {**document["metadata"], "annotations": annotations}
+    return new
+
+
+class Story:
+    """A node with a sequence of events; each is followed by a pass, whose writes are done one by one."""
+
+    def __init__(self, topology: Topology, random: Random) -> None:
+        self.random, self.count = random, 0
+        self.world = World(topology, NodeConfig(strict_reserved=random.random() < 0.2))
+        self.all_cpus = topology.cpus
+
+    def next(self) -> None:
+        """Do one event, and a pass of the agent."""
+        uids = list(self.world.documents)
+        event = self.random.choice(
+            ["add", "add", "edit", "edit", "start", "stop", "remove", "flip", "restart", "old agent"]
+        )
+        if event == "add" or not uids:
+            self.count += 1
+            document = some_pod(f"u{self.count}", self.random)
+            document["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{self.count:02}Z"
+            put(self.world, document)
+        elif event == "edit":
+            put(self.world, resized(self.world.documents[self.random.choice(uids)], self.random))
+        elif event == "start":
+            self.start(self.random.choice(uids))
+        elif event == "remove":
+            self.remove(self.random.choice(uids))
+        else:
+            self.to_machine_or_agent(event)
+        self.act()
+
+    def start(self, uid: str) -> None:
+        """Start the containers of a pod up to one of them, as the kubelet does in their order."""
+        spec = self.world.documents[uid]["spec"]
+        for seen in self.world.live():
+            if seen.owner.pod_uid == uid:
+                self.world.stop(seen.id)
+        inits = spec["initContainers"]
+        if inits and self.random.random() < 0.5:
+            for at in range(self.random.randint(1, len(inits))):
+                if inits[at].get("restartPolicy") or at == len(inits) - 1:
+                    self.world.start(uid, inits[at]["name"])
+            return
+        for listed in [*(it for it in inits if it.get("restartPolicy")), *spec["containers"]]:
+            self.world.start(uid, listed["name"])
+
+    def remove(self, uid: str) -> None:
+        """Delete a pod with its containers."""
+        del self.world.documents[uid]
+        for seen in self.world.live():
+            if seen.owner.pod_uid == uid:
+                self.world.stop(seen.id)
+
+    def to_machine_or_agent(self, event: str) -> None:
+        """Take CPUs offline or back, end a container, or start the agent again."""
+        live = self.world.live()
+        if event == "stop" and live:
+            self.world.stop(self.random.choice(live).id)
+        elif event == "flip":
+            off = CPUSet(self.random.sample(sorted(self.all_cpus), self.random.choice([0, 0, 1, 2])))
+            self.world.set_online(self.all_cpus - off)
+        elif event == "restart":
+            self.world.ledger = ledger_from_dict(ledger_to_dict(self.world.ledger))
+        elif event == "old agent":
+            saved = ledger_to_dict(self.world.ledger)
+            self.world.ledger = ledger_from_dict({key: saved[key] for key in ("version", "assignments")})
+
+    def act(self) -> None:
+        """Plan, check, and write in any order that the plan allows."""
+        before = self.world.ledger
+        planned = self.world.plan()
+        self.check(planned)
+        done: set[int] = set()
+        while len(done) < len(planned.actions):
+            ready = [
+                at for at, it in enumerate(planned.actions) if at not in done and set(it.waits_for) <= done
+            ]
+            at = self.random.choice(ready)
+            self.check_write(planned.actions[at], planned, before)
+            self.world.write(planned.actions[at])
+            done.add(at)
+        again = self.world.plan()
+        assert not again.actions
+        assert (again.ledger, again.refusals) == (planned.ledger, planned.refusals)
+        for seen in self.world.live():
+            assert seen.cpus == planned.run_sets.of(seen.owner).cpus
+
+    def check(self, planned: Plan) -> None:
+        """Check the ledger: each pod has its budget or says what is short, and one pass is enough."""
+        world, ledger = self.world, planned.ledger
+        assert problems(ledger, world.sets) == ()
+        again = plan(world.observe(), ledger, world.config)
+        assert (again.ledger, again.refusals) == (ledger, planned.refusals)
+        refused = {refusal.owner.pod_uid for refusal in planned.refusals}
+        for pod in world.observe().pods:
+            if pod.budget:
+                assert taken(world, pod.uid) == pod.budget.cpus or pod.uid in refused
+            others = [ledger.pools[uid] for uid in ledger.pools if uid != pod.uid]
+            assert all(pool(world, pod.uid).isdisjoint(other.footprint) for other in others)
+        assert planned.shared.isdisjoint(ledger.exclusive)
+
+    def check_write(self, action: Action, planned: Plan, before: Ledger) -> None:
+        """Check that a write puts no container beside another pod's CPUs, or an init container beside its sidecars."""
+        mover = next(seen for seen in self.world.live() if seen.id == action.container_id)
+        gains = action.cpus - mover.cpus
+        own = planned.run_sets.part(mover.owner)
+        for other in self.world.live():
+            if other.id == mover.id or self._share(mover, other, planned.ledger):
+                continue
+            theirs = planned.run_sets.part(other.owner)
+            left = part_of(before, other.owner)
+            if theirs:
+                was = left.footprint if left else theirs.footprint
+                assert gains.isdisjoint(other.cpus & (theirs.footprint | was))
+            if own and action.kind == "grant":
+                assert own.cpus.isdisjoint(other.cpus)
+
+    @staticmethod
+    def _share(mover: SeenContainer, other: SeenContainer, ledger: Ledger) -> bool:
+        """Return whether two containers of a pod may share CPUs: both in the pool, or never at the same time."""
+        if mover.owner.pod_uid != other.owner.pod_uid:
+            return False
+        one, two = ledger.of(mover.owner), ledger.of(other.owner)
+        return not (one and two and one.meets(two))
+
+
+@pytest.mark.parametrize("machine", TOPOLOGIES)
+def test_any_sequence_of_events_keeps_every_rule(machine: str) -> None:
+    """Births, ends, edits, resizes, hotplug, restarts and downgrades: pools are disjoint, budgets whole or refused."""
+    for seed in range(SEQUENCES):
+        story = Story(TOPOLOGIES[machine], seeded(f"{machine} {seed}"))
+        for _ in range(EVENTS):
+            story.next()
+
+
+@pytest.mark.parametrize("machine", TOPOLOGIES)
+def test_upgrade_downgrade_and_upgrade_move_no_exclusive_cpu(machine: str) -> None:
+    """Slices that an agent without pools has given out stay where they are; only pools come and go."""
+    for seed in range(SEQUENCES):
+        random = seeded(f"upgrade {machine} {seed}")
+        world = World(TOPOLOGIES[machine])
+        documents = [some_pod(f"u{at}", random, is_plain=True) for at in range(4)]
+        for at, document in enumerate(documents):  # an agent without pools sees no budget
+            document["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{at:02}Z"
+            spec = {key: value for key, value in document["spec"].items() if key != "resources"}
+            put(world, {**document, "spec": spec})
+        world.run_all()
+        assert not world.ledger.pools
+        held = {it.owner: it.footprint for it in world.ledger}
+        for document in documents:
+            put(world, document)
+        for _ in range(2):
+            world.run_all()
+            assert {owner: it.footprint for it in world.ledger if (owner := it.owner) in held} == held
+            saved = ledger_to_dict(world.ledger)
+            world.ledger = ledger_from_dict({key: saved[key] for key in ("version", "assignments")})
+            assert replace(world.ledger, pools={}) == world.ledger

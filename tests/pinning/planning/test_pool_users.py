@@ -1,0 +1,152 @@
+"""Containers of a pod's pool at their start, in virtual machines and for the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pinning.contract import SMTPolicy
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.near import Device
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import UncountedClaims
+from pinning.planning.observed import Owner, State
+from pinning.planning.pod_pools import charged
+from pinning.planning.start_table import Start, start_table
+from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, runs, taken
+from tests.pinning.nodes import SNC
+from tests.pinning.world import World, reasons, world
+
+CONTAINER = "cpu-manager.corepin.io/container."
+
+
+def cpus(text: str) -> CPUSet:
+    """Parse a CPU list."""
+    return CPUSet.parse(text)
+
+
+def started(document: dict[str, Any], *names: str, node: World | None = None) -> World:
+    """Return a node on which a pod runs with these containers."""
+    node = node or world()
+    put(node, document, *names)
+    node.run_all()
+    return node
+
+
+def test_a_new_container_of_the_pool_starts_there() -> None:
+    """It gets the CPUs of the pool that others have left, and no variables of CMK."""
+    node = started(budgeted("a", 4, {"m": 2, "p": None}), "m")
+    table = start_table(node.plan(), node.observe())
+    start = table.start(Owner("a", "p"), claims=False)
+    assert start == Start(pool(node))
+    assert isinstance(start, Start)
+    assert table.environment(start) == {}
+    assert table.corrected(Owner("a", "p"), "id", "0-15") == pool(node)
+    assert table.trespass(Owner("a", "p"), pool(node)) == EMPTY
+    one = CPUSet([min(pool(node))])
+    assert table.start(Owner("a", "p"), claims=False, busy=one) == Start(pool(node) - one)
+    shared = table.start(Owner("a", "p"), claims=False, busy=pool(node))
+    assert shared == Start(node.sets.shared(node.ledger))
+
+
+def test_containers_of_a_pool_of_whole_cores_do_not_start_elsewhere() -> None:
+    """They are held back while the budget does not fit, and while others still run on the pool."""
+    annotations = {"smt-policy.corepin.io/pod": "require"}
+    node = started(budgeted("a", 4, {"p": None}, annotations=annotations))
+    table = start_table(node.plan(), node.observe())
+    busy = table.start(Owner("a", "p"), claims=True, busy=pool(node))
+    assert isinstance(busy, str)
+    assert "others still run" in busy
+    full = started(budgeted("a", 15, {"m": 2, "p": None}, annotations=annotations))
+    table = start_table(full.plan(), full.observe())
+    for name in ("m", "p"):
+        refused = table.start(Owner("a", name), claims=True)
+        assert isinstance(refused, str)
+        assert refused.startswith("NotEnoughCPUs")
+    assert isinstance(table.start(Owner("a", "debugger"), claims=False), Start)
+
+
+def test_a_kata_machine_runs_on_slices_and_pool_together() -> None:
+    """The guest decides which of its containers run where."""
+    node = world()
+    put(node, budgeted("a", 4, {"m": 2, "p": None}))
+    node.boot("a")
+    node.start("a", "m")
+    node.start("a", "p")
+    node.run_all()
+    assert node.sandboxes["s-a"].cpus == node.ledger.held
+    assert len(node.ledger.held) == 4
+
+
+def test_memory_is_bound_for_slices_and_pool() -> None:
+    """`bind` gives both the NUMA node of their CPUs; an empty pool has none and is not refused."""
+    annotations = {**EXCLUSIVE, "numa-policy.corepin.io/pod": "single", "numa-memory.corepin.io/pod": "bind"}
+    topology = replace(SNC, memory=dict.fromkeys(range(4), 2**34))
+    node = World(topology)
+    started(budgeted("a", 4, {"m": 2, "p": None}, annotations=annotations), node=node)
+    assert {str(part.mems) for part in node.ledger.of_pod("a")} == {str(node.ledger.pools["a"].mems)}
+    assert node.ledger.pools["a"].mems
+    start = start_table(node.plan(), node.observe()).start(Owner("a", "p"), claims=False)
+    assert isinstance(start, Start)
+    assert start.mems == node.ledger.pools["a"].mems
+    empty = World(topology)
+    started(budgeted("a", 2, {"m": 2}, annotations=annotations), node=empty)
+    assert not empty.plan().refusals
+
+
+def test_a_pod_is_placed_beside_all_its_devices() -> None:
+    """The budget goes to the nodes of the pod's devices; a slice comes from its own device's node."""
+    node = World(SNC)
+    node.devices[Owner("a", "m")] = (Device("gpu", CPUSet([2])),)
+    document = budgeted("a", 3, {"m": 2, "p": None})
+    for listed in document["spec"]["containers"]:
+        listed.setdefault("resources", {}).setdefault("limits", {})["gpu.example/card"] = 1
+    started(document, "m", "p", node=node)
+    assert {node.topology.core_of(cpu).numa_node for cpu in node.ledger.held} == {2}
+
+
+def test_claims_outside_of_the_budget_stay_outside() -> None:
+    """CMK's cores and `share` are neither slices nor in the pool."""
+    document = budgeted(
+        "a", 2, {"m": 1, "s": 1, "k": None}, annotations={**EXCLUSIVE, f"{CONTAINER}s": "share"}
+    )
+    document["spec"]["containers"][2]["resources"] = {
+        kind: {"cmk.intel.com/exclusive-cores": 1} for kind in ("limits", "requests")
+    }
+    node = started(document, "m", "s", "k")
+    assert (taken(node), len(node.ledger.held)) == (2, 5)
+    assert not node.plan().refusals
+
+
+def test_the_scheduler_counts_the_pool_on_one_container() -> None:
+    """Charged are the pool and its carrier, for a single NUMA node all slices too."""
+    annotations = {**EXCLUSIVE, "numa-policy.corepin.io/pod": "single"}
+    node = started(budgeted("a", 4, {"m": 2, "p": None}, annotations=annotations), "m", "p")
+    assert {name: len(held) for name, held in charged(node.ledger, "a", is_whole=False).items()} == {
+        "m": 2,
+        "p": 2,
+    }
+    assert {name: len(held) for name, held in charged(node.ledger, "a", is_whole=True).items()} == {
+        "m": 2,
+        "p": 4,
+    }
+    sliced = started(budgeted("a", 4, {"m": 2}), "m")
+    assert {name: len(held) for name, held in charged(sliced.ledger, "a", is_whole=False).items()} == {"m": 4}
+    assert charged(Ledger(), "a", is_whole=True) == {}
+
+
+def test_uncounted_claims_are_refused_as_before() -> None:
+    """A slice whose cores the scheduler does not count gets none where the operator refuses that."""
+    node = world(counted_claims=frozenset({SMTPolicy.REQUIRE}), uncounted_claims=UncountedClaims.REFUSE)
+    annotations = {"smt-policy.corepin.io/pod": "require"}
+    started(budgeted("a", 4, {"m": 2, "p": None}, annotations=annotations), "m", "p", node=node)
+    assert reasons(node.plan())["test/pod-a/m"] == "Uncounted"
+
+
+def test_a_created_container_of_the_pool_is_moved_at_once() -> None:
+    """It may start at any moment."""
+    node = world()
+    put(node, budgeted("a", 4, {"m": 2, "p": None}))
+    node.start("a", "p", State.CREATED)
+    node.run_all()
+    assert runs(node, "p") == pool(node)

@@ -1,0 +1,229 @@
+"""The budget of a pod: who has one, which containers have slices of it, and what is said about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pinning.contract import LIMIT_RANGER
+from pinning.pods.budget import filled_in, filled_in_annotation
+from pinning.pods.claims import read_pod
+from pinning.pods.resources import Role
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
+from tests.pods import fields
+
+FIELD = "spec.resources.limits[cpu]"
+SMT = "smt-policy.corepin.io/"
+
+
+def read(*given: Any, **more: Any) -> Any:
+    """Return what a pod with a budget asks for."""
+    document: Any = budgeted("a", *given, **more)
+    return read_pod(document)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "has_one"),
+    [
+        pytest.param(EXCLUSIVE, True, id="exclusive"),
+        pytest.param({"cpu-policy.gocrane.io/cpu-manager": "exclusive"}, None, id="another family"),
+        pytest.param({"qos.gocrane.io/cpu-manager": "exclusive"}, True, id="crane's key"),
+        pytest.param({f"{SMT}pod": "require"}, True, id="require alone"),
+        pytest.param({f"{SMT}pod": "isolate"}, True, id="isolate alone"),
+        pytest.param({f"{SMT}pod": "prefer"}, None, id="prefer alone"),
+        pytest.param({"cpu-manager.corepin.io/pod": "share"}, None, id="share"),
+        pytest.param({"cpu-manager.corepin.io/pod": "none", f"{SMT}pod": "require"}, None, id="none"),
+        pytest.param({"cpu-manager.corepin.io/container.m": "exclusive"}, None, id="a container's alone"),
+        pytest.param({}, None, id="no policy"),
+    ],
+)
+def test_pods_that_ask_for_exclusive_cpus_as_a_whole_have_a_budget(
+    annotations: dict[str, str], has_one: bool | None
+) -> None:
+    """Annotations of containers alone mean what they meant."""
+    found = read(4, {"m": 2, "p": None}, annotations=annotations)
+    assert (found.budget is not None) is bool(has_one)
+    assert FIELD not in fields(found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("limit", "requested", "message"),
+    [
+        pytest.param(
+            "3500m", None, "limit 3500m and request 3.5 (filled in) give the pod no CPUs", id="a fraction"
+        ),
+        pytest.param("4", "2", "limit 4 and request 2 give", id="request below the limit"),
+        pytest.param(None, "4", "limit absent and request 4 give", id="no limit"),
+        pytest.param("0", None, "limit 0 and request 0 (filled in)", id="nothing"),
+        pytest.param("99999999", None, "more than any machine has", id="too many"),
+    ],
+)
+def test_pod_level_cpu_that_is_no_budget_is_warned_about(
+    limit: str | None, requested: str | None, message: str
+) -> None:
+    """The pod is as before."""
+    document: Any = budgeted("a", 4, {"m": None})
+    document["spec"]["resources"] = {
+        "limits": {} if limit is None else {"cpu": limit},
+        "requests": {} if requested is None else {"cpu": requested},
+    }
+    found = read_pod(document)
+    assert found.budget is None
+    assert found.pool is None
+    (warning,) = [warning for warning in found.warnings if warning.field == FIELD]
+    assert message in warning.message
+
+
+def test_memory_alone_is_no_budget_and_no_warning() -> None:
+    """A pod that states memory at pod level has not asked for CPUs there."""
+    document: Any = budgeted("a", None, {"m": 2}, resources={"limits": {"memory": "1Gi"}})
+    found = read_pod(document)
+    assert (found.budget, found.warnings) == (None, ())
+
+
+def test_the_budget_is_what_the_api_server_will_store() -> None:
+    """A missing limit is filled in where every container has one."""
+    document: Any = budgeted("a", 4, {"m": 3, "n": 1})
+    document["spec"]["resources"] = {"requests": {"cpu": "4"}}
+    budget = read_pod(document).budget
+    assert budget
+    assert budget.cpus == 4
+
+
+@pytest.mark.parametrize(("allocated", "cpus"), [("2", 2), ("x", 4), (None, 4), ("1500m", None)])
+def test_the_kubelet_has_the_last_word(allocated: str | None, cpus: int | None) -> None:
+    """A resize may be pending for long: the status says what the pod has."""
+    document: Any = budgeted("a", 4, {"m": None})
+    document["status"] = {"allocatedResources": {"cpu": allocated} if allocated else None}
+    budget = read_pod(document).budget
+    assert (budget and budget.cpus) == cpus
+
+
+def test_the_pool_is_what_the_slices_leave() -> None:
+    """Ordinary init containers do not last, so that they take nothing of it."""
+    found = read(6, {"m": 2, "p": None}, {"side": (1, SIDECAR), "init": (4, ""), "gate": (None, "")})
+    assert [claim.container for claim in found.slices] == ["side", "init", "m"]
+    assert found.pool.count == 3
+    assert [(user.container, user.start_index, user.role) for user in found.pool.pool.users] == [
+        ("gate", 2, Role.INIT),
+        ("p", 4, Role.MAIN),
+    ]
+    assert found.every_claim == (*found.claims, found.pool)
+    assert found.carrier == "p"
+    assert not found.causes
+
+
+@pytest.mark.parametrize(
+    ("containers", "inits", "carrier"),
+    [
+        ({"m": 2, "p": None}, {"side": (None, SIDECAR)}, "side"),
+        ({"m": 2, "n": 1}, {"i": (None, "")}, "m"),
+    ],
+)
+def test_one_container_carries_what_is_counted_for_the_pool(
+    containers: Any, inits: Any, carrier: str
+) -> None:
+    """The first that lasts without a slice, else the first that lasts."""
+    assert read(6, containers, inits).carrier == carrier
+
+
+def test_a_pod_without_pool_containers_is_not_warned_about_an_empty_pool() -> None:
+    """Nobody misses the pool; an ordinary init container runs on the pod's CPUs."""
+    found = read(2, {"m": 2}, {"init": (None, "")})
+    assert (found.pool.count, found.every_claim) == (0, found.claims)
+    assert not found.warnings
+
+
+def test_an_empty_pool_is_warned_about() -> None:
+    """The warning names the containers that run in the shared set."""
+    (warning,) = read(2, {"m": 2, "web": None, "log": None}).warnings
+    assert (warning.field, warning.message) == (
+        FIELD,
+        "PodPoolEmpty: all 2 CPUs of the pod are slices of other containers; in the shared set instead of its pool:"
+        " log, web",
+    )
+    assert not read(2, {"m": 2, "log": None}, resourceClaims=[{"name": "c"}]).warnings
+
+
+def test_a_pod_without_slices_is_not_refused() -> None:
+    """A budget needs no container with whole CPUs, and its policies act on the pool."""
+    annotations = {
+        f"{SMT}pod": "require",
+        "numa-policy.corepin.io/pod": "single",
+        "numa-memory.corepin.io/pod": "bind",
+        "core-type.corepin.io/pod": "efficient",
+        "device-policy.corepin.io/pod": "prefer",
+    }
+    found = read(2, {"m": None}, annotations=annotations)
+    assert (found.causes, found.warnings) == ((), ())
+    pool = found.pool
+    assert (str(pool.smt), str(pool.numa), str(pool.numa_memory), str(pool.core_type), str(pool.devices)) == (
+        "require",
+        "single",
+        "bind",
+        "efficient",
+        "prefer",
+    )
+    assert pool.must_fit
+    assert not read(2, {"m": None}).pool.must_fit
+
+
+def test_a_container_that_is_named_still_needs_whole_cpus() -> None:
+    """An annotation of the container's own is not silently the pool."""
+    annotations = {**EXCLUSIVE, "cpu-manager.corepin.io/container.p": "exclusive"}
+    assert fields(read(4, {"m": 2, "p": None}, annotations=annotations).causes) == [
+        "metadata.annotations[cpu-manager.corepin.io/container.p]"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("LimitRanger plugin set: cpu limit for container a", {"a"}),
+        (
+            "LimitRanger plugin set: cpu, memory request for container a; cpu, memory limit for init container b",
+            {"b"},
+        ),
+        ("LimitRanger plugin set: memory limit for container a; cpu request for container a", set()),
+        ("anything; limit for ; cpu limit for", set()),
+        ("", set()),
+    ],
+)
+def test_filled_in_limits_are_read_from_the_annotation(text: str, found: set[str]) -> None:
+    """Only CPU limits count."""
+    document: Any = {"metadata": {"annotations": {LIMIT_RANGER: text}}}
+    assert filled_in(document) == found
+    if found:
+        document["metadata"]["annotations"] = {LIMIT_RANGER: filled_in_annotation(found)}
+        assert filled_in(document) == found
+
+
+@pytest.mark.parametrize(
+    ("more", "slices"),
+    [
+        ({}, ["m"]),
+        ({"cpu-manager.corepin.io/container.p": "exclusive"}, ["m", "p"]),
+        ({f"{SMT}container.p": "require"}, ["m", "p"]),
+    ],
+)
+def test_a_filled_in_limit_makes_no_slice_unless_the_container_is_named(
+    more: dict[str, str], slices: list[str]
+) -> None:
+    """A LimitRange with whole defaults would make a slice of every sidecar."""
+    annotations = {**EXCLUSIVE, LIMIT_RANGER: filled_in_annotation(["p"]), **more}
+    found = read(4, {"m": 2, "p": 1}, annotations=annotations)
+    assert [claim.container for claim in found.slices] == slices
+    assert [claim.container for claim in found.budget.filled] == ([] if more else ["p"])
+
+
+def test_requests_of_containers_in_a_pool_load_no_other_set() -> None:
+    """Those in an empty pool do."""
+    assert read(4, {"m": 2, "log": "500m"}).unclaimed_millicores == 0
+    assert read(2, {"m": 2, "log": "500m"}).unclaimed_millicores == 500
+
+
+def test_a_pod_has_no_budget_without_annotations() -> None:
+    """It is read as before."""
+    found = read(4, {"m": 2}, annotations={})
+    assert (found.budget, found.slices, found.pool, found.every_claim) == (None, (), None, ())

@@ -1,0 +1,155 @@
+"""Pods with a budget at admission: what the scheduler counts, what no node has, and which resizes are refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from pinning.contract import GATE_CONTAINER, GUARDED
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
+from tests.pods import fields
+from webhook.config.mutations import BUILT_IN
+from webhook.config.settings import load_settings
+from webhook.rules.injection import Injection
+from webhook.rules.mutate import plan_mutation
+from webhook.rules.pods import review_changed_pod, review_new_pod
+
+FIELD = "spec.resources.limits[cpu]"
+WHOLE, NUMA, ISOLATED = "corepin.io/whole-cores", "corepin.io/numa-cpus", "corepin.io/isolated-cores"
+REQUIRE = {"smt-policy.corepin.io/pod": "require"}
+ISOLATE = {"smt-policy.corepin.io/pod": "isolate"}
+SINGLE = {**EXCLUSIVE, "numa-policy.corepin.io/pod": "single"}
+NODES = b"{numaCPUs: true, isolatedCores: true, nodeShapes: [{name: a, cores: 8, threadsPerCore: 2}]}"
+PLAIN = load_settings(b"")
+
+
+def counts(document: Any, settings: bytes = NODES) -> dict[str, dict[str, int]]:
+    """Return what is counted for each container of a pod, after its plan; the plan of that changes nothing."""
+    read = load_settings(settings)
+    operations = plan_mutation(document, read, Injection(BUILT_IN)).operations
+    result = jsonpatch.apply_patch(copy.deepcopy(document), [dict(step) for step in operations])
+    assert plan_mutation(result, read, Injection(BUILT_IN)).operations == ()
+    assert not review_new_pod(result, read, Injection(BUILT_IN)).causes
+    listed = [*result["spec"]["initContainers"], *result["spec"]["containers"]]
+    limits = {it["name"]: (it.get("resources") or {}).get("limits") or {} for it in listed}
+    return {
+        name: {key: int(amount) for key, amount in given.items() if key in (WHOLE, NUMA, ISOLATED)}
+        for name, given in limits.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        pytest.param(EXCLUSIVE, {"m": {}, "log": {}, "web": {}}, id="nothing to count"),
+        pytest.param(
+            REQUIRE, {"m": {WHOLE: 1}, "log": {WHOLE: 2}, "web": {}}, id="require: each part's cores"
+        ),
+        pytest.param(ISOLATE, {"m": {ISOLATED: 2}, "log": {ISOLATED: 3}, "web": {}}, id="isolate"),
+        pytest.param(SINGLE, {"m": {}, "log": {NUMA: 5}, "web": {}}, id="single: the whole budget"),
+        pytest.param(
+            {**SINGLE, **REQUIRE},
+            {"m": {WHOLE: 1}, "log": {WHOLE: 2, NUMA: 6}, "web": {}},
+            id="with idle CPUs",
+        ),
+        pytest.param(
+            {**EXCLUSIVE, "numa-policy.corepin.io/container.m": "single"},
+            {"m": {NUMA: 2}, "log": {}, "web": {}},
+            id="single for a container",
+        ),
+    ],
+)
+def test_the_first_container_without_a_slice_counts_the_pool(
+    annotations: dict[str, str], expected: dict[str, dict[str, int]]
+) -> None:
+    """spec.resources takes no extended resources."""
+    assert counts(budgeted("a", 5, {"m": 2, "log": None, "web": None}, annotations=annotations)) == expected
+
+
+def test_a_pod_of_slices_counts_the_pool_on_the_first_of_them() -> None:
+    """A pool that no container uses is taken from the node all the same."""
+    assert counts(budgeted("a", 5, {"m": 2, "n": 1}, annotations=REQUIRE)) == {
+        "m": {WHOLE: 2},
+        "n": {WHOLE: 1},
+    }
+    assert counts(budgeted("a", 3, {"m": 2, "n": 1}, annotations=REQUIRE)) == {
+        "m": {WHOLE: 1},
+        "n": {WHOLE: 1},
+    }
+
+
+def test_init_containers_count_nothing_of_the_pool() -> None:
+    """The carrier runs as long as the pod; a sidecar does."""
+    inits: Any = {"init": (2, ""), "side": (None, SIDECAR)}
+    found = counts(budgeted("a", 4, {"m": 2}, inits, {**SINGLE, **REQUIRE}))
+    assert found == {"init": {WHOLE: 1}, "side": {WHOLE: 1, NUMA: 4}, "m": {WHOLE: 1}}
+
+
+def test_a_count_of_the_users_own_for_the_pool_must_be_right() -> None:
+    """A wrong one is refused with the amount that is right."""
+    document: Any = budgeted("a", 5, {"m": 2, "log": None}, annotations=ISOLATE)
+    for right, given in ((True, 3), (False, 2)):
+        document["spec"]["containers"][1]["resources"] = {
+            kind: {ISOLATED: given} for kind in ("limits", "requests")
+        }
+        causes = review_new_pod(document, PLAIN, Injection(BUILT_IN)).causes
+        assert (
+            "spec.containers[1].resources.requests[corepin.io/isolated-cores]" in fields(causes)
+        ) is not right
+
+
+def test_a_budget_that_no_node_has_is_refused() -> None:
+    """Slices and pool count together, under policies that take whole cores."""
+    settings = load_settings(b"nodeShapes: [{name: a, cores: 4, threadsPerCore: 2}]")
+    large: Any = budgeted("a", 16, {"m": 2, "p": None}, annotations=REQUIRE)
+    causes = review_new_pod(large, settings, Injection(BUILT_IN)).causes
+    assert FIELD in fields(causes)
+    assert any("needs 8 whole cores for this pod" in cause.message for cause in causes)
+    fitting: Any = budgeted("a", 4, {"m": 2, "p": None}, annotations=REQUIRE)
+    assert FIELD not in fields(review_new_pod(fitting, settings, Injection(BUILT_IN)).causes)
+
+
+def test_a_pod_whose_pool_must_fit_is_marked_and_gated() -> None:
+    """It has no other claim, and waits for its CPUs like a container under require."""
+    document: Any = budgeted("a", 4, {"p": None}, annotations=REQUIRE)
+    settings = load_settings(b"{gate: true, gateImage: registry.example/corepin}")
+    operations = plan_mutation(document, settings, Injection(BUILT_IN)).operations
+    result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
+    assert result["spec"]["initContainers"][0]["name"] == GATE_CONTAINER
+    assert GUARDED in result["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "refused"),
+    [("6", False), ("2", False), ("3500m", True)],
+)
+def test_a_resize_of_the_budget_is_reviewed(cpu: str, refused: bool) -> None:
+    """It may grow and shrink, but must stay a budget."""
+    old: Any = budgeted("a", 4, {"m": 2, "p": None})
+    new: Any = budgeted("a", cpu, {"m": 2, "p": None})
+    verdict = review_changed_pod(old, new, PLAIN)
+    assert fields(verdict.causes) == ([FIELD] if refused else [])
+    if refused:
+        assert verdict.causes[0].message.startswith(
+            "the pod has a budget of 4 CPUs, and would have none: set limit"
+        )
+    else:
+        assert fields(verdict.warnings) == ([FIELD] if cpu == "2" else [])
+
+
+def test_an_edit_may_give_the_budget_back() -> None:
+    """With `none` for the pod it needs no whole number."""
+    old: Any = budgeted("a", 4, {"p": None})
+    new: Any = budgeted("a", 4, {"p": None}, annotations={"cpu-manager.corepin.io/pod": "none"})
+    assert not review_changed_pod(old, new, PLAIN).causes
+
+
+def test_a_resize_of_a_pod_without_policies_is_not_looked_at() -> None:
+    """Its budget is Kubernetes' alone."""
+    old: Any = budgeted("a", 4, {"p": None}, annotations={})
+    new: Any = budgeted("a", "3500m", {"p": None}, annotations={})
+    verdict = review_changed_pod(old, new, PLAIN)
+    assert (verdict.causes, verdict.warnings) == ((), ())
