@@ -230,3 +230,21 @@ def test_list_has_an_end(known: Cluster, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(pods, "MOST", 1)
     page = pods.pods(known, Filter())
     assert (len(page.rows), page.more, page.namespaces) == (1, 3, ("default", "team"))
+
+
+def test_a_pool_of_a_pod_is_a_holder_of_its_own() -> None:
+    """It is proven by its containers, and says whose it is."""
+    held = {"default/web/(pool)": owner("2,6") | {"policy": "pod"}}
+    known = cluster(
+        node("n", MACHINE, pools(MACHINE, held)), pod("web", {"log": container("2,6") | {"policy": "pod"}})
+    )
+    whole, log = shown(known).containers
+    words = "the rest of the pod's budget, where its containers without slices run"
+    assert (whole.why, whole.health) == (f"The pool of the pod: {words}.", "ok")
+    assert [fact.text for fact in whole.facts if fact.term == "Proof"] == [words]
+    assert log.why == (
+        "CPUs of its pod, with other containers of the pod, on the fewest NUMA nodes. That gave it CPUs 2,6."
+    )
+    assert known.unproven == {"n": 0}
+    (row,) = pods.pods(known, Filter()).rows
+    assert (row.container, row.policy, row.health, row.text) == ("(pool)", "pod", "ok", words)
