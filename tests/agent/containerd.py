@@ -121,6 +121,11 @@ class Containerd:
         return self.directory / "nri" / "nri.sock"
 
     @property
+    def name(self) -> str:
+        """What the beginning of its name and version is."""
+        return f"containerd {self.programs.version}"
+
+    @property
     def container_prefix(self) -> str:
         """What precedes a container's id in the name of its cgroup."""
         return ""

@@ -113,7 +113,7 @@ class ContainerdNode:
             return self.sandboxes[name].create(NAME, command)
         except grpc.RpcError as error:
             details = str(error.details())
-            if "NRI" not in details:
+            if "NRI" not in details and error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # CRI-O's
                 raise
             self.refused.setdefault(name, []).append(details)
             return None

@@ -27,7 +27,7 @@ from tests.agent.containerd import (
 from tests.agent.cri.crio_config import config_text
 from tests.agent.cri.snapshotter import best_snapshotter
 from tests.servers.build import cache_folder, find
-from tests.servers.catalog import CRIO_SERVERS, PINNS
+from tests.servers.catalog import CRIO, CRIO_SERVERS, PINNS
 from tests.vm import lifeline
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class Crio(Containerd):
     def socket(self) -> Path:
         """The socket of the runtime."""
         return self.directory / "crio.sock"
+
+    @property
+    def name(self) -> str:
+        """What the beginning of its name and version is."""
+        return f"cri-o {CRIO.module.version}"
 
     @property
     def container_prefix(self) -> str:

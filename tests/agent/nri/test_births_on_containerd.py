@@ -16,6 +16,7 @@ import pytest
 
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.churn import planned
+from tests.agent.containerd_fixture import WITH_NRI
 from tests.agent.containerd_node import ISOLATE, NEAR, Churn, ContainerdNode, Windows, check_rules, start_node
 from tests.agent.nri.births import TELLING, Birth, Tenure, birth, born, environment, now, trespassers
 from tests.node.waiting import until, until_equal
@@ -32,7 +33,7 @@ AT_ONCE = 7  # unclaimed pods that are started at the same time, beside one that
 WINDOW = "corepin_agent_unpinned_window_seconds"
 pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one CPU can be owned or shared, not both"),
-    pytest.mark.parametrize("containerd_session", ["2.4"], indirect=True),
+    pytest.mark.parametrize("containerd_session", WITH_NRI[:2], indirect=True),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pinning.machine.cpuset import CPUSet
+from tests.agent.containerd_fixture import WITH_NRI
 from tests.agent.containerd_node import ContainerdNode, start_node
 from tests.agent.nri.births import TELLING, birth, environment
 from tests.node.node import Container, allowed_cpus
@@ -25,7 +26,7 @@ ALONE = {"cpu-manager.corepin.io/pod": "exclusive"}
 HELPED = (*TELLING[:2], TELLING[2].replace("exec /bin/sleep", "/bin/sleep 1000000 &\nexec /bin/sleep"))
 pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one CPU can be owned or shared, not both"),
-    pytest.mark.parametrize("containerd_session", ["2.4"], indirect=True),
+    pytest.mark.parametrize("containerd_session", WITH_NRI, indirect=True),
 ]
 
 
