@@ -247,4 +247,4 @@ def test_a_pool_of_a_pod_is_a_holder_of_its_own() -> None:
     )
     assert known.unproven == {"n": 0}
     (row,) = pods.pods(known, Filter()).rows
-    assert (row.container, row.policy, row.health, row.text) == ("(pool)", "pod", "ok", words)
+    assert (row.container, row.policy, row.health, row.text) == ("(pool)", "pod prefer", "ok", words)
