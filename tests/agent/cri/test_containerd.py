@@ -15,11 +15,13 @@ from cri_api.v1 import api_pb2
 from agent.cri.runtime import CRI
 from agent.errors import Gone, Refused, Unavailable
 from agent.kernel.cgroupfs import find_hierarchy
+from agent.kernel.tasks import tasks_below
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from pinning.planning.quota import Bandwidth
 from tests.agent.cgroup_trees import opened
 from tests.agent.containerd import CGROUP_ROOT, Containerd
+from tests.agent.containerd_fixture import CRIO, EVERY_RUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -30,7 +32,11 @@ ONE, ALL = CPUSet.parse("0"), CPUSet(os.sched_getaffinity(0))
 FORKING = ("/bin/sh", "-c", "sleep 1000000 & wait")
 NARROW = ("/bin/sh", "-c", "taskset 1 sleep 1000000 & wait")  # a mask: CPU 0
 SECONDS = 60.0
-pytestmark = pytest.mark.skipif(len(ALL) == 1, reason="moving a container takes two CPUs")
+pytestmark = [
+    pytest.mark.skipif(len(ALL) == 1, reason="moving a container takes two CPUs"),
+    # Not with crun's layout: on cgroup v1 runc itself cannot narrow a cgroup that has a child.
+    pytest.mark.parametrize("containerd_session", EVERY_RUNTIME[:3], indirect=True),
+]
 
 
 @asynccontextmanager
@@ -87,9 +93,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 def tasks(container: RuntimeContainer) -> list[int]:
     """Return the tasks of a container, as the kernel lists them."""
     hierarchy = find_hierarchy(CGROUP_ROOT)
-    return [
-        int(task) for task in (hierarchy.folder(cgroup_of(container)) / hierarchy.tasks).read_text().split()
-    ]
+    return tasks_below(hierarchy.folder(cgroup_of(container)), hierarchy.tasks)
 
 
 def commands(container: RuntimeContainer) -> list[str]:
@@ -118,8 +122,10 @@ def test_listing_tells_who_a_container_is(containerd: Containerd) -> None:
     running = found["running"]
     assert (running.pod_uid, running.namespace, running.pod) == ("uid-1", "default", "web")
     assert running.cgroup == found["created"].cgroup.replace(found["created"].id, running.id)  # type: ignore[union-attr]
-    assert f":{running.cgroup}\n" in Path(f"/proc/{running.pid}/cgroup").read_text()
-    assert found["created"].pid == found["exited"].pid == 0
+    below = "/container" if containerd.programs.version == CRIO[1] else ""
+    assert f":{running.cgroup}{below}\n" in Path(f"/proc/{running.pid}/cgroup").read_text()
+    assert found["exited"].pid == 0
+    assert bool(found["created"].pid) is (containerd.programs.version in CRIO)  # it holds the process already
     assert not running.in_vm
 
 
@@ -130,7 +136,7 @@ def test_name_tells_the_version(containerd: Containerd) -> None:
         runtime = CRI(containerd.socket)
         return await runtime.identify()
 
-    assert asyncio.run(identify()).startswith(f"containerd {containerd.programs.version}")
+    assert asyncio.run(identify()).startswith(containerd.name)
 
 
 def test_listing_again_asks_for_no_status(containerd: Containerd) -> None:
@@ -145,7 +151,7 @@ def test_listing_again_asks_for_no_status(containerd: Containerd) -> None:
         return before, (await listed(runtime))["one"]
 
     before, after = asyncio.run(twice())
-    assert (before.state, before.pid) == (State.CREATED, 0)
+    assert before.state is State.CREATED
     assert (after.state, after.cgroup) == (State.RUNNING, before.cgroup)
     assert after.pid in tasks(after)
 
@@ -291,7 +297,9 @@ def test_gone_and_impossible_are_told_apart(containerd: Containerd) -> None:
     with pytest.raises(Gone):
         update(containerd, "f" * 64, ONE)
     pod.stop(container.id)
-    update(containerd, container.id, ONE)
+    with suppress(Gone):  # as CRI-O says
+        update(containerd, container.id, ONE)
+    pod.remove(container.id)  # CRI-O keeps the cgroup until then
     with pytest.raises(Gone):
         cgroups.cpusets.write(cgroup_of(container), ONE)
     with pytest.raises(Gone):
