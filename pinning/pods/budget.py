@@ -101,9 +101,7 @@ def filled_in_annotation(containers: Collection[str]) -> str:
 
 
 def no_budget(pod: Pod) -> Iterator[Cause]:
-    """Warn that pod-level CPU is no budget, so that containers without CPUs of their own run in the shared set."""
-    if budget_of(pod) is not None:
-        return
+    """Warn that the pod-level CPU of a pod is no budget, so that containers without CPUs of their own run in the shared set."""
     amounts = pod_amounts(pod)
     limit, request = (_shown(kind, pod) for kind in ("limits", "requests"))
     if amounts and "cpu" in amounts.limits and amounts.limits["cpu"] > MOST_CPUS:

@@ -11,9 +11,9 @@ from pinning.machine.near import Device
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import UncountedClaims
 from pinning.planning.observed import Owner, State
-from pinning.planning.pod_pools import charged
+from pinning.planning.pod_pools import charged, mems_of, shared_users, starting_cpus
 from pinning.planning.start_table import Start, start_table
-from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, runs, taken
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, taken
 from tests.pinning.nodes import SNC
 from tests.pinning.world import World, reasons, world
 
@@ -150,3 +150,20 @@ def test_a_created_container_of_the_pool_is_moved_at_once() -> None:
     node.start("a", "p", State.CREATED)
     node.run_all()
     assert runs(node, "p") == pool(node)
+
+
+def test_only_containers_of_an_empty_pool_run_in_the_shared_set() -> None:
+    """Neither those of a pool with CPUs, nor those of a pod without a budget; memory is bound for none of them."""
+    node = started(budgeted("a", 4, {"m": 2, "p": None}), "m", "p")
+    started(budgeted("b", 2, {"m": 2, "p": None}), "m", "p", node=node)
+    assert [list(shared_users(node.ledger, uid)) for uid in ("a", "b", "c")] == [[], ["p"], []]
+    assert [mems_of(node.ledger, Owner(uid, "p")) for uid in ("a", "c")] == [EMPTY, EMPTY]
+
+
+def test_containers_of_other_pods_do_not_end_an_init_container() -> None:
+    """CPUs of an init container are kept free in its own pod, whatever runs beside."""
+    node = started(budgeted("a", 3, {"p": None}, {"log": (None, SIDECAR), "init": (2, "")}), "log", "init")
+    started(budgeted("b", 2, {"p": None}), "p", node=node)
+    held = node.ledger.of(Owner("a", "init"))
+    assert held
+    assert starting_cpus(node.observe(), node.ledger) == {"a": held.footprint}
