@@ -140,7 +140,7 @@ class Metrics:
         self._reports.labels(reporter).inc()
 
     def show_refused(self, reporter: str, number: int) -> None:
-        """Show how many a reporter cannot tell while it tells the others."""
+        """Set how many objects the API server refuses a reporter while it accepts the others."""
         self._refused.labels(reporter).set(number)
 
     def show(self, state: NodeState) -> None:

@@ -27,7 +27,7 @@ class PodChange(NamedTuple):
 
 
 def changed_pods(before: Mapping[str, Pod], after: Mapping[str, Pod]) -> Iterator[PodChange]:
-    """Yield each pod that came, went, or is another object than before."""
+    """Yield each pod that was added, removed or replaced by another object."""
     for uid, pod in after.items():
         known = before.get(uid)
         if known is not pod:

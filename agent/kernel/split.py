@@ -133,7 +133,7 @@ class _Turn:
         return known
 
     def frees(self, task: int, target: CPUSet) -> bool:
-        """Return, once for each task, whether to let it run everywhere because the parts have ended."""
+        """Return whether to widen a task because the parts have ended; true once per task."""
         is_free = bool(self._before.home) and not self.after.home and target == self.after.cpus
         if not is_free or task in self._freed:
             return False

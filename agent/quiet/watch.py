@@ -48,11 +48,11 @@ class NoiseWatch:
 
     @property
     def levels(self) -> Mapping[Owner, NoiseLevel]:
-        """The levels that are known."""
+        """The noise level of each container that has one."""
         return {owner: it.level for owner, it in self._watched.items() if it.level}
 
     async def run(self, newest: Callable[[], NodeState | None], changed: Callable[[], None]) -> None:
-        """Count until cancelled; call `changed` when a level is another."""
+        """Count until cancelled; call `changed` when a level changes."""
         took = 0.0
         while True:
             await self.sleep(max(ROUND_SECONDS, REST * took))

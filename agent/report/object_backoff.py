@@ -82,6 +82,6 @@ class ObjectBackoff:
         return [key for _, key in order] if order and order[0][0] <= now >= self._next else []
 
     def _due(self, key: str, versions: Mapping[str, str]) -> float:
-        """Return since when an object is due: one that changes all the time comes after those that wait longer."""
+        """Return since when an object is due; an object that keeps changing counts from its refusal, so it starves no other."""
         refused = self._refused[key]
         return refused.due if versions.get(key, "") == refused.version else refused.since

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WINDOW_SECONDS: Final = 60.0
 WRITES: Final = 6  # restores per window
 
-Label: TypeAlias = tuple[str, str | None]  # with its desired value
+Label: TypeAlias = tuple[str, str | None]  # name and desired value; None: absent
 
 logger = logging.getLogger(__name__)
 

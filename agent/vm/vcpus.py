@@ -24,7 +24,7 @@ _PERMISSION: Final = "the system calls of its threads may not be read (component
 
 
 class Answer(NamedTuple):
-    """The vCPUs and the source that identified them; source "": the ones found, with the reason why others are missing."""
+    """Identified vCPUs and their source. Source "": identification is incomplete, for the reason given."""
 
     by: ToldBy
     indexes: Mapping[int, int]  # thread to index

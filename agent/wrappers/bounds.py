@@ -25,7 +25,7 @@ RESERVE: Final = 32  # turns that begin at once after a pod was quiet, shared by
 BEGUN_AT_ONCE: Final = 4  # waiting turns in one iteration of the loop, so that a burst does not hold it up
 REFUSALS: Final = 64  # refusals with a reason after a container was quiet; then one a second
 DEAF_SECONDS: Final = 1.0  # after a refusal, connections of the same process are closed unread
-DEAF_MOST: Final = 4096  # processes remembered for that
+DEAF_MOST: Final = 4096  # refused processes to remember
 
 Ticket = TypeVar("Ticket")
 

@@ -14,7 +14,7 @@ Key: TypeAlias = tuple[str, ...]
 
 
 def split_owned(documents: Sequence[Planned]) -> tuple[list[Planned], list[Planned]]:
-    """Return the documents that count, and those whose controller is among them."""
+    """Split the documents into those to count and those that a controller among them creates."""
     uids: dict[Key, set[str]] = defaultdict(set)
     for document in documents:
         if document.names and not document.is_going:

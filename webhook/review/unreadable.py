@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from webhook.rules.raw_json import Malformed
 
 UNKNOWN: Final = ("", "")  # the kind of a request without one at the usual place
-WHOLE: Final = "object"  # the field of a cause without another field
+WHOLE: Final = "object"  # field of a cause that names none
 REFUSED: Final = {"refused": "1"}
 
 

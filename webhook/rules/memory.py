@@ -21,7 +21,7 @@ def too_much_memory(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Ite
     """Warn about a memory limit above any NUMA node of every configured node shape: the kernel OOM-kills there."""
     bound = [claim for claim in pod_claims.claims if claim.memory_limit]
     sizes = [(parse_quantity(shape.numa_memory), shape) for shape in shapes if shape.numa_memory is not None]
-    if not bound or not sizes or len(sizes) < len(shapes):  # shapes without sizes prove nothing
+    if not bound or not sizes or len(sizes) < len(shapes):  # a shape without a size may hold any limit
         return
     size, largest = max(sizes, key=lambda sized: (sized[0], sized[1].name))
     for claim in bound:

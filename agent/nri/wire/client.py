@@ -79,7 +79,7 @@ class Client:
         self._thread = threading.Thread(target=self._run, name=f"nri {name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that connects to the runtime and serves it."""
         self._thread.start()
 
     def stop(self) -> None:
