@@ -116,7 +116,7 @@ def test_commands_of_the_guide_answer(cluster: Cluster) -> None:
 
 def owners(cluster: Cluster) -> Any:
     """Return who owns CPUs of the node, as its agent says."""
-    node = json.loads(cluster.kubectl("get", "node", cluster.name, "-o=json"))
+    node = cluster.document()
     return json.loads(node["metadata"]["annotations"][STATUS_POOLS])["owners"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,11 +69,6 @@ def cmk_objects(*kinds: str) -> Iterator[dict[str, Any]]:
             yield it
 
 
-def read(api: ApiServer, *what: str) -> Any:
-    """Return an object."""
-    return json.loads(api.kubectl("get", *what, "-o=json").stdout)
-
-
 def rights(api: ApiServer) -> set[str]:
     """Return what CMK's account may do, of all that its roles gave it."""
     account = "--as=system:serviceaccount:cmk-namespace:cmk-serviceaccount"
@@ -89,7 +83,7 @@ def rights(api: ApiServer) -> set[str]:
 
 def of_users(api: ApiServer, spaces: Sequence[str], kinds: str = OF_USERS) -> dict[str, str]:
     """Return the objects of users by their uids: what stands in their namespaces under no name of CMK."""
-    found = [it for space in spaces for it in read(api, "-n", space, kinds)["items"]]
+    found = [it for space in spaces for it in api.get("-n", space, kinds)["items"]]
     named = {it["metadata"]["uid"]: f"{it['kind']} {it['metadata']['name']}" for it in found}
     return {uid: name for uid, name in named.items() if " cmk-" not in name}
 

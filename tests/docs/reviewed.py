@@ -54,7 +54,7 @@ def created(api: ApiServer, pod: dict[str, Any]) -> Any:
 
 
 def _clients(api: ApiServer, kind: str) -> list[Any]:
-    shown = json.loads(api.kubectl("get", kind, NAME, "-o=json").stdout)
+    shown = api.get(kind, NAME)
     return [it["clientConfig"] for it in shown["webhooks"]]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.docs.migration import OF_USERS, PAGE, Walk, differences, of_users, read, rights
+from tests.docs.migration import OF_USERS, PAGE, Walk, differences, of_users, rights
 from tests.docs.reviewed import INJECTED, created, reviewed
 from tests.manifests.guide import Shell, shell
 
@@ -41,7 +41,7 @@ def half_way(api: ApiServer) -> None:
     assert len(rights(api)) == 10
     daemon_sets = api.kubectl("-n", "default", "get", "daemonsets", "-o=name").stdout.split()
     assert daemon_sets == ["daemonset.apps/cmk-reconcile-nodereport-ds-node-2"]
-    over, before = (read(api, "node", f"node-{number}")["metadata"]["labels"] for number in (1, 2))
+    over, before = (api.get("node", f"node-{number}")["metadata"]["labels"] for number in (1, 2))
     assert "corepin.io/agent" in over
     assert "corepin.io/agent" not in before
     assert before["cmk.intel.com/cmk-node"] == "true"
@@ -71,23 +71,23 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
     assert [name for name in left.stdout.split() if "cmk" in name] == []
     left = api.kubectl("get", "clusterroles,clusterrolebindings,configmaps", "-n", "team", "-o=name")
     assert [name for name in left.stdout.split() if "/cmk-" in name] == []
-    spec = read(api, "-n", "telco", "deployment", "forwarder")["spec"]["template"]["spec"]
+    spec = api.get("-n", "telco", "deployment", "forwarder")["spec"]["template"]["spec"]
     assert spec["containers"][0]["command"] == ["/opt/bin/cmk"]
-    agent = read(api, "-n", "corepin-agent", "daemonset", "corepin-agent")["spec"]["template"]["spec"]
-    node = read(api, "node", "node-1")
+    agent = api.get("-n", "corepin-agent", "daemonset", "corepin-agent")["spec"]["template"]["spec"]
+    node = api.get("node", "node-1")
     assert (
         agent["nodeSelector"].items() <= {**node["metadata"]["labels"], "kubernetes.io/os": "linux"}.items()
     )
     assert spec["nodeSelector"].items() <= node["metadata"]["labels"].items()
-    other = read(api, "node", "node-2")["metadata"]["labels"]
+    other = api.get("node", "node-2")["metadata"]["labels"]
     assert agent["nodeSelector"].items() <= {**other, "kubernetes.io/os": "linux"}.items()
     assert "corepin.io/cpu-group" not in node["metadata"]["labels"]
-    keys = read(api, "-n", "corepin-agent", "configmap", "corepin-agent")["data"]
+    keys = api.get("-n", "corepin-agent", "configmap", "corepin-agent")["data"]
     assert "exclusive_cores: 4" in keys["config.yaml"]
     assert "exclusive_cores: 14" in keys[f"config.{other['corepin.io/cpu-group']}.yaml"]
     assert node["spec"].get("unschedulable") is None
-    assert read(api, "-n", "telco", "serviceaccount", "cmk-serviceaccount")
-    assert read(api, "-n", "default", "cmk-nodereports")["items"] == []
+    assert api.get("-n", "telco", "serviceaccount", "cmk-serviceaccount")
+    assert api.get("-n", "default", "cmk-nodereports")["items"] == []
 
 
 def test_applied_again_nothing_differs(api: ApiServer, here: Shell) -> None:
@@ -134,7 +134,7 @@ def test_back_to_cmk(api: ApiServer, here: Shell) -> None:
         kubelet = pool.submit(finish, api, "corepin-reset-node-2")
         here.run(block)
         kubelet.result()
-    labels = [read(api, "node", f"node-{number}")["metadata"]["labels"] for number in (1, 2)]
+    labels = [api.get("node", f"node-{number}")["metadata"]["labels"] for number in (1, 2)]
     assert "corepin.io/agent" in labels[0]
     assert not {"corepin.io/agent", "corepin.io/cpu-group"} & labels[1].keys()
     assert "zz-corepin" in api.kubectl("get", "mutatingwebhookconfigurations", "-o=name").stdout
@@ -153,8 +153,8 @@ def test_from_the_static_policy(api: ApiServer, here: Shell) -> None:
     """The commands of this chapter work; the node is schedulable at its end."""
     walk(here, "From the kubelet's static policy")
 
-    assert read(api, "node", "node-1")["spec"].get("unschedulable") is None
-    assert read(api, "-n", "corepin-agent", "daemonset", "corepin-agent")
+    assert api.get("node", "node-1")["spec"].get("unschedulable") is None
+    assert api.get("-n", "corepin-agent", "daemonset", "corepin-agent")
 
 
 def test_from_crane(api: ApiServer, here: Shell) -> None:
@@ -164,10 +164,10 @@ def test_from_crane(api: ApiServer, here: Shell) -> None:
     """
     walk(here, "From Crane")
 
-    crane = read(api, "-n", "crane-system", "daemonset", "crane-agent")["spec"]["template"]["spec"]
+    crane = api.get("-n", "crane-system", "daemonset", "crane-agent")["spec"]["template"]["spec"]
     assert "example.com/crane" not in crane.get("nodeSelector", {})
-    template = read(api, "-n", "telco", "deployment", "web")["spec"]["template"]["metadata"]
+    template = api.get("-n", "telco", "deployment", "web")["spec"]["template"]["metadata"]
     assert template["annotations"] == {"qos.gocrane.io/cpu-manager": "exclusive"}
-    pod = read(api, "-n", "telco", "pod", "web-0")["metadata"]
+    pod = api.get("-n", "telco", "pod", "web-0")["metadata"]
     assert pod["annotations"]["qos.gocrane.io/cpu-manager"] == "share"
     assert "zz-corepin" not in api.kubectl("get", "mutatingwebhookconfigurations", "-o=name").stdout

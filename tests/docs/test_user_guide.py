@@ -80,7 +80,7 @@ def test_commands_work(api: ApiServer, tmp_path: Path) -> None:
     here = shell(api, tmp_path)
     for command in blocks(PAGE, "sh"):
         here.run(command)
-    stored: Any = json.loads(api.kubectl("get", "pod", "web", "-o=json").stdout)
+    stored: Any = api.get("pod", "web")
     assert "qos.gocrane.io/cpu-manager" not in stored["metadata"]["annotations"]
 
 

@@ -28,7 +28,7 @@ def rotate(api: ApiServer, token: str) -> subprocess.CompletedProcess[str]:
 
 def bundles(api: ApiServer) -> set[str]:
     """Return the distinct caBundles of all entries."""
-    read = [json.loads(api.kubectl("get", kind, "zz-corepin", "-o", "json").stdout) for kind in KINDS]
+    read = [api.get(kind, "zz-corepin") for kind in KINDS]
     return {entry["clientConfig"].get("caBundle", "") for it in read for entry in it["webhooks"]}
 
 

@@ -57,7 +57,7 @@ def test_a_client_applies_again_what_is_there(version: str) -> None:
     with start_servers(version) as api:
         api.kubectl("apply", "-k", "manifests/base")
         lines = api.kubectl("apply", "-k", "manifests/base").stdout.splitlines()
-        shown = json.loads(api.kubectl("get", "daemonsets", "-A", "-o", "json").stdout)["items"]
+        shown = api.get("daemonsets", "-A")["items"]
     changed = {line for line in lines if not line.endswith(" unchanged")}
     # the schema of this kind has kubectl send the selector always, whatever is there
     sent = {"poddisruptionbudget.policy/corepin-webhook configured"}

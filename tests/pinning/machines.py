@@ -56,7 +56,6 @@ WIDE = machine(18, 1, lambda core: (core // 6, core // 6, core // 6))  # 3 socke
 OCTETS = machine(24, 1, lambda core: (core // 8, core // 8, core // 8))  # 3 sockets = nodes of 8 CPUs
 SIX_CORES = machine(6, 2, lambda _: (0, 0, 0))  # pairs N,N+6
 TWELVE_CORES = machine(12, 2, lambda _: (0, 0, 0))
-EIGHT_CORES = machine(8, 2, lambda _: (0, 0, 0))  # pairs N,N+8
 NINE_NODES = machine(9, 1, lambda core: (core // 3, core, core))
 FOUR_WAY = machine_of_cores("0-3", "4-7", "8-11")
 HYBRID = machine_of_cores("0-1", "2-3", "4", "5", "6", "7")

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import trustme
@@ -91,6 +92,10 @@ class ApiServer:
         if check and done.returncode != 0:
             raise KubectlFailed(done.returncode, command, done.stdout, done.stderr)
         return done
+
+    def get(self, *what: str, input: str | None = None) -> Any:  # noqa: A002 - named as in subprocess.run
+        """Return what `kubectl get -o json` shows, an object or a list of them."""
+        return json.loads(self.kubectl("get", *what, "-o=json", input=input).stdout)
 
     def apply(self, yaml: str, *, user: str = ADMIN) -> subprocess.CompletedProcess[str]:
         """Apply YAML documents by `kubectl apply`."""

@@ -189,11 +189,6 @@ class Plugin:
         asked = pb.LifecycleRequest(pod=known_pod(of), container=known(about) if about else None)
         self.call(_METHODS[event], asked, pb.LifecycleRequest)
 
-    def state_change(self, event: int, of: pb.PodSandbox, about: pb.Container | None = None) -> None:
-        """Tell an event as NRI did before 0.12."""
-        asked = pb.StateChangeEvent(event=event, pod=known_pod(of), container=known(about) if about else None)
-        self.call("StateChange", asked, pb.LifecycleRequest)
-
     def call(self, method: str, asked: Message, answer: type[Answer], service: str = SERVICE) -> Answer:
         """Call a method and return its answer; raise Refused or Gone."""
         return answer.FromString(self.call_raw(method, asked.SerializeToString(), service))

@@ -34,7 +34,7 @@ class Cluster:
 
     def get(self, *args: str) -> Any:
         """Return what `kubectl get -o json` shows."""
-        return json.loads(self.server.kubectl("get", *args, "-o", "json").stdout)
+        return self.server.get(*args)
 
     def shown(self) -> Any:
         """Return the node."""

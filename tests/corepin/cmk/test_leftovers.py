@@ -175,10 +175,7 @@ def run_script(api: ApiServer, text: str, folder: Path) -> None:
 def uids(api: ApiServer, objects: list[dict[str, Any]]) -> list[str]:
     """Return the identities of objects."""
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-    return [
-        it["metadata"]["uid"]
-        for it in json.loads(api.kubectl("get", "-f", "-", "-o=json", input=text).stdout)["items"]
-    ]
+    return [it["metadata"]["uid"] for it in api.get("-f", "-", input=text)["items"]]
 
 
 @pytest.mark.server
@@ -210,10 +207,10 @@ def test_the_script_deletes_all_of_cmk_and_nothing_else(
     put(here, [definition("nodereport", OURS)])
     kept = [it for it in of_others() if it["kind"] != "Cmk-nodereport"]
     assert set(uids(here, kept)) <= set(before)
-    shown = json.loads(here.kubectl("get", "node", "node-1", "-o=json").stdout)
+    shown = here.get("node", "node-1")
     assert node_marks(shown) == ()
     assert "cmk.intel.com/exclusive-cores" not in shown["status"].get("capacity", {})
-    assert json.loads(here.kubectl("get", "node", "node-9", "-o=json").stdout)["spec"]["taints"]
+    assert here.get("node", "node-9")["spec"]["taints"]
 
 
 @pytest.mark.server

@@ -78,7 +78,7 @@ def put(
 
 def labels(api: ApiServer, place: str) -> Any:
     """Return the labels of a namespace."""
-    return json.loads(api.kubectl("get", "namespace", place, "-o=json").stdout)["metadata"]["labels"]
+    return api.get("namespace", place)["metadata"]["labels"]
 
 
 def names(api: ApiServer, place: str, kinds: str) -> list[str]:
@@ -141,10 +141,7 @@ def test_a_namespace_that_is_created_has_the_label(
     assert "the rest: corepin cmk cluster-init --all-hosts --namespace=made | kubectl delete" in told
     delete = told.partition("the namespace: kubectl ")[2].split()
     here.kubectl(*delete, "--wait=false")
-    assert (
-        json.loads(here.kubectl("get", "namespace", "made", "-o=json").stdout)["status"]["phase"]
-        == "Terminating"
-    )
+    assert here.get("namespace", "made")["status"]["phase"] == "Terminating"
 
 
 @pytest.mark.server

@@ -58,14 +58,9 @@ def here(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     return api
 
 
-def read(api: ApiServer, *what: str) -> Any:
-    """Return an object, or a list of them."""
-    return json.loads(api.kubectl("get", *what, "-o=json").stdout)
-
-
 def labelled(api: ApiServer) -> set[str]:
     """Return the nodes on which the agents run."""
-    return {node["metadata"]["name"] for node in read(api, "nodes", f"-l={LABEL}=true")["items"]}
+    return {node["metadata"]["name"] for node in api.get("nodes", f"-l={LABEL}=true")["items"]}
 
 
 def versions(api: ApiServer) -> dict[str, str]:
@@ -74,8 +69,8 @@ def versions(api: ApiServer) -> dict[str, str]:
         "deployments,daemonsets,services,configmaps,roles,clusterroles,crds,nodes,validatingadmissionpolicies"
     )
     items = [
-        *read(api, kinds, "-A", "-l=app.kubernetes.io/name=corepin")["items"],
-        *read(api, "nodes")["items"],
+        *api.get(kinds, "-A", "-l=app.kubernetes.io/name=corepin")["items"],
+        *api.get("nodes")["items"],
     ]
     return {it["metadata"]["uid"]: it["metadata"]["resourceVersion"] for it in items}
 
@@ -128,19 +123,19 @@ def test_fields_of_others_are_taken_over_when_that_is_asked_for(
     assert "daemonsets/corepin-agent: the API server answered 409: Apply failed with 1 conflict" in shown.err
     assert shown.err.endswith("nothing was changed: to take these fields over, add --force-conflicts\n")
     assert init("--host-list=n1", "--force-conflicts") == 0
-    pod = read(here, "-n", AGENTS, "daemonset", "corepin-agent")["spec"]["template"]["spec"]
+    pod = here.get("-n", AGENTS, "daemonset", "corepin-agent")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 10
 
 
 def keys(api: ApiServer) -> dict[str, str]:
     """Return the keys of the agents' ConfigMap."""
-    found: dict[str, str] = read(api, "-n", AGENTS, "configmap", "corepin-agent")["data"]
+    found: dict[str, str] = api.get("-n", AGENTS, "configmap", "corepin-agent")["data"]
     return found
 
 
 def group(api: ApiServer, node: str) -> str | None:
     """Return the group of a node."""
-    found: str | None = read(api, "node", node)["metadata"]["labels"].get("corepin.io/cpu-group")
+    found: str | None = api.get("node", node)["metadata"]["labels"].get("corepin.io/cpu-group")
     return found
 
 
@@ -192,7 +187,7 @@ def test_numbers_are_of_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str
     now = keys(here)
     assert (now["config.yaml"], now["config.broken.yaml"]) == (by_hand, "reserved: [")
     assert "exclusive_cores: 14" in now[f"config.{NAME}.yaml"]
-    pod = read(here, "-n", AGENTS, "daemonset", "corepin-agent")["spec"]["template"]["spec"]
+    pod = here.get("-n", AGENTS, "daemonset", "corepin-agent")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["image"] == "registry.example/corepin:1"
     assert [it.get("value") for it in container["env"] if it["name"] == "COREPIN_TAINT"] == [None]
@@ -292,7 +287,7 @@ def test_a_report_is_published_in_place(here: ApiServer, capsys: pytest.CaptureF
     )
     for _ in range(2):
         assert main(["cmk", "node-report", "--node=n1", "--publish"]) == 0
-    shown = read(here, "-n", AGENTS, "cmk-nr", "n1")
+    shown = here.get("-n", AGENTS, "cmk-nr", "n1")
     assert shown["spec"]["report"] == node_report(POOLS, STATE.topology)
     assert shown["metadata"]["generation"] == 1
 
@@ -337,7 +332,7 @@ def test_uninstall_cleans_the_chosen_nodes(here: ApiServer, capsys: pytest.Captu
     ):
         report = {"apiVersion": "intel.com/v1", "kind": kind, "metadata": {"name": "n1", "namespace": AGENTS}}
         here.kubectl("apply", "-f", "-", input=json.dumps(report))
-        assert read(here, "-n", AGENTS, plural)["items"]
+        assert here.get("-n", AGENTS, plural)["items"]
     capsys.readouterr()
     assert main(["cmk", "uninstall", "--host-list=n1"]) == 0
     assert "nodeName: n1" in capsys.readouterr().out
@@ -350,9 +345,9 @@ def test_uninstall_cleans_the_chosen_nodes(here: ApiServer, capsys: pytest.Captu
     assert "livenessProbe" not in container
     assert "n1" not in labelled(here)
     assert (group(here, "n1"), group(here, "n2")) == (None, "mine")
-    assert read(here, "-n", AGENTS, "pods")["items"] == []
+    assert here.get("-n", AGENTS, "pods")["items"] == []
     for kind in ("cmk-nr", "cmk-rr", "configmaps"):
-        names = [it["metadata"]["name"] for it in read(here, "-n", AGENTS, kind)["items"]]
+        names = [it["metadata"]["name"] for it in here.get("-n", AGENTS, kind)["items"]]
         assert not {"n1", "cmk-config-n1"} & set(names)
     assert capsys.readouterr().out == "node n1: uninstalled\n"
 

@@ -100,7 +100,7 @@ def test_the_agent_reports_and_kubectl_shows_it_by_cmks_names(reporting: Install
     reporting.admin.send("DELETE", f"{REPORTS}/{HERE_NODE}")
 
     def shown(name: str) -> Any:
-        return json.loads(reporting.api.kubectl("-n", AGENT, "get", name, HERE_NODE, "-o=json").stdout)
+        return reporting.api.get("-n", AGENT, name, HERE_NODE)
 
     async def main() -> None:
         api = reporting.agent_api()
