@@ -31,6 +31,7 @@ class Cluster(KubeNode):
     """A cluster of one node."""
 
     overlays: Path  # a folder for those of the tests
+    programs: Path  # the node's /opt/bin
     applied: tuple[str, int] | None = None  # overlay and replicas
 
     # The operator.

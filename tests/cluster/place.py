@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 RUNTIME, KUBELET, STATE = (Path(name) for name in ("/run/containerd", "/var/lib/kubelet", "/var/lib/corepin"))
+CMK_PROGRAMS, CMK_STATE = Path("/opt/bin"), Path("/etc/cmk")  # Intel CMK's, and corepin's command `cmk`
 LOGS: Final = Path("/var/log/containers")  # the kubelet links the logs of containers there
 _NAMED_NETWORKS: Final = Path("/run/netns")  # where the runtime keeps those of pods
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.agent.containerd import VERSIONS, _missing, install_packages, start_containerd
 from tests.cluster.cluster import Cluster
 from tests.cluster.names import DOMAIN, serve_names
-from tests.cluster.place import KUBELET, LOGS, RUNTIME, STATE, Place, node_place
+from tests.cluster.place import CMK_PROGRAMS, CMK_STATE, KUBELET, LOGS, RUNTIME, STATE, Place, node_place
 from tests.image.build import build_image
 from tests.node.kubelet import start_kubelet
 from tests.node.waiting import until
@@ -42,6 +42,8 @@ def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
         KUBELET: directory / "kubelet/root",
         STATE: directory / "state",
         LOGS: directory / "kubelet/containers",
+        CMK_PROGRAMS: directory / "programs",
+        CMK_STATE: directory / "cmk",
     }
     for folder in (directory / "api", directory / "overlays", *folders.values()):
         folder.mkdir(parents=True)
@@ -60,7 +62,8 @@ def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
             settings=_kubelet_settings(place),
         )
     )
-    cluster = Cluster(NODE, plane, containerd, kubelet, directory / "overlays")
+    places = (directory / "overlays", folders[CMK_PROGRAMS])
+    cluster = Cluster(NODE, plane, containerd, kubelet, *places)
     until("the kubelet is ready", cluster.is_ready)
     return cluster
 

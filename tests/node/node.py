@@ -193,7 +193,7 @@ class KubeNode:
 
     def get(self, *args: str) -> Any:
         """Return what `kubectl get -o json` shows."""
-        return json.loads(self.kubectl("get", *args, "-o", "json"))
+        return self.plane.server.get(*args)
 
     # Pods.
 
@@ -222,9 +222,10 @@ class KubeNode:
     def container(self, name: str) -> Container | None:
         """Return the running container of a pod, None while there is none."""
         pod = self.pod(name)
-        return self._container(pod) if pod else None
+        return self.container_of(pod) if pod else None
 
-    def _container(self, pod: Any) -> Container | None:
+    def container_of(self, pod: Any) -> Container | None:
+        """Return the running container of a pod of any namespace, None while there is none."""
         for status in pod["status"].get("containerStatuses") or ():
             key = status.get("containerID", "").partition("//")[2]
             if key and "running" in status["state"]:
