@@ -177,6 +177,7 @@ class DevicePolicy(StrEnum):
 
     NONE = "none"
     PREFER = "prefer"  # near CPUs first, others where they do not suffice
+    REQUIRE = "require"  # near CPUs only, some beside each device
 
 
 class IOThreadsPolicy(StrEnum):

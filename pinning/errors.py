@@ -59,6 +59,12 @@ class NotEnoughCPUs(PinningError):
         self.found = found
         self.remedies = remedies
 
+    def beside(self, devices: str) -> NotEnoughCPUs:
+        """Return the same refusal with the devices that the CPUs had to be beside."""
+        wanted, comma, found = self.detail.partition(",")
+        detail = f"{wanted} beside {devices}{comma}{found}"
+        return NotEnoughCPUs(self.wanted, self.found, detail, self.remedies)
+
     def or_else(self, remedy: str) -> NotEnoughCPUs:
         """Return the same refusal with one more remedy."""
         return NotEnoughCPUs(self.wanted, self.found, self.detail, (*self.remedies, remedy))

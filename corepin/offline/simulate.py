@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from corepin.offline.devices import NodeDevices
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_sets import node_sets
-from pinning.planning.observed import Observed, SeenPod
+from pinning.planning.observed import Observed, Owner, SeenPod
 from pinning.planning.plan import plan
 
 if TYPE_CHECKING:
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
-    from pinning.planning.observed import Owner
     from pinning.planning.refusal import Refusal
+
+
+NOT_GIVEN: Final = "this plan has no devices for it: name them with --device"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,13 @@ class PlannedNode:
             for key, event_pod in node.events(document, number):
                 pods_here = tuple(pod for pod, _ in node.here.values())
                 devices, lacking = given.follow(node.here)
-                seen = Observed(self.topology, self.topology.online, pods_here, devices=devices)
+                seen = Observed(
+                    self.topology,
+                    self.topology.online,
+                    pods_here,
+                    devices=devices,
+                    devices_unknown=_unknown(node.here, lacking),
+                )
                 planned = plan(seen, ledger, self.config)
                 ledger = planned.ledger
                 warnings = [f"{warning.field}: {warning.message}" for warning in event_pod.warnings]
@@ -73,6 +81,15 @@ class PlannedNode:
                 here = {name: owner for name, (_, owner) in node.here.items()}
                 machines = places.of(ledger, here)
                 yield Step(key, here, tuple(warnings), ledger, planned.refusals, machines, devices)
+
+
+def _unknown(here: Mapping[str, tuple[SeenPod, Planned]], lacking: Mapping[str, str]) -> dict[Owner, str]:
+    """Return why each container of the node would have no devices, for those that have none."""
+    return {
+        Owner(pod.uid, container): lacking.get(key, NOT_GIVEN)
+        for key, (pod, _) in here.items()
+        for container in pod.device_containers
+    }
 
 
 @dataclass(frozen=True)

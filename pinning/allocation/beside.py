@@ -6,12 +6,13 @@ number of CPUs or cores within a region, keeping the given placement, or raises 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import or_
 from typing import TYPE_CHECKING
 
 from pinning.allocation.placement import Placement
-from pinning.contract import NUMAPolicy
+from pinning.contract import DevicePolicy, NUMAPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import CPUSet, union
 from pinning.machine.near import cpus_near, nodes_of, rings, shares
@@ -19,31 +20,98 @@ from pinning.machine.near import cpus_near, nodes_of, rings, shares
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pinning.machine.near import Home
+    from pinning.machine.near import Device, Home
     from pinning.machine.topology import Topology
 
     Put = Callable[[CPUSet, int, Placement | None], Placement]
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The homes of a container, and whether it may have CPUs elsewhere.
+
+    Under `require` it may not, and some of its CPUs are near each device.
+    """
+
+    homes: tuple[Home, ...] = ()  # none: it has no devices, or their nodes are not known
+    policy: DevicePolicy = DevicePolicy.PREFER
+    devices: tuple[Device, ...] = ()  # for messages
+    unknown: str = ""  # under `require`: why it is not known which devices the container has; empty: it is
+
+    @property
+    def is_required(self) -> bool:
+        """Return whether CPUs elsewhere are refused."""
+        return bool(self.homes) and self.policy is DevicePolicy.REQUIRE
+
+    @property
+    def nodes(self) -> CPUSet:
+        """The home nodes."""
+        return nodes_of(self.homes)
+
+    def near(self, topology: Topology) -> list[CPUSet]:
+        """Return the CPUs of each home."""
+        return [cpus_near(topology, home.nodes) for home in self.homes]
+
+    def outward(self, topology: Topology) -> list[CPUSet]:
+        """Return the CPUs that the container may have in groups, nearest first."""
+        groups = [cpus_near(topology, nodes) for nodes in rings(topology, self.nodes)]
+        return groups[:1] if self.is_required else groups
+
+    def is_met_by(self, topology: Topology, cpus: CPUSet) -> bool:
+        """Return whether the policy allows a container to have these CPUs."""
+        if not self.is_required:
+            return True
+        near = self.near(topology)
+        return cpus <= union(near) and all(cpus & home for home in near)
+
+    def obstacle(self, numa: NUMAPolicy, unit: int, count: int) -> NotEnoughCPUs | None:
+        """Return why no CPUs whatever can be near each device, None if some can; `unit` of the count make a core."""
+        number = len(self.homes)
+        least = unit * (number - 1) + 1
+        if not self.is_required or number == 1:
+            return None
+        if numa is NUMAPolicy.SINGLE:
+            detail = f"wanted {count} CPUs on one NUMA node, and none is near all of these"
+            return NotEnoughCPUs(count, 0, detail, (f"choose numa-policy {NUMAPolicy.PACKED}",))
+        if count < least:
+            detail = f"wanted {count} CPU{'s' * (count != 1)}, too few for {number} places"
+            return NotEnoughCPUs(count, 0, detail, (f"ask for at least {least}",))
+        return None
+
+
+ANYWHERE = Beside()
+
+
 def place_beside(
-    topology: Topology, homes: Sequence[Home], numa: NUMAPolicy, unit: int, count: int, put: Put
+    topology: Topology, beside: Beside, numa: NUMAPolicy, unit: int, count: int, put: Put
 ) -> Placement:
     """Place a container, on its home nodes if they have room; raise NotEnoughCPUs if the whole region has too little.
 
     Under `packed` each home gets whole units, in proportion to its devices, where it has room for them. Without room
     for all, as many as possible are near, and the rest as near as possible. `single` takes one NUMA node: the home of
     most devices first, then the nearest other one. `distributed` gives every home as much, where they have room, or
-    spreads over the home nodes and the nearest others.
+    spreads over the home nodes and the nearest others. Where CPUs elsewhere are refused, every home gets some.
     """
-    near = [cpus_near(topology, home.nodes) for home in homes]
-    outward = [cpus_near(topology, nodes) for nodes in rings(topology, nodes_of(homes))]
+    placed = _placed(topology, beside, numa, unit, count, put)
+    if not beside.is_met_by(topology, placed.cpus):
+        near = [
+            home.nodes for home in beside.homes if cpus_near(topology, home.nodes).isdisjoint(placed.cpus)
+        ]
+        raise NotEnoughCPUs(count, 0, f"wanted {count} CPUs, found none on NUMA node {union(near)}")
+    return placed
+
+
+def _placed(
+    topology: Topology, beside: Beside, numa: NUMAPolicy, unit: int, count: int, put: Put
+) -> Placement:
+    near, outward = beside.near(topology), beside.outward(topology)
     if numa is NUMAPolicy.SINGLE:
         return _first_that_fits([*near, *outward[1:]], lambda region: put(region, count, None))
     widening = list(accumulate(outward, or_))
     evenly = numa is NUMAPolicy.DISTRIBUTED
-    if len(homes) > 1:
-        parts = shares(count, unit, [1 if evenly else home.devices for home in homes])
-        placed = _in_shares(near, parts, put)
+    if len(near) > 1:
+        weights = [1 if evenly else home.devices for home in beside.homes]
+        placed = _in_shares(near, weights, unit, count, put)
         if placed is not None:
             return placed
     if evenly:
@@ -53,42 +121,53 @@ def place_beside(
 
 def resize_beside(
     topology: Topology,
-    homes: Sequence[Home],
+    beside: Beside,
     kept: Placement,
     needed: int,
     put: Callable[[CPUSet], Placement],
 ) -> Placement:
     """Change a placement: CPUs on far nodes are given back first, near ones are added first; raise NotEnoughCPUs.
 
-    `needed` is how many CPUs the claim makes.
+    `needed` is how many CPUs the claim makes. Where CPUs elsewhere are refused, none of them is added.
     """
-    outward = [cpus_near(topology, nodes) for nodes in rings(topology, nodes_of(homes))]
     staying = len(kept.cpus & topology.online)
     regions = [
         region if len(kept.cpus & region) >= needed and needed < staying else region | kept.owned
-        for region in accumulate(outward, or_)
+        for region in accumulate(beside.outward(topology), or_)
     ]
     return _first_that_fits(regions, put)
 
 
 def _first_that_fits(regions: Sequence[CPUSet], put: Callable[[CPUSet], Placement]) -> Placement:
-    """Return the placement in the first region with room; raise the last region's NotEnoughCPUs."""
-    *others, last = regions
-    for region in others:
+    """Return the placement in the first region with room; raise the NotEnoughCPUs of the region with most room."""
+    refusals: list[NotEnoughCPUs] = []
+    for region in regions:
         try:
             return put(region)
-        except NotEnoughCPUs:
-            continue
-    return put(last)
+        except NotEnoughCPUs as problem:
+            refusals.append(problem)
+    raise max(reversed(refusals), key=lambda refusal: refusal.found)
 
 
-def _in_shares(near: Sequence[CPUSet], parts: Sequence[int], put: Put) -> Placement | None:
-    """Return the placement of each share in its home, None if one has too little room; homes are disjoint."""
-    try:
-        placed = [put(region, part, None) for region, part in zip(near, parts, strict=True) if part]
-    except NotEnoughCPUs:
-        return None
-    return Placement(union(part.cpus for part in placed), union(part.idle for part in placed))
+def _in_shares(
+    near: Sequence[CPUSet], weights: Sequence[int], unit: int, count: int, put: Put
+) -> Placement | None:
+    """Return the placement of a share in each home, None if all together have too little room; homes are disjoint.
+
+    The share of a home with too little room is cut, and the others get more.
+    """
+    rooms = [count] * len(near)
+    while parts := shares(count, unit, weights, rooms):
+        placed: list[Placement] = []
+        for home, part in enumerate(parts):
+            try:
+                placed += [put(near[home], part, None)] if part else []
+            except NotEnoughCPUs as problem:
+                rooms[home] = problem.found
+                break
+        else:
+            return Placement(union(part.cpus for part in placed), union(part.idle for part in placed))
+    return None
 
 
 def _nearest(widening: Sequence[CPUSet], count: int, put: Put) -> Placement:
@@ -99,6 +178,8 @@ def _nearest(widening: Sequence[CPUSet], count: int, put: Put) -> Placement:
         try:
             return put(region, count, kept)
         except NotEnoughCPUs as problem:
+            if kept is None:
+                put(last, count, None)  # raises before any part is placed if all CPUs are too few
             if problem.found:
                 kept = put(region, problem.found, kept)
     return put(last, count, kept)

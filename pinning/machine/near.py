@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pinning.machine.topology import Topology
+
+
+MOST_NAMED: Final = 3  # resources in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,17 @@ def device_kinds(
     return tuple(kinds)
 
 
+def devices_text(topology: Topology, devices: Iterable[Device]) -> str:
+    """Return the devices with a known NUMA node in words: a few resources, and the number of the others."""
+    nodes: dict[str, CPUSet] = {}
+    for device in sorted(devices, key=lambda device: device.resource):
+        if near_nodes(topology, device):
+            nodes[device.resource] = nodes.get(device.resource, EMPTY) | device.nodes
+    words = [f"{resource} on NUMA node{'s' * (len(its) > 1)} {its}" for resource, its in nodes.items()]
+    left = len(words) - MOST_NAMED
+    return " and ".join(words[:MOST_NAMED]) + (f" and devices of {left} more resources" if left > 0 else "")
+
+
 def cpus_near(topology: Topology, nodes: CPUSet) -> CPUSet:
     """Return all known CPUs of NUMA nodes."""
     return union(topology.numa_nodes.get(node, EMPTY) for node in nodes)
@@ -140,18 +154,25 @@ def rings(topology: Topology, nodes: CPUSet) -> tuple[CPUSet, ...]:
     return tuple(CPUSet(group) for group in groups.values())
 
 
-def shares(count: int, unit: int, devices: Sequence[int]) -> tuple[int, ...]:
+def shares(
+    count: int, unit: int, devices: Sequence[int], rooms: Sequence[int] = ()
+) -> tuple[int, ...] | None:
     """Return how many of `count` CPUs go beside each home: whole units in proportion to its devices.
 
-    Each home gets one unit at least while there are as many; the homes that come first have most devices.
+    Each home gets one unit at least while there are as many; the homes that come first have most devices. `rooms` are
+    the most that each can get; None if all of them together are less than `count`.
     """
-    units, given = -(-count // unit), [0] * len(devices)
+    limits, given, left = rooms or [count] * len(devices), [0] * len(devices), count
 
     def claim(home: int) -> tuple[bool, float, int]:
-        return not given[home], devices[home] / (given[home] + 1), -home
+        return not given[home], devices[home] / (given[home] // unit + 1), -home
 
-    for _ in range(units):
-        given[max(range(len(devices)), key=claim)] += 1
-    odd = max(range(len(devices)), key=lambda home: (given[home], -home))  # it has the unit that is not whole
-    missing = units * unit - count
-    return tuple(taken * unit - missing * (home == odd) for home, taken in enumerate(given))
+    while left:
+        having_room = [home for home, limit in enumerate(limits) if given[home] < limit]
+        if not having_room:
+            return None
+        home = max(having_room, key=claim)
+        part = min(unit, left, limits[home] - given[home])
+        given[home] += part
+        left -= part
+    return tuple(given)

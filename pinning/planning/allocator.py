@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pinning.allocation import Placement, place, take_cores
-from pinning.allocation.beside import place_beside, resize_beside
-from pinning.contract import CoreType, CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
+from pinning.allocation.beside import ANYWHERE, place_beside, resize_beside
+from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.machine.near import devices_text
 from pinning.machine.topology import EFFICIENCY, PERFORMANCE
 from pinning.pods.claims import Origin
+from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
+    from pinning.allocation.beside import Beside
     from pinning.allocation.packed import Sort
-    from pinning.machine.near import Home
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Assignment
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.pods.claims import Claim
 
+    Inside = Callable[[CPUSet, Beside], Placement]
+
+NOT_BESIDE: Final = f"choose device-policy {DevicePolicy.PREFER}"
 _NAMES: Final = {  # of core types, by the topology
     CoreType.PERFORMANCE: PERFORMANCE,
     CoreType.EFFICIENT: EFFICIENCY,
@@ -66,6 +71,8 @@ class Allocator:
 
     sets: NodeSets
     config: NodeConfig
+    # Arguments of searches that found too little, with those of their NotEnoughCPUs.
+    refused: dict[object, tuple[int, int, str, tuple[str, ...]]] = field(default_factory=dict, compare=False)
 
     def fresh(
         self,
@@ -73,12 +80,12 @@ class Allocator:
         policies: EffectivePolicies,
         free: CPUSet,
         reusable: CPUSet,
-        homes: Sequence[Home] = (),
+        beside: Beside = ANYWHERE,
         keep: Placement | None = None,
     ) -> Placement:
         """Return CPUs for a claim, around those that it keeps if it has any; raise NotEnoughCPUs."""
         own = reusable & self.sets.source(claim)
-        return self._first(claim, policies, free, claim.count, homes, reusable=own, keep=keep)
+        return self._first(claim, policies, free, claim.count, beside, reusable=own, keep=keep)
 
     def resized(
         self,
@@ -86,21 +93,21 @@ class Allocator:
         policies: EffectivePolicies,
         free: CPUSet,
         before: Placement | None = None,
-        homes: Sequence[Home] = (),
+        beside: Beside = ANYWHERE,
     ) -> Placement:
         """Return the placement for the claim's count, changed as little as possible; raise NotEnoughCPUs.
 
         `before` is the placement before CPUs went offline: replacements are taken near the lost CPUs.
         """
         keep = before or _placement(assignment)
-        return self._first(assignment.claim, policies, free, assignment.claim.count, homes, keep=keep)
+        return self._first(assignment.claim, policies, free, assignment.claim.count, beside, keep=keep)
 
     def moved(
         self,
         assignment: Assignment,
         policies: EffectivePolicies,
         free: CPUSet,
-        homes: Sequence[Home] = (),
+        beside: Beside = ANYWHERE,
     ) -> Placement:
         """Return as many CPUs under other policies, keeping the ones those allow; raise NotEnoughCPUs."""
         count = (
@@ -108,7 +115,7 @@ class Allocator:
             if assignment.claim.origin is Origin.CMK
             else len(assignment.cpus)
         )
-        return self._first(assignment.claim, policies, free, count, homes, held=_placement(assignment))
+        return self._first(assignment.claim, policies, free, count, beside, held=_placement(assignment))
 
     def _first(
         self,
@@ -116,40 +123,63 @@ class Allocator:
         policies: EffectivePolicies,
         free: CPUSet,
         count: int,
-        homes: Sequence[Home],
+        beside: Beside,
         *,
         reusable: CPUSet = EMPTY,
         keep: Placement | None = None,
         held: Placement | None = None,
     ) -> Placement:
-        """Return the first placement that fits: by core type, then near the devices; raise NotEnoughCPUs."""
-        topology, word = self.sets.topology, policies.core_type
-        refused = NotEnoughCPUs(count, 0)
-        unit, needed = (
-            self._unit(claim, policies),
-            count * topology.smt if claim.origin is Origin.CMK else count,
-        )
+        """Return what `_search` finds; raise NotEnoughCPUs, for an equal claim on the same CPUs without a search."""
+        equal = replace(claim, container="", role=Role.MAIN)  # neither decides which CPUs it gets
+        key = equal, policies, free, count, beside, reusable, keep, held
+        if key in self.refused:
+            raise NotEnoughCPUs(*self.refused[key])
+        try:
+            return self._search(claim, policies, free, count, beside, reusable, keep, held)
+        except NotEnoughCPUs as problem:
+            self.refused[key] = problem.wanted, problem.found, problem.detail, problem.remedies
+            raise
 
-        def inside(region: CPUSet) -> Placement:
+    def _search(
+        self,
+        claim: Claim,
+        policies: EffectivePolicies,
+        free: CPUSet,
+        count: int,
+        beside: Beside,
+        reusable: CPUSet,
+        keep: Placement | None,
+        held: Placement | None,
+    ) -> Placement:
+        """Return the first placement that fits: by core type, then near the devices; raise NotEnoughCPUs."""
+        topology, numa = self.sets.topology, self._numa(policies)
+        unit = _unit(self.sets, claim, policies, beside, count)
+        needed = count * topology.smt if claim.origin is Origin.CMK else count
+        if not keep and (obstacle := beside.obstacle(numa, unit, count)):
+            raise obstacle.beside(devices_text(topology, beside.devices)).or_else(NOT_BESIDE)
+
+        def inside(region: CPUSet, beside: Beside) -> Placement:
             def put(near: CPUSet, wanted: int, own: Placement | None) -> Placement:
                 cpus = near & region
                 parts = _part(own or keep, cpus), _part(None if own else held, cpus)
                 return self._within(claim, policies, free & cpus, wanted, reusable & cpus, *parts)
 
-            if homes and keep:
-                return resize_beside(topology, homes, keep, needed, lambda near: put(near, count, None))
-            if homes:
-                return place_beside(topology, homes, self._numa(policies), unit, count, put)
+            if beside.homes and keep:
+                return resize_beside(topology, beside, keep, needed, lambda near: put(near, count, None))
+            if beside.homes:
+                return place_beside(topology, beside, numa, unit, count, put)
             return put(region, count, None)
 
-        own = held.cpus if held else reusable
+        own, word, refused = held.cpus if held else reusable, policies.core_type, NotEnoughCPUs(count, 0)
         tried = regions_of_kept(topology, word, keep.cpus, needed) if keep else regions(topology, word, own)
         for region in tried:
             try:
-                return inside(region)
+                return inside(region, beside)
             except NotEnoughCPUs as problem:
                 refused = problem
-        raise self._of_type(refused, word, inside).or_else(self._hope(claim, policies, count))
+        refused = self._of_type(refused, word, beside, inside)
+        refused = _beside_devices(topology, refused, tried[-1], beside, inside)
+        raise refused.or_else(_hope(self.sets, claim, policies, count, beside))
 
     def _numa(self, policies: EffectivePolicies) -> NUMAPolicy:
         """Return the NUMA policy, with the kubelet's node-wide option as a policy."""
@@ -157,13 +187,8 @@ class Allocator:
             return NUMAPolicy.DISTRIBUTED
         return policies.numa
 
-    def _unit(self, claim: Claim, policies: EffectivePolicies) -> int:
-        """Return how many of what a claim counts make a core."""
-        is_cores = claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE
-        return 1 if is_cores else self.sets.topology.smt
-
     def _of_type(
-        self, refused: NotEnoughCPUs, word: CoreType, inside: Callable[[CPUSet], Placement]
+        self, refused: NotEnoughCPUs, word: CoreType, beside: Beside, inside: Inside
     ) -> NotEnoughCPUs:
         """Return the refusal with the core type if one is asked for, and with `any` as a remedy if that would help now."""
         if word is CoreType.ANY:
@@ -176,7 +201,7 @@ class Allocator:
         )
         remedies = refused.remedies
         with suppress(NotEnoughCPUs):
-            inside(self.sets.topology.cpus)
+            inside(self.sets.topology.cpus, beside)
             remedies = (*remedies, f"choose core-type {CoreType.ANY}")
         return NotEnoughCPUs(refused.wanted, refused.found, f"{refused.detail} {where}", remedies)
 
@@ -200,20 +225,6 @@ class Allocator:
             except NotEnoughCPUs as problem:
                 refused = problem
         raise refused
-
-    def _hope(self, claim: Claim, policies: EffectivePolicies, count: int) -> str:
-        """Return the remedy: wait, or find a larger node if even this node without other claims has too few CPUs."""
-        typed = cpus_of_type(self.sets.topology, policies.core_type)
-        if not typed:
-            return "choose a node with hybrid cores"
-        source = self.sets.source(claim) & self.sets.topology.online & typed
-        nodes = self.sets.topology.numa_nodes.values()
-        parts = [source & node for node in nodes] if policies.numa is NUMAPolicy.SINGLE else [source]
-        whole = claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE
-        most = max(len(self.sets.topology.cores_of(part)) if whole else len(part) for part in parts)
-        if count <= most:
-            return "wait until a container frees some"
-        return f"find a larger node, because this one has only {most}"
 
     def _tiers(self, claim: Claim, policies: EffectivePolicies, free: CPUSet) -> Iterator[CPUSet]:
         """Yield the CPU sets to try in turn, most suitable first.
@@ -304,6 +315,46 @@ class Allocator:
         if numa is NUMAPolicy.DISTRIBUTED:
             return "spread"
         return "packed" if self.config.pools else self.config.sort
+
+
+def _beside_devices(
+    topology: Topology, refused: NotEnoughCPUs, region: CPUSet, beside: Beside, inside: Inside
+) -> NotEnoughCPUs:
+    """Return the refusal with the devices if CPUs beside them are required, and with `prefer` if that would help."""
+    if not beside.is_required:
+        return refused
+    named = refused.beside(devices_text(topology, beside.devices))
+    with suppress(NotEnoughCPUs):
+        inside(region, ANYWHERE)
+        return named.or_else(NOT_BESIDE)
+    return named
+
+
+def _hope(sets: NodeSets, claim: Claim, policies: EffectivePolicies, count: int, beside: Beside) -> str:
+    """Return the remedy: wait, or find a larger node if even this node without other claims has too few CPUs."""
+    typed = cpus_of_type(sets.topology, policies.core_type)
+    if not typed:
+        return "choose a node with hybrid cores"
+    source = sets.source(claim) & sets.topology.online & typed
+    if beside.is_required:
+        source &= union(beside.near(sets.topology))
+    nodes = sets.topology.numa_nodes.values()
+    parts = [source & node for node in nodes] if policies.numa is NUMAPolicy.SINGLE else [source]
+    whole = claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE
+    most = max(len(sets.topology.cores_of(part)) if whole else len(part) for part in parts)
+    if count <= most:
+        return "wait until a container frees some"
+    beside_them = " beside its devices" if beside.is_required else ""
+    return f"find a larger node, because this one has only {most}{beside_them}"
+
+
+def _unit(sets: NodeSets, claim: Claim, policies: EffectivePolicies, beside: Beside, count: int) -> int:
+    """Return how many of what a claim counts make a core, or one if only so each required home gets some."""
+    if claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE:
+        return 1
+    unit = sets.topology.smt
+    is_few = beside.is_required and count < unit * len(beside.homes)
+    return 1 if is_few and policies.smt is SMTPolicy.PREFER else unit
 
 
 def _placement(assignment: Assignment) -> Placement:

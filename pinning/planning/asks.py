@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pinning.contract import GATE_CONTAINER
+from pinning.contract import GATE_CONTAINER, DevicePolicy
 from pinning.planning.allocator import EffectivePolicies
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
@@ -148,6 +148,8 @@ class Refusals:
         if held.core_type is not ask.policies.core_type:
             wanted += f" and core-type {ask.policies.core_type}"
             kept += f" and {held.core_type}"
+        if self._draft.beside(ask.owner, ask.claim).is_required:
+            wanted += f" and device-policy {DevicePolicy.REQUIRE}"
         self.add(ask, Reason.KEEPS_OLD_POLICY, f"{why}; until {wanted} fits, {kept}")
 
     def of_vm(self, ask: Ask, change: str) -> None:

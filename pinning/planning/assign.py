@@ -14,7 +14,7 @@ from pinning.allocation import Placement
 from pinning.contract import CPUPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY
-from pinning.machine.near import nearness, nodes_of
+from pinning.machine.near import nearness
 from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.asks import NO_CPU_SHARED, Ask, Refusals, asks, takes_more_cores
 from pinning.planning.ledger import POOL_INDEX, Assignment
@@ -27,6 +27,7 @@ from pinning.planning.refusal import Reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pinning.allocation.beside import Beside
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger_draft import LedgerDraft
     from pinning.planning.node_config import NodeConfig
@@ -44,6 +45,13 @@ class Assigner:
         self._regions = Regions(draft, self._asks)
         self._claiming = {ask.owner for ask in self._asks}
         self._refuses_uncounted = config.uncounted_claims is UncountedClaims.REFUSE
+        self._steps = (
+            self._give_back,
+            self._await_devices,
+            self._change_policy,
+            self._come_nearer,
+            self._fill,
+        )
 
     @property
     def refusals(self) -> dict[Owner, Refusal]:
@@ -65,7 +73,7 @@ class Assigner:
             self.refusals.clear()
             self._regions.renew(before)
             open_asks = [ask for ask in self._asks if not self._is_fulfilled(ask)]
-            for step in (self._give_back, self._change_policy, self._come_nearer, self._fill):
+            for step in self._steps:
                 for ask in open_asks:
                     step(ask)
         self._refuse_kept_vms()
@@ -81,7 +89,11 @@ class Assigner:
             and ask.policies == EffectivePolicies.of_assignment(assignment)
             and not shortage(self.draft.sets, assignment)
             and not self._was_placed_early(assignment)
+            and _meets_devices(self.draft, ask, assignment)
         )
+
+    def _beside(self, ask: Ask) -> Beside:
+        return self.draft.beside(ask.owner, ask.claim)
 
     def drop_gone(self) -> None:
         """Release the CPUs of pods that no longer exist, and of containers without a claim."""
@@ -143,9 +155,17 @@ class Assigner:
         """Return the assignment with the count that its claim asks for; raise NotEnoughCPUs."""
         if not held.claim.count:
             return replace(held, cpus=EMPTY, idle=EMPTY)
-        policies, homes = EffectivePolicies.of_assignment(held), self.draft.homes(held.owner, held.claim)
-        chosen = self.draft.allocator.resized(held, policies, free, homes=homes)
+        policies, beside = EffectivePolicies.of_assignment(held), self.draft.beside(held.owner, held.claim)
+        chosen = self.draft.allocator.resized(held, policies, free, beside=beside)
         return replace(held, cpus=chosen.cpus, idle=chosen.idle)
+
+    def _await_devices(self, ask: Ask) -> None:
+        """Refuse a claim that requires CPUs beside devices while these are not known; what it holds stays as it is."""
+        unknown, held = self._beside(ask).unknown, self.draft.ledger.of(ask.owner)
+        if unknown and held:
+            self._refused.add(ask, Reason.DEVICES_UNKNOWN, f"{unknown}; until then it keeps CPUs {held.cpus}")
+        elif unknown:
+            self._refused.at_start(ask, Reason.DEVICES_UNKNOWN, unknown)
 
     def _change_policy(self, ask: Ask) -> None:
         """Turn share into exclusive on the same CPUs; place anew under a changed SMT or NUMA policy."""
@@ -172,11 +192,11 @@ class Assigner:
             return
 
         def moved(free: CPUSet) -> Assignment:
-            homes = self.draft.homes(held.owner, held.claim)
-            chosen = self.draft.allocator.moved(held, policies, free, homes)
+            beside = self.draft.beside(held.owner, held.claim)
+            chosen = self.draft.allocator.moved(held, policies, free, beside)
             return replace(
                 held,
-                homes=nodes_of(homes) or held.homes,
+                homes=beside.nodes or held.homes,
                 smt=policies.smt,
                 numa=policies.numa,
                 core_type=policies.core_type,
@@ -194,20 +214,32 @@ class Assigner:
         """Return whether a container got its CPUs before its devices were known, and can still be moved."""
         return (
             not held.homes
-            and bool(self.draft.homes(held.owner, held.claim))
+            and bool(self.draft.beside(held.owner, held.claim).homes)
             and not self.draft.is_running_vm(held.owner)
         )
 
     def _come_nearer(self, ask: Ask) -> None:
-        """Place a container anew, once, when its devices become known: only on CPUs that are nearer."""
+        """Place a container anew, once, when its devices become known: only on CPUs that are nearer.
+
+        A container that requires CPUs beside its devices, and has others, is placed anew until it has them.
+        """
         held = self.draft.ledger.of(ask.owner)
-        if not held or not self._was_placed_early(held):
+        if not held or ask.owner in self.refusals:
             return
-        homes, policies = self.draft.homes(held.owner, held.claim), EffectivePolicies.of_assignment(held)
-        topology, stays = self.draft.observed.topology, replace(held, homes=nodes_of(homes))
+        if not _meets_devices(self.draft, ask, held):
+            if self.draft.is_running_vm(held.owner):
+                self._refused.of_vm(ask, "asks for CPUs beside its devices")
+            else:
+                self._move(ask, held)
+            return
+        if not self._was_placed_early(held):
+            return
+        beside, policies = self.draft.beside(held.owner, held.claim), EffectivePolicies.of_assignment(held)
+        topology, stays = self.draft.observed.topology, replace(held, homes=beside.nodes)
         with suppress(NotEnoughCPUs):
-            chosen = self.draft.allocator.moved(held, policies, self.draft.free_for(held), homes)
-            is_nearer = nearness(topology, homes, chosen.cpus) > nearness(topology, homes, held.cpus)
+            chosen = self.draft.allocator.moved(held, policies, self.draft.free_for(held), beside)
+            was, now = (nearness(topology, beside.homes, cpus) for cpus in (held.cpus, chosen.cpus))
+            is_nearer = now > was
             if is_nearer and self.draft.adopt(replace(stays, cpus=chosen.cpus, idle=chosen.idle)):
                 return
         self.draft.ledger = self.draft.ledger.change(stays)
@@ -215,6 +247,8 @@ class Assigner:
     def _fill(self, ask: Ask) -> None:
         """Give CPUs to a container that has none or fewer than it asks for."""
         held = self.draft.ledger.of(ask.owner)
+        if self._beside(ask).unknown:
+            return
         if held is None:
             self._start(ask)
         elif shortage(self.draft.sets, held) > 0:
@@ -231,38 +265,13 @@ class Assigner:
         try:
             region = self._regions.of(ask)
             if region is None or not self.draft.take(
-                lambda among: _first_inside(region, among, lambda part: self._fresh(ask, index, part)), free
+                lambda among: _first_inside(region, among, lambda part: _fresh(self.draft, ask, index, part)),
+                free,
             ):
                 self._refused.at_start(ask, Reason.SHARED_EMPTY, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
-            self._refused.at_start(ask, Reason.NOT_ENOUGH, str(problem))
-
-    def _fresh(self, ask: Ask, start_index: int, free: CPUSet) -> Assignment:
-        """Return the first assignment of a container; raise NotEnoughCPUs."""
-        pod, claim, policies = ask.pod, ask.claim, ask.policies
-        homes = self.draft.homes(ask.owner, claim)
-        chosen = Placement(EMPTY)
-        if claim.count:
-            chosen = self.draft.allocator.fresh(claim, policies, free, self._reusable(ask, free), homes)
-        return Assignment(
-            owner=ask.owner,
-            namespace=pod.namespace,
-            pod=pod.name,
-            start_index=start_index,
-            claim=claim,
-            policy=policies.cpu,
-            smt=policies.smt,
-            numa=policies.numa,
-            cpus=chosen.cpus,
-            idle=chosen.idle,
-            core_type=policies.core_type,
-            homes=nodes_of(homes),
-        )
-
-    def _reusable(self, ask: Ask, free: CPUSet) -> CPUSet:
-        """Return the CPUs to use first: those that containers of the pod hold, and in a budget those of slices."""
-        pool = self.draft.ledger.pools.get(ask.pod.uid)
-        return free & self.draft.ledger.held - (pool.footprint if pool else EMPTY)
+            reason = Reason.NOT_NEAR if self._beside(ask).is_required else Reason.NOT_ENOUGH
+            self._refused.at_start(ask, reason, str(problem))
 
     def _grow(self, ask: Ask, held: Assignment) -> None:
         free = self.draft.free_for(held)
@@ -274,6 +283,43 @@ class Assigner:
                 self._refused.of_growth(ask, held, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
             self._refused.of_growth(ask, held, str(problem))
+
+
+def _fresh(draft: LedgerDraft, ask: Ask, start_index: int, free: CPUSet) -> Assignment:
+    """Return the first assignment of a container; raise NotEnoughCPUs."""
+    pod, claim, policies = ask.pod, ask.claim, ask.policies
+    beside = draft.beside(ask.owner, claim)
+    chosen = Placement(EMPTY)
+    if claim.count:
+        chosen = draft.allocator.fresh(claim, policies, free, _reusable(draft, ask, free), beside)
+    return Assignment(
+        owner=ask.owner,
+        namespace=pod.namespace,
+        pod=pod.name,
+        start_index=start_index,
+        claim=claim,
+        policy=policies.cpu,
+        smt=policies.smt,
+        numa=policies.numa,
+        cpus=chosen.cpus,
+        idle=chosen.idle,
+        core_type=policies.core_type,
+        homes=beside.nodes,
+    )
+
+
+def _reusable(draft: LedgerDraft, ask: Ask, free: CPUSet) -> CPUSet:
+    """Return the CPUs to use first: those that containers of the pod hold, and in a budget those of slices."""
+    pool = draft.ledger.pools.get(ask.pod.uid)
+    return free & draft.ledger.held - (pool.footprint if pool else EMPTY)
+
+
+def _meets_devices(draft: LedgerDraft, ask: Ask, held: Assignment) -> bool:
+    """Return whether the CPUs are where the device policy allows; with devices not known, whether they were once."""
+    beside = draft.beside(ask.owner, ask.claim)
+    if beside.unknown:
+        return bool(held.homes)
+    return beside.is_met_by(draft.observed.topology, held.cpus)
 
 
 def _first_inside(region: CPUSet, free: CPUSet, choose: Callable[[CPUSet], Assignment]) -> Assignment:

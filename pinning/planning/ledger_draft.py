@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pinning.contract import LAUNCHER_CONTAINER
+from pinning.allocation.beside import ANYWHERE, Beside
+from pinning.contract import LAUNCHER_CONTAINER, DevicePolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import homes_of
 from pinning.planning.allocator import Allocator
-from pinning.planning.node_config import near_devices
+from pinning.planning.node_config import device_policy_of, near_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pinning.contract import DevicePolicy
-    from pinning.machine.near import Home
     from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
@@ -33,20 +32,28 @@ class LedgerDraft:
         self.config = config
         self.allocator = Allocator(sets, config)
         self.pods = {pod.uid: pod for pod in observed.by_age}
-        self._homes: dict[tuple[Owner, DevicePolicy | None], tuple[Home, ...]] = {}
+        self._beside: dict[tuple[Owner, DevicePolicy | None], Beside] = {}
 
     def free_for(self, assignment: Assignment) -> CPUSet:
         """Return the CPUs available to a container: its own, and those held by none that can run at the same time."""
         uid, role = assignment.owner.pod_uid, assignment.claim.role
         return self.sets.allocatable - self.ledger.held_against(uid, assignment.start_index, role)
 
-    def homes(self, owner: Owner, claim: Claim) -> tuple[Home, ...]:
-        """Return the NUMA nodes near a container's devices; none if it has no devices, or their nodes are not known."""
+    def beside(self, owner: Owner, claim: Claim) -> Beside:
+        """Return the NUMA nodes near a container's devices, and whether its CPUs may be elsewhere."""
         key = owner, claim.devices
-        if key not in self._homes:
-            devices = near_devices(self.observed.devices_of(owner, claim.role), claim, self.config)
-            self._homes[key] = homes_of(self.observed.topology, devices) if devices else ()
-        return self._homes[key]
+        if key not in self._beside:
+            self._beside[key] = self._read_beside(owner, claim)
+        return self._beside[key]
+
+    def _read_beside(self, owner: Owner, claim: Claim) -> Beside:
+        topology, policy = self.observed.topology, device_policy_of(claim, self.config)
+        devices = near_devices(self.observed.devices_of(owner, claim.role), claim, self.config)
+        if policy is not DevicePolicy.REQUIRE:
+            return Beside(homes_of(topology, devices)) if devices else ANYWHERE
+        unknown = self.observed.why_unknown(owner, claim.role)
+        homes = () if unknown else homes_of(topology, devices)
+        return Beside(homes, policy, devices, unknown)
 
     def adopt(self, new: Assignment) -> bool:
         """Record an assignment and return True, or return False if it would take the last CPU of the shared set."""

@@ -77,14 +77,15 @@ def _age(assignment: Assignment, draft: LedgerDraft) -> tuple[bool, str, str, in
 def _replace_lost(before: Assignment, draft: LedgerDraft) -> None:
     """Take replacements near the lost CPUs; `Assigner` reports those that cannot be replaced."""
     left = draft.ledger.of(before.owner)
-    if left and shortage(draft.sets, left) <= 0:
+    beside = draft.beside(before.owner, before.claim)
+    if beside.unknown or (left and shortage(draft.sets, left) <= 0):
         return
     lost = before.cpus - draft.sets.universe  # replacements are searched near these
     had = Placement(lost | (left.cpus if left else EMPTY), left.idle if left else EMPTY)
     policies = EffectivePolicies.of_assignment(before)
 
     def replaced(free: CPUSet) -> Assignment:
-        chosen = draft.allocator.resized(before, policies, free, had, draft.homes(before.owner, before.claim))
+        chosen = draft.allocator.resized(before, policies, free, had, beside)
         return replace(before, cpus=chosen.cpus, idle=chosen.idle)
 
     with suppress(NotEnoughCPUs):

@@ -163,9 +163,14 @@ def _read_noise(given: object) -> tuple[tuple[NoiseKind, float], ...]:
     return tuple((kind, keys.rate(kind)) for kind in NoiseKind if keys.value(kind) is not None)
 
 
+def device_policy_of(claim: Claim, config: NodeConfig) -> DevicePolicy:
+    """Return the device policy of a claim, with the node's default filled in."""
+    return claim.devices or config.device_policy
+
+
 def is_placed_beside(claim: Claim, config: NodeConfig) -> bool:
     """Return whether a container is placed beside its devices."""
-    return (claim.devices or config.device_policy) is not DevicePolicy.NONE
+    return device_policy_of(claim, config) is not DevicePolicy.NONE
 
 
 def near_devices(devices: Iterable[Device], claim: Claim, config: NodeConfig) -> tuple[Device, ...]:

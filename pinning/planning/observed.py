@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import GATE_CONTAINER, STATUS_CPUS
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from pinning.pods.claims import Budget, Claim
     from pinning.pods.counted import Count
     from pinning.pods.types import Pod
+
+
+DEVICES_NOT_NAMED: Final = "the kubelet has not named its devices yet"
 
 
 class Owner(NamedTuple):
@@ -203,6 +206,24 @@ class Observed:
             if other.pod_uid == owner.pod_uid
             for device in devices
         )
+
+    def why_unknown(self, owner: Owner, role: Role) -> str:
+        """Return why the devices of a container are not known; empty if they are.
+
+        The devices of an ordinary init container are known when those of its pod's other containers are.
+        """
+        pod = self._by_uid.get(owner.pod_uid)
+        names = pod.device_containers if pod else {owner.container}
+        if role is not Role.INIT:
+            names &= {owner.container}
+        missing = [
+            other for name in sorted(names) if (other := Owner(owner.pod_uid, name)) not in self.devices
+        ]
+        return next((self.devices_unknown.get(other, DEVICES_NOT_NAMED) for other in missing), "")
+
+    @cached_property
+    def _by_uid(self) -> Mapping[str, SeenPod]:
+        return {pod.uid: pod for pod in self.by_age}
 
     @cached_property
     def namespaces(self) -> Mapping[str, str]:

@@ -187,10 +187,10 @@ class Regions:
     def _placed(self, ask: Ask, keep: Placement, free: CPUSet) -> CPUSet:
         parts = self._parts[ask.pod.uid]
         pool = next(part for part in parts if part.is_pool)
-        homes = self._draft.homes(pool.owner, pool.claim)
+        beside = self._draft.beside(pool.owner, pool.claim)
         claim = replace(pool.claim, count=_sum_of_parts(parts, pool.policies, self._draft.sets.topology.smt))
         own = keep if keep.cpus else None
-        return self._draft.allocator.fresh(claim, pool.policies, free, EMPTY, homes, keep=own).owned
+        return self._draft.allocator.fresh(claim, pool.policies, free, EMPTY, beside, keep=own).owned
 
 
 def _lasts(part: Assignment) -> bool:

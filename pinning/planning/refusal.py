@@ -15,6 +15,8 @@ class Reason(StrEnum):
 
     INVALID = "Invalid"  # its annotations or resources cannot be read
     NOT_ENOUGH = "NotEnoughCPUs"
+    NOT_NEAR = "NotNear"  # too few CPUs beside its devices, which it requires
+    DEVICES_UNKNOWN = "DevicesUnknown"  # it requires CPUs beside its devices, and these are not known
     SHARED_EMPTY = "SharedSetWouldBeEmpty"
     KEEPS_FEWER = "KeepsFewerCPUs"  # it has fewer CPUs than it asks for
     KEEPS_OLD_POLICY = "KeepsOldPolicy"  # it has CPUs under its previous policy

@@ -107,9 +107,11 @@ class Claim:
     def must_fit(self) -> bool:
         """Return whether the container must not start unpinned if its CPUs are not available.
 
-        This holds for requests for whole cores and for virtual machines, which depend on them.
+        This holds for requests for whole cores and for CPUs beside devices, and for virtual machines, which depend
+        on them.
         """
-        return self.origin in (Origin.CMK, Origin.LAUNCHER) or self.smt in OWN_CORES
+        is_strict = self.smt in OWN_CORES or self.devices is DevicePolicy.REQUIRE
+        return self.origin in (Origin.CMK, Origin.LAUNCHER) or is_strict
 
     @property
     def can_be_slice(self) -> bool:

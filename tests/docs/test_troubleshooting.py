@@ -56,6 +56,8 @@ NODES = (
     "pinning/planning/plan.py",
     "pinning/planning/asks.py",
     "pinning/planning/assign.py",
+    "pinning/allocation/beside.py",
+    "pinning/machine/near.py",
     "pinning/planning/memory.py",
     "pinning/pods/counted.py",
     "pinning/allocation/placement.py",

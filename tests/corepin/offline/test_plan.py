@@ -361,6 +361,37 @@ def test_cpus_are_beside_devices(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert (found["numaNodes"], found["devices"]) == ([1], [row])
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason", "text"),
+    [
+        pytest.param((), "DevicesUnknown", "name them with --device", id="no devices in the plan"),
+        pytest.param(("--device", "nvidia.com/gpu=0"), "DevicesUnknown", "1 free", id="too few devices"),
+        pytest.param(
+            ("--device", "nvidia.com/gpu=77,0,77"),
+            "NotNear",
+            "beside nvidia.com/gpu on NUMA node",
+            id="too far",
+        ),
+    ],
+)
+def test_a_pod_that_requires_its_devices(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    reason: str,
+    text: str,
+) -> None:
+    """Without CPUs beside them it gets none, and the plan says why."""
+    word = "exclusive, device-policy.corepin.io/container.main: require"
+    given = GPU_POD.replace("exclusive", word).format(name="a", gpus=2).replace("cpu: 2", "cpu: 12")
+
+    (line,) = lines(capsys, tmp_path, given, flags=flags)
+
+    (refused,) = (it for it in line["refused"] if it["container"] == "default/a/main")
+    assert refused["reason"] == reason
+    assert text in refused["message"]
+
+
 def test_where_devices_are_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The text says which devices the CPUs are beside, which not, and which have no known NUMA node."""
     nics = GPU_POD.replace("nvidia.com/gpu: {gpus}", "nvidia.com/gpu: {gpus}, example.com/nic: 1")

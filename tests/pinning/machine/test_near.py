@@ -14,6 +14,7 @@ from pinning.machine.near import (
     Device,
     cpus_near,
     device_kinds,
+    devices_text,
     homes,
     homes_of,
     near_nodes,
@@ -147,11 +148,36 @@ def test_shares_follow_the_devices(count: int, unit: int, devices: list[int], gi
 def test_shares_add_up(count: int, unit: int, devices: list[int]) -> None:
     """The shares are the count, all but one of them in whole units, and none is empty without need."""
     devices.sort(reverse=True)
-    given = shares(count, unit, devices)
+    given = shares(count, unit, devices) or ()
 
     assert sum(given) == count
     assert sum(share % unit != 0 for share in given) <= 1
     assert all(given) or -(-count // unit) < len(devices)
+
+
+@pytest.mark.parametrize(
+    ("count", "rooms", "given"),
+    [
+        pytest.param(8, [2, 8], (2, 6), id="a home with little room"),
+        pytest.param(8, [1, 8], (1, 7), id="less than a core"),
+        pytest.param(4, [0, 8], (0, 4), id="a home without room"),
+        pytest.param(8, [4, 3], None, id="too little together"),
+    ],
+)
+def test_shares_respect_the_rooms(count: int, rooms: list[int], given: tuple[int, ...] | None) -> None:
+    """What does not fit in one home goes to the others."""
+    assert shares(count, 2, [3, 1], rooms) == given
+
+
+def test_devices_in_words() -> None:
+    """By resource, without those of unknown nodes, and at most three."""
+    devices = [Device(f"e.com/{name}", CPUSet([1])) for name in "edcba"]
+    some = [Device("b", CPUSet([1])), Device("a", EMPTY), Device("b", CPUSet([0])), Device("c", CPUSet([77]))]
+    assert devices_text(SNC, some) == "b on NUMA nodes 0-1"
+    assert devices_text(SNC, devices) == (
+        "e.com/a on NUMA node 1 and e.com/b on NUMA node 1 and e.com/c on NUMA node 1"
+        " and devices of 2 more resources"
+    )
 
 
 def test_more_cpus_and_more_homes_are_nearer() -> None:

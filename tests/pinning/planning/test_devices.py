@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pinning.allocation.beside import Beside
 from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.near import Device, cpus_near, homes_of
-from pinning.machine.topology import CPUFacts, Topology, assemble
+from pinning.machine.topology import Topology
 from pinning.planning.allocator import Allocator, EffectivePolicies
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner, SeenPod
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role, is_foreign
-from tests.machines import NAMES, lscpu_text
+from tests.machines import NAMES
+from tests.pinning.devices import GPU, WITH_DISTANCES, given_devices, machine, room
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World
 
@@ -28,46 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pinning.allocation import Placement
-
-GPU = "nvidia.com/gpu"
-_HBM = {
-    node: {other: 10 if node == other else 40 - 20 * (node % 2 == other % 2) for other in range(8)}
-    for node in range(8)
-}
-SUPERCHIP = (
-    replace(  # nodes 0 and 1 have CPUs; nodes 2 to 7 are the memory of GPUs, the even ones beside node 0
-        assemble([CPUFacts(cpu, cpu, cpu // 36, cpu // 36) for cpu in range(72)], CPUSet(range(72))),
-        distances=_HBM,
-    )
-)
-WITH_DISTANCES = {"snc": SNC, "superchip": SUPERCHIP}
-
-
-def machine(name: str) -> Topology:
-    """Return a machine by its name."""
-    return WITH_DISTANCES.get(name) or read_lscpu(lscpu_text(name))
-
-
-def given_devices(random: Random, topology: Topology) -> list[Device]:
-    """Return one to four devices: on one node, on two, on none, on a node that the machine lacks or of memory alone."""
-    nodes = [*(topology.distances or topology.numa_nodes), 77]
-    told = (
-        [random.choice(nodes) for _ in range(random.choice([0, 1, 1, 1, 2]))]
-        for _ in range(random.randint(1, 4))
-    )
-    return [Device(random.choice([GPU, "nic", "fpga"]), CPUSet(told_nodes)) for told_nodes in told]
-
-
-def room(topology: Topology, cpus: CPUSet, claim: Claim, policies: EffectivePolicies) -> int:
-    """Return the largest claim of its kind that fits on the CPUs."""
-    if policies.numa is NUMAPolicy.SINGLE:
-        anywhere = replace(policies, numa=NUMAPolicy.PACKED)
-        return max(room(topology, cpus & node, claim, anywhere) for node in topology.numa_nodes.values())
-    if policies.smt is SMTPolicy.PREFER:
-        return len(cpus)
-    whole = [core.cpus for core in topology.cores_of(cpus) if core.cpus <= cpus]
-    is_cores = policies.smt is SMTPolicy.ISOLATE or claim.origin is Origin.CMK
-    return len(whole) if is_cores else sum(map(len, whole))
 
 
 def births(
@@ -87,7 +48,7 @@ def births(
         claim = Claim("c", Role.MAIN, origin, CPUPolicy.EXCLUSIVE, random.randint(1, 10))
         homes = homes_of(topology, given_devices(random, topology))
         try:
-            chosen = allocator.fresh(claim, policies, free, EMPTY, homes)
+            chosen = allocator.fresh(claim, policies, free, EMPTY, Beside(homes))
         except NotEnoughCPUs:
             assert room(topology, free, claim, policies) < claim.count
             continue

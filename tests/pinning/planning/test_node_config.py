@@ -135,7 +135,9 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param({"systemNamespaces": [1]}, "systemNamespaces: .*a list of", id="number in a list"),
         pytest.param({"alignUncore": "on"}, "alignUncore: 'on' .*write auto, true or false", id="caches"),
         pytest.param({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate", id="smt"),
-        pytest.param({"devicePolicy": "require"}, "devicePolicy: .*write none or prefer", id="devices"),
+        pytest.param(
+            {"devicePolicy": "strict"}, "devicePolicy: .*write none or prefer or require", id="devices"
+        ),
         pytest.param({"nearIgnore": "*/kvm"}, "nearIgnore: .*write a list of patterns", id="one pattern"),
         pytest.param({"nearIgnore": [""]}, "nearIgnore: .*not allowed", id="an empty pattern"),
         pytest.param({"nearIgnore": [3]}, "nearIgnore: .*not allowed", id="a number for a pattern"),
