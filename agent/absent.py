@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone
 from agent.interfaces import HeldCPUs
 from agent.node_state import Path, StartWay
+from pinning.contract import DevicePolicy
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Observed
     from pinning.planning.quota import Bandwidth
     from pinning.planning.start_table import StartTable
+
+
+NO_KUBELET: Final = f"no kubelet names devices to this agent: choose device-policy {DevicePolicy.PREFER}"
 
 
 class NoOwners:
@@ -165,19 +169,28 @@ class NoWrappers:
 class NoDevices:
     """No kubelet gives devices to containers (interface `Devices`)."""
 
+    def __init__(self) -> None:
+        self._unknown: Mapping[Owner, str] = {}
+
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
         """Return no devices."""
         return {}
 
     def unknown(self) -> Mapping[Owner, str]:
-        """Return no containers."""
-        return {}
+        """Return the containers that require CPUs beside devices."""
+        return self._unknown
 
     def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
         """Forget what a checkpoint has."""
 
     def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
-        """Look for nothing."""
+        """Note the containers that would wait for a kubelet."""
+        self._unknown = {
+            Owner(pod.uid, container): NO_KUBELET
+            for pod in observed.pods
+            if any(claim.devices is DevicePolicy.REQUIRE for claim in pod.claims)
+            for container in pod.device_containers
+        }
 
     def sandbox_started(self, uid: str) -> None:
         """Note nothing."""

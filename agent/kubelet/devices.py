@@ -23,7 +23,7 @@ from agent.token_bucket import TokenBucket
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.planning.node_config import DEFAULT, is_placed_beside
-from pinning.planning.observed import Owner
+from pinning.planning.observed import DEVICES_NOT_NAMED, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -43,7 +43,10 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.025, 1.0  # backoff between calls
 CALLS_PER_SECOND: Final = 5.0
 BURST: Final = 5
 REMEMBERED_SECONDS: Final = 60.0  # a pod's name after the pod, and a sandbox before its pod is seen
-NOT_NAMED: Final = "the kubelet has not named its devices yet"
+LATE_SECONDS: Final = 5.0  # the kubelet usually names devices within a second
+LATE: Final = f"the kubelet answers, and has not named its devices for {LATE_SECONDS:.0f} seconds"
+TOO_MANY: Final = f"the kubelet names more than {MOST_ENTRIES} devices of it, and no more are read"
+REASON_SECONDS: Final = 10.0  # at most one pass in this time for a changed reason
 _NAME, _NAMESPACE, _CONTAINERS = 1, 2, 3  # numbers of fields of a pod
 
 Name = tuple[str, str]  # namespace and name of a pod
@@ -156,11 +159,13 @@ class KubeletDevices:
         self._metrics = metrics
         self._clock = clock
         self._known: Mapping[Owner, tuple[Device, ...]] = MappingProxyType({})
-        self._settled: set[str] = set()  # uids
+        self._too_many: set[Owner] = set()
         self._waiting: dict[str, _Waiting] = {}  # by uid
         self._names: dict[Name, dict[str, float]] = {}  # when each pod of a name was last seen, by uid
         self._sandboxes: dict[str, float] = {}  # when a pod's sandbox was first seen, by uid
         self._reason = ""  # why the last call failed; empty: it did not
+        self._shown = ""  # the reason for which the last pass was requested, and when
+        self._shown_at = -REASON_SECONDS
         self._logged: set[str] = set()  # results of failed calls since the last answer
         self._bucket = TokenBucket(BURST, 1 / CALLS_PER_SECOND)
         self._wake = asyncio.Event()
@@ -172,24 +177,29 @@ class KubeletDevices:
 
     def unknown(self) -> Mapping[Owner, str]:
         """Return the containers whose devices are not known, and the reason."""
-        reason = self._reason or NOT_NAMED
-        return {
-            Owner(uid, container): reason
+        waiting = {
+            Owner(uid, container): self._reason_of(waiting)
             for uid, waiting in self._waiting.items()
             for container in waiting.containers
+            if Owner(uid, container) not in self._known
         }
+        return {**waiting, **dict.fromkeys(self._too_many, TOO_MANY)}
+
+    def _reason_of(self, waiting: _Waiting) -> str:
+        is_late = self._clock() - waiting.since >= LATE_SECONDS
+        return self._reason or (LATE if is_late else DEVICES_NOT_NAMED)
 
     def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
         """Continue with the devices of a checkpoint."""
-        self._known = MappingProxyType(dict(known))
-        self._settled = {owner.pod_uid for owner in known}
+        self._keep(dict(known))
 
     def follow(self, observed: Observed, names: Mapping[str, Name]) -> None:
         """Wait for the devices of new pods, and forget pods that are gone; `names` has every pod of the runtime."""
         now = self._clock()
-        gone = {uid for uid in self._settled if observed.is_gone(uid)}
+        uids = {owner.pod_uid for owner in (*self._known, *self._too_many)}
+        gone = {uid for uid in uids if observed.is_gone(uid)}
         if gone:
-            self._settled -= gone
+            self._too_many = {owner for owner in self._too_many if owner.pod_uid not in gone}
             self._keep({owner: its for owner, its in self._known.items() if owner.pod_uid not in gone})
         self._note_names({**names, **{pod.uid: (pod.namespace, pod.name) for pod in observed.pods}}, now)
         for uid in names:
@@ -198,10 +208,14 @@ class KubeletDevices:
         self._waiting = {
             pod.uid: before.get(pod.uid) or self._new(pod, now)
             for pod in observed.by_age
-            if pod.device_containers and pod.uid not in self._settled and self._is_placed_beside(pod)
+            if self._is_lacking(pod) and self._is_placed_beside(pod)
         }
         if self._waiting.keys() - before.keys():
             self._wake.set()
+
+    def _is_lacking(self, pod: SeenPod) -> bool:
+        owners = (Owner(pod.uid, container) for container in pod.device_containers)
+        return any(owner not in self._known and owner not in self._too_many for owner in owners)
 
     def _is_placed_beside(self, pod: SeenPod) -> bool:
         return any(is_placed_beside(claim, self._config) for claim in pod.claims)
@@ -253,13 +267,13 @@ class KubeletDevices:
             await asyncio.sleep(max(0.0, self._bucket.wait(self._clock())))
 
     async def _ask(self) -> bool:
-        """Ask once; return whether devices became known, or the reason why not changed."""
-        asked, before = self._clock(), self._reason
+        """Ask once; return whether devices became known, or a changed reason why not is to be shown."""
+        asked = self._clock()
         try:
             named = await self._kubelet.ask({waiting.name for waiting in self._waiting.values()})
         except AgentError as error:
             self._failed(error, asked)
-            return self._reason != before
+            return self._shows_reason()
         self._reason = ""
         self._logged.clear()
         self._metrics.podresources_called("ok", self._clock() - asked)
@@ -270,7 +284,19 @@ class KubeletDevices:
         }
         for uid, devices in found.items():
             self._settle(uid, devices)
-        return bool(found) or bool(before)
+        return bool(found) or self._shows_reason()
+
+    def _shows_reason(self) -> bool:
+        """Return whether to request a pass for the reason, because it is another one than in the last such pass.
+
+        A socket that fails in turns changes the reason with each call.
+        """
+        reason = next(map(self._reason_of, self._waiting.values()), "")
+        is_news = reason not in (self._shown, DEVICES_NOT_NAMED)
+        if not is_news or self._clock() - self._shown_at < REASON_SECONDS:
+            return False
+        self._shown, self._shown_at = reason, self._clock()
+        return True
 
     def _failed(self, error: AgentError, asked: float) -> None:
         result, reason = _result_of(error)
@@ -298,12 +324,12 @@ class KubeletDevices:
     def _settle(self, uid: str, named: Named) -> None:
         waiting = self._waiting.pop(uid)
         for container in (it for it, devices in named.items() if devices is None):
+            self._too_many.add(Owner(uid, container))
             facts = {"container": "/".join((*waiting.name, container)), "most": MOST_ENTRIES}
             logger.warning(
                 "container has too many devices, their NUMA nodes are not used", extra={"facts": facts}
             )
-        self._settled.add(uid)
-        new = {Owner(uid, container): devices or () for container, devices in named.items()}
+        new = {Owner(uid, container): its for container, its in named.items() if its is not None}
         self._keep({**self._known, **new})
         self._metrics.devices_unknown_seconds.observe(self._clock() - waiting.since)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.node_state import Path
 from pinning.contract import DEGRADED_CONDITION, PRODUCT
-from pinning.planning.observed import Owner
+from pinning.planning.observed import DEVICES_NOT_NAMED, Owner
 from pinning.pods.identity import name_of
 from pinning.truncate import listed
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 LONGEST_NAME: Final = 200  # of the pod; a hash follows
+_WITHOUT_DEVICES: Final = ": until then its CPUs are chosen without regard to its devices"
 LONGEST_MESSAGE: Final = 1024  # limit of the API server
 
 
@@ -41,6 +42,7 @@ class Reason(StrEnum):
     LARGE_ENVIRONMENT = "LargeEnvironment"
     NOT_GUARDING = "NotGuarding"
     DEVICE_REMOTE = "DeviceRemote"
+    DEVICES_UNKNOWN = "DevicesUnknown"
 
 
 WARNINGS: Final = frozenset(Reason) - {Reason.PINNED, Reason.POLICY_CHANGED}
@@ -94,6 +96,8 @@ def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState)
         yield Event(owner, Reason.DRIFT, _drift(new))
     if new.is_pinned and (remote := _remote(new)) and not (old and old.is_pinned and _remote(old) == remote):
         yield Event(owner, Reason.DEVICE_REMOTE, remote)
+    if _unknown(new) and not (old and _unknown(old) == _unknown(new)):
+        yield Event(owner, Reason.DEVICES_UNKNOWN, f"container {new.name}: {_unknown(new)}{_WITHOUT_DEVICES}")
     if new.memory and new.memory.note and not (old and old.memory and old.memory.note == new.memory.note):
         yield Event(owner, Reason.MEMORY, f"container {new.name}: {new.memory.note}")
 
@@ -101,8 +105,21 @@ def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState)
 def _of_refusal(
     owner: Owner, old: ContainerState | PodState | None, new: ContainerState | PodState
 ) -> Iterator[Event]:
+    if new.refusal and _is_usual(new.refusal):
+        return
     if new.refusal and not (old and old.refusal and gist(old.refusal) == gist(new.refusal)):
         yield Event(owner, Reason.UNPINNABLE, new.refusal.text)
+
+
+def _is_usual(refusal: Refusal) -> bool:
+    """Return whether a refusal is part of the start of every pod that requires CPUs beside devices."""
+    return refusal.message.startswith(DEVICES_NOT_NAMED)
+
+
+def _unknown(container: ContainerState) -> str:
+    """Return why the devices of a container with CPUs are not known; empty while the kubelet may still name them."""
+    is_usual = container.devices_unknown.startswith(DEVICES_NOT_NAMED)
+    return "" if is_usual or container.refusal else container.devices_unknown
 
 
 def _of_conflict(conflict: Conflict) -> Event:

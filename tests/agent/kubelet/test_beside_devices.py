@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.absent import NoDevices
+from agent.absent import NO_KUBELET, NoDevices
 from agent.metrics import Metrics
 from agent.node_state import NodeState
 from agent.report.events import WARNINGS, Reason, events_between
@@ -18,7 +18,7 @@ from agent.report.pod_status import pod_status
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.planning.node_config import NodeConfig
-from pinning.planning.observed import Observed, Owner
+from pinning.planning.observed import DEVICES_NOT_NAMED, Observed, Owner
 from tests.agent.fakes import FakeNode
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish
@@ -203,3 +203,65 @@ def test_the_next_agent_goes_on_with_the_devices(node: FakeNode) -> None:
     node.devices = again = FakeDevices()
     node.new_agent()
     assert again.resumed is None
+
+
+def reasons(before: NodeState | None, after: NodeState) -> list[tuple[Reason, str]]:
+    """Return the events between two states, of refusals and unknown devices."""
+    shown = {Reason.UNPINNABLE, Reason.DEVICES_UNKNOWN}
+    return [(it.reason, it.message) for it in events_between(before, after) if it.reason in shown]
+
+
+def requiring(node: FakeNode, wish: Wish) -> None:
+    """Let the node's pod be this one, with a device in its limits."""
+    node.add("a", wish)
+    (container,) = node.documents["a"]["spec"]["containers"]
+    container["resources"]["limits"][GPU] = 1
+
+
+def test_devices_unknown_is_an_event_once_per_cause(node: FakeNode) -> None:
+    """What is usual at a start is none; a container with CPUs has one for each cause, and none when all is known."""
+    devices = given(node)
+    devices.reasons = {OWNER: DEVICES_NOT_NAMED}
+    node.start("a")
+    state = node.run(2)
+    assert reasons(None, state) == []
+    for cause in ("the kubelet is silent", "the kubelet answers junk"):
+        devices.reasons = {OWNER: cause}
+        before, state = state, node.run()
+        text = f"container c0: {cause}: until then its CPUs are chosen without regard to its devices"
+        assert reasons(before, state) == [(Reason.DEVICES_UNKNOWN, text)]
+        before, state = state, node.run()
+        assert reasons(before, state) == []
+    devices.devices, devices.reasons = {OWNER: (Device(GPU, CPUSet([2])),)}, {}
+    assert reasons(state, node.run(2)) == []
+
+
+def test_a_container_that_requires_its_devices_waits_for_them(node: FakeNode) -> None:
+    """Its wait is an event when it is unusual, and in the status at once, which holds the gate."""
+    devices = given(node)
+    requiring(node, Wish("2", policy="exclusive", devices="require"))
+    state = node.run(2)
+    assert status(state)["refusal"]["reason"] == "DevicesUnknown"
+    assert status(state)["refusal"]["blocksStart"] is True
+    assert reasons(None, state) == []
+    devices.reasons = {OWNER: "the kubelet is silent"}
+    before, state = state, node.run()
+    ((reason, message),) = reasons(before, state)
+    assert (reason, message.partition(";")[0]) == (Reason.UNPINNABLE, "DevicesUnknown: the kubelet is silent")
+
+    devices.devices, devices.reasons = {OWNER: (Device(GPU, CPUSet([2])),)}, {}
+    number = node.start("a")
+    state = node.run(2)
+    assert (node.cpus(number), near(state)) == ("8-9", {"yes": 1})
+    assert "refusal" not in status(state)
+
+
+def test_without_a_kubelet_a_container_that_requires_its_devices_waits(node: FakeNode) -> None:
+    """The reason says what it waits for; others are not reported."""
+    node.devices = NoDevices()
+    node.new_agent()
+    requiring(node, Wish("2", policy="exclusive", devices="require"))
+    assert NO_KUBELET in status(node.run(2))["refusal"]["message"]
+    requiring(node, PLAIN)
+    node.start("a")
+    assert "devicesUnknown" not in status(node.run(2))

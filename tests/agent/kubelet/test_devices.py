@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 import pytest
 
 from agent.errors import Refused, TooLarge, Unavailable
-from agent.kubelet.devices import BURST, CALLS_PER_SECOND, KubeletDevices, Name, Named
+from agent.kubelet.devices import (
+    BURST,
+    CALLS_PER_SECOND,
+    LATE,
+    LATE_SECONDS,
+    REASON_SECONDS,
+    TOO_MANY,
+    KubeletDevices,
+    Name,
+    Named,
+)
 from agent.metrics import Metrics
 from pinning.contract import DevicePolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
 from pinning.planning.node_config import DEFAULT, NodeConfig
-from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.planning.observed import (
+    DEVICES_NOT_NAMED,
+    Observed,
+    Owner,
+    SeenContainer,
+    SeenPod,
+    State,
+)
 from tests.pinning.machines import FLAT
 
 GPU = "nvidia.com/gpu"
@@ -272,14 +290,19 @@ def test_a_checkpoint_is_gone_on_from() -> None:
     stage(scenario)
 
 
-def test_a_container_with_too_many_devices_has_no_place(caplog: pytest.LogCaptureFixture) -> None:
-    """It is settled without devices, and the log says so."""
+def test_a_container_with_too_many_devices_stays_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not asked for again, the log says so, and so does the reason, until the pod is gone."""
 
     async def scenario(scene: Scene) -> None:
         scene.kubelet.pods[("ns", "a")] = [{"c": None}]
         scene.see(seen("u"))
         await scene.calls(1)
-        assert scene.known == {Owner("u", "c"): ()}
+        assert (scene.known, scene.keeper.unknown()) == ({}, {Owner("u", "c"): TOO_MANY})
+        scene.see(seen("u"), live=["u"])
+        await asyncio.sleep(0.05)
+        assert len(scene.kubelet.at) == 1
+        scene.see()
+        assert scene.keeper.unknown() == {}
 
     stage(scenario)
     assert "too many devices" in caplog.text
@@ -330,6 +353,56 @@ def test_causes_that_alternate_are_logged_once(caplog: pytest.LogCaptureFixture)
     stage(scenario)
     reasons = [record.__dict__["facts"]["reason"].rpartition(" ")[2] for record in caplog.records]
     assert reasons == ["slow", "junk", "junk"]
+
+
+class SetClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def test_causes_that_alternate_cause_no_passes_in_a_loop() -> None:
+    """The first reason asks for a pass, others at most every ten seconds, whatever the kubelet answers in turn."""
+
+    async def run() -> None:
+        clock, kubelet, passes = SetClock(), Told(), list[int]()
+        keeper = KubeletDevices(kubelet, Metrics(), clock=clock)  # type: ignore[arg-type]
+        keeper.follow(observed(seen("u")), {})
+        errors = [Unavailable("slow"), Refused("junk"), TooLarge("12 MB"), None]
+        for second in range(60):
+            clock.now, kubelet.error = float(second), errors[second % 4]
+            if await keeper._ask():
+                passes.append(second)
+        assert passes[0] == 0
+        assert all(later - earlier >= REASON_SECONDS for earlier, later in pairwise(passes))
+        kubelet.error = None
+        kubelet.pods[("ns", "a")] = [{"c": (NEAR,)}]
+        assert await keeper._ask()
+
+    asyncio.run(run())
+
+
+def test_a_kubelet_that_answers_without_the_devices_is_reported_late() -> None:
+    """For five seconds that is usual; then the reason changes, once, and a pass shows it."""
+
+    async def run() -> None:
+        clock, owner = SetClock(), Owner("u", "c")
+        keeper = KubeletDevices(Told(), Metrics(), clock=clock)  # type: ignore[arg-type]
+        keeper.follow(observed(seen("u")), {})
+        reasons, passes = [], []
+        for second in (0.0, LATE_SECONDS - 1, LATE_SECONDS, LATE_SECONDS + 1):
+            clock.now = second
+            passes.append(await keeper._ask())
+            reasons.append(keeper.unknown()[owner])
+        assert reasons == [DEVICES_NOT_NAMED, DEVICES_NOT_NAMED, LATE, LATE]
+        assert passes == [False, False, True, False]
+
+    asyncio.run(run())
 
 
 def test_calls_are_limited_however_many_pods_come() -> None:
