@@ -80,4 +80,4 @@ pictures: setup ## write the map of the README's picture
 	@$(BIN)/python -m tests.pictures
 
 proto: setup ## write the Python code of NRI's and the kubelet's messages from their *.proto
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/nri/wire/*.proto agent/kubelet/*.proto agent/cri/*.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/nri/wire/*.proto agent/kubelet/*.proto agent/cri/*.proto agent/dra/*.proto

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pinning.guests.masks import VMMasks, VMSeen
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.near import Device
-    from pinning.planning.observed import Observed
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.observed import Observed, SeenPod
     from pinning.planning.quota import Bandwidth
     from pinning.planning.start_table import StartTable
 
@@ -194,6 +195,19 @@ class NoDevices:
 
     def sandbox_started(self, uid: str) -> None:
         """Note nothing."""
+
+    async def run(self, request_pass: Callable[[], None]) -> None:
+        """Return at once."""
+
+
+class NoDeviceClaims:
+    """The agent is no driver of Dynamic Resource Allocation (interface `DeviceClaims`)."""
+
+    def seen(self, pods: Iterable[SeenPod], live: Collection[str]) -> None:
+        """Return None."""
+
+    def passed(self, ledger: Ledger, waiting: Mapping[str, str], *, observes: bool) -> None:
+        """Ignore the ledger."""
 
     async def run(self, request_pass: Callable[[], None]) -> None:
         """Return at once."""

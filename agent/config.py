@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from pinning.contract import AGENT_NAMESPACE, DEBUGFS, NRI_SOCKET
+from pinning.contract import AGENT_NAMESPACE, CDI_FOLDER, DEBUGFS, KUBELET_ROOT, NRI_SOCKET
 from pinning.errors import BadContract, BadQuantity
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.requests import SIDECAR, Amount
@@ -73,6 +73,9 @@ class AgentConfig:
     node_options: NodeOptions = NodeOptions()
     group: str = ""  # group whose file `config` was read from; empty: none
     cmk_reports: bool = False  # write the objects Cmk-nodereport and Cmk-reconcilereport of this node
+    dra: bool = False  # be the driver of ResourceClaims for CPUs
+    kubelet_root: Path = Path(KUBELET_ROOT)  # where the kubelet has plugins/ and plugins_registry/
+    cdi: Path = Path(CDI_FOLDER)  # where the runtime reads CDI files
 
     def __post_init__(self) -> None:
         if not self.node:
@@ -119,6 +122,15 @@ def parse_cmk_reports(text: str) -> bool:
     """Read on or off."""
     if text not in {"on", "off"}:
         raise BadContract(f"--cmk-reports: {text!r} is unknown: write on or off")
+    return text == "on"
+
+
+def parse_dra(text: str, nri: Path | None) -> bool:
+    """Read on or off; claims need NRI, because their CPUs must be right from the first instruction on."""
+    if text not in {"on", "off"}:
+        raise BadContract(f"--dra: {text!r} is unknown: write on or off")
+    if text == "on" and nri is None:
+        raise BadContract("--dra on needs NRI: write --nri auto, or --dra off")
     return text == "on"
 
 

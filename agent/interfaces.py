@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
+    from agent.claim_interfaces import DeviceClaims
     from agent.node_state import NodeState, StartWay
     from agent.vm_interfaces import BootingMachines, VirtualMachines
     from pinning.contract import PoolUse
@@ -482,3 +483,4 @@ class Interfaces:
     wrappers: Wrappers
     boots: BootingMachines
     devices: Devices
+    claims: DeviceClaims

@@ -30,6 +30,7 @@ from pinning.planning.requests import totals
 from pinning.pods.annotations import is_misspelt, is_policy_key
 from pinning.pods.budget import filled_in, filled_in_annotation
 from pinning.pods.claims import MOST_CONTAINERS
+from pinning.pods.device_claims import MOST_CLAIMS
 from pinning.pods.identity import CONFIG_HASH
 from pinning.pods.quantity import RawQuantity
 from pinning.pods.resources import READ, is_foreign
@@ -68,9 +69,15 @@ class _Requests(
     numa: RawQuantity | None = None
 
 
+class _NamedClaim(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    request: str | None = None
+
+
 class _Resources(msgspec.Struct, omit_defaults=True):
     requests: _Requests | None = None
     limits: dict[str, RawQuantity | None] | None = None
+    claims: list[_NamedClaim] | None = None
 
 
 class _Container(msgspec.Struct, omit_defaults=True, rename="camel"):
@@ -88,10 +95,16 @@ class _Selector(
     new: str | None = None
 
 
+class _PodClaim(msgspec.Struct, omit_defaults=True, rename="camel"):
+    name: str | None = None
+    resource_claim_name: str | None = None
+
+
 class _Spec(msgspec.Struct, omit_defaults=True, rename="camel"):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     node_selector: _Selector | None = None
+    resource_claims: list[_PodClaim] | None = None
     resources: _Resources | None = None
     runtime_class_name: str | None = None
 
@@ -137,6 +150,7 @@ class _Status(msgspec.Struct, omit_defaults=True, rename="camel"):
     allocated_resources: _Given | None = None
     container_statuses: list[_ContainerStatus] | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
+    resource_claim_statuses: list[_PodClaim] | None = None
 
 
 class _Pod(msgspec.Struct, omit_defaults=True):
@@ -165,6 +179,7 @@ class PodDecoder:
         for resources in (read.spec and read.spec.resources, *(it.resources for it in containers)):
             if resources and resources.limits:
                 resources.limits = _limits(resources.limits)
+        _cut_claims(read)
         if meta.annotations:
             names = set() if is_crowd else {container.name for container in containers}
             kept = dict(_annotations(meta.annotations, names))
@@ -175,6 +190,22 @@ class PodDecoder:
             _log_crowd(meta, len(containers))
             return _summed(read)
         return cast("Pod", msgspec.to_builtins(read))
+
+
+def _cut_claims(pod: _Pod) -> None:
+    """Keep the first MOST_CLAIMS claims of a pod and of each container."""
+    spec, status = pod.spec or _Spec(), pod.status or _Status()
+    if spec.resource_claims is None:
+        for container in _containers(pod):
+            if container.resources:
+                container.resources.claims = None
+        return
+    spec.resource_claims = spec.resource_claims[:MOST_CLAIMS]
+    if status.resource_claim_statuses:
+        status.resource_claim_statuses = status.resource_claim_statuses[:MOST_CLAIMS]
+    for container in _containers(pod):
+        if container.resources and container.resources.claims:
+            container.resources.claims = container.resources.claims[:MOST_CLAIMS]
 
 
 def _forget_states(status: _Status) -> None:

@@ -16,6 +16,7 @@ from agent import cmk_command
 from agent.absent import (
     NoBootingMachines,
     NoContainerWatch,
+    NoDeviceClaims,
     NoDevices,
     NoObservedCPUs,
     NoVirtualMachines,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
+    from agent.claim_interfaces import DeviceClaims
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
     from agent.group_start import ConfigFiles
@@ -152,10 +154,10 @@ async def build(config: AgentConfig) -> Agent:
     vms = _virtual_machines(config, cgroups)
     wrappers = _wrappers(config, cgroups, machine, runtime)
     boots = _booting_machines(config)
-    interfaces = Interfaces(
-        runtime, cgroups, pods, machine, container_watch, observed, vms, wrappers, boots, devices
-    )
-    chosen = reporters(config, api, interfaces.pods, metrics)
+    claims = _claims(config, api)
+    edges = runtime, cgroups, pods, machine, container_watch
+    interfaces = Interfaces(*edges, observed, vms, wrappers, boots, devices, claims)
+    chosen = (*reporters(config, api, interfaces.pods, metrics), *_slices(config, api, claims))
     noise, execs = _noise_watch(config, metrics), _exec_watch(config, runtime, metrics)
     return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics, noise=noise, execs=execs))
 
@@ -263,6 +265,29 @@ def _devices(config: AgentConfig, metrics: Metrics) -> Devices:
     from agent.kubelet.pod_resources import socket_beside
 
     return KubeletDevices(DeviceList(socket_beside(config.kubelet_state)), metrics, config.config)
+
+
+def _claims(config: AgentConfig, api: Api | None) -> DeviceClaims:
+    """Return the driver of ResourceClaims, where it is on and the agent assigns CPUs."""
+    if api is None or not config.dra or config.runtime != "cri" or config.config.observe:
+        return NoDeviceClaims()
+    from agent.dra.driver import DRADriver
+    from agent.dra.reader import ClaimReader
+
+    return DRADriver(ClaimReader(api, config.node), config.node, config.kubelet_root, config.cdi)
+
+
+def _slices(config: AgentConfig, api: Api | None, claims: DeviceClaims) -> tuple[Reporter, ...]:
+    """Return what publishes the CPUs that claims can have; while the agent observes it removes what was published."""
+    if api is None or not config.dra:
+        return ()
+    from agent.dra.driver import DRADriver
+    from agent.report.resource_slices import SliceReport
+
+    report = SliceReport(api, config.node)
+    if isinstance(claims, DRADriver):
+        claims.plugin.registered = report.look_again
+    return (report,)
 
 
 def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines:

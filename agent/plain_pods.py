@@ -57,7 +57,9 @@ def seconds_for_pod(change: PodChange) -> float | None:
 def is_plain(pod: Pod, seen: SeenPod) -> bool:
     """Say whether a pod asks for nothing that a pass could grant, refuse or confine."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    asks = seen.claims or seen.causes or seen.warnings or any(map(is_policy_key, annotations))
+    asks = (
+        seen.claims or seen.claim_uses or seen.causes or seen.warnings or any(map(is_policy_key, annotations))
+    )
     return not (asks or seen.is_vm or seen.runtime_class)
 
 

@@ -103,6 +103,10 @@ class Api:
         """Create a resource."""
         return await self._send("POST", path, body=body)
 
+    async def replace(self, path: str, body: Any) -> bytes:
+        """Replace a resource; raise Conflict if `body` has an older resource version."""
+        return await self._send("PUT", path, body=body)
+
     async def delete(self, path: str) -> None:
         """Delete a resource."""
         await self._send("DELETE", path)

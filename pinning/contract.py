@@ -55,6 +55,14 @@ REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # NRI's default validato
 NRI_PLUGIN = "corepin"  # the agent's name among NRI's plugins
 NRI_PLUGIN_INDEX = 10
 
+# CPUs as claims of Dynamic Resource Allocation: class, capacity and variable are the names that dra-driver-cpu, KubeVirt
+# and nri-plugins use.
+DRA_DRIVER = "cpu.corepin.io"  # also the name of our DeviceClass
+DRA_CAPACITY = "dra.cpu/cpu"  # the only capacity of a device, in CPUs
+DRA_CPUSET_PREFIX = "DRA_CPUSET_"  # followed by the uid of a ResourceClaim: its CPUs as Linux writes lists
+CDI_KIND = "corepin.io/cpu"  # of the CDI devices that set the variable
+CDI_PREFIX = "claim-"  # of their names, which go on with the uid of the claim and the name of the request
+
 # Environment of a container.
 CMK_NUM_CORES = "CMK_NUM_CORES"
 CMK_CPUS_ASSIGNED = "CMK_CPUS_ASSIGNED"  # "1,5": without ranges, as `cmk isolate` writes it
@@ -101,6 +109,8 @@ AGENT_SOCKET = "/run/corepin/agent.sock"
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 NRI_SOCKET = "/var/run/nri/nri.sock"
 DEBUGFS = "/sys/kernel/debug"
+KUBELET_ROOT = "/var/lib/kubelet"
+CDI_FOLDER = "/var/run/cdi"
 
 # Limits (KubeVirt's) of injected sidecars without any: the webhook adds them, the agent recognizes sidecars by them.
 SIDECAR_CPU = "200m"

@@ -24,6 +24,9 @@ OVERLAYS = frozenset(
         "guard",
         "dashboard",
         "numa-scheduling",
+        "dra",
+        "dra-cpu-class",
+        "claim-limits",
     }
 )
 
@@ -33,7 +36,10 @@ WHEN = {
     OVERLAYS - {"cert-manager", "own-certificate"}: 'eq .Values.certificates "corepin-certs"',
     frozenset({"monitoring"}): ".Values.monitoring.enabled",
     frozenset({"node-watch"}): ".Values.webhook.watchNodes",
-    frozenset({"nri", "guard"}): ".Values.agent.nri",
+    frozenset({"nri", "guard", "dra"}): ".Values.agent.nri",
+    frozenset({"dra"}): ".Values.agent.dra",
+    frozenset({"dra-cpu-class"}): ".Values.claims.cpuClass",
+    frozenset({"claim-limits"}): ".Values.claims.limits",
     frozenset({"vm-probe"}): ".Values.agent.vmProbe",
     frozenset({"quiet"}): ".Values.agent.quiet",
     frozenset({"priority-quota"}): ".Values.priorityQuota",
@@ -56,6 +62,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "guard": {"guard.enabled": True, "agent.nri": True},
     "numa-scheduling": {"agent.nodeTopology": True},
     "cmk": {"agent.cmk": True},
+    "dra": {"agent.dra": True, "agent.nri": True},
+    "dra-cpu-class": {"claims.cpuClass": True},
+    "claim-limits": {"claims.limits": True},
     "dashboard": {"dashboard.enabled": True},
 }
 

@@ -59,7 +59,7 @@ LABELS: Final = {
     "container": "the container's name",
     "result": "`done` or `not done` (tried again); of a call to the kubelet: `ok`, `later` (silent, or limited), `refused` or `too_large`",
     "near": "`yes` (near all devices with a known NUMA node), `partly`, `no` or `unknown`",
-    "reporter": "the part of the agent that reports: `PodReport`, `EventReport`, `NodeReport`, `PoolReport`, `TopologyReport`, `MetricsReport`, `LogReport`",
+    "reporter": "the part of the agent that reports: `PodReport`, `EventReport`, `NodeReport`, `PoolReport`, `TopologyReport`, `SliceReport`, `MetricsReport`, `LogReport`",
     "code": "the HTTP status, 0 for no answer",
     "step": "the step of a rotation",
     "certificate": "`leaf`, `ca`, `next-ca`",

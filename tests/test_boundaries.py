@@ -45,7 +45,19 @@ ROOMS = {
         *("pinning.truncate", "pinning.contract", "pinning.errors", "pinning.lazy", "pinning.machine.cpuset"),
     ),
     "pinning.allocation": ("pinning.contract", "pinning.errors", "pinning.machine"),
-    "pinning.planning": (*(*PODS, "pinning.allocation", "pinning.json_text", "pinning.machine"),),
+    "pinning.dra": (
+        *("pinning.contract", "pinning.errors", "pinning.machine", "pinning.pods", "pinning.truncate"),
+    ),
+    "pinning.planning": (
+        *(
+            *PODS,
+            "pinning.allocation",
+            "pinning.dra",
+            "pinning.json_text",
+            "pinning.machine",
+            "pinning.truncate",
+        ),
+    ),
     "pinning.guests": (*PODS, "pinning.allocation", "pinning.machine"),
     "pinning.kubevirt": (*PODS, "pinning.truncate"),
     "pinning.cmk": ("pinning.contract", "pinning.errors", "pinning.machine", "pinning.planning"),
@@ -55,8 +67,11 @@ ROOMS = {
     "agent.errors": (),
     "agent.grpc_calls": ("agent.errors", "agent.http2"),
     "agent.http2": (),
+    "agent.grpc_server": ("agent.errors",),
+    "agent.dra": (*("agent.errors", "agent.grpc_server", "apiserver", "pinning"),),
     "agent.config": ("pinning",),
-    "agent.interfaces": ("agent.node_state", "agent.vm_interfaces", "pinning"),
+    "agent.claim_interfaces": ("pinning",),
+    "agent.interfaces": ("agent.claim_interfaces", "agent.node_state", "agent.vm_interfaces", "pinning"),
     "agent.absent": (
         "agent.errors",
         "agent.interfaces",

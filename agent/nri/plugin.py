@@ -101,7 +101,10 @@ class Plugin:
             return answer
         owner = Owner(pod.uid, container.name)
         asks = pod.uid not in table.known and _asks(pod)
-        start = table.start(owner, claims=asks, namespace=pod.namespace, busy=self._busy(table))
+        devices = [device.name for device in container.CDI_devices] if table.ledger.claims else []
+        start = table.start(
+            owner, claims=asks, namespace=pod.namespace, busy=self._busy(table), cdi_devices=devices
+        )
         if isinstance(start, str):
             raise Reject(start)
         if self._in_vm(pod.runtime_handler):  # its cpuset is in the guest and is sent over CRI

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,7 +46,10 @@ VERSION: Final = 1
 NAME: Final = "checkpoint.json"
 LOCK: Final = "lock"
 KEYS: Final = frozenset({"machineID", "bootID", "topology", "universe", "ledger"})
-KNOWN: Final[frozenset[str]] = frozenset()  # words of `needs`
+NEEDS_CLAIMS: Final = frozenset(
+    {"claims"}
+)  # while ResourceClaims hold CPUs, which older agents would give away
+KNOWN: Final = NEEDS_CLAIMS  # words of `needs`
 
 
 class AlreadyRunning(AgentError):
@@ -281,6 +284,17 @@ def as_kept(saved: Saved, boot_id: str, now: Topology) -> Ledger:
         before = saved.topology.cores_of(assignment.footprint)
         if not assignment.footprint <= now.cpus or any(core.cpus not in cores for core in before):
             ledger = ledger.release(assignment.owner)
+    return _unprepared(ledger, saved.topology, now)
+
+
+def _unprepared(ledger: Ledger, before: Topology, now: Topology) -> Ledger:
+    """Return the ledger of a machine that rebooted: the kubelet prepares each claim anew, on its CPUs if these exist."""
+    cores = {core.cpus for core in now.cores}
+    for uid, grant in ledger.claims.items():
+        stays = grant.footprint <= now.cpus and all(
+            core.cpus in cores for core in before.cores_of(grant.footprint)
+        )
+        ledger = ledger.grant(replace(grant, is_prepared=False)) if stays else ledger.release_claim(uid)
     return ledger
 
 

@@ -72,16 +72,19 @@ class Observer:
         self.rewritten = self.rewritten if anew else []
         containers = await self._read_all(moved=universe != self._universe)
         self._universe = universe
+        pods = self._read_pods(self.missing_pods.completed(self._interfaces.pods.pods()))
+        live = {seen.owner.pod_uid for seen in containers if seen.is_live}
         observed = Observed(
             topology=topology,
             universe=universe,
-            pods=self._read_pods(self.missing_pods.completed(self._interfaces.pods.pods())),
+            pods=pods,
             containers=containers,
             sandboxes=self.sandboxes.seen(self.records.values()),
             pods_complete=self._interfaces.pods.complete,
             containers_complete=complete,
             holds_starts=self._interfaces.container_watch.start_way.path is Path.NRI,
             uses=self._interfaces.wrappers.uses(),
+            claims=self._interfaces.claims.seen(pods, live),
         )
         if observed.pods_complete and complete:
             self._look_up_unknown(observed)

@@ -16,7 +16,7 @@ from agent.kubelet.policy import read_kubelet_policy, read_memory_policy, versio
 from agent.published_parts import reported_cpus
 from agent.reconcile.apply import Applier, give_back
 from agent.reconcile.between_passes import BetweenPasses, MachinePoll, WatchedCgroups
-from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
+from agent.reconcile.checkpoint import NEEDS_CLAIMS, Checkpoint, Saved, StateDir, as_kept
 from agent.reconcile.container_record import FIRST_RETRY_SECONDS
 from agent.reconcile.exposure import BootKeeper, Exposure
 from agent.reconcile.foreign_writes import ForeignWriteLog
@@ -174,6 +174,7 @@ class Reconciler:
         yield self.observer.missing_pods.run()
         yield self._interfaces.devices.run(request_pass)
         yield self._interfaces.wrappers.run(request_pass, show_wrappers)
+        yield self._interfaces.claims.run(request_pass)
 
     def with_wrappers(self, state: NodeState) -> NodeState:
         """Return a state with the wrappers that run now."""
@@ -206,6 +207,7 @@ class Reconciler:
             self._quotas.follow(self.observer.records.values(), plan.ledger, observed, config.quota, now)
         read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)
         await self._pin_vms(plan, observed, config, undone)
+        self._interfaces.claims.passed(plan.ledger, plan.waiting_claims, observes=config.observe)
         result = pass_result(observed, plan, self.observer, self._foreign_writes, self.vms.states())
         names = self._settings.node, self._interfaces.runtime.name
         starts, group = self._watched.start_way, self._settings.group
@@ -234,7 +236,8 @@ class Reconciler:
         """Save ledger and reserve; no action may come before that."""
         ids = self._interfaces.machine.machine_id(), self._interfaces.machine.boot_id()
         machine = observed.topology, observed.universe
-        saved = Saved(*ids, *machine, plan.ledger, plan.sets.reserved, devices=observed.devices)
+        needs = NEEDS_CLAIMS if plan.ledger.claims else frozenset[str]()
+        saved = Saved(*ids, *machine, plan.ledger, plan.sets.reserved, needs, observed.devices)
         await self.checkpoint.save(saved)
         self._ledger = plan.ledger
 

@@ -20,8 +20,10 @@ from pinning.contract import (
     AGENT_NAMESPACE,
     AGENT_SOCKET,
     AGENT_STATE,
+    CDI_FOLDER,
     GATE_CPU_MANAGER,
     GATE_SIDECAR,
+    KUBELET_ROOT,
     SIDECAR_CPU,
     SIDECAR_MEMORY,
 )
@@ -99,6 +101,12 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
         "taints to set: cmk is cmk=true:NoSchedule, overcommit is set while the shared CPUs are overcommitted",
     )
     add_flag(parser, "--cmk-reports", "on|off", "write CMK's reports about this node as objects", "off")
+    serves = (
+        "be the driver of ResourceClaims for CPUs (DeviceClass cpu.corepin.io); needs Kubernetes 1.36 and NRI"
+    )
+    add_flag(parser, "--dra", "on|off", serves, "off")
+    add_flag(parser, "--kubelet-root", "DIR", "with --dra: the kubelet's root directory", KUBELET_ROOT)
+    add_flag(parser, "--cdi-dir", "DIR", "with --dra: where the runtime reads CDI files", CDI_FOLDER)
     text = "the webhook's sidecarResources, to report what its sidecars cost"
     add_flag(parser, "--sidecar-resources", "CPU,MEMORY", text, f"{SIDECAR_CPU},{SIDECAR_MEMORY}")
 
@@ -134,7 +142,7 @@ def _finish(work: Coroutine[object, object, None]) -> None:
 
 
 def _config(args: argparse.Namespace) -> AgentConfig:
-    from agent.config import AgentConfig, parse_cmk_reports, parse_configz, parse_nri
+    from agent.config import AgentConfig, parse_cmk_reports, parse_configz, parse_dra, parse_nri
     from pinning.errors import BadContract
     from pinning.planning.node_config import DEFAULT
 
@@ -163,6 +171,9 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             namespace=args.namespace,
             node_options=_node_options(args),
             cmk_reports=parse_cmk_reports(args.cmk_reports),
+            dra=parse_dra(args.dra, parse_nri(args.nri)),
+            kubelet_root=Path(args.kubelet_root),
+            cdi=Path(args.cdi_dir),
         )
     except BadContract as problem:
         raise CommandFailed(str(problem)) from problem

@@ -17,6 +17,7 @@ from pinning.machine.cpuset import EMPTY
 from pinning.machine.near import nearness
 from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.asks import NO_CPU_SHARED, Ask, Refusals, asks, takes_more_cores
+from pinning.planning.claim_grants import ClaimPlanner
 from pinning.planning.ledger import POOL_INDEX, Assignment
 from pinning.planning.machine_changes import follow_machine
 from pinning.planning.memory import bind_memory
@@ -40,18 +41,15 @@ class Assigner:
 
     def __init__(self, draft: LedgerDraft, config: NodeConfig) -> None:
         self.draft = draft
+        self.claims = ClaimPlanner(draft)
         self._refused = Refusals(draft)
-        self._asks = asks(draft.observed, draft.ledger, config)
+        asked = asks(draft.observed, draft.ledger, config)
+        self._asks = tuple(ask for ask in asked if ask.owner not in self.claims.owners)
         self._regions = Regions(draft, self._asks)
-        self._claiming = {ask.owner for ask in self._asks}
+        self._claiming = {ask.owner for ask in self._asks} | self.claims.owners
         self._refuses_uncounted = config.uncounted_claims is UncountedClaims.REFUSE
-        self._steps = (
-            self._give_back,
-            self._await_devices,
-            self._change_policy,
-            self._come_nearer,
-            self._fill,
-        )
+        early = self._give_back, self._await_devices, self._change_policy
+        self._steps = *early, self._come_nearer, self._fill
 
     @property
     def refusals(self) -> dict[Owner, Refusal]:
@@ -67,6 +65,8 @@ class Assigner:
         """Update the ledger until it is stable."""
         self.drop_gone()
         follow_machine(self.draft)
+        self.claims.grant()
+        of_claims = self.claims.assign()
         before = None
         while before != self.draft.ledger:
             before = self.draft.ledger
@@ -78,7 +78,7 @@ class Assigner:
                     step(ask)
         self._refuse_kept_vms()
         self._refuse_budgets()
-        for refusal in bind_memory(self.draft):
+        for refusal in (*of_claims, *bind_memory(self.draft)):
             self.refusals.setdefault(refusal.owner, refusal)
 
     def _is_fulfilled(self, ask: Ask) -> bool:
@@ -96,11 +96,12 @@ class Assigner:
         return self.draft.beside(ask.owner, ask.claim)
 
     def drop_gone(self) -> None:
-        """Release the CPUs of pods that no longer exist, and of containers without a claim."""
+        """Release the CPUs of pods that no longer exist, of containers without a claim, and of ended ResourceClaims."""
         for assignment in self.draft.ledger.parts:
             owner = assignment.owner
             if self.draft.observed.is_gone(owner.pod_uid) or self._is_given_up(owner):
                 self.draft.ledger = self.draft.ledger.release(owner)
+        self.claims.release()
 
     def _is_given_up(self, owner: Owner) -> bool:
         return self._claims_nothing(owner) and not self.draft.is_running_vm(owner)
@@ -255,6 +256,8 @@ class Assigner:
             self._grow(ask, held)
 
     def _start(self, ask: Ask) -> None:
+        if ask.owner in self.claims.deferred:
+            return  # a pass follows once its ResourceClaims are read
         if ask.uncounted and self._refuses_uncounted:
             self._refused.at_start(ask, Reason.UNCOUNTED, ask.uncounted)
             return

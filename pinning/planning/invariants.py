@@ -24,6 +24,7 @@ def problems(ledger: Ledger, sets: NodeSets) -> tuple[str, ...]:
     return (
         *_broken_alone(ledger, sets),
         *_broken_together(ledger),
+        *_broken_claims(ledger, sets),
         *_broken_shared(ledger, sets),
         *_broken_budgets(ledger),
     )
@@ -54,6 +55,28 @@ def _broken_together(ledger: Ledger) -> Iterator[str]:
         both = first.footprint & second.footprint
         if both and first.meets(second):
             yield f"{first.name} and {second.name} both hold CPUs {both}"
+
+
+def _broken_claims(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
+    grants = tuple(ledger.claims.values())
+    for grant in grants:
+        name = f"claim {grant.claim.full_name}"
+        if grant.flaw:
+            yield f"{name}: {grant.flaw}"
+        if not grant.footprint <= ledger.exclusive:
+            yield f"{name}: CPUs {grant.footprint - ledger.exclusive} are not charged"
+        if cores := (sets.topology.siblings_of(grant.footprint) & sets.universe) - grant.footprint:
+            yield f"{name}: CPUs {cores} are siblings of its cores and not its own"
+    for first, second in combinations(grants, 2):
+        if both := first.footprint & second.footprint:
+            yield f"claims {first.claim.full_name} and {second.claim.full_name} both hold CPUs {both}"
+    for assignment in ledger:
+        outside = assignment.footprint - ledger.claimed(assignment.device_claims)
+        if assignment.device_claims and outside:
+            yield f"{assignment.name}: CPUs {outside} are not of its claims"
+        taken = assignment.footprint & ledger.claimed(ledger.claims)
+        if taken and not assignment.device_claims:
+            yield f"{assignment.name}: CPUs {taken} are those of claims"
 
 
 def _broken_shared(ledger: Ledger, sets: NodeSets) -> Iterator[str]:

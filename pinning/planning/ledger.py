@@ -2,6 +2,8 @@
 
 EXCLUSIVE CPUs are owned by one container, IDLE ones are charged to an owner and left unused; SHARE CPUs belong to a
 container but also run containers without CPUs of their own. All other sets are computed from these.
+ResourceClaims hold CPUs too, from the kubelet's Prepare to its Unprepare. Containers that name claims run on the CPUs
+of these, several on the same ones: their assignments charge nothing.
 Containers of one pod that never run at the same time (an ordinary init container and the containers that start after
 it) may hold the same CPUs; all others hold disjoint ones.
 The pool of a pod with a budget is an assignment without a container: it counts as the last one of its pod that starts.
@@ -9,7 +11,7 @@ The pool of a pod with a budget is an assignment without a container: it counts 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pinning.contract import NUMAPolicy
+    from pinning.dra.claims import ClaimGrant
     from pinning.planning.observed import Owner
     from pinning.pods.claims import Claim
 
@@ -47,6 +50,9 @@ class Assignment:
     mems: CPUSet = EMPTY  # NUMA nodes its memory is bound to at its start; empty: not bound
     # NUMA nodes near its devices when its CPUs were chosen; empty: none, or not known then.
     homes: CPUSet = EMPTY
+    device_claims: tuple[
+        str, ...
+    ] = ()  # uids of the ResourceClaims that hold its CPUs; empty: it holds them itself
 
     @property
     def name(self) -> str:
@@ -94,7 +100,9 @@ class Assignment:
         return self.claim.role is Role.INIT
 
     def meets(self, other: Assignment) -> bool:
-        """Return whether the two containers can run at the same time."""
+        """Return whether the two containers must not hold the same CPUs, because they can run at the same time."""
+        if not set(self.device_claims).isdisjoint(other.device_claims):
+            return False  # containers of one claim share its CPUs
         if self.owner.pod_uid != other.owner.pod_uid:
             return True
         earlier = min(self, other, key=lambda assignment: assignment.start_index)
@@ -106,9 +114,10 @@ class Ledger:
     """Every assignment of the node. Two ledgers with the same assignments are equal."""
 
     pods: Mapping[str, tuple[Assignment, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    exclusive: CPUSet = EMPTY  # owned or idle
+    exclusive: CPUSet = EMPTY  # owned or idle, by containers and claims
     share: CPUSet = EMPTY
     pools: Mapping[str, Assignment] = field(default_factory=lambda: MappingProxyType({}))  # by pod uid
+    claims: Mapping[str, ClaimGrant] = field(default_factory=lambda: MappingProxyType({}))  # by uid
 
     def __iter__(self) -> Iterator[Assignment]:
         """Yield the assignments of containers by pod uid and start order."""
@@ -117,6 +126,10 @@ class Ledger:
 
     def __len__(self) -> int:
         return sum(map(len, self.pods.values()))
+
+    def __bool__(self) -> bool:
+        """Return whether a container, a pod or a claim holds CPUs."""
+        return bool(self.pods or self.pools or self.claims)
 
     @property
     def parts(self) -> Iterator[Assignment]:
@@ -165,7 +178,7 @@ class Ledger:
             for assignment in mates
             if assignment.start_index != start_index and _overlap_in_time(assignment, start_index, role)
         ]
-        return (self.held - _footprints(mates)) | _footprints(beside)
+        return (self.held - _charged(mates)) | _charged(beside)
 
     def assign(self, new: Assignment) -> Ledger:
         """Return the ledger with CPUs for a container that has none."""
@@ -186,8 +199,40 @@ class Ledger:
         left = tuple(part for part in self.of_pod(owner.pod_uid) if part.owner != owner)
         return self._with_pod(owner.pod_uid, left)
 
+    def grant(self, new: ClaimGrant) -> Ledger:
+        """Return the ledger with CPUs for a claim that has none, or with the facts of a claim replaced."""
+        before = self.claims.get(new.claim.uid)
+        if before and before.cpus != new.cpus:
+            raise IllegalTransition(f"claim {new.claim.full_name} keeps its CPUs until it is unprepared")
+        taken = EMPTY if before else new.footprint & self.held
+        if new.flaw or taken:
+            raise IllegalTransition(
+                f"claim {new.claim.full_name}: {new.flaw or f'CPUs {taken} are held by others'}"
+            )
+        claims = MappingProxyType({**self.claims, new.claim.uid: new})
+        return replace(self, exclusive=self.exclusive | new.footprint, claims=claims)
+
+    def release_claim(self, uid: str) -> Ledger:
+        """Return the ledger without the CPUs of a claim, and without the assignments that were made from it."""
+        if uid not in self.claims:
+            raise IllegalTransition(f"claim {uid} holds no CPUs")
+        ledger = self
+        for assignment in self:
+            if uid in assignment.device_claims:
+                ledger = ledger.release(assignment.owner)
+        claims = {key: grant for key, grant in ledger.claims.items() if key != uid}
+        left = ledger.exclusive - self.claims[uid].footprint
+        return replace(ledger, exclusive=left, claims=MappingProxyType(claims))
+
+    def claimed(self, uids: Iterable[str]) -> CPUSet:
+        """Return the CPUs that these claims hold."""
+        return union(self.claims[uid].footprint for uid in uids if uid in self.claims)
+
     def _with(self, new: Assignment) -> Ledger:
-        taken = new.footprint & self.held_against(new.owner.pod_uid, new.start_index, new.claim.role)
+        if new.device_claims:
+            taken = new.footprint - self.claimed(new.device_claims)
+        else:
+            taken = new.footprint & self.held_against(new.owner.pod_uid, new.start_index, new.claim.role)
         if new.flaw or taken:
             raise IllegalTransition(f"{new.name}: {new.flaw or f'CPUs {taken} are held by others'}")
         mates = (part for part in self.of_pod(new.owner.pod_uid) if part.owner != new.owner)
@@ -209,6 +254,7 @@ class Ledger:
             (self.exclusive - _exclusive(before)) | _exclusive(parts),
             (self.share - _share(before)) | _share(parts),
             pools,
+            self.claims,
         )
 
 
@@ -217,12 +263,13 @@ def _overlap_in_time(other: Assignment, start_index: int, role: Role) -> bool:
     return first is not Role.INIT
 
 
-def _footprints(assignments: Iterable[Assignment]) -> CPUSet:
-    return union(assignment.footprint for assignment in assignments)
+def _charged(assignments: Iterable[Assignment]) -> CPUSet:
+    """Return the CPUs that containers hold themselves."""
+    return union(assignment.footprint for assignment in assignments if not assignment.device_claims)
 
 
 def _exclusive(mates: tuple[Assignment, ...]) -> CPUSet:
-    return union(assignment.footprint for assignment in mates if assignment.is_exclusive)
+    return _charged(assignment for assignment in mates if assignment.is_exclusive)
 
 
 def _share(mates: tuple[Assignment, ...]) -> CPUSet:

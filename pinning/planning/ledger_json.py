@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
+from pinning.dra.claims import ClaimGrant, ClaimPart, DeviceClaim
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
@@ -28,9 +29,15 @@ def ledger_to_dict(ledger: Ledger) -> dict[str, Any]:
 
     Pools of pods are beside the assignments, because earlier agents read these alone.
     """
-    saved = {"version": VERSION, "assignments": [_assignment_to_dict(assignment) for assignment in ledger]}
-    pools = [_pool_to_dict(ledger.pools[uid]) for uid in sorted(ledger.pools)]
-    return {**saved, "podPools": pools} if pools else saved
+    saved: dict[str, Any] = {
+        "version": VERSION,
+        "assignments": [_assignment_to_dict(assignment) for assignment in ledger],
+    }
+    if ledger.claims:
+        saved["claims"] = [grant_to_dict(ledger.claims[uid]) for uid in sorted(ledger.claims)]
+    if ledger.pools:
+        saved["podPools"] = [_pool_to_dict(ledger.pools[uid]) for uid in sorted(ledger.pools)]
+    return saved
 
 
 def ledger_from_dict(saved: object) -> Ledger:
@@ -42,6 +49,8 @@ def ledger_from_dict(saved: object) -> Ledger:
         raise BadContract(f"the checkpoint is not of version {VERSION}: rebuild it from the runtime")
     ledger = Ledger()
     try:
+        for grant in saved.get("claims", []):
+            ledger = ledger.grant(grant_from_dict(grant))
         for assignment in saved["assignments"]:
             ledger = ledger.assign(_assignment_from_dict(assignment))
         for pool in saved.get("podPools", ()):
@@ -103,6 +112,8 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
         saved["homes"] = str(assignment.homes)
     if assignment.core_type is not CoreType.ANY:
         saved["coreType"] = str(assignment.core_type)
+    if assignment.device_claims:
+        saved["deviceClaims"] = list(assignment.device_claims)
     return saved
 
 
@@ -170,6 +181,7 @@ def _assignment_from_dict(saved: Mapping[str, Any]) -> Assignment:
         core_type=CoreType(saved.get("coreType", CoreType.ANY)),
         mems=CPUSet.parse(saved.get("mems", "")),
         homes=CPUSet.parse(saved.get("homes", "")),
+        device_claims=tuple(_text(uid) for uid in saved.get("deviceClaims", [])),
     )
 
 
@@ -191,6 +203,50 @@ def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
         crio_disables_quota=saved.get("crioDisablesQuota", False) is True,
         devices=DevicePolicy(saved["devicePolicy"]) if "devicePolicy" in saved else None,
     )
+
+
+def grant_to_dict(grant: ClaimGrant) -> dict[str, Any]:
+    """Return the CPUs of a ResourceClaim as values that JSON can encode."""
+    claim = grant.claim
+    return {
+        "uid": claim.uid,
+        "namespace": claim.namespace,
+        "name": claim.name,
+        "pods": sorted(claim.pods),
+        "prepared": grant.is_prepared,
+        "parts": [
+            {
+                "request": part.request,
+                "device": part.device,
+                "share": part.share,
+                "count": part.count,
+                "cpus": str(cpus),
+            }
+            for part, cpus in zip(claim.parts, grant.cpus, strict=True)
+        ],
+    }
+
+
+def grant_from_dict(saved: Mapping[str, Any]) -> ClaimGrant:
+    """Return the CPUs of a ResourceClaim that `grant_to_dict` encoded; raise what damaged values raise."""
+    parts = tuple(
+        ClaimPart(
+            _text(it["request"]),
+            _text(it["device"]),
+            _text(it["share"]),
+            _whole(it["count"]),
+        )
+        for it in saved["parts"]
+    )
+    claim = DeviceClaim(
+        uid=_text(saved["uid"]),
+        namespace=_text(saved["namespace"]),
+        name=_text(saved["name"]),
+        pods=frozenset(_text(uid) for uid in saved["pods"]),
+        parts=parts,
+    )
+    cpus = tuple(CPUSet.parse(it["cpus"]) for it in saved["parts"])
+    return ClaimGrant(claim, cpus, saved["prepared"] is True)
 
 
 def _text(value: object) -> str:

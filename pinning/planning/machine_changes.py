@@ -28,6 +28,8 @@ def follow_machine(draft: LedgerDraft) -> None:
 
 def _is_touched(assignment: Assignment, draft: LedgerDraft) -> bool:
     """Return whether a container lost CPUs, or siblings of its cores came back online."""
+    if assignment.device_claims:
+        return False  # its claims keep their CPUs, and `ClaimPlanner` leaves offline ones out
     usable, footprint = draft.sets.allocatable, assignment.footprint
     whole = draft.sets.topology.siblings_of(footprint) & usable if assignment.owns_cores else footprint
     return not (footprint <= usable and whole <= footprint)
@@ -54,11 +56,14 @@ def _as_usable(assignment: Assignment, draft: LedgerDraft) -> Assignment:
 
 
 def _feed_shared(draft: LedgerDraft) -> None:
-    """Release assignments until the shared set has a CPU: plain claims first, youngest pod first."""
-    owners = [part for part in draft.ledger.parts if part.is_exclusive and part.footprint]
+    """Release assignments until the shared set has a CPU: plain claims first, youngest pod first, ResourceClaims last."""
+    owners = [it for it in draft.ledger.parts if it.is_exclusive and it.footprint and not it.device_claims]
     owners.sort(key=lambda assignment: _last_to_lose(assignment, draft))
     while owners and not draft.sets.shared(draft.ledger):
         draft.ledger = draft.ledger.release(owners.pop().owner)
+    claims = sorted(draft.ledger.claims)
+    while claims and not draft.sets.shared(draft.ledger):
+        draft.ledger = draft.ledger.release_claim(claims.pop())
 
 
 def _last_to_lose(

@@ -23,6 +23,7 @@ from pinning.contract import (
 )
 from pinning.errors import BadContract, BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.pods.claims import Origin
 from pinning.pods.counted import RESOURCES
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ def _read_noise(given: object) -> tuple[tuple[NoiseKind, float], ...]:
 
 def device_policy_of(claim: Claim, config: NodeConfig) -> DevicePolicy:
     """Return the device policy of a claim, with the node's default filled in."""
+    if claim.origin is Origin.DRA:  # the scheduler chose its NUMA node
+        return DevicePolicy.NONE
     return claim.devices or config.device_policy
 
 

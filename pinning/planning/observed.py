@@ -15,6 +15,7 @@ from pinning.contract import GATE_CONTAINER, STATUS_CPUS
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
 from pinning.pods.counted import counts_of
+from pinning.pods.device_claims import claim_names, claim_uses
 from pinning.pods.identity import name_of, runtime_uid
 from pinning.pods.phase import is_final
 from pinning.pods.resources import Role, members, names_devices
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pinning.contract import PoolUse
+    from pinning.dra.claims import SeenClaims
     from pinning.errors import Cause
     from pinning.machine.near import Device
     from pinning.machine.topology import Topology
     from pinning.pods.claims import Budget, Claim
     from pinning.pods.counted import Count
+    from pinning.pods.device_claims import ClaimUse
     from pinning.pods.types import Pod
 
 
@@ -68,6 +71,8 @@ class SeenPod:
     unclaimed_millicores: int = 0  # CPU requests of its containers without claims
     device_containers: frozenset[str] = frozenset()  # whose limits name devices, without ordinary init ones
     budget: Budget | None = None
+    claim_uses: tuple[ClaimUse, ...] = ()  # its containers that name ResourceClaims
+    claim_names: frozenset[str] = frozenset()  # its ResourceClaims, also those that no container names
     said: str = field(default="", compare=False)  # the status annotation that an agent has written
 
     @classmethod
@@ -96,6 +101,8 @@ class SeenPod:
                 if member.role is not Role.INIT and names_devices(member.container)
             ),
             budget=asked.budget,
+            claim_uses=claim_uses(pod, asked),
+            claim_names=frozenset(claim_names(pod).values()),
             said=(metadata.get("annotations") or {}).get(STATUS_CPUS, ""),
         )
 
@@ -172,6 +179,7 @@ class Observed:
     devices_unknown: Mapping[Owner, str] = field(default_factory=lambda: MappingProxyType({}))  # and why
     # Pools that processes run on now, besides those that the containers' pods ask for.
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: MappingProxyType({}))
+    claims: SeenClaims | None = None  # ResourceClaims; None: the agent is not their driver
 
     @cached_property
     def live(self) -> tuple[SeenContainer, ...]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 NONE_UNCOUNTED: Final[Mapping[Owner, str]] = MappingProxyType({})
+NONE_WAITING: Final[Mapping[str, str]] = MappingProxyType({})
 NO_DEVICES: Final[Mapping[Owner, tuple[Device, ...]]] = MappingProxyType({})
 
 
@@ -54,6 +55,7 @@ class Plan(NamedTuple):
     # Known devices of the containers with CPUs that are placed beside theirs.
     devices: Mapping[Owner, tuple[Device, ...]] = NO_DEVICES
     starting: Mapping[str, CPUSet] = NONE_STARTING  # CPUs of init containers that have not ended, by pod
+    waiting_claims: Mapping[str, str] = NONE_WAITING  # why ResourceClaims have no CPUs yet, by uid
 
     @property
     def shared(self) -> CPUSet:
@@ -99,6 +101,7 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         config.strict_threads,
         _devices(observed, draft.ledger, config),
         starting,
+        assigner.claims.refusals,
     )
 
 

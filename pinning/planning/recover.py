@@ -6,6 +6,7 @@ runs on the same cpuset as the unpinned containers, by which it is recognized.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from pinning.contract import CoreType, CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
 from pinning.machine.cpuset import EMPTY, union
 from pinning.planning.allocator import EffectivePolicies, cpus_of_type, shortage
+from pinning.planning.claim_grants import claimable
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Assignment, Ledger
 from pinning.planning.node_sets import node_sets
@@ -39,7 +41,7 @@ def recover(observed: Observed, config: NodeConfig, reported: Mapping[Owner, CPU
     `reported` is what earlier agents reported of containers: a hint, because it may be stale.
     """
     sets = node_sets(observed.topology, observed.universe, config)
-    ledger = Ledger()
+    ledger = _of_claims(observed, sets)
     for pod in observed.by_age:
         for claim in pod.claims:
             for candidate in _candidates(
@@ -49,6 +51,17 @@ def recover(observed: Observed, config: NodeConfig, reported: Mapping[Owner, CPU
                 if grown:
                     ledger = grown
                     break
+    return ledger
+
+
+def _of_claims(observed: Observed, sets: NodeSets) -> Ledger:
+    """Return a ledger with the ResourceClaims that an earlier agent served."""
+    ledger = Ledger()
+    for grant in observed.claims.found if observed.claims else ():
+        with suppress(IllegalTransition):
+            grown = ledger.grant(grant)
+            if grant.footprint <= claimable(sets) and not problems(grown, sets):
+                ledger = grown
     return ledger
 
 

@@ -14,13 +14,15 @@ from pinning.contract import (
     CMK_CPUS_ASSIGNED_MASK,
     CMK_CPUS_INFRA,
     CMK_CPUS_SHARED,
+    DRA_CPUSET_PREFIX,
 )
+from pinning.dra.claims import claimed_by
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.pod_pools import NONE_STARTING, part_of
 from pinning.planning.run_sets import asked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from pinning.planning.actions import Action
     from pinning.planning.ledger import Ledger
@@ -61,14 +63,27 @@ class StartTable:
     starting: Mapping[str, CPUSet] = field(default_factory=lambda: NONE_STARTING)
     is_strict: bool = False  # strict threads: no wrapper gives an owner CPUs of pools
 
-    def start(self, owner: Owner, *, claims: bool, namespace: str = "", busy: CPUSet = EMPTY) -> Start | str:
+    def start(
+        self,
+        owner: Owner,
+        *,
+        claims: bool,
+        namespace: str = "",
+        busy: CPUSet = EMPTY,
+        cdi_devices: Collection[str] = (),
+    ) -> Start | str:
         """Return the start of a container, or the reason why it may not start yet.
 
         `claims` says that its sandbox is marked as claiming CPUs: it can delay the container, and never grants
-        CPUs, because users can set the mark. `busy` adds CPUs to the table's own.
+        CPUs, because users can set the mark. `busy` adds CPUs to the table's own. Of `cdi_devices` those of
+        ResourceClaims count where the claim is reserved for the pod, because annotations of a pod can name any.
         """
         busy |= self.busy
         held = self.ledger.of(owner)
+        if not held and (given := self._of_devices(owner, cdi_devices)):
+            if isinstance(given, str):
+                return given
+            return _still_busy(given & busy) if given & busy else Start(given, given)
         if held and held.footprint.isdisjoint(busy):
             return Start(held.cpus | (self.others.get(owner, EMPTY) - busy), held.cpus, held.mems)
         if held and held.claim.must_fit:
@@ -81,6 +96,18 @@ class StartTable:
             return NOT_SEEN
         unowned = self._unowned(namespace)
         return Start((unowned - busy) or unowned)
+
+    def _of_devices(self, owner: Owner, cdi_devices: Collection[str]) -> CPUSet | str:
+        """Return the CPUs of the claims behind CDI devices, or why these cannot be used; none without any."""
+        cpus = EMPTY
+        for uid, request in filter(None, map(claimed_by, cdi_devices)):
+            grant = self.ledger.claims.get(uid)
+            if grant is None or not grant.is_prepared:
+                return f"claim {uid} holds no CPUs of this node: delete the pod, so that it is made anew"
+            if owner.pod_uid not in grant.claim.pods:
+                return f"claim {grant.claim.full_name} is not known to be reserved for this pod; the kubelet tries again"
+            cpus |= grant.of(request)
+        return cpus & self.sets.allocatable
 
     def corrected(
         self, owner: Owner, container_id: str, asked: str, *, namespace: str = "", busy: CPUSet = EMPTY
@@ -120,12 +147,17 @@ class StartTable:
         return (cpus & self.ledger.exclusive) - (part.footprint if part else EMPTY)
 
     def environment(self, start: Start) -> dict[str, str]:
-        """Return CMK's environment variables for a container that owns CPUs; none for others.
+        """Return CMK's environment variables for a container that owns CPUs, and those of its claims; none for others.
 
         With strict threads the pools are limited to the container's own cpuset, so that a list may be empty.
         """
         if not start.own:
             return {}
+        claimed = {
+            f"{DRA_CPUSET_PREFIX}{uid}": str(cpus)
+            for uid, grant in self.ledger.claims.items()
+            if (cpus := grant.footprint & start.own)
+        }
         shared, infra = self.cmk_shared, self.shared
         if self.is_strict:
             shared, infra = shared & start.cpus, infra & start.cpus
@@ -134,6 +166,7 @@ class StartTable:
             CMK_CPUS_ASSIGNED_MASK: start.own.to_hex(),
             CMK_CPUS_SHARED: _listed(shared),
             CMK_CPUS_INFRA: _listed(infra),
+            **claimed,
         }
 
     def waiting_for(self, undone: Iterable[Action]) -> StartTable:

@@ -34,6 +34,7 @@ def _with_cpu(member: Member, cpu: str | float | None) -> Member:
         return member
     resources = member.container.get("resources") or {}
     given: ResourceRequirements = {
+        **resources,
         "limits": {**(resources.get("limits") or {}), "cpu": cpu},
         "requests": {**(resources.get("requests") or {}), "cpu": cpu},
     }

@@ -80,6 +80,7 @@ class Origin(StrEnum):
     LAUNCHER = "launcher"  # KubeVirt's dedicated CPUs
     ANNOTATION = "annotation"
     POOL = "pool"  # what the slices of a pod leave of its budget; the container's name is empty
+    DRA = "dra"  # ResourceClaims; the count is the CPUs of these
 
 
 @dataclass(frozen=True, slots=True)

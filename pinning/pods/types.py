@@ -13,11 +13,19 @@ from pinning.pods.quantity import RawQuantity
 ResourceList = dict[str, RawQuantity]
 
 
+class NamedClaim(TypedDict, total=False):
+    """A claim of the pod that a container names; without `request` all of it."""
+
+    name: str
+    request: str | None
+
+
 class ResourceRequirements(TypedDict, total=False):
     """Requests and limits of a container or, at pod level, of a pod."""
 
     requests: ResourceList | None
     limits: ResourceList | None
+    claims: list[NamedClaim] | None
 
 
 class EnvVar(TypedDict, total=False):
@@ -121,6 +129,21 @@ class Volume(TypedDict, total=False):
     projected: Projected | None
 
 
+class PodClaim(TypedDict, total=False):
+    """A claim of a pod: a ResourceClaim, or a template of which one is made."""
+
+    name: str
+    resourceClaimName: str | None
+    resourceClaimTemplateName: str | None
+
+
+class PodClaimStatus(TypedDict, total=False):
+    """The ResourceClaim that was made for a claim of a pod."""
+
+    name: str
+    resourceClaimName: str | None
+
+
 class PodSpec(TypedDict, total=False):
     """The specification of a pod."""
 
@@ -128,7 +151,7 @@ class PodSpec(TypedDict, total=False):
     containers: list[Container] | None
     initContainers: list[Container] | None
     nodeSelector: dict[str, str] | None
-    resourceClaims: list[object] | None
+    resourceClaims: list[PodClaim] | None
     resources: ResourceRequirements | None
     restartPolicy: str | None
     runtimeClassName: str | None
@@ -182,6 +205,7 @@ class PodStatus(TypedDict, total=False):
     allocatedResources: ResourceList | None
     containerStatuses: list[ContainerStatus] | None
     initContainerStatuses: list[ContainerStatus] | None
+    resourceClaimStatuses: list[PodClaimStatus] | None
 
 
 class Pod(TypedDict, total=False):

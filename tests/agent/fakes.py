@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from agent.absent import NoBootingMachines, NoContainerWatch, NoDevices, NoObservedCPUs, NoWrappers
+from agent.absent import (
+    NoBootingMachines,
+    NoContainerWatch,
+    NoDeviceClaims,
+    NoDevices,
+    NoObservedCPUs,
+    NoWrappers,
+)
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
 from agent.interfaces import (
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from agent.claim_interfaces import DeviceClaims
     from agent.interfaces import ContainerWatch, Devices, ObservedCPUs, RuntimeSandbox, Wrappers
     from agent.node_state import NodeState
     from agent.vm_interfaces import BootingMachines
@@ -325,6 +333,7 @@ class FakeNode:
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
         self.time = Time()
+        self.claims: DeviceClaims = NoDeviceClaims()
         self.owners: dict[str, CPUSet] = {}  # cgroups and ids of machines that own these CPUs; see `check`
         self.settings = Settings("node-1", self.config)
         self.folder = state_dir
@@ -359,7 +368,8 @@ class FakeNode:
         """Return what an agent of this node is made of."""
         cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups, self.tasks.split())
         edges = self.runtime, cgroups, self.pods, self.machine, self.container_watch
-        interfaces = Interfaces(*edges, self.kubelet, self.kata, self.wrappers, self.boots, self.devices)
+        beside = self.kubelet, self.kata, self.wrappers, self.boots, self.devices
+        interfaces = Interfaces(*edges, *beside, self.claims)
         saved = load(self.state_dir, self.machine.machine_id())
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 

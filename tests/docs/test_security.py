@@ -37,7 +37,8 @@ def test_rights_of_the_agent_are_told() -> None:
 
 def test_what_the_agent_has_on_its_node_is_told() -> None:
     """Each path of the host, each capability, and the namespaces of the host that it shares."""
-    files = ("agent.yaml", "../components/nri/agent.yaml", "../components/quiet/agent.yaml")
+    components = ("nri", "quiet", "dra")
+    files = ("agent.yaml", *(f"../components/{name}/agent.yaml" for name in components))
     spec, *more = (item["spec"]["template"]["spec"] for file in files for item in documents(file))
     volumes = [volume for part in (spec, *more) for volume in part["volumes"]]
     paths = {item["hostPath"]["path"] for item in volumes if "hostPath" in item}
@@ -45,7 +46,7 @@ def test_what_the_agent_has_on_its_node_is_told() -> None:
     assert (
         set(
             re.findall(
-                r"^\| `(/[\w/.-]+)`(?:, with the component `(?:nri|quiet)`)? \|", described, re.MULTILINE
+                r"^\| `(/[\w/.-]+)`(?:, with the component `(?:nri|quiet|dra)`)? \|", described, re.MULTILINE
             )
         )
         == paths

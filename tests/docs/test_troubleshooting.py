@@ -58,6 +58,7 @@ NODES = (
     "pinning/planning/assign.py",
     "pinning/allocation/beside.py",
     "pinning/machine/near.py",
+    "pinning/planning/claim_grants.py",
     "pinning/planning/memory.py",
     "pinning/pods/counted.py",
     "pinning/allocation/placement.py",

@@ -16,6 +16,7 @@ from agent.absent import (
     NoBootingMachines,
     NoContainerWatch,
     NoCpusetWatch,
+    NoDeviceClaims,
     NoDevices,
     NoObservedCPUs,
     NoQuotas,
@@ -227,6 +228,7 @@ def simulated_interfaces(
         wrappers=NoWrappers(),
         boots=NoBootingMachines(),
         devices=NoDevices(),
+        claims=NoDeviceClaims(),
     )
 
 

@@ -29,10 +29,14 @@ INSTALLS = (
     "guard",
     "dashboard",
     "numa-scheduling",
+    "dra",
+    "dra-cpu-class",
+    "claim-limits",
 )  # each is a whole corepin
 ROTATING = (
     *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe", "quiet"),
     *("priority-quota", "counted", "guard", "dashboard", "numa-scheduling"),
+    *("dra", "dra-cpu-class", "claim-limits"),
 )
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]

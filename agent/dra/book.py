@@ -1,0 +1,142 @@
+"""The kubelet's Prepare and Unprepare: each waits until a saved ledger has, or no longer has, the CPUs of a claim.
+
+The ledger in the checkpoint says what is prepared, because the kubelet prepares a claim once and not again after a
+restart of either side. Here is only what a pass has to know besides: claims in Prepare, and those given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from apiserver.errors import APIError
+from pinning.contract import DRA_CAPACITY
+from pinning.dra.claims import BadClaim, DeviceClaim, is_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from agent.dra.reader import ClaimReader
+    from pinning.dra.claims import ClaimGrant
+    from pinning.planning.ledger import Ledger
+
+# Of one Prepare or Unprepare. The kubelet waits 45 s, and tries a failed Prepare again after 60 to 90 s.
+WAIT_SECONDS: Final = 40.0
+
+
+class ClaimBook:
+    """What the kubelet asks of the driver, between two passes."""
+
+    def __init__(self, reader: ClaimReader, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._reader = reader
+        self._wait_seconds = wait_seconds
+        self.grants: Mapping[str, ClaimGrant] | None = None  # of the saved ledger; None before the first pass
+        self._waiting: Mapping[str, str] = {}
+        self._asked: dict[str, DeviceClaim] = {}  # in Prepare
+        self._callers: Counter[str] = Counter()  # of Prepare, by uid
+        self._released: set[str] = set()
+        self._passed = asyncio.Event()  # set, and replaced, after each pass
+        self.request_pass: Callable[[], None] = lambda: None
+
+    @property
+    def asked(self) -> Mapping[str, DeviceClaim]:
+        """The claims that the kubelet waits for."""
+        return self._asked
+
+    def released(self, known: Collection[str]) -> frozenset[str]:
+        """Return the claims that were given back; those that neither ledger nor pods know any more are forgotten."""
+        grants, asked = self.grants or {}, self._asked
+        self._released = {uid for uid in self._released if uid in known or uid in grants or uid in asked}
+        return frozenset(self._released)
+
+    def passed(self, ledger: Ledger, waiting: Mapping[str, str]) -> None:
+        """Receive the saved ledger of a pass, and why claims have no CPUs."""
+        self.grants, self._waiting = ledger.claims, waiting
+        self._passed.set()
+        self._passed = asyncio.Event()
+
+    def release(self, uid: str) -> None:
+        """Give the CPUs of a claim back in the next pass."""
+        self._released.add(uid)
+        self.request_pass()
+
+    async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | str:
+        """Return the CPUs of a claim, the claim itself if it has none of ours, or the reason why it is not prepared."""
+        if not is_uid(uid):
+            return f"claim {namespace}/{name}: {uid[:64]!r} is no uid"
+        state = f"claim {namespace}/{name}: the API server does not answer"
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                if grant := self._prepared(uid):
+                    return grant
+                claim = await self._read(namespace, uid, name)
+                if isinstance(claim, str) or not claim.parts:
+                    return claim
+                state = ""
+                return await self._granted(claim)
+        except TimeoutError:
+            return state or f"claim {namespace}/{name}: {self._waiting.get(uid, NOT_PASSED)}"
+
+    def _prepared(self, uid: str) -> ClaimGrant | None:
+        grant = (self.grants or {}).get(uid)
+        return grant if grant and grant.is_prepared and uid not in self._released else None
+
+    async def _read(self, namespace: str, uid: str, name: str) -> DeviceClaim | str:
+        """Return an allocated claim, or why it is not prepared."""
+        try:
+            claim = await self._reader.read(namespace, name)
+        except APIError as error:
+            return f"claim {namespace}/{name} cannot be read: {error}"
+        if claim is None:
+            return f"claim {namespace}/{name} does not exist: delete the pod"
+        if isinstance(claim, BadClaim):
+            return f"claim {namespace}/{name}: {claim.message}"
+        if claim.uid != uid:
+            return f"claim {namespace}/{name} was made anew, with another uid than the pod's: delete the pod"
+        return claim
+
+    async def _granted(self, claim: DeviceClaim) -> ClaimGrant | str:
+        """Wait until the saved ledger has the CPUs of a claim."""
+        uid = claim.uid
+        self._released.discard(uid)
+        with self._asking(claim):
+            self.request_pass()
+            while uid not in self._released:
+                if grant := self._prepared(uid):
+                    return grant
+                await self._passed.wait()
+        return f"claim {claim.full_name} was given back in the meantime"
+
+    @contextmanager
+    def _asking(self, claim: DeviceClaim) -> Iterator[None]:
+        """Show a claim to passes until the last of its callers leaves."""
+        self._asked[claim.uid] = claim
+        self._callers[claim.uid] += 1
+        try:
+            yield
+        finally:
+            self._callers[claim.uid] -= 1
+            if not self._callers[claim.uid]:
+                del self._callers[claim.uid], self._asked[claim.uid]
+
+    async def unprepare(self, uid: str) -> str:
+        """Give the CPUs of a claim back; return why that is not saved yet, empty if it is, or if it holds none."""
+        if not is_uid(uid):
+            return ""
+        self._released.add(uid)
+        self.request_pass()
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                while self.grants is None or uid in self.grants:
+                    await self._passed.wait()
+        except TimeoutError:
+            return "the CPUs of the claim are not given back yet: see the log of corepin's agent"
+        return ""
+
+
+NOT_PASSED: Final = (
+    f"no CPUs of {DRA_CAPACITY} yet, because corepin's agent does not know all pods and containers of this node: see its"
+    " log"
+)

@@ -1,0 +1,119 @@
+"""CDI files: by them the runtime sets the variable with the CPUs of a claim in containers that name it.
+
+A claim has one file, with a device for each request. Each write is complete or none: a runtime that reads the folder
+at any moment finds whole files alone. The folder is in memory, so that a reboot removes them, as it does containers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from pinning.contract import CDI_KIND, CDI_PREFIX, DRA_CPUSET_PREFIX
+from pinning.dra.claims import device_name, is_uid
+from pinning.errors import PinningError
+from pinning.json_text import parse_json
+from pinning.planning.ledger_json import grant_from_dict, grant_to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pinning.dra.claims import ClaimGrant
+
+_PREFIX: Final = f"{CDI_KIND.replace('/', '-')}_{CDI_PREFIX}"
+_ANNOTATION: Final = "corepin.io/claim"  # for an agent whose checkpoint is lost
+_SUFFIX: Final = ".json"
+_MOST_BYTES: Final = 64 * 2**10  # of a file that an earlier agent wrote
+MOST_FILES: Final = 4096  # that are looked at
+
+
+class CDIFiles:
+    """The files of this driver in the CDI folder; its methods block, and raise OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, grant: ClaimGrant) -> None:
+        """Replace the file of a claim; nothing is written where it is right."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path, content = self._path(grant.claim.uid), _content(grant)
+        with suppress(OSError):
+            if self._read(path) == content:
+                return
+        beside = path.with_name(f".{path.name}.new")
+        with os.fdopen(
+            os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "wb"
+        ) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        self._flush()
+
+    def remove(self, uid: str) -> None:
+        """Delete the file of a claim, if there is one."""
+        self._path(uid).unlink(missing_ok=True)
+
+    def keep(self, grants: Iterable[ClaimGrant]) -> None:
+        """Write the files of claims, and delete those of all others."""
+        names = set()
+        for grant in grants:
+            self.write(grant)
+            names.add(self._path(grant.claim.uid).name)
+        for path in (*self._ours(), *self._folder.glob(f".{_PREFIX}*.new")):
+            if path.name not in names:
+                path.unlink(missing_ok=True)
+
+    def given(self) -> tuple[ClaimGrant, ...]:
+        """Return the claims that an earlier agent served, by its files; unreadable files are skipped."""
+        found = []
+        for path in self._ours():
+            with suppress(OSError, PinningError, KeyError, TypeError, AttributeError):
+                noted = parse_json(self._read(path))["annotations"][_ANNOTATION]
+                found.append(grant_from_dict(parse_json(noted.encode())))
+        return tuple(grant for grant in found if is_uid(grant.claim.uid))
+
+    def _ours(self) -> list[Path]:
+        try:
+            return sorted(self._folder.glob(f"{_PREFIX}*{_SUFFIX}"))[:MOST_FILES]
+        except OSError:
+            return []
+
+    def _path(self, uid: str) -> Path:
+        return self._folder / f"{_PREFIX}{uid}{_SUFFIX}"
+
+    def _read(self, path: Path) -> bytes:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(f"{path} is no regular file")
+            return file.read(_MOST_BYTES)
+
+    def _flush(self) -> None:
+        handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _content(grant: ClaimGrant) -> bytes:
+    uid = grant.claim.uid
+    requests = sorted({part.request for part in grant.claim.parts})
+    devices = [
+        {
+            "name": device_name(uid, request),
+            "containerEdits": {"env": [f"{DRA_CPUSET_PREFIX}{uid}={grant.of(request)}"]},
+        }
+        for request in requests
+    ]
+    document = {
+        "cdiVersion": "0.6.0",
+        "kind": CDI_KIND,
+        "annotations": {_ANNOTATION: json.dumps(grant_to_dict(grant))},
+        "devices": devices,
+    }
+    return json.dumps(document).encode() + b"\n"

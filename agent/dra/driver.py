@@ -1,0 +1,146 @@
+"""The driver as the passes see it (interface `DeviceClaims`).
+
+While the agent only observes, it is not registered: the scheduler and the kubelet know no driver then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from agent.dra.book import ClaimBook
+from agent.dra.cdi import CDIFiles
+from agent.dra.plugin import KubeletPlugin
+from agent.dra.pod_claims import PodClaims
+from agent.errors import AgentError
+from apiserver.backoff import Backoff
+from apiserver.errors import APIError
+from pinning.dra.claims import BadClaim, SeenClaims
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from pathlib import Path
+
+    from agent.dra.reader import ClaimReader
+    from pinning.dra.claims import ClaimGrant, DeviceClaim
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.observed import SeenPod
+
+LEFTOVER_SECONDS: Final = 60.0  # between two looks at claims that no pod of the node names
+
+logger = logging.getLogger(__name__)
+
+
+class DRADriver:
+    """Serves claims with CPUs of this node."""
+
+    def __init__(
+        self,
+        reader: ClaimReader,
+        node: str,
+        kubelet_root: Path,
+        cdi: Path,
+        leftover_seconds: float = LEFTOVER_SECONDS,
+    ) -> None:
+        self._reader = reader
+        self._leftover_seconds = leftover_seconds
+        self._pods = PodClaims(reader)
+        self.book = ClaimBook(reader)
+        self._files = CDIFiles(cdi)
+        self.plugin = KubeletPlugin(kubelet_root, node, self.book, self._files)
+        self._found: tuple[ClaimGrant, ...] | None = None  # served by an earlier agent; None: not read yet
+        self._present: frozenset[str] = frozenset()  # pods that are shown, or have live containers
+        self._serves = asyncio.Event()
+        self._rests = asyncio.Event()
+
+    def seen(self, pods: Iterable[SeenPod], live: Collection[str]) -> SeenClaims:
+        """Return the claims of this node."""
+        listed = tuple(pods)
+        self._pods.follow(listed)
+        self._present = frozenset(live) | {pod.uid for pod in listed if not pod.is_final}
+        if self._found is None:
+            self._found = self._files.given()
+        read = self._pods.known
+        # Before the registration the kubelet could not be answered, and its next try would be a minute later.
+        early = read if self.plugin.is_registered else {}
+        return SeenClaims(
+            known={**early, **self.book.asked},
+            read=self._pods.read,
+            prepared=frozenset(self.book.asked),
+            released=self.book.released(read),
+            found=self._found,
+        )
+
+    def passed(self, ledger: Ledger, waiting: Mapping[str, str], *, observes: bool) -> None:
+        """Receive the saved ledger of a pass, and why claims have no CPUs."""
+        is_first = self.book.grants is None
+        self.book.passed(ledger, waiting)
+        if is_first:
+            self._restore(ledger.claims.values())
+        active, idle = (self._rests, self._serves) if observes else (self._serves, self._rests)
+        idle.clear()
+        active.set()
+
+    def _restore(self, grants: Iterable[ClaimGrant]) -> None:
+        """Write missing CDI files, and delete those of claims that the ledger does not have."""
+        prepared = [grant for grant in grants if grant.is_prepared]
+        try:
+            self._files.keep(prepared)
+        except OSError as error:
+            logger.error("CDI files not written", extra={"facts": {"reason": str(error)}})  # noqa: TRY400
+        self._found = ()
+
+    async def run(self, request_pass: Callable[[], None]) -> None:
+        """Serve the kubelet until cancelled."""
+        self.book.request_pass = request_pass
+        registered = self.plugin.registered
+
+        def known_to_kubelet() -> None:
+            registered()
+            request_pass()
+
+        self.plugin.registered = known_to_kubelet
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pods.run(request_pass))
+            group.create_task(self._serve())
+            group.create_task(self._leftovers())
+
+    async def _serve(self) -> None:
+        """Be registered while the agent assigns CPUs."""
+        backoff = Backoff()
+        while True:
+            await self._serves.wait()
+            try:
+                async with self.plugin.listening():
+                    backoff.reset()
+                    await self._rests.wait()
+            except (AgentError, OSError) as error:
+                facts = {"reason": str(error), "remedy": "mount the kubelet's plugins and plugins_registry"}
+                logger.error("claims are not served", extra={"facts": facts})  # noqa: TRY400 - that says it all
+                await asyncio.sleep(backoff.next())
+
+    async def _leftovers(self) -> None:
+        """Release claims that were deleted while no agent ran, once their pods are gone."""
+        before: frozenset[str] = frozenset()
+        while True:
+            await asyncio.sleep(self._leftover_seconds)
+            grants = self.book.grants or {}
+            alone = {
+                uid
+                for uid, grant in grants.items()
+                if grant.is_prepared and self._present.isdisjoint(grant.claim.pods)
+            }
+            for uid in sorted(alone & before):
+                await self._look(grants[uid].claim)
+            before = frozenset(alone)
+
+    async def _look(self, claim: DeviceClaim) -> None:
+        try:
+            async with asyncio.timeout(self._leftover_seconds):
+                now = await self._reader.read(claim.namespace, claim.name)
+        except (APIError, TimeoutError):
+            return
+        if now is None or (not isinstance(now, BadClaim) and now.uid != claim.uid):
+            logger.warning("claim left over", extra={"facts": {"claim": claim.full_name}})
+            self.book.release(claim.uid)

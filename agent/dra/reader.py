@@ -1,0 +1,83 @@
+"""Reads ResourceClaims of the API server. While it is out of reach, all readers together make one request per backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from apiserver.backoff import Backoff
+from apiserver.errors import APIError, Gone, Unavailable
+from pinning.dra.claims import BadClaim, read_claim
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from apiserver.client import Api
+    from pinning.dra.claims import DeviceClaim
+
+CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
+AT_ONCE: Final = 2  # requests: the client has four connections, and reports need some
+LONGEST_SECONDS: Final = 10.0  # between two requests to an API server that does not answer
+
+logger = logging.getLogger(__name__)
+
+
+class ClaimReader:
+    """Reads claims by name for one node."""
+
+    def __init__(
+        self, api: Api, node: str, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._sleep = sleep
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._probe = asyncio.Lock()
+        self._backoff = Backoff(0.5, LONGEST_SECONDS)
+        self._wait = 0.0  # seconds before the next request, while the API server is out of reach
+
+    async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
+        """Return a claim, None if there is none; wait for an API server that does not answer, and raise APIError."""
+        path = CLAIMS.format(namespace=quote(namespace, safe=""), name=quote(name, safe=""))
+        while True:
+            async with self._probe if self._wait else self._turn:
+                if self._wait:
+                    await self._sleep(self._wait)
+                try:
+                    return await self._get(path)
+                except Unavailable as error:
+                    self._failed(error)
+
+    async def _get(self, path: str) -> DeviceClaim | BadClaim | None:
+        """Request a claim once; any answer ends the backoff."""
+        try:
+            body = await self._api.get(path)
+        except Unavailable:
+            raise
+        except Gone:
+            self._answered()
+            return None
+        except APIError:
+            self._answered()
+            raise
+        self._answered()
+        return self._parsed(body)
+
+    def _answered(self) -> None:
+        self._wait = 0.0
+        self._backoff.reset()
+
+    def _failed(self, error: Unavailable) -> None:
+        if not self._wait:
+            logger.warning("claims cannot be read", extra={"facts": {"reason": str(error)}})
+        self._wait = self._backoff.after(error)
+
+    def _parsed(self, body: bytes) -> DeviceClaim | BadClaim:
+        try:
+            return read_claim(parse_json(body), self._node)
+        except BadJSON as problem:
+            return BadClaim(str(problem))

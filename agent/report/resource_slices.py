@@ -1,0 +1,249 @@
+"""Publish the CPUs that ResourceClaims can have in one ResourceSlice, from which the scheduler allocates claims.
+
+The kubelet deletes all slices of its node when it starts, and those of a driver that is away for 30 s: the slice is
+watched, and written again. An API server drops fields whose feature gate is off without a word, so what it stored is
+read back: without `allowMultipleAllocations` a claim of 4 would be given a whole NUMA node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from apiserver.backoff import Backoff
+from apiserver.errors import APIError, Conflict, Gone
+from apiserver.list_watch import ListWatch
+from apiserver.pages import decode_any
+from pinning.contract import DRA_CAPACITY, DRA_DRIVER
+from pinning.dra.groups import slice_devices
+from pinning.planning.claim_grants import offer_of
+
+if TYPE_CHECKING:
+    from agent.node_state import NodeState
+    from apiserver.client import Api
+
+API_VERSION: Final = "resource.k8s.io/v1"
+SLICES: Final = f"/apis/{API_VERSION}/resourceslices"
+INTERVAL_SECONDS: Final = 1.0  # between two writes
+LONGEST_NAME: Final = 253
+GATE_OFF: Final = (
+    "the API server drops allowMultipleAllocations: switch on its feature gate DRAConsumableCapacity, and the"
+    " scheduler's; on by default from Kubernetes 1.36 on"
+)
+NO_GROUP: Final = (
+    f"the API server knows no {API_VERSION}: claims need Kubernetes 1.36 or later; write COREPIN_DRA=off"
+)
+
+logger = logging.getLogger(__name__)
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    owner_references: list[dict[str, Any]] | None = None
+
+
+class _Pool(msgspec.Struct):
+    generation: int = 0
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    driver: str = ""
+    pool: _Pool = msgspec.field(default_factory=_Pool)
+    devices: list[dict[str, Any]] | None = None
+
+
+class Slice(msgspec.Struct):
+    """The fields of a ResourceSlice that are read."""
+
+    metadata: _Meta
+    spec: _Spec
+
+    @property
+    def has_cpus(self) -> bool:
+        """Return whether its devices have CPUs by the name that all CPU drivers use."""
+        return any(DRA_CAPACITY in (device.get("capacity") or {}) for device in self.spec.devices or ())
+
+
+class _Node(msgspec.Struct):
+    metadata: _Meta
+
+
+_slice = msgspec.json.Decoder(Slice)
+_node = msgspec.json.Decoder(_Node)
+
+
+def slice_name(node: str) -> str:
+    """Return the name of a node's slice, which is always the same."""
+    name = f"{node}-{DRA_DRIVER}"
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(node.encode()).hexdigest()[:16]
+    return f"{name[: LONGEST_NAME - len(digest) - 1 - len(DRA_DRIVER) - 1]}-{digest}-{DRA_DRIVER}"
+
+
+class SliceReport:
+    """Keeps the slice of the agent's own node, at most one write per interval. An agent that observes has none."""
+
+    def __init__(self, api: Api, node: str, interval_seconds: float = INTERVAL_SECONDS) -> None:
+        self._api = api
+        self._node = node
+        self._name = slice_name(node)
+        self._path = f"{SLICES}/{self._name}"
+        self._interval = interval_seconds
+        self._slices = ListWatch(api, SLICES, f"spec.nodeName={node}", _slice)
+        self._owner: dict[str, Any] | None = None
+        self._state: NodeState | None = None
+        self._generation = 0
+        self._complaint = ""  # why nothing is published
+        self._is_served = True  # the API server has the group, and stores all fields
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+        self.writes = 0
+
+    def look_again(self) -> None:
+        """Compare the slice with what it should be: the kubelet has just registered the driver."""
+        self._changed.set()
+
+    async def publish(self, state: NodeState) -> None:
+        """Bring the slice to the desired state, and start to keep it there."""
+        if not state.is_synchronised or not self._is_served:
+            return  # keep what was written before
+        self._state = state
+        if self._following is None and not await self._has_group():
+            return
+        if self._following is None or self._following.done():  # done: it crashed
+            self._following = asyncio.create_task(self._follow())
+        self._changed.set()
+
+    async def reset(self) -> None:
+        """Remove the slice."""
+        if self._following:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        await self._remove()
+
+    async def _has_group(self) -> bool:
+        """Return whether the API server knows slices; it is asked once."""
+        try:
+            await self._api.get(SLICES, {"limit": "1", "fieldSelector": f"spec.nodeName={self._node}"})
+        except Gone:
+            self._is_served = False
+            self._complain(NO_GROUP)
+        return self._is_served
+
+    async def _follow(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._slices.watch(self._changed.set))
+            group.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        """Write the slice whenever it is not as it should be, until cancelled."""
+        backoff = Backoff()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                wrote = self._slices.complete and await self._write()
+            except APIError as error:
+                logger.warning("slice not written", extra={"facts": {"reason": str(error)}})
+                wait = backoff.after(error)
+            except Exception:  # the loop's edge: the next change retries
+                logger.exception("writing the slice crashed")
+                wait = backoff.next()
+            else:
+                backoff.reset()
+                if wrote:
+                    await asyncio.sleep(self._interval)
+                continue
+            self._changed.set()
+            await asyncio.sleep(wait)
+
+    async def _write(self) -> bool:
+        """Write the difference; return whether there was any."""
+        state = self._state
+        if state is None or not self._is_served:
+            return False
+        there = self._there()
+        devices = (
+            []
+            if state.observes or self._other_driver()
+            else slice_devices(offer_of(state.sets, state.ledger))
+        )
+        if not devices:
+            return there is not None and await self._remove()
+        owner = await self._node_reference()
+        if there and (there.spec.devices, there.metadata.owner_references) == (devices, [owner]):
+            return False
+        await self._replace(there, devices, owner)
+        return True
+
+    def _there(self) -> Slice | None:
+        return next((it for it in self._slices.items.values() if it.metadata.name == self._name), None)
+
+    def _other_driver(self) -> bool:
+        """Return whether another CPU driver offers the CPUs of this node: the two would give them away twice."""
+        others = sorted(
+            it.spec.driver
+            for it in self._slices.items.values()
+            if it.spec.driver != DRA_DRIVER and it.has_cpus
+        )
+        if others:
+            self._complain(f"driver {others[0]} offers the CPUs of this node too: uninstall one of the two")
+        else:
+            self._complaint = ""
+        return bool(others)
+
+    async def _node_reference(self) -> dict[str, Any]:
+        if self._owner is None:
+            meta = (await decode_any(_node, await self._api.get(f"/api/v1/nodes/{self._node}"))).metadata
+            self._owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": meta.uid}
+        return self._owner
+
+    async def _replace(
+        self, there: Slice | None, devices: list[dict[str, Any]], owner: dict[str, Any]
+    ) -> None:
+        """Create or replace the slice, and remove it again if fields were dropped."""
+        newest = max(self._generation, there.spec.pool.generation if there else 0)
+        self._generation = newest + 1
+        pool = {"name": self._node, "generation": self._generation, "resourceSliceCount": 1}
+        document: dict[str, Any] = {
+            "apiVersion": API_VERSION,
+            "kind": "ResourceSlice",
+            "metadata": {"name": self._name, "ownerReferences": [owner]},
+            "spec": {"driver": DRA_DRIVER, "nodeName": self._node, "pool": pool, "devices": devices},
+        }
+        try:
+            if there:
+                document["metadata"]["resourceVersion"] = there.metadata.resource_version
+                answer = await self._api.replace(self._path, document)
+            else:
+                answer = await self._api.create(SLICES, document)
+        except (Conflict, Gone):
+            self._owner = None  # the watch brings the newest one, and another pass follows
+            raise
+        self.writes += 1
+        stored = (await decode_any(_slice, answer)).spec.devices or []
+        if not all(device.get("allowMultipleAllocations") for device in stored):
+            self._is_served = False
+            self._complain(GATE_OFF)
+            await self._remove()
+
+    async def _remove(self) -> bool:
+        try:
+            await self._api.delete(self._path)
+        except Gone:
+            return False
+        return True
+
+    def _complain(self, why: str) -> None:
+        """Log once why the agent publishes nothing."""
+        if why != self._complaint:
+            logger.warning("no CPUs published for claims", extra={"facts": {"reason": why}})
+        self._complaint = why

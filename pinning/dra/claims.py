@@ -1,0 +1,212 @@
+"""ResourceClaims with CPUs of this node: what the scheduler allocated, and the CPUs that the ledger holds for them.
+
+A claim has a part for each result of our driver. Amounts are those that the scheduler consumed, which it rounded up to
+whole cores, and not those of the request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from pinning.contract import CDI_KIND, CDI_PREFIX, DRA_CAPACITY, DRA_DRIVER
+from pinning.errors import BadContract, BadQuantity
+from pinning.machine.cpuset import CPUSet, union
+from pinning.pods.quantity import parse_quantity, rounded_up
+from pinning.pods.resources import MOST_CPUS
+from pinning.truncate import VALUE, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_RESULTS: Final = 32  # the API's own limit
+MOST_PODS: Final = 256  # the API's own limit of `reservedFor`
+_UID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # it becomes part of a file's name
+_CDI_DEVICE: Final = re.compile(f"{re.escape(CDI_KIND)}={CDI_PREFIX}({_UID.pattern})-(.+)")
+_NAME: Final = re.compile(
+    r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+)  # a DNS label, as requests and devices have
+
+
+def is_uid(text: str) -> bool:
+    """Return whether a text is a uid as the API server gives them."""
+    return bool(_UID.fullmatch(text))
+
+
+def device_name(uid: str, request: str) -> str:
+    """Return the name of the CDI device of a request."""
+    return f"{CDI_PREFIX}{uid}-{request}"
+
+
+def claimed_by(cdi_device: str) -> tuple[str, str] | None:
+    """Return claim and request of a CDI device, None for devices of others."""
+    match = _CDI_DEVICE.fullmatch(cdi_device)
+    return (match[1], match[2]) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPart:
+    """One result of our driver: CPUs of one device for one request."""
+
+    request: str
+    device: str
+    share: str  # id of the share, for the kubelet
+    count: int  # CPUs
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClaim:
+    """A ResourceClaim that is allocated; without parts nothing of it is ours."""
+
+    uid: str
+    namespace: str
+    name: str
+    pods: frozenset[str]  # uids of the pods that may use it
+    parts: tuple[ClaimPart, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name in messages."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def count(self) -> int:
+        """The CPUs of all parts."""
+        return sum(part.count for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGrant:
+    """The CPUs that the ledger holds for a claim, for each of its parts."""
+
+    claim: DeviceClaim
+    cpus: tuple[CPUSet, ...]
+    is_prepared: bool = False  # the kubelet asked for it: only the kubelet's Unprepare releases it
+
+    @property
+    def footprint(self) -> CPUSet:
+        """Every CPU of the claim."""
+        return union(self.cpus)
+
+    def of(self, request: str) -> CPUSet:
+        """Return the CPUs of one request; of all with an empty name."""
+        return union(
+            cpus
+            for part, cpus in zip(self.claim.parts, self.cpus, strict=True)
+            if request in ("", part.request)
+        )
+
+    @property
+    def flaw(self) -> str:
+        """A message saying what is inconsistent in the grant itself; empty if nothing is."""
+        if len(self.cpus) != len(self.claim.parts) or not all(self.cpus):
+            return "a part of the claim has no CPUs"
+        return "" if sum(map(len, self.cpus)) == len(self.footprint) else "two parts hold the same CPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenClaims:
+    """The claims of this node at one moment, for an agent that is their driver."""
+
+    known: Mapping[str, DeviceClaim] = field(default_factory=lambda: MappingProxyType({}))  # by uid
+    # Namespace and name of claims that were read, ours or not, and of those that could not be read.
+    read: frozenset[tuple[str, str]] = frozenset()
+    prepared: frozenset[str] = frozenset()  # uids that the kubelet asks for, or asked for
+    released: frozenset[str] = frozenset()  # uids that the kubelet gave back
+    found: tuple[ClaimGrant, ...] = ()  # what an earlier agent served, for one that has lost its checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class BadClaim:
+    """Why the driver does not serve a claim, with the remedy."""
+
+    message: str
+
+
+def read_claim(document: object, node: str) -> DeviceClaim | BadClaim:
+    """Return a ResourceClaim of the API with its parts on this node; results of other drivers are skipped."""
+    try:
+        return _read(_mapping(document, "the ResourceClaim"), node)
+    except BadContract as problem:
+        return BadClaim(str(problem))
+
+
+def _read(document: Mapping[str, Any], node: str) -> DeviceClaim:
+    meta = _mapping(document.get("metadata"), "metadata")
+    status = _mapping(document.get("status") or {}, "status")
+    allocation = status.get("allocation")
+    devices = _mapping(_mapping(allocation or {}, "status.allocation").get("devices") or {}, "devices")
+    results = _list(devices.get("results"), "status.allocation.devices.results", MOST_RESULTS)
+    parts = tuple(_parts(results, node))
+    if parts:
+        _refuse_parameters(_list(devices.get("config"), "status.allocation.devices.config", 2 * MOST_RESULTS))
+    pods = _list(status.get("reservedFor"), "status.reservedFor", MOST_PODS)
+    return DeviceClaim(
+        uid=_matching(meta.get("uid"), _UID, "metadata.uid"),
+        namespace=str(meta.get("namespace") or ""),
+        name=str(meta.get("name") or ""),
+        pods=frozenset(str(it["uid"]) for it in pods if it.get("resource") == "pods" and it.get("uid")),
+        parts=parts,
+    )
+
+
+def _parts(results: list[Mapping[str, Any]], node: str) -> Iterator[ClaimPart]:
+    for result in results:
+        if result.get("driver") == DRA_DRIVER and result.get("pool") == node:
+            if result.get("adminAccess"):
+                raise BadContract("adminAccess is not served for CPUs: remove it from the request")
+            yield ClaimPart(
+                request=_matching(
+                    str(result.get("request")).partition("/")[0], _NAME, "the name of a request"
+                ),
+                device=_matching(result.get("device"), _NAME, "the name of a device"),
+                share=str(result.get("shareID") or "")[:VALUE],
+                count=_consumed(result.get("consumedCapacity")),
+            )
+
+
+def _consumed(given: object) -> int:
+    """Return the CPUs that the scheduler consumed for a result."""
+    if not isinstance(given, Mapping) or DRA_CAPACITY not in given:
+        raise BadContract(
+            f"the allocation says no consumedCapacity of {DRA_CAPACITY}: switch on the feature gate"
+            " DRAConsumableCapacity of API server and scheduler, then make the claim anew"
+        )
+    amount = given[DRA_CAPACITY]
+    try:
+        count = rounded_up(amount)
+        is_amount = 1 <= count <= MOST_CPUS and parse_quantity(amount) > 0
+    except BadQuantity:
+        is_amount = False
+    if not is_amount:
+        shown = truncate(str(amount), VALUE)
+        raise BadContract(f"{shown} of {DRA_CAPACITY} was consumed: 1 to {MOST_CPUS} CPUs can be given")
+    return count
+
+
+def _refuse_parameters(config: list[Mapping[str, Any]]) -> None:
+    for entry in config:
+        if _mapping(entry.get("opaque") or {}, "opaque").get("driver") == DRA_DRIVER:
+            raise BadContract(f"parameters for driver {DRA_DRIVER} are not known: remove them from the claim")
+
+
+def _mapping(given: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise BadContract(f"{what} is no object: {truncate(repr(given), VALUE)}")
+    return given
+
+
+def _list(given: object, what: str, most: int) -> list[Mapping[str, Any]]:
+    listed = given or []
+    if not isinstance(listed, list) or len(listed) > most:
+        raise BadContract(f"{what} is no list of at most {most}: {truncate(repr(given), VALUE)}")
+    return [_mapping(item, f"an item of {what}") for item in listed]
+
+
+def _matching(given: object, pattern: re.Pattern[str], what: str) -> str:
+    if not isinstance(given, str) or not pattern.fullmatch(given):
+        raise BadContract(f"{what} is {truncate(repr(given), VALUE)}, which the API would not have given")
+    return given

@@ -1,0 +1,289 @@
+"""CPUs for ResourceClaims, and for the containers that name them, in one pass over a node.
+
+A claim gets whole cores of the device that the scheduler chose. Once the kubelet has asked for it, only the kubelet
+gives it back: containers and pods of a claim come and go, and its CPUs stay. Without the driver (`claims` is None) the
+claims of the checkpoint keep their CPUs until their pods are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from pinning.allocation import place
+from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.dra.claims import ClaimGrant, DeviceClaim
+from pinning.dra.groups import Offer, device_groups, free_of
+from pinning.errors import NotEnoughCPUs
+from pinning.machine.cpuset import CPUSet, union
+from pinning.planning.ledger import Assignment
+from pinning.planning.observed import Owner
+from pinning.planning.refusal import Reason, Refusal
+from pinning.pods.claims import Claim, Origin
+from pinning.truncate import NAME, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from pinning.dra.groups import DeviceGroup
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.ledger_draft import LedgerDraft
+    from pinning.planning.node_sets import NodeSets
+    from pinning.planning.observed import Observed, SeenPod
+    from pinning.pods.device_claims import ClaimUse
+
+NO_CPU_SHARED = "no CPU would be left for the shared set"
+DELETE_POD = "delete the pod, so that it is scheduled anew"
+
+
+class _User(NamedTuple):
+    """A container that names claims with CPUs of this node."""
+
+    pod: SeenPod
+    use: ClaimUse
+    requests: tuple[tuple[DeviceClaim, str], ...]  # each claim with the request that it names
+
+
+class ClaimPlanner:
+    """The claims of one pass: what is released, granted and used."""
+
+    def __init__(self, draft: LedgerDraft) -> None:
+        self._draft = draft
+        self._over = frozenset(uid for uid, grant in draft.ledger.claims.items() if self._is_over(uid, grant))
+        self._claims = known_claims(draft.observed, draft.ledger, self._over)
+        self.refusals: dict[str, str] = {}  # why a claim has no CPUs, by its uid
+        self._users = _users(draft.observed, self._claims)
+
+    @cached_property
+    def owners(self) -> frozenset[Owner]:
+        """Containers that have their claims and nothing else."""
+        return frozenset(self._users)
+
+    @cached_property
+    def deferred(self) -> frozenset[Owner]:
+        """Containers that name a claim of which is not known yet whether it holds CPUs."""
+        observed = self._draft.observed
+        if observed.claims is None:
+            return frozenset()
+        known = {(claim.namespace, claim.name) for claim in self._claims.values()} | observed.claims.read
+        return frozenset(
+            Owner(pod.uid, use.container)
+            for pod in observed.by_age
+            for use in pod.claim_uses
+            if any((pod.namespace, it.claim) not in known for it in use.requests)
+        )
+
+    def release(self) -> None:
+        """Release the claims that the kubelet gave back, and what containers of claims hold beside these."""
+        draft = self._draft
+        for uid in sorted(self._over):
+            draft.ledger = draft.ledger.release_claim(uid)
+        for assignment in draft.ledger:
+            is_double = assignment.owner in self._users and not assignment.device_claims
+            if is_double or self._is_unused(assignment):
+                draft.ledger = draft.ledger.release(assignment.owner)
+
+    def _is_over(self, uid: str, grant: ClaimGrant) -> bool:
+        observed = self._draft.observed
+        if observed.claims is None:
+            return all(observed.is_gone(pod) for pod in grant.claim.pods)
+        if uid in observed.claims.released:
+            return True
+        now = observed.claims.known.get(uid)
+        return not grant.is_prepared and (now is None or now.parts != grant.claim.parts)
+
+    def _is_unused(self, assignment: Assignment) -> bool:
+        """Return whether a container that had claims names none any more."""
+        is_known = assignment.owner.pod_uid in self._draft.pods
+        return bool(assignment.device_claims) and is_known and assignment.owner not in self._users
+
+    def grant(self) -> None:
+        """Grant CPUs to the claims that have none: those that the kubelet waits for first, then by age of their pods."""
+        for claim in sorted(self._claims.values(), key=self._turn):
+            grant = self._draft.ledger.claims.get(claim.uid)
+            if grant:
+                self._keep(grant, claim)
+            else:
+                self._start(claim)
+
+    def _turn(self, claim: DeviceClaim) -> tuple[bool, tuple[str, str], str]:
+        seen = self._draft.observed.claims
+        ages = [self._draft.pods[uid].age for uid in claim.pods if uid in self._draft.pods]
+        return not (seen and claim.uid in seen.prepared), min(ages, default=("~", "")), claim.uid
+
+    def _keep(self, grant: ClaimGrant, claim: DeviceClaim) -> None:
+        """Record which pods may use a claim, and that the kubelet asked for it."""
+        seen = self._draft.observed.claims
+        is_prepared = grant.is_prepared or (seen is not None and claim.uid in seen.prepared)
+        kept = replace(grant, claim=replace(grant.claim, pods=claim.pods), is_prepared=is_prepared)
+        if kept != grant:
+            self._draft.ledger = self._draft.ledger.grant(kept)
+
+    def _start(self, claim: DeviceClaim) -> None:
+        draft, seen = self._draft, self._draft.observed.claims
+        is_prepared = seen is not None and claim.uid in seen.prepared
+        try:
+            grown = draft.ledger.grant(ClaimGrant(claim, self._placed(claim), is_prepared))
+        except NotEnoughCPUs as problem:
+            self.refusals[claim.uid] = str(problem)
+            return
+        if draft.sets.shared(grown):
+            draft.ledger = grown
+        else:
+            self.refusals[claim.uid] = f"{NO_CPU_SHARED}: {_WAIT}"
+
+    def _placed(self, claim: DeviceClaim) -> tuple[CPUSet, ...]:
+        """Return CPUs for each part of a claim; raise NotEnoughCPUs."""
+        held, chosen = self._draft.ledger.held, []
+        for part in claim.parts:
+            group = self._groups.get(part.device)
+            if group is None:
+                problem = f"request {part.request}: this node has no device {part.device}"
+                raise NotEnoughCPUs(part.count, 0, problem, (DELETE_POD,))
+            cpus = self._of_group(group, part.request, _whole(part.count, group), held)
+            held |= cpus
+            chosen.append(cpus)
+        return tuple(chosen)
+
+    def _of_group(self, group: DeviceGroup, request: str, count: int, held: CPUSet) -> CPUSet:
+        sets, config = self._draft.sets, self._draft.config
+        free = free_of(group, sets.topology, held)
+        if len(free) < count:
+            problem = (
+                f"request {request} wants {count} CPUs of {group.device}, and {len(free)} of {len(group.cpus)} are"
+                " on cores of which nothing is held"
+            )
+            raise NotEnoughCPUs(count, len(free), problem, (_WAIT,))
+        chosen = place(
+            sets.topology,
+            free,
+            count,
+            smt=SMTPolicy.REQUIRE,
+            sort=config.sort,
+            align_uncore=sets.align_uncore,
+        )
+        return chosen.cpus
+
+    @cached_property
+    def _groups(self) -> Mapping[str, DeviceGroup]:
+        sets = self._draft.sets
+        return {group.device: group for group in device_groups(sets.topology, claimable(sets))}
+
+    def assign(self) -> tuple[Refusal, ...]:
+        """Put containers on the CPUs of their claims; return the refusals of those that get fewer, or none."""
+        draft = self._draft
+        for assignment in draft.ledger:
+            left = replace(assignment, cpus=assignment.cpus & draft.sets.allocatable)
+            if assignment.device_claims and left != assignment:
+                draft.ledger = draft.ledger.change(left) if left.cpus else draft.ledger.release(left.owner)
+        return tuple(refusal for user in self._users.values() for refusal in self._assigned(user))
+
+    def _assigned(self, user: _User) -> Iterator[Refusal]:
+        """Assign the CPUs of its claims to a container, once all of them have CPUs."""
+        draft, pod = self._draft, user.pod
+        owner, had = Owner(pod.uid, user.use.container), draft.ledger.of(Owner(pod.uid, user.use.container))
+        grants = [(draft.ledger.claims.get(claim.uid), request) for claim, request in user.requests]
+        yield from _doubled(user)
+        missing = [claim for claim, _ in user.requests if claim.uid not in draft.ledger.claims]
+        if missing:
+            why = f"claim {missing[0].full_name}: {self.refusals[missing[0].uid]}"
+            message = f"{why}; until then it is not started"
+            yield Refusal(
+                owner, pod.namespace, pod.name, Reason.NOT_ENOUGH, message, blocks_start=had is None
+            )
+            return
+        given = union(grant.of(request) for grant, request in grants if grant)
+        usable = given & draft.sets.allocatable
+        if usable:
+            new = _assignment(user, usable, len(given))
+            if new != had:
+                draft.ledger = draft.ledger.change(new) if had else draft.ledger.assign(new)
+        if usable != given:
+            message = (
+                f"CPUs {given - usable} of its claim cannot be used now; until then it keeps CPUs {usable}"
+            )
+            yield Refusal(owner, pod.namespace, pod.name, Reason.KEEPS_FEWER, message)
+
+
+def claimable(sets: NodeSets) -> CPUSet:
+    """Return the CPUs that claims may take, held or not."""
+    return sets.pools.exclusive & sets.allocatable
+
+
+def offer_of(sets: NodeSets, ledger: Ledger) -> Offer:
+    """Return what the node offers to claims."""
+    claimed = ledger.claimed(ledger.claims)
+    return Offer(sets.topology, claimable(sets), claimed, ledger.held - claimed, sets.common)
+
+
+_WAIT = f"wait until CPUs are freed, or {DELETE_POD}"
+
+
+def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> Mapping[str, DeviceClaim]:
+    """Return the claims with CPUs of this node by uid: those that stay in the ledger, with their newest pods, and new ones."""
+    kept = {uid: grant.claim for uid, grant in ledger.claims.items() if uid not in over}
+    if observed.claims is None:
+        return kept
+    new = {uid: claim for uid, claim in observed.claims.known.items() if claim.parts}
+    return {uid: claim for uid, claim in (kept | new).items() if uid not in observed.claims.released}
+
+
+def _users(observed: Observed, claims: Mapping[str, DeviceClaim]) -> dict[Owner, _User]:
+    """Return the containers that name claims which are reserved for their pod, oldest pod first."""
+    if not claims:
+        return {}
+    named = {(claim.namespace, claim.name): claim for claim in claims.values()}
+    found = {}
+    for pod in observed.by_age:
+        for use in pod.claim_uses:
+            requests = tuple(
+                (claim, it.request)
+                for it in use.requests
+                if (claim := named.get((pod.namespace, it.claim))) and pod.uid in claim.pods
+            )
+            if requests:
+                found[Owner(pod.uid, use.container)] = _User(pod, use, requests)
+    return found
+
+
+def _whole(count: int, group: DeviceGroup) -> int:
+    """Return a number of CPUs, rounded up to whole cores of a group."""
+    return -(-count // group.threads) * group.threads
+
+
+def _doubled(user: _User) -> Iterator[Refusal]:
+    """Refuse what else a container asks for, except the CPUs that KubeVirt writes beside its claim."""
+    pod, container = user.pod, user.use.container
+    for claim in pod.claims:
+        if claim.container == container and claim.origin is not Origin.LAUNCHER:
+            name = truncate(user.requests[0][0].name, NAME)
+            what = claim.resource or "an annotation"
+            message = f"container {container} has the CPUs of claim {name}, and asks for others by {what}: remove one"
+            yield Refusal(Owner(pod.uid, container), pod.namespace, pod.name, Reason.INVALID, message)
+
+
+def _assignment(user: _User, cpus: CPUSet, count: int) -> Assignment:
+    pod, use = user.pod, user.use
+    claim = Claim(
+        container=use.container,
+        role=use.role,
+        origin=Origin.DRA,
+        policy=CPUPolicy.EXCLUSIVE,
+        count=count,
+        smt=SMTPolicy.REQUIRE,
+        shared_cpus=use.shared_cpus,
+        quota=use.quota,
+    )
+    return Assignment(
+        owner=Owner(pod.uid, use.container),
+        namespace=pod.namespace,
+        pod=pod.name,
+        start_index=pod.start_order.index(use.container),
+        claim=claim,
+        policy=CPUPolicy.EXCLUSIVE,
+        smt=SMTPolicy.REQUIRE,
+        numa=NUMAPolicy.PACKED,
+        cpus=cpus,
+        device_claims=tuple(sorted({claim.uid for claim, _ in user.requests})),
+    )

@@ -1,0 +1,458 @@
+"""The driver on its sockets: what the kubelet asks, what passes see of it, and what containers find in the CDI folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.dra import dra_pb2 as dra
+from agent.dra import registration_pb2 as registration
+from agent.dra.cdi import CDIFiles
+from agent.dra.driver import DRADriver
+from agent.dra.plugin import SERVICE
+from agent.dra.reader import ClaimReader
+from agent.grpc_calls import Calls
+from apiserver.errors import Gone, Refused, Unavailable
+from pinning.dra.claims import ClaimGrant, ClaimPart, DeviceClaim
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.observed import SeenPod
+from tests.pinning.dra.claiming import NODE, claim, document, result, uid_of
+
+UID = uid_of("x")
+
+
+@dataclass
+class FakeApi:
+    """An API server with claims by name."""
+
+    claims: dict[str, Any] = field(default_factory=dict)
+    problem: Exception | None = None
+    requests: list[str] = field(default_factory=list)
+
+    async def get(self, path: str) -> bytes:
+        """Return a claim."""
+        self.requests.append(path)
+        await asyncio.sleep(0)
+        if self.problem:
+            raise self.problem
+        name = path.rpartition("/")[2]
+        if name not in self.claims:
+            raise Gone("404: not found")
+        return json.dumps(self.claims[name]).encode()
+
+
+class Node:
+    """A driver, and passes that grant each claim CPUs of its own, in order, while there are some."""
+
+    def __init__(self, folder: Path, cpus: int = 8) -> None:
+        self.api = FakeApi()
+        self.folder = folder
+        self.slept: list[float] = []
+        self.root, self.cdi = folder / "k", folder / "cdi"
+        for name in ("plugins", "plugins_registry"):
+            (self.root / name).mkdir(parents=True)
+        reader = ClaimReader(self.api, NODE, self._sleep)  # type: ignore[arg-type]
+        self.driver = DRADriver(reader, NODE, self.root, self.cdi, leftover_seconds=0.01)
+        self.ledger = Ledger()
+        self.pods: list[SeenPod] = []
+        self.live: set[str] = set()
+        self.cpus = cpus
+        self.observes = False
+        self.passes = 0
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
+
+    def run_pass(self) -> None:
+        """Do what a pass does."""
+        self.passes += 1
+        seen = self.driver.seen(self.pods, self.live)
+        for uid in seen.released & self.ledger.claims.keys():
+            self.ledger = self.ledger.release_claim(uid)
+        waiting = {}
+        for uid, it in seen.known.items():
+            cpus = [CPUSet([cpu]) for cpu in range(self.cpus) if cpu not in self.ledger.exclusive]
+            if uid in self.ledger.claims or uid not in seen.prepared or uid in seen.released:
+                continue
+            if len(cpus) < len(it.parts):
+                waiting[uid] = "request cpu wants 1 CPUs: wait"
+                continue
+            self.ledger = self.ledger.grant(ClaimGrant(it, tuple(cpus[: len(it.parts)]), is_prepared=True))
+        self.driver.passed(self.ledger, waiting, observes=self.observes)
+
+    def request_pass(self) -> None:
+        """Run a pass soon, as the loop does."""
+        asyncio.get_running_loop().call_soon(self.run_pass)
+
+    async def prepare(self, *names: str, uid: str | None = None) -> Any:
+        """Ask as the kubelet does; return the answers by name."""
+        claims = [dra.Claim(namespace="test", uid=uid or uid_of(name), name=name) for name in names]
+        answer = await self.calls().ask(
+            "NodePrepareResources",
+            dra.NodePrepareResourcesRequest(claims=claims),
+            dra.NodePrepareResourcesResponse,
+        )
+        assert set(answer.claims) == {it.uid for it in claims}
+        return {it.name: answer.claims[it.uid] for it in claims}
+
+    async def unprepare(self, name: str) -> str:
+        """Give a claim back; return the error."""
+        request = dra.NodeUnprepareResourcesRequest(
+            claims=[dra.Claim(namespace="test", uid=uid_of(name), name=name)]
+        )
+        answer = await self.calls().ask("NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
+        return answer.claims[uid_of(name)].error
+
+    def calls(self) -> Calls:
+        """Return a client of the service."""
+        return Calls(self.root / "plugins/cpu.corepin.io/dra.sock", SERVICE, 30)
+
+    def registration(self) -> Calls:
+        """Return a client of the registration."""
+        socket = self.root / "plugins_registry/cpu.corepin.io-reg.sock"
+        return Calls(socket, "pluginregistration.Registration", 30)
+
+    async def register(self, *, ok: bool = True, error: str = "") -> None:
+        """Tell the driver whether it is registered."""
+        status = registration.RegistrationStatus(plugin_registered=ok, error=error)
+        await self.registration().ask(
+            "NotifyRegistrationStatus", status, registration.RegistrationStatusResponse
+        )
+
+    def add(self, name: str, *counts: int) -> None:
+        """Allocate a claim of the API server."""
+        results = [result(str(count), request=f"r{at}") for at, count in enumerate(counts)]
+        self.api.claims[name] = document(*results, uid=uid_of(name))
+        self.api.claims[name]["metadata"]["name"] = name
+
+    def files(self) -> dict[str, Any]:
+        """Return what is in the CDI folder."""
+        return {path.name: json.loads(path.read_text()) for path in self.cdi.glob("*")}
+
+
+def on(tmp_path: Path, use: Callable[[Node], Awaitable[None]], cpus: int = 8) -> Node:
+    """Run a driver, and use it."""
+    node = Node(tmp_path, cpus)
+
+    async def run() -> None:
+        node.run_pass()
+        working = asyncio.create_task(node.driver.run(node.request_pass))
+        while not (node.root / "plugins_registry/cpu.corepin.io-reg.sock").exists():
+            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await use(node)
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
+    return node
+
+
+def pod(uid: str, *names: str) -> SeenPod:
+    """Return a pod that names claims."""
+    return SeenPod(uid, "test", f"pod-{uid}", "", (), ("c0",), claim_names=frozenset(names))
+
+
+def test_driver_says_who_it_is(tmp_path: Path) -> None:
+    """The kubelet is given the path of the service as it is on the host."""
+
+    async def use(node: Node) -> None:
+        info = await node.registration().ask("GetInfo", registration.InfoRequest(), registration.PluginInfo)
+        assert (info.type, info.name, list(info.supported_versions)) == (
+            "DRAPlugin",
+            "cpu.corepin.io",
+            ["v1.DRAPlugin"],
+        )
+        assert info.endpoint == str(node.root / "plugins/cpu.corepin.io/dra.sock")
+
+    on(tmp_path, use)
+
+
+def test_claim_is_prepared_once_and_again_by_the_ledger(tmp_path: Path) -> None:
+    """The second answer is the same, without a request of the API server."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1, 1)
+        first = (await node.prepare("x"))["x"]
+        assert [(list(it.request_names), it.device_name, it.share_id) for it in first.devices] == [
+            (["r0"], "cpudevnuma000", "s-1"),
+            (["r1"], "cpudevnuma000", "s-1"),
+        ]
+        assert list(first.devices[0].cdi_device_ids) == [f"corepin.io/cpu=claim-{UID}-r0"]
+        node.api.problem = Unavailable("down")
+        assert (await node.prepare("x"))["x"] == first
+        (written,) = node.files().values()
+        assert [device["containerEdits"]["env"] for device in written["devices"]] == [
+            [f"DRA_CPUSET_{UID}=0"],
+            [f"DRA_CPUSET_{UID}=1"],
+        ]
+        assert await node.unprepare("x") == ""
+        assert (node.files(), dict(node.ledger.claims)) == ({}, {})
+        assert await node.unprepare("x") == ""
+
+    on(tmp_path, use)
+
+
+def test_every_claim_of_a_request_has_an_answer(tmp_path: Path) -> None:
+    """One is prepared, one is another driver's, one does not exist: none of them keeps the others."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        node.api.claims["mem"] = document(result(driver="mem.example"), uid=uid_of("mem"))
+        found = await node.prepare("x", "mem", "gone")
+        assert len(found["x"].devices) == 1
+        assert (len(found["mem"].devices), found["mem"].error) == (0, "")
+        assert found["gone"].error == "claim test/gone does not exist: delete the pod"
+
+    on(tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (document(result("1"), uid=uid_of("other")), "was made anew, with another uid"),
+        (document(result(consumedCapacity=None), uid=UID), "says no consumedCapacity"),
+        ([], "is no object"),
+    ],
+)
+def test_claim_that_cannot_be_served_is_refused_in_words(tmp_path: Path, given: Any, text: str) -> None:
+    """The kubelet shows the text in an event of the pod."""
+
+    async def use(node: Node) -> None:
+        node.api.claims["x"] = given
+        assert text in (await node.prepare("x"))["x"].error
+
+    on(tmp_path, use)
+
+
+def test_refusal_of_the_api_server_and_strange_uids_are_answers(tmp_path: Path) -> None:
+    """Neither is tried again inside the call."""
+
+    async def use(node: Node) -> None:
+        node.api.problem = Refused("403: forbidden")
+        assert "cannot be read: 403: forbidden" in (await node.prepare("x"))["x"].error
+        assert "is no uid" in (await node.prepare("x", uid="../x"))["x"].error
+        assert node.api.requests == ["/apis/resource.k8s.io/v1/namespaces/test/resourceclaims/x"]
+
+    on(tmp_path, use)
+
+
+def test_claim_waits_for_room_and_says_the_numbers_when_none_comes(tmp_path: Path) -> None:
+    """Room that comes in time is an answer without an event; an Unprepare gets through while others wait."""
+
+    async def use(node: Node) -> None:
+        for name in "xyz":
+            node.add(name, 1)
+        await node.prepare("x")
+        waiting = asyncio.create_task(node.prepare("y"))
+        while not node.driver.book.asked:
+            await asyncio.sleep(0)
+        assert await node.unprepare("x") == ""
+        assert len((await waiting)["y"].devices) == 1
+        node.driver.book._wait_seconds = 0.05
+        assert (await node.prepare("z"))["z"].error == "claim test/z: request cpu wants 1 CPUs: wait"
+        assert not node.driver.book.asked
+
+    on(tmp_path, use, cpus=1)
+
+
+def test_claim_given_back_while_it_waits_is_not_prepared(tmp_path: Path) -> None:
+    """The pod was deleted: the kubelet asks for both at the same time."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        waiting = asyncio.create_task(node.prepare("x"))
+        while not node.driver.book.asked:
+            await asyncio.sleep(0)
+        assert await node.unprepare("x") == ""
+        node.run_pass()
+        assert "given back in the meantime" in (await waiting)["x"].error
+
+    on(tmp_path, use, cpus=0)
+
+
+def test_outage_costs_one_request_per_backoff(tmp_path: Path) -> None:
+    """However many claims wait for the API server; all are prepared when it is back."""
+
+    async def use(node: Node) -> None:
+        names = [f"c{number:02}" for number in range(30)]
+        for name in names:
+            node.add(name, 1)
+        node.api.problem = Unavailable("down")
+        waiting = asyncio.create_task(node.prepare(*names))
+        while len(node.slept) < 20:
+            await asyncio.sleep(0)
+        assert len(node.api.requests) <= len(node.slept) + 3
+        assert node.slept[-1] > node.slept[0]
+        node.api.problem = None
+        assert all(not it.error for it in (await waiting).values())
+
+    on(tmp_path, use, cpus=30)
+
+
+def test_api_server_that_does_not_answer_is_the_reason(tmp_path: Path) -> None:
+    """The deadline of the kubelet comes later."""
+
+    async def use(node: Node) -> None:
+        node.api.problem = Unavailable("down")
+        node.driver.book._wait_seconds = 0.05
+        assert (await node.prepare("x"))["x"].error == "claim test/x: the API server does not answer"
+
+    on(tmp_path, use)
+
+
+def test_cdi_folder_that_cannot_be_written_is_an_answer(tmp_path: Path) -> None:
+    """The claim keeps its CPUs, and the next try of the kubelet writes the file."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        node.cdi.mkdir(exist_ok=True)
+        blocked = node.cdi / f"corepin.io-cpu_claim-{UID}.json"
+        blocked.mkdir()
+        error = (await node.prepare("x"))["x"].error
+        assert "the CDI file of claim test/x cannot be written" in error
+        blocked.rmdir()
+        assert len((await node.prepare("x"))["x"].devices) == 1
+
+    on(tmp_path, use)
+
+
+def test_claims_of_pods_are_planned_once_the_kubelet_knows_the_driver(tmp_path: Path) -> None:
+    """Until then they are not shown: an answer to the kubelet would not reach it."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        node.pods = [pod("a", "x", "gone")]
+        node.run_pass()
+        while len(node.driver.seen(node.pods, ()).read) < 2:
+            await asyncio.sleep(0)
+        assert not node.driver.seen(node.pods, ()).known
+        await node.register()
+        assert list(node.driver.seen(node.pods, ()).known) == [UID]
+        requests = len(node.api.requests)
+        node.pods = [pod("a", "x", "gone"), pod("b", "x")]
+        node.run_pass()
+        assert ("test", "x") not in node.driver.seen(node.pods, ()).read
+        while ("test", "x") not in node.driver.seen(node.pods, ()).read:
+            await asyncio.sleep(0)
+        assert len(node.api.requests) == requests + 1
+        node.pods = []
+        assert not node.driver.seen(node.pods, ()).known
+
+    on(tmp_path, use)
+
+
+def test_unread_claims_hold_nothing_back_while_the_api_server_is_away(tmp_path: Path) -> None:
+    """After a while the other asks of such containers count."""
+
+    async def use(node: Node) -> None:
+        node.driver._pods._patience = 0.01
+        node.api.problem = Unavailable("down")
+        node.pods = [pod("a", "x")]
+        assert not node.driver.seen(node.pods, ()).read
+        while not node.driver.seen(node.pods, ()).read:
+            await asyncio.sleep(0.001)
+
+    on(tmp_path, use)
+
+
+def test_refused_registration_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A kubelet of an older version tries again and again."""
+
+    async def use(node: Node) -> None:
+        for _ in range(3):
+            await node.register(ok=False, error="version v1.DRAPlugin is not supported")
+        assert not node.driver.plugin.is_registered
+
+    on(tmp_path, use)
+    assert [it.message for it in caplog.records].count("the kubelet does not take the driver") == 1
+
+
+def test_observing_agent_is_not_registered(tmp_path: Path) -> None:
+    """Its sockets go when the kubelet's policy becomes static, and come back with it."""
+
+    async def use(node: Node) -> None:
+        socket = node.root / "plugins_registry/cpu.corepin.io-reg.sock"
+        for observes in (True, False):
+            node.observes = observes
+            node.run_pass()
+            while socket.exists() is observes:
+                await asyncio.sleep(0)
+
+    on(tmp_path, use)
+
+
+def test_files_follow_the_ledger_after_a_restart(tmp_path: Path) -> None:
+    """Files without a claim are deleted, claims without a file get theirs; what others wrote stays."""
+    kept, gone = claim("x", 1), claim("y", 1)
+    first = CDIFiles(tmp_path / "cdi")
+    first.write(ClaimGrant(gone, (CPUSet([1]),)))
+    (tmp_path / "cdi/gpu.json").write_text("{}")
+    (tmp_path / "cdi/.corepin.io-cpu_claim-x.json.new").write_text("{")
+    grant = ClaimGrant(kept, (CPUSet([2]),), is_prepared=True)
+
+    async def run() -> None:
+        node = Node(tmp_path)
+        assert node.driver.seen((), ()).found[0].claim == gone
+        node.driver.passed(Ledger().grant(grant), {}, observes=False)
+        assert sorted(node.files()) == [f"corepin.io-cpu_claim-{UID}.json", "gpu.json"]
+
+    asyncio.run(run())
+
+
+def test_damaged_files_are_skipped(tmp_path: Path) -> None:
+    """A lost checkpoint is found in those that can be read."""
+    files = CDIFiles(tmp_path)
+    grant = ClaimGrant(claim("x", 1), (CPUSet([1]),), is_prepared=True)
+    files.write(grant)
+    for name, text in (("a", "{"), ("b", "[]"), ("c", '{"annotations":{"corepin.io/claim":"{}"}}')):
+        (tmp_path / f"corepin.io-cpu_claim-{name}.json").write_text(text)
+    (tmp_path / "corepin.io-cpu_claim-d.json").symlink_to(tmp_path / "a")
+    (tmp_path / "corepin.io-cpu_claim-e.json").mkdir()
+    assert files.given() == (grant,)
+    assert CDIFiles(tmp_path / "missing").given() == ()
+    stamp = next(tmp_path.glob(f"*{UID}*")).stat().st_ino
+    files.write(grant)
+    assert next(tmp_path.glob(f"*{UID}*")).stat().st_ino == stamp
+    files.write(replace(grant, is_prepared=False))
+    assert next(tmp_path.glob(f"*{UID}*")).stat().st_ino != stamp
+
+
+def test_claim_that_was_deleted_while_no_agent_ran_is_released(tmp_path: Path) -> None:
+    """Neither pods nor the API server know it; one whose pod is there stays."""
+
+    async def use(node: Node) -> None:
+        parts = (ClaimPart("cpu", "cpudevnuma000", "", 1),)
+        for at, (name, uid) in enumerate((("x", "gone"), ("y", "a"))):
+            left = DeviceClaim(uid_of(name), "test", name, frozenset([uid]), parts)
+            node.ledger = node.ledger.grant(ClaimGrant(left, (CPUSet([at]),), is_prepared=True))
+        node.pods = [pod("a", "y")]
+        node.run_pass()
+        while uid_of("x") in node.ledger.claims:
+            await asyncio.sleep(0.001)
+        assert uid_of("y") in node.ledger.claims
+
+    on(tmp_path, use)
+
+
+def test_many_claims_are_prepared_at_once(tmp_path: Path) -> None:
+    """Each of 128 pods asks for its own."""
+
+    async def use(node: Node) -> None:
+        names = [f"c{number:03}" for number in range(128)]
+        for name in names:
+            node.add(name, 1)
+        found = await asyncio.gather(*(node.prepare(name) for name in names[:4]))
+        found += [await node.prepare(*names[4:])]
+        assert all(len(it.devices) == 1 for answer in found for it in answer.values())
+        assert len(node.files()) == 128
+
+    on(tmp_path, use, cpus=200)

@@ -1,0 +1,360 @@
+"""A gRPC service on a unix socket: what it answers, and what a slow, wrong or hostile client costs it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from h2.connection import H2Connection
+from h2.events import Event, ResponseReceived, SettingsAcknowledged, StreamEnded, StreamReset
+from h2.settings import SettingCodes
+
+from agent.dra.registration_pb2 import PluginInfo, RegistrationStatus
+from agent.errors import AgentError, Refused, Unavailable
+from agent.grpc_calls import Calls
+from agent.grpc_server import MOST_BYTES, MOST_CONNECTIONS, GrpcServer, Method
+from tests.agent.grpc_calls.frames import PREFACE, SETTINGS, frame, message
+
+SERVICE = "test.Service"
+HEADERS = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", f"/{SERVICE}/Version"),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+]
+
+
+class Service:
+    """Answers with the version it is asked for; `wait` holds answers back."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.free.set()
+        self.asked = 0
+        self.left = 0
+        self.problem: Exception | None = None
+
+    async def answer(self, request: RegistrationStatus) -> PluginInfo:
+        """Return the version of the request as a name."""
+        self.asked += 1
+        if self.problem:
+            raise self.problem
+        try:
+            await self.free.wait()
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+        return PluginInfo(name=request.error)
+
+
+def serving(tmp_path: Path, use: Callable[[Path, Service], Awaitable[None]]) -> None:
+    """Serve, and use the service."""
+
+    async def run() -> None:
+        service = Service()
+        server = GrpcServer({f"/{SERVICE}/Version": Method(RegistrationStatus, service.answer)})
+        path = tmp_path / "s"
+        async with server.listening(path):
+            await use(path, service)
+        assert not path.exists()
+
+    asyncio.run(run())
+
+
+def calls(path: Path, seconds: float = 60) -> Calls:
+    """Return a client."""
+    return Calls(path, SERVICE, seconds)
+
+
+async def version(client: Calls, name: str = "v") -> str:
+    """Ask once."""
+    return (await client.ask("Version", RegistrationStatus(error=name), PluginInfo)).name
+
+
+class Raw:
+    """A client that sends what it likes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.h2 = H2Connection()
+        self.events: list[Event] = []
+
+    async def __aenter__(self) -> Raw:
+        self.reader, self.writer = await asyncio.open_unix_connection(self._path)
+        self.h2.initiate_connection()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def send(self) -> None:
+        """Send what h2 has."""
+        self.writer.write(self.h2.data_to_send())
+        await self.writer.drain()
+
+    async def until(self, kind: type[Event], count: int = 1) -> None:
+        """Receive until as many events of a kind have come."""
+        while sum(isinstance(event, kind) for event in self.events) < count:
+            received = await self.reader.read(65536)
+            assert received, "the server has disconnected"
+            self.events += self.h2.receive_data(received)
+            await self.send()
+
+    def status(self, stream: int = 1) -> dict[str, str]:
+        """Return the headers of an answer."""
+        (found,) = (it for it in self.events if isinstance(it, ResponseReceived) and it.stream_id == stream)
+        return {bytes(name).decode(): bytes(value).decode() for name, value in found.headers}
+
+
+def test_answers_and_goes_on(tmp_path: Path) -> None:
+    """Requests follow each other on one connection, and the socket is root's alone."""
+
+    async def use(path: Path, _: Service) -> None:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        client = calls(path)
+        with client.lasting():
+            assert [await version(client, name) for name in ("a", "", "c" * 10000)] == ["a", "", "c" * 10000]
+
+    serving(tmp_path, use)
+
+
+def test_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
+    """A file that nobody listens at would keep the agent from starting."""
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "s"))
+    serving(tmp_path, lambda path, _: _asks(path))
+
+
+async def _asks(path: Path) -> None:
+    assert await version(calls(path)) == "v"
+
+
+def test_long_path_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    """The kernel takes 107 bytes."""
+
+    async def run() -> None:
+        async with GrpcServer({}).listening(tmp_path / ("x" * 120)):
+            pass
+
+    with pytest.raises(AgentError, match="at most 107 bytes"):
+        asyncio.run(run())
+
+
+def test_answers_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """A hundred requests are held back, and one that comes later is answered."""
+
+    async def use(path: Path, service: Service) -> None:
+        service.free.clear()
+        async with Raw(path) as raw:
+            for number in range(100):
+                stream = 2 * number + 1
+                raw.h2.send_headers(stream, HEADERS)
+                raw.h2.send_data(stream, message(b""), end_stream=True)
+            await raw.send()
+            while service.asked < 100:
+                await asyncio.sleep(0)
+            service.free.set()
+            await raw.until(StreamEnded, 100)
+
+    serving(tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "text"),
+    [
+        (AgentError("no CPUs: 100 % \n are held"), Unavailable, "UNAVAILABLE: no CPUs: 100 % \n are held"),
+        (ValueError("secret"), Refused, "INTERNAL: the driver failed"),
+    ],
+)
+def test_errors_are_statuses(tmp_path: Path, problem: Exception, kind: type[Exception], text: str) -> None:
+    """The agent's own say why; a bug says where to look, and ends nothing."""
+
+    async def use(path: Path, service: Service) -> None:
+        service.problem = problem
+        client = calls(path)
+        with client.lasting():
+            with pytest.raises(kind) as caught:
+                await version(client)
+            assert text in str(caught.value)
+            service.problem = None
+            assert await version(client) == "v"
+
+    serving(tmp_path, use)
+
+
+def test_deadline_of_the_caller_ends_a_request(tmp_path: Path) -> None:
+    """The answer is given up when the caller has."""
+
+    async def use(path: Path, service: Service) -> None:
+        service.free.clear()
+        async with Raw(path) as raw:
+            raw.h2.send_headers(1, [*HEADERS, ("grpc-timeout", "10m")])
+            raw.h2.send_data(1, message(b""), end_stream=True)
+            await raw.send()
+            await raw.until(StreamEnded)
+            assert raw.status()["grpc-status"] == "4"
+        assert service.left == 1
+
+    serving(tmp_path, use)
+
+
+def test_request_that_is_reset_or_left_is_cancelled(tmp_path: Path) -> None:
+    """A kubelet that restarts leaves its requests."""
+
+    async def use(path: Path, service: Service) -> None:
+        service.free.clear()
+        async with Raw(path) as raw:
+            for stream in (1, 3):
+                raw.h2.send_headers(stream, HEADERS)
+                raw.h2.send_data(stream, message(b""), end_stream=True)
+            await raw.send()
+            while service.asked < 2:
+                await asyncio.sleep(0)
+            raw.h2.reset_stream(1)
+            await raw.send()
+            while service.left < 1:
+                await asyncio.sleep(0)
+        while service.left < 2:
+            await asyncio.sleep(0)
+
+    serving(tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "code", "text"),
+    [
+        (message(b"")[:4], "Version", "3", "not one message"),
+        (message(b"") + b"x", "Version", "3", "not one message"),
+        (message(b"\xff\xff"), "Version", "3", "cannot be read"),
+        (message(b"", compressed=1), "Version", "12", "compressed"),
+        (message(b""), "Other", "12", "there is no such method"),
+        (message(b"x" * 2 * MOST_BYTES), "Version", "8", "at most"),
+    ],
+)
+def test_wrong_requests_are_refused_and_the_next_one_is_served(
+    tmp_path: Path, body: bytes, path: str, code: str, text: str
+) -> None:
+    """On the same connection, and without a call of the service."""
+
+    async def use(place: Path, service: Service) -> None:
+        async with Raw(place) as raw:
+            headers = [
+                (name, f"/{SERVICE}/{path}") if name == ":path" else (name, value) for name, value in HEADERS
+            ]
+            raw.h2.send_headers(1, headers)
+            await raw.send()
+            await _send_all(raw, body)
+            await raw.until(ResponseReceived)
+            assert raw.status()["grpc-status"] == code
+            assert text in raw.status()["grpc-message"]
+            assert service.asked == 0
+            raw.h2.send_headers(3, HEADERS)
+            raw.h2.send_data(3, message(b""), end_stream=True)
+            await raw.send()
+            await raw.until(ResponseReceived, 2)
+            assert service.asked == 1
+
+    serving(tmp_path, use)
+
+
+async def _send_all(raw: Raw, body: bytes) -> None:
+    """Send a body as the window allows; a server that refuses it early resets the stream."""
+    for start in range(0, len(body), 16384):
+        while raw.h2.outbound_flow_control_window < 16384 and not _is_reset(raw):
+            raw.events += raw.h2.receive_data(await raw.reader.read(65536))
+        if _is_reset(raw):
+            return
+        piece = body[start : start + 16384]
+        while raw.h2.local_flow_control_window(1) < len(piece) and not _is_reset(raw):
+            raw.events += raw.h2.receive_data(await raw.reader.read(65536))
+        if _is_reset(raw):
+            return
+        raw.h2.send_data(1, piece, end_stream=start + 16384 >= len(body))
+        await raw.send()
+
+
+def _is_reset(raw: Raw) -> bool:
+    return any(isinstance(event, StreamReset) for event in raw.events)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00" * 100,
+        PREFACE + frame(SETTINGS, 0, b"x" * 5, stream=0),
+        PREFACE + frame(99, 0, b"x" * 10, stream=0) + frame(0, 0, b"data", stream=7),
+    ],
+    ids=["HTTP/1", "nothing sensible", "broken settings", "data without a request"],
+)
+def test_what_is_not_http2_ends_its_connection_alone(tmp_path: Path, sent: bytes) -> None:
+    """The next one is served."""
+
+    async def use(path: Path, _: Service) -> None:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(sent)
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        await _asks(path)
+
+    serving(tmp_path, use)
+
+
+def test_oldest_connection_makes_room(tmp_path: Path) -> None:
+    """A kubelet that restarted gets in, whoever else keeps connections open."""
+
+    async def use(path: Path, _: Service) -> None:
+        idle = [await asyncio.open_unix_connection(path) for _ in range(3 * MOST_CONNECTIONS)]
+        await _asks(path)
+        for _reader, writer in idle:
+            writer.close()
+
+    serving(tmp_path, use)
+
+
+def test_more_streams_than_allowed_end_a_connection(tmp_path: Path) -> None:
+    """The client was told how many it may have."""
+
+    async def use(path: Path, service: Service) -> None:
+        service.free.clear()
+        async with Raw(path) as raw:
+            await raw.send()
+            for number in range(400):
+                raw.h2.send_headers(2 * number + 1, HEADERS, end_stream=True)
+            await raw.send()
+            with suppress(ConnectionError):
+                while await raw.reader.read(65536):
+                    pass
+        service.free.set()
+        await _asks(path)
+
+    serving(tmp_path, use)
+
+
+def test_answer_waits_for_the_window_of_the_peer(tmp_path: Path) -> None:
+    """A peer that takes a few bytes at a time gets all of them, and delays nobody."""
+
+    async def use(path: Path, _: Service) -> None:
+        async with Raw(path) as raw:
+            raw.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
+            await raw.send()
+            await raw.until(SettingsAcknowledged, 2)
+            raw.h2.send_headers(1, HEADERS)
+            body = RegistrationStatus(error="x" * 100).SerializeToString()
+            raw.h2.send_data(1, message(body), end_stream=True)
+            await raw.send()
+            await raw.until(ResponseReceived)
+            await _asks(path)
+            while not any(isinstance(event, StreamEnded) for event in raw.events):
+                raw.h2.increment_flow_control_window(10, 1)
+                await raw.send()
+                raw.events += raw.h2.receive_data(await raw.reader.read(65536))
+
+    serving(tmp_path, use)

@@ -1,0 +1,267 @@
+"""The components `dra` and `claim-limits` at API servers: an agent writes slices of its own node and driver alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from agent.report.resource_slices import SLICES, SliceReport, slice_name
+from pinning.contract import DRA_CAPACITY
+from pinning.dra.groups import request_policy
+from tests.agent.states import EXCLUSIVE, bound, state_of
+from tests.manifests.installed import HERE_NODE, PATIENCE_SECONDS, THERE_NODE, Caller, Installed
+from tests.manifests.rendered import objects
+from tests.pods import container
+from tests.servers.catalog import NEWEST
+
+pytestmark = pytest.mark.server
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/demo/resourceclaims"
+TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/demo/resourceclaimtemplates"
+NAMES = {"corepin-agent-claims", "corepin-claim-limits", "cpu.corepin.io"}
+
+
+@pytest.fixture(scope="module")
+def claims(installed: Installed) -> Iterator[Installed]:
+    """Return a cluster with both components, whose policies act."""
+    is_new = installed.api.version == NEWEST
+    listed = [
+        it
+        for name in ("dra", "claim-limits")
+        for it in objects(name)
+        if it["metadata"]["name"] in NAMES and (is_new or it["kind"] != "DeviceClass")
+    ]
+    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
+    installed.api.kubectl("apply", "-f", "-", input=document)
+    if is_new:
+        _until(lambda: "token's node" in write(installed.agent, nodeName=THERE_NODE).text)
+        _until(lambda: "at most 64 CPUs" in ask(installed.admin, "65").text)
+    yield installed
+    installed.api.kubectl("delete", "-f", "-", input=document)
+
+
+@pytest.fixture
+def slices(claims: Installed) -> Installed:
+    """Return the cluster where it knows slices of v1."""
+    if claims.api.version != NEWEST:
+        pytest.skip("Kubernetes 1.30 has no resource.k8s.io/v1")
+    return claims
+
+
+def _until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline, "the policy does not act"
+
+
+def document(devices: list[dict[str, Any]] | None = None, **spec: Any) -> dict[str, Any]:
+    """Return a slice as an agent writes it."""
+    pool = {"name": HERE_NODE, "generation": 1, "resourceSliceCount": 1}
+    content = {"driver": "cpu.corepin.io", "nodeName": HERE_NODE, "pool": pool, "devices": devices or []}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "probe"},
+        "spec": {**content, **spec},
+    }
+
+
+def write(caller: Caller, devices: list[dict[str, Any]] | None = None, **spec: Any) -> Any:
+    """Create a slice, without keeping it."""
+    return caller.send("POST", f"{SLICES}?dryRun=All", document(devices, **spec))
+
+
+def request(amount: str | None, device_class: str = "cpu.corepin.io", **more: Any) -> dict[str, Any]:
+    """Return what a request of a claim asks for."""
+    asked: dict[str, Any] = {"deviceClassName": device_class, **more}
+    return asked if amount is None else {**asked, "capacity": {"requests": {DRA_CAPACITY: amount}}}
+
+
+def ask(caller: Caller, *amounts: str | None, path: str = CLAIMS, requests: Any = None, **more: Any) -> Any:
+    """Create a claim or a template, without keeping it."""
+    listed = requests or [
+        {"name": f"r{at}", "exactly": request(amount, **more)} for at, amount in enumerate(amounts)
+    ]
+    spec: dict[str, Any] = {"devices": {"requests": listed}}
+    body: dict[str, Any] = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim" if path == CLAIMS else "ResourceClaimTemplate",
+        "metadata": {"name": "probe", "namespace": "demo"},
+        "spec": spec if path == CLAIMS else {"spec": spec},
+    }
+    return caller.send("POST", f"{path}?dryRun=All", body)
+
+
+def reporting(installed: Installed, use: Callable[[SliceReport], Awaitable[None]]) -> None:
+    """Use a report with the rights of the agent of HERE_NODE."""
+
+    async def run() -> None:
+        api = installed.agent_api()
+        report = SliceReport(api, HERE_NODE, interval_seconds=0)
+        try:
+            async with asyncio.timeout(60):
+                await use(report)
+        finally:
+            await report.reset() if installed.api.version == NEWEST else None
+            await api.close()
+
+    asyncio.run(run())
+
+
+def test_agent_keeps_its_slice_and_removes_it(slices: Installed) -> None:
+    """Written once, changed with the ledger, put back when it is deleted, and gone after a reset."""
+    path = f"{SLICES}/{slice_name(HERE_NODE)}"
+
+    def shown() -> Any:
+        answer = slices.admin.send("GET", path)
+        return answer.json()["spec"] if answer.is_success else {"devices": []}
+
+    async def total(cpus: int) -> None:
+        while sum(int(it["capacity"][DRA_CAPACITY]["value"]) for it in shown()["devices"]) != cpus:
+            await asyncio.sleep(0.05)
+
+    async def use(report: SliceReport) -> None:
+        state = state_of()
+        await report.publish(state)
+        await total(6)
+        before = report.writes
+        await report.publish(state)
+        pod = bound("a", container("main", 2), annotations=EXCLUSIVE)
+        await report.publish(state_of(pod))
+        await total(4)
+        assert report.writes == before + 1
+        assert slices.admin.send("DELETE", path).is_success
+        await total(4)
+
+    reporting(slices, use)
+    assert slices.admin.send("GET", path).status_code == 404
+
+
+def test_second_driver_takes_the_slice_away(slices: Installed) -> None:
+    """Two drivers would give the same CPUs away; with it gone the slice comes back."""
+    path = f"{SLICES}/{slice_name(HERE_NODE)}"
+    other = document(
+        [
+            {
+                "name": "cpudevnuma000",
+                "allowMultipleAllocations": True,
+                "capacity": {DRA_CAPACITY: {"value": "8"}},
+            }
+        ],
+        driver="dra.cpu",
+    )
+
+    async def until(code: int) -> None:
+        while slices.admin.send("GET", path).status_code != code:
+            await asyncio.sleep(0.05)
+
+    async def use(report: SliceReport) -> None:
+        await report.publish(state_of())
+        await until(200)
+        assert slices.admin.send("POST", SLICES, other).is_success
+        await until(404)
+        refused = slices.agent.send("DELETE", f"{SLICES}/probe")
+        assert "only slices of driver cpu.corepin.io" in refused.text
+        assert slices.admin.send("DELETE", f"{SLICES}/probe").is_success
+        await until(200)
+
+    reporting(slices, use)
+
+
+def test_old_api_server_is_one_line_of_the_log(claims: Installed, caplog: pytest.LogCaptureFixture) -> None:
+    """It knows no slices: nothing is published, and nothing else of the agent is different."""
+    if claims.api.version == NEWEST:
+        pytest.skip("it has resource.k8s.io/v1")
+
+    async def use(report: SliceReport) -> None:
+        for _ in range(3):
+            await report.publish(state_of())
+        await report.reset()
+
+    reporting(claims, use)
+    (line,) = [it for it in caplog.records if it.message == "no CPUs published for claims"]
+    assert "claims need Kubernetes 1.36" in line.facts["reason"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({}, ""),
+        ({"nodeName": THERE_NODE}, "token's node"),
+        ({"driver": "gpu.example"}, "driver cpu.corepin.io"),
+        ({"pool": {"name": "p", "generation": 1, "resourceSliceCount": 1}}, "pool of its node"),
+        ({"nodeName": None, "allNodes": True}, "token's node"),
+    ],
+    ids=["as it is meant", "another node", "another driver", "another pool", "all nodes"],
+)
+def test_what_an_agent_may_create(slices: Installed, spec: dict[str, Any], why: str) -> None:
+    """Slices of its own driver on its own node."""
+    answer = write(slices.agent, **spec)
+    assert answer.is_success is not bool(why), answer.text
+    assert why in answer.text
+
+
+def test_other_accounts_write_no_slices(slices: Installed) -> None:
+    """A token without a node, and accounts without the right."""
+    for caller in (slices.unbound_agent, slices.other_agent, slices.webhook, slices.anybody):
+        assert write(caller).status_code == 403
+    assert slices.agent.send("GET", CLAIMS).status_code == 403
+
+
+def test_every_value_is_taken(slices: Installed) -> None:
+    """A refused value would leave the larger one of before: each from one core to 512 CPUs, for each kind of core."""
+    for step in (1, 2, 4, 8):
+        values = range(step, 513, step)
+        for start in range(0, len(values), 128):
+            devices = [
+                {
+                    "name": f"d{value}",
+                    "allowMultipleAllocations": True,
+                    "capacity": {
+                        DRA_CAPACITY: {"value": str(value), "requestPolicy": request_policy(value, step)}
+                    },
+                }
+                for value in values[start : start + 128]
+            ]
+            answer = write(slices.agent, devices)
+            assert answer.is_success, answer.text
+            assert answer.json()["spec"]["devices"] == devices
+
+
+@pytest.mark.parametrize("path", [CLAIMS, TEMPLATES])
+@pytest.mark.parametrize(
+    ("amounts", "more", "why"),
+    [
+        (("64",), {}, ""),
+        (("1500m", "62"), {"device_class": "dra.cpu"}, ""),
+        (("65",), {}, "at most 64 CPUs"),
+        (("33", "32"), {}, "at most 64 CPUs"),
+        (("33",), {"count": 2}, "at most 64 CPUs"),
+        ((None,), {}, "needs capacity.requests"),
+        (("0",), {}, "needs capacity.requests"),
+        (("-2",), {}, "needs capacity.requests"),
+        (("1",), {"allocationMode": "All"}, "needs capacity.requests"),
+        ((None,), {"device_class": "gpu.example"}, ""),
+        (("10G",), {}, "at most 64 CPUs"),
+    ],
+)
+def test_what_a_claim_may_ask_for(
+    slices: Installed, path: str, amounts: tuple[str | None, ...], more: dict[str, Any], why: str
+) -> None:
+    """Amounts above 0, and at most 64 CPUs of all requests together; classes of others are theirs."""
+    answer = ask(slices.admin, *amounts, path=path, **more)
+    assert answer.is_success is not bool(why), answer.text
+    assert why in answer.text
+
+
+def test_alternatives_count_by_the_largest(slices: Installed) -> None:
+    """The scheduler takes the first that fits."""
+    for largest, why in (("64", ""), ("65", "at most 64 CPUs")):
+        alternatives = [{"name": f"a{n}", **request(n)} for n in ("2", largest)]
+        answer = ask(slices.admin, requests=[{"name": "r", "firstAvailable": alternatives}])
+        assert answer.is_success is not bool(why), answer.text
+        assert why in answer.text

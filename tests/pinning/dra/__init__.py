@@ -1,0 +1,1 @@
+"""ResourceClaims and devices."""

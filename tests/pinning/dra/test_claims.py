@@ -1,0 +1,138 @@
+"""What is read of a ResourceClaim: the results of our driver on this node, or why they cannot be served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinning.dra.claims import (
+    BadClaim,
+    ClaimGrant,
+    ClaimPart,
+    DeviceClaim,
+    claimed_by,
+    device_name,
+    is_uid,
+    read_claim,
+)
+from pinning.machine.cpuset import CPUSet
+from tests.pinning.dra.claiming import DEVICE, NODE, claim, document, result, uid_of
+
+
+def test_claim_has_a_part_for_each_result_of_ours() -> None:
+    """Another driver's result, and one of another node, are skipped; the consumed amount counts."""
+    found = read_claim(
+        document(result("11", request="cpu/larger"), result(driver="mem.example"), result(pool="node-2")),
+        NODE,
+    )
+    assert found == DeviceClaim(
+        uid_of("x"), "test", "x", frozenset("a"), (ClaimPart("cpu", DEVICE, "s-1", 11),)
+    )
+    assert (found.count, found.full_name) == (11, "test/x")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        document(),
+        {"metadata": {"uid": uid_of("x")}},
+        document(config=None) | {"status": {"allocation": None}},
+    ],
+    ids=["no result", "no status", "not allocated"],
+)
+def test_claim_without_results_of_ours_has_no_parts(given: dict[str, Any]) -> None:
+    """The kubelet asks for every claim that names a device of ours; others have nothing to prepare."""
+    found = read_claim(given, NODE)
+    assert isinstance(found, DeviceClaim)
+    assert found.parts == ()
+
+
+CONFIG = [{"source": "FromClaim", "opaque": {"driver": "cpu.corepin.io", "parameters": {}}}]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "the ResourceClaim is no object: None"),
+        ([], "the ResourceClaim is no object: []"),
+        (document(result(consumedCapacity=None)), "says no consumedCapacity of dra.cpu/cpu: switch on"),
+        (document(result("0")), "0 of dra.cpu/cpu was consumed: 1 to"),
+        (document(result("-2")), "-2 of dra.cpu/cpu was consumed"),
+        (document(result("10G")), "10G of dra.cpu/cpu was consumed"),
+        (document(result("many")), "many of dra.cpu/cpu was consumed"),
+        (document(*[result()] * 200), "status.allocation.devices.results is no list of at most 32"),
+        (document(result(adminAccess=True)), "adminAccess is not served for CPUs"),
+        (document(result(), reservedFor="all"), "status.reservedFor is no list of at most 256"),
+        (document(result(device="../etc")), "the name of a device is '../etc'"),
+        (document(result(), uid="../x"), "metadata.uid is '../x'"),
+        (document("cpu"), "an item of status.allocation.devices.results is no object: 'cpu'"),  # type: ignore[arg-type]
+        (
+            document(allocation={"devices": {"results": [result()], "config": CONFIG}}),
+            "parameters for driver cpu.corepin.io are not known: remove them",
+        ),
+    ],
+)
+def test_claim_that_cannot_be_served_says_why(given: object, text: str) -> None:
+    """Value, expectation and remedy are in the text that the kubelet shows."""
+    found = read_claim(given, NODE)
+    assert isinstance(found, BadClaim)
+    assert text in found.message
+
+
+def test_parameters_of_other_drivers_are_theirs() -> None:
+    """A claim may have devices of several drivers."""
+    config = [{"opaque": {"driver": "gpu.example"}}, {}]
+    given = document(allocation={"devices": {"results": [result()], "config": config}})
+    assert isinstance(read_claim(given, NODE), DeviceClaim)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(_JSON, st.sampled_from(["metadata", "status", "allocation", "devices", "results", "config", "result"]))
+def test_any_document_is_read_or_refused(value: Any, at: str) -> None:
+    """Whatever stands at any place of the document, nothing is raised."""
+    whole = document(result(), result())
+    devices = whole["status"]["allocation"]["devices"]
+    match at:
+        case "metadata" | "status":
+            whole[at] = value
+        case "allocation":
+            whole["status"][at] = value
+        case "devices":
+            whole["status"]["allocation"][at] = value
+        case "result":
+            devices["results"][0] = value
+        case _:
+            devices[at] = value
+    assert isinstance(read_claim(whole, NODE), DeviceClaim | BadClaim)
+
+
+def test_cdi_device_names_claim_and_request() -> None:
+    """What other programs call their devices names no claim."""
+    uid = uid_of("x")
+    assert claimed_by(f"corepin.io/cpu={device_name(uid, 'cpu')}") == (uid, "cpu")
+    for other in ("nvidia.com/gpu=0", "corepin.io/cpu=claim-x-cpu", f"corepin.io/cpu=claim-{uid}-"):
+        assert claimed_by(other) is None
+
+
+def test_uid_is_one_of_the_api_server() -> None:
+    """It becomes part of the name of a file."""
+    assert is_uid(uid_of("x"))
+    assert not is_uid("../" + uid_of("x"))
+
+
+def test_grant_knows_its_requests() -> None:
+    """A container that names one request gets the CPUs of that one."""
+    grant = ClaimGrant(claim("x", 2, 1), (CPUSet([1, 5]), CPUSet([2])))
+    assert [str(grant.of(request)) for request in ("", "r0", "r1", "r2")] == ["1-2,5", "1,5", "2", ""]
+    assert grant.flaw == ""
+    assert "no CPUs" in ClaimGrant(claim("x", 2), ()).flaw
+    assert "the same CPUs" in ClaimGrant(claim("x", 1, 1), (CPUSet([1]), CPUSet([1]))).flaw
