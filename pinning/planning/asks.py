@@ -76,7 +76,15 @@ def _parts(pod: SeenPod, budget: Budget, ledger: Ledger) -> Iterator[tuple[Claim
     Containers whose CPU limit a LimitRange filled in have slices only if an earlier agent gave them some.
     """
     kept = [claim for claim in budget.filled if ledger.of(Owner(pod.uid, claim.container))]
-    slices = [claim for claim in (*pod.claims, *kept) if claim.can_be_slice]
+    needed = sum(claim.count for claim in budget.slices if claim.role is not Role.INIT)
+    if budget.rest and not kept and needed <= budget.cpus:
+        yield from (
+            (claim, 0) for claim in pod.claims if claim.role is not Role.INIT or not claim.can_be_slice
+        )
+        yield budget.rest, 0
+        yield from ((claim, 0) for claim in budget.slices if claim.role is Role.INIT)
+        return
+    slices = [*budget.slices, *kept]
     slices.sort(key=lambda claim: pod.start_order.index(claim.container))
     lasting = [claim for claim in slices if claim.role is not Role.INIT]
     counts = _within(budget.cpus, lasting, [ledger.of(Owner(pod.uid, claim.container)) for claim in lasting])

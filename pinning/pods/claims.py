@@ -133,6 +133,8 @@ class Budget:
     pool: Claim  # with the policies of the pod
     # Claims of containers whose CPU limit a LimitRange filled in: only those that hold CPUs already have slices.
     filled: tuple[Claim, ...] = ()
+    slices: tuple[Claim, ...] = ()  # claims of the pod that are parts of it, in start order
+    rest: Claim | None = None  # the claim of the pool beside these slices
 
     @property
     def users(self) -> tuple[PoolUser, ...]:
@@ -166,12 +168,12 @@ class PodClaims:
     @property
     def slices(self) -> tuple[Claim, ...]:
         """Return the claims that are parts of the pod's budget, in start order; none if it has no budget."""
-        return tuple(claim for claim in self.claims if claim.can_be_slice) if self.budget else ()
+        return self.budget.slices if self.budget else ()
 
     @property
     def pool(self) -> Claim | None:
         """Return the claim of the pod's pool; its count is 0 if the slices leave nothing, None without a budget."""
-        return self.budget.pool_claim(self.slices) if self.budget else None
+        return self.budget.rest if self.budget else None
 
     @property
     def every_claim(self) -> tuple[Claim, ...]:
@@ -364,7 +366,8 @@ def _with_budget(found: PodClaims, pod: Pod) -> PodClaims:
     )
     may_have_others = bool((pod.get("spec") or {}).get("resourceClaims"))
     pool = _pool_claim(PodPool(cpus, users, may_have_others), policies)
-    return replace(found, claims=claims, budget=Budget(cpus, pool, filled))
+    budget = Budget(cpus, pool, filled, tuple(claim for claim in claims if claim.can_be_slice))
+    return replace(found, claims=claims, budget=replace(budget, rest=budget.pool_claim(budget.slices)))
 
 
 def _pool_claim(pool: PodPool, policies: PolicyAnnotations) -> Claim:

@@ -22,7 +22,7 @@ from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, taken
 from tests.pinning.nodes import SNC, smt_machine
 from tests.pinning.world import World
 
-SEQUENCES = 40  # per machine; 10,000 were run once by hand
+SEQUENCES = 40  # per machine
 EVENTS = 25
 TOPOLOGIES = {
     "smt": smt_machine(8, 2),
