@@ -33,9 +33,8 @@ _REQUEST_BYTES: Final = 16384  # of one frame, which every server takes
 _READ_BYTES: Final = 16 * 2**10  # at once: h2 takes 13 ms to parse as many bytes of empty frames
 _WINDOW: Final = 256 * 2**10  # bytes that the peer may send before they are read
 _INITIAL_WINDOW: Final = 65535  # of a connection; only an update changes it
-_HELD_BYTES: Final = (
-    1024  # read without an answer, which is no longer than its question: far below the window
-)
+# read without an answer, which is no longer than its question: far below the window
+_HELD_BYTES: Final = 1024
 _HELD_SECONDS: Final = 0.1  # until they are answered; servers that look for dead clients wait for seconds
 _MOST_REQUESTS: Final = 1000  # of one connection: h2 remembers each
 _CONFIGURATION: Final = H2Configuration(  # requests have only headers of ours, answers are validated
@@ -65,6 +64,7 @@ class Connection:
         self._is_busy = False  # a request was sent, and its answer has not ended
         self._is_fresh = False  # nothing arrived since the request
         self._unanswered = 0  # bytes that arrived since the last write
+        self._held_since = 0.0  # loop time of the first of them
 
     def takes(self, body: bytes) -> bool:
         """Say whether a further request may be sent: the last answer was read to its end, and no end is known."""
@@ -98,6 +98,8 @@ class Connection:
         received = await self._read()
         if not received:
             raise Broken("the connection was closed")
+        if not self._unanswered:
+            self._held_since = asyncio.get_running_loop().time()
         self._unanswered += len(received)
         try:
             return self._protocol.receive_data(received)
@@ -105,10 +107,10 @@ class Connection:
             raise Broken(f"what was sent is not HTTP/2: {error}") from error
 
     async def _read(self) -> bytes:
-        """Wait for the peer; send the frames that are held if it sends nothing soon."""
+        """Wait for the peer; send the frames that are held once the first of them is old, whatever it sends until then."""
         if self._unanswered:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_HELD_SECONDS):
+                async with asyncio.timeout_at(self._held_since + _HELD_SECONDS):
                     return await self._reader.read(_READ_BYTES)
             await self.write()
         return await self._reader.read(_READ_BYTES)

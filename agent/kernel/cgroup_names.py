@@ -12,7 +12,7 @@ _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\
 
 
 # A pod's own cgroup in the kubelet's two drivers; a uid that has a "-" has "_" for it in the name of a slice.
-_POD: Final = re.compile(r"pod(?P<uid>.+)|.+-pod(?P<escaped>[^-]+)\.slice")
+_POD: Final = re.compile(r".+-pod(?P<escaped>[^-]+)\.slice|pod(?P<uid>(?!.*\.slice$).+)")
 
 
 def slice_path(name: str) -> str:

@@ -49,13 +49,13 @@ class KernelCpusets:
 
     def _effective(self, folder: Path) -> CPUSet:
         """Read a cgroup's effective CPUs; a v2 cgroup without the controller uses its parent's."""
-        if (
-            folder.is_dir()
-        ):  # asked first, because the cgroup of a kubelet that does not run is looked for every second
+        # Asked first, because the cgroup of a kubelet that does not run is looked for every second.
+        if folder.is_dir():
             for name in self._hierarchy.effective:
                 with suppress(Gone):
                     return read_cpus(f"{folder}/{name}")
-            if self.version != V1 and folder != self._hierarchy.cpuset:
+            # Asked again, because a cgroup may be removed between the question and the reads.
+            if self.version != V1 and folder != self._hierarchy.cpuset and folder.is_dir():
                 return self._effective(folder.parent)
         raise Gone(f"{folder} is not there any more")
 

@@ -46,9 +46,10 @@ def check_applies(
     """Raise CommandFailed if the API server would refuse an object.
 
     Applied one by one, an object that is refused would leave the installation half changed. Objects whose namespace
-    does not exist yet are new and have no other field managers, so they are left out.
+    does not exist yet are new and have no other field managers, so they are left out. Any other answer "not found"
+    is a refusal, such as that of a kind which the API server does not serve.
     """
-    refusals = [refusal for it in documents if (refusal := _refusal(api, it, path_of(it), query))]
+    refusals = [refusal for it in documents if (refusal := _refusal(api, it, path_of(it), query)) is not None]
     if refusals:
         raise CommandFailed(f"{_shortened(refusals)}: nothing was changed: {_remedy(refusals)}")
 
@@ -58,8 +59,15 @@ def _refusal(api: Any, it: Object, path: str, query: str) -> Answered | None:
     try:
         _apply(api, it, path, query)
     except Answered as error:
-        return None if error.status == NOT_FOUND or NO_DRY_RUN in str(error) else error
+        waits = error.status == NOT_FOUND and not _has_namespace(api, it)
+        return None if waits or NO_DRY_RUN in str(error) else error
     return None
+
+
+def _has_namespace(api: Any, it: Object) -> bool:
+    """Return whether an object's namespace exists; a cluster-scoped object needs none."""
+    namespace = it["metadata"].get("namespace")
+    return namespace is None or find(api, f"/api/v1/namespaces/{namespace}") is not None
 
 
 def _shortened(refusals: Sequence[Answered]) -> str:

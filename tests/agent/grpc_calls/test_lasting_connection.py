@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Answer = Callable[["Server", asyncio.StreamWriter, int], Awaitable[None]]
 HEAD_BYTES = 9  # of a frame
+HELD_SECONDS = 0.05
+MANY_PINGS = 30  # fewer bytes than are held at most
 BEGIN, OK = block((":status", "200")), block(("grpc-status", "0"))
 
 
@@ -79,6 +81,19 @@ async def begun_and_closed(_: Server, writer: asyncio.StreamWriter, stream: int)
     writer.close()
 
 
+async def asked_until_heard(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
+    """Ask one question after the other until one is answered, and then answer."""
+
+    async def ask() -> None:
+        while not server.pongs:
+            writer.write(frame(PING, 0, bytes(8), 0))
+            server.pings += 1
+            await asyncio.sleep(0.8 * HELD_SECONDS)
+        await answered(server, writer, stream)
+
+    server.asking = asyncio.create_task(ask())
+
+
 async def held(_: Server, writer: asyncio.StreamWriter, __: int) -> None:
     """Answer never."""
 
@@ -89,7 +104,8 @@ class Server:
     def __init__(self, name: str = "first", *script: Answer) -> None:
         self.name = name
         self.script = list(script)
-        self.connections, self.requests, self.open, self.pongs = 0, 0, 0, 0
+        self.connections, self.requests, self.open, self.pings, self.pongs = 0, 0, 0, 0, 0
+        self.asking: asyncio.Task[None] | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends."""
@@ -184,6 +200,20 @@ def test_question_before_an_answer_is_answered_with_the_next_request(
         assert server.pongs == 1
 
     run(tmp_path, server, ask)
+
+
+def test_questions_that_follow_each_other_are_answered_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the first one counts: each later one would otherwise put all answers off."""
+    monkeypatch.setattr("agent.http2._HELD_SECONDS", HELD_SECONDS)
+    server = Server("first", asked_until_heard)
+
+    async def ask(calls: Calls) -> None:
+        assert await name(calls) == "first"
+
+    run(tmp_path, server, ask)
+    assert server.pings < MANY_PINGS
 
 
 def test_calls_outside_of_the_block_connect_each(tmp_path: Path) -> None:

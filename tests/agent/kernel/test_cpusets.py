@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from agent.errors import Gone, Refused
 from agent.interfaces import StrayTasks
-from agent.kernel.cgroupfs import Hierarchy, find_hierarchy, translated
+from agent.kernel.cgroupfs import Hierarchy, find_hierarchy, read_cpus, translated
 from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.cgroup_trees import (
@@ -119,6 +120,22 @@ def test_gone_cgroup_is_told_as_gone(cgroups: OpenCgroups) -> None:
         cgroups.cpusets.write(f"{POD}/two", CPUSet.parse("1"))
     with pytest.raises(Gone):
         cgroups.tasks.stray_tasks(f"{POD}/two", CPUSet.parse("1"))
+
+
+def test_cgroup_that_is_removed_while_it_is_read_is_gone(
+    cgroups: OpenCgroups, cpuset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPUs of its parent are no answer for it."""
+    folder = cpuset / ONE[1:]
+
+    def removed(path: str) -> CPUSet:
+        shutil.rmtree(folder, ignore_errors=True)
+        return read_cpus(path)
+
+    next(folder.glob("cpuset*effective*")).unlink()
+    monkeypatch.setattr("agent.kernel.cpusets.read_cpus", removed)
+    with pytest.raises(Gone):
+        cgroups.cpusets.read(ONE)
 
 
 def test_empty_set_is_never_written(cgroups: OpenCgroups, cpuset: Path) -> None:

@@ -14,6 +14,7 @@ TAKEN = (409, 'Apply failed with 1 conflict: conflict with "kubectl-edit" using 
 STALE = (409, "Operation cannot be fulfilled: the object has been modified")
 INVALID = (422, "DaemonSet is invalid: spec.selector: field is immutable")
 NEW = (404, 'namespaces "corepin-agent" not found')
+UNSERVED = (404, "the server could not find the requested resource")
 CANNOT = (400, 'admission webhook "a.example" does not support dry run')
 OVERRULE = "nothing was changed: to take these fields over, add --force-conflicts"
 
@@ -35,16 +36,22 @@ def test_the_first_fields_that_differ_are_named(before: Any, after: Any, paths: 
     assert list(changed_fields(before, after)) == paths
 
 
-def checked(answers: dict[str, tuple[int, str]]) -> str:
+def checked(
+    answers: dict[str, tuple[int, str]], namespace: str | None = None, *, has_namespace: bool = False
+) -> str:
     """Return the error for objects whose dry runs are answered so; empty if there is none."""
 
     def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            assert request.url.path == f"/api/v1/namespaces/{namespace}"
+            return httpx.Response(200 if has_namespace else 404, json={})
         assert request.method == "PATCH"
         assert request.url.params["dryRun"] == "All"
         status, message = answers[request.url.path.strip("/")]
         return httpx.Response(status, json={"message": message})
 
-    documents = [{"kind": "DaemonSet", "metadata": {"name": name}} for name in answers]
+    where = {} if namespace is None else {"namespace": namespace}
+    documents = [{"kind": "DaemonSet", "metadata": {"name": name, **where}} for name in answers]
     with httpx.Client(base_url="https://api.example", transport=httpx.MockTransport(answer)) as api:
         try:
             check_applies(api, documents, lambda it: f"/{it['metadata']['name']}", "fieldManager=kubectl")
@@ -71,7 +78,21 @@ def test_refusals_are_found_before_anything_is_changed(answers: list[tuple[int, 
 @pytest.mark.parametrize("answer", [NEW, CANNOT])
 def test_what_a_dry_run_cannot_show_is_no_refusal(answer: tuple[int, str]) -> None:
     """An object in a namespace that does not exist yet, and webhooks of others that refuse every dry run."""
-    assert checked({"a": answer, "b": (200, "")}) == ""
+    assert checked({"a": answer, "b": (200, "")}, "corepin-agent") == ""
+
+
+@pytest.mark.parametrize(
+    ("namespace", "has_namespace"),
+    [
+        pytest.param(None, False, id="of the cluster"),
+        pytest.param("corepin-agent", True, id="in a namespace that exists"),
+    ],
+)
+def test_kind_that_is_not_served_is_a_refusal(namespace: str | None, *, has_namespace: bool) -> None:
+    """It is answered with 404 too, and applying it would stop the installation halfway."""
+    said = checked({"a": UNSERVED, "b": (200, "")}, namespace, has_namespace=has_namespace)
+    assert "PATCH /a: the API server answered 404: the server could not find" in said
+    assert "correct what the API server refuses" in said
 
 
 def test_only_some_of_many_refusals_are_named() -> None:
