@@ -42,6 +42,7 @@ NOTES = st.dictionaries(
         ]
     ),
     st.sampled_from(["exclusive", "share", "none", "require", "isolate", "single", "bind", "banana"]),
+    max_size=MOST_STRANGE,  # of more that name no container the others are not kept
 )
 
 
