@@ -111,7 +111,10 @@ class PreStartPinner:
             self._touched(container, right is not None and right.seconds == 0.0)
 
     async def _named(self, container: NewContainer) -> NewContainer:
-        """Return a container with its name, if that is needed and known; raise Gone for a sandbox."""
+        """Return a container with its name, if that is needed and known; raise Gone for a sandbox that is listed.
+
+        Gone as the runtime's answer may mean that it does not list the container yet.
+        """
         if isinstance(container.owner, Owner):
             return container
         owner = self._owners.known(container.id)

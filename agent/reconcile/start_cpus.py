@@ -52,9 +52,12 @@ class PlannedStarts:
         if isinstance(owner, Owner):
             cpus = self.of(owner)
             return None if cpus is None else StartCPUs(cpus)
+        if self._run_sets is None:
+            return None
         pod = next((pod for pod in self._pods if pod.uid == owner), None)
-        in_conflict = {known.pod_uid for known in self._foreign_writes.in_conflict}
-        if self._run_sets is None or pod is None or pod.runtime_class or owner in in_conflict:
+        if pod is None or pod.runtime_class:
+            return None
+        if any(known.pod_uid == owner for known in self._foreign_writes.in_conflict):
             return None
         sets = self._run_sets.starts_in(pod)
         return StartCPUs(union(sets), is_planned=len(sets) == 1)

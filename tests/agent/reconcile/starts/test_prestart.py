@@ -223,7 +223,7 @@ def test_pod_without_a_plan_is_asked_for_by_name() -> None:
 
 
 def test_sandbox_is_no_container() -> None:
-    """CRI-O makes a cgroup for it too, in which no process ever is; once it is listed it is looked at no more."""
+    """CRI-O makes a cgroup for it too, mostly without a process; once it is listed it is looked at no more."""
     pinner, _ = pinned_by_pod(Cgroup([NOBODY]), Listing(2, None), {"uid": StartCPUs(OWN)})
     assert not pinner.is_right("one", OWN)
 
