@@ -37,5 +37,9 @@ class Refused(AgentError):
     """The request was refused; the message has the reason."""
 
 
+class Unimplemented(Refused):
+    """The service or its method does not exist there, and will not before its program is another one."""
+
+
 class Unsettled(AgentError):
     """A move of threads reached its bound: some thread may be elsewhere."""

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
-from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable
+from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable, Unimplemented
 from agent.http2 import Broken, Connections, Exchange
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Calls:
             return Unavailable(text)
         if code == "NOT_FOUND" or any(words in details for words in _ENDED):
             return Gone(text)
-        return Refused(text)
+        return Unimplemented(text) if code == "UNIMPLEMENTED" else Refused(text)
 
     def _too_large(self, method: str, details: str, limit: int) -> TooLarge:
         whose = ", the limit of the kubelet too" if limit == MESSAGE_BYTES else ""

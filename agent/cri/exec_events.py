@@ -30,7 +30,7 @@ class ContainerdExecs:
     async def started(self) -> AsyncIterator[StartedExec]:
         """Yield each process that enters a container by exec from now on.
 
-        Raise Unavailable when the stream ends, Refused by a runtime without such events.
+        Raise Unavailable when the stream ends, Unimplemented by a runtime without such events.
         """
         request = task_events_pb2.SubscribeRequest(filters=[_FILTER])
         async for envelope in self._calls.stream(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from prometheus_client import Counter, Histogram
 
 from agent.clock import Clock
-from agent.errors import AgentError, Refused
+from agent.errors import AgentError, Unavailable, Unimplemented
 from agent.kernel.cgroup_names import container_id
 from agent.node_state import ContainerExecs
 from pinning.contract import CPUPolicy
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agent.node_state import NodeState, PlacedExec, StartedExec
 
 RETRY_SECONDS: Final = 5.0  # after the stream of events ended
+MOST_RETRY_SECONDS: Final = 300.0  # while the runtime answers with errors, each pause is twice the one before
 MOST_KEPT: Final = 256  # processes of one container that are moved again with it, the newest
 WINDOWS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _LABELS: Final = ("namespace", "pod", "container")
@@ -51,7 +52,7 @@ class ExecEvents(Protocol):
     """Events about processes that enter containers by exec."""
 
     def started(self) -> AsyncIterator[StartedExec]:
-        """Yield each process that enters a container from now on; raise Unavailable, or Refused without such events."""
+        """Yield each process that enters a container from now on; raise Unavailable, or Unimplemented without such events."""
         ...
 
 
@@ -116,6 +117,7 @@ class ExecWatch:
         ] = {}  # start time of each process that was put aside, by container
         self._wanted = asyncio.Event()
         self._stream: asyncio.Task[bool] | None = None
+        self._pause = RETRY_SECONDS
 
     def follow(self, state: NodeState) -> None:
         """Count the execs of the exclusive containers of a state from now on; move known ones with their containers."""
@@ -151,16 +153,21 @@ class ExecWatch:
         """Count what the runtime reports; return whether to ask again."""
         try:
             async for started in self._events.started():
+                self._pause = RETRY_SECONDS
                 self.started(started)
-        except Refused as refused:
-            facts = {"reason": str(refused), "remedy": "for CRI-O see its option exec_cpu_affinity"}
+        except Unimplemented as missing:
+            facts = {"reason": str(missing), "remedy": "for CRI-O see its option exec_cpu_affinity"}
             logger.info("runtime reports no execs, none are counted", extra={"facts": facts})
             return False
         except AgentError as error:
-            logger.warning("execs are not counted", extra={"facts": {"reason": str(error)}})
+            if isinstance(error, Unavailable):  # it restarts
+                self._pause = RETRY_SECONDS
+            facts = {"reason": str(error), "again_in_seconds": f"{self._pause:g}"}
+            logger.warning("execs are not counted", extra={"facts": facts})
         except Exception:  # the edge of the stream: a bug in one event must not end the agent
             logger.exception("count of execs crashed")
-        await self._sleep(RETRY_SECONDS)
+        pause, self._pause = self._pause, min(2 * self._pause, MOST_RETRY_SECONDS)
+        await self._sleep(pause)
         return True
 
     def started(self, started: StartedExec) -> None:

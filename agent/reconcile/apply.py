@@ -87,11 +87,17 @@ class Applier:
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
     ) -> tuple[bool, ...]:
         self._writable = self._cgroups.cpusets.writable
-        awaited = {at for action in actions for at in action.waits_for}
+        shared = {id(action.after): action.after for action in actions}  # many containers of a pool have one
+        awaited = {at for after in shared.values() for at in after}
+        awaited.update(at for action in actions for at in action.follows)
         results: list[Result] = []
+        undone: dict[int, list[Result]] = {}  # of the actions in each `after`
         async with asyncio.TaskGroup() as group:
             for number, action in enumerate(actions):
-                waits = [results[at] for at in action.waits_for]
+                key = id(action.after)
+                if key not in undone:
+                    undone[key] = [results[at] for at in action.after if results[at] is not True]
+                waits = [*undone[key], *(results[at] for at in action.follows)]
                 if action.container_id in left_alone or any(wait is False for wait in waits):
                     results.append(False)
                 elif action.threads:
@@ -113,7 +119,7 @@ class Applier:
         is_awaited: bool,
     ) -> Result:
         """Write at once if no action blocks this one, otherwise as soon as the last one is done."""
-        if _is_still_to_come(record) and not waits and not is_awaited:
+        if _is_still_to_come(record) and not (action.after or action.follows or is_awaited):
             self.created_updates.begin(record, action.cpus)
             return True
         is_writing = self._runtime_sync.is_writing(record.seen.id) or self.created_updates.is_other(

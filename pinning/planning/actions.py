@@ -44,10 +44,17 @@ class Action:
     container_id: str  # a container's id, or a sandbox's
     owner: Owner  # for a sandbox: its pod, with an empty container name
     cpus: CPUSet
-    waits_for: tuple[int, ...] = ()  # positions of the earlier actions that must be done first
+    # Positions of the earlier actions that vacate its CPUs; one tuple for all containers that gain the same CPUs.
+    after: tuple[int, ...] = ()
+    follows: tuple[int, ...] = ()  # position of the previous action of the same container, if it has one
     vacates: CPUSet = EMPTY  # CPUs still in use until this is done: new containers must not get them
     threads: SandboxSet | None = None  # for a sandbox: the CPUs of each kind of thread
     home: CPUSet = EMPTY  # where tasks stay that its application did not move, if it uses pools
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """Positions of the earlier actions that must be done first."""
+        return tuple(sorted((*self.after, *self.follows)))
 
 
 class _Writer(NamedTuple):
@@ -74,6 +81,26 @@ class _Writer(NamedTuple):
         return ((charged - self.stays_charged) | had_home).mask
 
 
+class _Leavers:
+    """The writes that vacate CPUs. All writes that gain the same CPUs share one, so that their number does not square."""
+
+    def __init__(self, writes: list[_Write]) -> None:
+        self.writes = writes
+        self.ids = {write.writer.id for write in writes}
+        self._open = list(writes)
+
+    def are_in(self, ready: set[_Write]) -> bool:
+        """Return whether all are in a set that only grows; each is looked up once."""
+        while self._open and self._open[-1] in ready:
+            self._open.pop()
+        return not self._open
+
+    def replace(self, write: _Write, by: _Write) -> None:
+        """Wait for another write instead of one of these."""
+        self.writes[self.writes.index(write)] = by
+        self._open = list(self.writes)
+
+
 @dataclass(slots=True, eq=False)
 class _Write:
     """An action whose position in the order is not known yet."""
@@ -84,7 +111,19 @@ class _Write:
     leaves: int = 0  # CPUs that the container no longer uses once this is written
     needs: int = 0  # CPUs that all others must have left before
     home: CPUSet = EMPTY  # CPUs for the unmoved tasks of a container that also uses pools
-    waits: list[_Write] = field(default_factory=list)
+    leavers: _Leavers = field(default_factory=lambda: _Leavers([]))
+    previous: _Write | None = None  # of the same container
+
+    @property
+    def waits(self) -> Iterator[_Write]:
+        """The writes that must be done before."""
+        yield from self.leavers.writes
+        if self.previous:
+            yield self.previous
+
+    def is_free(self, ready: set[_Write]) -> bool:
+        """Return whether it waits for nothing but what is ready."""
+        return (self.previous is None or self.previous in ready) and self.leavers.are_in(ready)
 
     @property
     def threads(self) -> SandboxSet | None:
@@ -251,7 +290,7 @@ def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:
     while waiting:
         blocked = []
         for write in waiting:
-            if all(other in ready for other in write.waits):
+            if write.is_free(ready):
                 done.append(write)
                 ready.add(write)
             else:
@@ -269,14 +308,21 @@ def _link(writes: list[_Write]) -> None:
         if write.leaves:
             leaving.setdefault(write.leaves, []).append(write)
     before: dict[str, _Write] = {}
+    leavers: dict[int, _Leavers] = {}
     for write in writes:
-        own = before.get(write.writer.id)
+        write.previous = before.get(write.writer.id)
         before[write.writer.id] = write
         if write.needs:
-            found = [other for mask, others in leaving.items() if mask & write.needs for other in others]
-            write.waits = [other for other in found if other.writer is not write.writer]
-        if own:
-            write.waits.append(own)
+            found = leavers.get(write.needs)
+            if found is None:
+                found = leavers[write.needs] = _leavers(leaving, write.needs)
+            if write.writer.id in found.ids:
+                found = _Leavers([other for other in found.writes if other.writer is not write.writer])
+            write.leavers = found
+
+
+def _leavers(leaving: Mapping[int, list[_Write]], needs: int) -> _Leavers:
+    return _Leavers([other for mask, others in leaving.items() if mask & needs for other in others])
 
 
 def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge: CPUSet) -> None:
@@ -288,16 +334,17 @@ def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge
     """
     first = _in_circle(blocked[0], ready)
     if not refuge:
-        first.waits = [other for other in first.waits if other in ready]
+        first.leavers = _Leavers([other for other in first.leavers.writes if other in ready])
+        first.previous = first.previous if first.previous in ready else None
         return
     aside = _Write(Kind.SHRINK, first.writer, refuge, first.leaves)
     done.append(aside)
     ready.add(aside)
     first.leaves = 0
-    for write in blocked:
-        if first in write.waits and write.needs & aside.leaves:
-            write.waits[write.waits.index(first)] = aside
-    first.waits.append(aside)
+    for leavers in dict.fromkeys(write.leavers for write in blocked if write.needs & aside.leaves):
+        if first in leavers.writes:
+            leavers.replace(first, aside)
+    first.leavers = _Leavers([*first.leavers.writes, aside])
 
 
 def _in_circle(write: _Write, ready: set[_Write]) -> _Write:
@@ -312,13 +359,18 @@ def _in_circle(write: _Write, ready: set[_Write]) -> _Write:
 def _numbered(writes: list[_Write], common: int) -> tuple[Action, ...]:
     """Return the actions. CPUs shared before and after need no ordering."""
     at = {write: number for number, write in enumerate(writes)}
+    after = {
+        leavers: tuple(sorted(at[other] for other in leavers.writes))
+        for leavers in dict.fromkeys(write.leavers for write in writes)
+    }
     return tuple(
         Action(
             write.kind,
             write.writer.id,
             write.writer.owner,
             write.cpus,
-            tuple(sorted(at[other] for other in write.waits)),
+            after[write.leavers],
+            (at[write.previous],) if write.previous else (),
             CPUSet.of_mask(write.leaves & ~common),
             write.threads,
             write.home,

@@ -58,7 +58,7 @@ from pinning.pods.resources import (
     unreadable,
     whole_cpus,
 )
-from pinning.pods.shared_cpus import KATA, LAUNCHER, misplaced, unlimited
+from pinning.pods.shared_cpus import KATA, LAUNCHER, misplaced, unlimited, unshared
 from pinning.pods.vm_handlers import is_vm_handler
 from pinning.pods.warnings import idle_words, neighbours, unbound, uncounted
 from pinning.truncate import few
@@ -183,13 +183,10 @@ class PodClaims:
 
     @property
     def carrier(self) -> str:
-        """Return the container that requests what the scheduler counts for the pool.
-
-        It is the first one without a slice, else the first one, of those that run as long as the pod.
-        """
+        """Return the lasting container that requests the pool's counts, first one without a slice; empty: none."""
         pool = self.pool
         users = pool.pool.lasting if pool and pool.pool else ()
-        return users[0] if users else next(it.name for it in self.members if it.role is not Role.INIT)
+        return users[0] if users else next((it.name for it in self.members if it.role is not Role.INIT), "")
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
@@ -232,7 +229,8 @@ class PodClaims:
             yield beyond_any_machine(member, claim.resource)
         if not self.budget:
             yield from _nobody_eligible(self.members, self.policies, self._asked)
-        yield from misplaced(self.members, self.policies, self._exclusive, self.machine)
+        filled = {claim.container for claim in self.budget.filled} if self.budget else set()
+        yield from misplaced(self.members, self.policies, self._exclusive | filled, self.machine)
 
     def every_warning(self) -> Iterator[Cause]:
         """Yield all warnings for its owner, except about annotations that a cause is already about."""
@@ -245,6 +243,8 @@ class PodClaims:
         yield from self.unbudgeted
         if self.budget:
             yield from self._empty_pool()
+            filled = {claim.container for claim in self.budget.filled if claim.shared_cpus}
+            yield from unshared(self.members, self.policies, exclusive, filled)
             claiming = tuple(dict.fromkeys((*claiming, *(user.container for user in self.budget.users))))
             exclusive |= set(claiming)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pinning.contract import CONTAINER_SCOPE, SHARED_CPUS, Switch
+from pinning.contract import CONTAINER_SCOPE, CPU_MANAGER, SHARED_CPUS, Switch
 from pinning.errors import Cause
 from pinning.pods.resources import stated
 
@@ -55,6 +55,25 @@ def unlimited(
                 " its helpers in the shared set would use it up and stop its other threads"
             )
             yield Cause(annotation.field, message, flaw=("unlimited", annotation.key, member.name))
+
+
+def unshared(
+    members: Sequence[Member],
+    policies: PolicyAnnotations,
+    exclusive: Collection[str],
+    filled: Collection[str],
+) -> Iterator[Cause]:
+    """Warn about containers that run in the pool of their pod because a LimitRange filled in their limit."""
+    for member in members:
+        annotation = policies.shared.of(member.name)
+        is_used = annotation is policies.shared.pod and bool(exclusive)
+        if annotation and member.name in filled and not is_used:
+            key = f"{CPU_MANAGER}/{CONTAINER_SCOPE}{member.name}"
+            message = (
+                f"container {member.called} runs in the pool of its pod without the shared set, because a LimitRange"
+                f" filled in its CPU limit: annotate {key}: exclusive to make it a slice, or {REMOVE}"
+            )
+            yield Cause(annotation.field, message, flaw=("shared pool", annotation.key, member.name))
 
 
 def _nobody(

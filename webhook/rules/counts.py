@@ -97,7 +97,8 @@ def _by_container(
     """
     found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
     pool = pod_claims.pool
-    if pool is None:
+    carrier = pod_claims.carrier
+    if pool is None or not carrier:
         return found
     pooled = [need for need in needs_of(pool) if need.resource != NUMA_CPUS] if pool.count else []
     if _is_of_one_node(pool):
@@ -107,7 +108,6 @@ def _by_container(
         for claim in pod_claims.slices:
             others = (need for need in found[claim.container] if need.resource != NUMA_CPUS)
             found[claim.container] = tuple(others)
-    carrier = pod_claims.carrier
     found[carrier] = tuple(_added((*found.get(carrier, ()), *pooled)))
     return found
 

@@ -252,7 +252,7 @@ def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[C
     """Refuse a resize after which a container is no longer eligible for its policy."""
     if _policies(old) != _policies(new):
         return
-    if before.budget and after.budget is None:
+    if before.budget and before.pool and before.pool.count and after.budget is None:
         message = f"the pod has a budget of {before.budget.cpus} CPUs, and would have none"
         remedy = "set limit and request to one whole number >= 1, or first set the pod's policy to none"
         yield Cause(BUDGET_FIELD, f"{message}: {remedy}", flaw=("lost budget",))

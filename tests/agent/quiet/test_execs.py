@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, generate_latest
 
-from agent.errors import Refused, Unavailable
+from agent.errors import Refused, Unavailable, Unimplemented
 from agent.node_state import NodeState, PlacedExec, StartedExec
 from agent.quiet import execs as module
 from agent.quiet.execs import ExecMetrics, ExecWatch, exec_targets
@@ -239,12 +239,37 @@ def test_stream_that_ends_is_opened_again(
     assert caplog.messages == [logged]
 
 
+def test_runtime_that_answers_with_errors_is_asked_ever_more_rarely(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of a moment must not end counting; after an event, or a restart, the pauses are short again."""
+
+    async def scenario() -> None:
+        running = asyncio.create_task(node.watch.run())
+        for problem in [Refused("INTERNAL: stream reset")] * 8:
+            await node.events.waiting.put(problem)
+        await turns(100)
+        assert node.pauses == [5, 10, 20, 40, 80, 160, 300, 300]
+        await node.events.waiting.put(Unavailable("it restarts"))
+        await node.events.waiting.put(Refused("UNKNOWN"))
+        await node.events.waiting.put(StartedExec(WEB_ID, 3))
+        await node.events.waiting.put(Refused("UNKNOWN"))
+        await turns(60)
+        assert node.pauses[8:] == [5, 10, 5]
+        assert node.watch.execs[owner(WEB)].entered == 1
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(scenario())
+    assert set(caplog.messages) == {"execs are not counted"}
+
+
 def test_runtime_without_such_events_is_asked_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """CRI-O has neither the events nor an interface of NRI for them; its own option does the same."""
     caplog.set_level("INFO")
 
     async def scenario() -> None:
-        await node.events.waiting.put(Refused("unknown service"))
+        await node.events.waiting.put(Unimplemented("unknown service"))
         await node.watch.run()
 
     asyncio.run(scenario())

@@ -14,8 +14,10 @@ from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.node_sets import NodeSets, node_sets
 from pinning.planning.observed import Observed, Owner, SeenContainer, State
 from pinning.planning.run_sets import RunSets
+from tests.pinning.budgets import budgeted, put
 from tests.pinning.entries import entry
 from tests.pinning.nodes import smt_machine
+from tests.pinning.world import World
 
 TOPOLOGY = smt_machine(4)  # cores 0,4 (reserved) 1,5 2,6 3,7
 SETS = node_sets(TOPOLOGY, TOPOLOGY.online, DEFAULT)
@@ -253,3 +255,17 @@ def test_a_circle_without_a_way_round_is_still_left() -> None:
     """When the only shared CPUs are those that an owner sits on, one of them goes straight ahead."""
     before, current = "a=1 b=2 x=0,3-7", "a=1 b=2 x=0,3-7"
     assert written(before, "a=2 b=1", current) == ["grant a 2", "grant b 1 < grant a"]
+
+
+def test_containers_of_one_pool_share_what_they_wait_for() -> None:
+    """Each link of each container would be millions for pods with a hundred containers."""
+    node = World(smt_machine(64))
+    for uid in range(4):
+        names = [f"c{at}" for at in range(30)]
+        put(node, budgeted(f"u{uid}", 4, dict.fromkeys(names), created=uid), *names)
+    actions = node.plan().actions
+    shared = {id(action.after): action.after for action in actions}
+    waiting = [action for action in actions if action.after]
+    assert len(waiting) == 4 * 30
+    assert all(action.follows and len(action.after) == 3 * 30 for action in waiting)
+    assert sum(map(len, shared.values())) == 4 * 3 * 30

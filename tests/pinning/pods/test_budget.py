@@ -217,6 +217,33 @@ def test_a_filled_in_limit_makes_no_slice_unless_the_container_is_named(
     assert [claim.container for claim in found.budget.filled] == ([] if more else ["p"])
 
 
+@pytest.mark.parametrize(
+    ("scope", "slices", "warned"),
+    [
+        pytest.param("container.p", {"m": 2}, True, id="for the container"),
+        pytest.param("pod", {"m": 2}, False, id="for the pod, whose slice uses it"),
+        pytest.param("pod", {"m": None}, True, id="for the pod, without a slice"),
+    ],
+)
+def test_the_shared_set_beside_a_filled_in_limit_is_a_warning(
+    scope: str, slices: dict[str, int | None], warned: bool
+) -> None:
+    """Without pools of pods such a container was exclusive, and its pod is not refused for having a budget."""
+    key = f"shared-cpus.corepin.io/{scope}"
+    annotations = {**EXCLUSIVE, LIMIT_RANGER: filled_in_annotation(["p"]), key: "true"}
+    found = read(8, {**slices, "p": 1}, annotations=annotations)
+    assert found.causes == ()
+    told = [cause for cause in found.warnings if "without the shared set" in cause.message]
+    assert fields(told) == ([f"metadata.annotations[{key}]"] if warned else [])
+    assert all("annotate cpu-manager.corepin.io/container.p: exclusive" in cause.message for cause in told)
+
+
+def test_a_filled_in_limit_without_the_shared_set_is_no_warning() -> None:
+    """The pool is what the pod asked for."""
+    found = read(8, {"m": 2, "p": 1}, annotations={**EXCLUSIVE, LIMIT_RANGER: filled_in_annotation(["p"])})
+    assert found.warnings == ()
+
+
 def test_requests_of_containers_in_a_pool_load_no_other_set() -> None:
     """Those in an empty pool do."""
     assert read(4, {"m": 2, "log": "500m"}).unclaimed_millicores == 0

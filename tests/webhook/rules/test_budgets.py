@@ -140,6 +140,26 @@ def test_a_resize_of_the_budget_is_reviewed(cpu: str, refused: bool) -> None:
         assert fields(verdict.warnings) == ([FIELD] if cpu == "2" else [])
 
 
+def test_a_resize_to_a_fraction_takes_nothing_from_a_pod_whose_pool_is_empty() -> None:
+    """All of its CPUs are slices, which stay."""
+    old: Any = budgeted("a", 4, {"m": 4, "p": None})
+    new: Any = budgeted("a", "4500m", {"m": 4, "p": None})
+    assert not review_changed_pod(old, new, PLAIN).causes
+
+
+@pytest.mark.parametrize("inits", [{}, {"init": (2, "")}])
+def test_a_pod_without_containers_is_reviewed(inits: Any) -> None:
+    """The API server refuses it later, with its own message; nothing counts the pool."""
+    document: Any = budgeted("a", 4, {}, inits, {**SINGLE, **REQUIRE})
+    read = load_settings(NODES)
+    assert not [
+        it for it in plan_mutation(document, read, Injection(BUILT_IN)).operations if it["path"] == ""
+    ]
+    review_new_pod(document, read, Injection(BUILT_IN))
+    larger: Any = budgeted("a", 5, {}, inits, {**SINGLE, **REQUIRE})
+    review_changed_pod(document, larger, read)
+
+
 def test_an_edit_may_give_the_budget_back() -> None:
     """With `none` for the pod it needs no whole number."""
     old: Any = budgeted("a", 4, {"p": None})
