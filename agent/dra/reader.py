@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -30,23 +31,30 @@ class ClaimReader:
     """Reads claims by name for one node."""
 
     def __init__(
-        self, api: Api, node: str, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        api: Api,
+        node: str,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._api = api
         self._node = node
         self._sleep = sleep
+        self._clock = clock
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._probe = asyncio.Lock()
         self._backoff = Backoff(0.5, LONGEST_SECONDS)
-        self._wait = 0.0  # seconds before the next request, while the API server is out of reach
+        # No request before this moment, while the API server is out of reach. Callers have deadlines of their own: one
+        # that is cancelled while it sleeps leaves the rest of the delay, and not all of it, to the next.
+        self._not_before: float | None = None
 
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
         """Return a claim, None if there is none; wait for an API server that does not answer, and raise APIError."""
         path = CLAIMS.format(namespace=quote(namespace, safe=""), name=quote(name, safe=""))
         while True:
-            async with self._probe if self._wait else self._turn:
-                if self._wait:
-                    await self._sleep(self._wait)
+            async with self._turn if self._not_before is None else self._probe:
+                if self._not_before is not None and (left := self._not_before - self._clock()) > 0:
+                    await self._sleep(left)
                 try:
                     return await self._get(path)
                 except Unavailable as error:
@@ -68,13 +76,13 @@ class ClaimReader:
         return self._parsed(body)
 
     def _answered(self) -> None:
-        self._wait = 0.0
+        self._not_before = None
         self._backoff.reset()
 
     def _failed(self, error: Unavailable) -> None:
-        if not self._wait:
+        if self._not_before is None:
             logger.warning("claims cannot be read", extra={"facts": {"reason": str(error)}})
-        self._wait = self._backoff.after(error)
+        self._not_before = self._clock() + self._backoff.after(error)
 
     def _parsed(self, body: bytes) -> DeviceClaim | BadClaim:
         try:

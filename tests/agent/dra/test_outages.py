@@ -1,0 +1,57 @@
+"""Claims of pods, and what reads them, when the API server is away for a while."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent.dra.pod_claims import PodClaims
+from agent.dra.reader import ClaimReader
+from apiserver.errors import Unavailable
+from pinning.planning.observed import SeenPod
+from tests.agent.dra.test_driver import FakeApi, pod
+from tests.pinning.dra.claiming import NODE, document, result, uid_of
+
+
+class Clock:
+    """Time that passes while callers sleep."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.is_cut = False  # callers are cancelled in their sleep
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep, or be cancelled by the caller's patience after a second."""
+        if self.is_cut and seconds > 1:
+            self.now += 1
+            raise TimeoutError
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+def test_claims_are_read_after_an_outage_by_callers_with_less_patience_than_the_delay() -> None:
+    """Each try sleeps what the one before left of the delay."""
+
+    async def run() -> None:
+        api, clock = FakeApi({"x": document(result("2"), uid=uid_of("x"))}), Clock()
+        reader = ClaimReader(api, NODE, clock.sleep, clock)  # type: ignore[arg-type]
+        pods = PodClaims(reader)
+        wanted: list[SeenPod] = [pod("a", "x")]
+        api.problem, clock.is_cut = Unavailable("down"), True
+        pods.follow(wanted)
+        late = asyncio.Event()
+        working = asyncio.create_task(pods.run(late.set))
+        while len(api.requests) < 8:
+            await asyncio.sleep(0)
+        assert late.is_set()
+        api.problem = None
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert list(pods.known) == [uid_of("x")]
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
