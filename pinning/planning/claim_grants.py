@@ -85,13 +85,16 @@ class ClaimPlanner:
                 draft.ledger = draft.ledger.release(assignment.owner)
 
     def _is_over(self, uid: str, grant: ClaimGrant) -> bool:
+        """Return whether a claim is given back; one that is not read, as after a reboot, is not."""
         observed = self._draft.observed
-        if observed.claims is None:
-            return all(observed.is_gone(pod) for pod in grant.claim.pods)
-        if uid in observed.claims.released:
+        if observed.claims and uid in observed.claims.released:
             return True
-        now = observed.claims.known.get(uid)
-        return not grant.is_prepared and (now is None or now.parts != grant.claim.parts)
+        if observed.claims and grant.is_prepared:
+            return False
+        now = observed.claims.known.get(uid) if observed.claims else None
+        if now:
+            return now.parts != grant.claim.parts
+        return all(observed.is_gone(pod) for pod in grant.claim.pods)
 
     def _is_unused(self, assignment: Assignment) -> bool:
         """Return whether a container that had claims names none any more."""

@@ -171,6 +171,25 @@ def test_planned_claim_goes_with_its_pod_and_a_prepared_one_with_the_kubelet() -
     assert node.held("y") == ""
 
 
+def test_claim_keeps_its_cpus_over_a_reboot_until_the_kubelet_prepares_it_again() -> None:
+    """The first pass has read no claim yet: one that is not known is not given back, while its pod is there."""
+    node = world()
+    node.claims(claim("x", 4))
+    node.user("a", "x")
+    node.plan()
+    node.add("b", [EXCLUSIVE, EXCLUSIVE])
+    node.plan()
+    (grant,) = node.ledger.claims.values()
+    node.ledger = node.ledger.grant(replace(grant, is_prepared=False))
+    node.known.clear()
+    node.prepared.clear()
+    node.plan()
+    assert node.held("x") == "1-2,5-6"
+    node.claims(claim("x", 4))
+    assert uid_of("x") not in node.plan().waiting_claims
+    assert (node.held("x"), node.ledger.claims[uid_of("x")].is_prepared) == ("1-2,5-6", True)
+
+
 def test_claim_allocated_anew_before_prepare_is_placed_anew() -> None:
     """Another result, another place; once the kubelet has asked it stays where it is."""
     node = world()
