@@ -37,6 +37,9 @@ class ClaimBook:
         self._asked: dict[str, DeviceClaim] = {}  # in Prepare
         self._callers: Counter[str] = Counter()  # of Prepare, by uid
         self._released: set[str] = set()
+        self._begun = 0  # passes, by number: they do not overlap
+        # The last pass that may give back a claim which is in Prepare again: its ledger says nothing about the claim.
+        self._stale_until: dict[str, int] = {}
         self._passed = asyncio.Event()  # set, and replaced, after each pass
         self.request_pass: Callable[[], None] = lambda: None
 
@@ -45,8 +48,12 @@ class ClaimBook:
         """The claims that the kubelet waits for."""
         return self._asked
 
-    def released(self, known: Collection[str]) -> frozenset[str]:
-        """Return the claims that were given back; those that neither ledger nor pods know any more are forgotten."""
+    def begin(self, known: Collection[str]) -> frozenset[str]:
+        """Begin a pass: return the claims that were given back.
+
+        Those that neither ledger nor pods know any more are forgotten.
+        """
+        self._begun += 1
         grants, asked = self.grants or {}, self._asked
         self._released = {uid for uid in self._released if uid in known or uid in grants or uid in asked}
         return frozenset(self._released)
@@ -54,6 +61,7 @@ class ClaimBook:
     def passed(self, ledger: Ledger, waiting: Mapping[str, str]) -> None:
         """Receive the saved ledger of a pass, and why claims have no CPUs."""
         self.grants, self._waiting = ledger.claims, waiting
+        self._stale_until = {uid: last for uid, last in self._stale_until.items() if last >= self._begun}
         self._passed.set()
         self._passed = asyncio.Event()
 
@@ -81,7 +89,8 @@ class ClaimBook:
 
     def _prepared(self, uid: str) -> ClaimGrant | None:
         grant = (self.grants or {}).get(uid)
-        return grant if grant and grant.is_prepared and uid not in self._released else None
+        is_valid = uid not in self._released and uid not in self._stale_until
+        return grant if grant and grant.is_prepared and is_valid else None
 
     async def _read(self, namespace: str, uid: str, name: str) -> DeviceClaim | str:
         """Return an allocated claim, or why it is not prepared."""
@@ -100,7 +109,9 @@ class ClaimBook:
     async def _granted(self, claim: DeviceClaim) -> ClaimGrant | str:
         """Wait until the saved ledger has the CPUs of a claim."""
         uid = claim.uid
-        self._released.discard(uid)
+        if uid in self._released:
+            self._released.remove(uid)
+            self._stale_until[uid] = self._begun
         with self._asking(claim):
             self.request_pass()
             while uid not in self._released:

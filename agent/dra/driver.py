@@ -68,7 +68,7 @@ class DRADriver:
             known={**early, **self.book.asked},
             read=self._pods.read,
             prepared=frozenset(self.book.asked),
-            released=self.book.released(read),
+            released=self.book.begin(read),
             found=self._found,
         )
 
