@@ -44,6 +44,7 @@ MOST_STREAMS: Final = (
 MOST_BYTES: Final = 64 * 2**10  # of a request: 32 claims have 8 KiB
 MOST_KEPT: Final = 2**20  # bytes of all requests of a connection
 MOST_SECONDS: Final = 45.0  # of a request; the kubelet's own deadline
+STALLED_SECONDS: Final = 10.0  # that a peer may leave everything unread
 LONGEST_PATH: Final = 107  # of a unix socket, in bytes
 _READ_BYTES: Final = 16 * 2**10  # at once: h2 takes 13 ms to parse as many bytes of empty frames
 _PREFIX_BYTES: Final = 5  # before a message: whether it is compressed, and its length
@@ -159,8 +160,8 @@ class _Connection:
             await asyncio.sleep(0)  # a read that need not wait does not yield to the loop
 
     def close(self) -> None:
-        """Disconnect; `run` returns."""
-        self._writer.close()
+        """Disconnect; `run` returns. What is not sent is dropped: a peer that does not read would keep it for ever."""
+        self._writer.transport.abort()
         self._reader.feed_eof()
 
     async def end(self) -> None:
@@ -170,7 +171,7 @@ class _Connection:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._writer.close()
+        self._writer.transport.abort()
 
     def _happened(self, event: Event) -> None:
         match event:
@@ -270,10 +271,15 @@ class _Connection:
         await self._write()
 
     async def _write(self) -> None:
-        """Send what h2 has to send; wait for a peer that does not read."""
+        """Send what h2 has to send; disconnect a peer that does not read."""
         if waiting := self._protocol.data_to_send():
             self._writer.write(waiting)
-            await self._writer.drain()
+            try:
+                async with asyncio.timeout(STALLED_SECONDS):
+                    await self._writer.drain()
+            except TimeoutError:
+                self.close()
+                raise
 
 
 async def _refused(code: int, text: str) -> bytes:

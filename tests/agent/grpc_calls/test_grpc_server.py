@@ -319,6 +319,58 @@ def test_oldest_connection_makes_room(tmp_path: Path) -> None:
     serving(tmp_path, use)
 
 
+async def _stalls(path: Path, server: GrpcServer) -> socket.socket:
+    """Connect a peer that asks for answers until the server waits for it, and reads none."""
+    peer = socket.socket(socket.AF_UNIX)
+    peer.setblocking(False)
+    peer.connect(str(path))
+    h2 = H2Connection()
+    h2.initiate_connection()
+    greeting = h2.data_to_send()
+    h2.ping(b"12345678")
+    ping = h2.data_to_send()
+    left = memoryview(greeting + ping * 40000)
+    while not any(one._writer._protocol._paused for one in server._open):  # type: ignore[attr-defined]
+        with suppress(BlockingIOError):
+            left = left[peer.send(left[:65536]) :]
+        await asyncio.sleep(0)
+    return peer
+
+
+def test_end_of_the_service_disconnects_a_peer_that_does_not_read(tmp_path: Path) -> None:
+    """The server waits to send to it, and for ever if closing waited for what is not sent."""
+
+    async def run() -> None:
+        server = GrpcServer({})
+        async with server.listening(tmp_path / "s"):
+            peer = await _stalls(tmp_path / "s", server)
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        _, pending = await asyncio.wait(serving, timeout=5)
+        peer.close()
+        assert not pending
+
+    asyncio.run(run())
+
+
+def test_peer_that_reads_nothing_for_long_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds one of a few connections, and memory."""
+    monkeypatch.setattr("agent.grpc_server.STALLED_SECONDS", 0.01)
+
+    async def run() -> None:
+        server = GrpcServer({})
+        async with server.listening(tmp_path / "s"):
+            peer = await _stalls(tmp_path / "s", server)
+            serving = asyncio.all_tasks() - {asyncio.current_task()}
+            _, pending = await asyncio.wait(serving, timeout=5)
+            peer.close()
+            assert not pending
+            assert not server._open
+
+    asyncio.run(run())
+
+
 def test_more_streams_than_allowed_end_a_connection(tmp_path: Path) -> None:
     """The client was told how many it may have."""
 
