@@ -102,6 +102,7 @@ class SliceReport:
         self._generation = 0
         self._complaint = ""  # why nothing is published
         self._is_served = True  # the API server has the group, and stores all fields
+        self._is_cut = False  # the API server dropped fields: the slice is removed, however often that fails
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -170,6 +171,8 @@ class SliceReport:
         state = self._state
         if state is None or not self._is_served:
             return False
+        if self._is_cut:
+            return await self._withdraw()
         there = self._there()
         devices = (
             []
@@ -231,9 +234,15 @@ class SliceReport:
         self.writes += 1
         stored = (await decode_any(_slice, answer)).spec.devices or []
         if not all(device.get("allowMultipleAllocations") for device in stored):
-            self._is_served = False
-            self._complain(GATE_OFF)
-            await self._remove()
+            self._is_cut = True
+            await self._withdraw()
+
+    async def _withdraw(self) -> bool:
+        """Remove the slice, and write none any more."""
+        self._complain(GATE_OFF)
+        removed = await self._remove()
+        self._is_served = False
+        return removed
 
     async def _remove(self) -> bool:
         try:
