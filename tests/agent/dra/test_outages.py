@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 from agent.dra.pod_claims import PodClaims
 from agent.dra.reader import ClaimReader
 from apiserver.errors import Unavailable
 from pinning.planning.observed import SeenPod
-from tests.agent.dra.test_driver import FakeApi, pod
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
+
+
+class FakeApi:
+    """An API server with claims by name."""
+
+    def __init__(self, claims: dict[str, Any]) -> None:
+        self.claims = claims
+        self.problem: Exception | None = None
+        self.requests = 0
+
+    async def get(self, path: str) -> bytes:
+        """Return a claim."""
+        self.requests += 1
+        await asyncio.sleep(0)
+        if self.problem:
+            raise self.problem
+        return json.dumps(self.claims[path.rpartition("/")[2]]).encode()
+
+
+def pod(uid: str, *names: str) -> SeenPod:
+    """Return a pod that names claims."""
+    return SeenPod(uid, "test", f"pod-{uid}", "", (), ("c0",), claim_names=frozenset(names))
 
 
 class Clock:
@@ -44,7 +67,7 @@ def test_claims_are_read_after_an_outage_by_callers_with_less_patience_than_the_
         pods.follow(wanted)
         late = asyncio.Event()
         working = asyncio.create_task(pods.run(late.set))
-        while len(api.requests) < 8:
+        while api.requests < 8:
             await asyncio.sleep(0)
         assert late.is_set()
         api.problem = None
