@@ -123,25 +123,46 @@ class Refusals:
 
     def add(self, ask: Ask, reason: Reason, message: str) -> None:
         """Record why a claim is not fulfilled; the first reason stands."""
-        blocks = ask.claim.must_fit and self._draft.ledger.of(ask.owner) is None
+        blocks = self._blocks(ask)
         refusal = Refusal(ask.owner, ask.pod.namespace, ask.pod.name, reason, message, blocks)
         self.found.setdefault(ask.owner, refusal)
+
+    def _blocks(self, ask: Ask) -> bool:
+        """Return whether the containers of a refused claim may not start.
+
+        A pod that has slices or runs got its CPUs before it had a pool, for example from an earlier agent: containers
+        of its pool that start again are not held back.
+        """
+        if not ask.claim.must_fit or self._draft.ledger.of(ask.owner):
+            return False
+        if not ask.is_pool:
+            return True
+        has_slices = any(held.claim.can_be_slice for held in self._draft.ledger.pods.get(ask.pod.uid, ()))
+        return not has_slices and not self._runs(ask)
+
+    def _runs(self, ask: Ask) -> bool:
+        """Return whether the container of a claim runs, or one that is to run in the pool and has no CPUs of its own."""
+        users = ask.claim.pool.users if ask.claim.pool else ()
+        owners = [ask.owner._replace(container=user.container) for user in users] or [ask.owner]
+        ledger, running = self._draft.ledger, self._draft.observed.running
+        return any(owner in running and not ledger.of(owner) for owner in owners)
 
     def at_start(self, ask: Ask, reason: Reason, why: str) -> None:
         """Refuse CPUs to a container that has none."""
         observed, sets = self._draft.observed, self._draft.sets
         is_system = sets.is_system(ask.pod.namespace) and sets.system
-        runs = "its containers run" if ask.is_pool else "it runs"
+        runs, was = ("its containers run", "they were") if ask.is_pool else ("it runs", "it was")
         message = f"{why}; until then {runs} in the shared set"
         if is_system:
             message = f"{why}; until then {runs} on the reserved CPUs {sets.system}"
-        if ask.claim.must_fit and ask.pod.is_gated and ask.owner not in observed.running:
+        blocks = self._blocks(ask)
+        if blocks and ask.pod.is_gated and not self._runs(ask):
             message = f"{why}; until then the pod waits in its init container {GATE_CONTAINER}"
         elif ask.claim.must_fit and not observed.holds_starts:
-            message += ", because corepin cannot hold it back"
-        elif ask.claim.must_fit and ask.owner in observed.running:
-            message += ", where it was before"
-        elif ask.claim.must_fit:
+            message += f", because corepin cannot hold {'them' if ask.is_pool else 'it'} back"
+        elif ask.claim.must_fit and self._runs(ask):
+            message += f", where {was} before"
+        elif blocks:
             message = f"{why}; until then {'its containers are' if ask.is_pool else 'it is'} not started"
         self.add(ask, reason, message)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 from itertools import product
+from operator import and_
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import CoreType, CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
@@ -18,18 +20,18 @@ from pinning.machine.cpuset import EMPTY, union
 from pinning.planning.allocator import EffectivePolicies, cpus_of_type, shortage
 from pinning.planning.claim_grants import claimable
 from pinning.planning.invariants import problems
-from pinning.planning.ledger import Assignment, Ledger
+from pinning.planning.ledger import POOL_INDEX, Assignment, Ledger
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner, SeenContainer, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, SeenPod
-    from pinning.pods.claims import Claim
+    from pinning.pods.claims import Budget, Claim
 
 
 NONE: Final[Mapping[Owner, CPUSet]] = MappingProxyType({})
@@ -42,15 +44,79 @@ def recover(observed: Observed, config: NodeConfig, reported: Mapping[Owner, CPU
     """
     sets = node_sets(observed.topology, observed.universe, config)
     ledger = _of_claims(observed, sets)
+    signs = _Signs(observed, config, sets, reported)
     for pod in observed.by_age:
         for claim in pod.claims:
-            for candidate in _candidates(
-                pod, claim, observed, config, sets, reported.get(Owner(pod.uid, claim.container), EMPTY)
-            ):
-                grown = _with(ledger, candidate, sets)
-                if grown:
-                    ledger = grown
-                    break
+            ledger = _first(ledger, _candidates(pod, claim, signs), sets)
+        if pod.budget:
+            ledger = _with_pool(ledger, pod, pod.budget, signs)
+    return ledger
+
+
+class _Signs(NamedTuple):
+    """What assignments are recovered from."""
+
+    observed: Observed
+    config: NodeConfig
+    sets: NodeSets
+    reported: Mapping[Owner, CPUSet]
+
+
+def _with_pool(ledger: Ledger, pod: SeenPod, budget: Budget, signs: _Signs) -> Ledger:
+    """Return the ledger with the pool of a pod.
+
+    If none is evident, the slices of containers whose CPU limit a LimitRange filled in are looked for first: an
+    earlier agent may have given some, and the pool is smaller beside them.
+    """
+    grown = _first(ledger, _pools(ledger, pod, budget, budget.slices, signs), signs.sets)
+    if grown.pools.get(pod.uid) or not budget.filled:
+        return grown
+    for claim in budget.filled:
+        alone = (it for it in _candidates(pod, claim, signs) if _is_alone_in_pod(it, signs))
+        grown = _first(grown, alone, signs.sets)
+    kept = [claim for claim in budget.filled if grown.of(Owner(pod.uid, claim.container))]
+    return _first(grown, _pools(grown, pod, budget, [*budget.slices, *kept], signs), signs.sets)
+
+
+def _pools(
+    ledger: Ledger, pod: SeenPod, budget: Budget, slices: Sequence[Claim], signs: _Signs
+) -> Iterator[Assignment]:
+    """Yield the possible pools beside these slices: where all its containers run, with the CPUs that are left."""
+    claim = budget.pool_claim(slices)
+    names = claim.pool.lasting if claim.pool else ()
+    owners = [Owner(pod.uid, name) for name in names]
+    users = [seen for owner in owners if (seen := _restart(owner, signs.observed)) and seen.cpus]
+    if not users or not claim.count:
+        return
+    owned = sum(len(it.cpus) for it in ledger.pods.get(pod.uid, ()) if it.is_lasting_slice)
+    seen = replace(users[0], cpus=_common([user.cpus for user in users]))
+    hints = [cpus for owner in owners if (cpus := signs.reported.get(owner))]
+    for candidate in _of_seen(pod, claim, seen, signs, _common(hints)):
+        if len(candidate.cpus) == claim.count <= budget.cpus - owned:
+            yield candidate
+
+
+def _common(sets: Sequence[CPUSet]) -> CPUSet:
+    """Return the CPUs that are in all sets; none without any."""
+    return reduce(and_, sets) if sets else EMPTY
+
+
+def _is_alone_in_pod(candidate: Assignment, signs: _Signs) -> bool:
+    """Return whether an assignment has as many CPUs as its claim, and no other container of its pod runs there."""
+    mates = (
+        seen
+        for seen in signs.observed.live
+        if seen.owner.pod_uid == candidate.owner.pod_uid and seen.owner != candidate.owner
+    )
+    is_exact = len(candidate.cpus) == candidate.claim.count
+    return is_exact and all(seen.cpus.isdisjoint(candidate.cpus) for seen in mates)
+
+
+def _first(ledger: Ledger, candidates: Iterator[Assignment], sets: NodeSets) -> Ledger:
+    """Return the ledger with the first of these assignments that it has room for."""
+    for candidate in candidates:
+        if grown := _with(ledger, candidate, sets):
+            return grown
     return ledger
 
 
@@ -73,23 +139,28 @@ def _with(ledger: Ledger, new: Assignment, sets: NodeSets) -> Ledger | None:
     return None if problems(Ledger().assign(new), sets) or not sets.shared(grown) else grown
 
 
-def _candidates(
-    pod: SeenPod, claim: Claim, observed: Observed, config: NodeConfig, sets: NodeSets, reported: CPUSet
-) -> Iterator[Assignment]:
-    """Yield the possible assignments of a container, likeliest first: under its own SMT policy, then under `prefer`."""
+def _candidates(pod: SeenPod, claim: Claim, signs: _Signs) -> Iterator[Assignment]:
+    """Yield the possible assignments of a container."""
     owner = Owner(pod.uid, claim.container)
-    seen = _restart(owner, observed)
-    if seen is None:
-        return
+    seen = _restart(owner, signs.observed)
+    if seen:
+        yield from _of_seen(pod, claim, seen, signs, signs.reported.get(owner, EMPTY))
+
+
+def _of_seen(
+    pod: SeenPod, claim: Claim, seen: SeenContainer, signs: _Signs, reported: CPUSet
+) -> Iterator[Assignment]:
+    """Yield the possible assignments, likeliest first: under the claim's own SMT policy, then under `prefer`."""
+    observed, config, sets, _ = signs
     policies = EffectivePolicies.of(claim, config)
     typed = cpus_of_type(sets.topology, policies.core_type)
     smt_policies = dict.fromkeys((policies.smt, SMTPolicy.PREFER))
     for cpus, smt in product(_own(claim, seen, observed, sets, reported), smt_policies):
         candidate = Assignment(
-            owner=owner,
+            owner=Owner(pod.uid, claim.container),
             namespace=pod.namespace,
             pod=pod.name,
-            start_index=pod.start_order.index(claim.container),
+            start_index=POOL_INDEX if claim.pool else pod.start_order.index(claim.container),
             claim=claim,
             policy=policies.cpu,
             smt=smt,

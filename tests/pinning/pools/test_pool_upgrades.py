@@ -1,0 +1,175 @@
+"""Pods with a budget after an upgrade of the agent, and after a checkpoint was lost."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pinning.contract import GATE_CONTAINER, LIMIT_RANGER
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.observed import Owner
+from pinning.planning.plan import Plan, plan
+from pinning.planning.recover import recover
+from pinning.planning.refusal import Reason, Refusal
+from pinning.planning.start_table import Start, StartTable, start_table
+from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, runs
+from tests.pinning.world import World, world
+
+REQUIRE = {"smt-policy.corepin.io/pod": "require"}
+FILLED = {**EXCLUSIVE, LIMIT_RANGER: "LimitRanger plugin set: cpu limit for container p"}
+
+
+def planned(node: World) -> tuple[Plan, StartTable]:
+    """Return the plan and the start table of an agent that can hold containers back."""
+    observed = replace(node.observe(), holds_starts=True)
+    found = plan(observed, node.ledger, node.config)
+    return found, start_table(found, observed)
+
+
+def of_pool(node: World) -> Refusal:
+    """Return the refusal of the pool of pod a."""
+    return next(it for it in planned(node)[0].refusals if it.owner == Owner("a", ""))
+
+
+def upgraded(document: dict[str, Any], *running: str) -> World:
+    """Return a full node on which a pod runs whose older agent knew no budget."""
+    node = world(4)
+    older = deepcopy(document)
+    del older["spec"]["resources"]
+    put(node, older, *running)
+    put(node, budgeted("full", None, {"m": 4}, created=1, annotations=REQUIRE), "m")
+    node.run_all()
+    put(node, document)
+    return node
+
+
+def end(node: World, name: str) -> None:
+    """End a container of pod a."""
+    for seen in node.live():
+        if seen.owner == Owner("a", name):
+            node.stop(seen.id)
+
+
+@pytest.mark.parametrize("ended", [(), ("l",), ("m", "l")])
+def test_a_container_starts_again_where_an_upgrade_brings_a_pool_that_does_not_fit(
+    ended: tuple[str, ...],
+) -> None:
+    """Under require on a full node it runs in the shared set as before; its slice stays where it is."""
+    node = upgraded(budgeted("a", 4, {"m": 2, "l": None}, annotations=REQUIRE), "m", "l")
+    for name in ended:
+        end(node, name)
+    found, table = planned(node)
+    assert (of_pool(node).reason, of_pool(node).blocks_start) == (Reason.NOT_ENOUGH, False)
+    assert table.start(Owner("a", "l"), claims=True) == Start(found.shared)
+    assert table.start(Owner("a", "m"), claims=True) == Start(CPUSet.parse("1,5"), CPUSet.parse("1,5"))
+    where = "" if "l" in ended else ", where they were before"
+    assert of_pool(node).message.endswith(f"its containers run in the shared set{where}")
+
+
+def test_a_new_pod_is_held_back_as_a_whole() -> None:
+    """A pod of which no container runs has no slices if its budget does not fit, and waits."""
+    node = upgraded(budgeted("a", 4, {"l": None}, annotations=REQUIRE))
+    _, table = planned(node)
+    assert of_pool(node).message.endswith("until then its containers are not started")
+    assert isinstance(table.start(Owner("a", "l"), claims=True), str)
+
+
+def test_the_gate_holds_back_new_pods_and_is_not_named_for_running_ones() -> None:
+    """The message about a pod whose containers run does not say that they wait."""
+    document = budgeted("a", 4, {"l": None}, annotations=REQUIRE)
+    document["spec"]["initContainers"] = [{"name": GATE_CONTAINER}]
+    node = upgraded(document)
+    assert of_pool(node).message.endswith(f"waits in its init container {GATE_CONTAINER}")
+    node.start("a", "l")
+    assert of_pool(node).message.endswith("its containers run in the shared set, where they were before")
+    assert not of_pool(node).blocks_start
+
+
+def lost(node: World, reported: dict[Owner, CPUSet] | None = None) -> Ledger:
+    """Return what is recovered without a checkpoint."""
+    return recover(node.observe(), node.config, reported or {})
+
+
+def running(document: dict[str, Any], *names: str, node: World | None = None) -> World:
+    """Return a node on which a pod runs."""
+    node = node or world()
+    put(node, document, *names)
+    node.run_all()
+    return node
+
+
+@pytest.mark.parametrize("annotations", [EXCLUSIVE, REQUIRE, {"smt-policy.corepin.io/pod": "isolate"}])
+def test_a_lost_checkpoint_loses_no_pool(annotations: dict[str, str]) -> None:
+    """Slices and pool are recovered from where the containers run, with idle siblings."""
+    node = running(budgeted("a", 4, {"m": 2, "l": None, "p": None}, annotations=annotations), "m", "l", "p")
+    node.start("x", "c")
+    node.run_all()
+    assert lost(node) == node.ledger
+
+
+def test_a_waiting_pod_does_not_get_the_pool_of_a_running_one() -> None:
+    """An older pod that waits for CPUs gets none of a pool after a lost checkpoint."""
+    node = running(budgeted("a", 2, {"l": None}, created=1), "l", node=world(4))
+    put(node, budgeted("w", None, {"m": 6}))
+    node.run_all()
+    before = pool(node)
+    node.ledger = lost(node)
+    node.run_all()
+    assert (pool(node), runs(node, "l"), node.holds("w", "m")) == (before, before, "")
+
+
+def test_a_pool_is_recovered_where_its_containers_agree() -> None:
+    """A container that started without an agent runs everywhere; the pool is what the others run on."""
+    node = running(budgeted("a", 4, {"m": 2, "l": None, "p": None}), "m", "l")
+    node.start("a", "p")
+    assert lost(node) == node.ledger
+    end(node, "l")
+    found = lost(node)
+    assert (found.pools, len(found)) == ({}, 1)
+    reported = {Owner("a", "l"): pool(node), Owner("a", "p"): pool(node)}
+    assert lost(node, reported) == node.ledger
+    assert not lost(node, {Owner("a", "l"): pool(node) | CPUSet([3])}).pools
+
+
+def test_no_pool_is_recovered_from_the_shared_set() -> None:
+    """Containers of a refused pool run beside those of other pods."""
+    node = running(budgeted("a", 15, {"m": 2, "l": None}), "m", "l")
+    node.start("x", "c")
+    assert not node.ledger.pools
+    node.run_all()
+    assert not lost(node)
+
+
+def test_no_pool_is_recovered_beyond_the_budget() -> None:
+    """A slice that runs on more CPUs than it asks for leaves fewer for the pool, which the plan gives anew."""
+    node = running(budgeted("a", 4, {"m": 2, "l": None}), "m", "l")
+    node.start("x", "c")
+    node.run_all()
+    for key, seen in node.containers.items():
+        if seen.owner == Owner("a", "m"):
+            node.containers[key] = replace(seen, cpus=seen.cpus | CPUSet([3]))
+        elif seen.owner.pod_uid == "x":
+            node.containers[key] = replace(seen, cpus=seen.cpus - CPUSet([3]))
+    assert not lost(node).pools
+
+
+def test_the_slice_of_a_filled_in_limit_is_recovered() -> None:
+    """What an agent kept of the time before budgets is not taken for the pool, nor the pool for it."""
+    node = running(budgeted("a", None, {"m": 2, "p": 1, "l": None}), "m", "p", "l")
+    put(node, budgeted("a", 4, {"m": 2, "p": 1, "l": None}, annotations=FILLED))
+    node.run_all()
+    assert (len(pool(node)), bool(node.holds("a", "p"))) == (1, True)
+    assert lost(node) == node.ledger
+    end(node, "l")
+    end(node, "p")
+    assert not lost(node).of(Owner("a", "p"))
+    new = running(budgeted("a", 4, {"m": 2, "p": 1, "l": None}, annotations=FILLED), "m", "p", "l")
+    assert lost(new) == new.ledger
+    for key, seen in new.containers.items():  # both run on one CPU
+        if seen.owner.container in "pl":
+            new.containers[key] = replace(seen, cpus=CPUSet([min(seen.cpus)]))
+    assert [held.owner.container for held in lost(new).of_pod("a")] == ["m"]
