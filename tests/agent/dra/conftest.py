@@ -1,0 +1,19 @@
+"""A folder for the sockets of the kubelet's plugins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Return a folder with a short path: a socket has at most 107 bytes, and in one of two workers it has more."""
+    with TemporaryDirectory(prefix="dra-") as folder:
+        yield Path(folder)
