@@ -42,6 +42,10 @@ class NoOwners:
         """Raise Gone."""
         raise Gone(f"{container_id} is not known")
 
+    async def created(self, _container_ids: Collection[str]) -> Mapping[str, Owner | None]:
+        """Return nothing."""
+        return {}
+
 
 class NoContainerWatch:
     """The agent itself creates every container (interface `ContainerWatch`)."""

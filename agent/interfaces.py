@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from agent.claim_interfaces import DeviceClaims
@@ -258,6 +258,13 @@ class Owners(Protocol):
 
     async def owner(self, container_id: str) -> Owner:
         """Return a container's owner; raise Gone for a sandbox or an unknown id, Unavailable, Refused."""
+        ...
+
+    async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
+        """Return the owners of those of these containers that wait for their start, by one list for all of them.
+
+        None: the container is in a VM, where the runtime manages its cgroup. Raises Unavailable, Refused.
+        """
         ...
 
 

@@ -49,10 +49,18 @@ class VersionResponse(_message.Message):
     def __init__(self, runtime_name: _Optional[str] = ..., runtime_version: _Optional[str] = ...) -> None: ...
 
 class Filter(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "state")
     ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     id: str
-    def __init__(self, id: _Optional[str] = ...) -> None: ...
+    state: StateValue
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[StateValue, _Mapping]] = ...) -> None: ...
+
+class StateValue(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: ContainerState
+    def __init__(self, state: _Optional[_Union[ContainerState, str]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("filter",)

@@ -61,20 +61,31 @@ class Lists:
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
         """Return all containers, or only the one with this id."""
-        entries = self._entries("ListContainers", container_id, listing_pb2.Container)
+        entries = self._entries("ListContainers", _by_id(container_id), listing_pb2.Container)
+        return [_container(entry) async for entry in entries]
+
+    async def created(self) -> list[ListedContainer]:
+        """Return the containers that are created and not started, mostly few."""
+        which = listing_pb2.Filter(state=listing_pb2.StateValue(state=listing_pb2.CONTAINER_CREATED))
+        entries = self._entries("ListContainers", which, listing_pb2.Container)
         return [_container(entry) async for entry in entries]
 
     async def sandboxes(self, sandbox_id: str = "") -> dict[str, ListedSandbox]:
         """Return sandboxes by id: all, or only the one with this id."""
-        entries = self._entries("ListPodSandbox", sandbox_id, listing_pb2.PodSandbox)
+        entries = self._entries("ListPodSandbox", _by_id(sandbox_id), listing_pb2.PodSandbox)
         return {entry.id: _sandbox(entry) async for entry in entries}
 
-    async def _entries(self, method: str, wanted: str, kind: type[Entry]) -> AsyncIterator[Entry]:
-        which = listing_pb2.Filter(id=wanted) if wanted else None
+    async def _entries(
+        self, method: str, which: listing_pb2.Filter | None, kind: type[Entry]
+    ) -> AsyncIterator[Entry]:
         async with self._turn, self._calls.reading(method, listing_pb2.ListRequest(filter=which)) as fields:
             while number := await fields.next():
                 if number == _ENTRIES:
                     yield decoded(kind, await fields.content())
+
+
+def _by_id(wanted: str) -> listing_pb2.Filter | None:
+    return listing_pb2.Filter(id=wanted) if wanted else None
 
 
 def state_of(state: int) -> State:

@@ -133,10 +133,18 @@ class CRI:
         if known := self.known(container_id):
             return known
         for container in await self._lists.containers(container_id):
-            sandbox = (await self._lists.sandboxes(container.sandbox)).get(container.sandbox)
-            if sandbox and not is_vm_handler(sandbox.handler):
-                return _owner(container, sandbox)
+            if owner := await self._owner_on_host(container):
+                return owner
         raise Gone(f"{container_id} is no container")
+
+    async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
+        """Return the owners of those of these containers that wait for their start; None for one in a VM."""
+        listed = [each for each in await self._lists.created() if each.id in container_ids]
+        return {each.id: await self._owner_on_host(each) for each in listed}
+
+    async def _owner_on_host(self, container: ListedContainer) -> Owner | None:
+        sandbox = (await self._lists.sandboxes(container.sandbox)).get(container.sandbox)
+        return _owner(container, sandbox) if sandbox and not is_vm_handler(sandbox.handler) else None
 
     async def _info_of(self, container: ListedContainer) -> ContainerInfo | None:
         """Return a container's verbose status, read once after creation and once more when it runs."""

@@ -16,7 +16,7 @@ from agent.nri.plugin import NAME
 from agent.nri.wire import Client, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from agent.interfaces import ContainerWatch, NewContainer, Owners
@@ -53,6 +53,10 @@ class BirthOwners:
     async def owner(self, container_id: str) -> Owner:
         """Return a container's owner; raise AgentError."""
         return self.known(container_id) or await self._others.owner(container_id)
+
+    async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
+        """Return the owners of those that wait for their start; raise AgentError."""
+        return await self._others.created(container_ids)
 
 
 class EnvironmentSearch:

@@ -5,7 +5,8 @@ fills an empty one (cgroup v1) before it adds its own process, and does not look
 and checked until that process is there. Containers that already run are left to a pass.
 
 CRI-O makes the cgroup in its call CreateContainer and lists a container only when that call is over, some milliseconds
-before it is started. Until its name is known a container is kept on the CPUs that containers of its pod may have.
+before it is started. Until its name is known a container is kept on the CPUs that containers of its pod may have. A sandbox looks
+the same until it is listed: one with a process gets back the cpuset that it had.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.errors import AgentError, Gone, Unavailable
+from agent.errors import AgentError, Gone
+from agent.reconcile.start_cpus import StartCPUs, Unplanned
+from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
@@ -22,18 +25,18 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.interfaces import Cgroups, NewContainer, Owners
-    from agent.reconcile.start_cpus import StartCPUs
     from pinning.machine.cpuset import CPUSet
 
 # doubled each time: a process that appears after t stays the runtime's for more than t
 FIRST_PAUSE: Final = 0.002
 LONGEST_PAUSE: Final = 0.1
-# between two questions for a name that decides where a container starts: CRI-O starts it some 10 ms after it lists it
+# between two questions for names that decide where containers start: CRI-O starts one some 10 ms after it lists it
 NAME_PAUSE: Final = 0.004
 SOON_SECONDS: Final = 2.0  # after that a start is slow anyway, and is asked for less often
 GIVE_UP_SECONDS: Final = 30.0
 # an entry that was not requested by then belongs to a container that was never listed
 KEPT_SECONDS: Final = 60.0
+SANDBOX_PAUSE: Final = 1.0  # the longest between two looks whether a listing names what was pinned by its pod
 
 
 class Right(NamedTuple):
@@ -44,6 +47,71 @@ class Right(NamedTuple):
     at: float
 
 
+class SharedQuestion:
+    """Asks the runtime for the names of all containers that wait for one, one list at a time.
+
+    A node may start a hundred containers at once, and each has some 10 ms between its listing and its start.
+    """
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
+        self._answers: dict[str, asyncio.Future[Owner | None]] = {}
+        self._urgent: set[str] = set()
+        self._hurry = asyncio.Event()
+        self._asking: asyncio.Task[None] | None = None
+
+    async def name(self, container_id: str, seconds: float, *, is_urgent: bool) -> Owner | None:
+        """Return a container's owner as soon as it is listed, None after `seconds`; raise Gone if it is in a VM."""
+        answer = self._answers.setdefault(container_id, asyncio.get_running_loop().create_future())
+        if is_urgent:
+            self._urgent.add(container_id)
+            self._hurry.set()
+        else:
+            self._urgent.discard(container_id)
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.wait((answer,), timeout=seconds)
+        if not answer.done():
+            return None
+        owner = answer.result()
+        if owner is None:
+            raise Gone(f"{container_id} is in a virtual machine")
+        return owner
+
+    def forget(self, container_id: str) -> None:
+        """Ask no more for a container."""
+        self._answers.pop(container_id, None)
+        self._urgent.discard(container_id)
+
+    async def _ask(self) -> None:
+        """Ask while one waits: every NAME_PAUSE while that is urgent, else less and less often until there is news."""
+        pause = NAME_PAUSE
+        try:
+            while waiting := {key for key, answer in self._answers.items() if not answer.done()}:
+                is_news = await self._take(waiting)
+                await asyncio.sleep(NAME_PAUSE)
+                pause = NAME_PAUSE if is_news or self._urgent else min(2 * pause, LONGEST_PAUSE)
+                self._hurry.clear()
+                if pause > NAME_PAUSE:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(pause - NAME_PAUSE):
+                            await self._hurry.wait()
+        finally:
+            self._asking = None
+
+    async def _take(self, waiting: set[str]) -> bool:
+        """Ask once; return whether the runtime named one of these containers."""
+        try:
+            named = await self._owners.created(waiting)
+        except AgentError:  # a later question may succeed
+            return False
+        for container_id, owner in named.items():
+            answer = self._answers.get(container_id)
+            if answer and not answer.done():
+                answer.set_result(owner)
+        return bool(named)
+
+
 class PreStartPinner:
     """Pins new containers. `cpus_of` returns the CPUs of a container or of a pod's containers, None to leave it alone."""
 
@@ -52,7 +120,7 @@ class PreStartPinner:
         cgroups: Cgroups,
         owners: Owners,
         clock: Clock,
-        cpus_of: Callable[[Owner | str], StartCPUs | None],
+        cpus_of: Callable[[Owner | str], StartCPUs | Unplanned | None],
         touched: Callable[[NewContainer, bool], None],
     ) -> None:
         self._cgroups = cgroups
@@ -63,6 +131,9 @@ class PreStartPinner:
         self._touched = touched
         self._pinning: dict[str, asyncio.Task[None]] = {}
         self._right: dict[str, Right] = {}
+        self._names = SharedQuestion(owners)
+        self._own: dict[str, CPUSet] = {}  # cpusets of what was pinned by its pod, before that
+        self._restoring: set[asyncio.Task[None]] = set()
 
     def pin(self, container: NewContainer) -> None:
         """Keep a container on its CPUs until its command runs; repeated calls have no effect."""
@@ -74,7 +145,7 @@ class PreStartPinner:
     def _is_done(self, container: NewContainer) -> bool:
         """Return whether a container is where it belongs: one that was named since may belong elsewhere."""
         right, target = self._right.get(container.id), self._cpus_of(container.owner)
-        return right is not None and (target is None or target.cpus == right.cpus)
+        return right is not None and (not isinstance(target, StartCPUs) or target.cpus == right.cpus)
 
     def is_pinning(self, container_id: str) -> bool:
         """Return whether the container's start is still watched."""
@@ -95,9 +166,8 @@ class PreStartPinner:
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 while not self._look(container):
-                    named = await self._named(container)
+                    named = await self._named(container, pause, begun)
                     if named is container:
-                        await asyncio.sleep(pause)
                         pause = min(2 * pause, self._longest_pause(container, begun))
                     container = named
         except (
@@ -107,41 +177,74 @@ class PreStartPinner:
             pass
         finally:
             del self._pinning[container.id]
+            self._names.forget(container.id)
+            self._watch_sandbox(container)
             right = self._right.get(container.id)
             self._touched(container, right is not None and right.seconds == 0.0)
 
-    async def _named(self, container: NewContainer) -> NewContainer:
-        """Return a container with its name, if that is needed and known; raise Gone for a sandbox that is listed.
+    async def _named(self, container: NewContainer, pause: float, begun: float) -> NewContainer:
+        """Return a container with its name as soon as that is needed and known, or as it is after the pause.
 
-        Gone as the runtime's answer may mean that it does not list the container yet.
+        Raises Gone for a sandbox that is listed.
         """
-        if isinstance(container.owner, Owner):
-            return container
-        owner = self._owners.known(container.id)
-        if owner is None and not self._is_settled(container):
-            with suppress(Gone, Unavailable):  # CRI-O does not list it yet
-                owner = await self._owners.owner(container.id)
+        owner = None if isinstance(container.owner, Owner) else self._owners.known(container.id)
+        if owner is None and not self._needs_name(container):
+            await asyncio.sleep(pause)
+        elif owner is None:
+            is_urgent = self._is_urgent(container, begun)
+            owner = await self._names.name(container.id, pause, is_urgent=is_urgent)
         return container if owner is None else container._replace(owner=owner)
 
-    def _is_settled(self, container: NewContainer) -> bool:
-        """Return whether a container's CPUs are planned, whatever its name is."""
+    def _needs_name(self, container: NewContainer) -> bool:
+        """Return whether a container's name decides what CPUs it gets."""
         target = self._cpus_of(container.owner)
-        return target is not None and target.is_planned
+        is_settled = isinstance(target, StartCPUs) and target.is_planned
+        return not (is_settled or isinstance(container.owner, Owner))
+
+    def _is_urgent(self, container: NewContainer, begun: float) -> bool:
+        """Return whether a name is to be known before the start, which comes soon."""
+        is_soon = self._clock.monotonic() - begun < SOON_SECONDS
+        return is_soon and self._cpus_of(container.owner) is not None
 
     def _longest_pause(self, container: NewContainer, begun: float) -> float:
-        """Return the longest pause between two looks: a short one while a name is needed and must come soon."""
-        is_soon = self._clock.monotonic() - begun < SOON_SECONDS
-        return LONGEST_PAUSE if self._is_settled(container) or not is_soon else NAME_PAUSE
+        """Return the longest pause between two looks: a short one while a plan for the pod must come soon."""
+        is_awaited = self._cpus_of(container.owner) is Unplanned.YET
+        return NAME_PAUSE if is_awaited and self._is_urgent(container, begun) else LONGEST_PAUSE
+
+    def _watch_sandbox(self, container: NewContainer) -> None:
+        """Give a sandbox that was pinned like a container its own cpuset back, once it is known to be one."""
+        own = self._own.pop(container.id, EMPTY)
+        if own and not isinstance(container.owner, Owner):
+            task = asyncio.create_task(self._restore(container, own))
+            self._restoring.add(task)
+            task.add_done_callback(self._restoring.discard)
+
+    async def _restore(self, container: NewContainer, own: CPUSet) -> None:
+        cpusets, pause = self._cgroups.cpusets, FIRST_PAUSE
+        with suppress(AgentError):  # the cgroup went away
+            written = cpusets.read(container.cgroup)
+            while cpusets.read(container.cgroup) == written:
+                try:
+                    if self._owners.known(container.id):
+                        return
+                except Gone:
+                    cpusets.write(container.cgroup, own)
+                    return
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, SANDBOX_PAUSE)
 
     def _look(self, container: NewContainer) -> bool:
         """Write the cpuset while no command runs; return whether the watch can end."""
         target = self._cpus_of(container.owner)
-        if target is None:
+        if not isinstance(target, StartCPUs):
             return isinstance(container.owner, Owner)
         cpus, start = target.cpus, self._cgroups.tasks.start_state(container.cgroup)
-        if self._cgroups.cpusets.read(container.cgroup) != cpus:
+        found = self._cgroups.cpusets.read(container.cgroup)
+        if found != cpus:
             if start.has_begun:
                 return True
+            if found and not isinstance(container.owner, Owner):
+                self._own[container.id] = found
             self._cgroups.cpusets.write(container.cgroup, cpus)
             self._note(container, target, None)
             start = self._cgroups.tasks.start_state(container.cgroup)

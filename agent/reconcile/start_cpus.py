@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.machine.cpuset import CPUSet, union
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from pinning.planning.observed import SeenPod
@@ -22,17 +23,23 @@ class StartCPUs(NamedTuple):
     is_planned: bool = True  # false: the name of the container decides which part of them it gets
 
 
+class Unplanned(Enum):
+    """That the CPUs of a new container are not known, although they may be soon."""
+
+    YET = "no plan knows its pod yet"
+
+
 class PlannedStarts:
     """Looks up the CPUs of new containers; while the agent writes nothing there are none."""
 
     def __init__(self, foreign_writes: ForeignWriteLog) -> None:
         self._foreign_writes = foreign_writes
         self._run_sets: RunSets | None = None
-        self._pods: Iterable[SeenPod] = ()
+        self._pods: Mapping[str, SeenPod] = {}  # by uid
 
     def planned(self, run_sets: RunSets | None, pods: Iterable[SeenPod]) -> None:
         """Take over a plan, with the pods that it was made for; without run sets the agent writes nothing."""
-        self._run_sets, self._pods = run_sets, pods
+        self._run_sets, self._pods = run_sets, {pod.uid: pod for pod in pods}
 
     def of(self, owner: Owner) -> CPUSet | None:
         """Return a container's CPUs as the last plan says, else those of containers without claims.
@@ -43,10 +50,10 @@ class PlannedStarts:
             return None
         return self._run_sets.at_creation(owner)
 
-    def of_new(self, owner: Owner | str) -> StartCPUs | None:
+    def of_new(self, owner: Owner | str) -> StartCPUs | Unplanned | None:
         """Return the CPUs of a new container, or of any container of a pod if only that is known.
 
-        None: leave it alone for now. That is so for pods that the plan does not know, and for those with a runtime class,
+        None: leave it alone. That is so in a conflict, while the agent writes nothing, and for pods with a runtime class,
         because what looks like their container may be a virtual machine.
         """
         if isinstance(owner, Owner):
@@ -54,8 +61,10 @@ class PlannedStarts:
             return None if cpus is None else StartCPUs(cpus)
         if self._run_sets is None:
             return None
-        pod = next((pod for pod in self._pods if pod.uid == owner), None)
-        if pod is None or pod.runtime_class:
+        pod = self._pods.get(owner)
+        if pod is None:
+            return Unplanned.YET
+        if pod.runtime_class:
             return None
         if any(known.pod_uid == owner for known in self._foreign_writes.in_conflict):
             return None

@@ -103,8 +103,10 @@ class FakeRuntime:
         return api_pb2.VersionResponse(runtime_name=self.name, runtime_version=self.version)
 
     async def _list(self, request: Any) -> Any:
-        wanted = request.filter.id
+        which, wanted = request.filter, request.filter.id
         found = [container for container in self.containers if not wanted or container.id == wanted]
+        if which.HasField("state"):
+            found = [container for container in found if container.state == which.state.state]
         return api_pb2.ListContainersResponse(containers=found)
 
     async def _list_sandboxes(self, _: Any) -> Any:

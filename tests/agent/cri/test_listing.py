@@ -11,6 +11,7 @@ NAMES = {
     "VersionRequest": ("VersionRequest",),
     "VersionResponse": ("VersionResponse",),
     "Filter": ("ContainerFilter", "PodSandboxFilter"),
+    "StateValue": ("ContainerStateValue",),
     "ListRequest": ("ListContainersRequest", "ListPodSandboxRequest"),
     "StatusRequest": ("ContainerStatusRequest", "PodSandboxStatusRequest"),
     "GetEventsRequest": ("GetEventsRequest",),

@@ -271,6 +271,21 @@ def test_owner_of_what_is_new_is_asked_for(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_owners_of_created_containers_are_asked_for_together(tmp_path: Path) -> None:
+    """One list names those that were asked for and wait for their start; None stands for one in a VM."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO, state=api_pb2.CONTAINER_CREATED)
+        fake.add("two", INFO, state=api_pb2.CONTAINER_CREATED, handler="kata-qemu")
+        fake.add("three", INFO)
+        fake.add("other", INFO, state=api_pb2.CONTAINER_CREATED)
+        found = await runtime.created(["one", "two", "three", "four"])
+        assert found == {"one": Owner("uid-one", "one"), "two": None}
+        assert fake.asked["ListContainers"] == 1
+
+    play(tmp_path, scenario)
+
+
 def test_container_in_a_vm_is_none_of_the_host(tmp_path: Path) -> None:
     """Listed or not: whatever cgroup the runtime makes for it is not the agent's to write."""
 

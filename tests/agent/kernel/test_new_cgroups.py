@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,10 @@ class Runtime:
         if container_id == SANDBOX:
             raise Gone(container_id)
         return Owner("uid", container_id[0])
+
+    async def created(self, _: Collection[str]) -> Mapping[str, Owner | None]:
+        """Ask for none: the watch does not need it."""
+        raise NotImplementedError
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -226,11 +226,15 @@ def test_owner_of_a_container_made_over_nri_is_known(tmp_path: Path) -> None:
         async def owner(self, container_id: str) -> Owner:
             raise Gone(container_id)
 
+        async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
+            return dict.fromkeys(container_ids)
+
     async def story(scene: Scene) -> None:
         scene.watch.publish(scene.table())
         scene.plugin.create_container(B, container("c0", "b"))
         owners = BirthOwners(scene.plugin, Nobody())
         assert await owners.owner("b-c0") == owners.known("b-c0") == Owner("uid-b", "c0")
+        assert await owners.created(["a-c0"]) == {"a-c0": None}
         assert scene.watch.owners is scene.cgroups.owners
         with pytest.raises(Gone):
             await owners.owner("other")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from agent.absent import NoOwners
 from agent.clock import Clock
 from agent.errors import Gone, Refused, Unavailable
 from agent.interfaces import Cgroups, NewContainer, StartState
-from agent.reconcile.prestart import PreStartPinner
-from agent.reconcile.start_cpus import StartCPUs
+from agent.reconcile.prestart import LONGEST_PAUSE, NAME_PAUSE, PreStartPinner, SharedQuestion
+from agent.reconcile.start_cpus import StartCPUs, Unplanned
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 ALL, OWN = CPUSet.parse("0-3"), CPUSet.parse("1")
 NEW_OWNER = Owner("uid", "main")
@@ -164,15 +167,19 @@ class Listing:
         return None
 
     async def owner(self, _: str) -> Owner:
-        """Return the owner, once it is listed."""
+        """Ask for no single one."""
+        raise NotImplementedError
+
+    async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
+        """Return the owners, once they are listed."""
         self.asked += 1
-        if self.questions >= 0 or self.owner_then is None:
-            raise (Unavailable if self.questions % 2 else Gone)("not listed yet")
-        return self.owner_then
+        if self.questions % 2:
+            raise Unavailable("not listed yet")
+        return {} if self.questions >= 0 else dict.fromkeys(container_ids, self.owner_then)
 
 
 def pinned_by_pod(
-    cgroup: Cgroup, listing: Listing, targets: Mapping[Any, StartCPUs | None]
+    cgroup: Cgroup, listing: Listing, targets: Mapping[Any, StartCPUs | Unplanned | None]
 ) -> tuple[PreStartPinner, list[NewContainer]]:
     """Let CRI-O make a container of the pod `uid`; return its pinner, and of which containers that reported writes."""
     touched: list[NewContainer] = []
@@ -218,7 +225,7 @@ def test_container_that_runs_before_its_name_is_known_is_left_to_a_pass() -> Non
 def test_pod_without_a_plan_is_asked_for_by_name() -> None:
     """Until a plan knows the pod nothing is written, unless the runtime names the container."""
     cgroup = Cgroup([HELD])
-    pinned_by_pod(cgroup, Listing(2), {"uid": None, NEW_OWNER: StartCPUs(OWN)})
+    pinned_by_pod(cgroup, Listing(2), {"uid": Unplanned.YET, NEW_OWNER: StartCPUs(OWN)})
     assert cgroup.writes == [OWN]
 
 
@@ -243,3 +250,178 @@ def test_container_of_another_set_than_its_pod_is_pinned_again() -> None:
 
     asyncio.run(name())
     assert cgroup.writes == [OWN, ALL]
+
+
+def test_sandbox_with_a_process_gets_its_own_cpuset_back() -> None:
+    """CRI-O keeps one for `shareProcessNamespace`, on the CPUs of `infra_ctr_cpuset`; which it is a listing says."""
+    own = CPUSet.parse("0")
+    for targets in ({"uid": StartCPUs(OWN)}, {"uid": StartCPUs(ALL, is_planned=False)}):
+        cgroup, listing = Cgroup([HELD], cpus=own), Sandbox()
+
+        async def story(listing: Sandbox, cgroup: Cgroup, targets: Mapping[Any, StartCPUs]) -> None:
+            pinner = PreStartPinner(
+                Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup),  # type: ignore[arg-type]
+                listing,
+                Clock(),
+                targets.__getitem__,
+                lambda *_: None,
+            )
+            pinner.pin(NEW._replace(owner="uid"))
+            while len(cgroup.writes) < 1:
+                await asyncio.sleep(0.001)
+            assert cgroup.cpus == targets["uid"].cpus
+            listing.is_listed = True
+            while len(cgroup.writes) < 2:
+                await asyncio.sleep(0.001)
+
+        asyncio.run(asyncio.wait_for(story(listing, cgroup, targets), 60.0))
+        assert cgroup.writes == [targets["uid"].cpus, own]
+
+
+def test_container_and_what_was_written_since_are_not_put_back() -> None:
+    """The cpuset before the start is that of a sandbox alone, and only while nothing else was written there."""
+
+    async def story() -> None:
+        for is_rewritten in (True, False):
+            cgroup, listing = Cgroup([HELD]), Sandbox()
+            pinner = PreStartPinner(
+                Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup),  # type: ignore[arg-type]
+                listing,
+                Clock(),
+                {"uid": StartCPUs(OWN)}.__getitem__,  # type: ignore[arg-type]
+                lambda *_: None,
+            )
+            pinner.pin(NEW._replace(owner="uid"))
+            while pinner.is_pinning("one"):
+                await asyncio.sleep(0.001)
+            if is_rewritten:
+                cgroup.cpus, listing.is_listed = CPUSet.parse("2"), True
+            else:
+                listing.owner_then = NEW_OWNER
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0.001)
+            assert cgroup.writes == [OWN]
+
+    asyncio.run(story())
+
+
+@dataclass
+class Sandbox(Listing):
+    """A runtime that lists a sandbox, or names a container, at some time."""
+
+    questions: int = 1000
+    owner_then: Owner | None = None
+    is_listed: bool = False
+
+    def known(self, _: str) -> Owner | None:
+        """Say what a listing says."""
+        if self.is_listed:
+            raise Gone("a sandbox")
+        return self.owner_then
+
+
+# Many that wait.
+
+
+@dataclass
+class Crowd:
+    """A runtime that names one container after the other, each for one question only, as it starts at once."""
+
+    named_by: Callable[[int], Mapping[str, Owner | None]]
+    times: list[float] = field(default_factory=list)
+    at_once: int = 0
+
+    def known(self, _: str) -> Owner | None:
+        """Know none."""
+        return None
+
+    async def owner(self, _: str) -> Owner:
+        """Ask for no single one."""
+        raise NotImplementedError
+
+    async def created(self, _: Collection[str]) -> Mapping[str, Owner | None]:
+        """Return those that are created at the time."""
+        assert not self.at_once
+        self.at_once += 1
+        self.times.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        return self.named_by(len(self.times))
+
+
+def test_one_question_serves_all_that_wait() -> None:
+    """A hundred containers, each listed for one question: every one is named, by as many questions as that takes."""
+    names = [f"c{number}" for number in range(100)]
+    crowd = Crowd(lambda asked: {names[asked - 1]: Owner("uid", names[asked - 1])})
+
+    async def story() -> None:
+        question = SharedQuestion(crowd)
+        found = await asyncio.gather(*(question.name(name, 60.0, is_urgent=True) for name in names))
+        assert found == [Owner("uid", name) for name in names]
+
+    asyncio.run(story())
+    gaps = [after - before for before, after in pairwise(crowd.times)]
+    assert len(crowd.times) == len(names)
+    assert min(gaps) > 0.9 * NAME_PAUSE
+
+
+def asks_of(containers: int, target: StartCPUs | Unplanned | None, seconds: float) -> float:
+    """Return how often a second the runtime is asked for the names of containers that it does not list."""
+    crowd = Crowd(lambda _: {})
+
+    async def story() -> float:
+        cgroup, loop = Cgroup([HELD]), asyncio.get_running_loop()
+        cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
+        pinner = PreStartPinner(cgroups, crowd, Clock(), lambda _: target, lambda *_: None)
+        began = loop.time()
+        for number in range(containers):
+            pinner.pin(NewContainer(f"c{number}", "uid", "/x"))
+        await asyncio.sleep(seconds)
+        return len(crowd.times) / (loop.time() - began)
+
+    return asyncio.run(story())
+
+
+def test_asks_do_not_grow_with_the_containers_that_start() -> None:
+    """One or a hundred: at most one question each NAME_PAUSE."""
+    for target in (Unplanned.YET, StartCPUs(ALL, is_planned=False)):
+        assert 0 < asks_of(1, target, 0.2) <= 1.1 / NAME_PAUSE
+        assert 0 < asks_of(100, target, 0.2) <= 1.1 / NAME_PAUSE
+
+
+def test_containers_that_are_left_alone_are_asked_for_rarely() -> None:
+    """Their name decides nothing that is urgent; the pauses double up to the longest."""
+    assert 0 < asks_of(100, None, 1.0) <= 6 + 1.1 / LONGEST_PAUSE
+
+
+def test_urgent_container_does_not_wait_for_a_slow_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the pause that was made for the others, which are asked for in half a second again."""
+    monkeypatch.setattr("agent.reconcile.prestart.LONGEST_PAUSE", 3600.0)
+    crowd = Crowd(lambda _: {"b": NEW_OWNER} if is_created else {})
+    is_created = False
+
+    async def story() -> None:
+        nonlocal is_created
+        question = SharedQuestion(crowd)
+        assert await question.name("a", 0.6, is_urgent=False) is None
+        is_created = True
+        assert await question.name("b", 0.3, is_urgent=True) == NEW_OWNER
+
+    asyncio.run(story())
+
+
+def test_container_of_a_virtual_machine_is_left() -> None:
+    """Whatever its cgroup is, the runtime manages it, so the watch ends."""
+    cgroup = Cgroup([HELD])
+    _, touched = pinned_by_pod(cgroup, VMs(-1, None), {"uid": None})
+    assert cgroup.writes == []
+    assert touched == [NEW._replace(owner="uid")]
+
+
+class VMs(Listing):
+    """A runtime that names no container of the host."""
+
+    def known(self, _: str) -> Owner | None:
+        """Know none, and no sandbox."""
+        self.questions -= 1 - self.questions % 2
+        return None

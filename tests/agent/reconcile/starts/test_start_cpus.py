@@ -12,7 +12,7 @@ from agent.errors import Refused
 from agent.interfaces import NewContainer
 from agent.metrics import Metrics
 from agent.reconcile.foreign_writes import REWRITES, ForeignWriteLog
-from agent.reconcile.start_cpus import PlannedStarts, StartCPUs
+from agent.reconcile.start_cpus import PlannedStarts, StartCPUs, Unplanned
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.reconcile.scenes import PLAIN, TWO, container
@@ -57,7 +57,7 @@ def test_pod_has_the_sets_of_its_containers_together(log: ForeignWriteLog) -> No
     starts = planned(log, mixed())
     assert starts.of_new("a") == StartCPUs(SHARED | OWN, is_planned=False)
     assert starts.of_new("b") == StartCPUs(SHARED)
-    assert starts.of_new("new") is None
+    assert starts.of_new("new") is Unplanned.YET
 
 
 def test_pod_that_may_be_a_virtual_machine_is_left_alone(log: ForeignWriteLog) -> None:
