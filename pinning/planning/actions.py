@@ -89,6 +89,11 @@ class _Leavers:
         self.ids = {write.writer.id for write in writes}
         self._open = list(writes)
 
+    def without(self, writer: _Writer) -> _Leavers:
+        """Return those of other containers."""
+        others = (write for write in self.writes if write.writer is not writer)
+        return _Leavers(list(others)) if writer.id in self.ids else self
+
     def are_in(self, ready: set[_Write]) -> bool:
         """Return whether all are in a set that only grows; each is looked up once."""
         while self._open and self._open[-1] in ready:
@@ -96,8 +101,8 @@ class _Leavers:
         return not self._open
 
     def replace(self, write: _Write, by: _Write) -> None:
-        """Wait for another write instead of one of these."""
-        self.writes[self.writes.index(write)] = by
+        """Wait for another write instead of this one, if it is one of these."""
+        self.writes = [by if it is write else it for it in self.writes]
         self._open = list(self.writes)
 
 
@@ -316,9 +321,7 @@ def _link(writes: list[_Write]) -> None:
             found = leavers.get(write.needs)
             if found is None:
                 found = leavers[write.needs] = _leavers(leaving, write.needs)
-            if write.writer.id in found.ids:
-                found = _Leavers([other for other in found.writes if other.writer is not write.writer])
-            write.leavers = found
+            write.leavers = found.without(write.writer)
 
 
 def _leavers(leaving: Mapping[int, list[_Write]], needs: int) -> _Leavers:
@@ -342,8 +345,7 @@ def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge
     ready.add(aside)
     first.leaves = 0
     for leavers in dict.fromkeys(write.leavers for write in blocked if write.needs & aside.leaves):
-        if first in leavers.writes:
-            leavers.replace(first, aside)
+        leavers.replace(first, aside)
     first.leavers = _Leavers([*first.leavers.writes, aside])
 
 
