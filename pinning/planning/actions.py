@@ -119,13 +119,6 @@ class _Write:
     leavers: _Leavers = field(default_factory=lambda: _Leavers([]))
     previous: _Write | None = None  # of the same container
 
-    @property
-    def waits(self) -> Iterator[_Write]:
-        """The writes that must be done before."""
-        yield from self.leavers.writes
-        if self.previous:
-            yield self.previous
-
     def is_free(self, ready: set[_Write]) -> bool:
         """Return whether it waits for nothing but what is ready."""
         return (self.previous is None or self.previous in ready) and self.leavers.are_in(ready)
@@ -354,7 +347,8 @@ def _in_circle(write: _Write, ready: set[_Write]) -> _Write:
     seen: set[_Write] = set()
     while write not in seen:
         seen.add(write)
-        write = next(other for other in write.waits if other not in ready)
+        waits = (*write.leavers.writes, write.previous)
+        write = next(other for other in waits if other and other not in ready)
     return write
 
 
