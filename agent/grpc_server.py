@@ -12,6 +12,7 @@ import logging
 import re
 import struct
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -34,7 +35,7 @@ from h2.settings import SettingCodes, Settings
 from agent.errors import AgentError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
 MOST_CONNECTIONS: Final = 4  # the kubelet opens one, and one for each check of its health
@@ -181,7 +182,7 @@ class _Connection:
                 self._received(stream, data, size)
             case StreamEnded(stream_id=stream) if request := self._requests.get(stream):
                 request.is_whole = True
-                self._answer(stream, request, self._called(request))
+                self._answer(stream, request, partial(self._called, request))
             case StreamReset(stream_id=stream) if request := self._forget(stream):
                 if request.answering:
                     request.answering.cancel()
@@ -198,12 +199,11 @@ class _Connection:
         self._kept += len(data)
         request.body += data
         if len(request.body) > MOST_BYTES or self._kept > MOST_KEPT:
-            self._answer(stream, request, _refused(_TOO_LARGE, f"a request has at most {MOST_BYTES} bytes"))
+            text = f"a request has at most {MOST_BYTES} bytes"
+            self._answer(stream, request, partial(_refused, _TOO_LARGE, text))
 
-    def _answer(self, stream: int, request: _Request, answer: Coroutine[Any, Any, bytes]) -> None:
-        if request.answering:
-            answer.close()
-        else:
+    def _answer(self, stream: int, request: _Request, answer: Callable[[], Awaitable[bytes]]) -> None:
+        if not request.answering:
             request.answering = asyncio.create_task(self._answered(stream, request, answer))
 
     def _forget(self, stream: int) -> _Request | None:
@@ -211,11 +211,12 @@ class _Connection:
         self._kept -= len(request.body) if request else 0
         return request
 
-    async def _answered(self, stream: int, request: _Request, answer: Coroutine[Any, Any, bytes]) -> None:
+    async def _answered(self, stream: int, request: _Request, answer: Callable[[], Awaitable[bytes]]) -> None:
         """Send what a request is answered with; the peer may have left it, or the connection."""
         try:
-            async with asyncio.timeout(MOST_SECONDS):
-                await self._send(stream, await answer)
+            # The status of a late answer is sent too.
+            async with asyncio.timeout(MOST_SECONDS + STALLED_SECONDS):
+                await self._send(stream, await answer())
         except _Failed as failure:
             with suppress(H2Error, OSError):
                 await self._fail(stream, failure, is_whole=request.is_whole)

@@ -72,7 +72,7 @@ class CDIFiles:
         """Return the claims that an earlier agent served, by its files; unreadable files are skipped."""
         found = []
         for path in self._ours():
-            with suppress(OSError, PinningError, KeyError, TypeError, AttributeError):
+            with suppress(OSError, PinningError, KeyError, TypeError, AttributeError, UnicodeEncodeError):
                 noted = parse_json(self._read(path))["annotations"][_ANNOTATION]
                 found.append(grant_from_dict(parse_json(noted.encode())))
         return tuple(grant for grant in found if is_uid(grant.claim.uid))

@@ -1,36 +1,56 @@
-"""ResourceClaims that the pods of this node name, read once and again when other pods name them."""
+"""ResourceClaims that the pods of this node name, read once and again when other pods name them.
+
+A read is repeated, ever less often, while it was refused or the claim is not reserved for a pod that names it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from apiserver.backoff import Backoff
 from apiserver.errors import APIError
 from pinning.dra.claims import BadClaim, DeviceClaim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from agent.dra.reader import ClaimReader
     from pinning.planning.observed import SeenPod
 
 PATIENCE_SECONDS: Final = 5.0  # so long containers that name unread claims wait with what else they ask for
+AGAIN_SECONDS: Final = (1.0, 60.0)  # before reads that are repeated: the first delay and the longest
 Key = tuple[str, str]  # namespace and name
 
 logger = logging.getLogger(__name__)
 
 
+class _Read(NamedTuple):
+    """The last read of a claim."""
+
+    pods: frozenset[str]  # that named it then
+    claim: DeviceClaim | None
+    is_final: bool
+
+
 class PodClaims:
     """Reads the claims that pods name."""
 
-    def __init__(self, reader: ClaimReader, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        reader: ClaimReader,
+        patience_seconds: float = PATIENCE_SECONDS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._reader = reader
         self._patience = patience_seconds
+        self._sleep = sleep
         self._wanted: dict[Key, frozenset[str]] = {}  # with the uids of the pods that name a claim
-        self._read: dict[Key, tuple[frozenset[str], DeviceClaim | None]] = {}
+        self._read: dict[Key, _Read] = {}
         self._is_late = False  # the API server does not answer
         self._news = asyncio.Event()
+        self._doubts = asyncio.Event()
 
     def follow(self, pods: Iterable[SeenPod]) -> None:
         """Read the claims of pods that are new, and forget those that no pod names."""
@@ -47,7 +67,7 @@ class PodClaims:
     @property
     def known(self) -> Mapping[str, DeviceClaim]:
         """The claims with CPUs of this node, by uid."""
-        return {claim.uid: claim for _, claim in self._read.values() if claim and claim.parts}
+        return {it.claim.uid: it.claim for it in self._read.values() if it.claim and it.claim.parts}
 
     @property
     def read(self) -> frozenset[Key]:
@@ -56,17 +76,37 @@ class PodClaims:
 
     def _unread(self) -> list[Key]:
         return [
-            key for key, pods in self._wanted.items() if key not in self._read or self._read[key][0] != pods
+            key for key, pods in self._wanted.items() if key not in self._read or self._read[key].pods != pods
         ]
 
     async def run(self, request_pass: Callable[[], None]) -> None:
         """Read claims until cancelled; ask for a pass when some are known."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._read_new(request_pass))
+            group.create_task(self._read_again(request_pass))
+
+    async def _read_new(self, request_pass: Callable[[], None]) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
             for key in self._unread():
                 await self._look(key, request_pass)
             request_pass()
+
+    async def _read_again(self, request_pass: Callable[[], None]) -> None:
+        backoff = Backoff(*AGAIN_SECONDS)
+        while True:
+            await self._doubts.wait()
+            await self._sleep(backoff.next())
+            doubtful = [key for key, read in self._read.items() if not read.is_final]
+            if not doubtful:
+                self._doubts.clear()
+                backoff.reset()
+            before = dict(self._read)
+            for key in doubtful:
+                await self._look(key, request_pass)
+            if self._read != before:
+                request_pass()
 
     async def _look(self, key: Key, request_pass: Callable[[], None]) -> None:
         pods = self._wanted.get(key)
@@ -83,10 +123,18 @@ class PodClaims:
         except APIError as error:
             facts = {"claim": "/".join(key), "reason": str(error)}
             logger.warning("claim not read", extra={"facts": facts})
-            found = None
+            self._is_late = False
+            self._note(key, _Read(pods, self._read[key].claim if key in self._read else None, is_final=False))
+            return
         self._is_late = False
         if isinstance(found, BadClaim):
             facts = {"claim": "/".join(key), "reason": found.message}
             logger.warning("claim not served", extra={"facts": facts})
             found = None
-        self._read[key] = pods, found
+        is_reserved = not found or not found.parts or pods <= found.pods
+        self._note(key, _Read(pods, found, is_final=is_reserved))
+
+    def _note(self, key: Key, read: _Read) -> None:
+        self._read[key] = read
+        if not read.is_final:
+            self._doubts.set()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST_RESULTS: Final = 32  # the API's own limit
 MOST_PODS: Final = 256  # the API's own limit of `reservedFor`
+# The scheduler marks claims that it makes for the extended resource of a DeviceClass: the pod does not name them.
+_EXTENDED: Final = "resource.kubernetes.io/extended-resource-"
 _UID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # it becomes part of a file's name
 _CDI_DEVICE: Final = re.compile(f"{re.escape(CDI_KIND)}={CDI_PREFIX}({_UID.pattern})-(.+)")
 _NAME: Final = re.compile(
@@ -142,6 +144,7 @@ def _read(document: Mapping[str, Any], node: str) -> DeviceClaim:
     results = _list(devices.get("results"), "status.allocation.devices.results", MOST_RESULTS)
     parts = tuple(_parts(results, node))
     if parts:
+        _refuse_extended(meta)
         _refuse_parameters(_list(devices.get("config"), "status.allocation.devices.config", 2 * MOST_RESULTS))
     pods = _list(status.get("reservedFor"), "status.reservedFor", MOST_PODS)
     return DeviceClaim(
@@ -179,12 +182,20 @@ def _consumed(given: object) -> int:
     try:
         count = rounded_up(amount)
         is_amount = 1 <= count <= MOST_CPUS and parse_quantity(amount) > 0
-    except BadQuantity:
+    except (BadQuantity, TypeError):  # a value of another type
         is_amount = False
     if not is_amount:
         shown = truncate(str(amount), VALUE)
         raise BadContract(f"{shown} of {DRA_CAPACITY} was consumed: 1 to {MOST_CPUS} CPUs can be given")
     return count
+
+
+def _refuse_extended(meta: Mapping[str, Any]) -> None:
+    if any(str(key).startswith(_EXTENDED) for key in _mapping(meta.get("annotations") or {}, "annotations")):
+        raise BadContract(
+            "the scheduler made this claim for an extended resource, which is not served for CPUs: name a"
+            f" ResourceClaim of class {DRA_DRIVER} in the pod instead"
+        )
 
 
 def _refuse_parameters(config: list[Mapping[str, Any]]) -> None:

@@ -413,7 +413,12 @@ def test_damaged_files_are_skipped(tmp_path: Path) -> None:
     files = CDIFiles(tmp_path)
     grant = ClaimGrant(claim("x", 1), (CPUSet([1]),), is_prepared=True)
     files.write(grant)
-    for name, text in (("a", "{"), ("b", "[]"), ("c", '{"annotations":{"corepin.io/claim":"{}"}}')):
+    for name, text in (
+        ("a", "{"),
+        ("b", "[]"),
+        ("c", '{"annotations":{"corepin.io/claim":"{}"}}'),
+        ("f", '{"annotations":{"corepin.io/claim":"\\ud800"}}'),
+    ):
         (tmp_path / f"corepin.io-cpu_claim-{name}.json").write_text(text)
     (tmp_path / "corepin.io-cpu_claim-d.json").symlink_to(tmp_path / "a")
     (tmp_path / "corepin.io-cpu_claim-e.json").mkdir()

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.dra.pod_claims import PodClaims
 from agent.dra.reader import ClaimReader
-from apiserver.errors import Unavailable
+from apiserver.errors import Refused, Unavailable
 from pinning.planning.observed import SeenPod
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
 
@@ -72,6 +72,46 @@ def test_claims_are_read_after_an_outage_by_callers_with_less_patience_than_the_
         assert late.is_set()
         api.problem = None
         for _ in range(1000):
+            await asyncio.sleep(0)
+        assert list(pods.known) == [uid_of("x")]
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
+
+
+def test_reads_that_decide_nothing_are_repeated_ever_less_often() -> None:
+    """A refusal, and a claim that is not reserved for one of its pods yet; then there are no more requests."""
+
+    async def run() -> None:
+        given = document(result("2"), uid=uid_of("x"))
+        api, slept = FakeApi({"x": given}), []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 3:
+                api.problem = None
+            if len(slept) == 6:
+                given["status"]["reservedFor"].append({"resource": "pods", "name": "b", "uid": "b"})
+            await asyncio.sleep(0)
+
+        api.problem = Refused("401: unauthorized")
+        pods = PodClaims(ClaimReader(api, NODE), sleep=sleep)  # type: ignore[arg-type]
+        wanted = [pod("a", "x"), pod("b", "x")]
+        pods.follow(wanted)
+        passes = []
+        working = asyncio.create_task(pods.run(lambda: passes.append(dict(pods.known))))
+        while len(slept) < 7:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            pods.follow(wanted)
+            await asyncio.sleep(0)
+        assert [sorted(claim.pods) for known in passes for claim in known.values()] == [["a"], ["a", "b"]]
+        assert (api.requests, len(slept)) == (7, 7)
+        assert slept[5] > slept[0]
+        api.problem = Refused("401: unauthorized")
+        pods.follow([*wanted, pod("c", "x")])
+        while api.requests < 8:
             await asyncio.sleep(0)
         assert list(pods.known) == [uid_of("x")]
         working.cancel()

@@ -226,6 +226,40 @@ def test_request_that_is_reset_or_left_is_cancelled(tmp_path: Path) -> None:
     serving(tmp_path, use)
 
 
+def test_requests_that_are_reset_at_once_are_never_asked(tmp_path: Path) -> None:
+    """Request and reset come in one read: no coroutine is left, which would be a warning."""
+
+    async def use(path: Path, service: Service) -> None:
+        async with Raw(path) as raw:
+            for stream in range(1, 200, 2):
+                raw.h2.send_headers(stream, HEADERS)
+                raw.h2.send_data(stream, message(b""), end_stream=True)
+                raw.h2.reset_stream(stream)
+            raw.h2.send_headers(201, HEADERS)
+            raw.h2.send_data(201, message(b""), end_stream=True)
+            await raw.send()
+            await raw.until(StreamEnded)
+        assert service.asked == 1
+
+    serving(tmp_path, use)
+
+
+def test_longest_request_ends_with_a_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer is answered that it took too long, also where it named no deadline."""
+    monkeypatch.setattr("agent.grpc_server.MOST_SECONDS", 0.01)
+
+    async def use(path: Path, service: Service) -> None:
+        service.free.clear()
+        async with Raw(path) as raw:
+            raw.h2.send_headers(1, HEADERS)
+            raw.h2.send_data(1, message(b""), end_stream=True)
+            await raw.send()
+            await raw.until(StreamEnded)
+            assert raw.status()["grpc-status"] == "4"
+
+    serving(tmp_path, use)
+
+
 @pytest.mark.parametrize(
     ("body", "path", "code", "text"),
     [

@@ -62,6 +62,9 @@ CONFIG = [{"source": "FromClaim", "opaque": {"driver": "cpu.corepin.io", "parame
         (document(result("0")), "0 of dra.cpu/cpu was consumed: 1 to"),
         (document(result("-2")), "-2 of dra.cpu/cpu was consumed"),
         (document(result("10G")), "10G of dra.cpu/cpu was consumed"),
+        (document(result(None)), "None of dra.cpu/cpu was consumed"),
+        (document(result(["4"])), "['4'] of dra.cpu/cpu was consumed"),
+        (document(result({"a": 1})), "{'a': 1} of dra.cpu/cpu was consumed"),
         (document(result("many")), "many of dra.cpu/cpu was consumed"),
         (document(*[result()] * 200), "status.allocation.devices.results is no list of at most 32"),
         (document(result(adminAccess=True)), "adminAccess is not served for CPUs"),
@@ -80,6 +83,18 @@ def test_claim_that_cannot_be_served_says_why(given: object, text: str) -> None:
     found = read_claim(given, NODE)
     assert isinstance(found, BadClaim)
     assert text in found.message
+
+
+@pytest.mark.parametrize("key", ["extended-resource-claim", "extended-resource-name"])
+def test_claim_for_an_extended_resource_is_refused_with_a_remedy(key: str) -> None:
+    """The containers that it is for are not in it, nor does the pod name it."""
+    given = document(result())
+    given["metadata"]["annotations"] = {f"resource.kubernetes.io/{key}": "true"}
+    found = read_claim(given, NODE)
+    assert isinstance(found, BadClaim)
+    assert "name a ResourceClaim of class cpu.corepin.io in the pod instead" in found.message
+    given["metadata"]["annotations"] = {"team": "a"}
+    assert isinstance(read_claim(given, NODE), DeviceClaim)
 
 
 def test_parameters_of_other_drivers_are_theirs() -> None:
