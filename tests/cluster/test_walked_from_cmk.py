@@ -71,7 +71,7 @@ def own(cores: dict[str, int]) -> dict[str, str]:
     """Return what this reader writes in the place of the guide's numbers and image."""
     return {
         "--num-exclusive-cores=4 --num-shared-cores=1": f"--num-exclusive-cores={cores[FIRST]} --num-shared-cores=0",
-        "registry.example/corepin:0.1.0": NAME,
+        f"registry.example/{NAME.rpartition('/')[2]}": NAME,  # of this version
     }
 
 
