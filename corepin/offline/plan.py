@@ -197,13 +197,14 @@ def _read_config(given: str | None, reserved: str | None, published: NodeConfig 
 
 
 def _json(node: PlannedNode, step: Step) -> str:
+    from corepin.offline.plan_text import label
     from drawing.picture import reading_order
 
+    held = {label(assignment): assignment for assignment in step.ledger.parts if assignment.cpus}
     line = {
         "pod": step.pod,
         "assignments": {
-            assignment.name: _assignment(node, step, assignment)
-            for assignment in sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
+            name: _assignment(node, step, held[name]) for name in sorted(held, key=reading_order)
         },
         "shared": str(node.sets.shared(step.ledger)),
         "refused": [
@@ -216,6 +217,7 @@ def _json(node: PlannedNode, step: Step) -> str:
 
 def _assignment(node: PlannedNode, step: Step, assignment: Assignment) -> dict[str, Any]:
     from corepin.offline.devices import device_rows
+    from corepin.offline.plan_text import policy_word
     from pinning.contract import CoreType
 
     nodes = node.topology.numa_nodes
@@ -223,7 +225,7 @@ def _assignment(node: PlannedNode, step: Step, assignment: Assignment) -> dict[s
     machine = step.machines.get(assignment.name)
     devices = device_rows(node.topology, step.devices.get(assignment.owner, ()), assignment.cpus)
     return {
-        "policy": str(assignment.policy),
+        "policy": policy_word(assignment),
         "smtPolicy": str(assignment.smt),
         **({} if assignment.core_type is CoreType.ANY else {"coreType": str(assignment.core_type)}),
         "cpus": str(assignment.cpus),

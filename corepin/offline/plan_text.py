@@ -16,6 +16,7 @@ from pinning.planning.run_sets import asked
 from pinning.pods.claims import Origin
 from pinning.pods.quantity import millicores
 from pinning.pods.resources import members
+from published.pod_status import POD, POOL_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def describe(node: PlannedNode, step: Step, width: int, *, colour: bool) -> Painted:
     """Return the node after its last event."""
-    held = sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
+    held = sorted(step.ledger.parts, key=lambda assignment: reading_order(label(assignment)))
     machines = [
         (assignment.name, step.machines[assignment.name])
         for assignment in held
@@ -36,8 +37,9 @@ def describe(node: PlannedNode, step: Step, width: int, *, colour: bool) -> Pain
     ]
     parts = {
         "": [
-            f"{assignment.name}: {_why(node.topology, assignment)}{_beside(node, step, assignment)}"
+            f"{label(assignment)}: {_why(node.topology, assignment)}{_beside(node, step, assignment)}"
             for assignment in held
+            if assignment.cpus
         ],
         "threads of virtual machines": [f"{name}: {threads}" for name, threads in machines],
         "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
@@ -52,17 +54,28 @@ def describe(node: PlannedNode, step: Step, width: int, *, colour: bool) -> Pain
     return paint([*draw_lines(_picture(node, step, held), width), *map(text_line, lines)], colour=colour)
 
 
+def label(assignment: Assignment) -> str:
+    """Return the name of a container's CPUs, or of a pod's pool, as `corepin map` has it."""
+    return f"{assignment.name}/{POOL_OWNER}" if assignment.is_pool else assignment.name
+
+
+def policy_word(assignment: Assignment) -> str:
+    """Return the CPU policy that a status would report."""
+    return POD if assignment.is_pool else str(assignment.policy)
+
+
 def _picture(node: PlannedNode, step: Step, held: list[Assignment]) -> Picture:
     sets, shared = node.sets, node.sets.shared(step.ledger)
     free = sets.allocatable - step.ledger.held - shared - sets.isolated
     owners = (
         Holder(
-            assignment.name,
+            label(assignment),
             assignment.cpus,
             assignment.idle,
             shares=assignment.policy is CPUPolicy.SHARE,
         )
         for assignment in held
+        if assignment.cpus
     )
     return Picture(
         node.topology,
@@ -91,7 +104,7 @@ def _why(topology: Topology, assignment: Assignment) -> str:
     apart = assignment.cpus & topology.isolated
     note = "; isolcpus: the kernel does not balance threads there" if len(apart) > 1 else ""
     shared = "; beside these the shared set, for threads that it moves there" if asked(assignment) else ""
-    return f"{assignment.policy}, {where}: {_rule(assignment)}{memory}{shared}{note}"
+    return f"{policy_word(assignment)}, {where}: {_rule(assignment)}{memory}{shared}{note}"
 
 
 def _beside(node: PlannedNode, step: Step, assignment: Assignment) -> str:
@@ -110,6 +123,11 @@ def _beside_one(row: Mapping[str, Any]) -> str:
 
 def _rule(assignment: Assignment) -> str:
     claim = assignment.claim
+    if claim.pool:
+        users = (
+            ", ".join(user.container for user in claim.pool.users) or "containers without CPUs of their own"
+        )
+        return f"the rest of the pod's budget, for {users}"
     numa = ", ".join(filter(None, (NUMA_WORDS[assignment.numa], CORE_TYPE_WORDS.get(assignment.core_type))))
     if assignment.policy is CPUPolicy.SHARE:
         return f"{_counted(claim.count)} that other containers may use too, {numa}"
@@ -138,11 +156,15 @@ def _idle_cost(held: list[Assignment]) -> Iterator[str]:
 
 
 def _sidecar_cost(step: Step) -> Iterator[str]:
-    """Yield the CPU requests of sidecars beside owners: the scheduler charges them, their containers own none."""
+    """Yield the CPU requests of sidecars beside owners: the scheduler charges them, their containers own none.
+
+    The budget of a pod pays for containers in its pool.
+    """
     owners = {
         (f"{assignment.namespace}/{assignment.pod}", assignment.owner.container) for assignment in step.ledger
     }
-    with_owners = {pod for pod, _ in owners}
+    with_pools = {pool.name for pool in step.ledger.pools.values()}
+    with_owners = {pod for pod, _ in owners} - with_pools
     for key in sorted(with_owners & step.documents.keys(), key=reading_order):
         for member in members(step.documents[key].pod):
             cpu = millicores(member.requests.get("cpu", 0))

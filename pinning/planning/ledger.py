@@ -50,9 +50,8 @@ class Assignment:
     mems: CPUSet = EMPTY  # NUMA nodes its memory is bound to at its start; empty: not bound
     # NUMA nodes near its devices when its CPUs were chosen; empty: none, or not known then.
     homes: CPUSet = EMPTY
-    device_claims: tuple[
-        str, ...
-    ] = ()  # uids of the ResourceClaims that hold its CPUs; empty: it holds them itself
+    # Uids of the ResourceClaims that hold its CPUs; empty: it holds them itself.
+    device_claims: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -444,3 +444,34 @@ def test_a_wrong_device_is_refused(
     given = ["plan", "-f", written(tmp_path, pod("name: a")), "--topology", machine(tmp_path)]
     assert main([*given, "--device", flag]) == 2
     assert message in capsys.readouterr().err
+
+
+BUDGET = """
+apiVersion: v1
+kind: Pod
+metadata: {name: a, annotations: {cpu-manager.corepin.io/pod: exclusive}}
+spec:
+  resources: {requests: {cpu: 4}, limits: {cpu: 4}}
+  containers:
+  - {name: main, image: x, resources: {limits: {cpu: 2}}}
+  - {name: log, image: x, resources: {requests: {cpu: 100m}}}
+"""
+
+
+def test_a_pool_is_an_owner_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a pod's budget has beside its slices is in the lines and in the picture, with who runs there."""
+    (line,) = lines(capsys, tmp_path, BUDGET)
+    slice_of_main = {
+        "policy": "exclusive",
+        "smtPolicy": "prefer",
+        "cpus": "1,9",
+        "idle": "",
+        "numaNodes": [0],
+    }
+    pool = slice_of_main | {"policy": "pod", "cpus": "2,10"}
+    assert line["assignments"] == {"default/a/main": slice_of_main, "default/a/(pool)": pool}
+    assert main(["plan", "-f", written(tmp_path, BUDGET), "--topology", machine(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "not for pods" not in text
+    assert "default/a/(pool): pod, CPUs 2,10 on NUMA node 0: the rest of the pod's budget, for log" in text
+    assert "hidden cost" not in text
