@@ -1,4 +1,4 @@
-"""Certificates and connections of those who call the webhook's server."""
+"""Certificates and connections of the clients of the webhook's server."""
 
 from __future__ import annotations
 

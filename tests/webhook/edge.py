@@ -1,4 +1,4 @@
-"""The HTTP edge of the webhook without a server, around a decider that answers as it is told."""
+"""The HTTP edge of the webhook without a server, around a decider with preset answers."""
 
 from __future__ import annotations
 

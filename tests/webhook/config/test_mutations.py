@@ -1,4 +1,4 @@
-"""CMK's mutations file: both shipped variants load unchanged, and what is unsafe or misplaced is refused or mended."""
+"""CMK's mutations file: both shipped variants load unchanged; unsafe or misplaced parts are refused or fixed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_wrong_file_is_refused_saying_where(document: bytes, message: str) -> 
 
 
 def test_one_volume_may_be_mounted_twice() -> None:
-    """Mounts are told apart by their path, not by their volume."""
+    """Mounts are distinguished by their path, not by their volume."""
     document = (
         b"mutations: {perContainer: {volumeMounts: [{name: a, mountPath: /x}, {name: a, mountPath: /y}]}}"
     )

@@ -1,4 +1,4 @@
-"""The watch of the nodes against an API server that does everything wrong: nothing is lost, nothing spins."""
+"""The node watch against a faulty API server: it keeps the known nodes and retries with backoff."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ GONE = {"kind": "Status", "code": 410, "message": "too old resource version"}
         pytest.param(watched(b"x" * (LONGEST_LINE + 1)), id="an endless line"),
     ],
 )
-def test_what_is_known_stays_while_the_watch_fails(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever the watch meets: it is told and counted, what is known stays, and all is listed again."""
+def test_known_nodes_stay_while_the_watch_fails(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
+    """Any failure of the watch is logged and counted, keeps the known nodes, and leads to a new list."""
     with caplog.at_level(logging.INFO):
         scene = Scene(HERE, answer, listed(node("b", SMALL))).play()
     assert scene.seen == [[], ["node a"], ["node a"], ["node b"]]
@@ -223,8 +223,8 @@ def test_patience_that_is_asked_for_is_given() -> None:
     assert 120 <= scene.waits[1] <= 144
 
 
-def test_a_bug_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
-    """What nobody thought of is logged with its traceback and tried again."""
+def test_an_unexpected_exception_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+    """An unexpected exception is logged with its traceback, and the watch is retried."""
 
     def bug(_: httpx.Request) -> httpx.Response:
         raise ZeroDivisionError
@@ -284,8 +284,8 @@ def test_an_account_that_cannot_be_read_is_tried_again(damage: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt"])
-def test_a_missing_account_is_told_at_start(missing: str, tmp_path: Path) -> None:
-    """Who asks for the watch and mounts no account is told which file is missing."""
+def test_a_missing_service_account_is_reported_at_start(missing: str, tmp_path: Path) -> None:
+    """A watch without a mounted service account fails at start, and the error names the missing file."""
     mounted(tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(Unusable, match=f"{missing} does not exist: mount a service account"):
@@ -293,6 +293,6 @@ def test_a_missing_account_is_told_at_start(missing: str, tmp_path: Path) -> Non
 
 
 def test_outside_of_a_pod_nothing_can_be_watched(tmp_path: Path) -> None:
-    """Nobody says where the API server is."""
+    """Without the API server's address in the environment the watch is refused."""
     with pytest.raises(Unusable, match=r"KUBERNETES_SERVICE_HOST.*: run in a pod, or leave out"):
         mounted_account(tmp_path, {})

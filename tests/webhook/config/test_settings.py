@@ -12,7 +12,7 @@ from webhook.rules.vms import is_kubevirt, kubevirt_settings
 
 @pytest.mark.parametrize("document", [b"", b"# nothing\n", b"{}", b"sidecarLimits: launcher"])
 def test_an_empty_file_means_the_defaults(document: bytes) -> None:
-    """What nobody sets is as shipped: sidecar limits for launchers, both gates on."""
+    """Unset keys have the shipped defaults: sidecar limits for launchers, both feature gates on."""
     settings = load_settings(document)
     assert settings == Settings()
     assert settings.gates == {"Sidecar", "CPUManager"}

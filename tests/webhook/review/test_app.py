@@ -59,7 +59,7 @@ def test_decision_is_logged_and_counted(
 
 
 def test_named_object_is_logged_by_name(edge: Edge) -> None:
-    """The name of the request is told, and then no generateName."""
+    """A named object is logged by its name, without generateName."""
     edge.post(content=review(name="p"))
 
     assert edge.line()["name"] == "p"

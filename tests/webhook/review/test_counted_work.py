@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MOST_GROWTH: Final = 2.3  # for each doubling; what grows with the body alone stays at 2
 STEPS: Final = 0.15  # of what a review costs: lists and dictionaries grow in steps
-ITEMS: Final = 32  # where counting begins: four times as many are more than are told
+ITEMS: Final = 32  # smallest size measured: four times as many exceed the causes that are reported
 CONTAINERS: Final = 25  # a hundred of each kind are all that may ask for CPUs
 LARGE: Final[Mapping[str, int]] = {
     "ranged": 1024,

@@ -1,4 +1,4 @@
-"""Counts of CPUs and cores that nobody could mean: refused where their user wrote them, by every door alike."""
+"""Implausible counts of CPUs and cores: webhook, agent and command line refuse them at the field that has them."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_machine_of_absurd_size_is_refused_too() -> None:
 
 
 def test_the_others_of_the_pod_keep_their_claims() -> None:
-    """The agent, which cannot refuse, acts on the claims that are sound; nobody is told of the shared set."""
+    """The agent, which cannot refuse a pod, acts on the valid claims and does not warn about the shared set."""
     document = pod(container("main", "2"), container("b", "1e30"), annotations={CPU_MANAGER: "exclusive"})
     pod_claims = read_pod(document)
     assert [(claim.container, claim.count) for claim in pod_claims.claims] == [("main", 2)]

@@ -162,7 +162,7 @@ def test_a_configuration_forgets_what_another_one_decided() -> None:
 
 
 def test_a_file_beyond_the_usual_keys_decides_each_pod_anew() -> None:
-    """Where the whole pod matters no answer is kept; a status that somebody sends along plays no part."""
+    """A decision that depends on the whole pod is not cached; a status in the request has no effect."""
     rules = Decider(Settings(), BEYOND)
     assert rules.mutate(request(sibling(1))) is not rules.mutate(request(sibling(1)))
     injected = {

@@ -112,8 +112,8 @@ def look_into_set(parts: list[str]) -> None:
         (look_into_set, True),
     ],
 )
-def test_what_is_quadratic_is_seen(work: Callable[[list[str]], None], linear: bool) -> None:
-    """Work that grows with the square is told from linear work, also where C code does it, and the same each time."""
+def test_quadratic_work_is_detected(work: Callable[[list[str]], None], linear: bool) -> None:
+    """The measure distinguishes quadratic from linear work, also in C code, and is deterministic."""
 
     def measure(size: int) -> int:
         parts = ["x" * 100] * size

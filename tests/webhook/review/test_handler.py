@@ -74,7 +74,7 @@ def test_only_creation_is_patched() -> None:
 
 
 def test_warnings_come_without_a_patch_too() -> None:
-    """Who asked for sidecar limits and gets none is told, although nothing is patched."""
+    """A pod that asks for sidecar limits and gets none has a warning, although nothing is patched."""
     answer = RULES.mutate(request(pod(annotations={"sidecar-limits.corepin.io/pod": "true"})))
     assert isinstance(answer, Allowed)
     assert answer.warnings[0].startswith("metadata.annotations[sidecar-limits.corepin.io/pod]: corepin: ")
@@ -112,7 +112,7 @@ def test_an_object_that_cannot_be_read_is_the_callers_fault(document: Any, path:
 
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**400], ids=["2^64", "-2^63-1", "10^400"])
 def test_a_number_of_more_than_64_bits_is_the_callers_fault(number: int) -> None:
-    """The API server writes amounts as texts; whoever sends such a number is told, and no review fails for it."""
+    """A number of more than 64 bits is the client's error: the API server writes quantities as strings."""
     asked = request(pod(container("a", {"cpu": number}), annotations={CPU_MANAGER: "exclusive"}))
     for judge in (RULES.mutate, RULES.validate):
         with pytest.raises(Malformed, match="more than 64 bits: write it as a string"):
@@ -260,7 +260,7 @@ def test_an_update_of_a_virtual_machine_may_repair_it_and_not_take_its_template(
 
 
 def test_a_running_machine_is_changed_by_kubevirt_alone() -> None:
-    """A user may not change a VMI's spec; KubeVirt may, except maxSockets; its status is nobody's business."""
+    """A user cannot change a VMI's spec; KubeVirt can, except maxSockets; status updates are not checked."""
     old, new = machine(VMI, cores=2), machine(VMI, {CPU_MANAGER: "all"}, cores=4)
     asked: Any = {"kind": VMI, "operation": "UPDATE"}
     assert denied(RULES.validate(request(new, old, **asked))) == ["spec.domain.cpu.cores", NO_POLICY]

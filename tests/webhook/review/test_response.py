@@ -70,7 +70,7 @@ def test_refusal_names_kind_object_and_causes() -> None:
 
 
 def test_signed_cause_is_not_signed_twice() -> None:
-    """A message that says who speaks stays as it is; a nameless object is told as such."""
+    """A message that is signed already is not signed again; a nameless object is reported as "(no name)"."""
     details = response(encode("u", Denied("Pod", "", (Cause("a", "corepin: b"),))))["status"]["details"]
 
     assert details["causes"][0]["message"] == "corepin: b"
@@ -79,7 +79,7 @@ def test_signed_cause_is_not_signed_twice() -> None:
 
 
 def test_message_counts_what_it_leaves_out() -> None:
-    """Ten causes are told, the others counted."""
+    """The message names ten causes and counts the others."""
     causes = tuple(Cause(f"f{number}", "wrong") for number in range(12))
 
     assert message(Denied("Pod", "p", causes)).endswith("f9: wrong; and 2 more")
@@ -90,7 +90,7 @@ TEXTS = st.text(max_size=1500)
 
 @given(name=TEXTS, causes=st.lists(st.builds(Cause, TEXTS, TEXTS), min_size=1, max_size=30))
 def test_message_is_always_short_signed_and_complete(name: str, causes: list[Cause]) -> None:
-    """However long the causes are: under 1,000 characters, one line, and every cause told or counted."""
+    """Whatever the causes, the message is one line below 1,000 characters, and names or counts every cause."""
     text = message(Denied("VirtualMachineInstance", name, tuple(causes)))
 
     assert len(text) < 1000

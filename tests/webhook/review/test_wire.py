@@ -116,8 +116,8 @@ def test_what_begins_as_no_review_has_no_request(body: bytes) -> None:
     assert wire.begin(body) is None
 
 
-def test_path_is_told_from_the_place_of_the_object() -> None:
-    """A complaint about an object inside is told from the envelope's root."""
+def test_path_starts_at_the_root_of_the_review() -> None:
+    """The path of a malformed field starts at the root of the AdmissionReview."""
     assert str(Malformed("$.spec", "x").under("$.request.object")) == "$.request.object.spec: x"
 
 
@@ -144,7 +144,7 @@ def test_generate_name_is_read_from_the_object() -> None:
     ],
 )
 def test_generate_name_is_peeked_at(raw: bytes, name: str | None) -> None:
-    """A member is told from a text that looks like one; what comes late is not told."""
+    """Only a member generateName near the start is found, not a text that looks like one."""
     request = wire.decode(review().replace(b'"dryRun"', b'"object":' + raw + b',"dryRun"'))
 
     assert wire.peek_generate_name(request) == name

@@ -1,4 +1,4 @@
-"""What is told of an object is short whatever its user wrote, and an update is judged by what it changes alone."""
+"""Reports about an object are short whatever it contains, and an update is judged by its changes alone."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("kind", "document"), HOSTILE)
 def test_a_refusal_is_short(kind: tuple[str, str], document: Any) -> None:
-    """However much is wrong: below 64 kB, the first causes told, and that there are more; the log line short too."""
+    """A refusal of any size is below 64 kB and names the first causes and that there are more; so is its log line."""
     edge = Edge(RULES)
     body: dict[str, Any] = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
     body["request"] = {
@@ -101,8 +101,8 @@ def test_a_refusal_is_short(kind: tuple[str, str], document: Any) -> None:
     assert len(edge.lines[0]) < 8000
 
 
-def test_what_is_not_told_is_not_counted() -> None:
-    """Up to fifty causes are counted; beyond it is told that there are more."""
+def test_causes_above_the_limit_are_not_counted() -> None:
+    """Up to fifty causes are counted exactly; above that the message says "or more"."""
     few, many = (RULES.validate(request(ghosts(*range(count)))) for count in (40, 400))
     assert isinstance(few, Denied)
     assert isinstance(many, Denied)
@@ -131,7 +131,7 @@ def test_mutation_works_out_no_causes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_agent_reads_few_causes() -> None:
-    """An agent, which shows causes in events, works out no more of them than are told."""
+    """The agent stops looking for causes after those that its events can show."""
     assert len(read_pod(ghosts(*range(400))).causes) == MOST_REPORTED + 1
 
 
@@ -159,7 +159,7 @@ def test_a_new_flaw_among_old_ones_is_told() -> None:
 
 
 def test_a_repair_among_old_flaws_is_admitted() -> None:
-    """One of a hundred wrong annotations is removed, or put right: the others are nobody's fault now."""
+    """An update that removes or repairs one of a hundred wrong annotations is admitted (ratcheting validation)."""
     old = ghosts(*range(100))
     assert update(ghosts(*range(1, 100)), old) == Allowed()
     repaired = ghosts(*range(100))
@@ -169,7 +169,7 @@ def test_a_repair_among_old_flaws_is_admitted() -> None:
 
 
 def test_long_words_are_compared_whole() -> None:
-    """Two keys, or two values, that are told alike because they are cut are two flaws all the same."""
+    """Two keys, or two values, that look alike when truncated are still two errors."""
     long = "x" * 5000
     old = pod(annotations={f"smt-policy.corepin.io/{long}1": "prefer", CPU_MANAGER: f"{long}1"})
     key = pod(annotations={f"smt-policy.corepin.io/{long}2": "prefer", CPU_MANAGER: f"{long}1"})

@@ -1,4 +1,4 @@
-"""What the scheduler is told beside the CPUs of a claim: cores that `require` takes whole, CPUs of one NUMA node."""
+"""Resources that the scheduler counts beside a claim's CPUs: whole cores for `require`, CPUs of one NUMA node."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def counts(document: Any, settings: bytes) -> dict[str, int]:
 def test_require_counts_cores_where_all_nodes_agree(
     settings: bytes, cpus: str, expected: dict[str, int]
 ) -> None:
-    """So many cores does each node take for it; where nodes differ, or none is known, nobody can say."""
+    """`require` counts the cores that every node takes; where nodes differ, or none is known, it counts none."""
     assert counts(pod(container("main", cpus), annotations={SMT: "require"}), settings) == expected
 
 

@@ -1,4 +1,4 @@
-"""The gate: who waits in it, where it stands, and that its name gains nobody anything."""
+"""The gate container: which pods get it, its position, and that its name is reserved."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def refused(document: Any, settings: Settings = ON) -> list[str]:
     ],
 )
 def test_pods_whose_claims_must_fit_wait(document: Any, waits: bool) -> None:
-    """Whoever may run without CPUs of its own is not held up, and nobody is where the gate is off."""
+    """A pod that may run without CPUs of its own gets no gate, and no pod does where the gate is off."""
     assert len(gates(applied(document))) == waits
     assert gates(applied(document, OFF)) == []
 
@@ -197,7 +197,7 @@ def test_pods_with_another_volume_are_another_pod() -> None:
 
 
 def test_another_webhook_may_come_before_it() -> None:
-    """Called again after somebody put an init container first, it finds its gate and adds no second one."""
+    """A second call finds its gate behind another webhook's init container and adds no second one."""
     document = applied(pod(TWO, annotations=ISOLATE))
     document["spec"]["initContainers"].insert(0, container("mesh", restartPolicy="Always"))
     patch = steps(document)
@@ -229,8 +229,8 @@ def test_gate_states_nothing_where_its_containers_need_not(document: Any) -> Non
     assert "resources" not in gate
 
 
-def test_amounts_are_the_operators() -> None:
-    """A LimitRange may want more; even a whole CPU is no claim, and nobody is warned of it."""
+def test_the_operator_sets_the_resources_of_the_gate() -> None:
+    """The operator sets the gate's resources, for a LimitRange; a whole CPU is no claim and causes no warning."""
     settings = load_settings(GATE[:-1] + b", gateResources: {cpu: 1, memory: 128Mi}}")
     document = pod(TWO, annotations={CPU_MANAGER: "exclusive", **ISOLATE})
     result = applied(document, settings)
@@ -282,7 +282,7 @@ def test_other_webhooks_may_change_it(changes: Any) -> None:
     ],
 )
 def test_its_name_is_its_own(document: Any, field: str) -> None:
-    """Whoever names a container so is refused, whether there are gates or not, and a template is warned of it."""
+    """A user's container with the gate's name is refused, with gates on or off; a template gets a warning."""
     assert gates(document) == gates(applied(document)), "none is added beside it"
     for settings in (ON, OFF):
         assert field in refused(applied(document, settings), settings)
@@ -298,7 +298,7 @@ def test_annotation_for_it_is_refused() -> None:
 
 
 def test_silent_gate_of_a_users_own_costs_the_machine() -> None:
-    """A launcher that is not Guaranteed is refused, whoever is the reason."""
+    """A launcher that is not Guaranteed is refused, also if its gate is the reason."""
     document = applied(launcher())
     del document["spec"]["initContainers"][0]["resources"]
     assert refused(document) == [

@@ -179,5 +179,5 @@ def test_any_pod_of_a_kata_class_is_patched_once(document: Any) -> None:
     """For any pod: who asks for CPUs finds something in the folder, and a second patch adds nothing."""
     document["spec"]["runtimeClassName"] = "kata"
     there = mounts(patched(document))
-    names = Counter(member.name for member in members(document))  # nobody admits a pod that has one twice
+    names = Counter(member.name for member in members(document))  # the API server refuses duplicate names
     assert all(there[it.container] for it in read_pod(document).claims if names[it.container] == 1)

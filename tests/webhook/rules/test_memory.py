@@ -48,7 +48,7 @@ def document(annotations: dict[str, str], memory: str | None = "8Gi") -> Any:
 def test_a_limit_above_every_node_is_warned(
     configuration: bytes, annotations: dict[str, str], memory: str | None, warned: bool
 ) -> None:
-    """A bound container that may use more than any NUMA node has would be killed there: its owner is told."""
+    """A bound container with a limit above every NUMA node's memory has a warning: it would be OOM killed."""
     verdict = review_new_pod(document(annotations, memory), load_settings(configuration), Injection(BUILT_IN))
     assert verdict.causes == ()
     assert fields(verdict.warnings) == ([LIMIT] if warned else [])

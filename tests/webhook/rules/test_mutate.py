@@ -227,8 +227,8 @@ def test_what_is_there_already_stays() -> None:
     "mutations", [BUILT_IN, RESOURCES, CLUSTER_INIT], ids=["built-in", "resources", "cluster-init"]
 )
 @pytest.mark.parametrize("document", list(yaml.safe_load_all(WITHOUT_WEBHOOK.read_text(encoding="utf-8"))))
-def test_who_mounts_everything_himself_gets_no_volume(document: Any, mutations: Mutations) -> None:
-    """CMK's pods for clusters without its webhook keep their volumes and mounts, and nobody is told of others."""
+def test_a_pod_that_mounts_everything_itself_gets_no_volume(document: Any, mutations: Mutations) -> None:
+    """CMK's pods for clusters without its webhook keep their volumes and mounts, without a warning."""
     before, after = document["spec"], applied(document, mutations)["spec"]
     assert after["volumes"] == before["volumes"]
     assert [each["volumeMounts"] for each in after["containers"]] == [
@@ -238,7 +238,7 @@ def test_who_mounts_everything_himself_gets_no_volume(document: Any, mutations: 
 
 
 def test_a_directory_that_one_container_lacks_is_added() -> None:
-    """It is mounted there, told, and whoever has something in its place keeps that."""
+    """The missing mount is added with a warning; a container with another mount at that path keeps it."""
     own = {"name": "mine", "mountPath": "/etc/cmk"}
     document = pod(cores(volumeMounts=[own]), container("two"), volumes=[{"name": "mine", "emptyDir": {}}])
     spec = applied(document)["spec"]

@@ -58,7 +58,7 @@ def own(document: Any) -> dict[str, str]:
     ],
 )  # fmt: skip
 def test_pods_whose_claims_must_fit_are_marked(document: Any, *, is_marked: bool) -> None:
-    """Whoever counts on whole cores, and a virtual machine, is held back; others may start in the shared set."""
+    """A container that relies on whole cores is held back, as is a VM; others may start in the shared set."""
     assert marked(document) == ({GUARDED: "true"} if is_marked else {})
 
 

@@ -41,7 +41,7 @@ READER = PartReader(Whole)
 
 @pytest.mark.parametrize("part", [NewPod, StoredPod, WholePod], ids=["new", "stored", "whole"])
 def test_what_is_not_read_changes_nothing(part: type[Any]) -> None:
-    """Metadata that nobody reads, a status, and texts may be large, deep and no UTF-8."""
+    """Metadata and status that no rule reads, and texts, may be large, deep and invalid UTF-8."""
     reader = PartReader(part)
     assert len(bytes(STRANGE)) > LARGE
     read = reader.read(STRANGE)
@@ -55,7 +55,7 @@ def test_what_is_not_read_changes_nothing(part: type[Any]) -> None:
 
 
 def test_the_part_is_cut_out_as_it_was_sent() -> None:
-    """Of the bytes stays what a rule may read, in the order of the type; null and absent are told apart."""
+    """The part keeps the fields that a rule reads, in the type's order; null differs from absent."""
     document = (
         rb'{"x":[1],"texts" : {"a":"\u0041"},"entries":[{"t":1,"text":"\"}"},{}],"entries":null,"raw":%b}'
         % NEST

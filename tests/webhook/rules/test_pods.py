@@ -1,4 +1,4 @@
-"""Pods held to the contract: what is refused, what is told, and what an update may leave as it is."""
+"""Pods held to the contract: refusals, warnings, and what an update may leave as it is."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_a_missing_injection_is_refused_with_the_remedy() -> None:
         ("TRUE", False, True),
     ],
 )
-def test_words_of_the_mutate_annotation_are_told(value: str, resource: bool, warned: bool) -> None:
-    """`false` does not opt out beside a resource, and a word that has no effect is told."""
+def test_a_mutate_annotation_without_effect_is_warned_about(value: str, resource: bool, warned: bool) -> None:
+    """`false` does not opt out a pod that asks for a resource; a value without effect causes a warning."""
     document = pod(container("main", {CORES: "1"} if resource else None), annotations={MUTATE: value})
     verdict = judged(document)
     assert verdict.causes == ()
@@ -249,7 +249,7 @@ def charged(cpu: str, cores: str = "2", **more: Any) -> Any:
     ],
 )
 def test_an_isolated_container_can_be_resized(cpu: str, sentence: str | None) -> None:
-    """No resize can change what the scheduler counts, so a difference is told and nothing is refused."""
+    """A resize cannot change what the scheduler counts: a difference causes a warning, not a refusal."""
     for before in ("2", "4"):
         verdict = changed(charged(before), charged(cpu))
         assert verdict.causes == ()
@@ -263,7 +263,7 @@ def test_an_isolated_container_can_be_resized(cpu: str, sentence: str | None) ->
 
 
 def test_a_resized_isolated_container_can_be_edited() -> None:
-    """An annotation may change afterwards, and what did not change is not told again."""
+    """A resized container's annotations may change, and the warning comes only if the count changes with them."""
     edit = {"numa-policy.corepin.io/pod": "single"}
     assert changed(charged("3"), charged("3", **edit)) == Verdict()
     [warning] = changed(charged("3", **{SMT: "require"}), charged("3")).warnings
@@ -303,7 +303,7 @@ def test_other_launchers_need_not_be_guaranteed(document: Any) -> None:
 
 
 def test_a_template_is_judged_without_its_injection() -> None:
-    """Nobody injects into templates, so nothing is missing there."""
+    """A template is not checked for injected parts: only pods are injected."""
     assert review_template(pod(container("main", {CORES: "1"})), load_settings(b"")) == Verdict()
     assert len(review_template(pod(annotations={CPU_MANAGER: "all"}), load_settings(b"")).causes) == 1
 
@@ -350,7 +350,7 @@ def test_a_resize_must_stay_eligible(cpu: str | None, refused: bool) -> None:
 
 
 def test_a_resize_of_the_only_claimant_is_refused_once() -> None:
-    """When nobody stays eligible the annotation's own rule speaks, and only it."""
+    """If a resize leaves no container eligible, only the annotation's own rule refuses it."""
     annotations = {CPU_MANAGER: "exclusive"}
     old, new = (pod(container("main", cpu), annotations=annotations) for cpu in ("2", "1500m"))
     assert fields(changed(old, new)) == [f"metadata.annotations[{CPU_MANAGER}]"]

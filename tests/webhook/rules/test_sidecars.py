@@ -35,7 +35,7 @@ def annotated(*beside: Any, **more: Any) -> Any:
 
 
 def test_a_silent_sidecar_of_a_launcher_gets_kubevirts_values() -> None:
-    """200m and 64M as requests and limits, for init containers and native sidecars too, each told."""
+    """200m and 64M as requests and limits, for init containers and native sidecars too, each with a warning."""
     document = launcher(
         container("istio-proxy"),
         init=[container("setup"), container("mesh", restartPolicy="Always")],
@@ -113,7 +113,7 @@ def test_the_operator_switches_it_off(settings: bytes) -> None:
     ],
 )
 def test_other_pods_with_a_claim_get_them_on_request(document: Any, settings: bytes) -> None:
-    """A throttled proxy is a high price, so somebody has to ask for it."""
+    """Limits throttle a proxy, so pods other than launchers get them on request only."""
     result, warnings = planned(document, settings)
     assert qos_class(result) is QoSClass.GUARANTEED
     assert len(warnings) == 1
@@ -144,8 +144,8 @@ def test_a_container_that_states_something_is_never_touched() -> None:
     ]
 
 
-def test_values_of_a_limit_range_are_left_alone_and_told() -> None:
-    """What a LimitRange filled in is somebody's decision."""
+def test_values_of_a_limit_range_are_kept_with_a_warning() -> None:
+    """Values that a LimitRange filled in are kept, with a warning."""
     marked = {"kubernetes.io/limit-ranger": "LimitRanger plugin set: cpu request for container log"}
     document = launcher(
         container("log", {"memory": "1Gi"}, {"cpu": "10m", "memory": "1Gi"}), annotations=marked
@@ -168,10 +168,10 @@ RANGED = {"kubernetes.io/limit-ranger": "LimitRanger plugin set: cpu, memory lim
         pytest.param(RANGED, b"", False, id="nobody asks"),
     ],
 )
-def test_an_obstacle_is_told_where_limits_were_asked_for(
+def test_a_warning_says_why_requested_limits_are_not_set(
     annotations: dict[str, str], settings: bytes, is_warned: bool
 ) -> None:
-    """Who asks for limits, and gets none because nobody is silent, learns who is in the way."""
+    """A pod that asks for limits and gets none, because its containers have some, has a warning that says why."""
     document = annotated(
         container("log", {"cpu": "500m"}, {"cpu": "100m"}),
         container("logger", FULL),
@@ -193,6 +193,6 @@ def test_a_container_with_a_claim_gets_none() -> None:
 
 
 def test_a_launcher_that_never_was_guaranteed_is_not_commented() -> None:
-    """A machine without dedicated CPUs whose containers all state something is nobody's concern."""
+    """A VM without dedicated CPUs whose containers all have resources causes no warning."""
     document = pod(container("compute", FULL, {"memory": "1Mi"}), labels=LAUNCHER)
     assert planned(document) == (document, [])

@@ -52,7 +52,7 @@ def test_isolated_guests_have_no_siblings(document: VirtObject, expected: list[s
 
 @pytest.mark.parametrize("scope", ["pod", "container.compute"])
 def test_machines_do_not_use_the_shared_set(scope: str) -> None:
-    """Nobody in a guest can move a thread there: the machine's own annotation is refused, of a template too."""
+    """The shared-CPUs annotation is refused for a VM and in its template: no guest can move a thread there."""
     inner = vmi(shared="true") if scope == "pod" else vmi(ours="true")
     (cause,) = review_vm(Kind.VMI, inner, Settings()).causes
     key = f"shared-cpus.corepin.io/{scope}"

@@ -1,4 +1,4 @@
-"""Whoever reaches the port may send anything: no request takes the memory, the time or the log of the others."""
+"""Hostile requests: none takes the memory, the time or the log lines of other clients."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_answers_to_many_containers_do_not_fill_the_memory(tmp_path: Path) -> No
     assert grown < 50  # 150 such answers are 90 MB
 
 
-# What is told of it.
+# Log lines.
 
 
 def test_log_lines_are_short_whatever_the_names_are() -> None:
@@ -282,8 +282,8 @@ def test_log_lines_are_short_whatever_the_names_are() -> None:
     assert edge.lines[0].count(b"\n") == 1
 
 
-def test_refused_fields_are_told_in_short() -> None:
-    """A field that is named after what somebody wrote is cut in the log and in the answer."""
+def test_refused_fields_are_truncated() -> None:
+    """A field whose name contains a user's text is truncated in the log and in the answer."""
     edge = Edge(RULES)
     answer = edge.post("/validate", review(annotations={f"cpu-manager.corepin.io/container.{LONG}": "wrong"}))
     (cause, *_) = answer.json()["response"]["status"]["details"]["causes"]

@@ -30,10 +30,10 @@ TWO, ONE = CoreShape(threads=2, cores=8), CoreShape(threads=1, cores=4)
         pytest.param(b"wholeCores: false", {"a": TWO}, "wholeCores is false", id="switched off"),
     ],
 )
-def test_whether_whole_cores_are_counted_is_told(
+def test_whether_whole_cores_are_counted_is_logged(
     config: bytes, watched: dict[str, CoreShape], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An operator reads whether the scheduler is told of cores, and what is in the way."""
+    """The log says whether whole cores are counted for the scheduler, and if not, why."""
     file = File(Path("config.yaml"))
     with caplog.at_level(logging.INFO, "webhook.server.loader"):
         DeciderLoader(file, file)((config, None, msgspec.json.encode(kinds(watched))))

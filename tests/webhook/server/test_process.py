@@ -111,7 +111,7 @@ def test_new_pair_is_served_and_a_bad_one_is_not(secret: Mounted) -> None:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_client_certificates_are_checked(tmp_path: Path, version: ssl.TLSVersion) -> None:
-    """Only verified clients with an allowed name are served; the others are told why, or fail the handshake."""
+    """Only verified clients with an allowed name are served; the others get the reason, or fail the handshake."""
     clients = new_ca()
     secret = Mounted(tmp_path / "tls", pair(CA) | {"ca.crt": clients.cert_pem.bytes()})
 
@@ -140,7 +140,7 @@ def test_client_certificates_are_checked(tmp_path: Path, version: ssl.TLSVersion
 
 
 def test_slow_clients_delay_nobody_and_are_dropped(secret: Mounted) -> None:
-    """Whoever stops in the handshake, before or in the head, or in the body, is cut off; others never notice."""
+    """A client that stalls in the handshake, head or body is disconnected, without delay for other clients."""
     body = review()
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(

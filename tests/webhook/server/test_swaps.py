@@ -1,4 +1,4 @@
-"""Everything changes at once: files are swapped under load, and then the process is told to stop."""
+"""All files change at once: they are swapped under load, and then the process gets the signal to stop."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def encrypted(files: dict[str, bytes]) -> dict[str, bytes]:
     ],
 )
 def test_what_is_no_pair_is_refused(tmp_path: Path, files: dict[str, bytes], reason: str) -> None:
-    """The reason names the files; nobody is asked for a password."""
+    """A pair that does not match or is encrypted is refused with its file names, without a password prompt."""
     with pytest.raises(Unusable, match=reason) as refusal:
         Disk(tmp_path, files).build()
 
@@ -113,7 +113,7 @@ def test_expired_pair_does_not_displace_one_that_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inside", [b"nonsense", b"\xff"])
 def test_client_ca_must_hold_certificates(tmp_path: Path, inside: bytes) -> None:
-    """A file whose certificates cannot be read would let nobody in, or everybody."""
+    """A client CA file without readable certificates is refused."""
     ca = b"-----BEGIN CERTIFICATE-----\n" + inside + b"\n-----END CERTIFICATE-----\n"
     with pytest.raises(Unusable, match=r"ca\.crt holds no CA certificates"):
         Disk(tmp_path, {**pair(CA), "ca.crt": ca}).build()
@@ -157,7 +157,7 @@ def test_names_of_a_peer_are_its_common_name_and_alternatives() -> None:
 def test_rules_refuse_certificates_without_an_allowed_name(
     rules: ConnectionRules, certificate: dict[str, object] | None, refusal: str | None
 ) -> None:
-    """Everybody without a CA; with one, whoever it verified, by name if names are given."""
+    """Any client without a CA; with one, verified clients only, with an allowed name if names are configured."""
     found = rules.refusal(certificate)
 
     assert (refusal in (found or "")) if refusal else found is None

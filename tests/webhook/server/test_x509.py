@@ -35,6 +35,6 @@ def test_first_certificate_of_a_chain_counts() -> None:
 
 @given(st.one_of(st.binary(), st.binary().map(lambda raw: f"{BEGIN}\n{raw.hex()}\n{END}".encode())))
 def test_anything_else_is_no_certificate(pem: bytes) -> None:
-    """Garbage is told as such, and nothing else is ever raised."""
+    """For any other bytes the reader raises BadCertificate and nothing else."""
     with pytest.raises(BadCertificate):
         not_after(pem)
