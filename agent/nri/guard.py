@@ -2,7 +2,7 @@
 
 While the agent is down, or too slow, a runtime creates containers without the agent's CPUs. The guard is a separate
 program with its own NRI connection: it validates the result of all plugins. It checks only pods with the webhook's
-mark.
+mark, and containers that name a CDI device of a ResourceClaim with CPUs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.nri.wire import CPUSET_CPUS, PluginName
 from agent.nri.wire import nri_pb2 as pb
 from pinning.contract import GUARDED, GUARDED_VALUE, NRI_PLUGIN, NRI_PLUGIN_INDEX
+from pinning.dra.claims import claimed_by
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Guard:
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
         """Return why a container may not be created; empty if it may."""
         pod, name = request.pod, request.container.name
-        if pod.annotations.get(GUARDED) != GUARDED_VALUE or pod.namespace in self._exempt:
+        if pod.namespace in self._exempt or not _is_guarded(pod, request.container):
             return ""
         if is_vm_handler(pod.runtime_handler):  # the agent sets its CPUs once it runs
             return ""
@@ -79,6 +80,14 @@ class Guard:
 
     def event(self, event: int, pod: Any, container: Any) -> None:
         """Ignore the event."""
+
+
+def _is_guarded(pod: pb.PodSandbox, container: pb.Container) -> bool:
+    """Return whether a container must not start without CPUs: by the mark of its pod, else by its ResourceClaims."""
+    mark = pod.annotations.get(GUARDED)
+    if mark is not None:
+        return mark == GUARDED_VALUE
+    return any(claimed_by(device.name) for device in container.CDI_devices)
 
 
 def lack_of_cpus(request: pb.ValidateContainerAdjustmentRequest) -> str:

@@ -101,7 +101,7 @@ class Plugin:
             return answer
         owner = Owner(pod.uid, container.name)
         asks = pod.uid not in table.known and _asks(pod)
-        devices = [device.name for device in container.CDI_devices] if table.ledger.claims else []
+        devices = [device.name for device in container.CDI_devices]  # none where no pod claims devices
         start = table.start(
             owner, claims=asks, namespace=pod.namespace, busy=self._busy(table), cdi_devices=devices
         )

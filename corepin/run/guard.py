@@ -20,8 +20,8 @@ EXEMPT: Final = "kube-system"
 DESCRIPTION: Final = "Hold back containers whose claims must fit until the agent has assigned their CPUs."
 EPILOG: Final = """\
 It registers with the container runtime as an NRI plugin that validates (containerd 2.2 or later), changes nothing, and
-needs no right except access to the socket. It checks only pods with the annotation guard.corepin.io/pod: "true", which the
-webhook gives to pods whose claims must fit. Where the agent only observes it admits everything.
+needs no right except access to the socket. It checks pods with the annotation guard.corepin.io/pod: "true", which the
+webhook gives to pods whose claims must fit, and containers with ResourceClaims for CPUs. Where the agent only observes it admits everything.
 """
 
 logger = logging.getLogger("agent.nri.guard")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import stat
+import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -227,7 +229,7 @@ def test_request_that_is_reset_or_left_is_cancelled(tmp_path: Path) -> None:
 
 
 def test_requests_that_are_reset_at_once_are_never_asked(tmp_path: Path) -> None:
-    """Request and reset come in one read: no coroutine is left, which would be a warning."""
+    """Requests and their resets come in one read: no coroutine is made for a whole one, nor for one that is too large."""
 
     async def use(path: Path, service: Service) -> None:
         async with Raw(path) as raw:
@@ -236,12 +238,20 @@ def test_requests_that_are_reset_at_once_are_never_asked(tmp_path: Path) -> None
                 raw.h2.send_data(stream, message(b""), end_stream=True)
                 raw.h2.reset_stream(stream)
             raw.h2.send_headers(201, HEADERS)
-            raw.h2.send_data(201, message(b""), end_stream=True)
+            raw.h2.send_data(201, message(b"more bytes than the server takes"))
+            raw.h2.reset_stream(201)
+            raw.h2.send_headers(203, HEADERS)
+            raw.h2.send_data(203, message(b""), end_stream=True)
             await raw.send()
             await raw.until(StreamEnded)
         assert service.asked == 1
 
-    serving(tmp_path, use)
+    with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings(record=True) as warned:
+        patched.setattr("agent.grpc_server.MOST_BYTES", 20)
+        warnings.simplefilter("always")
+        serving(tmp_path, use)
+        gc.collect()  # a coroutine that was not awaited warns when it is deleted
+    assert [str(it.message) for it in warned] == []
 
 
 def test_longest_request_ends_with_a_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

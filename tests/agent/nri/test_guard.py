@@ -43,6 +43,14 @@ def created(
     return request
 
 
+def claiming(mark: str | None = None, **more: str) -> pb.ValidateContainerAdjustmentRequest:
+    """Return the creation of a container that names CDI devices, one of them with the CPUs of a claim."""
+    request = created(annotations={} if mark is None else {GUARDED: mark}, **more)  # type: ignore[arg-type]
+    for name in ("nvidia.com/gpu=0", "corepin.io/cpu=claim-00000000-0000-4000-8000-000000000001-cpu"):
+        request.container.CDI_devices.add(name=name)
+    return request
+
+
 def judged(request: pb.ValidateContainerAdjustmentRequest, *, observes: bool = False) -> str:
     """Return why a container is held back; nothing when it may start."""
     return Guard(frozenset({"kube-system", "corepin-agent"}), lambda: observes).validate(request)
@@ -123,3 +131,14 @@ def test_it_changes_nothing() -> None:
     assert list(guard.synchronize([pb.KnownPodSandbox(id="p1")], [pb.KnownContainer(id="c1")])) == []
     assert guard.create_container(pod, container) == pb.CreateContainerResponse()
     assert guard.update_container(pod, container, pb.LinuxResources()) == pb.UpdateContainerResponse()
+
+
+def test_a_container_of_a_claim_is_held_back_without_a_mark() -> None:
+    """The variable of its claim names CPUs on which it would not run; a pod that chose to start rather than wait does."""
+    assert "corepin's agent gave it none in time" in judged(claiming())
+    assert judged(claiming(cpus="2-3", owner=str(AGENT))) == ""
+    assert judged(claiming(namespace="kube-system")) == ""
+    assert judged(claiming(mark="false")) == ""
+    other = created(annotations={})
+    other.container.CDI_devices.add(name="nvidia.com/gpu=0")
+    assert judged(other) == ""

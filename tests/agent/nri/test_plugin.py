@@ -97,6 +97,17 @@ def test_system_containers_are_made_on_the_reserved_cpus(node: Node) -> None:
     assert update.linux.resources.cpu.cpus == "0,4"
 
 
+def test_container_of_a_claim_that_no_ledger_holds_is_not_made(node: Node) -> None:
+    """Its claim was released, or never prepared: also on a node where no claim holds CPUs; other devices count for nothing."""
+    uid = "00000000-0000-4000-8000-000000000001"
+    claiming = container("c0", "b")
+    claiming.CDI_devices.add(name="nvidia.com/gpu=0")
+    assert node.plugin.create_container(B, claiming).adjust.linux.resources.cpu.cpus == "0,2-4,6-7"
+    claiming.CDI_devices.add(name=f"corepin.io/cpu=claim-{uid}-cpu")
+    with pytest.raises(Reject, match=f"claim {uid} holds no CPUs of this node: delete the pod"):
+        node.plugin.create_container(B, claiming)
+
+
 def test_everyone_else_is_made_in_the_shared_set(node: Node) -> None:
     """While NRI holds nothing starts on the CPUs of an owner, and nobody else is told of CPUs."""
     answer = node.plugin.create_container(B, container("c0", "b"))
