@@ -1,4 +1,4 @@
-"""Scenes that tests of passes share: an owner and a plain container beside it, on FLAT with CPUs 0 and 4 reserved."""
+"""Scenes shared by pass tests: an exclusive and a plain container on FLAT, CPUs 0 and 4 reserved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOUR = Wish("4")  # KubeVirt's dedicated CPUs: the launcher's container is calle
 
 
 def pinned_pair(node: FakeNode) -> tuple[str, str]:
-    """Run an exclusive container and a plain one until both are where they belong; return their ids."""
+    """Run an exclusive and a plain container until both have their CPUs; return their ids."""
     node.add("a", TWO)
     node.add("b", PLAIN)
     owner, other = node.start("a"), node.start("b")
@@ -29,14 +29,14 @@ def container(state: NodeState, uid: str, name: str = "c0"):  # type: ignore[no-
 
 
 def machine_state(state: NodeState) -> VMState:
-    """Return what is said of the machine of the pod a."""
+    """Return the state of the virtual machine of pod a."""
     vm = next(pod for pod in state.pods if pod.uid == "a").vm
     assert vm is not None
     return vm
 
 
 def launched(node: FakeNode, vm: FakeVM | None = None) -> str:
-    """Run a launcher v that holds CPUs 1,5 and 2,6 with a machine in it; return the id of its container."""
+    """Run a launcher v that owns CPUs 1,5 and 2,6 with a virtual machine in it; return its container's id."""
     node.add("v", FOUR, vm=True)
     number = node.start("v", "compute")
     node.vms.machines[number] = vm or machine(4, node.topology.online, worker=2)
@@ -45,7 +45,7 @@ def launched(node: FakeNode, vm: FakeVM | None = None) -> str:
 
 
 def state_of(node: FakeNode) -> VMState:
-    """Return what the next pass says of the launcher's machine."""
+    """Run a pass and return the state of the launcher's virtual machine."""
     state = node.run()
     vm = next(pod for pod in state.pods if pod.uid == "v").vm
     assert vm is not None
@@ -53,10 +53,10 @@ def state_of(node: FakeNode) -> VMState:
 
 
 def pins(node: FakeNode, number: str) -> list[str]:
-    """Return where the vCPUs of a machine may run."""
+    """Return the affinity of each vCPU of a virtual machine."""
     return list(map(str, node.vms.machines[number].vcpus))
 
 
 def poll(node: FakeNode) -> bool:
-    """Let the agent look at the thread counts."""
+    """Let the agent poll the thread counts of virtual machines."""
     return node.runner.run(node.agent.reconciler.vms.poll())

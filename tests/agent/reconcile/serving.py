@@ -1,4 +1,4 @@
-"""An agent that serves beside a test, and what it reports."""
+"""Helper that runs a test scenario beside a serving agent and records its reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 60
 
 @dataclass
 class Reports:
-    """A reporter that tells the test; it fails as often as it is told to."""
+    """A reporter that records states, raises the given failures first and wakes the test."""
 
     failures: list[Exception] = field(default_factory=list)
     states: list[NodeState] = field(default_factory=list)
@@ -24,18 +24,18 @@ class Reports:
     resets: int = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Take a state."""
+        """Record a state, or raise the next failure."""
         if self.failures:
             raise self.failures.pop()
         self.states.append(state)
         self.news.set()
 
     async def reset(self) -> None:
-        """Count."""
+        """Count the resets."""
         self.resets += 1
 
     async def until(self, is_there: Callable[[NodeState], bool]) -> None:
-        """Wait until a state says so."""
+        """Wait until the last published state satisfies the condition."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not (self.states and is_there(self.states[-1])):
                 await self.news.wait()
@@ -45,7 +45,7 @@ class Reports:
 def serving(
     node: FakeNode, scenario: Callable[[Agent, Reports], Coroutine[Any, Any, None]], **more: Any
 ) -> None:
-    """Run a scenario beside an agent that serves."""
+    """Run a scenario beside an agent that serves, then stop the agent."""
 
     async def run() -> None:
         reports = Reports(**more)

@@ -1,4 +1,4 @@
-"""The agenda: looks that are due run, each in a task of its own, on a clock that the test moves."""
+"""The agenda runs each due look in its own task, on a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Looks:
         self.ran: list[str] = []
 
     def look(self, key: str, again: float | None = None) -> Callable[[], Coroutine[Any, Any, float | None]]:
-        """Return a look that notes its key."""
+        """Return a look that records its key."""
 
         async def note() -> float | None:
             self.ran.append(key)
@@ -43,20 +43,20 @@ def looks() -> Looks:
 
 
 def test_looks_run_in_the_order_in_which_they_are_due(looks: Looks) -> None:
-    """Those due at the same time in the order of their keys; a look that was not asked for does not run."""
+    """Looks run by due time, then by key; a look without a due time does not run."""
     for key, seconds in (("b", 2.0), ("c", 1.0), ("a", 2.0), ("never", None)):
         looks.agenda.add(key, looks.look(key), seconds)
     assert (looks.at(0.9), looks.at(1.0), looks.at(2.0), looks.at(99.0)) == ([], ["c"], ["a", "b"], [])
 
 
-def test_look_says_when_it_is_due_again(looks: Looks) -> None:
-    """Its seconds count from its end."""
+def test_look_returns_seconds_until_its_next_run(looks: Looks) -> None:
+    """The next run is due the returned number of seconds after the look's end."""
     looks.agenda.add("a", looks.look("a", again=5.0), 0.0)
     assert (looks.at(1.0), looks.at(5.9), looks.at(6.0)) == (["a"], [], ["a"])
 
 
 def test_later_request_delays_no_look(looks: Looks) -> None:
-    """The earliest time counts, until it is cancelled."""
+    """A later request never postpones an earlier due time; cancelling removes it."""
     looks.agenda.add("a", looks.look("a"), 3.0)
     looks.agenda.within("a", 1.0)
     looks.agenda.within("a", 2.0)
@@ -67,7 +67,7 @@ def test_later_request_delays_no_look(looks: Looks) -> None:
 
 
 def test_look_that_runs_is_not_begun_twice(looks: Looks) -> None:
-    """A request in the meantime counts once it has ended."""
+    """A request during a running look takes effect when that look ends."""
     looks.agenda.add("a", looks.look("a"), 0.0)
     assert looks.agenda.take_due() == ["a"]
     looks.agenda.within("a", 0.0)
@@ -77,7 +77,7 @@ def test_look_that_runs_is_not_begun_twice(looks: Looks) -> None:
 
 
 def test_look_that_crashes_is_due_again(looks: Looks, caplog: pytest.LogCaptureFixture) -> None:
-    """A bug in one look ends no other, and is in the log with its key."""
+    """A crashed look is logged with its key and retried, and other looks still run."""
 
     async def crash() -> float:
         raise RuntimeError("a bug")
@@ -88,7 +88,7 @@ def test_look_that_crashes_is_due_again(looks: Looks, caplog: pytest.LogCaptureF
 
 
 def test_long_look_delays_no_other() -> None:
-    """While one look waits, another one runs again and again."""
+    """A look that waits does not block the other looks."""
 
     async def scenario() -> int:
         agenda, rounds, done = Agenda(), 0, asyncio.Event()
@@ -116,7 +116,7 @@ def test_long_look_delays_no_other() -> None:
 
 
 def test_request_for_an_earlier_time_sets_the_timer_anew() -> None:
-    """An agenda whose first look is due in an hour runs another one at once, and one that was cancelled never."""
+    """A request for an earlier time resets the timer; a cancelled look does not run."""
 
     async def scenario() -> list[str]:
         agenda, ran, done = Agenda(), [], asyncio.Event()

@@ -1,4 +1,4 @@
-"""How a plan is applied: by which way, in which order, and what happens when a write fails."""
+"""Applying a plan: through the cgroup or the runtime, in which order, and what a failed write causes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WINDOWS = "corepin_agent_unpinned_window_seconds_count"
 
 
 def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
-    """What is created has no cgroup to write: the runtime takes the set, and the container starts with it."""
+    """A created container has no cgroup yet, so the runtime gets its CPUs and starts it with them."""
     node.add("a", TWO)
     node.run()
     number = node.start("a", state=State.CREATED)
@@ -34,7 +34,7 @@ def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
 
 
 def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode) -> None:
-    """An OK is no proof: the cgroup of the running container is read, and written."""
+    """An update that the runtime lost is detected when the container runs, and its cgroup is written."""
     node.add("a", TWO)
     node.run()
     number = node.start("a", state=State.CREATED)
@@ -47,7 +47,7 @@ def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode)
 
 
 def test_window_that_is_not_known_is_none(node: FakeNode) -> None:
-    """A container that was moved while it ran, and whose processes' age cannot be read, is not said to have no window."""
+    """The unpinned time is None and not in the metric if the age of the processes cannot be read."""
     node.add("a", TWO)
     node.run()
     number = node.start("a")
@@ -62,7 +62,7 @@ def test_window_that_is_not_known_is_none(node: FakeNode) -> None:
 
 
 def test_created_container_is_not_sent_again_and_again(node: FakeNode) -> None:
-    """While a container stays created one call is enough."""
+    """A container that stays created is sent to the runtime once."""
     node.add("a", TWO)
     node.start("a", state=State.CREATED)
     node.run(passes=3)
@@ -71,7 +71,7 @@ def test_created_container_is_not_sent_again_and_again(node: FakeNode) -> None:
 
 
 def test_no_pass_waits_for_a_created_container(node: FakeNode) -> None:
-    """While a slow runtime takes the set of a container that does not run yet, those that run are moved."""
+    """A pass moves running containers while a slow runtime call for a created container is still open."""
     pinned_pair(node)
     node.add("c", PLAIN)
     node.add("d", PLAIN)
@@ -92,8 +92,8 @@ def test_no_pass_waits_for_a_created_container(node: FakeNode) -> None:
     assert str(node.records[created]) == "0,2-4,6-7"
 
 
-def test_newer_set_waits_for_the_one_that_was_sent_at_birth(node: FakeNode) -> None:
-    """A container that begins to run while the runtime has its first set in its hands ends on its newest set."""
+def test_newer_set_waits_for_the_runtime_call_in_flight(node: FakeNode) -> None:
+    """A container that starts while the runtime applies its first set ends on the newest set."""
     pinned_pair(node)
     node.add("c", PLAIN)
     created = node.start("c", state=State.CREATED)
@@ -117,7 +117,7 @@ def test_newer_set_waits_for_the_one_that_was_sent_at_birth(node: FakeNode) -> N
 
 
 def test_without_write_access_the_runtime_does_everything(node: FakeNode) -> None:
-    """Cgroups that may only be read still prove what the runtime did."""
+    """If cgroups are read-only the agent updates containers through the runtime and reads the result back."""
     node.cgroups.writable = False
     owner, other = pinned_pair(node)
 
@@ -126,7 +126,7 @@ def test_without_write_access_the_runtime_does_everything(node: FakeNode) -> Non
 
 
 def test_refused_cgroup_write_is_done_by_the_runtime(node: FakeNode) -> None:
-    """One cgroup that cannot be written does not keep its container unpinned."""
+    """A container whose cgroup write is refused is updated through the runtime."""
     node.add("a", TWO)
     number = node.start("a")
     node.cgroups.errors[node.cgroup(number)] = Refused("EACCES")
@@ -135,8 +135,8 @@ def test_refused_cgroup_write_is_done_by_the_runtime(node: FakeNode) -> None:
     assert node.cpus(number) == "1,5"
 
 
-def test_grant_is_not_done_while_a_bystander_cannot_leave(node: FakeNode) -> None:
-    """What waits for a failure is not done, and is done as soon as the failure is over."""
+def test_owner_waits_until_others_have_left_its_cpus(node: FakeNode) -> None:
+    """The owner gets its CPUs only after the other container has left them."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
@@ -154,7 +154,7 @@ def test_grant_is_not_done_while_a_bystander_cannot_leave(node: FakeNode) -> Non
 
 
 def test_lost_write_of_a_bystander_holds_the_grant_up(node: FakeNode) -> None:
-    """A write that the kernel does not show counts as not done."""
+    """A write that the kernel does not show on read-back counts as failed, so the owner waits."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.add("a", TWO)
@@ -167,7 +167,7 @@ def test_lost_write_of_a_bystander_holds_the_grant_up(node: FakeNode) -> None:
 
 
 def test_failing_container_does_not_hold_up_others(node: FakeNode) -> None:
-    """A container whose own write fails is tried again later; its neighbours are where they belong."""
+    """A failed write is retried later; other containers are still moved."""
     node.add("a", TWO)
     node.add("c", TWO)
     failing, fine = node.start("a"), node.start("c")
@@ -181,8 +181,8 @@ def test_failing_container_does_not_hold_up_others(node: FakeNode) -> None:
     assert node.agent.reconciler.retry_seconds() is not None
 
 
-def test_failure_is_not_tried_again_at_once(node: FakeNode) -> None:
-    """Other events do not hammer a container that just failed; time does."""
+def test_failed_write_is_retried_after_its_backoff(node: FakeNode) -> None:
+    """A failed write is retried only after its backoff, however many passes run before."""
     node.add("a", TWO)
     number = node.start("a")
     node.cgroups.errors[node.cgroup(number)] = Unavailable("EIO")
@@ -197,7 +197,7 @@ def test_failure_is_not_tried_again_at_once(node: FakeNode) -> None:
 
 
 def test_due_write_that_waits_for_another_makes_no_pass_follow_at_once(node: FakeNode) -> None:
-    """Its own time is over, and until the other one is tried nothing can be done for it."""
+    """A write that waits for another failed write causes no immediate pass when its backoff is over."""
     node.add("a", TWO)
     number = node.start("a")
     node.cpusets[node.cgroup(number)] = CPUSet.parse("0,4")
@@ -213,8 +213,8 @@ def test_due_write_that_waits_for_another_makes_no_pass_follow_at_once(node: Fak
     assert retry > 0
 
 
-def test_failure_that_no_longer_matters_is_forgotten(node: FakeNode) -> None:
-    """A write that failed and is not needed any more is not told for ever."""
+def test_error_of_an_unneeded_write_is_removed(node: FakeNode) -> None:
+    """The error of a write that is no longer needed is removed from the state."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
@@ -227,8 +227,8 @@ def test_failure_that_no_longer_matters_is_forgotten(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("error", [Gone("x"), Gone("no such container")])
-def test_container_that_vanished_is_in_nobodys_way(node: FakeNode, error: Gone) -> None:
-    """A bystander that ends while it is written counts as having left."""
+def test_container_that_exits_during_a_write_frees_its_cpus(node: FakeNode, error: Gone) -> None:
+    """A container that exits while it is written counts as having left the owner's CPUs."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.add("a", TWO)
@@ -240,8 +240,8 @@ def test_container_that_vanished_is_in_nobodys_way(node: FakeNode, error: Gone) 
     assert container(state, "a").is_pinned
 
 
-def test_narrower_parent_is_told_and_tried_again(node: FakeNode) -> None:
-    """A child's effective set follows a narrower parent: that is no proof, and no hot loop either."""
+def test_narrower_parent_cgroup_is_reported_as_failure(node: FakeNode) -> None:
+    """If a parent cgroup narrows the effective set, the container is a failure and not pinned."""
     node.add("a", TWO)
     number = node.start("a")
     node.cgroups.ceiling[node.cgroup(number)] = CPUSet.parse("0-3")

@@ -1,4 +1,4 @@
-"""The ledger on disk: written whole, read whole or not at all, and one agent at a time."""
+"""The checkpoint file: atomic writes, detection of damage, versions, and a lock for one agent at a time."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def saved(topology: Topology = FLAT, boot: str = "boot-1") -> Saved:
 
 
 def settled(folder: StateDir) -> None:
-    """Make what is saved the checkpoint."""
+    """Save a checkpoint and flush it."""
     folder.save(saved())
     folder.settle()
 
 
 def test_checkpoint_is_read_as_it_was_written() -> None:
-    """What is saved comes back equal."""
+    """A checkpoint that is written and read back is equal."""
     assert read(write(saved()), "machine-1") == saved()
 
 
 def test_devices_are_read_as_they_were_written() -> None:
-    """Devices of containers stand inside the ledger, where an earlier agent passes over them."""
+    """Devices are stored inside the ledger, where an earlier version ignores them."""
     devices = {Owner("a", "c0"): (Device("nvidia.com/gpu", CPUSet([1])),), Owner("b", "c0"): ()}
     with_devices = replace(saved(), devices=devices)
     content = write(with_devices)
@@ -62,7 +62,7 @@ def test_devices_are_read_as_they_were_written() -> None:
 
 
 def test_checkpoint_of_an_earlier_agent_is_read() -> None:
-    """A file that an agent wrote before it was laid out anew says the same, and is written again as it was."""
+    """A checkpoint of an earlier version is read, and writing it again gives the same bytes."""
     content = Path("tests/data/checkpoints/before-the-move.json").read_bytes()
     before = read(content, "machine-1")
     assert [(held.name, str(held.cpus), str(held.idle)) for held in before.ledger] == [
@@ -76,7 +76,7 @@ def test_checkpoint_of_an_earlier_agent_is_read() -> None:
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_no_flipped_bit_goes_unnoticed(at: int, bit: int) -> None:
-    """A checkpoint with any one bit changed is refused, or says the same."""
+    """A checkpoint with one flipped bit is refused, or reads as the same values."""
     content = bytearray(write(saved()))
     content[at % len(content)] ^= 1 << bit
     with suppress(Unusable):
@@ -85,7 +85,7 @@ def test_no_flipped_bit_goes_unnoticed(at: int, bit: int) -> None:
 
 @given(length=st.integers(0, 10**6))
 def test_no_cut_goes_unnoticed(length: int) -> None:
-    """A checkpoint that ends too early is refused; only the last line break is not missed."""
+    """A truncated checkpoint is refused, unless only the last line break is missing."""
     content = write(saved())
     short = content[: length % (len(content) - 1)]
     with pytest.raises(Unusable):
@@ -103,32 +103,32 @@ def test_no_cut_goes_unnoticed(length: int) -> None:
     )
 )
 def test_any_other_file_is_refused(content: bytes) -> None:
-    """Whatever else lies there is refused in words, never with a crash."""
+    """Any other content is refused with `Unusable`, never with a crash."""
     with pytest.raises(Unusable):
         read(content, "machine-1")
 
 
 def test_deep_nesting_is_refused() -> None:
-    """A file that would exhaust the parser is damaged like any other."""
+    """A file nested deeply enough to exhaust the parser is refused as damaged."""
     with pytest.raises(Unusable, match="damaged"):
         read(b"[" * 100000, "machine-1")
 
 
-def test_another_machine_is_told() -> None:
-    """The checkpoint of a cloned disk is refused, and both ids are named."""
+def test_checkpoint_of_another_machine_is_refused() -> None:
+    """The error for the checkpoint of a cloned disk names both machine ids."""
     with pytest.raises(Unusable, match=r"machine-1.*machine-2"):
         read(write(saved()), "machine-2")
 
 
-def test_older_version_is_told() -> None:
-    """The version that was found and the one that is written are named."""
+def test_checkpoint_of_an_older_version_is_refused() -> None:
+    """The error names the version found and the version that this agent writes."""
     older = json.dumps({**json.loads(write(saved())), "version": 0}).encode()
     with pytest.raises(Unusable, match=r"version 0.*writes version 1"):
         read(older, "machine-1")
 
 
 def newer(at: str = "top", **members: object) -> bytes:
-    """Return the checkpoint as a later version may write it: with more members."""
+    """Return a checkpoint with members that only a later version knows."""
     body = json.loads(write(saved()))
     del body["version"], body["checksum"]
     (body if at == "top" else body["ledger"]).update(members)
@@ -139,7 +139,7 @@ def newer(at: str = "top", **members: object) -> bytes:
 
 @pytest.mark.parametrize("at", ["top", "ledger"])
 def test_members_of_a_later_version_are_passed_over(at: str) -> None:
-    """What this version does not know changes nothing, and is covered by the checksum."""
+    """Unknown members are ignored when read and covered by the checksum."""
     content = newer(at, devices={"gpu-0": ["uid", 3]}, needs=[]) if at == "top" else newer(at, pools=[None])
 
     assert read(content, "machine-1") == saved()
@@ -148,7 +148,7 @@ def test_members_of_a_later_version_are_passed_over(at: str) -> None:
 
 
 def test_what_the_checkpoint_needs_is_written_only_if_it_needs_something() -> None:
-    """The agents of before this member refuse a file that has it."""
+    """`needs` is written only when it is not empty, because earlier agents refuse a file with this member."""
     needing = replace(saved(), needs=frozenset({"pools", "devices"}))
 
     assert "needs" not in json.loads(write(saved()))
@@ -156,7 +156,7 @@ def test_what_the_checkpoint_needs_is_written_only_if_it_needs_something() -> No
 
 
 def test_a_checkpoint_that_needs_a_later_version_is_kept(tmp_path: Path) -> None:
-    """Its words are named, few of many, and no file is moved: neither the newest nor the one before it."""
+    """A checkpoint that needs a later version is refused with a short error, and its file stays."""
     folder = StateDir(tmp_path)
     path = tmp_path / "checkpoint.json"
     folder.save(replace(saved(), needs=frozenset({"pools"})))
@@ -182,28 +182,28 @@ def test_a_checkpoint_that_needs_a_later_version_is_kept(tmp_path: Path) -> None
 
 
 def test_another_machines_needs_do_not_count(tmp_path: Path) -> None:
-    """The checkpoint of a cloned disk is set aside, whatever it needs."""
+    """A checkpoint of another machine is refused for the machine, whatever its `needs` say."""
     with pytest.raises(Unusable, match="another machine"):
         read(newer(needs=["pools"]), "machine-2")
 
 
 @pytest.mark.parametrize("needs", ["pools", None, {"pools": 1}, [1], [["pools"]], "x" * 10**6])
-def test_needs_that_are_no_words_are_damage(needs: object) -> None:
-    """They are told, and cut short."""
+def test_malformed_needs_are_refused(needs: object) -> None:
+    """A malformed `needs` member is refused with a truncated error message."""
     with pytest.raises(Unusable, match="no list of words") as found:
         read(newer(needs=needs), "machine-1")
     assert len(str(found.value)) < 200
 
 
-def test_nothing_saved_is_nothing(tmp_path: Path) -> None:
-    """A new node has no checkpoint, and that is no problem."""
+def test_new_node_has_no_checkpoint(tmp_path: Path) -> None:
+    """Loading from an empty state folder returns None."""
     folder = StateDir(tmp_path / "new")
     assert folder.load("machine-1") is None
     folder.close()
 
 
 def test_saved_is_loaded_and_damage_is_kept_aside(tmp_path: Path) -> None:
-    """A damaged file is refused once, and is then found under another name."""
+    """A damaged file is refused once and kept as `checkpoint.json.damaged`."""
     folder = StateDir(tmp_path)
     settled(folder)
     assert folder.load("machine-1") == saved()
@@ -216,7 +216,7 @@ def test_saved_is_loaded_and_damage_is_kept_aside(tmp_path: Path) -> None:
 
 
 def test_half_written_file_beside_is_ignored(tmp_path: Path) -> None:
-    """An agent that died while it wrote leaves the older checkpoint whole."""
+    """A partly written `checkpoint.new` is ignored; the older checkpoint is loaded."""
     folder = StateDir(tmp_path)
     settled(folder)
     (tmp_path / "checkpoint.new").write_bytes(b"{")
@@ -225,7 +225,7 @@ def test_half_written_file_beside_is_ignored(tmp_path: Path) -> None:
 
 
 def test_what_was_saved_counts_before_it_is_settled(tmp_path: Path) -> None:
-    """An agent that died between its actions and the flush has left the ledger that it acted by."""
+    """A saved checkpoint is loaded also when the agent died before it was flushed."""
     folder = StateDir(tmp_path)
     settled(folder)
     folder.save(saved(WITHOUT_SMT))
@@ -238,7 +238,7 @@ def test_what_was_saved_counts_before_it_is_settled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saves", [1, 2])
 def test_power_cut_before_the_flush_leaves_the_one_before(tmp_path: Path, saves: int) -> None:
-    """What was not flushed may be torn; the last one that was is still there, however many followed it."""
+    """If an unflushed checkpoint is torn, the last flushed one is loaded, also after several saves."""
     folder = StateDir(tmp_path)
     settled(folder)
     for _ in range(saves):
@@ -249,7 +249,7 @@ def test_power_cut_before_the_flush_leaves_the_one_before(tmp_path: Path, saves:
 
 
 def test_nothing_is_left_when_everything_is_forgotten(tmp_path: Path) -> None:
-    """What is saved and not settled goes with the checkpoint."""
+    """`remove` deletes saved and flushed checkpoints."""
     folder = StateDir(tmp_path)
     settled(folder)
     folder.save(saved())
@@ -259,7 +259,7 @@ def test_nothing_is_left_when_everything_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_second_agent_is_kept_out(tmp_path: Path) -> None:
-    """Who holds the lock and what to do is told; when the first is gone the second comes in."""
+    """A second agent is refused with the pid of the first, and can start once the first has closed."""
     first = StateDir(tmp_path)
     with pytest.raises(AlreadyRunning, match=r"pid \d+.*stop it"):
         StateDir(tmp_path)
@@ -268,16 +268,16 @@ def test_second_agent_is_kept_out(tmp_path: Path) -> None:
 
 
 def test_within_one_boot_assignments_are_taken_as_they_are() -> None:
-    """CPUs that are offline right now are the plan's business."""
+    """Within one boot the ledger is kept as it is, also when CPUs of it are offline."""
     now = FLAT.with_online(CPUSet.parse("0"))
     assert as_kept(saved(), "boot-1", now) == saved().ledger
 
 
 def test_after_a_reboot_the_same_cores_are_kept() -> None:
-    """A machine that is the same keeps everybody's CPUs."""
+    """After a reboot with the same topology all containers keep their CPUs."""
     assert as_kept(saved(), "boot-2", FLAT) == saved().ledger
 
 
 def test_after_a_reboot_other_cores_are_given_up() -> None:
-    """Where siblings are others (SMT switched off in the firmware) what rests on them is given anew."""
+    """After a reboot with another topology, such as SMT switched off, the ledger is dropped."""
     assert as_kept(saved(), "boot-2", WITHOUT_SMT) == Ledger()

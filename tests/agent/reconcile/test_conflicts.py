@@ -1,4 +1,4 @@
-"""What passes do about other writers of cpusets, and what is no foreign write."""
+"""Foreign writes of cpusets: repair, conflicts, and changes that are no foreign write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.pinning.world import Wish
 
 
 def test_foreign_write_is_repaired_at_once(node: FakeNode) -> None:
-    """A cpuset that somebody else changed is put back in the next pass, and counted."""
+    """A cpuset that another program changed is restored in the next pass and counted."""
     owner, _ = pinned_pair(node)
     node.cpusets[node.cgroup(owner)] = CPUSet.parse("0-7")
     node.run()
@@ -22,7 +22,7 @@ def test_foreign_write_is_repaired_at_once(node: FakeNode) -> None:
 
 
 def test_third_foreign_write_is_a_conflict_and_ten_quiet_minutes_end_it(node: FakeNode) -> None:
-    """A conflict is told with whom it compromises, nothing is written during it, and afterwards it is repaired."""
+    """The third foreign write is a reported conflict, which is repaired after ten quiet minutes."""
     _, other = pinned_pair(node)
     for _ in range(3):
         node.cpusets[node.cgroup(other)] = CPUSet.parse("0-7")
@@ -38,8 +38,8 @@ def test_third_foreign_write_is_a_conflict_and_ten_quiet_minutes_end_it(node: Fa
     assert node.cpus(other) == "0,2-4,6-7"
 
 
-def test_created_container_is_nobodys_intruder(node: FakeNode) -> None:
-    """Some runtimes make its cgroup, on every CPU, before it runs: nothing of it can run there, so nothing is told."""
+def test_created_container_is_no_intruder(node: FakeNode) -> None:
+    """A created container whose cgroup has all CPUs is no intruder, because no task of it runs yet."""
     pinned_pair(node)
     node.add("late", Wish("1", policy="exclusive"))
     number = node.start("late", state=State.CREATED)
@@ -57,7 +57,7 @@ def test_created_container_is_nobodys_intruder(node: FakeNode) -> None:
 
 
 def test_writes_in_a_conflict_make_it_longer_without_a_pass(node: FakeNode) -> None:
-    """A writer that goes on is only counted: it must not keep the agent busy."""
+    """Foreign writes during a conflict extend it and request no pass."""
     _, other = pinned_pair(node)
     for _ in range(3):
         node.cpusets[node.cgroup(other)] = CPUSet.parse("0-7")
@@ -73,7 +73,7 @@ def test_writes_in_a_conflict_make_it_longer_without_a_pass(node: FakeNode) -> N
 
 
 def test_cpu_that_goes_offline_is_no_foreign_write(node: FakeNode) -> None:
-    """What the kernel does with cpusets when CPUs go is nobody's rewrite."""
+    """A cpuset that the kernel narrows on CPU hotplug is not counted as a rewrite."""
     pinned_pair(node)
     node.topology = node.topology.with_online(CPUSet.parse("0-6"))
     node.run()

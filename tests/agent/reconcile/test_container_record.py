@@ -1,4 +1,4 @@
-"""What the agent remembers of a container changes by the record's own verbs."""
+"""Fields of a container record are changed only by the record's own methods."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MODULES = sorted(Path(agent.reconcile.__path__[0]).glob("*.py"))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
-def test_nobody_else_assigns_a_field_of_a_record(path: Path) -> None:
-    """Each transition has a verb, so that its reason stands in one place."""
+def test_only_the_record_assigns_its_fields(path: Path) -> None:
+    """No module of `agent.reconcile` assigns a field of a container record from outside."""
     names = {field.name for field in fields(ContainerRecord)}
     assigned = {
         ast.unparse(node)

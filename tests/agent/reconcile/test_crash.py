@@ -1,6 +1,6 @@
-"""The agent's process is killed at random moments and started again: nothing is lost, doubled or moved for nothing.
+"""The agent is killed at random moments and restarted: no CPU is lost, owned twice or moved without need.
 
-`COREPIN_KILLS` says how often (60 by default, over three sizes of machine).
+`COREPIN_KILLS` sets how often (60 by default, over three sizes of machine).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.agent.churn import AgentProcess, Churn, held_on_disk, settled
 from tests.machine.client import running_machine
 
 KILLS = int(os.environ.get("COREPIN_KILLS", "60"))
-LONGEST_WAIT = 0.04  # seconds from a change to the kill: a pass begins and ends within
+LONGEST_WAIT = 0.04  # seconds from a change to the kill: a pass starts and ends within
 WRITING = 0.004  # seconds that the writes of a pass take
 
 
 @contextmanager
 def node(root: Path, cpus: int, seed: int) -> Iterator[tuple[AgentProcess, Churn]]:
-    """Run a machine with pods and an agent on it."""
+    """Run a simulated machine with pods and an agent on it."""
     with running_machine(root, cpus) as machine:
         churn = Churn(machine, Random(seed), most_pods=max(6, cpus // 4))  # noqa: S311  chance is what is wanted
         agent = AgentProcess(root)
@@ -45,7 +45,7 @@ def node(root: Path, cpus: int, seed: int) -> Iterator[tuple[AgentProcess, Churn
 
 
 def check_rules(churn: Churn, ledger: Ledger) -> None:
-    """Check that no CPU is owned twice, that none belongs to somebody gone, and that containers run where they should."""
+    """Check that no CPU is owned twice or by a deleted pod, and that containers run on their CPUs."""
     observed = churn.observe()
     sets = node_sets(observed.topology, observed.universe, DEFAULT)
     assert problems(ledger, sets) == ()
@@ -56,7 +56,7 @@ def check_rules(churn: Churn, ledger: Ledger) -> None:
 
 
 def moved(churn: Churn, before: Observed, since: int) -> list[str]:
-    """Return the containers that were at any time somewhere else than before and now: moved without need."""
+    """Return the containers that were moved and moved back since an event: needless moves."""
     started = {container.id: container.cpus for container in before.live}
     ended = {container.id: container.cpus for container in churn.observe().live}
     stayed = {key for key in started if started[key] == ended.get(key)}
@@ -67,7 +67,7 @@ def moved(churn: Churn, before: Observed, since: int) -> list[str]:
 
 
 def wait_somewhere(agent: AgentProcess, last: int, random: Random) -> None:
-    """Wait for a random moment: anywhere in a pass, or right after it saved its checkpoint, while it writes."""
+    """Wait until a random moment in a pass, or shortly after the checkpoint was saved, during the writes."""
     if random.random() < 0.5:
         time.sleep(random.uniform(0, LONGEST_WAIT))
         return
@@ -82,7 +82,7 @@ def wait_somewhere(agent: AgentProcess, last: int, random: Random) -> None:
     [pytest.param(16, 2, id="16"), pytest.param(64, 2, id="64"), pytest.param(256, 1, id="256")],
 )
 def test_killed_at_any_moment_it_goes_on_from_the_checkpoint(tmp_path: Path, cpus: int, share: int) -> None:
-    """After every kill the ledger is what the plan makes of the checkpoint, and who was right stays untouched."""
+    """After a kill the ledger is the plan of the checkpoint, and no container is moved without need."""
     random = Random(cpus)  # noqa: S311
     with node(tmp_path, cpus, seed=cpus) as (agent, churn):
         for _ in range(KILLS * share // 5):
@@ -105,22 +105,22 @@ def test_killed_at_any_moment_it_goes_on_from_the_checkpoint(tmp_path: Path, cpu
 
 
 def footprints(ledger: Ledger) -> dict[Owner, CPUSet]:
-    """Return every CPU that is charged to each container."""
+    """Return the CPUs that are charged to each container."""
     return {held.owner: held.footprint for held in ledger}
 
 
 def truncate(path: Path) -> None:
-    """Cut a file in half."""
+    """Truncate a file to half its size."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def empty(path: Path) -> None:
-    """Leave an empty file."""
+    """Truncate a file to zero bytes."""
     path.write_bytes(b"")
 
 
 def flip_bit(path: Path) -> None:
-    """Change one bit of the last CPU list in the ledger, or of the checksum if nobody holds any."""
+    """Flip one bit of the last CPU list in the ledger, or of the checksum if the ledger is empty."""
     content, mark = bytearray(path.read_bytes()), b'"cpus":"'
     mark = mark if mark in content else b'"checksum":"'
     content[content.rindex(mark) + len(mark)] ^= 1
@@ -128,26 +128,26 @@ def flip_bit(path: Path) -> None:
 
 
 def make_older(path: Path) -> None:
-    """Let the file be of an older version."""
+    """Set the file's version to an older one."""
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 0}))
 
 
 def move_machine(path: Path) -> None:
-    """Let the file be of another machine, as on a cloned disk."""
+    """Change the machine id, as on a cloned disk."""
     machine_id = path.parent.parent / "machine-id"
     machine_id.write_text(f"{machine_id.read_text()}0")
 
 
 def remove(path: Path) -> None:
-    """Lose the file."""
+    """Delete the file."""
     path.unlink()
 
 
 DAMAGES = (truncate, empty, flip_bit, make_older, move_machine, remove)
 
 
-def test_killed_and_spoiled_at_any_moment_it_goes_on_from_what_runs(tmp_path: Path) -> None:
-    """Whatever was under way when the agent died and its checkpoint was lost: no CPU is owned twice, nobody runs around."""
+def test_killed_agent_without_checkpoint_rebuilds_from_containers(tmp_path: Path) -> None:
+    """After a kill with a lost checkpoint no CPU is owned twice and no container is moved without need."""
     random = Random(5)  # noqa: S311
     with node(tmp_path, 32, seed=5) as (agent, churn):
         for number in range(max(KILLS // 5, len(DAMAGES))):
@@ -166,7 +166,7 @@ def test_killed_and_spoiled_at_any_moment_it_goes_on_from_what_runs(tmp_path: Pa
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_spoiled_checkpoint_is_rebuilt_from_what_runs(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """Without any manual step everyone keeps their CPUs, nobody is moved, and the bad file is kept for the curious."""
+    """The ledger is rebuilt from running containers, none is moved, and the damaged file is kept."""
     with node(tmp_path, 32, seed=7) as (agent, churn):
         for _ in range(40):
             churn.step()
@@ -184,7 +184,7 @@ def test_spoiled_checkpoint_is_rebuilt_from_what_runs(tmp_path: Path, damage: Ca
 
 
 def test_termination_leaves_containers_as_they_are(tmp_path: Path) -> None:
-    """SIGTERM ends the agent with 0 and touches no container; the next one has nothing to write."""
+    """SIGTERM ends the agent with exit code 0 and changes no container; the next agent writes nothing."""
     with node(tmp_path, 16, seed=3) as (agent, churn):
         for _ in range(8):
             churn.step()
@@ -198,7 +198,7 @@ def test_termination_leaves_containers_as_they_are(tmp_path: Path) -> None:
 
 
 def test_second_agent_is_refused(tmp_path: Path) -> None:
-    """While one agent works on a node another one ends with the reason, and the first goes on."""
+    """A second agent on a node exits with the reason, and the first keeps working."""
     with node(tmp_path, 16, seed=3) as (agent, churn):
         second = AgentProcess(tmp_path)
         second.start()

@@ -1,4 +1,4 @@
-"""Containers that begin to run between two passes, or before the runtime tells of it, over a node in memory."""
+"""Containers that start between two passes, or before the runtime reports it, on an in-memory node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO = Wish("2", policy="exclusive")  # on FLAT, reserved 0,4: the core 1,5
 
 
 def test_container_that_runs_before_the_runtime_says_so_is_moved_by_its_cgroup(node: FakeNode) -> None:
-    """A runtime that is killed between the start of a container and its word leaves nobody where they are."""
+    """If the runtime dies before it reports a start, the container is moved through its cgroup."""
     node.add("a", TWO)
     node.run()
     number = node.start("a", state=State.CREATED)
@@ -35,7 +35,7 @@ def test_container_that_runs_before_the_runtime_says_so_is_moved_by_its_cgroup(n
 
 
 def test_new_container_is_written_without_a_pass(node: FakeNode) -> None:
-    """As soon as its cgroup is made it has what the last plan says: its own CPUs, or the shared set."""
+    """A new container gets the CPUs of the last plan, or the shared set, as soon as its cgroup exists."""
     node.add("a", TWO)
     node.run()
     owned, stranger = node.start("a", state=State.CREATED), node.start("b", state=State.CREATED)
@@ -57,7 +57,7 @@ def test_new_container_is_written_without_a_pass(node: FakeNode) -> None:
 def test_new_container_is_left_to_the_kubelet_where_the_agent_observes(
     node: FakeNode, tmp_path: Path
 ) -> None:
-    """Beside the static policy nothing is written, new or not."""
+    """An agent that observes the static policy writes no cpuset of a new container."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
     node.settings = Settings("node-1", node.config, state_file)
@@ -77,7 +77,7 @@ def test_new_container_is_left_to_the_kubelet_where_the_agent_observes(
 
 
 def test_window_waits_for_a_pod_that_is_not_known_yet(node: FakeNode) -> None:
-    """A container of which no plan says where it belongs is in the shared set, and its window stays open."""
+    """A container of an unknown pod gets the shared set, and its unpinned time ends when the pod is known."""
     node.run()
     number = node.start("late")
     node.cgroups.ages[node.cgroup(number)] = 0.5

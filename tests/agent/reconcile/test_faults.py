@@ -1,4 +1,4 @@
-"""Whatever fails, gets lost or is killed: nobody is ever written onto an owner's CPUs, and in the end all is right."""
+"""Under any sequence of faults no container gets CPUs that another owns, and the node converges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WISHES = st.builds(
 
 
 class FaultyNode(RuleBasedStateMachine):
-    """Pods and containers come and go while writes fail, updates get lost and agents die."""
+    """Create and remove pods and containers while writes fail, updates are lost and agents die."""
 
     uids = Bundle("uids")
 
@@ -42,7 +42,7 @@ class FaultyNode(RuleBasedStateMachine):
         self.node.cgroups.write = self.checked_write  # type: ignore[method-assign]
 
     def teardown(self) -> None:
-        """Let everything work again, and see that it does."""
+        """Remove all faults and check that the node converges."""
         if hasattr(self, "node"):
             self.node.runtime.down = False
             self.node.runtime.errors.clear()
@@ -56,12 +56,12 @@ class FaultyNode(RuleBasedStateMachine):
             self.folder.cleanup()
 
     def ledger(self) -> Ledger:
-        """Return what the agent holds, which is on disk by now."""
+        """Return the ledger of the agent, which is already on disk."""
         saved = self.node.agent.reconciler.checkpoint.saved
         return saved.ledger if saved else Ledger()
 
     def checked_write(self, cgroup: str, cpus: CPUSet) -> None:
-        """Write, after a look at who else runs there."""
+        """Check that the write lets no container onto CPUs that another one owns, then write."""
         ledger = self.ledger()
         by_cgroup = {
             container.cgroup: Owner(container.pod_uid, container.name)
@@ -76,12 +76,12 @@ class FaultyNode(RuleBasedStateMachine):
             if held and held.is_exclusive:
                 assert gains.isdisjoint(theirs & held.footprint), f"{cgroup} is let onto {other}"
             comes = gains and me and me.is_exclusive and cpus == me.cpus
-            if me and comes and not self.had(me.owner, cpus):  # who gains nothing was there before
+            if me and comes and not self.had(me.owner, cpus):  # without gains it had them before
                 assert theirs.isdisjoint(me.footprint), f"{cgroup} comes while {other} is there"
         self.write(cgroup, cpus)
 
     def had(self, owner: Owner, cpus: CPUSet) -> bool:
-        """Say whether a container held these CPUs before this pass: then it only leaves others."""
+        """Return whether a container held these CPUs before this pass."""
         before = self.before.of(owner)
         return before is not None and cpus <= before.cpus
 
@@ -97,14 +97,14 @@ class FaultyNode(RuleBasedStateMachine):
 
     @rule(uid=uids, wish=WISHES)
     def edit(self, uid: str, wish: Wish) -> None:
-        """Change what a pod asks for."""
+        """Change the request of a pod."""
         if uid in self.node.documents:
             count = len(self.node.documents[uid]["spec"]["containers"])
             self.node.add(uid, *[wish] * count)
 
     @rule(uid=consumes(uids), force=st.booleans())
     def remove(self, uid: str, force: bool) -> None:
-        """Take a pod from the API; with force its containers live on."""
+        """Delete a pod from the API; with force its containers keep running."""
         self.node.documents.pop(uid, None)
         for number, container in list(self.node.containers.items()):
             if container.pod_uid == uid and not force:
@@ -112,14 +112,14 @@ class FaultyNode(RuleBasedStateMachine):
 
     @rule(lost=st.booleans())
     def begin(self, lost: bool) -> None:
-        """Let everything that is created run, with the cpuset it was sent or without."""
+        """Start every created container, with the cpuset it was sent or without."""
         for number, container in list(self.node.containers.items()):
             if container.state is State.CREATED:
                 self.node.begin(number, lost=lost)
 
     @rule(pick=st.integers(0, 20), foreign=st.sampled_from(["0", "0-3", "1-2"]))
     def rewrite(self, pick: int, foreign: str) -> None:
-        """Let somebody else write a cpuset of a container that shares."""
+        """Write a cpuset of a shared container as another program would."""
         sharers = [
             container.cgroup
             for container in self.node.containers.values()
@@ -131,7 +131,7 @@ class FaultyNode(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 20), error=st.sampled_from([None, Refused("EACCES"), Unavailable("EIO")]))
     def break_cgroup(self, pick: int, error: Exception | None) -> None:
-        """Let writes of container cgroup fail, or work again."""
+        """Let writes of a container's cgroup fail, or succeed again."""
         cgroups = sorted(self.node.cpusets)
         if cgroups and error:
             self.node.cgroups.errors[cgroups[pick % len(cgroups)]] = error  # type: ignore[assignment]
@@ -140,12 +140,12 @@ class FaultyNode(RuleBasedStateMachine):
 
     @rule(updates=st.integers(0, 2), writes=st.integers(0, 2), down=st.booleans())
     def lose(self, updates: int, writes: int, down: bool) -> None:
-        """Lose what comes next, and let the runtime be out of reach or back."""
+        """Lose the next updates and writes, and take the runtime down or up."""
         self.node.runtime.lost, self.node.cgroups.lost, self.node.runtime.down = updates, writes, down
 
     @rule(seconds=st.sampled_from([0.1, 1, 30, 700]))
     def wait(self, seconds: float) -> None:
-        """Let time go on."""
+        """Advance the clock."""
         self.node.time.now += seconds
 
     @rule()
@@ -157,13 +157,13 @@ class FaultyNode(RuleBasedStateMachine):
 
     @rule()
     def act(self) -> None:
-        """Let the agent do a pass."""
+        """Run a pass."""
         self.before = self.ledger()
         self.node.runner.run(self.node.agent.reconciler.run_pass())
         self.node.runner.run(self.node.drain())
 
     def check_converged(self) -> None:
-        """Check that every running container is where the ledger wants it."""
+        """Check that every running container has the CPUs of the ledger."""
         state = self.node.run()
         ledger = self.ledger()
         assert not state.failures

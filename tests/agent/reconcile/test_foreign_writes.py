@@ -1,4 +1,4 @@
-"""When a rewrite of a cpuset becomes a conflict, and when a conflict is over."""
+"""Counting foreign writes of a cpuset: when they become a conflict, and when it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ONE, OTHER = Owner("a", "c0"), Owner("b", "c0")
 
 
 def after(*times: float) -> ForeignWrites:
-    """Return what is known after rewrites at these times."""
+    """Return the record of foreign writes at these times."""
     writes = ForeignWrites()
     for time in times:
         writes = writes.at(time).saw(ONE, time)
@@ -33,24 +33,24 @@ def after(*times: float) -> ForeignWrites:
     ],
 )
 def test_three_rewrites_in_ten_minutes_are_a_conflict(times: tuple[float, ...], is_conflict: bool) -> None:
-    """Three within the window are a conflict; it lasts until nobody wrote for ten minutes."""
+    """Three rewrites within ten minutes are a conflict, which ends after ten minutes without one."""
     assert after(*times).is_conflict(ONE) is is_conflict
 
 
 def test_conflict_concerns_its_container_only() -> None:
-    """Others are repaired as before."""
+    """A conflict of one container does not affect the others."""
     assert after(0, 1, 2).conflicts == (ONE,)
     assert not after(0, 1, 2).is_conflict(OTHER)
 
 
-def test_end_is_told_in_time() -> None:
-    """The agent knows when to look again."""
+def test_time_until_a_conflict_ends_is_known() -> None:
+    """`ends` returns the seconds until the conflict is over, or None without one."""
     assert after(0, 1, 2).ends(100) == WINDOW_SECONDS - 98
     assert ForeignWrites().ends(5) is None
 
 
 @given(times=st.lists(st.integers(0, 5000), max_size=12))
 def test_quiet_ends_everything(times: list[int]) -> None:
-    """Whatever happened, ten quiet minutes later nothing of it is left."""
+    """After ten quiet minutes no record of foreign writes is left."""
     writes = after(*sorted(times))
     assert writes.at(max(times, default=0) + WINDOW_SECONDS) == ForeignWrites()

@@ -1,4 +1,4 @@
-"""The loop: events make passes, reports come from passes, and nothing ends it but being told to."""
+"""The agent's main loop: events cause passes, passes cause reports, and errors do not end it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pinned(state: NodeState) -> int:
 
 
 def test_change_of_a_pod_makes_a_pass(node: FakeNode) -> None:
-    """An edited annotation is in the kernel, and told, without any timer."""
+    """An edited annotation is applied and published without waiting for a timer."""
     node.add("a", Wish("2", policy="none"))
     number = node.start("a")
 
@@ -46,7 +46,7 @@ def test_change_of_a_pod_makes_a_pass(node: FakeNode) -> None:
 
 
 def test_event_of_the_runtime_makes_a_pass(node: FakeNode) -> None:
-    """A container that starts is pinned."""
+    """A runtime event for a new container causes a pass that pins it."""
     node.add("a", TWO)
 
     async def scenario(agent: Agent, reports: Reports) -> None:
@@ -59,7 +59,7 @@ def test_event_of_the_runtime_makes_a_pass(node: FakeNode) -> None:
 
 
 def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
-    """What inotify tells is repaired at once."""
+    """A foreign write seen by inotify is repaired without waiting for a timer."""
     node.add("a", TWO)
     number = node.start("a")
 
@@ -75,7 +75,7 @@ def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
 
 
 def test_a_cpuset_that_is_set_back_is_followed_at_once_while_observing(node: FakeNode) -> None:
-    """Where the kubelet allocates, a launcher's vCPUs follow each of its writes, without a timer and without a write."""
+    """An observing agent repins a launcher's vCPUs on each cpuset write of the kubelet."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.add("v", FOUR, vm=True)
     number = node.start("v", "compute")
@@ -95,14 +95,14 @@ def test_a_cpuset_that_is_set_back_is_followed_at_once_while_observing(node: Fak
 
 
 def machine_cpus(state: NodeState) -> str:
-    """Return what a state says that the machine's container holds."""
+    """Return the CPUs of the virtual machine in a state, if its vCPUs are pinned one to one."""
     return "".join(str(pod.vm.cpus) for pod in state.pods if pod.vm and pod.vm.is_one_to_one)
 
 
 def test_kubelet_that_starts_with_another_policy_makes_a_pass(
     node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without any event of a pod or container the policy is read again: the kubelet creates the next container by it."""
+    """The policy is read again when the kubelet replaces its state file, without any other event."""
     monkeypatch.setattr("agent.reconcile.loop.SWEEP_SECONDS", 1e6)
     state, new = tmp_path / "cpu_manager_state", tmp_path / "new"
     state.write_text('{"policyName":"none","checksum":1}')
@@ -117,8 +117,8 @@ def test_kubelet_that_starts_with_another_policy_makes_a_pass(
     serving(node, scenario)
 
 
-def test_what_runs_is_followed(node: FakeNode) -> None:
-    """The cgroups of running containers are watched, and no others."""
+def test_cgroups_of_running_containers_are_watched(node: FakeNode) -> None:
+    """The agent watches the cgroups of running containers only."""
     node.add("a", TWO)
     number, ended = node.start("a"), node.start("a")
     node.stop(ended)
@@ -127,7 +127,7 @@ def test_what_runs_is_followed(node: FakeNode) -> None:
 
 
 def test_cgroups_are_watched_anew_when_others_run_and_by_every_proof(node: FakeNode) -> None:
-    """A pass that finds the same containers asks the kernel for no watch; the proof looks who has their places."""
+    """Cgroup watches are renewed by sweeps and when the containers change, not by every pass."""
     node.start("a")
     node.run()
     asked: list[object] = []
@@ -143,7 +143,7 @@ def test_cgroups_are_watched_anew_when_others_run_and_by_every_proof(node: FakeN
 
 
 def test_every_pass_looks_where_containers_are_made(node: FakeNode) -> None:
-    """The watch may have lost its watches, so it is told of all cgroups by every pass."""
+    """Every pass passes all cgroups to the container watch, which may have lost its inotify watches."""
     asked: list[list[str]] = []
     node.container_watch = FakeWatch(node)
     node.container_watch.follow = lambda cgroups: asked.append(list(cgroups))  # type: ignore[method-assign]
@@ -156,8 +156,8 @@ def test_every_pass_looks_where_containers_are_made(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), RuntimeError("a bug")])
-def test_failed_report_is_told_again(node: FakeNode, error: Exception) -> None:
-    """A report that fails, or crashes, ends nothing and is tried again with the newest state."""
+def test_failed_report_is_retried(node: FakeNode, error: Exception) -> None:
+    """A report that fails or crashes is retried with the newest state, and the loop continues."""
 
     async def scenario(agent: Agent, reports: Reports) -> None:
         await reports.until(lambda state: state.is_synchronised)
@@ -166,7 +166,7 @@ def test_failed_report_is_told_again(node: FakeNode, error: Exception) -> None:
 
 
 def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
-    """What was to be told waits until the kernel has what the pass brings, and the newest state is told then."""
+    """A report waits until the running pass has ended, then publishes the newest state."""
     node.add("a", TWO)
     node.start("a")
     listed = node.runtime.containers
@@ -194,7 +194,7 @@ def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
 
 
 def test_pass_that_fails_is_done_again(node: FakeNode) -> None:
-    """An error of the outside is waited out, and counted."""
+    """A pass that fails with an I/O error is retried."""
     node.add("a", TWO)
     node.start("a")
     universe = node.machine.universe
@@ -212,7 +212,7 @@ def test_pass_that_fails_is_done_again(node: FakeNode) -> None:
 
 
 def test_nothing_is_done_before_pods_are_known_without_a_checkpoint(node: FakeNode) -> None:
-    """Who holds what cannot be guessed: no cpuset is touched until pods and containers are listed."""
+    """Without a checkpoint no cpuset is written until all pods are listed."""
     node.add("a", TWO)
     node.start("a")
     node.pods.complete = False
@@ -222,7 +222,7 @@ def test_nothing_is_done_before_pods_are_known_without_a_checkpoint(node: FakeNo
 
 
 def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode) -> None:
-    """What was held is held on, and after a moment new containers are kept off it, without any pod being known."""
+    """With a checkpoint and no pod list, owners keep their CPUs and new containers stay off them."""
     node.add("a", TWO)
     owner = node.start("a")
     node.run()
@@ -238,7 +238,7 @@ def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode)
 
 
 def test_checkpoint_is_on_disk_before_the_first_write(node: FakeNode) -> None:
-    """At the moment of every write the file already holds what it is for."""
+    """The checkpoint already has the new CPUs when the first cpuset is written."""
     node.add("a", TWO)
     node.start("a")
     checkpoint = node.folder / "checkpoint.json"
@@ -254,7 +254,7 @@ def test_checkpoint_is_on_disk_before_the_first_write(node: FakeNode) -> None:
 
 
 def test_checkpoint_is_written_only_when_the_ledger_changes(node: FakeNode) -> None:
-    """Containers that come and go do not wear the disk."""
+    """Starting a container does not rewrite the checkpoint."""
     node.add("a", TWO)
     node.run()
     before = (node.folder / "checkpoint.json").stat().st_mtime_ns
@@ -264,7 +264,7 @@ def test_checkpoint_is_written_only_when_the_ledger_changes(node: FakeNode) -> N
 
 
 def test_full_disk_stops_every_write(node: FakeNode) -> None:
-    """What cannot be saved is not done."""
+    """No cpuset is written if the checkpoint cannot be saved."""
     node.add("a", TWO)
     number = node.start("a")
     (node.folder / "checkpoint.new").mkdir()
@@ -275,7 +275,7 @@ def test_full_disk_stops_every_write(node: FakeNode) -> None:
 
 
 def test_ledger_that_could_not_be_flushed_is_written_anew(node: FakeNode) -> None:
-    """The kernel has it by then, and the next agent would find it; the next pass does not rely on it."""
+    """If flushing the checkpoint fails, the next pass saves it again."""
     node.add("a", TWO)
     number = node.start("a")
     (node.folder / "checkpoint.old").mkdir()
@@ -290,8 +290,8 @@ def test_ledger_that_could_not_be_flushed_is_written_anew(node: FakeNode) -> Non
     assert (node.folder / "checkpoint.json").stat().st_ino != first
 
 
-def test_reset_is_told_to_the_reporters(node: FakeNode) -> None:
-    """Uninstalling removes what was told, too."""
+def test_reset_resets_the_reporter(node: FakeNode) -> None:
+    """Resetting the agent, as uninstalling does, also resets what it reported."""
     reports = Reports()
     agent = node.new_agent(reports)
     node.runner.run(agent.reset())

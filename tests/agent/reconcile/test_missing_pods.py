@@ -1,4 +1,4 @@
-"""Containers of pods that the watch did not show: their pods are asked for by name, once, and nothing is freed."""
+"""Lookup by name of pods whose containers run but which the watch has not shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TWO = Wish("2", policy="exclusive")
 
 
 def answer(node: FakeNode) -> list[float]:
-    """Let every question that is open be answered; return the waits between them."""
+    """Answer every open lookup; return the waits between them."""
     waits: list[float] = []
     lookup = node.agent.reconciler.observer.missing_pods
 
@@ -39,12 +39,12 @@ def answer(node: FakeNode) -> list[float]:
 
 
 def miss(node: FakeNode, uid: str, *, known_as: str = "") -> None:
-    """Have a pod at the API that the watch does not show."""
+    """Add a pod to the API that the watch does not show."""
     node.pods.missed[f"test/pod-{uid}"] = pod_document(known_as or uid, [TWO], created=1)
 
 
 def test_missed_pod_is_found_and_counts_as_seen(node: FakeNode) -> None:
-    """The watch is late: the pod's claim holds as if it had been shown, and another pass is asked for."""
+    """A pod found by lookup is treated as listed: its claim is granted and another pass is requested."""
     miss(node, "a")
     number = node.start("a")
     node.run()
@@ -66,8 +66,8 @@ def test_missed_pod_is_found_and_counts_as_seen(node: FakeNode) -> None:
         pytest.param(Refused("400: no such name is possible"), id="no possible name"),
     ],
 )
-def test_pod_that_is_not_there_is_asked_for_once(node: FakeNode, failure: AgentError | None) -> None:
-    """Its container is put into the shared set, and nobody asks again while the runtime has it."""
+def test_missing_pod_is_looked_up_once(node: FakeNode, failure: AgentError | None) -> None:
+    """A pod that does not exist is looked up once, and its container gets the shared set."""
     node.pods.failures = [failure] if failure else []
     node.add("b", TWO)
     owner, number = node.start("b"), node.start("a")
@@ -81,7 +81,7 @@ def test_pod_that_is_not_there_is_asked_for_once(node: FakeNode, failure: AgentE
 
 
 def test_pod_of_the_same_name_with_another_uid_is_not_taken(node: FakeNode) -> None:
-    """A namesake that was made later is no reason to pin the container of the earlier one."""
+    """A found pod with the same name and another uid is ignored."""
     miss(node, "a", known_as="later")
     number = node.start("a")
     node.run()
@@ -92,8 +92,8 @@ def test_pod_of_the_same_name_with_another_uid_is_not_taken(node: FakeNode) -> N
     assert node.cpus(number) == "0-7"
 
 
-def test_pod_that_comes_again_is_asked_for_again(node: FakeNode) -> None:
-    """When the runtime has nothing of it any more it is forgotten: an answer holds for one appearance."""
+def test_pod_whose_container_returns_is_looked_up_again(node: FakeNode) -> None:
+    """A lookup result is dropped when the runtime no longer lists the pod's containers."""
     number = node.start("a")
     node.run()
     answer(node)
@@ -107,8 +107,8 @@ def test_pod_that_comes_again_is_asked_for_again(node: FakeNode) -> None:
     assert node.pods.asked == ["test/pod-a"] * 2
 
 
-def test_nobody_asks_before_the_source_is_complete(node: FakeNode) -> None:
-    """What a list in progress will show needs no question."""
+def test_no_lookup_before_the_pod_list_is_complete(node: FakeNode) -> None:
+    """No pod is looked up while the first list is still in progress."""
     node.add("a", TWO)
     node.run()
     node.pods.complete = False
@@ -120,7 +120,7 @@ def test_nobody_asks_before_the_source_is_complete(node: FakeNode) -> None:
 
 
 def test_server_that_does_not_answer_is_asked_again_later(node: FakeNode) -> None:
-    """An outage is no answer: the question stays, and waits grow."""
+    """A lookup that fails because the API server is unavailable is retried with backoff."""
     miss(node, "a")
     node.pods.failures = [Unavailable("503") for _ in range(4)]
     number = node.start("a")
@@ -134,7 +134,7 @@ def test_server_that_does_not_answer_is_asked_again_later(node: FakeNode) -> Non
 
 
 def test_many_unknown_pods_are_asked_for_one_after_the_other(node: FakeNode) -> None:
-    """Each with a pause, so that the API server is not hammered."""
+    """Lookups run one after the other with a pause, so that they do not overload the API server."""
     for uid in "abcde":
         node.start(uid)
     node.run()
@@ -144,7 +144,7 @@ def test_many_unknown_pods_are_asked_for_one_after_the_other(node: FakeNode) -> 
 
 
 def test_found_pod_keeps_its_cpus_between_two_of_its_containers(node: FakeNode) -> None:
-    """While the runtime still has an ended container of it, a restart finds its CPUs again."""
+    """A found pod keeps its CPUs over a restart while the runtime still lists its exited container."""
     miss(node, "a")
     number = node.start("a")
     node.run()
@@ -159,7 +159,7 @@ def test_found_pod_keeps_its_cpus_between_two_of_its_containers(node: FakeNode) 
 
 
 def test_found_pod_is_gone_with_its_last_container(node: FakeNode) -> None:
-    """What the watch never shows cannot be told gone by it: the runtime does."""
+    """The CPUs of a found pod are freed when the runtime lists none of its containers any more."""
     miss(node, "a")
     node.add("b", Wish())
     number, other = node.start("a"), node.start("b")
@@ -175,7 +175,7 @@ def test_found_pod_is_gone_with_its_last_container(node: FakeNode) -> None:
 
 
 def test_shown_pod_is_the_sources_own() -> None:
-    """As soon as the source shows what was found, its word counts, also when it takes it back."""
+    """Once the watch has shown a found pod, its version counts, and its deletion too."""
     lookup = MissingPodLookup(Answers({"u": 1}), lambda: None)
     lookup.want({"u": ("n", "p")}, {"u"})
     asyncio.run(ask_all(lookup))
@@ -188,7 +188,7 @@ def test_shown_pod_is_the_sources_own() -> None:
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed", None])
 def test_found_pod_that_the_source_never_shows_does_not_stay_for_ever(end: str | None) -> None:
-    """It may be over before the source, which shows no finished pods, gets to it: so it is asked for again."""
+    """A found pod that the watch never shows is looked up again and dropped when it has ended."""
     source = Ending(end)
 
     async def act() -> None:
@@ -209,7 +209,7 @@ def test_found_pod_that_the_source_never_shows_does_not_stay_for_ever(end: str |
 
 
 class Ending:
-    """A source that finds a pod once, and the next time finds it over, or not at all."""
+    """A source that finds a running pod once, and next time a finished pod or none."""
 
     complete = True
 
@@ -219,14 +219,14 @@ class Ending:
         self.asked_twice = asyncio.Event()
 
     def pods(self) -> Any:
-        """Show nothing."""
+        """Return no pods."""
         return {}
 
     async def watch(self, changed: object) -> None:
-        """Nothing ever changes."""
+        """Report no changes."""
 
     async def look_up(self, namespace: str, name: str) -> Any:
-        """Find the pod as it is by now."""
+        """Return the pod in its current phase."""
         self._asked += 1
         if self._asked == 1:
             return self._pod("Running")
@@ -239,7 +239,7 @@ class Ending:
 
 
 class Answers:
-    """A source that finds whatever it is asked for."""
+    """A source that finds every pod that is looked up."""
 
     complete = True
 
@@ -247,19 +247,19 @@ class Answers:
         self._uids: Iterator[str] = iter(uids)
 
     def pods(self) -> Any:
-        """Show nothing."""
+        """Return no pods."""
         return {}
 
     async def watch(self, changed: object) -> None:
-        """Nothing ever changes."""
+        """Report no changes."""
 
     async def look_up(self, namespace: str, name: str) -> Any:
-        """Find the next pod."""
+        """Return the next pod."""
         return {"metadata": {"uid": next(self._uids), "namespace": namespace, "name": name}}
 
 
 async def ask_all(lookup: MissingPodLookup) -> None:
-    """Let every question be answered."""
+    """Answer every open lookup."""
     task = asyncio.create_task(lookup.run())
     for _ in range(5):
         await asyncio.sleep(0)

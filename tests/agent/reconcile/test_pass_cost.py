@@ -1,4 +1,4 @@
-"""What a pass costs, counted: an edit that moves every container of a node opens one file for each, and no other."""
+"""Cost of a pass in opened files: an edit that moves every container of a node opens one file for each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONE_CPU, SHARED = Wish("1", policy="exclusive"), Wish("1", policy="none")
 
 @contextmanager
 def opened() -> Iterator[Counter[Path]]:
-    """Count how often each file is opened meanwhile."""
+    """Count how often each file is opened inside the block."""
     counted: Counter[Path] = Counter()
     with ExitStack() as stack:
         for module in (builtins, io, os):
@@ -39,7 +39,7 @@ def opened() -> Iterator[Counter[Path]]:
 
 
 def noting(call: Any, counted: Counter[Path]) -> Any:
-    """Return a call that opens a file and notes which."""
+    """Return an open function that records the path."""
 
     def noted(file: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(file, str | Path):
@@ -50,7 +50,7 @@ def noting(call: Any, counted: Counter[Path]) -> Any:
 
 
 class Node:
-    """A node of many containers whose cgroups are plain folders; as in the kernel, what is written is effective."""
+    """A node of many containers whose cgroups are plain folders, where written CPUs are effective at once."""
 
     def __init__(self, fake: FakeNode, root: Path, version: int) -> None:
         self.fake = fake
@@ -74,12 +74,12 @@ class Node:
 
     @property
     def cpuset_files(self) -> list[Path]:
-        """The file of each container that is written."""
+        """The cpuset file of each container."""
         cgroups = [self.fake.cgroup(number) for number in self.fake.containers]
         return [self.folder / cgroup[1:] / "cpuset.cpus" for cgroup in cgroups]
 
     async def opened(self) -> Counter[Path]:
-        """Return the files of cgroups and of the agent's state that one pass opens."""
+        """Run a pass; return the files of cgroups and of the agent's state that it opens."""
         with opened() as counted:
             await self.fake.agent.reconciler.run_pass()
         return Counter(
@@ -96,7 +96,7 @@ def many(node: FakeNode, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 
 def test_edit_that_moves_every_container_writes_each_once_and_opens_nothing_else(many: Node) -> None:
-    """Reading before and after the write opens no file, the ledger is saved once, and one new owner's quota is read."""
+    """The pass opens one cpuset file for each container, the checkpoint and one quota file."""
     many.fake.add("p0", ONE_CPU)
 
     files = many.fake.runner.run(many.opened())
@@ -110,7 +110,7 @@ def test_edit_that_moves_every_container_writes_each_once_and_opens_nothing_else
 
 
 def test_next_edit_opens_no_cpuset(many: Node) -> None:
-    """The files of the first write are still open."""
+    """The next edit opens no cpuset file, because the files of the first write are still open."""
     many.fake.add("p0", ONE_CPU)
     many.fake.run()
     many.fake.add("p0", SHARED)
@@ -122,12 +122,12 @@ def test_next_edit_opens_no_cpuset(many: Node) -> None:
 
 
 def test_pass_without_news_opens_no_file(many: Node) -> None:
-    """Looking at every container again reads files that are open already."""
+    """A pass without changes opens no file, because files that were read stay open."""
     assert many.fake.runner.run(many.opened()) == Counter()
 
 
 def test_proof_opens_the_list_of_tasks_of_each_container_and_nothing_else(many: Node) -> None:
-    """What the tasks may use is asked of the kernel; what their cgroup has is read from a file that is open already."""
+    """A sweep opens only the task list of each container; cpusets are read from open files."""
     reconciler = many.fake.agent.reconciler
 
     with opened() as counted:
@@ -138,7 +138,7 @@ def test_proof_opens_the_list_of_tasks_of_each_container_and_nothing_else(many: 
 
 
 def test_edit_is_seen_planned_and_read_back_once(node: FakeNode) -> None:
-    """The runtime lists once, each cpuset is read before and after its one write, and nothing is watched anew."""
+    """A pass lists the runtime once and reads each cpuset before and after its one write."""
     for number in range(CONTAINERS):
         node.add(f"p{number}", SHARED)
         node.start(f"p{number}")
@@ -157,7 +157,7 @@ def test_edit_is_seen_planned_and_read_back_once(node: FakeNode) -> None:
 
     node.runner.run(node.agent.reconciler.run_pass())
 
-    reads_by_the_fake = CONTAINERS  # its write looks whether the cgroup is there
+    reads_by_the_fake = CONTAINERS  # its write checks whether the cgroup exists
     assert calls == {"containers": 1, "_plan": 1, "read": 2 * CONTAINERS + reads_by_the_fake}
     assert Counter(cgroup for cgroup, _ in node.cgroups.writes) == Counter(
         one.cgroup for one in node.containers.values()
@@ -165,7 +165,7 @@ def test_edit_is_seen_planned_and_read_back_once(node: FakeNode) -> None:
 
 
 def counting(call: Any, name: str, calls: Counter[str]) -> Any:
-    """Return a call that is counted."""
+    """Return a wrapper that counts the calls."""
 
     def counted(*arguments: Any) -> Any:
         calls[name] += 1

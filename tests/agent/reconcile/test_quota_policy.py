@@ -1,4 +1,4 @@
-"""Quotas of exclusive containers: unset where they promise nothing, and given back when that ends."""
+"""CPU quotas of exclusive containers: unset by policy and restored when it no longer applies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_2 = Bandwidth(200000, 100000)
 
 
 def began(node: FakeNode, quota: Quota | None = None) -> list[str]:
-    """Start pod a, all of whose containers are exclusive, and pod m with a plain one; return the cgroups."""
+    """Start pod a, whose containers are all exclusive, and pod m with a plain one; return the cgroups."""
     if quota:
         node.settings = Settings("node-1", NodeConfig(quota=quota))
         node.new_agent()
@@ -31,7 +31,7 @@ def began(node: FakeNode, quota: Quota | None = None) -> list[str]:
 
 @pytest.mark.parametrize("quota", [None, Quota.AUTO, Quota.UNSET])
 def test_quota_is_unset_for_exclusive_containers(node: FakeNode, quota: Quota | None) -> None:
-    """The container loses it, and its pod when all containers are exclusive; again after a resize. It is the default."""
+    """The quota of an exclusive container is unset, and of its pod if all are exclusive."""
     cgroups = began(node, quota)
     node.run()
     assert node.cgroups.quotas.keys() == {"/kubepods/m", cgroups[2]}
@@ -43,7 +43,7 @@ def test_quota_is_unset_for_exclusive_containers(node: FakeNode, quota: Quota | 
 
 
 def test_quota_is_kept_on_request(node: FakeNode) -> None:
-    """With `quota: keep` quotas stay, and nothing is saved."""
+    """With `quota: keep` quotas stay, and none is saved."""
     began(node, Quota.KEEP)
     before = dict(node.cgroups.quotas)
     node.run()
@@ -53,7 +53,7 @@ def test_quota_is_kept_on_request(node: FakeNode) -> None:
 
 @pytest.mark.parametrize(("quota", "is_kept"), [(Quota.AUTO, True), (Quota.UNSET, False)])
 def test_a_limit_below_the_owned_cpus_stays_under_auto(node: FakeNode, quota: Quota, is_kept: bool) -> None:
-    """A core of CMK has two CPUs: with CPU limit 1 the quota is a promise, of the pod too."""
+    """`auto` keeps a CPU limit below the owned CPUs, for the container and its pod; `unset` removes it."""
     node.settings = Settings("node-1", NodeConfig(quota=quota))
     node.new_agent()
     node.add("c", Wish(cores=1))
@@ -63,8 +63,8 @@ def test_a_limit_below_the_owned_cpus_stays_under_auto(node: FakeNode, quota: Qu
     assert bool(node.cgroups.quotas) is is_kept
 
 
-def test_what_was_unset_is_given_back(node: FakeNode) -> None:
-    """Another word, a container that is exclusive no more, and a restart between: value and period are as before."""
+def test_unset_quota_is_restored(node: FakeNode) -> None:
+    """Quota and period are restored when a container is exclusive no more, or by `quota: keep`."""
     cgroups = began(node)
     before = dict(node.cgroups.quotas)
     node.run()
@@ -80,7 +80,7 @@ def test_what_was_unset_is_given_back(node: FakeNode) -> None:
 
 
 def test_reset_gives_quotas_back(node: FakeNode) -> None:
-    """And says so when the kernel refuses."""
+    """Reset restores the quotas, and fails with the reason if the kernel refuses."""
     began(node)
     before = dict(node.cgroups.quotas)
     node.run()
@@ -93,7 +93,7 @@ def test_reset_gives_quotas_back(node: FakeNode) -> None:
 
 
 def test_a_quota_that_was_never_there_is_not_made(node: FakeNode) -> None:
-    """A container without a limit has none before and after; a damaged or older file restores nothing."""
+    """A container without a quota gets none, and a damaged or stale quota file restores nothing."""
     cgroups = began(node)
     node.cgroups.quotas = {cgroups[1]: LIMIT_2}
     node.run()
@@ -106,7 +106,7 @@ def test_a_quota_that_was_never_there_is_not_made(node: FakeNode) -> None:
 
 
 def test_cgroups_that_end_are_forgotten(node: FakeNode) -> None:
-    """Where the container is gone nothing is written; where the kernel refuses the quota stays and is tried again."""
+    """A quota whose cgroup is deleted is forgotten; a refused write is retried."""
     cgroups = began(node)
     node.cgroups.quota_errors[cgroups[1]] = Refused("EBUSY")
     node.run()
@@ -119,7 +119,7 @@ def test_cgroups_that_end_are_forgotten(node: FakeNode) -> None:
 
 
 def test_quota_whose_original_cannot_be_saved_stays(node: FakeNode) -> None:
-    """A full or read-only disk costs the unset quotas alone: the pass goes on, and nothing is lost."""
+    """If the original quota cannot be saved the quota stays, and the pass continues."""
     began(node)
     before = dict(node.cgroups.quotas)
     (node.folder / QUOTAS).with_suffix(".new").mkdir()
@@ -129,7 +129,7 @@ def test_quota_whose_original_cannot_be_saved_stays(node: FakeNode) -> None:
 
 
 def test_a_pod_keeps_its_quota_or_has_it_unset_while_it_runs(node: FakeNode) -> None:
-    """`keep` gives back what was unset, value and period, whatever the node's word; `unset` unsets a lower one too."""
+    """The pod's own `keep` restores quota and period, and its `unset` removes them."""
     cgroups = began(node)
     low = {cgroups[0]: Bandwidth(50000, 100000), "/kubepods/a": Bandwidth(60000, 100000)}
     node.cgroups.quotas |= low
@@ -142,7 +142,7 @@ def test_a_pod_keeps_its_quota_or_has_it_unset_while_it_runs(node: FakeNode) -> 
 
 
 def test_helpers_leave_a_quota_that_its_pod_keeps(node: FakeNode) -> None:
-    """A container that also uses the shared set has no quota, unless its pod keeps it."""
+    """A container that also uses the shared set has its quota unset, unless its pod says `keep`."""
     for uid, word in (("free", None), ("kept", "keep")):
         node.add(uid, replace(TWO, shared="true", quota=word))
         node.cgroups.quotas[node.cgroup(node.start(uid))] = LIMIT_2
@@ -154,7 +154,7 @@ def test_helpers_leave_a_quota_that_its_pod_keeps(node: FakeNode) -> None:
 
 @pytest.mark.parametrize(("runtime", "is_kept"), [("containerd 2.4.2", False), ("cri-o 1.36.0", True)])
 def test_crios_annotation_is_left_to_crio(node: FakeNode, runtime: str, is_kept: bool) -> None:
-    """Under another runtime the agent unsets the quota that CRI-O would."""
+    """CRI-O's `cpu-quota` annotation is left to CRI-O; under another runtime the agent unsets the quota."""
     node.settings = Settings("node-1", NodeConfig(quota=Quota.KEEP))
     node.new_agent()
     node.runtime.name = runtime

@@ -1,4 +1,4 @@
-"""One pass after the other over a node in memory: who is where afterwards, and what the state says of it."""
+"""Passes over an in-memory node: the CPUs of containers afterwards, and the published state."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tests.pinning.world import Wish
 
 
 def test_running_containers_are_moved_by_their_cgroups_and_the_runtime_learns_of_it(node: FakeNode) -> None:
-    """Both the owner and the bystander are in the kernel at once, and in the runtime's record afterwards."""
+    """Owner and shared container are written in the cgroup first and in the runtime's record afterwards."""
     owner, other = pinned_pair(node)
 
     assert (str(node.records[owner]), str(node.records[other])) == ("1,5", "0,2-4,6-7")
 
 
 def test_others_leave_before_the_owner_comes(node: FakeNode) -> None:
-    """The bystander is shrunk before the grant, so that nobody ever runs beside the owner."""
+    """The shared container leaves the CPUs before the owner gets them."""
     owner, other = pinned_pair(node)
 
     cgroups = [cgroup for cgroup, _ in node.cgroups.writes]
     assert cgroups.index(node.cgroup(other)) < len(cgroups) - 1 - cgroups[::-1].index(node.cgroup(owner))
 
 
-def test_state_tells_what_was_read_back(node: FakeNode) -> None:
-    """The state holds policy, CPUs, NUMA node, and the kernel's own answer with its path."""
+def test_state_has_the_cpus_that_were_read_back(node: FakeNode) -> None:
+    """The state has the applied CPUs, the NUMA node and how they were proven."""
     pinned_pair(node)
 
     pinned = container(node.run(), "a")
@@ -43,7 +43,7 @@ def test_state_tells_what_was_read_back(node: FakeNode) -> None:
 
 
 def test_nothing_changes_when_nothing_changed(node: FakeNode) -> None:
-    """A second pass writes nothing and gives an equal state: times only change with content."""
+    """A second pass without changes writes nothing and returns an equal state."""
     pinned_pair(node)
     first = node.run()
     node.cgroups.writes.clear()
@@ -55,7 +55,7 @@ def test_nothing_changes_when_nothing_changed(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("error", [Refused("EIO"), Unavailable("EIO")], ids=["refused", "unavailable"])
 def test_cgroup_that_cannot_be_read_does_not_end_the_pass(node: FakeNode, error: AgentError) -> None:
-    """A container about which the kernel does not answer is its own failure: others leave its CPUs."""
+    """A container whose cgroup cannot be read is not pinned; others still leave its CPUs."""
     node.add("a", TWO)
     node.add("b", PLAIN)
     unreadable, fine = node.start("a"), node.start("b")
@@ -67,7 +67,7 @@ def test_cgroup_that_cannot_be_read_does_not_end_the_pass(node: FakeNode, error:
 
 
 def test_pod_that_left_the_api_keeps_its_cpus_while_it_runs(node: FakeNode) -> None:
-    """Gone in the API is not gone: CPUs are free when the container has ended too (kubectl delete --force)."""
+    """A pod that was deleted from the API with force keeps its CPUs until its container has ended."""
     owner, other = pinned_pair(node)
     del node.documents["a"]
     node.run()
@@ -79,7 +79,7 @@ def test_pod_that_left_the_api_keeps_its_cpus_while_it_runs(node: FakeNode) -> N
 
 
 def test_restarted_container_gets_its_cpus_again(node: FakeNode) -> None:
-    """CPUs belong to the container of the pod, not to refused of its restarts."""
+    """A restarted container gets the CPUs that its pod holds."""
     owner, _ = pinned_pair(node)
     node.stop(owner)
     node.run()
@@ -89,8 +89,8 @@ def test_restarted_container_gets_its_cpus_again(node: FakeNode) -> None:
     assert node.cpus(again) == "1,5"
 
 
-def test_refused_claim_runs_in_the_shared_set_and_is_told(node: FakeNode) -> None:
-    """What does not fit is reported as refused, never as pinned."""
+def test_refused_claim_is_reported_and_not_pinned(node: FakeNode) -> None:
+    """A request for more CPUs than are free is reported as refused and not as pinned."""
     node.add("a", Wish("7", policy="exclusive"))
     node.start("a")
     state = node.run()
@@ -102,7 +102,7 @@ def test_refused_claim_runs_in_the_shared_set_and_is_told(node: FakeNode) -> Non
 
 
 def test_static_kubelet_makes_the_agent_observe(node: FakeNode, tmp_path: Path) -> None:
-    """Beside the kubelet's static policy nothing is allocated or written, and every claim is refused."""
+    """Beside the kubelet's static policy the agent writes nothing and refuses every claim."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
     node.settings = Settings("node-1", node.config, state_file)
@@ -118,7 +118,7 @@ def test_static_kubelet_makes_the_agent_observe(node: FakeNode, tmp_path: Path) 
 
 
 def test_reset_gives_every_cpu_back(node: FakeNode) -> None:
-    """Uninstalling leaves every container on all CPUs, in the kernel and in the runtime, and no checkpoint."""
+    """Reset gives every container all CPUs, in the kernel and the runtime, and deletes the checkpoint."""
     owner, other = pinned_pair(node)
 
     node.runner.run(node.agent.reset())

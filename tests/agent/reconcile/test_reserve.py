@@ -1,4 +1,4 @@
-"""The reserve of a node that names none: it never moves under containers, whatever the agent's version."""
+"""The default reserve of a node: it does not move under running containers, whatever the agent's version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def node(tmp_path: Path) -> Iterator[FakeNode]:
 
 
 def reserve(node: FakeNode) -> tuple[str, ReserveSource]:
-    """Return the reserve after a pass, and its source."""
+    """Run a pass; return the reserve and its source."""
     sets = node.run().sets
     return str(sets.reserved), sets.reserve_source
 
@@ -46,12 +46,12 @@ def saved(node: FakeNode) -> Saved:
 
 
 def resave(node: FakeNode, reserved: CPUSet | None) -> None:
-    """Write the checkpoint as an agent with another reserve did; None: as an earlier agent did."""
+    """Rewrite the checkpoint with this reserve; None is a checkpoint of an earlier version."""
     (node.folder / NAME).write_bytes(write(replace(saved(node), reserved=reserved)))
 
 
 def upgraded(node: FakeNode) -> str:
-    """Run a container on 1,5 under an earlier agent, and start this one; return the container's id."""
+    """Run a container on 1,5 under an earlier version, then start this one; return the container's id."""
     node.settings = Settings("node-1", NodeConfig(reserved=OLD))
     node.new_agent()
     node.add("a", TWO)
@@ -65,7 +65,7 @@ def upgraded(node: FakeNode) -> str:
 
 
 def test_upgrade_moves_no_reserve_under_containers(node: FakeNode) -> None:
-    """A checkpoint of an earlier agent stands for its rule until no container holds CPUs; then this one's holds."""
+    """After an upgrade the reserve of the earlier version is kept until no container holds CPUs."""
     number = upgraded(node)
     assert reserve(node) == ("0,4", ReserveSource.KEPT)
     assert node.cpus(number) == "1,5"
@@ -80,7 +80,7 @@ def test_upgrade_moves_no_reserve_under_containers(node: FakeNode) -> None:
 
 
 def test_configuration_ends_the_kept_reserve(node: FakeNode) -> None:
-    """What the operator names is reserved at the next start, and containers leave it."""
+    """A configured reserve replaces the kept one at the next start, and containers leave it."""
     number = upgraded(node)
     node.run()
     node.settings = Settings("node-1", NodeConfig(reserved=NEW))
@@ -90,7 +90,7 @@ def test_configuration_ends_the_kept_reserve(node: FakeNode) -> None:
 
 
 def test_reboot_ends_the_kept_reserve(node: FakeNode) -> None:
-    """After a reboot no container runs: the default follows the isolcpus of this boot."""
+    """After a reboot the kept reserve is dropped, and the default follows the isolcpus of this boot."""
     number = upgraded(node)
     node.run()
     node.stop(number)
@@ -101,7 +101,7 @@ def test_reboot_ends_the_kept_reserve(node: FakeNode) -> None:
 
 
 def test_reserve_stays_over_restarts_while_cpus_are_offline(node: FakeNode) -> None:
-    """A CPU that was offline and unknown at the first start does not move the reserve when it comes."""
+    """A CPU that comes online after the first start does not move the reserve."""
     without = FLAT.cores[1:]
     node.topology = replace(ISOLATED, cores=without, online=CPUSet.parse("1-3,5-7"), isolated=EMPTY)
     node.new_agent()
@@ -115,7 +115,7 @@ def test_reserve_stays_over_restarts_while_cpus_are_offline(node: FakeNode) -> N
 
 
 def test_silent_kubelet_moves_no_reserve(node: FakeNode) -> None:
-    """The reserve that the kubelet named at an earlier start stays when it does not answer at the next one."""
+    """If the kubelet does not answer at a restart, the reserve that it named earlier is kept."""
     named = NodeConfig(reserved=CPUSet.parse("3,7"), reserve_source=ReserveSource.KUBELET)
     node.settings = Settings("node-1", named)
     node.new_agent()
@@ -130,7 +130,7 @@ def test_silent_kubelet_moves_no_reserve(node: FakeNode) -> None:
 def test_pools_that_need_the_kept_reserve_get_the_default(
     node: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where new pools do not fit beside the kept reserve it moves, with a warning; the start is not refused."""
+    """If new pools do not fit beside the kept reserve, the default is used and a warning is logged."""
     upgraded(node)
     node.topology = replace(FLAT, isolated=CPUSet.parse("0-1,4-5"))
     pools = NodeConfig(pools=StaticPools(exclusive_cores=2))
@@ -143,7 +143,7 @@ def test_pools_that_need_the_kept_reserve_get_the_default(
 
 
 def test_kept_reserve_stays_where_the_default_does_not_fit(node: FakeNode) -> None:
-    """Pools that were cut under the earlier rule go on to be cut so, also when nothing is held any longer."""
+    """If the pools do not fit beside the default reserve, the kept one stays."""
     number = upgraded(node)
     resave(node, OLD)
     pools = NodeConfig(pools=StaticPools(0, 0, CPUSet.parse("1-3")))
@@ -159,7 +159,7 @@ def test_kept_reserve_stays_where_the_default_does_not_fit(node: FakeNode) -> No
 
 
 def test_start_checks_the_reserve_in_force(node: FakeNode) -> None:
-    """The check at start and the first pass have the same reserve; without a checkpoint it is the default."""
+    """The check at start uses the same reserve as the first pass; without a checkpoint the default."""
     upgraded(node)
     before = saved(node)
     assert start_config(DEFAULT, None, node.machine) == DEFAULT
@@ -170,7 +170,7 @@ def test_start_checks_the_reserve_in_force(node: FakeNode) -> None:
 
 
 def test_reserve_is_read_as_it_was_written(node: FakeNode) -> None:
-    """The checkpoint returns the reserve, and None where an earlier agent wrote it."""
+    """The checkpoint returns the saved reserve, or None if an earlier version wrote it."""
     upgraded(node)
     for reserved in (None, OLD, NEW):
         resave(node, reserved)
@@ -178,7 +178,7 @@ def test_reserve_is_read_as_it_was_written(node: FakeNode) -> None:
 
 
 def test_earlier_agent_reads_the_ledger_of_this_one(node: FakeNode) -> None:
-    """After a downgrade the keys are those it demands, and what it does not know it ignores."""
+    """The checkpoint of this version has the keys that an earlier version requires, and a readable ledger."""
     upgraded(node)
     node.run()
     body = parse_json((node.folder / NAME).read_bytes())

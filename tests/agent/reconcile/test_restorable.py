@@ -1,4 +1,4 @@
-"""Kernel values that the agent changed, saved beside the checkpoint."""
+"""Original kernel values that the agent changed, saved beside the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BOOT = "4f2c"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Return where originals are saved."""
+    """Return the path of the saved originals."""
     return tmp_path / "quotas.json"
 
 
-def test_next_agent_has_the_originals(path: Path) -> None:
-    """They are on disk when `remember` returns, and the file goes with the last of them."""
+def test_originals_are_saved_until_forgotten(path: Path) -> None:
+    """Originals are on disk when `remember` returns; the file is deleted with the last of them."""
     saved = Restorable(path, BOOT)
     saved.remember({"/a": "100000 100000", "/b": "50000 100000"})
     saved.forget(["/a", "/never"])
@@ -31,7 +31,7 @@ def test_next_agent_has_the_originals(path: Path) -> None:
 
 
 def test_originals_of_another_boot_are_dropped(path: Path) -> None:
-    """After a reboot the kernel has its own values again."""
+    """Originals of another boot are dropped, because a reboot resets kernel values."""
     Restorable(path, BOOT).remember({"/a": "1 2"})
     assert not Restorable(path, "other").originals
 
@@ -50,13 +50,13 @@ def test_originals_of_another_boot_are_dropped(path: Path) -> None:
     ],
 )
 def test_file_that_cannot_be_read_is_dropped(path: Path, text: bytes) -> None:
-    """A value is never set to what it never was, and the agent starts."""
+    """A damaged file or one of a later version is ignored, so no wrong value is restored."""
     path.write_bytes(text)
     assert not Restorable(path, BOOT).originals
 
 
 def test_file_that_cannot_be_written_is_refused(path: Path) -> None:
-    """The error names the file, and nothing counts as saved."""
+    """A failed write raises an error that names the file, and nothing counts as saved."""
     saved = Restorable(path, BOOT)
     path.with_suffix(".new").mkdir()
 

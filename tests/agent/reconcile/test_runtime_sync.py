@@ -1,4 +1,4 @@
-"""The runtime learns of every cpuset in the background, two calls at a time, and never against a newer one."""
+"""Background updates of the runtime: two calls at a time, never a stale set over a newer one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.pinning.world import Wish
 
 
 def test_older_call_of_the_runtime_never_lands_on_a_newer_cpuset(node: FakeNode) -> None:
-    """A container is not written while the runtime has it in its hands; afterwards it gets the newest set."""
+    """A cgroup is not written while a runtime call for it is in flight; afterwards it gets the newest set."""
 
     async def scenario() -> None:
         pinned = node.start("a")
@@ -36,7 +36,7 @@ def test_older_call_of_the_runtime_never_lands_on_a_newer_cpuset(node: FakeNode)
 
 
 def test_two_calls_at_a_time(node: FakeNode) -> None:
-    """The runtime gets two calls at a time, and one for each container in the end."""
+    """At most two runtime calls are in flight, and each container gets one."""
     node.add("a", TWO)
     for number in range(9):
         node.add(f"p{number}", PLAIN)
@@ -58,7 +58,7 @@ def test_two_calls_at_a_time(node: FakeNode) -> None:
 
 
 def test_runtime_that_is_down_does_not_stop_live_changes(node: FakeNode) -> None:
-    """Cgroups are written from the last list; the runtime is told when it is back."""
+    """Cgroups are written while the runtime is down, and the runtime is updated when it is back."""
     owner, other = pinned_pair(node)
     node.runtime.down = True
     node.add("a", Wish("2", policy="none"))
@@ -72,7 +72,7 @@ def test_runtime_that_is_down_does_not_stop_live_changes(node: FakeNode) -> None
 
 
 def test_list_above_the_limit_keeps_what_runs(node: FakeNode) -> None:
-    """No container loses or gets CPUs because a list is too large; the state has the reason."""
+    """If the runtime's list is too large, containers keep their CPUs and the state has the reason."""
     owner, other = pinned_pair(node)
     before = (node.cpus(owner), node.cpus(other))
     node.runtime.unlisted = TooLarge("ListPodSandbox: the answer exceeds 16 MiB")

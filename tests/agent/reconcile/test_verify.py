@@ -1,4 +1,4 @@
-"""The tasks of containers are compared with their CPUs, and a first process that started narrower is widened once."""
+"""Sweeps compare the tasks of containers with their CPUs, and widen a narrow first process once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
 
 
-def test_stray_tasks_are_told(node: FakeNode) -> None:
-    """Tasks outside are drift; tasks that keep to fewer CPUs are only narrowed."""
+def test_stray_tasks_are_in_the_state(node: FakeNode) -> None:
+    """Tasks outside the container's CPUs and tasks on fewer CPUs are counted in the state."""
     owner, other = pinned_pair(node)
     node.cgroups.strays[node.cgroup(owner)] = StrayTasks(narrowed=(11, 12))
     node.cgroups.strays[node.cgroup(other)] = StrayTasks(outside=(13,))
@@ -28,12 +28,12 @@ def test_stray_tasks_are_told(node: FakeNode) -> None:
 
 
 def sweep(node: FakeNode) -> None:
-    """Let the agent look at all tasks."""
+    """Run a full sweep over all tasks."""
     node.runner.run(node.agent.reconciler.sweep(lambda: False))
 
 
 def test_only_moved_containers_are_compared_between_sweeps(node: FakeNode) -> None:
-    """One that starts costs a look at its tasks and not at all others'; the sweep every 30 s looks at all."""
+    """Between sweeps only the tasks of moved containers are compared; a sweep compares all."""
     pinned_pair(node)
     sweep(node)
     looks: list[str] = []
@@ -62,12 +62,12 @@ def test_only_moved_containers_are_compared_between_sweeps(node: FakeNode) -> No
 
 
 def look_between_sweeps(node: FakeNode) -> None:
-    """Let the agent look at the tasks of moved containers."""
+    """Compare the tasks of moved containers."""
     node.runner.run(node.agent.reconciler.sweep(lambda: False, only_moved=True))
 
 
 def test_failed_comparison_is_repeated_before_the_next_sweep(node: FakeNode) -> None:
-    """Tasks that could not be read are not known to be inside, so the container stays to be compared."""
+    """A container whose tasks could not be read is compared again before the next sweep."""
     owner, _ = pinned_pair(node)
     cgroup = node.cgroup(owner)
     node.cgroups.stray_tasks = refused  # type: ignore[assignment]
@@ -80,12 +80,12 @@ def test_failed_comparison_is_repeated_before_the_next_sweep(node: FakeNode) -> 
 
 
 def refused(cgroup: str, _: object) -> StrayTasks:
-    """Fail as a kernel that does not list the tasks."""
+    """Raise as a kernel that does not list the tasks."""
     raise Refused(f"{cgroup}: EIO")
 
 
 def test_end_of_a_drift_is_seen_before_the_next_sweep(node: FakeNode) -> None:
-    """A container with tasks outside is compared after each pass until none is."""
+    """A container with tasks outside its CPUs is compared after each pass until there are none."""
     owner, _ = pinned_pair(node)
     cgroup = node.cgroup(owner)
     node.cgroups.strays[cgroup] = StrayTasks(outside=(13,))
@@ -97,7 +97,7 @@ def test_end_of_a_drift_is_seen_before_the_next_sweep(node: FakeNode) -> None:
 
 
 def test_container_that_was_moved_away_and_back_is_compared_again(node: FakeNode) -> None:
-    """A proof that begins anew says nothing of the tasks yet, also on CPUs that were compared before."""
+    """A container that was moved away and back must be compared again."""
     owner, _ = pinned_pair(node)
     look_between_sweeps(node)
     record = node.agent.reconciler.observer.records[owner]
@@ -109,7 +109,7 @@ def test_container_that_was_moved_away_and_back_is_compared_again(node: FakeNode
 
 
 def test_first_process_that_starts_narrower_is_widened_once(node: FakeNode) -> None:
-    """Only at the first look at the tasks of a container: what narrows later narrowed itself."""
+    """A narrow first process is widened at the first comparison only, because later it narrowed itself."""
     node.add("a", TWO)
     node.run()
     number = node.start("a")
@@ -126,8 +126,8 @@ def test_first_process_that_starts_narrower_is_widened_once(node: FakeNode) -> N
     assert container(node.run(), "a").proof.narrowed == 1
 
 
-def test_nobody_is_widened_before_its_cpus_are_proven(node: FakeNode) -> None:
-    """While its cpuset is not right a container waits for its first look."""
+def test_first_process_is_not_widened_before_its_cpus_are_proven(node: FakeNode) -> None:
+    """A first process is not widened while the cpuset of its container is wrong."""
     node.add("a", TWO)
     node.run()
     number = node.start("a")
@@ -143,8 +143,8 @@ def test_nobody_is_widened_before_its_cpus_are_proven(node: FakeNode) -> None:
     assert node.cgroups.widened == [(node.cgroup(number), 1)]
 
 
-def test_nobody_is_widened_before_its_first_process_is_known(node: FakeNode) -> None:
-    """A runtime that does not tell the process yet is waited for."""
+def test_container_is_not_widened_before_its_pid_is_known(node: FakeNode) -> None:
+    """A container is not widened until the runtime reports its pid."""
     node.run()
     number = node.start("b")
     running = node.containers[number]
@@ -160,7 +160,7 @@ def test_nobody_is_widened_before_its_first_process_is_known(node: FakeNode) -> 
 
 
 def test_containers_older_than_the_agent_are_not_widened(node: FakeNode) -> None:
-    """They had their time to choose; an agent that starts again takes nobody for new."""
+    """Containers that ran before the agent started are not widened."""
     number, _ = pinned_pair(node)
     node.new_agent()
     node.run()
@@ -170,8 +170,8 @@ def test_containers_older_than_the_agent_are_not_widened(node: FakeNode) -> None
     assert node.cgroups.widened == []
 
 
-def test_observing_agent_widens_nobody(node: FakeNode) -> None:
-    """Whoever only looks leaves the masks of others alone."""
+def test_observing_agent_widens_no_container(node: FakeNode) -> None:
+    """An agent that observes does not change the affinity of a first process."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.new_agent()
     node.add("b", PLAIN)

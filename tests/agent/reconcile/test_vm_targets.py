@@ -1,4 +1,4 @@
-"""What each machine is to run on, where the agent allocates and where the kubelet does."""
+"""Target CPUs of virtual machines, where the agent allocates and where the kubelet does."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SANDBOX = RuntimeSandbox("s-k", "k", "test", "pod-k", "kata-qemu", 300, "/kubepo
 
 
 def launcher(state: State = State.RUNNING, name: str = "compute", *, in_vm: bool = False) -> RuntimeContainer:
-    """Return a container of the pod v."""
+    """Return a container of pod v."""
     return RuntimeContainer("id-v", "v", "test", "pod-v", name, state, 200, "/kubepods/v/id-v", in_vm)
 
 
 def inside(name: str, state: State = State.RUNNING) -> RuntimeContainer:
-    """Return a container of the pod k, which runs in a sandbox."""
+    """Return a container of pod k, which runs in a sandbox."""
     return RuntimeContainer(f"id-{name}", "k", "test", "pod-k", name, state, 300, None, True, sandbox="s-k")
 
 
@@ -50,7 +50,7 @@ def record(target: VMTarget = NO_TARGET) -> MachineRecord:
 
 
 def test_launcher_has_what_its_container_holds() -> None:
-    """Only the container that runs the machine, and only while it runs; also when its pod left the API."""
+    """A launcher's target is the CPUs of its running compute container, also when its pod left the API."""
     made = planned()
     held = made.ledger.of(Owner("v", "compute"))
     assert held
@@ -63,7 +63,7 @@ def test_launcher_has_what_its_container_holds() -> None:
 
 
 def test_sandbox_whose_move_is_not_done_stays_where_it_was_put_last() -> None:
-    """Else a look between two passes would let it onto CPUs that others have still to leave."""
+    """A sandbox whose move is not done keeps its last target: others have not left the new CPUs yet."""
     made = planned(sandboxes=(SeenSandbox("s-k", "k", FLAT.online),))
     held = made.ledger.of(Owner("k", "c0"))
     assert held
@@ -76,13 +76,13 @@ def test_sandbox_whose_move_is_not_done_stays_where_it_was_put_last() -> None:
 
 
 def observed(held: dict[Owner, HeldCPUs], policy: VMThreadsPolicy = UNION) -> dict[VMPlace, VMTarget]:
-    """Return the targets where the kubelet gave these CPUs."""
+    """Return the targets where the kubelet allocated these CPUs."""
     containers = [launcher(), inside("a"), inside("b"), inside("old", State.EXITED)]
     return observed_targets(containers, [LAUNCHED], [record()], held, policy)
 
 
 def test_launcher_has_what_the_kubelet_gave_it() -> None:
-    """Where the kubelet says nothing its cpuset counts if it is what the container asked for, and never a shared set."""
+    """A launcher's target is its exclusive CPUs, or a cpuset of the requested size, never shared CPUs."""
     owner = Owner("v", "compute")
 
     for word in (True, None):
@@ -92,7 +92,7 @@ def test_launcher_has_what_the_kubelet_gave_it() -> None:
 
 
 def test_sandbox_has_what_the_kubelet_gave_its_containers_together() -> None:
-    """Containers in the shared pool add nothing to those that own CPUs."""
+    """A sandbox's target is the CPUs that its containers own; shared containers add CPUs only by policy."""
     a, b, old = (Owner("k", name) for name in ("a", "b", "old"))
     place, beside = place_of(SANDBOX), HeldCPUs(OTHERS, False)
 
@@ -103,8 +103,8 @@ def test_sandbox_has_what_the_kubelet_gave_its_containers_together() -> None:
     assert observed({old: HeldCPUs(PAIR, True)}) == {}
 
 
-def test_sandbox_of_which_nobody_says_whose_its_cpus_are_is_only_confined() -> None:
-    """The reason is told, and no vCPU is kept on one CPU."""
+def test_sandbox_with_cpus_of_unknown_owner_is_only_confined() -> None:
+    """If the kubelet does not say whether CPUs are exclusive, the target has a reason and pins no vCPU."""
     held = {Owner("k", "a"): HeldCPUs(PAIR, None), Owner("k", "b"): HeldCPUs(CPUSet([2]), True)}
     cpus = CPUSet.parse("1-2,5")
 

@@ -1,4 +1,4 @@
-"""The threads of virtual machines are put where they belong by passes, polls and sweeps, and read back."""
+"""Threads of virtual machines are pinned by passes, polls and sweeps, and read back."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class KubeletAsked:
-    """A kubelet that says nothing, and remembers what it was asked (interface `ObservedCPUs`)."""
+    """A kubelet that returns nothing and records the requested containers (interface `ObservedCPUs`)."""
 
     ids: list[list[str]] = field(default_factory=list)
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
-        """Say nothing."""
+        """Return nothing."""
         self.ids.append([seen.id for seen, _ in containers])
         return {}
 
 
 def test_launchers_threads_are_pinned_inside_its_cpus(node: FakeNode) -> None:
-    """After the writes of a pass each vCPU has a CPU of its own, and the state says so."""
+    """After a pass each vCPU is pinned to its own CPU, and the state reports it."""
     number = launched(node)
 
     assert node.cpus(number) == "1-2,5-6"
@@ -53,7 +53,7 @@ def test_launchers_threads_are_pinned_inside_its_cpus(node: FakeNode) -> None:
 
 
 def test_libvirts_pins_are_left_alone(node: FakeNode) -> None:
-    """What is one to one inside the set is nobody's to move."""
+    """Pins one to one inside the container's CPUs, such as libvirt's, are not changed."""
     vm = machine(4, node.topology.online)
     vm.vcpus = [CPUSet([cpu]) for cpu in (6, 5, 2, 1)]
     number = launched(node, vm)
@@ -62,8 +62,8 @@ def test_libvirts_pins_are_left_alone(node: FakeNode) -> None:
     assert state_of(node).is_one_to_one
 
 
-def test_libvirt_gets_its_time_and_polls_come_sooner_meanwhile(node: FakeNode) -> None:
-    """A machine that has just started is looked at every second until its guest runs, or 30 seconds have gone."""
+def test_new_machine_is_polled_often_and_pinned_after_a_grace_period(node: FakeNode) -> None:
+    """A new machine is polled every second and pinned after 30 seconds if its guest does not run yet."""
     vm = machine(4, node.topology.online)
     vm.seconds, vm.has_run = 0.0, False
     number = launched(node, vm)
@@ -79,7 +79,7 @@ def test_libvirt_gets_its_time_and_polls_come_sooner_meanwhile(node: FakeNode) -
 
 
 def test_machine_that_starts_after_its_container_is_looked_for_every_second(node: FakeNode) -> None:
-    """Not for long: a launcher without a machine is looked at as seldom as others."""
+    """A launcher without a machine is polled every second for 30 seconds, then at the normal interval."""
     node.add("v", FOUR, vm=True)
     number = node.start("v", "compute")
     node.run()
@@ -94,7 +94,7 @@ def test_machine_that_starts_after_its_container_is_looked_for_every_second(node
 
 
 def test_new_threads_are_found_by_their_number(node: FakeNode) -> None:
-    """A poll reads only machines that have more or fewer threads than before."""
+    """A poll reads a virtual machine only when its number of threads changed."""
     number = launched(node)
     node.add("w", FOUR, vm=True)
     node.run()
@@ -110,7 +110,7 @@ def test_new_threads_are_found_by_their_number(node: FakeNode) -> None:
 
 
 def test_thread_that_comes_during_a_look_is_found_by_the_next_poll(node: FakeNode) -> None:
-    """The number that counts is that of before the look."""
+    """A thread created during a look is found by the next poll, which compares with the earlier count."""
     number = launched(node)
     vm = node.vms.machines[number]
     pin = node.vms.pin
@@ -130,7 +130,7 @@ def test_thread_that_comes_during_a_look_is_found_by_the_next_poll(node: FakeNod
 
 
 def test_added_vcpu_is_pinned_by_rank(node: FakeNode) -> None:
-    """After a hotplug libvirt gets two seconds; then all vCPUs have CPUs in their order, with gaps in the indexes or not."""
+    """Two seconds after a vCPU hotplug the vCPUs are pinned in their order, also with gaps in the indexes."""
     vm = machine(2, node.topology.online)
     number = launched(node, vm)
     assert pins(node, number) == ["1", "5"]
@@ -144,13 +144,13 @@ def test_added_vcpu_is_pinned_by_rank(node: FakeNode) -> None:
 
 
 def test_erased_pins_are_put_back_at_once(node: FakeNode) -> None:
-    """Whoever writes the cgroup makes old kernels forget where threads were: the next pass knows it."""
+    """The next pass restores vCPU pins that the kernel erased on a cpuset write."""
     vm = machine(4, node.topology.online)
     vm.vcpus = [CPUSet([cpu]) for cpu in (6, 5, 2, 1)]
     number = launched(node, vm)
     vm.others[Role.EMULATOR] = [CPUSet.parse("1")]
     node.run()
-    assert vm.main == CPUSet.parse("1")  # nobody said that anything changed
+    assert vm.main == CPUSet.parse("1")  # no event reported a change
 
     vm.vcpus = [CPUSet.parse("1-2,5-6")] * 4
     node.agent.reconciler.between_passes.foreign_write(node.cgroup(number))
@@ -161,7 +161,7 @@ def test_erased_pins_are_put_back_at_once(node: FakeNode) -> None:
 
 
 def test_sweep_reads_every_thread(node: FakeNode) -> None:
-    """Any other thread that moved without a word is found by the next sweep."""
+    """A sweep finds threads that were moved without an event."""
     number = launched(node)
     emulator = node.vms.machines[number].others[Role.EMULATOR]
     right = list(emulator)
@@ -173,8 +173,8 @@ def test_sweep_reads_every_thread(node: FakeNode) -> None:
     assert emulator == right
 
 
-def test_vcpu_that_somebody_moves_is_put_back_by_the_next_poll(node: FakeNode) -> None:
-    """A foreign taskset changes no thread count: where vCPUs run is read every few seconds, and nothing else is."""
+def test_vcpu_that_another_program_moves_is_restored_by_the_next_poll(node: FakeNode) -> None:
+    """A poll reads the affinity of vCPUs, so it restores one that another program moved with taskset."""
     number = launched(node)
     poll = node.agent.reconciler.vms.poll
     reads = node.vms.reads[number]
@@ -189,7 +189,7 @@ def test_vcpu_that_somebody_moves_is_put_back_by_the_next_poll(node: FakeNode) -
 @pytest.mark.parametrize("does", ["make threads", "make vCPUs", "move vCPUs"])
 @pytest.mark.parametrize("count", [FREE_THREADS, 8_000])
 def test_machine_of_thousands_of_threads_rests_between_looks(node: FakeNode, does: str, count: int) -> None:
-    """Whatever it does all the time, it is looked at no more often than its threads allow; one of fewer with each poll."""
+    """A virtual machine with many threads is read at a limited rate; one with few threads at every poll."""
     vm = machine(4, node.topology.online, worker=count - 9)
     number = launched(node, vm)
     node.vms.reads.clear()
@@ -206,7 +206,7 @@ def test_machine_of_thousands_of_threads_rests_between_looks(node: FakeNode, doe
 
 
 def stir(vm: FakeVM, does: str, times: int) -> None:
-    """Let a machine do what makes the agent look at it, and undo it the next time."""
+    """Change threads or affinities so that the agent reads the machine, and undo it the next time."""
     listed = vm.vcpus if does == "make vCPUs" else vm.others[Role.WORKER]
     if does == "move vCPUs":
         vm.vcpus[times % 4] = CPUSet.parse("0")
@@ -217,15 +217,15 @@ def stir(vm: FakeVM, does: str, times: int) -> None:
 
 
 def test_machine_that_rests_follows_a_new_target(node: FakeNode) -> None:
-    """Only what it does itself waits: when it loses a CPU its threads leave it with the same pass."""
+    """The rate limit does not delay a new target: threads leave a lost CPU in the same pass."""
     number = launched(node, machine(4, node.topology.online, worker=8_000))
     node.topology = node.topology.with_online(CPUSet.parse("0-4,6-7"))
     node.run()
     assert not any(5 in CPUSet.parse(text) for text in node.vms.machines[number].all_cpus())
 
 
-def test_pinned_threads_are_nobodys_narrowed_tasks(node: FakeNode) -> None:
-    """The threads that were pinned here, or by libvirt, are no drift; others of the container still are."""
+def test_pinned_threads_are_not_counted_as_narrowed(node: FakeNode) -> None:
+    """Pinned threads of a virtual machine are not counted as narrowed or outside; other tasks are."""
     number = launched(node)
     tasks = sorted(node.agent.reconciler.vms.tasks(number))
     node.cgroups.strays[node.cgroup(number)] = StrayTasks(outside=(7,), narrowed=(*tasks, 8))
@@ -236,7 +236,7 @@ def test_pinned_threads_are_nobodys_narrowed_tasks(node: FakeNode) -> None:
 
 
 def test_first_process_that_was_pinned_is_not_widened(node: FakeNode) -> None:
-    """A container whose first process is the machine itself keeps the mask that it was given."""
+    """A first process that is the virtual machine itself keeps its pinned affinity."""
     node.run()
     node.add("v", FOUR, vm=True)
     number = node.start("v", "compute")
@@ -248,7 +248,7 @@ def test_first_process_that_was_pinned_is_not_widened(node: FakeNode) -> None:
 
 
 def test_running_machine_moves_only_when_a_cpu_goes_offline(node: FakeNode) -> None:
-    """The vCPU of the lost CPU moves, alone; an edited policy is refused with a reason, and moves nobody."""
+    """Only the vCPU of an offline CPU moves; an edited policy of a running machine is refused."""
     number = launched(node)
     document = node.documents["v"]
     metadata = {**document["metadata"], "annotations": {"smt-policy.corepin.io/container.compute": "isolate"}}
@@ -265,8 +265,8 @@ def test_running_machine_moves_only_when_a_cpu_goes_offline(node: FakeNode) -> N
 
 
 @pytest.mark.parametrize("cpus", ["", "3"])
-def test_what_the_kernel_refuses_is_told(node: FakeNode, cpus: str) -> None:
-    """Threads that cannot be moved, and a cgroup that has other CPUs, are in the state and fail nothing."""
+def test_refused_thread_moves_are_in_the_state(node: FakeNode, cpus: str) -> None:
+    """Threads that cannot be moved and a cgroup with other CPUs are in the state; the pass does not fail."""
     vm = machine(2, node.topology.online, worker=1)
     vm.refuses = {Role.WORKER}
     number = launched(node, vm)
@@ -283,7 +283,7 @@ def test_what_the_kernel_refuses_is_told(node: FakeNode, cpus: str) -> None:
 
 
 def test_machine_whose_pod_left_the_api_stays_pinned(node: FakeNode) -> None:
-    """It runs on, so its threads are looked after."""
+    """A virtual machine whose pod was deleted from the API stays pinned while it runs."""
     number = launched(node)
     del node.documents["v"]
     node.vms.machines[number].vcpus = [CPUSet.parse("1-2,5-6")] * 4
@@ -293,7 +293,7 @@ def test_machine_whose_pod_left_the_api_stays_pinned(node: FakeNode) -> None:
 
 
 def test_machine_that_ends_is_forgotten(node: FakeNode) -> None:
-    """There is no state of it, and nothing is remembered of its pins."""
+    """The state and the pins of a virtual machine that exits are dropped."""
     number = launched(node)
     del node.vms.machines[number]
     assert poll(node)
@@ -305,7 +305,7 @@ def test_machine_that_ends_is_forgotten(node: FakeNode) -> None:
 
 
 def test_launcher_that_holds_nothing_is_left_alone(node: FakeNode) -> None:
-    """Its cgroup confines it: there is nothing to pin to."""
+    """A launcher without CPUs of its own is not read, because its cgroup confines it."""
     node.add("v", Wish("500m"), vm=True)
     number = node.start("v", "compute")
     node.vms.machines[number] = machine(1, node.topology.online)
@@ -314,15 +314,15 @@ def test_launcher_that_holds_nothing_is_left_alone(node: FakeNode) -> None:
     assert node.vms.reads[number] == 0
 
 
-def test_observing_agent_pins_inside_the_cpus_of_others(node: FakeNode) -> None:
-    """Where the kubelet allocates, a launcher whose cpuset is what it asked for is pinned in it, and follows it."""
+def test_observing_agent_pins_inside_the_kubelets_cpus(node: FakeNode) -> None:
+    """An observing agent pins a launcher whose cpuset has the requested size, and follows changes."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.new_agent()
     node.add("v", FOUR, vm=True)
     number = node.start("v", "compute")
     node.vms.machines[number] = machine(4, node.topology.online)
     node.run()
-    assert pins(node, number) == ["0-7"] * 4  # it asked for four CPUs and has eight: these are not its own
+    assert pins(node, number) == ["0-7"] * 4  # four CPUs requested, eight found: not exclusive
 
     for text in ("2-3,6-7", "0-3"):
         node.cpusets[node.cgroup(number)] = CPUSet.parse(text)
@@ -335,7 +335,7 @@ def test_observing_agent_pins_inside_the_cpus_of_others(node: FakeNode) -> None:
 
 
 def test_reset_leaves_the_pins_of_a_running_machine(node: FakeNode) -> None:
-    """Its container gets every CPU; libvirt believes that each vCPU is where it was pinned."""
+    """Reset gives the container every CPU and leaves the vCPU pins, which libvirt relies on."""
     number = launched(node)
 
     async def reset() -> None:
@@ -349,7 +349,7 @@ def test_reset_leaves_the_pins_of_a_running_machine(node: FakeNode) -> None:
 
 
 def test_kubelet_is_asked_about_machines_alone(node: FakeNode) -> None:
-    """An observing agent on a node without any asks nobody."""
+    """An observing agent asks the kubelet only about containers with virtual machines."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.kubelet = asked = KubeletAsked()
     node.new_agent()
@@ -364,8 +364,8 @@ def test_kubelet_is_asked_about_machines_alone(node: FakeNode) -> None:
     assert asked.ids == [[number]]
 
 
-def test_machine_on_every_held_cpu_is_told_again_only_when_it_changes(node: FakeNode) -> None:
-    """The time of a state is that of its first reading, so that nothing is published twice."""
+def test_state_of_an_unchanged_machine_is_not_published_again(node: FakeNode) -> None:
+    """A sweep without changes keeps the time of the first reading, so the state stays equal."""
     launched(node)
     before = state_of(node)
     node.time.now += 100
