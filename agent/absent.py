@@ -9,6 +9,7 @@ from agent.errors import Gone
 from agent.interfaces import HeldCPUs
 from agent.node_state import Path, StartWay
 from pinning.contract import DevicePolicy
+from pinning.planning.node_config import DEFAULT, device_policy_of
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.near import Device
     from pinning.planning.ledger import Ledger
+    from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, SeenPod
     from pinning.planning.quota import Bandwidth
     from pinning.planning.start_table import StartTable
@@ -174,7 +176,8 @@ class NoWrappers:
 class NoDevices:
     """No kubelet gives devices to containers (interface `Devices`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: NodeConfig = DEFAULT) -> None:
+        self._config = config
         self._unknown: Mapping[Owner, str] = {}
 
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
@@ -193,7 +196,7 @@ class NoDevices:
         self._unknown = {
             Owner(pod.uid, container): NO_KUBELET
             for pod in observed.pods
-            if any(claim.devices is DevicePolicy.REQUIRE for claim in pod.claims)
+            if any(device_policy_of(claim, self._config) is DevicePolicy.REQUIRE for claim in pod.claims)
             for container in pod.device_containers
         }
 

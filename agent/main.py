@@ -260,7 +260,7 @@ def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs:
 def _devices(config: AgentConfig, metrics: Metrics) -> Devices:
     """Return the devices that the kubelet gave out, where there is a kubelet."""
     if config.runtime != "cri" or config.kubelet_state is None:
-        return NoDevices()
+        return NoDevices(config.config)
     from agent.kubelet.devices import DeviceList, KubeletDevices
     from agent.kubelet.pod_resources import socket_beside
 

@@ -15,6 +15,7 @@ from agent.metrics import Metrics
 from agent.node_state import NodeState
 from agent.report.events import WARNINGS, Reason, events_between
 from agent.report.pod_status import pod_status
+from pinning.contract import DevicePolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.planning.node_config import NodeConfig
@@ -265,3 +266,16 @@ def test_without_a_kubelet_a_container_that_requires_its_devices_waits(node: Fak
     requiring(node, PLAIN)
     node.start("a")
     assert "devicesUnknown" not in status(node.run(2))
+
+
+def test_the_nodes_default_waits_for_a_kubelet_too(tmp_path: Path) -> None:
+    """Where `devicePolicy` is `require` the reason is the missing kubelet, and a pod's own `prefer` waits for none."""
+    node = FakeNode(tmp_path, SNC, NodeConfig(reserved=CPUSet([0]), device_policy=DevicePolicy.REQUIRE))
+    node.devices = NoDevices(node.config)
+    node.new_agent()
+    requiring(node, PLAIN)
+    assert NO_KUBELET in status(node.run(2))["refusal"]["message"]
+    requiring(node, Wish("2", policy="exclusive", devices="prefer"))
+    node.start("a")
+    assert "refusal" not in status(node.run(2))
+    node.close()
