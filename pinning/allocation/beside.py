@@ -54,8 +54,9 @@ class Beside:
 
     def outward(self, topology: Topology) -> list[CPUSet]:
         """Return the CPUs that the container may have in groups, nearest first."""
-        groups = [cpus_near(topology, nodes) for nodes in rings(topology, self.nodes)]
-        return groups[:1] if self.is_required else groups
+        if self.is_required:
+            return [cpus_near(topology, self.nodes)]
+        return [cpus_near(topology, nodes) for nodes in rings(topology, self.nodes)]
 
     def is_met_by(self, topology: Topology, cpus: CPUSet) -> bool:
         """Return whether the policy allows a container to have these CPUs."""
@@ -83,16 +84,17 @@ ANYWHERE = Beside()
 
 
 def place_beside(
-    topology: Topology, beside: Beside, numa: NUMAPolicy, unit: int, count: int, put: Put
+    topology: Topology, beside: Beside, numa: NUMAPolicy, unit: int, count: int, usable: CPUSet, put: Put
 ) -> Placement:
     """Place a container, on its home nodes if they have room; raise NotEnoughCPUs if the whole region has too little.
 
     Under `packed` each home gets whole units, in proportion to its devices, where it has room for them. Without room
     for all, as many as possible are near, and the rest as near as possible. `single` takes one NUMA node: the home of
     most devices first, then the nearest other one. `distributed` gives every home as much, where they have room, or
-    spreads over the home nodes and the nearest others. Where CPUs elsewhere are refused, every home gets some.
+    spreads over the home nodes and the nearest others. Where CPUs elsewhere are refused, every home gets some. `usable`
+    are the CPUs that the container may get at all.
     """
-    placed = _placed(topology, beside, numa, unit, count, put)
+    placed = _placed(topology, beside, numa, unit, count, usable, put)
     if not beside.is_met_by(topology, placed.cpus):
         near = [
             home.nodes for home in beside.homes if cpus_near(topology, home.nodes).isdisjoint(placed.cpus)
@@ -102,7 +104,7 @@ def place_beside(
 
 
 def _placed(
-    topology: Topology, beside: Beside, numa: NUMAPolicy, unit: int, count: int, put: Put
+    topology: Topology, beside: Beside, numa: NUMAPolicy, unit: int, count: int, usable: CPUSet, put: Put
 ) -> Placement:
     near, outward = beside.near(topology), beside.outward(topology)
     if numa is NUMAPolicy.SINGLE:
@@ -111,7 +113,8 @@ def _placed(
     evenly = numa is NUMAPolicy.DISTRIBUTED
     if len(near) > 1:
         weights = [1 if evenly else home.devices for home in beside.homes]
-        placed = _in_shares(near, weights, unit, count, put)
+        rooms = [min(count, len(home & usable)) for home in near]
+        placed = _in_shares(near, weights, unit, count, rooms, put)
         if placed is not None:
             return placed
     if evenly:
@@ -150,13 +153,13 @@ def _first_that_fits(regions: Sequence[CPUSet], put: Callable[[CPUSet], Placemen
 
 
 def _in_shares(
-    near: Sequence[CPUSet], weights: Sequence[int], unit: int, count: int, put: Put
+    near: Sequence[CPUSet], weights: Sequence[int], unit: int, count: int, rooms: list[int], put: Put
 ) -> Placement | None:
     """Return the placement of a share in each home, None if all together have too little room; homes are disjoint.
 
-    The share of a home with too little room is cut, and the others get more.
+    `rooms` are the most CPUs or cores that each home may have. The share of a home with less room is cut, and the others
+    get more.
     """
-    rooms = [count] * len(near)
     while parts := shares(count, unit, weights, rooms):
         placed: list[Placement] = []
         for home, part in enumerate(parts):

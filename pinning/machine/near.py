@@ -162,17 +162,24 @@ def shares(
     Each home gets one unit at least while there are as many; the homes that come first have most devices. `rooms` are
     the most that each can get; None if all of them together are less than `count`.
     """
-    limits, given, left = rooms or [count] * len(devices), [0] * len(devices), count
+    limits = rooms or [count] * len(devices)
+    if sum(limits) < count:
+        return None
+    given = _lower_shares(count, unit, devices, limits)
+    left = count - sum(given)
 
     def claim(home: int) -> tuple[bool, float, int]:
         return not given[home], devices[home] / (given[home] // unit + 1), -home
 
     while left:
-        having_room = [home for home, limit in enumerate(limits) if given[home] < limit]
-        if not having_room:
-            return None
-        home = max(having_room, key=claim)
+        home = max((home for home, limit in enumerate(limits) if given[home] < limit), key=claim)
         part = min(unit, left, limits[home] - given[home])
         given[home] += part
         left -= part
     return tuple(given)
+
+
+def _lower_shares(count: int, unit: int, devices: Sequence[int], limits: Sequence[int]) -> list[int]:
+    """Return what each home gets of all units but one for each home, so that few are left to give one at a time."""
+    units, every = max(0, count // unit - len(devices)), sum(devices)
+    return [min(limit, units * its // every * unit) for its, limit in zip(devices, limits, strict=True)]

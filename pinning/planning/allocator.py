@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pinning.planning.node_sets import NodeSets
     from pinning.pods.claims import Claim
 
-    Inside = Callable[[CPUSet, Beside], Placement]
+    Inside = Callable[[CPUSet, Beside, int], Placement]  # a region, and how many CPUs or cores of it
 
 NOT_BESIDE: Final = f"choose device-policy {DevicePolicy.PREFER}"
 _NAMES: Final = {  # of core types, by the topology
@@ -158,7 +158,7 @@ class Allocator:
         if not keep and (obstacle := beside.obstacle(numa, unit, count)):
             raise obstacle.beside(devices_text(topology, beside.devices)).or_else(NOT_BESIDE)
 
-        def inside(region: CPUSet, beside: Beside) -> Placement:
+        def inside(region: CPUSet, beside: Beside, count: int) -> Placement:
             def put(near: CPUSet, wanted: int, own: Placement | None) -> Placement:
                 cpus = near & region
                 parts = _part(own or keep, cpus), _part(None if own else held, cpus)
@@ -167,14 +167,15 @@ class Allocator:
             if beside.homes and keep:
                 return resize_beside(topology, beside, keep, needed, lambda near: put(near, count, None))
             if beside.homes:
-                return place_beside(topology, beside, numa, unit, count, put)
+                usable = (free | reusable | (held.owned if held else EMPTY)) & region
+                return place_beside(topology, beside, numa, unit, count, usable, put)
             return put(region, count, None)
 
         own, word, refused = held.cpus if held else reusable, policies.core_type, NotEnoughCPUs(count, 0)
         tried = regions_of_kept(topology, word, keep.cpus, needed) if keep else regions(topology, word, own)
         for region in tried:
             try:
-                return inside(region, beside)
+                return inside(region, beside, count)
             except NotEnoughCPUs as problem:
                 refused = problem
         refused = self._of_type(refused, word, beside, inside)
@@ -201,7 +202,7 @@ class Allocator:
         )
         remedies = refused.remedies
         with suppress(NotEnoughCPUs):
-            inside(self.sets.topology.cpus, beside)
+            inside(self.sets.topology.cpus, beside, refused.wanted)
             remedies = (*remedies, f"choose core-type {CoreType.ANY}")
         return NotEnoughCPUs(refused.wanted, refused.found, f"{refused.detail} {where}", remedies)
 
@@ -324,10 +325,12 @@ def _beside_devices(
     if not beside.is_required:
         return refused
     named = refused.beside(devices_text(topology, beside.devices))
-    with suppress(NotEnoughCPUs):
-        inside(region, ANYWHERE)
-        return named.or_else(NOT_BESIDE)
-    return named
+    most = len(topology.cpus) + 1
+    try:
+        inside(region, ANYWHERE, most)  # never fits: how many would is found without choosing them
+    except NotEnoughCPUs as anywhere:
+        most = anywhere.found
+    return named.or_else(NOT_BESIDE) if most >= refused.wanted else named
 
 
 def _hope(sets: NodeSets, claim: Claim, policies: EffectivePolicies, count: int, beside: Beside) -> str:

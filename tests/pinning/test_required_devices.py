@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pinning.allocation.beside import Beside
+from pinning.allocation.numa import Picker
 from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -410,6 +412,26 @@ def test_equal_claims_that_do_not_fit_are_searched_once(monkeypatch: pytest.Monk
     assert len(planned.refusals) == 80
     assert len({refused.message for refused in planned.refusals}) == 1
     assert len(searches) == 1
+
+
+def test_no_cpus_are_chosen_for_claims_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Different claims cost a count of free CPUs each, also where the message says that `prefer` would help."""
+    chosen = []
+    pick = Picker.pick
+
+    def counted(self: Picker, *args: Any) -> int:
+        chosen.append(args)
+        return pick(self, *args)
+
+    monkeypatch.setattr(Picker, "pick", counted)
+    node = world(None)
+    for number, (count, numa) in enumerate(product(range(9, 13), ("packed", "distributed"))):
+        node.add(f"p{number}", [required(str(count), numa=numa)])
+        node.devices[Owner(f"p{number}", "c0")] = (Device(GPU, CPUSet([2])), Device(NIC, CPUSet([3])))
+    planned = node.run_all()
+    assert len(planned.refusals) == 8
+    assert all("choose device-policy prefer" in refused.message for refused in planned.refusals)
+    assert not chosen
 
 
 def test_devices_of_a_pod_that_is_not_shown_are_known_if_named() -> None:

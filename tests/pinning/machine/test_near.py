@@ -155,6 +155,24 @@ def test_shares_add_up(count: int, unit: int, devices: list[int]) -> None:
     assert all(given) or -(-count // unit) < len(devices)
 
 
+@given(
+    st.integers(0, 200),
+    st.integers(1, 8),
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 200)), min_size=1, max_size=6),
+)
+def test_shares_are_as_if_given_in_turns(count: int, unit: int, homes: list[tuple[int, int]]) -> None:
+    """Each unit goes to a home that has none, else to that with most devices for each unit it would have then."""
+    given = [0] * len(homes)
+    while (left := count - sum(given)) and (
+        open_homes := [home for home, (_, room) in enumerate(homes) if given[home] < room]
+    ):
+        home = max(open_homes, key=lambda at: (not given[at], homes[at][0] / (given[at] // unit + 1), -at))
+        given[home] += min(unit, left, homes[home][1] - given[home])
+
+    expected = tuple(given) if sum(given) == count else None
+    assert shares(count, unit, [its for its, _ in homes], [room for _, room in homes]) == expected
+
+
 @pytest.mark.parametrize(
     ("count", "rooms", "given"),
     [
