@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from corepin.errors import CommandFailed
 from pinning.errors import BadQuantity
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.near import Device, device_kinds
+from pinning.machine.near import Device, device_kinds, nodes_beside
 from pinning.planning.observed import Owner
 from pinning.pods.quantity import parse_quantity
 from pinning.pods.resources import Role, members
 from pinning.truncate import KEY, VALUE, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from corepin.offline.planned import Planned
     from pinning.machine.topology import Topology
@@ -46,6 +46,21 @@ def _devices(flag: str) -> Iterable[Device]:
                 " 0+1 one that is near both"
             )
         yield Device(resource, EMPTY if text == "-1" else CPUSet(map(int, text.split("+"))))
+
+
+def notes_on(topology: Topology, devices: Iterable[Device]) -> Iterator[str]:
+    """Yield a note for each resource with devices on NUMA nodes near which the machine has no known CPUs."""
+    lacking: dict[str, set[int]] = {}
+    for device in devices:
+        unknown = (node for node in device.nodes if not nodes_beside(topology, node))
+        lacking.setdefault(device.resource, set()).update(unknown)
+    for resource, nodes in sorted(lacking.items()):
+        if nodes:
+            yield (
+                f"{truncate(resource, KEY)} on NUMA node{'s' * (len(nodes) > 1)} {CPUSet(nodes)}: this machine, of NUMA"
+                f" node{'s' * (len(topology.numa_nodes) > 1)} {CPUSet(topology.numa_nodes)}, has no known CPUs near;"
+                " for the nearest of a node of memory alone give --topology a directory"
+            )
 
 
 @dataclass

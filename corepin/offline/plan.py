@@ -74,7 +74,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; pods that do not fit are part of the output, not an error."""
-    from corepin.offline.devices import read_devices
+    from corepin.offline.devices import notes_on, read_devices
     from corepin.offline.simulate import PlannedNode
     from corepin.terminal import columns, wants_colour
     from pinning.errors import PinningError
@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     except PinningError as problem:
         raise CommandFailed(str(problem)) from problem
     node = PlannedNode(topology, config, read_devices(args.device))
+    for note in notes_on(topology, node.devices):
+        _note(note)
     steps = node.steps(documents)
     if args.output == "json":
         write_out("".join(_json(node, step) for step in steps))

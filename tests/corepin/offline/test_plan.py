@@ -407,6 +407,21 @@ def test_where_devices_are_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
     )
 
 
+def test_a_numa_node_that_the_machine_lacks_is_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its devices count as devices without a node; a number that the machine has, or -1, needs no note."""
+    pods = written(tmp_path, GPU_POD.format(name="a", gpus=1))
+    given = ["plan", "-f", pods, "--topology", machine(tmp_path), "--device"]
+    assert main([*given, "nvidia.com/gpu=77+90,0,-1"]) == 0
+    assert (
+        "corepin plan: nvidia.com/gpu on NUMA nodes 77,90: this machine, of NUMA nodes 0-1, has no known CPUs near"
+        in capsys.readouterr().err
+    )
+    assert main([*given, "nvidia.com/gpu=0,-1"]) == 0
+    assert not capsys.readouterr().err
+
+
 def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pod that asks for more devices than are free gets none and a warning; a pod that goes gives its own back."""
     gone = GPU_POD.replace("metadata: {{", "metadata: {{deletionTimestamp: 2026-01-01T00:00:00Z, ")
