@@ -60,7 +60,7 @@ def virtual(kind: str, more: str = "", spec: str = DEDICATED, metadata: str = ""
 def planned(
     capsys: pytest.CaptureFixture[str], directory: Path, *documents: str
 ) -> tuple[list[dict[str, object]], str]:
-    """Return the assignments after each event, by pod, and what was told on standard error."""
+    """Return the assignments after each event, by pod, and the text on standard error."""
     source = written(directory, *documents)
     assert main(["plan", "-f", source, "--topology", machine(directory), "-o", "json"]) == 0
     captured = capsys.readouterr()

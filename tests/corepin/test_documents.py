@@ -189,7 +189,7 @@ def test_json_numbers_beyond_64_bits(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_json_that_yaml_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A surrogate pair is good JSON; a lone one is told as unreadable."""
+    """A surrogate pair is valid JSON; a lone surrogate is refused with its line."""
     pod = '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"x": "%s"}}, "y": %s}'
 
     assert main(["inject", "-f", written(tmp_path, pod % ("\\ud83d\\ude00", "1" + "0" * 30))]) == 0
@@ -264,10 +264,10 @@ def test_deep_json_is_told(
     ],
     ids=["latin-1", "utf-16"],
 )
-def test_other_encodings_are_told(
+def test_other_encodings_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
 ) -> None:
-    """Bytes that are no UTF-8 are told with their line."""
+    """Bytes that are not UTF-8 are refused with their line."""
     path = tmp_path / "f.yaml"
     path.write_bytes(content)
 
@@ -284,7 +284,7 @@ def test_byte_order_mark_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_places_that_are_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory, an absent file and an endless one are told, each with what to do."""
+    """A directory, a missing file and an endless one are refused, each with a remedy."""
     assert failure(capsys, "inject", str(tmp_path)).endswith(f"{tmp_path}: is a directory: name a file in it")
     assert failure(capsys, "inject", str(tmp_path / "x")).endswith(
         "check the path, or write - for standard input"
@@ -339,7 +339,7 @@ def _command(verb: str, source: str) -> list[str]:
 
 
 def test_full_disk_is_one_line(tmp_path: Path) -> None:
-    """An output that cannot be written is told."""
+    """An output that cannot be written is one line."""
     with open("/dev/full", "wb") as full:  # noqa: PTH123 a device
         ended = subprocess.run(
             _command("validate", written(tmp_path, POD)),

@@ -44,7 +44,7 @@ def test_listener_may_be_off(text: str) -> None:
 
 @pytest.mark.parametrize("text", [":1", "a:0"])
 def test_where_others_listen_is_a_whole_address(text: str) -> None:
-    """Nobody can connect to every interface, or to any port."""
+    """An address to connect to needs a host and a port."""
     assert remote_address("--replicas", "[::1]:1", "a:1") == ("::1", 1)
     with pytest.raises(CommandFailed, match=r"--replicas: .* write for example a:1$"):
         remote_address("--replicas", text, "a:1")

@@ -16,7 +16,7 @@ HOSTS = "--host-list=node-1,node-2"
 
 
 def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[list[Object], str]:
-    """Return the objects that are printed, and what is told beside them."""
+    """Return the printed objects and the notes on standard error."""
     assert main(["cmk", "cluster-init", *(flags or (HOSTS,))]) == 0
     shown = capsys.readouterr()
     return list(yaml.safe_load_all(shown.out)), shown.err
@@ -66,7 +66,7 @@ def test_without_flags_it_is_the_overlay_for_labelled_nodes(capsys: pytest.Captu
 
 
 def test_all_hosts_are_labelled_together(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody has to list them."""
+    """--all-hosts labels all nodes with one command, without a list of hosts."""
     _, told = printed(capsys, "--all-hosts")
     assert "kubectl label node -l kubernetes.io/os=linux corepin.io/agent=true" in told
 
@@ -226,7 +226,7 @@ def test_cmks_other_flags_are_taken_and_told(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_what_cannot_be_meant_is_refused(flag: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the flag, the value and a remedy; nothing is printed that somebody could apply."""
+    """The message has flag, value and remedy, and no object is printed that could be applied by mistake."""
     hosts = () if flag.startswith("--host-list") else (HOSTS,)
     assert main(["cmk", "cluster-init", *hosts, flag]) == 2
     shown = capsys.readouterr()

@@ -130,7 +130,7 @@ def test_pools_are_cut_as_cmk_cut_them(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the same core left over for infra, every list of every pool is CMK's, and nobody holds one."""
+    """With the same core left over for infra, every list of every pool is CMK's, and no list has a process."""
     root = write_tree(tmp_path, *machine)
     shown = pools(capsys, f"--topology={root}", *flags.split())
     lists = {pool: [cpus for found in sockets.values() for cpus in found] for pool, sockets in shown.items()}
@@ -229,7 +229,7 @@ def test_numbers_that_do_not_fit_are_refused(
 
 
 def test_it_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --dry-run it says where the numbers go; CMK's obsolete flags are taken and told."""
+    """Without --dry-run the command says where the numbers go; CMK's obsolete flags are accepted with a warning."""
     assert main(["cmk", "init", "--socket-id=0", "--conf-dir=/etc/cmk"]) == 2
     told = capsys.readouterr().err
     assert "--socket-id has no effect: CMK itself read and ignored it" in told

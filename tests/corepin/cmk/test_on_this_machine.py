@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def tasks(described: Any) -> list[Any]:
-    """Return everybody who holds a core of the exclusive pool."""
+    """Return the processes that hold a core of the exclusive pool."""
     lists = described["pools"]["exclusive"]["cpuLists"].values()
     return [task for found in lists for task in found["tasks"]]
 

@@ -113,7 +113,7 @@ def test_interval_shows_it_again(
 def test_flags_that_cannot_be_read_are_refused(
     flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anybody is asked."""
+    """Unusable flags are refused before any connection is made."""
     assert main(["cmk", *flags]) == 2
     assert message in capsys.readouterr().err
 

@@ -91,7 +91,7 @@ def test_cluster_that_shall_not_be_verified_is_not(monkeypatch: pytest.MonkeyPat
 
 
 def test_pod_uses_its_own_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a kubeconfig that somebody named."""
+    """A pod uses its service account if no kubeconfig is given."""
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")

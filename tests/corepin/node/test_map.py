@@ -188,7 +188,7 @@ def test_words_of_a_machine_on_one_cpu_and_of_what_claims_nothing_in_it(
 def test_threads_of_a_container_that_may_run_on_more_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it may use besides its own CPUs is told, and that its threads are kept apart by affinity."""
+    """The map shows the shared CPUs that a container may use, and that affinity keeps its threads apart."""
     state = to_dict(STATE)
     web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
     both = str(CPUSet.parse(web["cpus"]) | CPUSet.parse("0,4"))
@@ -344,7 +344,7 @@ def test_cluster_without_the_node(
     message: str,
     output: str,
 ) -> None:
-    """Each thing that is missing is told in one line."""
+    """A missing node, a missing annotation and a damaged one are each reported in one line."""
     with api_server(tmp_path, annotations) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
         assert main(["map", "--node", node, "-o", output]) == 2

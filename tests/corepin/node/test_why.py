@@ -189,15 +189,15 @@ def test_pod_without_a_node_waits_for_the_scheduler() -> None:
     )
 
 
-def test_annotation_that_nobody_can_read_says_nothing() -> None:
-    """Anybody may have written it: brackets in brackets are no reason to fail."""
+def test_an_unreadable_status_annotation_is_ignored() -> None:
+    """A status annotation that cannot be parsed, such as 100,000 nested brackets, counts as none."""
     deep, _ = shown(bound("web", annotations=ISOLATE))
     deep["metadata"]["annotations"][STATUS_CPUS] = '{"x": ' + "[" * 100_000
     assert agent_status(deep) is None
 
 
 def test_silent_agent_is_named() -> None:
-    """A claim of which no agent says anything waits for the agent; a pod without claims waits for nobody."""
+    """A claim without a status from the agent waits for the agent; a pod without claims waits for nothing."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     for text in ("{", "[]", '{"containers": []}'):
         pod["metadata"]["annotations"][STATUS_CPUS] = text
@@ -247,8 +247,8 @@ def test_what_the_webhook_added_is_told() -> None:
     ("window", "words"),
     [(0.0, "before its first instruction"), (0.25, "it may have run elsewhere for 0.25 s"), (None, "cgroup")],
 )
-def test_proof_says_how_long_it_was_not_so(window: float | None, words: str) -> None:
-    """The window between the first instruction and the right CPUs is told where it is known."""
+def test_timeline_shows_how_long_a_container_ran_unpinned(window: float | None, words: str) -> None:
+    """The time between the first instruction and the right CPUs is shown where it is known."""
     pod, _ = shown(bound("web", annotations=ISOLATE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     if window is not None:
@@ -262,7 +262,7 @@ def test_proof_says_how_long_it_was_not_so(window: float | None, words: str) -> 
 
 
 def test_warnings_of_others_are_part_of_it() -> None:
-    """What scheduler and kubelet warn of is told with how often; what they say besides is not."""
+    """Warnings of scheduler and kubelet are shown with their count; their other events are not."""
     pod, _ = shown(bound("web", annotations=ISOLATE))
     warning = {"metadata": {}, "type": "Warning", "reason": "FailedScheduling", "message": "full", "count": 3}
     usual = {"metadata": {}, "type": "Normal", "reason": "Pulled", "message": "image"}

@@ -29,7 +29,7 @@ def vmi(cpu: str = "cores: 3", more: str = "", metadata: str = "", *, dedicated:
 def machines(
     capsys: pytest.CaptureFixture[str], directory: Path, *documents: str, flags: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return what is told of the threads of each virtual machine after the last document."""
+    """Return the placement of each virtual machine's threads after the last document."""
     source = written(directory, *documents)
     assert main(["plan", "-f", source, "--topology", machine(directory), "-o", "json", *flags]) == 0
     *_, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
@@ -151,7 +151,7 @@ def test_iothreads_are_counted_as_kubevirt_does(
 def test_no_machine_is_half_placed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, policy: str, reason: str
 ) -> None:
-    """Where not every thread has its place none is told, but why."""
+    """If a thread gets no CPU, the plan has the reason instead of a placement."""
     (tmp_path / "node.yaml").write_text(f"smtPolicy: {policy}\n")
     flags = ("--config", str(tmp_path / "node.yaml"))
 
@@ -198,6 +198,6 @@ def test_what_require_cannot_have_is_a_warning(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_machines_without_dedicated_cpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They hold no CPUs, so nothing is told of their threads."""
+    """Virtual machines without dedicated CPUs hold none, so the plan does not list their threads."""
     assert machines(capsys, tmp_path, vmi(dedicated=False)) == {}
     assert "threads of virtual machines" not in text(capsys, tmp_path, vmi(dedicated=False))

@@ -33,7 +33,7 @@ def cores_told(pod: Any) -> list[str]:
 
 
 def test_pod_gets_the_contract_and_its_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The pod is complete; the host directories are told on standard error with file, line and pod."""
+    """The printed pod is complete; warnings about host directories go to standard error with file, line and pod."""
     source = written(tmp_path, "# mine\n" + POD)
 
     (pod,), warnings = inject(capsys, "-f", source)

@@ -129,7 +129,7 @@ def test_everybody_else_counts(
 
 
 def test_instance_of_a_stopped_machine_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A machine that shall stop brings nothing, and its instance still runs."""
+    """A halted VirtualMachine brings no pod; its instance that still runs is counted."""
     documents = (
         virtual("VirtualMachine", "runStrategy: Halted"),
         virtual("VirtualMachineInstance", spec=INSTANCE, metadata=BY_MACHINE),

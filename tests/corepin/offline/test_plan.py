@@ -1,4 +1,4 @@
-"""`corepin plan`: JSON lines after each event, a picture after the last one, and mistakes told in one line."""
+"""`corepin plan`: JSON lines after each event, a picture after the last one, and errors in one line."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
 
 
 def test_gate_is_no_hidden_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pod of the cluster has it before its containers: it holds nothing, and nothing is told of it."""
+    """The gate container of a pod from the cluster holds no CPUs and is not in the output."""
     gate = "spec: {initContainers: [{name: corepin-gate, resources: {requests: {cpu: 200m}}}], "
     source = written(tmp_path, pod("name: web", policy="exclusive").replace("spec: {", gate))
     assert main(["plan", "-f", source, "--topology", machine(tmp_path)]) == 0
@@ -209,8 +209,8 @@ def test_gate_is_no_hidden_cost(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "corepin-gate" not in out
 
 
-def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever gets several isolated CPUs learns that the kernel does not balance threads there."""
+def test_isolated_cpus_and_warnings_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan warns a container with several isolated CPUs that the kernel does not balance threads there."""
     write_tree(tmp_path / "root", replace(regular(16), isolated=CPUSet.parse("2,10")))
     source = written(
         tmp_path, pod("name: a", smt="require", policy="exclusive"), pod("name: b", "500m", smt="prefer")
@@ -276,7 +276,7 @@ def test_mistakes_are_one_line(
     flags: tuple[str, ...],
     message: str,
 ) -> None:
-    """Whatever is wrong, it is told in one line with exit code 2, and never with a traceback."""
+    """Every error is printed in one line with exit code 2, never as a traceback."""
     files = {
         "CONFIG": b"srt: spread\n",
         "TWO": b"sort: spread\n---\nsort: packed\n",

@@ -15,7 +15,7 @@ from webhook.rules.workloads import TEMPLATES
 
 
 def pods(capsys: pytest.CaptureFixture[str], directory: Path, *documents: str) -> list[object]:
-    """Return the pods of the events, and check that nothing else was told."""
+    """Return the pods of the events, and check that standard error is empty."""
     events, notes = planned(capsys, directory, *documents)
     assert notes == ""
     return [event["pod"] for event in events]

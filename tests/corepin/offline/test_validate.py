@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def test_valid_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pod is judged as after injection: it is valid, and told what will be mounted; others are just valid."""
+    """A pod is judged as after injection: valid, with a warning for each mount; other objects are just valid."""
     code, (pod, config_map) = verdicts(capsys, "-f", written(tmp_path, POD, CONFIG_MAP))
 
     assert code == 0
@@ -91,7 +91,7 @@ def test_template_problems_are_warnings(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_the_api_server_refuses_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fractions of cores, and requests unlike limits, never reach the webhook in a cluster; here they are told."""
+    """Fractions of cores, and requests unlike limits, are refused here too; in a cluster the API server does it."""
     fraction = POD.replace(f"limits: {{{CORES}: 2}}", f"limits: {{{CORES}: 1.5}}")
     unequal = (
         POD.replace("limits: {", f"requests: {{{CORES}: 1}}, limits: {{")

@@ -68,7 +68,7 @@ def test_which_node_has_to_be_clear(
     nodes: tuple[str, ...],
     message: str,
 ) -> None:
-    """No node, and more than one, are told with the remedy."""
+    """Without a node, and with several, the error names the remedy."""
     with api_objects(tmp_path, {AGENTS: named(*nodes)}) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
         assert kubectl([verb]) == 2
@@ -140,7 +140,7 @@ def test_doctor_executes_in_no_pod_of_anything_else(
     pod: dict[str, Any],
     objects: dict[str, Any],
 ) -> None:
-    """Labels, and a reference that a pod's maker wrote, give nobody the terminal: a DaemonSet has to be the controller."""
+    """`doctor` executes only in a pod that a DaemonSet controls: labels and owner references can be forged."""
     kubectl_that(tmp_path, monkeypatch, "echo executed")
     with api_objects(tmp_path, {pods_on("n1"): {"items": [pod]}, **IS_THERE, **objects}) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))

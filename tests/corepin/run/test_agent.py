@@ -1,4 +1,4 @@
-"""`corepin agent`: its flags, and what it tells somebody who got one wrong."""
+"""`corepin agent`: its flags, and the errors for wrong ones."""
 
 from __future__ import annotations
 

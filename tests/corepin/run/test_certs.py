@@ -22,7 +22,7 @@ def issue(directory: Path, *more: str) -> int:
 
 
 def test_four_files_are_written_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The directory is made, every file is told, only the keys are private, nothing else is left."""
+    """The directory is created, every file is printed, only the keys are private, and no other file is left."""
     target = tmp_path / "a" / "b"
 
     assert issue(target) == 0
@@ -88,7 +88,7 @@ def test_bad_names_are_one_line_and_write_nothing(
 
 
 def test_directory_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file in the way of the directory is told, not thrown."""
+    """A file in place of the directory is an error in one line, not a traceback."""
     (tmp_path / "f").write_text("")
 
     assert issue(tmp_path / "f") == 2

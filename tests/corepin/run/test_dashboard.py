@@ -1,4 +1,4 @@
-"""`corepin dashboard`: what it tells somebody whose flags or cluster do not do."""
+"""`corepin dashboard`: the errors for unusable flags and clusters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.fixture
 def _kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Name a kubeconfig of a cluster that nobody asks."""
+    """Set a kubeconfig whose cluster is never contacted."""
     content = (
         '{"apiVersion": "v1", "kind": "Config", "current-context": "a", "users": [{"name": "a", "user": {}}],'
         ' "clusters": [{"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}],'

@@ -1,4 +1,4 @@
-"""`corepin gate`: what lets a pod pass, what it says meanwhile, and how it ends."""
+"""`corepin gate`: what lets a pod pass, what it prints while it waits, and how it ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def refusal(message: str, *, blocks: bool = True) -> dict[str, Any]:
     ],
 )
 def test_status_decides(text: str, expected: tuple[str, ...] | None) -> None:
-    """A pod may start when the agent has spoken and refuses nothing that must fit; what cannot be read lets nobody pass."""
+    """A pod passes when its status has no blocking refusal; a missing or unreadable status holds it back."""
     assert read_refusals(text) == expected
 
 
@@ -116,8 +116,8 @@ def test_refusal_of_what_runs_once_is_waited_for(tmp_path: Path) -> None:
         assert process.wait(SECONDS) == 0
 
 
-def test_deleted_pod_does_not_wait_for_it(tmp_path: Path) -> None:
-    """It leaves at once when it is told to, though it is the first process of its container."""
+def test_sigterm_ends_the_gate_at_once(tmp_path: Path) -> None:
+    """SIGTERM ends the gate at once, although it is PID 1 of its container."""
     with waiting(tmp_path, "Never") as process:
         assert line(process) == WAITING
         process.send_signal(signal.SIGTERM)
@@ -136,7 +136,7 @@ def test_message_that_cannot_be_left_is_no_other_end(tmp_path: Path) -> None:
 def test_policy_comes_by_the_webhooks_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The name in the contract is that of the flag; a word that is none is told."""
+    """The restart policy's variable in the contract is that of the flag; an unknown value is refused."""
     assert variable("--restart-policy") == GATE_RESTART_POLICY
     monkeypatch.setenv(GATE_RESTART_POLICY, "Sometimes")
     assert main(["gate", "--status", str(tmp_path / "cpus")]) == 2

@@ -47,7 +47,7 @@ def gated(*containers: Any, **more: Any) -> Pod:
     ],
 )
 def test_gate_is_told_before_anything_runs(pod: Pod, config: dict[str, bool], passes: bool) -> None:
-    """Whoever waits in a gate gets the annotation at once, also when there is nothing to report any more."""
+    """A pod in the gate gets its status annotation at once, also when there is nothing left to report."""
     state = state_of(pod, proven=False, config=NodeConfig(**config))  # type: ignore[arg-type]
     refusals = read_refusals(pod_status(state.pods[0], None) or "")
     assert refusals is not None

@@ -1,4 +1,4 @@
-"""`corepin webhook`: its flags, and what it tells somebody who got one wrong."""
+"""`corepin webhook`: its flags, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_flags_have_defaults_that_fit_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any flag: all interfaces, mounted files, everybody served, optional configuration."""
+    """Without flags: all interfaces, mounted files, any client, optional configuration."""
     for flag in ("--listen", "--tls-cert", "--client-ca", "--client-name", "--config", "--mutations"):
         monkeypatch.delenv(variable(flag), raising=False)
     found = _options(cli.build_parser().parse_args(["webhook"]))
@@ -125,7 +125,7 @@ def test_check_config_tells_what_it_read(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_check_config_into_a_full_disk_is_one_line() -> None:
-    """An output that cannot be written is told, without a traceback."""
+    """An output that cannot be written is one line, without a traceback."""
     script = f"exec {sys.executable} -c 'from corepin.cli import main; exit(main())' webhook --check-config >/dev/full"
     ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
 
