@@ -1,4 +1,4 @@
-"""API servers of their own: policies and webhooks that are installed are everybody's."""
+"""API servers of their own, because installed policies and webhooks hold for all clients of a server."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def installed(request: pytest.FixtureRequest) -> Iterator[Installed]:
 
 
 def client_of(api: ApiServer) -> httpx.Client:
-    """Return a client that is nobody yet."""
+    """Return a client without credentials."""
     context = ssl.create_default_context(cafile=str(api.ca_file))
     return httpx.Client(base_url=api.url, verify=context, trust_env=False, timeout=30)

@@ -33,7 +33,7 @@ ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody with a token."""
+    """A client with a token."""
 
     client: httpx.Client
     token: str

@@ -19,7 +19,7 @@ MAPS, EVENTS = f"/api/v1/namespaces/{AGENT}/configmaps", "/api/v1/namespaces/dem
 
 
 def assert_refused(answer: httpx.Response, policy: str, text: str) -> None:
-    """Check who refused, and that it was told why."""
+    """Check that this policy refused, with this text."""
     assert answer.status_code == 403, answer.text
     message = answer.json()["message"]
     assert f"ValidatingAdmissionPolicy '{policy}'" in message

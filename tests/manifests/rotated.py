@@ -21,7 +21,7 @@ def rotate(api: ApiServer, token: str) -> subprocess.CompletedProcess[str]:
     kubeconfig = api.write_kubeconfig("rotation", {"token": token})
     env = {"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig), "COREPIN_NAMESPACE": SYSTEM}
     command = [str(Path(sys.executable).with_name("corepin")), *container["args"]]
-    # no cluster DNS here: the replicas are looked for where nobody listens
+    # no cluster DNS here: the address of the replicas has no listener
     here = ("--replicas=127.0.0.1:1", "--metrics-listen=off", "--once")
     return subprocess.run([*command, *here], env=env, capture_output=True, text=True, check=False)
 

@@ -52,7 +52,7 @@ def cpu_seconds(installed: Installed) -> float:
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process ended before the read
         return b""
 
 

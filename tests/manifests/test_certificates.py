@@ -45,7 +45,7 @@ def test_rotation_works_with_the_rights_that_it_has(installed: Installed) -> Non
 
 
 def test_what_the_rotation_writes_is_its_own(installed: Installed) -> None:
-    """The API server names it as the manager of caBundle, so that nobody else's apply takes it away."""
+    """The rotation is the manager of caBundle, so that no other client's apply takes it away."""
     assert rotate(installed.api, installed.rotation.token).returncode == 0
     shown = ("get", "mutatingwebhookconfiguration", "zz-corepin", "-o", "json", "--show-managed-fields")
     managers = json.loads(installed.api.kubectl(*shown).stdout)["metadata"]["managedFields"]

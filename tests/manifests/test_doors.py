@@ -1,4 +1,4 @@
-"""Ways around the policies that somebody may try: other doors of the API, and more than our words through our own."""
+"""Ways around the policies: other paths of the API, and more changes through the paths that are allowed."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_no_taint_of_the_agent_evicts(taint: dict[str, str], installed: Installe
 
 
 def test_the_agent_takes_away_no_taint_that_evicts(installed: Installed) -> None:
-    """Somebody who tainted a node with our key and NoExecute meant it."""
+    """The agent may not remove a NoExecute taint, even one with its own key: an administrator set it."""
     standing = installed.admin.send("GET", HERE).json()["spec"]["taints"]
     more = [*standing, {"key": "cmk", "value": "drain", "effect": "NoExecute"}]
     assert installed.admin.patch(HERE, {"spec": {"taints": more}}).is_success

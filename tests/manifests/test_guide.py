@@ -76,16 +76,16 @@ def test_failure_policies_are_as_told() -> None:
         ]
 
 
-def test_every_key_of_the_configurations_is_told() -> None:
-    """No key is missing in the tables, and none is told that is not there."""
+def test_every_configuration_key_is_documented() -> None:
+    """The guide's tables have every configuration key, and no other."""
     webhook = {str(name) for name in Settings.__struct_encode_fields__}
     assert set(cells("Configuration of the webhook")) == webhook
     agent = {*KEYS, *(f"pools.{key}" for key in POOL_KEYS)}
     assert set(cells("Configuration of the agents")) == agent
 
 
-def test_the_end_of_an_agent(tmp_path: Path) -> None:
-    """The patch's command calls `corepin ... --reset`, says that it is done, and stays until it is told to go."""
+def test_the_reset_patch_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    """The reset patch calls `corepin ... --reset`, reports when it is done, and runs until SIGTERM."""
     (tmp_path / "corepin").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n')
     (tmp_path / "corepin").chmod(0o755)
     spec = yaml.safe_load(Path("manifests/reset.yaml").read_text())["spec"]["template"]["spec"]

@@ -244,7 +244,7 @@ def test_places_for_pods() -> None:
 
 
 def test_another_runtime() -> None:
-    """The agent is told the socket, and its directory is mounted where it is."""
+    """The runtime socket's value reaches the agent, and its directory is mounted at the same path."""
     pod = pods("--set", "agent.runtimeSocket=/run/crio/crio.sock")["corepin-agent"]
     (container,) = pod["containers"]
     assert {"name": "COREPIN_RUNTIME_ENDPOINT", "value": "/run/crio/crio.sock"} in container["env"]

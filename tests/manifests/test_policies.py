@@ -43,7 +43,7 @@ def caller(installed: Installed, name: str) -> Caller:
     return found
 
 
-# Nobody but the agent of the node writes the status.
+# Only the node's agent writes the status.
 
 
 @pytest.mark.parametrize("who", ["admin", "other_agent", "unbound_agent"])
@@ -238,8 +238,8 @@ def test_agent_writes_one_config_map(installed: Installed) -> None:
     )
 
 
-def test_agent_tells_events_of_its_own_node(installed: Installed) -> None:
-    """An event cannot be told in the name of another node's agent, nor of another program."""
+def test_agent_creates_events_of_its_own_node_only(installed: Installed) -> None:
+    """An agent cannot create events as another node's agent, nor as another program."""
     installed.fresh_pod("target")
 
     def event(name: str, node: str, component: str = "corepin-agent") -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_nothing_is_placed_on_windows(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_admission_is_asked_last(name: str) -> None:
-    """What registers the webhook is applied after everything else, so that there is somebody to ask."""
+    """The webhook configurations are applied last, so that the webhook runs before it is called."""
     kinds = [it["kind"] for it in objects(name)]
     assert kinds[-2:] == ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"]
 

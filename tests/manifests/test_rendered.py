@@ -94,7 +94,7 @@ def test_every_object_fits_its_schema(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_no_certificate_is_in_a_manifest(name: str) -> None:
-    """An `apply` never takes back a caBundle, nor a certificate, that somebody has issued."""
+    """Manifests have no caBundle and no certificate, so that an `apply` never resets issued ones."""
     assert list(values(objects(name), "caBundle")) == []
     assert [
         it for it in objects(name) if it["kind"] == "Secret" and ({"data", "stringData"} & it.keys())
@@ -151,7 +151,7 @@ def test_webhook_sees_the_pair_alone(name: str) -> None:
 
 
 def test_the_guard_stands_in_for_the_agent() -> None:
-    """It has no token and calls nobody, sees of the host what it needs, and of two during an update one is always there."""
+    """The guard has no token and no network, mounts only what it needs, and an update leaves one of two running."""
     spec = manifest("guard", "DaemonSet", "corepin-guard")["spec"]
     pod = spec["template"]["spec"]
     agent_pod = manifest("guard", "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
@@ -342,7 +342,7 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
 
 
 def test_dashboard_asks_for_metrics_that_there_are() -> None:
-    """The dashboard is JSON, and no panel asks for a metric that nobody exposes; panels have room of their own."""
+    """The dashboard is JSON, its panels query only exposed metrics, and no two have the same place."""
     dashboard = json.loads(manifest("monitoring", "ConfigMap", "corepin-dashboard")["data"]["corepin.json"])
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)

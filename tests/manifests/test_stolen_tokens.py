@@ -50,7 +50,7 @@ def test_nobody_forges_a_status_that_nobody_writes_yet(
 
 
 def test_many_annotations_stay_their_owners(installed: Installed) -> None:
-    """Beside a report a pod may get very many annotations, and lose them again; the report stays as it was told."""
+    """Many annotations may come and go beside the agent's status; the status cannot be removed with them."""
     path = installed.fresh_pod("target")
     assert installed.agent.patch(path, {"metadata": {"annotations": {STATUS: "{}"}}}).is_success
     for other in ("1", "2", None):
@@ -178,7 +178,7 @@ def owned(installed: Installed, path: str) -> list[dict[str, Any]]:
 
 
 def given_more(fields: list[dict[str, Any]], manager: str) -> list[dict[str, Any]]:
-    """Return the same, but that a manager owns a label of somebody else."""
+    """Return the same managed fields, with one label more owned by a manager."""
     changed = json.loads(json.dumps(fields))
     (entry,) = [entry for entry in changed if entry["manager"] == manager]
     entry["fieldsV1"].setdefault("f:metadata", {}).setdefault("f:labels", {})["f:other"] = {}
@@ -206,7 +206,7 @@ def test_the_agent_gives_nobody_more_fields_of_its_node(operation: str, installe
 
 
 def test_the_agent_writes_as_no_other_manager(installed: Installed) -> None:
-    """Not even its own words become somebody else's, who would delete them."""
+    """The agent may not write its status under another field manager, which could delete it later."""
     path = installed.fresh_pod("target")
     body = {"metadata": {"annotations": {STATUS: "{}"}}}
     answer = installed.agent.patch(f"{path}?fieldManager=kubectl-client-side-apply", body)
@@ -249,8 +249,8 @@ def test_fields_that_the_agent_writes_become_its_own(installed: Installed) -> No
     assert installed.admin.patch(f"{HERE}/status", none, STRATEGIC).is_success
 
 
-def test_a_pod_with_many_writers_is_told(installed: Installed) -> None:
-    """The API server folds the entries of more than ten writers into one, which is nobody's forgery."""
+def test_a_pod_with_many_field_managers_keeps_its_status(installed: Installed) -> None:
+    """The API server folds the field managers beyond ten into one entry, which is not taken for a forgery."""
     path = installed.fresh_pod("target")
     for number in range(12):
         note = {"metadata": {"annotations": {f"a{number}": "1"}}}

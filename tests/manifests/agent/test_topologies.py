@@ -120,13 +120,13 @@ def test_what_an_agent_may_create(
 
 
 def test_tokens_without_a_node_write_nothing(topologies: Installed) -> None:
-    """Nobody else than the agent of a node may, whoever has the account."""
+    """Only the node's own agent may write its topology: a token without the node in it may not."""
     for caller in (topologies.unbound_agent, topologies.other_agent, topologies.webhook, topologies.anybody):
         assert write(caller, HERE_NODE).status_code == 403
 
 
 def test_another_programs_topology_stays(topologies: Installed) -> None:
-    """Neither changed nor removed: the exporter that made it is somebody's choice."""
+    """A topology that another exporter made is neither changed nor deleted."""
     path = f"{TOPOLOGIES}/{HERE_NODE}"
     created = topologies.admin.send("POST", TOPOLOGIES, topology(HERE_NODE, labels={}))
     assert created.is_success, created.text

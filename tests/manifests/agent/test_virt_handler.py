@@ -58,11 +58,11 @@ class Scene:
     metrics: Metrics
 
     async def shown(self) -> Any:
-        """Return the node as everybody reads it."""
+        """Return the node as a reader of the API gets it."""
         return (await asyncio.to_thread(self.installed.admin.send, "GET", HERE)).json()
 
     async def until(self, holds: Callable[[Any], bool]) -> Any:
-        """Wait for what somebody shall write."""
+        """Wait until the node fulfils a condition."""
         async with asyncio.timeout(SECONDS):
             while not holds(node := await self.shown()):
                 pass
@@ -146,8 +146,8 @@ def test_every_heartbeat_is_answered_once(installed: Installed) -> None:
     asyncio.run(act())
 
 
-def test_seventh_in_a_minute_waits(installed: Installed) -> None:
-    """The agent goes on with everything else meanwhile, and puts the labels back when the minute is over."""
+def test_label_writes_are_rate_limited(installed: Installed) -> None:
+    """Beyond six writes a minute the agent is rate limited: it writes the labels when the minute is over."""
 
     async def act() -> None:
         async with beside(handler_of(installed), installed) as scene:
