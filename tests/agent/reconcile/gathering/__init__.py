@@ -1,1 +1,1 @@
-"""How long changes wait for a pass."""
+"""Delays that coalesce changes into one pass."""

@@ -1,4 +1,4 @@
-"""Which changes request a pass, and within which time."""
+"""Delay until the next pass, by kind of change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Watched = tuple[Agent, list[float]]
 
 @pytest.fixture
 def watch(node: FakeNode) -> FakeWatch:
-    """Return NRI, which makes containers as the last table says."""
+    """Return an NRI watch that creates containers on the CPUs of the last table."""
     node.container_watch = watch = FakeWatch(node)
     node.add("plain", PLAIN)
     node.add("owner", TWO)
@@ -36,7 +36,7 @@ def watch(node: FakeNode) -> FakeWatch:
 
 
 def requested(node: FakeNode, act: Callable[[Agent], None]) -> list[float]:
-    """Do something between two passes of an agent that serves; return the waits of the passes that it requests."""
+    """Act between two passes of a serving agent; return the delays of the passes that it requests."""
     waits: list[float] = []
 
     async def scenario(agent: Agent, reports: Reports) -> None:
@@ -52,7 +52,7 @@ def requested(node: FakeNode, act: Callable[[Agent], None]) -> list[float]:
 
 
 async def quiet(agent: Agent) -> None:
-    """Wait until the passes of the start are over."""
+    """Wait until the passes at start are over."""
     for _ in range(100):
         await asyncio.sleep(0)
         agent.trigger.clear()
@@ -60,7 +60,7 @@ async def quiet(agent: Agent) -> None:
 
 @contextmanager
 def noting(agent: Agent, waits: list[float]) -> Iterator[None]:
-    """Note the waits of the passes that are requested instead of doing them."""
+    """Record the delays of requested passes instead of running them."""
     between = agent.reconciler.between_passes
     request = between._request_pass
     between._request_pass = lambda within=0.0: waits.append(within)
@@ -71,7 +71,7 @@ def noting(agent: Agent, waits: list[float]) -> Iterator[None]:
 
 
 def told(node: FakeNode, key: str, state: State, uid: str) -> None:
-    """Let the runtime send an event."""
+    """Send an event of the runtime."""
     node.runtime.told = (RuntimeChange(key, Owner(uid, "c0"), state),)
     node.runtime.changed()
 
@@ -91,7 +91,7 @@ def told(node: FakeNode, key: str, state: State, uid: str) -> None:
     ],
 )
 def test_change_of_the_api(node: FakeNode, act: Callable[[FakeNode], object], waits: list[float]) -> None:
-    """Only what concerns CPUs of its own is looked at now."""
+    """Only changes that concern exclusive CPUs request an immediate pass; plain pods are coalesced."""
 
     def change(_: Agent) -> None:
         act(node)
@@ -104,7 +104,7 @@ def test_change_of_the_api(node: FakeNode, act: Callable[[FakeNode], object], wa
 def test_pod_that_changes_all_the_time_delays_no_other(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand changes of one pod within 50 ms are read once; an owner that comes among them is looked at now."""
+    """Many changes of one pod within 50 ms are coalesced; a new owner among them gets a pass at once."""
     read: list[str] = []
 
     def reading(change: PodChange) -> float | None:
@@ -149,7 +149,7 @@ def test_pod_that_changes_all_the_time_delays_no_other(
 def test_event_of_the_runtime(
     node: FakeNode, watch: FakeWatch, uid: str, state: State, born: str, waits: list[float]
 ) -> None:
-    """Only a container that was made on the CPUs of today, or the end of a plain one, may wait."""
+    """Only a container created on its current CPUs, or the end of a plain one, may wait for a later pass."""
     node.add("machine", PLAIN)
     node.documents["machine"]["spec"]["runtimeClassName"] = "kata"
 
@@ -166,13 +166,13 @@ def test_event_of_the_runtime(
 
 @pytest.mark.usefixtures("watch")
 def test_unknown_change_of_the_runtime_is_looked_at_now(node: FakeNode) -> None:
-    """A runtime without events, a lost stream, a poll that finds something else."""
+    """A change without details, as after a lost event stream, requests an immediate pass."""
     assert requested(node, lambda _: node.runtime.changed()) == [NOW]
 
 
 @pytest.mark.usefixtures("watch")
-def test_nothing_gathers_while_another_program_allocates(node: FakeNode) -> None:
-    """Beside the kubelet's static policy plain pods hold CPUs, too."""
+def test_changes_are_not_coalesced_while_observing(node: FakeNode) -> None:
+    """Beside the kubelet's static policy plain pods hold CPUs too, so a change requests an immediate pass."""
     node.settings = replace(node.settings, config=replace(node.config, observe=True))
 
     def change(_: Agent) -> None:
@@ -182,8 +182,8 @@ def test_nothing_gathers_while_another_program_allocates(node: FakeNode) -> None
     assert requested(node, change) == [NOW]
 
 
-def test_nothing_gathers_where_passes_start_the_containers(node: FakeNode) -> None:
-    """The runtime `local` does its work when it lists."""
+def test_changes_are_not_coalesced_for_the_local_runtime(node: FakeNode) -> None:
+    """The `local` runtime starts containers when it is listed, so a change requests an immediate pass."""
 
     def change(_: Agent) -> None:
         node.add("new", PLAIN)
@@ -195,7 +195,7 @@ def test_nothing_gathers_where_passes_start_the_containers(node: FakeNode) -> No
 @pytest.mark.usefixtures("watch")
 @pytest.mark.parametrize(("has_begun", "wait"), [(False, GATHER_SECONDS), (True, NOW)])
 def test_container_pinned_before_its_start_may_wait(node: FakeNode, *, has_begun: bool, wait: float) -> None:
-    """What its cgroup's creation was too late for is looked at now."""
+    """A container pinned before its command runs may wait; one that already runs gets an immediate pass."""
     key = node.start("plain", state=State.RUNNING)
     cgroup = node.cgroup(key)
     if not has_begun:

@@ -1,4 +1,4 @@
-"""Passes by what events told of the containers: they list where anything is to be moved or freed."""
+"""Passes use the containers known from events and list the runtime only before they move or free CPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN, TWO = Wish("500m"), Wish("2", policy="exclusive")
 
 @pytest.fixture
 def lists(node: FakeNode) -> list[None]:
-    """Count the lists of a runtime whose events tell of every container, on a node with an owner and a plain pod."""
+    """Count the list calls of a runtime with complete events, on a node with an owner and a plain pod."""
     node.add("owner", TWO)
     node.add("plain", PLAIN)
     node.start("owner")
@@ -35,12 +35,12 @@ def lists(node: FakeNode) -> list[None]:
 
 
 def know(node: FakeNode) -> None:
-    """Let the events tell of what runs now."""
+    """Make the containers known from events the current ones."""
     node.runtime.known = tuple(node.containers.values())
 
 
 def of(node: FakeNode, uid: str) -> str:
-    """Return the container of a pod."""
+    """Return the id of a pod's container."""
     return next(key for key, container in node.containers.items() if container.pod_uid == uid)
 
 
@@ -56,7 +56,7 @@ def of(node: FakeNode, uid: str) -> str:
 def test_plain_pod_needs_no_list(
     node: FakeNode, lists: list[None], change: Callable[[FakeNode], object]
 ) -> None:
-    """A pass that moves nothing asks the runtime nothing."""
+    """A pass that moves no container does not list the runtime."""
     change(node)
     know(node)
     node.run()
@@ -71,10 +71,10 @@ def test_plain_pod_needs_no_list(
         pytest.param(lambda node: node.start("plain"), id="container-elsewhere"),
     ],
 )
-def test_what_is_moved_is_listed_first(
+def test_runtime_is_listed_before_a_move(
     node: FakeNode, lists: list[None], change: Callable[[FakeNode], object]
 ) -> None:
-    """An owner comes, goes, or a container runs where it must not."""
+    """A pass lists the runtime when an owner comes or goes, or a container is on wrong CPUs."""
     change(node)
     know(node)
     node.run()
@@ -82,7 +82,7 @@ def test_what_is_moved_is_listed_first(
 
 
 def test_lost_event_frees_no_cpus(node: FakeNode, lists: list[None]) -> None:
-    """The events say that nothing runs of a pod that the API has deleted; the runtime still runs its container."""
+    """CPUs of a deleted pod stay owned if an event was lost and the runtime still lists its container."""
     running = of(node, "owner")
     node.runtime.known = tuple(container for key, container in node.containers.items() if key != running)
     del node.documents["owner"]
@@ -95,7 +95,7 @@ def test_lost_event_frees_no_cpus(node: FakeNode, lists: list[None]) -> None:
 
 
 def test_foreign_write_is_counted_once_beside_a_list(node: FakeNode, lists: list[None]) -> None:
-    """The second observation of a pass does not find what the first has found, and forgets it neither."""
+    """A pass that observes twice counts a foreign write once."""
     node.cpusets[node.cgroup(of(node, "plain"))] = node.topology.online
     node.run()
     assert lists == [None]
@@ -103,7 +103,7 @@ def test_foreign_write_is_counted_once_beside_a_list(node: FakeNode, lists: list
 
 
 def test_runtime_that_fails_to_list_frees_nothing(node: FakeNode, lists: list[None]) -> None:
-    """What the events told is not enough to give CPUs away."""
+    """If the runtime cannot be listed, CPUs are not freed on events alone."""
     node.stop(of(node, "owner"))
     know(node)
     del node.documents["owner"]

@@ -1,4 +1,4 @@
-"""Requests for passes, on a clock that the test moves."""
+"""Requests for passes, on a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.reconcile.agenda import Agenda, Trigger
 
 
 class Timers:
-    """A trigger with an agenda on a clock that the test moves."""
+    """A trigger and its agenda on a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -21,7 +21,7 @@ class Timers:
         self.trigger = Trigger(self.agenda)
 
     def advance(self, to: float) -> None:
-        """Move the clock, and run what is due."""
+        """Set the clock and run the looks that are due."""
         self.now = to
         for key in self.agenda.take_due():
             asyncio.run(self.agenda.look(key))
@@ -29,19 +29,19 @@ class Timers:
 
 @pytest.fixture
 def timers() -> Timers:
-    """Return a clock at 0."""
+    """Return a trigger at time 0."""
     return Timers()
 
 
-def test_request_without_delay_is_wanted_at_once(timers: Timers) -> None:
-    """An edit, an owner and a foreign write start no timer."""
+def test_request_without_delay_starts_no_timer(timers: Timers) -> None:
+    """A request without a delay sets the trigger at once."""
     trigger = timers.trigger
     trigger.request_pass()
     assert (trigger.is_set, timers.agenda.due()) == (True, [])
 
 
 def test_many_requests_start_one_timer(timers: Timers) -> None:
-    """A thousand events in 50 ms make one pass, at the time that the first asked for."""
+    """A thousand requests within the delay are coalesced into one pass, at the time of the first."""
     trigger = timers.trigger
     for number in range(1000):
         timers.advance(number * GATHER_SECONDS / 1001)
@@ -52,7 +52,7 @@ def test_many_requests_start_one_timer(timers: Timers) -> None:
 
 
 def test_urgent_request_waits_for_no_timer(timers: Timers) -> None:
-    """One tenant's events put no pass off that another pod needs now."""
+    """An urgent request sets the trigger although another one waits for its delay."""
     trigger = timers.trigger
     trigger.request_pass(SETTLE_SECONDS)
     trigger.request_pass()
@@ -60,7 +60,7 @@ def test_urgent_request_waits_for_no_timer(timers: Timers) -> None:
 
 
 def test_pass_covers_what_was_requested_before(timers: Timers) -> None:
-    """A pass that begins ends every wait; no second one follows."""
+    """A pass cancels the timers of all requests made before it."""
     trigger = timers.trigger
     trigger.request_pass(SETTLE_SECONDS)
     trigger.request_pass(GATHER_SECONDS)
@@ -75,7 +75,7 @@ def test_pass_covers_what_was_requested_before(timers: Timers) -> None:
     st.lists(st.tuples(st.floats(0, 0.3), st.sampled_from([0.0, GATHER_SECONDS, SETTLE_SECONDS])), min_size=1)
 )
 def test_no_request_waits_longer_than_it_may(requests: list[tuple[float, float]]) -> None:
-    """Whatever comes before or after it, each request is served within its own delay."""
+    """Each request is served within its own delay, whatever is requested before or after."""
     timers = Timers()
     trigger = timers.trigger
     deadline = float("inf")
@@ -89,8 +89,8 @@ def test_no_request_waits_longer_than_it_may(requests: list[tuple[float, float]]
     assert trigger.is_set
 
 
-def test_agenda_wakes_who_waits_for_a_pass() -> None:
-    """A delayed request is served while the agenda runs."""
+def test_agenda_serves_a_delayed_request() -> None:
+    """A delayed request wakes the waiter while the agenda runs."""
 
     async def scenario() -> None:
         trigger = Trigger(Agenda())

@@ -1,1 +1,1 @@
-"""Containers that run on more than they own."""
+"""Exclusive containers that also use shared CPUs."""

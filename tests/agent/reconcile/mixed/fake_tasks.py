@@ -1,4 +1,4 @@
-"""The tasks of a fake node's containers: each asked for a mask, or for none, and runs on what its cgroup has of it."""
+"""Fake task affinities: a task requests an affinity or none, and runs on its part inside the cpuset."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeTasks:
-    """The kernel's side of masks, and the agent's hand on it."""
+    """Task affinities as the kernel keeps them and the agent sets them."""
 
     node: FakeNode
-    asked: dict[int, tuple[str, CPUSet]] = field(default_factory=dict)  # by task: its cgroup, and its mask
-    sets: list[tuple[int, str]] = field(default_factory=list)  # masks that the agent set
+    asked: dict[int, tuple[str, CPUSet]] = field(default_factory=dict)  # by task: its cgroup and mask
+    sets: list[tuple[int, str]] = field(default_factory=list)  # affinities that the agent set
 
     def split(self) -> KernelSplit:
-        """Return who keeps these tasks apart."""
+        """Return the split of tasks that uses these affinities."""
         affinities = Affinities(self.read, self.set, lambda _: True)
         return KernelSplit(self.of, self.node.cgroups, affinities)
 
     def start(self, container_id: str, *masks: str) -> list[int]:
-        """Start a task in a container for each mask; "" asks for none."""
+        """Start a task in a container for each affinity; "" requests none."""
         first, cgroup = len(self.asked) + 1, self.node.cgroup(container_id)
         self.asked |= {first + at: (cgroup, CPUSet.parse(mask)) for at, mask in enumerate(masks)}
         return [first + at for at in range(len(masks))]
@@ -37,21 +37,21 @@ class FakeTasks:
         return [task for task, (where, _) in self.asked.items() if where == cgroup]
 
     def read(self, task: int) -> CPUSet:
-        """Return where a task may run."""
+        """Return the effective affinity of a task."""
         cgroup, mask = self.asked[task]
         cpus = self.node.cpusets.get(cgroup, EMPTY)
         return (mask & cpus) or cpus
 
     def set(self, task: int, cpus: CPUSet) -> CPUSet:
-        """Let a task ask for a mask."""
+        """Set the affinity of a task as the agent does."""
         self.asked[task] = (self.asked[task][0], cpus)
         self.sets.append((task, str(cpus)))
         return self.read(task)
 
     def choose(self, task: int, mask: str) -> None:
-        """Let the application move its task."""
+        """Set the affinity of a task as the application does."""
         self.asked[task] = (self.asked[task][0], CPUSet.parse(mask))
 
     def masks(self, tasks: list[int]) -> list[str]:
-        """Return where tasks may run, as text."""
+        """Return the effective affinities of tasks, as text."""
         return [str(self.read(task)) for task in tasks]

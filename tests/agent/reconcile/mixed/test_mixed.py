@@ -1,4 +1,4 @@
-"""Passes over containers that run on more than they own: their cpusets, their tasks, and what the state says of them."""
+"""Exclusive containers that also use shared CPUs: their cpusets, their tasks, and their state."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from tests.agent.reconcile.mixed.fake_tasks import FakeTasks
 from tests.agent.reconcile.scenes import PLAIN, TWO, container
 from tests.pinning.world import Wish
 
-MIXED = replace(TWO, shared="true")  # the core 1,5 and the shared set
+MIXED = replace(TWO, shared="true")  # exclusive core 1,5 plus the shared set
 
 
 class Wrapped:
-    """Containers whose processes use pools."""
+    """Pool uses of containers, as `cmk isolate` registers them."""
 
     def __init__(self, uses: Mapping[Owner, frozenset[PoolUse]]) -> None:
         self._uses = uses
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return them."""
+        """Return the pool uses."""
         return self._uses
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
-        """Nobody waits for a pass."""
+        """Do nothing, because no process waits for a pass."""
 
     def shown(self, state: NodeState) -> NodeState:
-        """Nobody is told of."""
+        """Return the state unchanged."""
         return state
 
     def reset(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing, because there is nothing to forget."""
 
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
-        """Nobody asks."""
+        """Do nothing, because no process requests a pool."""
 
 
 @pytest.fixture
 def mixed(node: FakeNode) -> str:
-    """Return a container with the shared set beside its core, and a plain one beside it."""
+    """Start a container with a core and the shared set, and a plain one; return the first one's id."""
     node.add("a", MIXED)
     node.add("b", PLAIN)
     number, other = node.start("a"), node.start("b")
@@ -63,7 +63,7 @@ def mixed(node: FakeNode) -> str:
 
 
 def test_its_tasks_stay_on_its_own_cpus(node: FakeNode, mixed: str) -> None:
-    """The cpuset is both; nobody that the application did not move leaves what the container owns."""
+    """Tasks that the application did not move stay on the exclusive CPUs of the wider cpuset."""
     assert node.tasks.masks([1, 2]) == ["1,5", "1,5"]
     state = container(node.run(), "a")
     assert (str(state.cpus), str(state.others)) == ("1,5", "0,2-4,6-7")
@@ -72,8 +72,8 @@ def test_its_tasks_stay_on_its_own_cpus(node: FakeNode, mixed: str) -> None:
     assert state.proof.split_seconds == 0.0
 
 
-def test_a_pass_without_news_touches_nobody(node: FakeNode, mixed: str) -> None:
-    """Once its tasks are apart nothing is written and no mask is set, wherever the application moves them."""
+def test_a_pass_without_changes_sets_no_affinity(node: FakeNode, mixed: str) -> None:
+    """After the split a pass writes no cpuset and no affinity, also when the application moves tasks."""
     node.tasks.choose(2, "3")
     node.cgroups.writes.clear()
     node.tasks.sets.clear()
@@ -84,7 +84,7 @@ def test_a_pass_without_news_touches_nobody(node: FakeNode, mixed: str) -> None:
 
 
 def test_a_sweep_counts_its_tasks_and_moves_none(node: FakeNode, mixed: str) -> None:
-    """The proof tells how many tasks keep to which part; none of them counts as narrowed."""
+    """A sweep counts the tasks on each part, and none of them counts as narrowed."""
     node.tasks.choose(2, "3")
     node.runner.run(node.agent.reconciler.sweep(lambda: False))
     proof = container(node.run(), "a").proof
@@ -96,7 +96,7 @@ def test_a_sweep_counts_its_tasks_and_moves_none(node: FakeNode, mixed: str) -> 
 
 
 def test_grants_to_others_shrink_its_shared_part_first(node: FakeNode, mixed: str) -> None:
-    """A helper whose CPU another container gets goes on in the rest of the shared set."""
+    """A helper task on a CPU that another container gets moves to the rest of the shared set."""
     node.tasks.choose(2, "2")
     node.owners = {node.cgroup(mixed): CPUSet([1, 5])}
     node.add("c", TWO)
@@ -115,7 +115,7 @@ def test_grants_to_others_shrink_its_shared_part_first(node: FakeNode, mixed: st
 
 
 def test_an_edit_widens_and_narrows_a_running_container(node: FakeNode) -> None:
-    """The annotation counts from the next pass on; without it helpers come back to the container's own CPUs."""
+    """An edit adds the shared set; without the annotation all tasks return to the exclusive CPUs."""
     node.add("a", TWO)
     number = node.start("a")
     task, helper = node.tasks.start(number, "", "5")
@@ -133,7 +133,7 @@ def test_an_edit_widens_and_narrows_a_running_container(node: FakeNode) -> None:
 
 
 def test_a_created_container_starts_on_its_own_cpus(node: FakeNode) -> None:
-    """Without NRI nobody can put its first process there: it is widened when it runs, and the time of that is told."""
+    """Without NRI the container starts on its exclusive CPUs and is widened when it runs."""
     node.run()
     node.add("a", MIXED)
     number = node.start("a", state=State.CREATED)
@@ -151,8 +151,8 @@ def test_a_created_container_starts_on_its_own_cpus(node: FakeNode) -> None:
     assert proof.split_seconds == 0.0
 
 
-def test_container_whose_process_is_not_put_home_is_widened_once_it_runs(node: FakeNode) -> None:
-    """Over NRI of CRI-O before 1.36 it is made on its own CPUs: it started right, and its tasks are kept apart after."""
+def test_container_without_affinity_at_start_is_widened_once_it_runs(node: FakeNode) -> None:
+    """If NRI cannot set the affinity (CRI-O before 1.36), the container starts on its exclusive CPUs."""
     node.container_watch = watch = FakeWatch(node, puts_home=False)
     node.new_agent()
     node.add("a", MIXED)
@@ -169,8 +169,8 @@ def test_container_whose_process_is_not_put_home_is_widened_once_it_runs(node: F
     assert proof.window_seconds == 0.0
 
 
-def test_an_agent_that_comes_back_leaves_choices_alone(node: FakeNode, mixed: str) -> None:
-    """The checkpoint tells what was its own; a task on everything stays there while any other is apart."""
+def test_restarted_agent_keeps_the_applications_affinities(node: FakeNode, mixed: str) -> None:
+    """After a restart tasks keep their affinities if at least one of them is on one part only."""
     everything, *_ = node.tasks.start(mixed, "0-7")
     node.tasks.choose(2, "3")
     node.new_agent()
@@ -179,8 +179,8 @@ def test_an_agent_that_comes_back_leaves_choices_alone(node: FakeNode, mixed: st
     assert node.tasks.masks([1, 2, everything]) == ["1,5", "3", "0-7"]
 
 
-def test_an_agent_that_died_while_it_widened_is_made_good(node: FakeNode) -> None:
-    """When no task is apart nobody put any there: all of them go home."""
+def test_restarted_agent_completes_an_interrupted_split(node: FakeNode) -> None:
+    """If no task is on one part only, the restarted agent moves all tasks to the exclusive CPUs."""
     node.add("a", MIXED)
     number = node.start("a")
     node.run()
@@ -193,7 +193,7 @@ def test_an_agent_that_died_while_it_widened_is_made_good(node: FakeNode) -> Non
 
 @pytest.mark.parametrize("says", [True, False], ids=["the annotation says it", "a neighbour shows it"])
 def test_without_a_checkpoint_its_own_part_is_found(node: FakeNode, mixed: str, says: bool) -> None:
-    """Its own CPUs are those that nobody runs on who owns nothing; where nobody is, the status of its pod tells."""
+    """Without a checkpoint the exclusive CPUs are those without other containers, or the pod status's."""
     node.add("z", TWO)
     node.start("z")
     node.run()
@@ -213,7 +213,7 @@ def test_without_a_checkpoint_its_own_part_is_found(node: FakeNode, mixed: str, 
 
 @pytest.mark.parametrize("quota", Quota)
 def test_its_quota_is_always_unset(node: FakeNode, quota: Quota) -> None:
-    """What its helpers use would stop the threads on its own CPUs: its pod's quota goes too, nobody else's does."""
+    """The quota is unset whatever the policy, and the pod's too; quotas of other containers stay."""
     node.settings = replace(node.settings, config=NodeConfig(quota=quota))
     node.new_agent()
     node.add("a", MIXED, PLAIN)
@@ -227,7 +227,7 @@ def test_its_quota_is_always_unset(node: FakeNode, quota: Quota) -> None:
 
 
 def test_a_runtime_that_alone_may_write_widens_it_too(node: FakeNode, mixed: str) -> None:
-    """Where the cgroup refuses, tasks are put before and after the runtime writes the cpuset."""
+    """If the cgroup cannot be written, tasks are moved before and after the runtime writes the cpuset."""
     node.add("c", TWO)
     node.start("c")
     node.tasks.choose(2, "2")
@@ -239,7 +239,7 @@ def test_a_runtime_that_alone_may_write_widens_it_too(node: FakeNode, mixed: str
 
 
 def test_a_wrapped_container_is_widened_while_it_is_wrapped(node: FakeNode) -> None:
-    """A use of pools widens an owner as the annotation does; who owns nothing gets the cores set aside."""
+    """Using a pool widens an exclusive container, and moves a plain one to the shared pool."""
     node.settings = replace(
         node.settings, config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))
     )
@@ -262,8 +262,8 @@ def test_a_wrapped_container_is_widened_while_it_is_wrapped(node: FakeNode) -> N
     assert str(container(state, "a").others) == "0,3-4,7"
 
 
-def test_strict_threads_hold_for_who_was_wrapped_before(node: FakeNode) -> None:
-    """A use of pools widens no owner, whenever it came; who owns nothing still shares, and so does whose pod asks."""
+def test_strict_threads_ignore_pool_uses_of_owners(node: FakeNode) -> None:
+    """With strict threads a pool use widens no exclusive container, and plain ones still use the pool."""
     pools = StaticPools(exclusive_cores=2, shared_cores=1)
     node.settings = replace(node.settings, config=NodeConfig(pools=pools, strict_threads=True))
     node.wrappers = Wrapped({Owner(pod, "c0"): frozenset({PoolUse(SharedPool.SHARED)}) for pod in "ab"})
@@ -277,8 +277,8 @@ def test_strict_threads_hold_for_who_was_wrapped_before(node: FakeNode) -> None:
     assert str(container(state, "a").others) == ""
 
 
-def test_strict_threads_leave_what_a_pod_asks_for(node: FakeNode) -> None:
-    """The annotation is its pod's own word, which its helpers count on."""
+def test_strict_threads_keep_the_shared_annotation(node: FakeNode) -> None:
+    """With strict threads the pod's annotation still adds the shared set."""
     node.settings = replace(node.settings, config=NodeConfig(strict_threads=True))
     node.new_agent()
     node.add("a", MIXED)
@@ -289,8 +289,8 @@ def test_strict_threads_leave_what_a_pod_asks_for(node: FakeNode) -> None:
     assert node.cpus(number) == "0-7"
 
 
-def test_a_container_whose_cgroup_nobody_knows_settles_on_its_own_cpus(node: FakeNode) -> None:
-    """Its tasks cannot be kept apart: it gets no pools, is pinned, and nothing is sent for it again and again."""
+def test_a_container_without_known_cgroup_gets_only_its_own_cpus(node: FakeNode) -> None:
+    """Its tasks cannot be split, so it gets no shared CPUs, is pinned and is sent to the runtime once."""
     node.add("a", MIXED)
     number = node.start("a")
     node.containers[number] = replace(node.containers[number], cgroup=None)
@@ -303,10 +303,10 @@ def test_a_container_whose_cgroup_nobody_knows_settles_on_its_own_cpus(node: Fak
     assert node.runtime.calls == sent == [(number, "1,5")]
 
 
-def test_a_container_whose_tasks_outrun_the_pass_is_failing_and_the_others_are_placed(
+def test_a_container_that_keeps_starting_tasks_fails_alone(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state names it with the reason while its cpuset keeps it off others' CPUs; once it starts no more, it settles."""
+    """A container that starts tasks faster than they are pinned is a failure, until it starts no more."""
     node.add("a", MIXED)
     node.add("b", PLAIN)
     node.add("c", TWO)

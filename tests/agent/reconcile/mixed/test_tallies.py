@@ -1,4 +1,4 @@
-"""Counts of tasks between sweeps: fresh, in turn, and only where they belong."""
+"""Task counts of mixed containers between sweeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIXED = replace(TWO, shared="true")
 
 @pytest.fixture
 def mixed(node: FakeNode) -> list[str]:
-    """Return three containers with the shared set beside their cores, two tasks in each, that are counted once."""
+    """Start three mixed containers with two tasks each and sweep once; return their ids."""
     started = []
     for uid in ("a", "b", "c"):
         node.add(uid, MIXED)
@@ -36,13 +36,13 @@ def mixed(node: FakeNode) -> list[str]:
 
 
 def move_all(node: FakeNode, mask: str) -> None:
-    """Let each application move its second task."""
+    """Set the affinity of each container's second task, as its application does."""
     for task in (2, 4, 6):
         node.tasks.choose(task, mask)
 
 
 def count(node: FakeNode) -> dict[str, Tally | None]:
-    """Count once; return the tallies that changed, by pod."""
+    """Count once; return the changed tallies by pod."""
     changed = node.runner.run(node.agent.reconciler.tallies.count())
     return {owner.pod_uid: proof.tally for owner, proof in changed.items()}
 
@@ -51,7 +51,7 @@ def count(node: FakeNode) -> dict[str, Tally | None]:
 def test_a_moved_task_is_published_without_a_pass_and_before_the_next_sweep(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that moved itself to the shared set is in the published proof while no sweep and no pass comes."""
+    """A task that moves itself to the shared set is in the published state without a sweep or a pass."""
     monkeypatch.setattr(verify, "POLL_SECONDS", 0.01)
 
     async def scenario(_: Agent, reports: Reports) -> None:
@@ -65,7 +65,7 @@ def test_a_moved_task_is_published_without_a_pass_and_before_the_next_sweep(
 
 
 def tally_of(state: NodeState, uid: str) -> Tally | None:
-    """Return what a state says of a pod's tasks."""
+    """Return the tally of a pod's tasks in a state, or None."""
     try:
         proof = container(state, uid).proof
     except (StopIteration, LookupError):
@@ -74,14 +74,14 @@ def tally_of(state: NodeState, uid: str) -> Tally | None:
 
 
 @pytest.mark.usefixtures("mixed")
-def test_nothing_new_is_not_shown(node: FakeNode) -> None:
-    """A round over tasks that stayed where they were shows no proof."""
+def test_unchanged_counts_return_no_proof(node: FakeNode) -> None:
+    """A count of tasks that have not moved returns no proof."""
     assert count(node) == {}
 
 
 @pytest.mark.usefixtures("mixed")
 def test_each_container_gets_its_turn(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all change all the time, a round shows as many as it may, and the next one goes on after them."""
+    """A round publishes a limited number of changed containers, and the next round starts after them."""
     monkeypatch.setattr(verify, "MOST_SHOWN", 2)
     shown = []
     for mask in ("4", "1,4", ""):
@@ -91,8 +91,8 @@ def test_each_container_gets_its_turn(node: FakeNode, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("mixed")
-def test_a_count_belongs_to_the_cpus_that_are_shown(node: FakeNode) -> None:
-    """A proof of other CPUs than a state shows, or of a container that it does not show, changes nothing in it."""
+def test_a_stale_count_is_ignored(node: FakeNode) -> None:
+    """A proof for other CPUs or for a missing container does not change the state."""
     state = node.run()
     proof = container(state, "a").proof
     assert proof
@@ -104,12 +104,12 @@ def test_a_count_belongs_to_the_cpus_that_are_shown(node: FakeNode) -> None:
 
 
 def looks(node: FakeNode) -> set[str]:
-    """Return the looks that are due some time."""
+    """Return the keys of the scheduled looks."""
     return {key for _, key in node.agent.trigger.agenda.due()}
 
 
 def test_rounds_end_with_the_last_container_that_is_split(node: FakeNode, mixed: list[str]) -> None:
-    """A round without such a container is the last; a pass that splits one makes the next round due."""
+    """Counting stops when no split container is left."""
     tallies = node.agent.reconciler.tallies
     assert TALLIES in looks(node)
     assert node.runner.run(tallies.look(lambda _: None)) is not None
@@ -121,7 +121,7 @@ def test_rounds_end_with_the_last_container_that_is_split(node: FakeNode, mixed:
 
 
 def test_node_without_machines_and_split_containers_has_neither_look(node: FakeNode) -> None:
-    """What is not used costs no timer."""
+    """Without virtual machines and split containers no look is scheduled."""
     node.add("a", TWO)
     node.start("a")
     node.run()

@@ -1,1 +1,1 @@
-"""Tests of virtual machines that are moved as a whole."""
+"""Virtual machines that are moved as a whole (Kata)."""

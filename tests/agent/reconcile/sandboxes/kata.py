@@ -1,4 +1,4 @@
-"""Kata, as far as CPUs go: machines made of threads, each in a cgroup whose cpuset is what all its containers were told."""
+"""Fake Kata machines: threads in a cgroup whose cpuset is the union of its containers' cpusets."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ ROLES = {
     "vhost": (Role.VHOST, 0),
     "shim": (Role.SHIM, 0),
 }
-HELPERS = ("emulator", "iothread", "vhost")  # that every machine has
-OUTSIDE = frozenset({"vhost", "shim"})  # threads that are not in the machine's cgroup
+HELPERS = ("emulator", "iothread", "vhost")  # helper threads of every machine
+OUTSIDE = frozenset({"vhost", "shim"})  # threads outside the machine's cgroup
 
 
 @dataclass
 class KataMachine:
-    """One machine. `node` says what runs; `wrote` is called after every single write that the kernel sees."""
+    """One fake machine; `wrote` is called after every write that the kernel sees."""
 
     id: str
     pod_uid: str
     topology: Callable[[], Topology]
     wrote: Callable[[], None]
-    pid: int = 0  # as the runtime says
+    pid: int = 0  # as the runtime reports it
     vcpus: int = 2
     has_quota: bool = True
     is_fixed: bool = False
     tells_vcpus: bool = True
-    forgets: bool = False  # the kernel does, before 6.2: a new cpuset takes the masks of its threads away
-    cpuset: CPUSet = EMPTY  # of its cgroup; empty: none was ever written
-    told: dict[str, CPUSet] = field(default_factory=dict)  # by container, until that is removed
-    masks: dict[str, CPUSet] = field(default_factory=dict)  # as they were asked for, by thread
-    unseen: dict[str, CPUSet] = field(default_factory=dict)  # of threads that only a full look finds
+    forgets: bool = False  # as kernels before 6.2: a new cpuset resets the affinities of its threads
+    cpuset: CPUSet = EMPTY  # of its cgroup; empty if it was never written
+    told: dict[str, CPUSet] = field(default_factory=dict)  # cpusets sent by container, until it is removed
+    masks: dict[str, CPUSet] = field(default_factory=dict)  # requested affinities by thread
+    unseen: dict[str, CPUSet] = field(default_factory=dict)  # by thread that only a full read finds
 
     def __post_init__(self) -> None:
-        """Boot on every CPU."""
+        """Start with every thread on all CPUs."""
         names = (*self.ranked(), *HELPERS)
         self.masks = dict.fromkeys(names, self.topology().online)
 
     def allowed(self, thread: str) -> CPUSet:
-        """Return where a thread may run."""
+        """Return the effective affinity of a thread."""
         online = self.topology().online
         mask = (self.masks[thread] & online) or online
         if thread in OUTSIDE or not self.cpuset:
@@ -62,29 +62,29 @@ class KataMachine:
         return (mask & self.cpuset) or self.cpuset
 
     def cpus(self) -> CPUSet:
-        """Return where any of its threads may run."""
+        """Return the union of its threads' affinities."""
         return union(self.allowed(thread) for thread in self.masks)
 
     def shown(self) -> dict[str, str]:
-        """Return where each thread may run, as text."""
+        """Return the effective affinity of each thread, as text."""
         return {thread: str(self.allowed(thread)) for thread in self.masks}
 
     def pin(self, thread: str, cpus: CPUSet) -> None:
-        """Set the mask of a thread; what is outside of its cgroup is cut off, and nothing but that is refused."""
+        """Set the affinity of a thread; the part outside its cgroup is cut off, and an empty rest ignored."""
         inside = cpus if thread in OUTSIDE or not self.cpuset else cpus & self.cpuset
         if inside:
             self.masks[thread] = inside if self.forgets else cpus
             self.wrote()
 
     def tell(self, container_id: str, cpus: CPUSet) -> None:
-        """Take the cpuset of a container."""
+        """Apply the cpuset of a container."""
         is_safe = self.has_quota or self.is_fixed or container_id in self.told
         assert is_safe, "by this Kata would have chosen another number of vCPUs"
         self.told[container_id] = cpus
         self._update()
 
     def remove(self, container_id: str) -> None:
-        """Forget a container; what the last one had stays written."""
+        """Remove a container; the cpuset of the last one stays written."""
         self.told.pop(container_id, None)
         self._update()
 
@@ -99,7 +99,7 @@ class KataMachine:
         self.wrote()
 
     def seen(self) -> VMSeen:
-        """Return the masks as they are."""
+        """Return the current affinities."""
         ranked = [self.allowed(thread) for thread in self.ranked()] if self.tells_vcpus else []
         return VMSeen(
             vcpus=tuple(ranked),
@@ -115,25 +115,25 @@ class KataMachine:
         )
 
     def ranked(self) -> list[str]:
-        """Return the vCPUs in their order."""
+        """Return the vCPUs in order."""
         return [f"vcpu{number}" for number in range(self.vcpus)]
 
 
 @dataclass
 class Kata:
-    """The machines of a node, and whoever sets the masks of their threads (interface `VirtualMachines`).
+    """The Kata machines of a node and their thread affinities (interface `VirtualMachines`).
 
-    Those of KubeVirt are the node's other ones.
+    Other machines, as of KubeVirt, are those of `node.vms`.
     """
 
     node: FakeNode
     machines: dict[str, KataMachine] = field(default_factory=dict)
-    lost: frozenset[str] = frozenset()  # machines that are not found
-    hidden: frozenset[str] = frozenset()  # those that a full look does not find
-    is_stuck: bool = False  # nothing that is asked of the kernel is done
+    lost: frozenset[str] = frozenset()  # ids of machines that are not found
+    hidden: frozenset[str] = frozenset()  # ids of machines that a full read does not find
+    is_stuck: bool = False  # pinning has no effect
 
     def boot(self, uid: str, **facts: Any) -> KataMachine:
-        """Start the virtual machine of a pod: its containers run there from now on."""
+        """Start the virtual machine in which the pod's containers run."""
         machine = KataMachine(f"s-{uid}", uid, lambda: self.node.topology, self.node.check, **facts)
         self.machines[machine.id] = machine
         return machine
@@ -156,20 +156,20 @@ class Kata:
         return machine if machine and machine.pid == place.pid and place.key not in self.lost else None
 
     def kind(self, place: VMPlace) -> str:
-        """Return the kind of every machine here."""
+        """Return the kind of every machine."""
         return "qemu"
 
     def count(self, place: VMPlace) -> int:
-        """Return how many threads there are."""
+        """Return the number of threads."""
         machine = self._found(place)
         return len(machine.masks) if machine else self.node.vms.count(place)
 
     def has_strayed(self, place: VMPlace) -> bool:
-        """Say of every machine here that nobody moves its vCPUs between passes."""
+        """Return whether vCPUs were moved between passes; never for Kata machines."""
         return place.key not in self.machines and self.node.vms.has_strayed(place)
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
-        """Return the masks as they are."""
+        """Return the current affinities."""
         machine = self._found(place)
         if fully and place.key in self.hidden:
             return None
@@ -179,7 +179,7 @@ class Kata:
         return machine.seen() if machine else self.node.vms.read(place, fully=fully)
 
     def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
-        """Set the masks of all threads, one after the other."""
+        """Set the affinities of all threads, one after the other."""
         machine = self._found(place)
         if machine is None:
             return self.node.vms.pin(place, masks)
@@ -189,9 +189,9 @@ class Kata:
         return VMPinned(machine.seen())
 
     def tasks(self, place: VMPlace) -> frozenset[int]:
-        """Return numbers for the threads."""
+        """Return ids for the threads."""
         return self.node.vms.tasks(place)
 
     def keep(self, places: Collection[VMPlace]) -> None:
-        """Take note of whom the agent cares for."""
+        """Record the machines that the agent manages."""
         self.node.vms.keep(places)

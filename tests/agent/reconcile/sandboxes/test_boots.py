@@ -1,4 +1,4 @@
-"""Machines whose sandbox is not READY: confined to the shared CPUs before any of these is granted, and counted."""
+"""Booting virtual machines are confined to the shared CPUs before an owner gets its CPUs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class FakeBoots:
     calls: list[tuple[BootScope, str]] = field(default_factory=list)
 
     def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
-        """Move the machine, and check that no owner is on its CPUs yet."""
+        """Move the machine to the CPUs; return it if it ran outside them."""
         self.calls.append((scope, str(cpus)))
         before, self.cpus = self.cpus, self.cpus & cpus or cpus
         return (ConfinedBoot(7, before, 2.0),) if not before <= cpus else ()
 
     def check(self) -> None:
-        """Say whether any owner runs on CPUs of the machine: called after each write of a cgroup."""
+        """Check after each cgroup write that no owner runs on CPUs of the machine."""
         for cgroup, owned in self.node.owners.items():
             if self.node.cpusets.get(cgroup) == owned:
                 assert not self.cpus & owned
@@ -40,7 +40,7 @@ class FakeBoots:
 
 @pytest.fixture
 def boots(node: FakeNode) -> FakeBoots:
-    """Return a machine that boots beside the agent of the node."""
+    """Return a machine that boots on the agent's node."""
     boots = node.boots = FakeBoots(node)
     node.new_agent()
     return boots
@@ -53,14 +53,14 @@ def kata_pod(node: FakeNode, uid: str = "k") -> None:
 
 
 def exposed(node: FakeNode) -> float:
-    """Return the seconds that were counted."""
+    """Return the exposed seconds in the metric."""
     return node.agent.reconciler.metrics.registry.get_sample_value(METRIC) or 0.0
 
 
 def test_machine_leaves_before_an_owner_gets_its_cpus(
     node: FakeNode, boots: FakeBoots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The grant of 1,5 is written once the booting machine is on the shared CPUs."""
+    """CPUs 1,5 are granted after the booting machine is confined to the shared CPUs."""
     kata_pod(node)
     node.add("a", TWO)
     node.owners = {node.cgroup(node.start("a")): CPUSet.parse("1,5")}
@@ -71,7 +71,7 @@ def test_machine_leaves_before_an_owner_gets_its_cpus(
 
 
 def test_machine_leaves_before_nri_grants_its_cpus(node: FakeNode, boots: FakeBoots) -> None:
-    """NRI answers in a thread of its own, as soon as a table is there: by then the machine is off the CPUs that it grants."""
+    """When NRI gets the table with a grant, the booting machine has already left those CPUs."""
     node.container_watch = watch = FakeWatch(node)
     node.new_agent()
     kata_pod(node)
@@ -93,7 +93,7 @@ def test_machine_leaves_before_nri_grants_its_cpus(node: FakeNode, boots: FakeBo
 
 
 def test_time_on_cpus_of_owners_is_counted_once(node: FakeNode, boots: FakeBoots) -> None:
-    """The 2 s that the VMM ran before it was confined count as exposure of the owner; later looks add nothing."""
+    """The 2 s before the machine was confined count as exposure once; later passes add nothing."""
     node.add("a", TWO)
     node.start("a")
     node.run()
@@ -102,15 +102,15 @@ def test_time_on_cpus_of_owners_is_counted_once(node: FakeNode, boots: FakeBoots
     assert exposed(node) == 2.0
 
 
-def test_nothing_is_counted_where_nothing_is_owned(node: FakeNode, boots: FakeBoots) -> None:
-    """A machine that boots on CPUs of the shared set exposes no owner."""
+def test_no_exposure_without_owners(node: FakeNode, boots: FakeBoots) -> None:
+    """A machine that boots on shared CPUs exposes no owner."""
     kata_pod(node)
     node.run()
     assert exposed(node) == 0.0
 
 
 def test_machine_that_was_not_found_while_it_booted_is_counted(node: FakeNode) -> None:
-    """A sandbox that comes up READY on every CPU was exposed for as long as its VMM runs; those of before the agent are not."""
+    """The run time of a new sandbox that is READY on every CPU counts, but not of one before the agent."""
     node.add("a", TWO)
     node.start("a")
     node.kata.boot("old")
@@ -122,8 +122,8 @@ def test_machine_that_was_not_found_while_it_booted_is_counted(node: FakeNode) -
 
 
 @pytest.mark.parametrize("ready", ["sandbox", "container"])
-def test_ready_pod_is_not_looked_for_any_more(node: FakeNode, boots: FakeBoots, ready: str) -> None:
-    """Its sandbox is listed, or a container that runs on the host: then the plan moves it."""
+def test_ready_pod_ends_the_search_for_its_machine(node: FakeNode, boots: FakeBoots, ready: str) -> None:
+    """The search ends when the pod's sandbox, or a container of it on the host, is listed."""
     kata_pod(node)
     node.run()
     calls = len(boots.calls)
@@ -136,14 +136,14 @@ def test_ready_pod_is_not_looked_for_any_more(node: FakeNode, boots: FakeBoots, 
 
 
 def test_pod_without_runtime_class_is_not_looked_for(node: FakeNode, boots: FakeBoots) -> None:
-    """Pods of the default handler cost nothing."""
+    """Pods without a runtime class cause no search for machines."""
     node.add("b", PLAIN)
     node.run()
     assert boots.calls == []
 
 
 def test_observe_mode_confines_nothing(node: FakeNode, boots: FakeBoots) -> None:
-    """Where another program allocates CPUs, machines that boot are left alone."""
+    """An agent that observes does not confine booting machines."""
     node.settings = type(node.settings)("node-1", NodeConfig(observe=True))
     node.new_agent()
     kata_pod(node)
@@ -152,7 +152,7 @@ def test_observe_mode_confines_nothing(node: FakeNode, boots: FakeBoots) -> None
 
 
 def test_confining_writes_no_cpuset(node: FakeNode, boots: FakeBoots) -> None:
-    """Affinity alone moves the machine, so no write of a cgroup is taken for a foreign one."""
+    """A booting machine is confined by affinity alone, so no cpuset write looks like a foreign one."""
     kata_pod(node)
     node.run()
     writes = len(node.cgroups.writes)
@@ -161,7 +161,7 @@ def test_confining_writes_no_cpuset(node: FakeNode, boots: FakeBoots) -> None:
 
 
 def test_machine_that_never_gets_ready_ends_the_search_with_its_pod(node: FakeNode, boots: FakeBoots) -> None:
-    """While the pod is there its machines are looked for; when it is deleted they are not."""
+    """The search for a machine that never gets ready ends when its pod is deleted."""
     kata_pod(node)
     node.run()
     assert node.agent.reconciler.boots.is_wanted

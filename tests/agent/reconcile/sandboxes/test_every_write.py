@@ -1,4 +1,4 @@
-"""Whatever happens to pods in virtual machines and beside them: what holds after every single write that the kernel sees."""
+"""Invariants after every kernel write, under random events of pods with and without virtual machines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EVENTS = st.one_of(
 
 
 class Life:
-    """A node to which things happen; after each of them the agent does a pass, or not."""
+    """A node to which random events happen, with or without a pass after each."""
 
     def __init__(self, folder: Path, *, forgets: bool, threads: VMThreadsPolicy) -> None:
         self.node = FakeNode(folder, config=NodeConfig(vm_threads=threads))
@@ -54,13 +54,13 @@ class Life:
         self.node.new_agent()
         self.forgets = forgets
         self.ledger = Ledger()
-        # who owns what before and after this pass, with nobody beside
+        # owners before and after this pass, with the CPUs on which nothing else runs
         self.kept: list[tuple[Assignment, CPUSet]] = []
-        self.start: dict[str, CPUSet] = {}  # where everything was when this pass began to write
-        self.pods: dict[str, int] = {}  # uid: how many containers
+        self.start: dict[str, CPUSet] = {}  # CPUs of every cgroup and machine when this pass began to write
+        self.pods: dict[str, int] = {}  # uid: number of containers
 
     def play(self, event: tuple[str, object, object]) -> None:
-        """Let one thing happen."""
+        """Apply one event."""
         kind, first, second = event
         if kind == "add":
             self.add(first, second)
@@ -76,7 +76,7 @@ class Life:
             self.end(kind, list(self.node.containers)[int(str(first)) % len(self.node.containers)])
 
     def add(self, wishes, facts) -> None:  # type: ignore[no-untyped-def]
-        """Start a pod, in a virtual machine if there are facts about it."""
+        """Start a pod, in a virtual machine if facts of one are given."""
         uid = f"u{len(self.pods) + 1}"
         self.pods[uid] = len(wishes)
         self.node.add(uid, *wishes)
@@ -86,7 +86,7 @@ class Life:
             self.node.start(uid, f"c{number}")
 
     def end(self, kind: str, number: str) -> None:
-        """End a container; what old kernels forget is more than an agent can make good while Kata counts the dead."""
+        """Stop a container; on old kernels remove it, because Kata still counts stopped ones there."""
         container = self.node.containers[number]
         self.node.stop(number)
         if kind == "remove" or self.forgets:
@@ -95,7 +95,7 @@ class Life:
             self.node.start(container.pod_uid, container.name)
 
     def delete(self, uid: str) -> None:
-        """Take a pod away, with all that runs of it."""
+        """Delete a pod with its containers and its machine."""
         self.node.documents.pop(uid, None)
         for number, container in list(self.node.containers.items()):
             if container.pod_uid == uid:
@@ -103,7 +103,7 @@ class Life:
         self.node.kata.machines.pop(f"s-{uid}", None)
 
     def settle(self) -> None:
-        """Let the agent do a pass, and look where everything is after it."""
+        """Run a pass and check the CPUs of every machine after it."""
         state = self.node.run()
         bound = {
             f"test/pod-{it.pod_uid}"
@@ -123,26 +123,26 @@ class Life:
                 assert not machine.told
 
     def is_bound(self, machine: KataMachine, shared: CPUSet) -> bool:
-        """Say whether Kata keeps a machine where a container had it that ended: there is none left to tell it of."""
+        """Return whether Kata keeps a machine on CPUs of ended containers."""
         containers = self.node.containers.values()
         is_over = all(it.state is State.EXITED for it in containers if it.sandbox == machine.id)
         own = union(held.cpus for held in self.holders(machine))
         return is_over and bool(machine.cpuset) and not self.goal(machine, own, shared) <= machine.cpuset
 
     def goal(self, machine: KataMachine, own: CPUSet, shared: CPUSet) -> CPUSet:
-        """Return where the threads of a machine belong."""
+        """Return the target CPUs of a machine."""
         is_apart = self.node.config.vm_threads is VMThreadsPolicy.SHARED and machine.tells_vcpus
         return own | shared if own and is_apart else own or shared
 
     def holders(self, machine: KataMachine) -> list[Assignment]:
-        """Return what counts for a machine: what its live containers hold, or all of its pod where none lives."""
+        """Return the assignments of a machine's live containers, or of its whole pod if none is live."""
         containers = [it for it in self.node.containers.values() if it.sandbox == machine.id]
         live = {it.name for it in containers if it.state is not State.EXITED}
         held = self.ledger.pods.get(machine.pod_uid, ())
         return [assignment for assignment in held if not live or assignment.owner.container in live]
 
     def keep(self) -> None:
-        """Note who owns CPUs before and after this pass, as far as nobody else is there."""
+        """Record the CPUs owned before and after this pass on which nothing else runs."""
         table = self.watch.tables[-1]
         assert table is not None
         before, self.ledger = self.ledger, table.ledger
@@ -154,7 +154,7 @@ class Life:
                 self.kept.append((now, (was.footprint & now.footprint) - others))
 
     def check(self) -> None:
-        """Check that nobody came where somebody else owns the CPUs, and nobody is nowhere."""
+        """Check that nothing runs on another owner's CPUs and that every place has CPUs."""
         places = self.places()
         assert all(places.values())
         for owner, cpus in self.kept:
@@ -165,7 +165,7 @@ class Life:
                 self.check_company(owner, places)
 
     def check_company(self, owner: Assignment, places: dict[str, CPUSet]) -> None:
-        """Check that nobody shares CPUs with their owner who did not when the pass began."""
+        """Check that no owner shares CPUs that it did not share when the pass began."""
         own = [place for place in places if self.is_its(place, owner)]
         for place, other in product(own, places.keys() - set(own)):
             together = places[place] & places[other] & owner.footprint
@@ -173,12 +173,12 @@ class Life:
             assert together <= before, f"{owner.name} came to {other} on {together}"
 
     def places(self) -> dict[str, CPUSet]:
-        """Return where everything may run, by cgroup and by machine."""
+        """Return the CPUs of every cgroup and machine."""
         machines = {key: machine.cpus() for key, machine in self.node.kata.machines.items()}
         return {**self.node.cpusets, **machines}
 
     def is_its(self, place: str, assignment: Assignment) -> bool:
-        """Say whether an owner of CPUs runs there."""
+        """Return whether a cgroup or machine runs the owner's container."""
         uid, name = assignment.owner
         if f"s-{uid}" in self.node.kata.machines:
             return place == f"s-{uid}"
@@ -187,7 +187,7 @@ class Life:
 
 @contextmanager
 def life(*, forgets: bool, threads: VMThreadsPolicy) -> Iterator[Life]:
-    """Return a new node."""
+    """Return a new node and close it after use."""
     with TemporaryDirectory() as folder:
         lived = Life(Path(folder), forgets=forgets, threads=threads)
         try:
@@ -209,7 +209,7 @@ def test_no_thread_is_on_the_cpus_of_another_owner(
     forgets: bool,
     threads: VMThreadsPolicy,
 ) -> None:
-    """After each mask and each call of the runtime; and after a pass every union is right, on old kernels and new ones."""
+    """The invariants hold after each write, and after a pass each machine has its CPUs, on any kernel."""
     with life(forgets=forgets, threads=threads) as lived:
         for event in (*first, ("pass", None, None), *events):
             lived.play(event)

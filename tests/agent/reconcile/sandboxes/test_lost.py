@@ -1,4 +1,4 @@
-"""Machines of Kata pods in trouble: not found where they were, vCPUs that hide, a guest whose agent does not answer."""
+"""Kata machines in trouble: not found, with unknown vCPUs, or with an agent that does not answer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LATER = 60.0
 
 @pytest.mark.parametrize("has_quota", [False, True])
 def test_machine_is_moved_where_the_runtime_says_it_is_now(node: FakeNode, has_quota: bool) -> None:
-    """The number of its process is often told later than the machine: nobody gets its CPUs before it left them."""
+    """A machine whose pid the runtime reports late leaves CPUs before another container gets them."""
     node.add("k", PLAIN)
     machine = node.kata.boot("k", has_quota=has_quota)
     node.start("k")
     node.run()
     machine.pid = 77
-    machine.wrote = lambda: None  # it still is where it was until it leaves
+    machine.wrote = lambda: None  # stays on its CPUs until it leaves them
     node.add("a", TWO)
     node.owners = {node.cgroup(node.start("a")): CPUSet.parse("1,5")}
 
@@ -34,8 +34,8 @@ def test_machine_is_moved_where_the_runtime_says_it_is_now(node: FakeNode, has_q
     assert str(machine.cpus()) == "0,2-4,6-7"
 
 
-def test_nobody_gets_the_cpus_of_a_machine_that_was_there_a_moment_ago(node: FakeNode) -> None:
-    """It may have ended, or it may just not be readable: the next pass knows, and comes soon."""
+def test_cpus_of_an_unreadable_machine_are_not_granted(node: FakeNode) -> None:
+    """If a machine that was found before cannot be read, the grant of its CPUs waits for a retry."""
     node.add("k", PLAIN)
     node.kata.boot("k", has_quota=False)
     node.start("k")
@@ -56,7 +56,7 @@ def test_nobody_gets_the_cpus_of_a_machine_that_was_there_a_moment_ago(node: Fak
 
 @pytest.mark.parametrize("has_quota", [False, True])
 def test_machine_that_was_never_found_is_waited_for_and_not_forever(node: FakeNode, has_quota: bool) -> None:
-    """It may run anywhere, whatever the runtime took for it; who needs its CPUs waits for a bounded time, and it is told."""
+    """CPUs that a lost machine may use are granted after LOST_SECONDS, and the machine is a failure."""
     node.add("k", PLAIN)
     node.kata.boot("k", has_quota=has_quota)
     node.start("k")
@@ -64,7 +64,7 @@ def test_machine_that_was_never_found_is_waited_for_and_not_forever(node: FakeNo
     node.add("a", TWO)
     number = node.start("a")
     node.cpusets[node.cgroup(number)] = CPUSet.parse("0")
-    assert node.run().failures == ()  # its VMM may be still to come
+    assert node.run().failures == ()  # its VMM may not have started yet
     for _ in range(3):
         node.time.now += LOST_SECONDS / 4
         state = node.run()
@@ -77,7 +77,7 @@ def test_machine_that_was_never_found_is_waited_for_and_not_forever(node: FakeNo
 
 
 def test_machine_that_is_lost_again_is_waited_for_again(node: FakeNode) -> None:
-    """The time begins when it was seen last."""
+    """The waiting time starts when the machine was seen last."""
     node.add("k", PLAIN)
     node.kata.boot("k")
     node.start("k")
@@ -96,7 +96,7 @@ def test_machine_that_is_lost_again_is_waited_for_again(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("was_told", [False, True])
 def test_lost_machine_whose_runtime_refuses_is_waited_for_no_longer(node: FakeNode, was_told: bool) -> None:
-    """It is tried later each time, without a pass that follows at once, and others have their CPUs meanwhile."""
+    """After LOST_SECONDS others get their CPUs, and the refused runtime update is retried with backoff."""
     node.add("k", PLAIN)
     node.kata.boot("k")
     inside = node.start("k")
@@ -126,8 +126,8 @@ def test_lost_machine_whose_runtime_refuses_is_waited_for_no_longer(node: FakeNo
     assert node.agent.reconciler.retry_seconds() is None
 
 
-def test_refused_machine_that_never_held_others_up_does_not_begin_to(node: FakeNode) -> None:
-    """Whoever asks for CPUs after its time gets them in the first pass."""
+def test_lost_machine_delays_no_request_after_its_waiting_time(node: FakeNode) -> None:
+    """A request after the waiting time of a lost machine is granted in the first pass."""
     node.add("k", PLAIN)
     node.kata.boot("k")
     node.runtime.errors[node.start("k")] = Refused("no")
@@ -145,7 +145,7 @@ def test_refused_machine_that_never_held_others_up_does_not_begin_to(node: FakeN
 
 @pytest.fixture
 def watch(node: FakeNode) -> FakeWatch:
-    """Return who is told which CPUs are busy, on a node where one container is an owner."""
+    """Return an NRI watch on a node with one owner."""
     node.container_watch = watch = FakeWatch(node)
     node.new_agent()
     node.add("a", TWO)
@@ -155,7 +155,7 @@ def watch(node: FakeNode) -> FakeWatch:
 
 
 def is_held_up(node: FakeNode, watch: FakeWatch) -> bool:
-    """Do a pass, and say whether others may not start on their CPUs after it."""
+    """Run a pass; return whether CPUs are still busy for new containers."""
     node.run()
     table = watch.tables[-1]
     assert table is not None
@@ -166,7 +166,7 @@ def is_held_up(node: FakeNode, watch: FakeWatch) -> bool:
 def test_machines_that_are_lost_one_after_the_other_have_one_time_together(
     node: FakeNode, watch: FakeWatch, has_quota: bool
 ) -> None:
-    """A new one each time hold others up for as long as a single one does; after ten minutes they may again."""
+    """New lost machines one after the other share one waiting time in ten minutes."""
     step, held = LOST_SECONDS / 3, []
     for turn in range(round(WINDOW_SECONDS / step)):
         uid = f"k{turn // 3}"
@@ -190,7 +190,7 @@ def test_machines_that_are_lost_one_after_the_other_have_one_time_together(
 def test_machine_that_comes_and_goes_has_no_more_time_than_one_that_stays_away(
     node: FakeNode, watch: FakeWatch
 ) -> None:
-    """That it was found between begins no other time."""
+    """A machine that is lost and found repeatedly delays others no longer than one that stays lost."""
     node.add("k", PLAIN)
     node.kata.boot("k")
     node.start("k")
@@ -204,7 +204,7 @@ def test_machine_that_comes_and_goes_has_no_more_time_than_one_that_stays_away(
 
 
 def test_vcpus_that_were_hidden_for_a_moment_get_their_pins_back_soon(node: FakeNode) -> None:
-    """A thread is called like its maker until it names itself: with a second vCPU 0 nobody knows which is which."""
+    """When the vCPUs of a machine are known again, the next poll pins them."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
     node.start("a")
@@ -224,7 +224,7 @@ def test_vcpus_that_were_hidden_for_a_moment_get_their_pins_back_soon(node: Fake
 
 
 def test_guest_that_does_not_answer_keeps_the_pass_waiting_once(node: FakeNode) -> None:
-    """The runtime is told of all containers of a machine at the same time, or each would take its time to fail."""
+    """The runtime is sent all containers of a machine at once, so that timeouts do not add up."""
     node.add("a", TWO, PLAIN, PLAIN)
     node.kata.boot("a")
     for name in ("c0", "c1", "c2"):
@@ -233,7 +233,7 @@ def test_guest_that_does_not_answer_keeps_the_pass_waiting_once(node: FakeNode) 
     async def calls_at_once() -> int:
         node.runtime.gate = asyncio.Event()
         work = asyncio.create_task(node.run_pass())
-        while not node.runtime.flying and not work.done():  # its checkpoint is written in a thread before
+        while not node.runtime.flying and not work.done():  # the checkpoint is written in a thread first
             await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Containers in virtual machines (Kata): how a whole machine is moved, and what is believed of it."""
+"""Containers in virtual machines (Kata): moving a whole machine and proving where it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATER = 60.0
 
 
 def test_machine_with_two_holders_runs_on_what_both_hold(node: FakeNode) -> None:
-    """A and B hold two CPUs each: every thread is on the four, the vCPUs one to one, and both are sent all four."""
+    """All threads run on both owners' CPUs, vCPUs one to one, and both containers are sent the union."""
     node.add("a", TWO, TWO, PLAIN)
     machine = node.kata.boot("a", vcpus=4)
     for name in ("c0", "c1", "c2"):
@@ -51,15 +51,15 @@ def test_machine_with_two_holders_runs_on_what_both_hold(node: FakeNode) -> None
 
 
 def status_of(state: NodeState, before: str | None = None) -> dict[str, Any]:
-    """Return the annotation of the pod a."""
+    """Return the status annotation of pod a."""
     text = pod_status(next(pod for pod in state.pods if pod.uid == "a"), before)
     assert text is not None
     read: dict[str, Any] = json.loads(text)
     return read
 
 
-def test_map_of_vcpus_is_told_while_each_has_its_cpu(node: FakeNode) -> None:
-    """The annotation says where the guest sees each vCPU and which of them run on a container's CPUs, or neither."""
+def test_status_maps_vcpus_to_cpus_while_pinned_one_to_one(node: FakeNode) -> None:
+    """The status maps vCPUs to guest ids and containers, and gives a reason when they are not one to one."""
     node.add("a", TWO, TWO)
     node.kata.boot("a", vcpus=4)
     node.start("a", "c0")
@@ -78,7 +78,7 @@ def test_map_of_vcpus_is_told_while_each_has_its_cpu(node: FakeNode) -> None:
 
 
 def test_annotation_stays_when_only_the_shared_set_changes(node: FakeNode) -> None:
-    """`vmThreads: shared`: what others take or give back is nothing that the pod's user is told again."""
+    """With `vmThreads: shared` the status does not change when only the shared set does."""
     node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
     node.new_agent()
     node.add("a", TWO)
@@ -94,7 +94,7 @@ def test_annotation_stays_when_only_the_shared_set_changes(node: FakeNode) -> No
 
 
 def test_machine_shrinks_when_a_holder_ends_and_grows_again(node: FakeNode) -> None:
-    """B ends: no thread stays on its CPUs, though Kata counts them until B is removed; B comes back: they are added."""
+    """Threads leave the CPUs of a container that ends, and use them again when it restarts."""
     node.add("a", TWO, TWO)
     machine = node.kata.boot("a")
     node.start("a", "c0")
@@ -115,14 +115,14 @@ def test_machine_shrinks_when_a_holder_ends_and_grows_again(node: FakeNode) -> N
 
 
 def test_machine_without_holders_follows_the_shared_set(node: FakeNode) -> None:
-    """Every thread leaves before another's grant, those outside of the machine's cgroup too, and comes back after it."""
+    """A machine without exclusive CPUs leaves those of a new owner and gets them back afterwards."""
     node.add("k", PLAIN)
     machine = node.kata.boot("k")
     node.start("k")
     node.run()
     node.add("a", TWO)
     node.owners = {node.cgroup(node.start("a")): CPUSet.parse("1,5")}
-    machine.wrote = lambda: None  # it still is where it was until it leaves
+    machine.wrote = lambda: None  # stays on its CPUs until it leaves them
     node.run()
     assert set(machine.shown().values()) == {"0,2-4,6-7"}
 
@@ -133,7 +133,7 @@ def test_machine_without_holders_follows_the_shared_set(node: FakeNode) -> None:
 
 
 def test_machine_boots_on_what_its_pod_keeps(node: FakeNode) -> None:
-    """Before its first container is made a machine is on its pod's CPUs; without any claim it is in the shared set."""
+    """A machine without containers runs on its pod's CPUs, or on the shared set without a claim."""
     node.add("a", TWO)
     claiming, plain = node.kata.boot("a"), node.kata.boot("k")
     node.add("k", PLAIN)
@@ -144,8 +144,8 @@ def test_machine_boots_on_what_its_pod_keeps(node: FakeNode) -> None:
     assert node.runtime.calls == []
 
 
-def test_what_waits_for_others_is_not_done_beside_the_pass(node: FakeNode) -> None:
-    """A neighbour that cannot leave holds the machine's grant up, and nobody puts its threads there meanwhile."""
+def test_poll_and_sweep_do_not_apply_a_waiting_grant(node: FakeNode) -> None:
+    """While another container cannot leave the CPUs, polls and sweeps do not move the machine there."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
@@ -164,7 +164,7 @@ def test_what_waits_for_others_is_not_done_beside_the_pass(node: FakeNode) -> No
 
 
 def test_grant_waits_for_threads_that_only_a_full_look_finds(node: FakeNode) -> None:
-    """A thread of the shim that came since the last sweep leaves with the others, before anybody gets its CPUs."""
+    """A full read finds a new shim thread, which leaves the CPUs before another container gets them."""
     node.add("k", PLAIN)
     machine = node.kata.boot("k")
     node.start("k")
@@ -179,7 +179,7 @@ def test_grant_waits_for_threads_that_only_a_full_look_finds(node: FakeNode) -> 
 
 
 def test_thread_that_comes_or_wanders_is_put_back(node: FakeNode) -> None:
-    """Between passes too: a look at all threads finds the one that is elsewhere."""
+    """A sweep moves back a thread that is outside the machine's CPUs."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
     node.start("a")
@@ -192,7 +192,7 @@ def test_thread_that_comes_or_wanders_is_put_back(node: FakeNode) -> None:
 
 
 def test_vcpus_apart_from_the_other_threads(node: FakeNode) -> None:
-    """`vmThreads: shared`: the vCPUs are on what is held, all else is in the shared set, and the runtime is told both."""
+    """With `vmThreads: shared` vCPUs run on the owned CPUs, other threads on the shared set."""
     node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
     node.new_agent()
     node.add("a", TWO)
@@ -216,8 +216,8 @@ def test_vcpus_apart_from_the_other_threads(node: FakeNode) -> None:
     assert set(machine.shown().values()) == {"0-1,3-5,7"}
 
 
-def test_vcpus_that_nobody_tells_apart_stay_together(node: FakeNode) -> None:
-    """Then the shared set is for no thread of it."""
+def test_unidentified_vcpus_stay_on_the_owned_cpus(node: FakeNode) -> None:
+    """If vCPU threads cannot be identified, all threads stay on the owned CPUs."""
     node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
     node.new_agent()
     node.add("a", TWO)
@@ -230,7 +230,7 @@ def test_vcpus_that_nobody_tells_apart_stay_together(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_masks_hold_on_every_kernel(node: FakeNode, forgets: bool) -> None:
-    """Also where a write of the runtime takes the masks of threads away, they are right in the end."""
+    """Affinities are right also on kernels that reset them when the cpuset is written."""
     node.add("a", TWO, TWO)
     machine = node.kata.boot("a", vcpus=4, forgets=forgets)
     node.start("a", "c0")
@@ -244,8 +244,8 @@ def test_masks_hold_on_every_kernel(node: FakeNode, forgets: bool) -> None:
     assert set(machine.shown().values()) == {"1,5"}
 
 
-def test_new_container_is_told_what_the_machine_runs_on(node: FakeNode) -> None:
-    """A sidecar that comes later moves no thread, and the runtime learns where it runs all the same."""
+def test_new_container_is_sent_the_machines_cpus(node: FakeNode) -> None:
+    """A sidecar that starts later moves no thread, and the runtime is sent the machine's CPUs for it."""
     node.add("a", TWO, PLAIN)
     machine = node.kata.boot("a")
     node.start("a", "c0")
@@ -257,8 +257,8 @@ def test_new_container_is_told_what_the_machine_runs_on(node: FakeNode) -> None:
     assert len([call for call in node.runtime.calls if call[0] == late]) == 1
 
 
-def test_what_kata_makes_of_it_is_read_back(node: FakeNode) -> None:
-    """A machine whose cgroup is narrower than it should be is told as a failure, and is tried again later."""
+def test_too_narrow_machine_cgroup_is_a_failure(node: FakeNode) -> None:
+    """A machine whose cgroup is too narrow is a failure, and is retried after the backoff."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
     number = node.start("a")
@@ -279,7 +279,7 @@ def test_what_kata_makes_of_it_is_read_back(node: FakeNode) -> None:
 
 
 def test_container_that_the_runtime_refuses_keeps_no_thread_back(node: FakeNode) -> None:
-    """The threads are where they shall be, which is what counts for others; the runtime is told again later."""
+    """If the runtime refuses an update the threads are moved anyway, and the update is retried."""
     node.add("k", PLAIN)
     machine = node.kata.boot("k")
     number = node.start("k")
@@ -298,7 +298,7 @@ def test_container_that_the_runtime_refuses_keeps_no_thread_back(node: FakeNode)
 
 
 def test_machine_that_is_not_found_is_never_called_pinned(node: FakeNode) -> None:
-    """The runtime is told, for want of anything better, and its word is no proof."""
+    """A machine that is not found is updated through the runtime and not reported as pinned."""
     node.add("a", TWO)
     node.kata.boot("a")
     number = node.start("a")
@@ -310,8 +310,8 @@ def test_machine_that_is_not_found_is_never_called_pinned(node: FakeNode) -> Non
     assert machine_state(state).reason == NOT_FOUND
 
 
-def test_machine_that_nobody_can_move_is_in_nobodys_way(node: FakeNode) -> None:
-    """Neither its threads nor the runtime can be told: others get their CPUs once they have waited long enough for it."""
+def test_machine_that_cannot_be_moved_delays_others_for_a_limited_time(node: FakeNode) -> None:
+    """Others get their CPUs after LOST_SECONDS, though neither threads nor runtime can move the machine."""
     node.add("k", PLAIN)
     node.kata.boot("k", has_quota=False)
     node.start("k")
@@ -326,7 +326,7 @@ def test_machine_that_nobody_can_move_is_in_nobodys_way(node: FakeNode) -> None:
 
 
 def test_other_machine_on_its_cpus_is_an_intruder(node: FakeNode) -> None:
-    """What another machine may run on counts by its threads."""
+    """Another machine with a thread on the owner's CPUs is reported as an intruder."""
     node.add("a", TWO)
     node.add("k", PLAIN)
     node.start("a")
@@ -341,7 +341,7 @@ def test_other_machine_on_its_cpus_is_an_intruder(node: FakeNode) -> None:
 
 
 def test_uninstall_gives_machines_every_cpu(node: FakeNode) -> None:
-    """After a reset no thread is kept from any CPU."""
+    """After a reset every thread may use every CPU."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
     node.start("a")
@@ -356,8 +356,8 @@ def test_uninstall_gives_machines_every_cpu(node: FakeNode) -> None:
     assert set(machine.shown().values()) == {"0-7"}
 
 
-def test_restarted_agent_tells_the_runtime_once(node: FakeNode) -> None:
-    """What an agent before it told is not known: it is said again, and the threads stay where they are."""
+def test_restarted_agent_updates_the_runtime_once(node: FakeNode) -> None:
+    """A restarted agent sends the cpuset to the runtime once more and does not move threads."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
     node.start("a")

@@ -1,1 +1,1 @@
-"""New containers: where they start, and what is proven of that."""
+"""CPUs of new containers at their start, and the proof of it."""

@@ -1,4 +1,4 @@
-"""A new container is written until the runtime's process is in its cgroup, and never once its command runs."""
+"""Pinning a new container through its cgroup before its command runs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NOBODY, HELD, RUNNING = (
 
 @dataclass
 class Cgroup:
-    """One cgroup that goes from one stage of life to the next at every look."""
+    """A cgroup that enters the next stage of its life at every look."""
 
     stages: Sequence[StartState | Exception]
     cpus: CPUSet = ALL
-    overwrites: int = 0  # of our writes, by a runtime that fills what it found empty
+    overwrites: int = 0  # of our writes, by a runtime that fills an empty cpuset
     writes: list[CPUSet] = field(default_factory=list)
 
     def start_state(self, _: str) -> StartState:
@@ -50,11 +50,11 @@ class Cgroup:
         return stage
 
     def read(self, _: str) -> CPUSet:
-        """Return the CPUs."""
+        """Return the cpuset."""
         return self.cpus
 
     def write(self, _: str, cpus: CPUSet) -> None:
-        """Take them over, unless the runtime comes in between."""
+        """Set the cpuset, unless the runtime overwrites it."""
         self.writes.append(cpus)
         self.overwrites -= 1
         if self.overwrites < 0:
@@ -64,7 +64,7 @@ class Cgroup:
 def pinned(
     cgroup: Cgroup, cpus: CPUSet | None = OWN
 ) -> tuple[PreStartPinner, list[tuple[NewContainer, bool]]]:
-    """Let a container be made; return its pinner, and what that said of each write: whether the container is right."""
+    """Create a container; return its pinner and, for each write, whether the CPUs were right."""
     touched: list[tuple[NewContainer, bool]] = []
 
     def note(container: NewContainer, is_right: bool) -> None:
@@ -85,14 +85,14 @@ def pinned(
 
 
 def seconds(pinner: PreStartPinner, cpus: CPUSet) -> float | None:
-    """Return how long the container may have run before it had its CPUs."""
+    """Return how long the container may have run on other CPUs."""
     right = pinner.taken("one", cpus)
     assert right is not None
     return right.seconds
 
 
 def test_right_before_the_command_runs() -> None:
-    """Written once while nobody is in it, and seen right with the runtime's process in it: there was no window."""
+    """Written while empty and read back with the runtime's process in it: the unpinned time is zero."""
     cgroup = Cgroup([NOBODY, NOBODY, NOBODY, HELD])
     pinner, touched = pinned(cgroup)
     assert cgroup.writes == [OWN]
@@ -102,7 +102,7 @@ def test_right_before_the_command_runs() -> None:
 
 
 def test_overwritten_set_is_written_again() -> None:
-    """A runtime that fills the cpuset between is followed until its process is there."""
+    """A cpuset that the runtime overwrites is written again until its process is in the cgroup."""
     cgroup = Cgroup([NOBODY] * 6 + [HELD], overwrites=2)
     pinner, touched = pinned(cgroup)
     assert cgroup.writes == [OWN] * 3
@@ -111,7 +111,7 @@ def test_overwritten_set_is_written_again() -> None:
 
 
 def test_command_that_runs_already_is_left_to_a_pass() -> None:
-    """What runs on other CPUs is not written here, and nothing is claimed of it."""
+    """A container whose command already runs on other CPUs is left to the next pass."""
     cgroup = Cgroup([RUNNING])
     pinner, touched = pinned(cgroup)
     assert cgroup.writes == []
@@ -120,7 +120,7 @@ def test_command_that_runs_already_is_left_to_a_pass() -> None:
 
 
 def test_command_that_ran_before_the_look_has_a_window() -> None:
-    """Whether it was right at its first instruction is not known, so the age of its process is told."""
+    """If the command ran before the look, the unpinned time is the age of its process."""
     cgroup = Cgroup([NOBODY, RUNNING])
     pinner, touched = pinned(cgroup)
     assert seconds(pinner, OWN) == 0.03
@@ -128,13 +128,13 @@ def test_command_that_ran_before_the_look_has_a_window() -> None:
 
 
 def test_window_is_of_one_set() -> None:
-    """A container that shall run elsewhere by now was not seen there."""
+    """The unpinned time counts only for the CPUs that were written."""
     pinner, _ = pinned(Cgroup([HELD]))
     assert pinner.taken("one", ALL) is None
 
 
 def test_gone_and_untouchable_containers_are_left() -> None:
-    """A cgroup that went away, and a container that nobody may touch, end the care."""
+    """Pinning ends when the cgroup is deleted, and does not begin without target CPUs."""
     assert pinned(Cgroup([]))[1] == [(NEW, False)]
     untouched = Cgroup([NOBODY], cpus=EMPTY)
     pinned(untouched, cpus=None)
@@ -142,36 +142,36 @@ def test_gone_and_untouchable_containers_are_left() -> None:
 
 
 def test_age_that_cannot_be_read_after_the_write_stays_unknown() -> None:
-    """The container may have run elsewhere before, so it is not said to have started right."""
+    """The unpinned time is None if the age of the processes cannot be read."""
     pinner, touched = pinned(Cgroup([NOBODY, Refused("threaded")]))
     assert seconds(pinner, OWN) is None
     assert touched == [(NEW, False)]
 
 
-# Containers that the runtime does not list yet.
+# Containers that the runtime does not list yet
 
 
 @dataclass
 class Listing:
-    """A runtime that lists a container, or a sandbox, after some questions."""
+    """A runtime that lists a container, or a sandbox, after some requests."""
 
     questions: int
     owner_then: Owner | None = NEW_OWNER
     asked: int = 0
 
     def known(self, _: str) -> Owner | None:
-        """Say that it is a sandbox, once that is listed."""
+        """Raise Gone once the id is listed as a sandbox."""
         self.questions -= 1
         if self.owner_then is None and self.questions < 0:
             raise Gone("a sandbox")
         return None
 
     async def owner(self, _: str) -> Owner:
-        """Ask for no single one."""
+        """Raise, because no single container is requested."""
         raise NotImplementedError
 
     async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return the owners, once they are listed."""
+        """Return the owners once they are listed."""
         self.asked += 1
         if self.questions % 2:
             raise Unavailable("not listed yet")
@@ -181,7 +181,7 @@ class Listing:
 def pinned_by_pod(
     cgroup: Cgroup, listing: Listing, targets: Mapping[Any, StartCPUs | Unplanned | None]
 ) -> tuple[PreStartPinner, list[NewContainer]]:
-    """Let CRI-O make a container of the pod `uid`; return its pinner, and of which containers that reported writes."""
+    """Let CRI-O create a container of pod `uid`; return its pinner and the reported containers."""
     touched: list[NewContainer] = []
 
     async def run() -> PreStartPinner:
@@ -198,7 +198,7 @@ def pinned_by_pod(
 
 
 def test_pod_of_one_set_needs_no_name() -> None:
-    """The container is pinned at once, and the runtime is not asked."""
+    """If all containers of a pod have the same CPUs, a new one is pinned without listing the runtime."""
     cgroup, listing = Cgroup([NOBODY, NOBODY, NOBODY, HELD]), Listing(1000)
     pinner, _ = pinned_by_pod(cgroup, listing, {"uid": StartCPUs(OWN)})
     assert (cgroup.writes, listing.asked) == ([OWN], 0)
@@ -206,7 +206,7 @@ def test_pod_of_one_set_needs_no_name() -> None:
 
 
 def test_pod_of_several_sets_is_confined_until_the_name_is_known() -> None:
-    """It is kept on the pod's sets together, then on its own, before it runs; only that is a proof."""
+    """A container is confined to the union of its pod's CPUs until it is named, then to its own."""
     both = StartCPUs(CPUSet.parse("1-2"), is_planned=False)
     cgroup, listing = Cgroup([HELD]), Listing(3)
     pinner, touched = pinned_by_pod(cgroup, listing, {"uid": both, NEW_OWNER: StartCPUs(OWN)})
@@ -216,27 +216,27 @@ def test_pod_of_several_sets_is_confined_until_the_name_is_known() -> None:
 
 
 def test_container_that_runs_before_its_name_is_known_is_left_to_a_pass() -> None:
-    """What it is to get is not known, so nothing is claimed of it."""
+    """A container that runs before it is named is left to the next pass, without a proof."""
     both = StartCPUs(CPUSet.parse("1-2"), is_planned=False)
     pinner, _ = pinned_by_pod(Cgroup([HELD, HELD, RUNNING]), Listing(1000), {"uid": both})
     assert pinner.taken("one", both.cpus) is None
 
 
 def test_pod_without_a_plan_is_asked_for_by_name() -> None:
-    """Until a plan knows the pod nothing is written, unless the runtime names the container."""
+    """If no plan has the pod yet, the container is written when the runtime names it."""
     cgroup = Cgroup([HELD])
     pinned_by_pod(cgroup, Listing(2), {"uid": Unplanned.YET, NEW_OWNER: StartCPUs(OWN)})
     assert cgroup.writes == [OWN]
 
 
 def test_sandbox_is_no_container() -> None:
-    """CRI-O makes a cgroup for it too, mostly without a process; once it is listed it is looked at no more."""
+    """Pinning ends when the cgroup is listed as a sandbox, which CRI-O creates too."""
     pinner, _ = pinned_by_pod(Cgroup([NOBODY]), Listing(2, None), {"uid": StartCPUs(OWN)})
     assert not pinner.is_right("one", OWN)
 
 
 def test_container_of_another_set_than_its_pod_is_pinned_again() -> None:
-    """An ephemeral container starts on its pod's CPUs, and is moved when it is named."""
+    """A container with other CPUs than its pod, such as an ephemeral one, is moved when it is named."""
     cgroup = Cgroup([HELD])
     targets = {"uid": StartCPUs(OWN), NEW_OWNER: StartCPUs(ALL)}
     pinner, _ = pinned_by_pod(cgroup, Listing(1000), targets)
@@ -253,7 +253,7 @@ def test_container_of_another_set_than_its_pod_is_pinned_again() -> None:
 
 
 def test_sandbox_with_a_process_gets_its_own_cpuset_back() -> None:
-    """CRI-O keeps one for `shareProcessNamespace`, on the CPUs of `infra_ctr_cpuset`; which it is a listing says."""
+    """A CRI-O sandbox with a process (`shareProcessNamespace`) gets its own cpuset back when it is listed."""
     own = CPUSet.parse("0")
     for targets in ({"uid": StartCPUs(OWN)}, {"uid": StartCPUs(ALL, is_planned=False)}):
         cgroup, listing = Cgroup([HELD], cpus=own), Sandbox()
@@ -279,7 +279,7 @@ def test_sandbox_with_a_process_gets_its_own_cpuset_back() -> None:
 
 
 def test_container_and_what_was_written_since_are_not_put_back() -> None:
-    """The cpuset before the start is that of a sandbox alone, and only while nothing else was written there."""
+    """Only a sandbox's cpuset is restored, and only if it was not rewritten since."""
 
     async def story() -> None:
         for is_rewritten in (True, False):
@@ -307,40 +307,40 @@ def test_container_and_what_was_written_since_are_not_put_back() -> None:
 
 @dataclass
 class Sandbox(Listing):
-    """A runtime that lists a sandbox, or names a container, at some time."""
+    """A runtime that lists a sandbox or names a container when the test says so."""
 
     questions: int = 1000
     owner_then: Owner | None = None
     is_listed: bool = False
 
     def known(self, _: str) -> Owner | None:
-        """Say what a listing says."""
+        """Return the owner, or raise Gone for a listed sandbox."""
         if self.is_listed:
             raise Gone("a sandbox")
         return self.owner_then
 
 
-# Many that wait.
+# Many waiting containers
 
 
 @dataclass
 class Crowd:
-    """A runtime that names one container after the other, each for one question only, as it starts at once."""
+    """A runtime that names each container for one request only."""
 
     named_by: Callable[[int], Mapping[str, Owner | None]]
     times: list[float] = field(default_factory=list)
     at_once: int = 0
 
     def known(self, _: str) -> Owner | None:
-        """Know none."""
+        """Return None for every container."""
         return None
 
     async def owner(self, _: str) -> Owner:
-        """Ask for no single one."""
+        """Raise, because no single container is requested."""
         raise NotImplementedError
 
     async def created(self, _: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return those that are created at the time."""
+        """Return the containers that are created at this request."""
         assert not self.at_once
         self.at_once += 1
         self.times.append(asyncio.get_running_loop().time())
@@ -350,7 +350,7 @@ class Crowd:
 
 
 def test_one_question_serves_all_that_wait() -> None:
-    """A hundred containers, each listed for one question: every one is named, by as many questions as that takes."""
+    """A hundred containers that are listed for one request each are all named, with one request at a time."""
     names = [f"c{number}" for number in range(100)]
     crowd = Crowd(lambda asked: {names[asked - 1]: Owner("uid", names[asked - 1])})
 
@@ -366,7 +366,7 @@ def test_one_question_serves_all_that_wait() -> None:
 
 
 def asks_of(containers: int, target: StartCPUs | Unplanned | None, seconds: float) -> float:
-    """Return how often a second the runtime is asked for the names of containers that it does not list."""
+    """Return the requests per second to a runtime that lists none of the containers."""
     crowd = Crowd(lambda _: {})
 
     async def story() -> float:
@@ -383,19 +383,19 @@ def asks_of(containers: int, target: StartCPUs | Unplanned | None, seconds: floa
 
 
 def test_asks_do_not_grow_with_the_containers_that_start() -> None:
-    """One or a hundred: at most one question each NAME_PAUSE."""
+    """Requests are rate limited to one per NAME_PAUSE, for one container or a hundred."""
     for target in (Unplanned.YET, StartCPUs(ALL, is_planned=False)):
         assert 0 < asks_of(1, target, 0.2) <= 1.1 / NAME_PAUSE
         assert 0 < asks_of(100, target, 0.2) <= 1.1 / NAME_PAUSE
 
 
-def test_containers_that_are_left_alone_are_asked_for_rarely() -> None:
-    """Their name decides nothing that is urgent; the pauses double up to the longest."""
+def test_requests_for_unmanaged_containers_back_off() -> None:
+    """Requests for containers without target CPUs back off to LONGEST_PAUSE."""
     assert 0 < asks_of(100, None, 1.0) <= 6 + 1.1 / LONGEST_PAUSE
 
 
 def test_urgent_container_does_not_wait_for_a_slow_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the pause that was made for the others, which are asked for in half a second again."""
+    """An urgent container ends the pause of the backoff for the others."""
     monkeypatch.setattr("agent.reconcile.prestart.LONGEST_PAUSE", 3600.0)
     crowd = Crowd(lambda _: {"b": NEW_OWNER} if is_created else {})
     is_created = False
@@ -411,7 +411,7 @@ def test_urgent_container_does_not_wait_for_a_slow_question(monkeypatch: pytest.
 
 
 def test_container_of_a_virtual_machine_is_left() -> None:
-    """Whatever its cgroup is, the runtime manages it, so the watch ends."""
+    """Pinning ends without a write for a container in a virtual machine."""
     cgroup = Cgroup([HELD])
     _, touched = pinned_by_pod(cgroup, VMs(-1, None), {"uid": None})
     assert cgroup.writes == []
@@ -422,6 +422,6 @@ class VMs(Listing):
     """A runtime that names no container of the host."""
 
     def known(self, _: str) -> Owner | None:
-        """Know none, and no sandbox."""
+        """Return None for every container."""
         self.questions -= 1 - self.questions % 2
         return None

@@ -1,4 +1,4 @@
-"""Where new containers start: by their names, or by their pods where the runtime does not name them yet."""
+"""CPUs at the start of new containers, by container name or by pod."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def log() -> ForeignWriteLog:
 
 
 def planned(log: ForeignWriteLog, node: World, *, writes: bool = True) -> PlannedStarts:
-    """Return the starts by a node's plan."""
+    """Return the start CPUs of a node's plan."""
     starts, plan = PlannedStarts(log), node.plan()
     starts.planned(plan.run_sets if writes else None, node.observe().pods)
     return starts
 
 
 def mixed() -> World:
-    """Return a node with a pod that owns CPUs and has a plain container besides."""
+    """Return a node with a pod that has an exclusive and a plain container, and a plain pod."""
     node = world(4)
     node.add("a", [TWO, PLAIN])
     node.add("b", [PLAIN])
@@ -46,14 +46,14 @@ def mixed() -> World:
 
 
 def test_named_container_has_its_planned_cpus(log: ForeignWriteLog) -> None:
-    """The own ones, or those of containers that claim nothing, also if the plan does not know the pod."""
+    """A named container starts on its exclusive CPUs, or on the shared set, also if its pod is unknown."""
     starts = planned(log, mixed())
     assert starts.of_new(Owner("a", "c0")) == StartCPUs(OWN)
     assert starts.of_new(Owner("b", "c0")) == starts.of_new(Owner("new", "c0")) == StartCPUs(SHARED)
 
 
 def test_pod_has_the_sets_of_its_containers_together(log: ForeignWriteLog) -> None:
-    """They are planned where all are the same; a pod that the plan does not know has none yet."""
+    """A container known only by its pod gets the union of the pod's CPUs; an unknown pod has none."""
     starts = planned(log, mixed())
     assert starts.of_new("a") == StartCPUs(SHARED | OWN, is_planned=False)
     assert starts.of_new("b") == StartCPUs(SHARED)
@@ -61,20 +61,20 @@ def test_pod_has_the_sets_of_its_containers_together(log: ForeignWriteLog) -> No
 
 
 def test_pod_that_may_be_a_virtual_machine_is_left_alone(log: ForeignWriteLog) -> None:
-    """Its cgroup may hold the machine, whose threads have an order of their own."""
+    """A pod with a runtime class has no start CPUs, because its cgroup may hold a machine's threads."""
     node = mixed()
     node.documents["b"]["spec"]["runtimeClassName"] = "kata"
     assert planned(log, node).of_new("b") is None
 
 
 def test_agent_that_writes_nothing_has_no_starts(log: ForeignWriteLog) -> None:
-    """So it is beside the kubelet's static policy."""
+    """An agent that observes has no start CPUs."""
     starts = planned(log, mixed(), writes=False)
     assert starts.of_new("b") is starts.of_new(Owner("b", "c0")) is None
 
 
 def test_container_in_conflict_is_left_alone_and_so_is_its_pod(log: ForeignWriteLog) -> None:
-    """Another program keeps rewriting its cpuset."""
+    """A container whose cpuset another program keeps rewriting has no start CPUs, nor has its pod."""
     starts = planned(log, mixed())
     for _ in range(REWRITES):
         log.saw(Owner("b", "c0"))
@@ -82,7 +82,7 @@ def test_container_in_conflict_is_left_alone_and_so_is_its_pod(log: ForeignWrite
 
 
 def test_container_known_by_its_pod_is_written_before_it_is_listed(node: FakeNode) -> None:
-    """No pass is requested for it, because none could see it; when it is listed it is right, and said to be."""
+    """A container known only by its pod is written at once, without a pass."""
     node.add("a", TWO)
     node.run()
     number = node.start("a", state=State.CREATED)
@@ -99,7 +99,7 @@ def test_container_known_by_its_pod_is_written_before_it_is_listed(node: FakeNod
 
 
 def test_age_that_cannot_be_read_is_no_proof(node: FakeNode) -> None:
-    """A container that was moved while it ran has an unknown window, if its processes cannot be listed."""
+    """The unpinned time is None if the processes of the container cannot be listed."""
     node.add("a", TWO)
     node.run()
     number = node.start("a")

@@ -1,4 +1,4 @@
-"""Passes beside a runtime that asks first: what it is told, when, and what is left to do for what it made."""
+"""Passes with NRI: the table that it gets, when it gets it, and what remains to do after a start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHOLE = Wish("2", smt="require")
 
 @pytest.fixture
 def watch(node: FakeNode) -> FakeWatch:
-    """Return a watch that holds, of a node whose agent has done one pass."""
+    """Return a connected NRI watch on a node after one pass."""
     node.container_watch = watch = FakeWatch(node)
     node.new_agent()
     node.run()
@@ -35,13 +35,13 @@ def watch(node: FakeNode) -> FakeWatch:
 
 
 def path_of(state: NodeState, uid: str) -> tuple[Path, float | None]:
-    """Return by which path a container came to its CPUs, and its window."""
+    """Return how a container got its CPUs, and its unpinned time."""
     proof = container(state, uid).proof
     return proof.path, proof.window_seconds
 
 
 def test_container_is_made_on_its_cpus_and_nothing_is_left_to_do(node: FakeNode, watch: FakeWatch) -> None:
-    """No write, no call of the runtime, no window: its proof says by which path."""
+    """A container that NRI starts on its CPUs needs no cgroup write and no runtime call."""
     node.add("a", TWO)
     node.run()
     number = watch.create("a")
@@ -56,8 +56,10 @@ def test_container_is_made_on_its_cpus_and_nothing_is_left_to_do(node: FakeNode,
     assert registry.get_sample_value(WINDOW, {"path": "nri"}) == 1
 
 
-def test_table_is_told_before_the_first_write_and_after_the_last(node: FakeNode, watch: FakeWatch) -> None:
-    """Before, nobody may come onto CPUs that others have still to leave; afterwards its owner may."""
+def test_table_is_published_before_the_first_write_and_after_the_last(
+    node: FakeNode, watch: FakeWatch
+) -> None:
+    """The first table marks CPUs that others must leave as busy; the second, after the writes, does not."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.run()
@@ -77,7 +79,7 @@ def test_table_is_told_before_the_first_write_and_after_the_last(node: FakeNode,
 
 
 def test_cpus_that_could_not_be_left_stay_busy(node: FakeNode, watch: FakeWatch) -> None:
-    """Where a write fails, what must own its CPUs does not start before it is done."""
+    """CPUs that another container could not leave stay busy, and the start of their owner is refused."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.run()
@@ -96,7 +98,7 @@ def test_cpus_that_could_not_be_left_stay_busy(node: FakeNode, watch: FakeWatch)
 def test_cpus_are_busy_while_a_created_container_may_still_start_there(
     node: FakeNode, watch: FakeWatch
 ) -> None:
-    """No pass waits for the runtime to change what it has not begun; what must own those CPUs does."""
+    """CPUs stay busy until the runtime has updated a created container that may start on them."""
     node.add("b", PLAIN)
     node.run()
     watch.create("b")
@@ -116,7 +118,7 @@ def test_cpus_are_busy_while_a_created_container_may_still_start_there(
 
 
 def test_container_made_by_an_older_table_is_moved_by_its_cgroup(node: FakeNode, watch: FakeWatch) -> None:
-    """Its cgroup is written as soon as it is there, also before its command runs, and no call is waited for."""
+    """A container created with a stale table is written through its cgroup, before its command runs."""
     node.add("b", PLAIN)
     node.run()
     number = watch.create("b")
@@ -131,7 +133,7 @@ def test_container_made_by_an_older_table_is_moved_by_its_cgroup(node: FakeNode,
 
 
 def test_cgroup_that_the_runtime_has_still_to_fill_is_left(node: FakeNode, watch: FakeWatch) -> None:
-    """A new cgroup shows every CPU for a moment: the set that the runtime was told is on its way."""
+    """A new cgroup that still shows every CPU is not written, because the runtime is about to fill it."""
     node.add("a", TWO)
     node.run()
     number = watch.create("a")
@@ -143,7 +145,7 @@ def test_cgroup_that_the_runtime_has_still_to_fill_is_left(node: FakeNode, watch
 def test_set_that_changes_before_there_is_a_cgroup_goes_by_the_runtime(
     node: FakeNode, watch: FakeWatch
 ) -> None:
-    """Only the runtime can change what it has not begun."""
+    """A created container without a cgroup is updated through the runtime."""
     node.add("b", PLAIN)
     node.run()
     number = watch.create("b")
@@ -156,7 +158,7 @@ def test_set_that_changes_before_there_is_a_cgroup_goes_by_the_runtime(
 
 
 def test_container_that_was_made_elsewhere_after_all_has_a_window(node: FakeNode, watch: FakeWatch) -> None:
-    """An answer that came too late proves nothing: only what the kernel shows does."""
+    """If the NRI answer came too late, the unpinned time is the age of the container's processes."""
     node.add("a", TWO)
     node.run()
     number = watch.create("a")
@@ -168,7 +170,7 @@ def test_container_that_was_made_elsewhere_after_all_has_a_window(node: FakeNode
 
 
 def test_set_that_changes_after_a_right_start_is_no_window(node: FakeNode, watch: FakeWatch) -> None:
-    """A container that was made right and is moved before any pass has seen it ran nowhere else; an owner did."""
+    """A container that started right and is moved before a pass saw it has no unpinned time."""
     node.add("b", PLAIN)
     node.run()
     bystander = watch.create("b")
@@ -183,7 +185,7 @@ def test_set_that_changes_after_a_right_start_is_no_window(node: FakeNode, watch
 
 
 def test_owner_that_was_made_in_the_shared_set_has_a_window(node: FakeNode, watch: FakeWatch) -> None:
-    """It started, as a claim that need not fit does, and ran elsewhere until it had its CPUs."""
+    """An exclusive container that started in the shared set has an unpinned time."""
     number = watch.create("late", claims=False)
     node.begin(number)
     node.cgroups.ages[node.cgroup(number)] = 0.7
@@ -192,10 +194,8 @@ def test_owner_that_was_made_in_the_shared_set_has_a_window(node: FakeNode, watc
     assert path_of(state, "late") == (Path.CGROUP, 0.7)
 
 
-def test_observing_agent_tells_the_runtime_nothing(
-    node: FakeNode, watch: FakeWatch, tmp_path: Folder
-) -> None:
-    """Beside the kubelet's static policy no new container is touched."""
+def test_observing_agent_publishes_no_table(node: FakeNode, watch: FakeWatch, tmp_path: Folder) -> None:
+    """Beside the kubelet's static policy NRI gets no table."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
     node.settings = Settings("node-1", node.config, state_file)
@@ -205,8 +205,8 @@ def test_observing_agent_tells_the_runtime_nothing(
     assert watch.tables[-1] is None
 
 
-def test_claim_that_must_fit_is_told_that_it_is_not_started(node: FakeNode, watch: FakeWatch) -> None:
-    """What the event says is true: it is held back while the watch holds, and runs on when it ran before."""
+def test_refusal_message_of_a_claim_that_must_fit(node: FakeNode, watch: FakeWatch) -> None:
+    """The message says if the container is not started, stays in the shared set, or starts unpinned."""
     node.add("a", Wish(cores=9))
     (refusal,) = node.run().refusals
     assert refusal.message.endswith("until then it is not started")
@@ -221,7 +221,7 @@ def test_claim_that_must_fit_is_told_that_it_is_not_started(node: FakeNode, watc
 
 
 def test_node_says_why_it_does_not_hold(node: FakeNode, watch: FakeWatch) -> None:
-    """The state names the way that is left, the reason, and who else sets cpusets."""
+    """Without NRI the state has the path in use, the reason, and other plugins that set cpusets."""
     watch.holds, watch.reason, watch.other_plugins = False, "no socket", ("50-other",)
     state = node.run()
     assert (state.start_path, state.start_reason) == (Path.CGROUP, "no socket")

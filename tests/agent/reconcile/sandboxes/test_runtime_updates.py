@@ -1,4 +1,4 @@
-"""What the runtime is told of a machine whose number of vCPUs it may choose by cpusets: nothing, or what it took once."""
+"""Runtime updates of machines without a quota, where Kata derives the number of vCPUs from cpusets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_without_quota_the_masks_alone_keep_it(node: FakeNode) -> None:
-    """By the cpusets of such containers Kata would choose the number of vCPUs: it is told none, and its user reads why."""
+    """Without a quota the runtime is sent no cpuset, and the state notes the confinement by affinity."""
     node.add("a", TWO)
     machine = node.kata.boot("a", has_quota=False)
     node.start("a")
@@ -26,7 +26,7 @@ def test_without_quota_the_masks_alone_keep_it(node: FakeNode) -> None:
 
 
 def without_its_limit(node: FakeNode) -> tuple[KataMachine, str]:
-    """Run a machine whose only container with a quota has ended; return it, and the container that is left."""
+    """Run a machine whose only container with a quota has ended; return it and the remaining container."""
     node.add("a", TWO, PLAIN)
     machine = node.kata.boot("a")
     ended, left = node.start("a", "c0"), node.start("a", "c1")
@@ -35,12 +35,12 @@ def without_its_limit(node: FakeNode) -> tuple[KataMachine, str]:
     node.stop(ended)
     node.remove(ended)
     machine.has_quota = False
-    assert str(machine.cpus()) == "1,5"  # of what its containers were told this is left
+    assert str(machine.cpus()) == "1,5"  # what remains of the cpusets that were sent
     return machine, left
 
 
-def test_runtime_that_took_cpusets_goes_on_being_told(node: FakeNode) -> None:
-    """A container with a quota has ended: by what Kata took for the others it keeps the machine where it was."""
+def test_runtime_that_took_cpusets_is_still_updated(node: FakeNode) -> None:
+    """After the container with a quota has ended the runtime is still sent cpusets, with a note."""
     machine, left = without_its_limit(node)
     state = node.run(passes=2)
 
@@ -50,7 +50,7 @@ def test_runtime_that_took_cpusets_goes_on_being_told(node: FakeNode) -> None:
 
 
 def test_runtime_that_took_cpusets_from_an_earlier_agent_is_told(node: FakeNode) -> None:
-    """What it took is not known then: threads that cannot leave say that it took something."""
+    """A restarted agent sees from threads that cannot move that the runtime took a cpuset."""
     machine, left = without_its_limit(node)
     node.agent = node.new_agent()
     state = node.run(passes=2)
@@ -60,7 +60,7 @@ def test_runtime_that_took_cpusets_from_an_earlier_agent_is_told(node: FakeNode)
 
 
 def test_fixed_machine_is_told_without_a_quota(node: FakeNode) -> None:
-    """A machine whose vCPUs cannot become more takes cpusets as any other."""
+    """A machine with a fixed number of vCPUs is sent cpusets without a quota."""
     node.add("a", TWO)
     machine = node.kata.boot("a", has_quota=False, is_fixed=True)
     node.start("a")
