@@ -1,4 +1,4 @@
-"""A node of a real kube-apiserver for each test that wants one."""
+"""A node on a real kube-apiserver for each test that needs one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _numbers = count(1)
 
 @pytest.fixture
 def cluster(apiserver: ApiServer, namespace: str) -> Iterator[Cluster]:
-    """Return a cluster with a node that has a label and a taint of somebody else."""
+    """Return a cluster with a node that has a label and a taint of another program."""
     name = f"report-{next(_numbers)}"
     taints = [
         {"key": "others", "value": "1", "effect": "NoSchedule"},

@@ -1,4 +1,4 @@
-"""An API server that takes events, and a reporter that tells it of a node."""
+"""A fake API server for events, with a client for the reporter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from apiserver.client import Api
 
 
 class Server:
-    """Keeps the names of events, and answers with a failure as long as it has some."""
+    """Stores events by name, and answers with the given failures first."""
 
     def __init__(self) -> None:
         self.failures: list[int] = []

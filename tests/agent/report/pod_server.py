@@ -1,4 +1,4 @@
-"""An API server that takes the annotations of pods, and a reporter that writes them."""
+"""A fake API server for pod annotations, with a client for the reporter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pinning.pods.types import Pod
 
 
 class Server:
-    """Keeps the annotations that are patched, and answers as it is told to."""
+    """Records patches, and answers with the given status codes first."""
 
     def __init__(self, *failures: int) -> None:
         self.failures = list(failures)
@@ -27,7 +27,7 @@ class Server:
         self.listed: list[Pod] = []
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Take one patch, or list pods."""
+        """Record one patch, or list pods."""
         if request.method == "GET":
             assert request.url.params["fieldSelector"] == "spec.nodeName=node-1"
             assert request.headers["accept"] == METADATA_LIST
@@ -40,7 +40,7 @@ class Server:
 
 
 class RefusingServer(Server):
-    """Refuses some pods for as long as they are named."""
+    """Refuses patches of pods by name."""
 
     def __init__(self, code: int, *names: str) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ class RefusingServer(Server):
         self.names = set(names)
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Take one patch, or refuse it."""
+        """Record one patch, or refuse it."""
         answer = await super().__call__(request)
         is_bad = request.url.path.rpartition("/")[2] in self.names
         return httpx.Response(self.code, json={"message": "too much"}) if is_bad else answer
 
 
 async def tell(report: PodReport, state: NodeState) -> None:
-    """Tell a state of which some pods may be refused."""
+    """Publish a state of which some pods may be refused."""
     with suppress(Later):
         await report.publish(state)
 

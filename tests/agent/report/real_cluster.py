@@ -1,4 +1,4 @@
-"""One node of a real kube-apiserver, looked at with kubectl, and an agent's view of its pods."""
+"""One node on a real kube-apiserver, read with kubectl, and an agent's watch of its pods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 60.0
 
 
 class Cluster:
-    """One node of the test's own, with kubectl."""
+    """The test's own node, with kubectl."""
 
     def __init__(self, server: ApiServer, namespace: str, node: str) -> None:
         self.server = server
@@ -27,13 +27,13 @@ class Cluster:
         self.node = node
 
     def api(self) -> Api:
-        """Return a client as the agent has one."""
+        """Return a client with the agent's kind of credentials."""
         token = self.server.directory / "admin.token"
         token.write_text(self.server.admin_token)
         return Api(Access(self.server.url, self.server.ca_file, token), "corepin-agent")
 
     def get(self, *args: str) -> Any:
-        """Return what `kubectl get -o json` shows."""
+        """Return the output of `kubectl get -o json`."""
         return self.server.get(*args)
 
     def shown(self) -> Any:
@@ -67,7 +67,7 @@ class Cluster:
 
 
 class Agent:
-    """The source of pods and a way to wait for it, as the agent has them."""
+    """The agent's pod watch and a way to wait for its changes."""
 
     def __init__(self, cluster: Cluster, api: Api) -> None:
         self.cluster = cluster
@@ -76,7 +76,7 @@ class Agent:
         self.changed = asyncio.Event()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for pods that make a condition true."""
+        """Wait until a condition is true."""
         async with asyncio.timeout(SECONDS):
             while not holds():
                 self.changed.clear()
@@ -87,7 +87,7 @@ class Agent:
         await self.until(lambda: self.pods.complete and len(self.pods.pods()) == number)
 
     def state(self, **more: Any) -> NodeState:
-        """Return the state of the node with the pods that are seen now, all applied."""
+        """Return the state of the node in which all watched pods are pinned."""
         return state_of(*self.pods.pods().values(), node=self.cluster.node, **more)
 
 

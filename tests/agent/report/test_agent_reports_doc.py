@@ -1,4 +1,4 @@
-"""The examples of docs/agent-reports.md are what the program writes."""
+"""The examples of docs/agent-reports.md are what the agent publishes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def examples(language: str) -> list[str]:
 
 
 def test_the_json_examples_are_written_so() -> None:
-    """The annotation of the pod, and both annotations of the node."""
+    """The JSON examples are the pod's annotation and both annotations of the node."""
     pod, topology, pools = map(json.loads, examples("json"))
     text = pod_status(STATE.pods[0], None)
     assert text
@@ -45,7 +45,7 @@ def test_the_json_examples_are_written_so() -> None:
 
 
 def test_the_config_map_is_written_so() -> None:
-    """To the letter, and a YAML reader understands it; tasks are text there, as CMK wrote them."""
+    """The YAML example is the ConfigMap byte for byte, and a YAML parser reads the same pools."""
     [text] = examples("yaml")
     assert cmk_yaml(cmk_pools(cmk_node(STATE))) == text
     assert yaml.safe_load(text) == {
@@ -58,7 +58,7 @@ def test_the_config_map_is_written_so() -> None:
 
 
 def test_every_name_is_in_the_reference() -> None:
-    """Annotations, labels, taints, conditions, resources and events: none is missing."""
+    """The page names every annotation, label, taint, condition, resource and event reason."""
     names = [
         contract.STATUS_CPUS,
         contract.STATUS_TOPOLOGY,

@@ -1,4 +1,4 @@
-"""The mirror of CMK's ConfigMap: its shape, who holds what, and how often it is written."""
+"""The ConfigMap in CMK's format: its content, and how often it is written."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ HALVES = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "
     ],
 )
 def test_pools(pods: list[Pod], config: NodeConfig, pools: dict[str, Any]) -> None:
-    """Pool, socket, CPU list, holders; a YAML reader gets the same, sockets as numbers, tasks quoted as CMK's were."""
+    """A YAML parser reads the pools back: sockets as numbers, CPU lists and tasks as text."""
     shown = cmk_pools(cmk_node(state_of(*pods, config=config)))
     assert shown == pools
     read = yaml.safe_load(cmk_yaml(shown))
@@ -91,12 +91,12 @@ def test_pools(pods: list[Pod], config: NodeConfig, pools: dict[str, Any]) -> No
 
 
 def test_every_cpu_list_is_quoted() -> None:
-    """One CPU without siblings would be a number to YAML."""
+    """A CPU list of one CPU is quoted, otherwise YAML would read a number."""
     assert cmk_yaml({"shared": {0: {"7": []}, 1: {}}}) == "shared:\n  0:\n    '7': []\n  1: {}\n"
 
 
 class Server:
-    """Has no ConfigMap until one is created; somebody else may be faster."""
+    """Has no ConfigMap until one is created; with `is_raced` another client creates it first."""
 
     def __init__(self, *, is_raced: bool = False) -> None:
         self.is_raced = is_raced
@@ -104,7 +104,7 @@ class Server:
         self.methods: list[str] = []
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Create or patch."""
+        """Create or patch the ConfigMap."""
         self.methods.append(request.method)
         body = json.loads(request.content)
         if request.method == "POST":
@@ -121,7 +121,7 @@ class Server:
     [(False, ["PATCH", "POST", "PATCH"]), (True, ["PATCH", "POST", "PATCH", "PATCH"])],
 )
 def test_the_config_map_is_made_once_and_written_when_it_changes(is_raced: bool, methods: list[str]) -> None:
-    """No state that leaves the pools alone costs a request, and none is written before everything is known."""
+    """Only changed pools are written, and nothing before the state is complete."""
     server = Server(is_raced=is_raced)
 
     async def main() -> None:
@@ -139,7 +139,7 @@ def test_the_config_map_is_made_once_and_written_when_it_changes(is_raced: bool,
 
 
 def test_after_a_write_comes_a_rest() -> None:
-    """The writer is busy for the interval, so that changes meanwhile become one write; silence costs no rest."""
+    """After a write the writer waits for the interval to coalesce changes; without one it does not."""
     server = Server()
 
     async def main() -> tuple[float, float]:
@@ -160,7 +160,7 @@ def test_after_a_write_comes_a_rest() -> None:
 
 
 def test_reset_of_a_config_map_that_is_gone_is_done() -> None:
-    """There is nothing to empty."""
+    """Resetting a deleted ConfigMap is no error."""
 
     async def main() -> None:
         api = Api(Access("https://api.test"), "tests", httpx.MockTransport(Server()))

@@ -1,4 +1,4 @@
-"""CMK's reports as objects: made once, then replaced in place when they change."""
+"""CMK's report objects: created once, then patched when they change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENDED = (Reclaimed(3, "default/a/main", "exclusive", "1,5"),)
 
 
 class Server:
-    """Has no report until one is created; somebody else may be faster."""
+    """Has no report until one is created; with `is_raced` another client creates it first."""
 
     def __init__(self, *, is_raced: bool = False) -> None:
         self.is_raced = is_raced
@@ -34,7 +34,7 @@ class Server:
         self.asked: list[tuple[str, str]] = []
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Create or patch."""
+        """Create or patch a report."""
         self.asked.append((request.method, request.url.path))
         body = json.loads(request.content)
         if request.method == "POST":
@@ -67,7 +67,7 @@ def publish(server: Server, *states: NodeState, reset: bool = False) -> None:
 
 @pytest.mark.parametrize(("is_raced", "more"), [(False, 0), (True, 1)])
 def test_both_are_made_under_the_name_of_the_node(is_raced: bool, more: int) -> None:
-    """Nothing is written before everything is known; whoever was faster gets our content."""
+    """Both reports get our content, also if another client created them, once the state is complete."""
     server = Server(is_raced=is_raced)
     publish(server, state_of(complete=False), state_of())
     assert [method for method, _ in server.asked] == [*(["PATCH", "POST"] + ["PATCH"] * more)] * 2
@@ -77,7 +77,7 @@ def test_both_are_made_under_the_name_of_the_node(is_raced: bool, more: int) -> 
 
 
 def test_only_what_changed_is_written() -> None:
-    """A state that leaves the pools alone costs nothing, a claim one request, an ended process one of the other kind."""
+    """Unchanged pools cost no request; a claim writes one report, an ended process the other."""
     server = Server()
     publish(server, state_of())
     server.asked.clear()
@@ -88,8 +88,8 @@ def test_only_what_changed_is_written() -> None:
     assert server.specs[f"{RECONCILED}/node-1.test"]["report"]["reclaimedCpuLists"][0]["pid"] == 3
 
 
-def test_the_end_leaves_them_empty() -> None:
-    """Also where none was ever made."""
+def test_reset_empties_both_reports() -> None:
+    """Reset empties both reports, and is no error without any."""
     server = Server()
     publish(server, state_of(CLAIM), reset=True)
     assert list(server.specs.values()) == [{}, {}]

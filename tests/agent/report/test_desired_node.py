@@ -1,4 +1,4 @@
-"""What is said of nodes: numbers of cores, load of the shared set, hidden cost, and patches that spare others' words."""
+"""The desired node: core counts, shared load, hidden cost, and patches that keep fields of other programs."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def cores(name: str, number: int, resource: str = CORES, **more: Any) -> Pod:
 
 
 def isolated(name: str, number: int) -> Pod:
-    """Return a pod whose count of isolated cores the webhook has added."""
+    """Return a pod with the count of isolated cores that the webhook adds."""
     return bound(name, container("main", {"cpu": number, ISOLATED: number}), annotations=ISOLATE)
 
 
 def counted(name: str, cpus: int, resource: str, number: int, words: Mapping[str, str]) -> Pod:
-    """Return a pod for whose CPUs the webhook has added a count."""
+    """Return a pod with the count that the webhook adds for its CPUs."""
     return bound(name, container("main", {"cpu": cpus, resource: number}), annotations=words)
 
 
 def over(pod: Pod) -> Pod:
-    """Return the pod with its work done."""
+    """Return the pod in phase Succeeded."""
     return {**pod, "status": {"phase": "Succeeded"}}
 
 
@@ -76,13 +76,13 @@ def over(pod: Pod) -> Pod:
     ],
 )
 def test_resources(pods: list[Pod], numbers: tuple[int, ...]) -> None:
-    """Exclusive, non-isolcpus, isolated and whole cores, and CPUs of NUMA nodes, are counted from what is free."""
+    """Resources count free exclusive, non-isolcpus, isolated and whole cores, and CPUs of NUMA nodes."""
     resources = node_resources(state_of(*pods), pods)
     assert resources == dict(zip(RESOURCES, numbers, strict=True))
 
 
-def test_cores_of_a_pod_that_the_api_forgot_are_not_published() -> None:
-    """The container still runs: the scheduler no longer counts its claim, so its cores must not look free."""
+def test_cores_of_a_deleted_pod_that_still_runs_are_not_published() -> None:
+    """Cores of a deleted pod whose container still runs are not published as free."""
     pod = cores("a", 2)
     state = state_of(pod)
     gone = replace(state, seen_pods=())
@@ -92,21 +92,21 @@ def test_cores_of_a_pod_that_the_api_forgot_are_not_published() -> None:
 
 
 def test_nothing_is_published_before_everything_is_known() -> None:
-    """A number made of a part of the pods could kill the others."""
+    """Nothing is published before all pods and containers are known, because numbers would be wrong."""
     state = state_of(complete=False)
     assert node_resources(state, []) is None
     assert desired_node(state, [], OPTIONS) is None
 
 
 def test_static_pools_bound_the_numbers() -> None:
-    """With CMK's pools only their cores count, each for its own resource."""
+    """With CMK's static pools only the cores of the pools count, each for its own resource."""
     pools = StaticPools(exclusive_cores=1, exclusive_non_isolcpus=CPUSet([3]))
     resources = node_resources(state_of(config=NodeConfig(pools=pools)), [])
     assert resources == {CORES: 1, OTHER_CORES: 1, ISOLATED: 1, WHOLE: 1, NUMA: 2}
 
 
 def test_an_offline_sibling_leaves_a_core() -> None:
-    """A core counts by its online CPUs; one that is wholly offline is none."""
+    """A core counts if one of its CPUs is online."""
     machine = MACHINE.with_online(CPUSet([0, 1, 2, 4, 6]))
     resources = node_resources(state_of(machine=machine), [])
     assert resources is not None
@@ -114,7 +114,7 @@ def test_an_offline_sibling_leaves_a_core() -> None:
 
 
 def test_numbers_never_rise_while_observing() -> None:
-    """Only what bound pods claim is published, and never more than before."""
+    """While the agent observes, resources cover only what bound pods request and never rise."""
     pods = [cores("a", 2)]
     state = state_of(*pods, config=NodeConfig(observe=True))
     assert node_resources(state, pods) == {**NOTHING, CORES: 2}
@@ -137,7 +137,7 @@ def test_labels_of_kubevirt_are_kept_while_the_node_can_pin(
     kubelet: str,
     is_true: bool,
 ) -> None:
-    """Where it cannot they are not touched: KubeVirt's handler sets them to false by itself."""
+    """KubeVirt's labels are set while CPUs are pinned, and left to KubeVirt's handler otherwise."""
     state = replace(state_of(), observes=observes, kubelet=KubeletPolicy(kubelet))
     wanted = desired_node(state, [], NodeOptions(frozenset({"CPUManager"})))
     assert wanted
@@ -157,7 +157,7 @@ def test_labels_of_kubevirt_are_kept_while_the_node_can_pin(
 def test_a_pod_requests_what_it_takes_at_one_time(
     init: list[tuple[int, str | None]], main: list[int], total: int
 ) -> None:
-    """Requests of extended resources are counted as scheduler and kubelet count them."""
+    """Requests of extended resources are summed as the scheduler does, with init containers and sidecars."""
     pod = bound("a", *(container(f"m{at}", {CORES: number}) for at, number in enumerate(main)))
     first = [
         container(f"i{at}", {CORES: number}, restartPolicy=when) for at, (number, when) in enumerate(init)
@@ -166,8 +166,8 @@ def test_a_pod_requests_what_it_takes_at_one_time(
     assert requested(members({**pod, "spec": spec}), CORES) == total  # type: ignore[typeddict-item]
 
 
-def test_requests_of_shared_containers_are_held_against_the_shared_cpus() -> None:
-    """Owners of CPUs do not count, pods that are over do not, and thousandths are exact."""
+def test_shared_requests_are_compared_with_the_shared_cpus() -> None:
+    """The shared load excludes exclusive containers and finished pods, and is exact in millicores."""
     owner = bound("a", container("main", 2), container("side", requests="500m"), annotations=EXCLUSIVE)
     pods = [owner, bound("b", container("x", requests="2500m")), over(bound("c", container("x", requests=9)))]
     state = state_of(*pods)
@@ -181,10 +181,10 @@ def test_requests_of_shared_containers_are_held_against_the_shared_cpus() -> Non
     [(None, "False", []), (StaticPools(exclusive_cores=2, shared_cores=1), "True", [OVERCOMMIT_TAINT_KEY])],
     ids=["dynamic", "static"],
 )
-def test_idle_cores_of_static_pools_hold_no_shared_requests(
+def test_cores_of_static_pools_are_no_shared_cpus(
     pools: StaticPools | None, status: str, taints: list[str]
 ) -> None:
-    """Three CPUs of requests fit a node of eight, and not the reserved two where pools have the other six."""
+    """With static pools the shared CPUs are only the pool's, so the same requests overcommit the node."""
     pods = [bound("a", container("x", requests="1500m")), bound("b", container("x", requests="1500m"))]
     state = state_of(*pods, config=NodeConfig(pools=pools))
     desired = desired_node(state, pods, NodeOptions(overcommit_taint=True))
@@ -217,10 +217,10 @@ def test_idle_cores_of_static_pools_hold_no_shared_requests(
         ),
     ],
 )
-def test_requests_of_system_namespaces_are_held_against_the_reserve(
+def test_system_requests_are_compared_with_the_reserved_cpus(
     config: dict[str, Any], request_: str, reason: str, shared: int
 ) -> None:
-    """More than the reserved CPUs have is a condition; only with a strict reserve the shared set is without them."""
+    """Requests above the reserved CPUs set a condition; a strict reserve keeps them off the shared load."""
     pods = [bound("a", container("x", requests=request_))]
     state = state_of(*pods, config=NodeConfig(**config))
     desired = desired_node(state, pods, NodeOptions())
@@ -230,7 +230,7 @@ def test_requests_of_system_namespaces_are_held_against_the_reserve(
 
 
 def test_requests_of_a_pod_as_a_whole_count() -> None:
-    """What pod-level resources leave beside the owners of CPUs is shared."""
+    """A pod-level request counts as shared load minus the CPUs of its exclusive containers."""
     pod = bound("a", container("main", 2), container("side"), annotations=EXCLUSIVE)
     spec = {**(pod["spec"] or {}), "resources": {"requests": {"cpu": "3"}}}
     pods: list[Pod] = [{**pod, "spec": spec}]  # type: ignore[typeddict-item]
@@ -239,7 +239,7 @@ def test_requests_of_a_pod_as_a_whole_count() -> None:
 
 
 def test_injected_sidecars_are_hidden_cost() -> None:
-    """Containers of exactly the injected amount count, in pods with claims only."""
+    """Containers with exactly the injected amounts count as sidecars, in pods with claims only."""
     amount = {"cpu": "200m", "memory": "64M"}
     pods = [
         bound(
@@ -251,8 +251,8 @@ def test_injected_sidecars_are_hidden_cost() -> None:
     assert sidecars(pods, state_of(*pods).seen_pods, ("200m", "64M")) == (2, 400, 128_000_000)
 
 
-def test_gate_costs_nobody_anything() -> None:
-    """It runs when nothing else of its pod does, and is no sidecar, whatever it got."""
+def test_gate_counts_neither_as_sidecar_nor_as_load() -> None:
+    """The gate container, which runs before the others, counts neither as a sidecar nor as shared load."""
     pod = bound("a", container("main", 2), annotations=EXCLUSIVE)
     gate = container("corepin-gate", {"cpu": "200m", "memory": "64M"})
     pods: list[Pod] = [{**pod, "spec": {**(pod["spec"] or {}), "initContainers": [gate]}}]
@@ -262,7 +262,7 @@ def test_gate_costs_nobody_anything() -> None:
 
 
 def test_the_pools_annotation_names_every_set_and_owner() -> None:
-    """`corepin map` draws the node from this alone."""
+    """The pools annotation has every CPU set and owner, which is all that `corepin map` needs."""
     pods = [
         isolated("a", 1),
         bound("b", container("main", 1), annotations={"cpu-manager.corepin.io/pod": "share"}),
@@ -288,20 +288,20 @@ def test_the_pools_annotation_names_every_set_and_owner() -> None:
 
 
 def node(**parts: Any) -> Node:
-    """Return a node of the API."""
+    """Return a Node object."""
     metadata = {"name": "node-1", "resourceVersion": "5", **parts.pop("metadata", {})}
     return msgspec.convert({"metadata": metadata, **parts}, Node)
 
 
 def applied(status: Mapping[str, Any] | None, spec: Mapping[str, Any] | None) -> Node:
-    """Return the node that the patches make of an empty one."""
+    """Return an empty node after the patches."""
     parts = dict(status or {})
     taints = (spec or {}).get("spec", {})
     return node(metadata=parts.get("metadata", {}), status=parts.get("status", {}), spec=taints)
 
 
 def test_patching_is_idempotent() -> None:
-    """A node that has what is wanted needs no patch, whatever else it has."""
+    """A node that already has the desired fields needs no patch."""
     pods = [cores("a", 2)]
     desired = desired_node(state_of(*pods), pods, NodeOptions(frozenset({"CPUManager"}), cmk_taint=True))
     assert desired
@@ -335,7 +335,7 @@ def test_patching_is_idempotent() -> None:
     ],
 )
 def test_taints(there: list[str], after: list[str] | None) -> None:
-    """The list is written as a whole, for one version of the node, with everybody else's taints as they were."""
+    """The taint list is patched as a whole for one resourceVersion, and other taints are kept."""
     desired = desired_node(state_of(), [], NodeOptions(cmk_taint=True))
     assert desired
     patch = differences(
@@ -350,14 +350,14 @@ def test_taints(there: list[str], after: list[str] | None) -> None:
 
 
 def taint(text: str) -> Taint:
-    """Read key=value:effect."""
+    """Parse key=value:effect."""
     key, _, rest = text.partition("=")
     value, _, effect = rest.partition(":")
     return Taint(key, effect, value)
 
 
-def test_the_taint_of_too_much_is_a_choice() -> None:
-    """It is put on the node only when the operator wants it, and shared requests exceed the shared CPUs."""
+def test_the_overcommit_taint_is_optional() -> None:
+    """The overcommit taint is set only if enabled and shared requests exceed the shared CPUs."""
     pods = [bound("a", container("x", requests=9))]
     for chosen, keys in ((False, []), (True, ["corepin.io/shared-overcommitted"])):
         desired = desired_node(state_of(*pods), pods, NodeOptions(overcommit_taint=chosen))
@@ -366,7 +366,7 @@ def test_the_taint_of_too_much_is_a_choice() -> None:
 
 
 def test_a_taint_of_cmk_set_by_hand_stays() -> None:
-    """Where the option is off, the taint is not ours, neither while the agent works nor when it leaves."""
+    """Without the option the CMK taint is neither added nor removed, at reset neither."""
     there = node(spec={"taints": [{"key": "cmk", "value": "true", "effect": "NoSchedule"}]})
     desired = desired_node(state_of(), [], OPTIONS)
     assert desired
@@ -384,7 +384,7 @@ def test_a_taint_of_cmk_set_by_hand_stays() -> None:
     ],
 )
 def test_the_kubelets_policy_is_a_condition(config: NodeConfig, status: str, reason: str) -> None:
-    """Who gives the CPUs out can be seen at the node, with the remedy."""
+    """A condition says whether corepin or the kubelet allocates CPUs, with the remedy."""
     desired = desired_node(state_of(config=config), [], OPTIONS)
     assert desired
     kubelet, *_ = desired.conditions
@@ -392,8 +392,8 @@ def test_the_kubelets_policy_is_a_condition(config: NodeConfig, status: str, rea
     assert ("cpuManagerPolicy" in kubelet.message) == config.observe
 
 
-def test_a_condition_keeps_its_time_until_it_turns() -> None:
-    """The time of transition is that of the status, not of the message; an equal condition is not written."""
+def test_transition_time_changes_only_with_the_status() -> None:
+    """The transition time changes with the status only, and an equal condition is not written."""
     old = "2026-01-01T00:00:00Z"
     pods = [bound("a", container("x", requests=9))]
     desired = desired_node(state_of(*pods), pods, OPTIONS)
@@ -422,7 +422,7 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
 
 
 def test_another_plugin_is_a_condition() -> None:
-    """Whoever looks at the node reads which plugin it is, and why it has to go."""
+    """Another NRI plugin that sets cpusets is a condition with its name and the remedy."""
     desired = desired_node(replace(state_of(), other_plugins=("10-a", "20-b")), [], OPTIONS)
     assert desired
     *_, conflict, _ = desired.conditions
@@ -431,7 +431,7 @@ def test_another_plugin_is_a_condition() -> None:
 
 
 def test_capacity_and_allocatable_go_together() -> None:
-    """When one of the two differs, both are written."""
+    """Capacity and allocatable are patched together when one of them differs."""
     desired = desired_node(state_of(), [], OPTIONS)
     assert desired
     full = {CORES: "3", OTHER_CORES: "3", ISOLATED: "3", WHOLE: "3", NUMA: "6"}
@@ -442,7 +442,7 @@ def test_capacity_and_allocatable_go_together() -> None:
     assert patch["status"]["capacity"] == patch["status"]["allocatable"] == {CORES: "3"}
 
 
-def test_leaving_a_node_that_has_nothing_of_ours_costs_nothing() -> None:
-    """Reset is idempotent."""
+def test_reset_of_an_untouched_node_needs_no_patch() -> None:
+    """Reset is idempotent: a node without corepin's fields gets no patch."""
     needed = differences(node(metadata={"labels": {"x": "y"}}), cleared(OPTIONS), NOW)
     assert (needed.status, needed.spec) == (None, None)

@@ -1,4 +1,4 @@
-"""What is told as events, once, and never too often."""
+"""Events: one for each change, deduplicated and rate limited."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ DRIFTING = {owner(ONE): Proof(CPUSet([1, 5]), WHEN, outside=3)}
     ],
 )
 def test_events_are_what_changed(before: NodeState | None, after: NodeState, reasons: list[str]) -> None:
-    """Each change is told once; what stays is not told again."""
+    """Each change is reported by one event; an unchanged state by none."""
     assert [event.reason for event in events_between(before, after)] == reasons
 
 
 def test_an_intruder_is_named() -> None:
-    """Drift by another container says which, and on which CPUs."""
+    """A Drift event names the other container and its CPUs."""
     state = state_of(ONE)
     [pod] = state.pods
     [main] = pod.containers
@@ -86,7 +86,7 @@ def test_an_intruder_is_named() -> None:
 
 
 def test_an_event_names_its_container() -> None:
-    """`kubectl describe` shows it at the pod; the message is cut where the API server would refuse it."""
+    """The event refers to the container, and its message is truncated to the API server's limit."""
     [event] = events_between(None, state_of(ONE))
     document = event_document(replace(event, message="x" * 5000), ONE, "node-1", WHEN)
     assert document["involvedObject"]["fieldPath"] == "spec.containers{main}"
@@ -96,7 +96,7 @@ def test_an_event_names_its_container() -> None:
 
 @pytest.mark.parametrize("letter", ["-", "."])
 def test_name_of_an_event_is_one(letter: str) -> None:
-    """However long the pod's name is, and wherever it is cut, the API server takes what comes of it."""
+    """The event name is valid and short enough for any pod name."""
     name = f"{'a' * (LONGEST_NAME - 1)}{letter}{'b' * 50}"
     pod = bound(name, annotations=EXCLUSIVE)
     [event] = events_between(None, state_of(pod))
@@ -105,7 +105,7 @@ def test_name_of_an_event_is_one(letter: str) -> None:
 
 
 def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
-    """Refused, pinned, refused again: the second refusal is the first event with a count of two."""
+    """A repeated event raises the count of the first one, also after a restart of the agent."""
     server = Server()
 
     async def act(api: Api) -> None:
@@ -122,8 +122,8 @@ def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
     ]
 
 
-def test_an_event_that_the_server_forgot_is_told_anew() -> None:
-    """Events live for an hour: what repeats later is created again."""
+def test_an_expired_event_is_created_again() -> None:
+    """An event that expired on the API server is created again when it repeats."""
     server = Server()
 
     async def act(api: Api) -> None:
@@ -137,8 +137,8 @@ def test_an_event_that_the_server_forgot_is_told_anew() -> None:
     assert {event["reason"] for event in server.kept.values()} == {Reason.PINNED, Reason.UNPINNABLE}
 
 
-def test_a_pod_that_changes_all_the_time_is_told_a_few_times() -> None:
-    """The burst is bounded, then one more comes with time; other pods are not held back by it."""
+def test_events_are_rate_limited_per_pod() -> None:
+    """Events of one pod are rate limited with a burst; other pods have their own budget."""
     server = Server()
     now = [0.0]
 
@@ -158,8 +158,8 @@ def test_a_pod_that_changes_all_the_time_is_told_a_few_times() -> None:
     run(server, act)
 
 
-def test_events_wait_for_the_server() -> None:
-    """While it fails nothing is lost or doubled; a refused event is not tried again."""
+def test_events_are_retried_while_the_server_fails() -> None:
+    """While the API server fails events are retried and none is lost; a refused event is not retried."""
     server = Server()
 
     async def act(api: Api) -> None:
@@ -180,7 +180,7 @@ def test_events_wait_for_the_server() -> None:
 
 
 class Flooded(Server):
-    """Takes no events in some namespaces."""
+    """Refuses events of some namespaces."""
 
     def __init__(self, answer: httpx.Response, *namespaces: str) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Flooded(Server):
         self.asked: list[str] = []
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Create or patch an event, or refuse to."""
+        """Create or patch an event, or refuse it."""
         namespace = request.url.path.split("/")[4]
         self.asked.append(namespace)
         return self.answer if namespace in self.namespaces else await super().__call__(request)
@@ -208,7 +208,7 @@ FULL = httpx.Response(429, json={"message": "limit reached on type Namespace"})
 
 @pytest.mark.parametrize("answer", [FULL, httpx.Response(500, json={"message": "failed calling webhook"})])
 def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
-    """Where a tenant has used up the events of his namespace, or its webhook fails, those of others are told."""
+    """If a namespace's event quota is used up or its webhook fails, other namespaces still get events."""
     pods = spread("bad", "bad", "fine", "bad", "good")
     server, now = Flooded(answer, "bad"), [0.0]
 
@@ -233,8 +233,8 @@ def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
     ]
 
 
-def test_server_that_takes_no_events_is_let_be() -> None:
-    """Two namespaces in a row fail, and no more are tried; one that asks for patience gets it at once."""
+def test_failing_server_ends_the_round() -> None:
+    """After failures in two namespaces, or a Retry-After, no other namespace is tried."""
     pods = spread("a", "b", "c", "d")
 
     async def act(api: Api) -> None:
@@ -249,8 +249,8 @@ def test_server_that_takes_no_events_is_let_be() -> None:
     assert server.asked == ["a"]
 
 
-def test_who_the_api_does_not_know_is_not_told() -> None:
-    """Of a pod that is gone there is nothing to attach an event to; reset forgets what waits."""
+def test_no_event_for_a_pod_missing_in_the_api() -> None:
+    """A pod that the API does not know gets no event, and reset drops pending events."""
     server = Server()
 
     async def act(api: Api) -> None:
@@ -264,8 +264,8 @@ def test_who_the_api_does_not_know_is_not_told() -> None:
     assert server.requests == []
 
 
-def test_event_of_a_pod_that_is_shown_late_waits() -> None:
-    """A pod that was found by its name is told when the watch shows it; others need not wait for it."""
+def test_event_waits_until_the_watch_shows_its_pod() -> None:
+    """An event is sent when the watch shows its pod; events of other pods do not wait for it."""
     server = Server()
     other = bound("b", container("main", 1), annotations=EXCLUSIVE)
     state = state_of(ONE, other)

@@ -1,4 +1,4 @@
-"""What the scheduler may count on: whatever is created, resized, edited and deleted, no core that is gone is offered."""
+"""Published resources never offer a held core, under any sequence of create, resize, edit and delete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ISOLCPUS = smt_machine(8, isolated="5-7,13-15")
 NODES = (
     (ISOLCPUS, None),
     (ISOLCPUS, StaticPools(exclusive_cores=2, exclusive_non_isolcpus=CPUSet([2]))),
-    (smt_machine(4, isolated="0-1,4-5"), None),  # the reserved core is not shared
+    (smt_machine(4, isolated="0-1,4-5"), None),  # the reserved core is isolated
     (smt_machine(6, sockets=2, threads=1), None),
     (smt_machine(6, sockets=2, threads=1), StaticPools(exclusive_cores=3, shared_cores=1)),
 )
@@ -43,18 +43,18 @@ COUNTS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 
 
 def isolated(name: str, *cpus: int, charged: int = 2, **more: Any) -> Pod:
-    """Return a pod of containers of so many CPUs each, for which the scheduler counts `charged` cores each."""
+    """Return a pod with containers of these CPUs, each counted by the scheduler as `charged` cores."""
     listed = [container(f"c{at}", {"cpu": count, ISOLATED: charged}) for at, count in enumerate(cpus)]
     return bound(name, *listed, annotations=ISOLATE, **more)
 
 
 def claimed(pods: list[Pod], resource: str) -> int:
-    """Return what the scheduler counts for the pods."""
+    """Return the scheduler's sum of requests for the pods."""
     return sum(requested(members(pod), resource) for pod in pods if not is_final(pod))
 
 
 def free(state: NodeState, resource: str) -> int:
-    """Return the cores, or CPUs, of a resource's pool that nobody holds any of, counted one by one."""
+    """Count the free cores, or CPUs, of a resource's pool one by one."""
     if resource == NUMA:
         pool = state.sets.pools.exclusive & state.sets.topology.online
         return sum(cpu not in state.ledger.held for cpu in pool)
@@ -68,7 +68,7 @@ def free(state: NodeState, resource: str) -> int:
 
 
 def offered(state: NodeState, pods: list[Pod]) -> Mapping[str, int]:
-    """Return the cores on which the scheduler would place another pod."""
+    """Return the amounts that the scheduler would still place."""
     published = node_resources(state, pods)
     assert published
     return {name: number - claimed(pods, name) for name, number in published.items()}
@@ -87,7 +87,7 @@ def offered(state: NodeState, pods: list[Pod]) -> Mapping[str, int]:
     ],
 )
 def test_resized_isolated_pods(before: list[int], after: list[int], numbers: tuple[int, int]) -> None:
-    """Three cores are there: what is published, and what of it the scheduler may still place."""
+    """Published and offered cores after a resize of a pod on a node with three cores."""
     first = state_of(isolated("a", *before), machine=SMALL)
     pods = [isolated("a", *after)]
     state = state_of(*pods, machine=SMALL, ledger=first.ledger)
@@ -97,7 +97,7 @@ def test_resized_isolated_pods(before: list[int], after: list[int], numbers: tup
 
 
 def test_containers_that_reuse_cores_are_not_counted_twice() -> None:
-    """An init container and a main one hold the same two cores, which the scheduler counts once."""
+    """Cores that an init and a main container use in turn count once."""
     pod = bound("a", container("main", {CORES: 2}))
     spec = {**(pod["spec"] or {}), "initContainers": [container("init", {CORES: 2})]}
     pods: list[Pod] = [{**pod, "spec": spec}]  # type: ignore[typeddict-item]
@@ -105,14 +105,14 @@ def test_containers_that_reuse_cores_are_not_counted_twice() -> None:
     assert node_resources(state, pods) == {CORES: 3, OTHER_CORES: 1, ISOLATED: 1, WHOLE: 1, NUMA: 2}
 
 
-def test_a_pod_that_the_last_pass_has_not_seen_is_taken_from_what_is_free() -> None:
-    """Between binding and pinning the scheduler sees no more than will be free then."""
+def test_a_bound_pod_is_counted_before_it_is_pinned() -> None:
+    """A bound pod that the last pass has not seen reduces the offered cores."""
     pods = [isolated("a", 2)]
     assert offered(state_of(machine=SMALL), pods)[ISOLATED] == 1
 
 
 def test_the_last_shared_core_is_not_offered() -> None:
-    """Where isolcpus has the reserved core, the others need one of the free ones, and the agent gives it to nobody."""
+    """If the reserved core is isolated, one free core is not offered, because shared containers need it."""
     machine = smt_machine(4, isolated="0,4")
     config = NodeConfig(reserved=CPUSet([0]))
     state = state_of(machine=machine, config=config)
@@ -124,7 +124,7 @@ def test_the_last_shared_core_is_not_offered() -> None:
 
 
 def test_the_last_cpu_beside_a_strict_reserve_is_not_offered() -> None:
-    """The reserve is no room for containers without CPUs of their own, so one of the free CPUs is."""
+    """With a strict reserve one free CPU is not offered, because shared containers need it."""
     config = NodeConfig(reserved=CPUSet([0]), strict_reserved=True)
     state = state_of(machine=smt_machine(4), config=config)
     assert offered(state, []) == {**dict.fromkeys(RESOURCES, 2), NUMA: 5}
@@ -132,7 +132,7 @@ def test_the_last_cpu_beside_a_strict_reserve_is_not_offered() -> None:
 
 
 class Cluster(RuleBasedStateMachine):
-    """A scheduler that believes one node, users who resize and edit what runs, and pods that nobody scheduled."""
+    """A scheduler that trusts one node's numbers, with resized, edited and unscheduled pods."""
 
     @initialize(node=st.integers(0, len(NODES) - 1), spread=st.booleans())
     def boot(self, node: int, spread: bool) -> None:
@@ -145,13 +145,13 @@ class Cluster(RuleBasedStateMachine):
         self.state = state_of(machine=self.machine, config=self.config, ledger=Ledger())
 
     def settle(self) -> None:
-        """Let the agent follow, from what it held before."""
+        """Run the planner on the previous ledger."""
         self.state = state_of(
             *self.pods.values(), machine=self.machine, config=self.config, ledger=self.state.ledger
         )
 
     def add(self, pod: Pod) -> None:
-        """Bind a pod: before the agent saw it, no more is offered than what it will leave."""
+        """Bind a pod and check that the offer drops by its requests before the agent sees it."""
         before = offered(self.state, [*self.pods.values()])
         self.pods[(pod["metadata"] or {})["name"] or ""] = pod
         pods = [*self.pods.values()]
@@ -160,18 +160,18 @@ class Cluster(RuleBasedStateMachine):
         self.settle()
 
     def picked(self, at: int) -> list[str]:
-        """Return the name of one of the pods, if there is any."""
+        """Return the name of one of the pods, or an empty list."""
         names = sorted(self.pods)
         return [names[at % len(names)]] if names else []
 
     def name(self) -> str:
-        """Return a new name, in the order of the pods' age."""
+        """Return a new name; names sort by the pods' age."""
         self.count += 1
         return f"p{self.count:03}"
 
     @rule(counts=COUNTS, resource=st.sampled_from(CORE_COUNTS), init=st.booleans(), scheduled=st.booleans())
     def create(self, counts: list[int], resource: str, init: bool, scheduled: bool) -> None:
-        """Create a pod of whole cores; one that the scheduler placed gets all of them."""
+        """Create a pod of whole cores; a scheduled one must get all of them."""
         amounts = [
             {"cpu": number * (self.machine.smt if resource == WHOLE else 1), resource: number}
             if resource in {ISOLATED, WHOLE}
@@ -194,7 +194,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(cpus=st.integers(1, 7))
     def create_of_one_node(self, cpus: int) -> None:
-        """Create a pod of CPUs of one NUMA node: it gets them if and only if one has so many free."""
+        """Create a pod for one NUMA node; it gets its CPUs only if one node has enough free."""
         fits = cpus <= max(zone.free for zone in zone_cpus(self.state))
         self.add(bound(self.name(), container("c0", {"cpu": cpus, NUMA: cpus}), annotations=SINGLE))
         refused = f"p{self.count:03}" in {refusal.owner.pod_uid for refusal in self.state.refusals}
@@ -208,7 +208,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 9), cpus=st.integers(1, 6), word=st.sampled_from(WORDS))
     def change(self, at: int, cpus: int, word: str) -> None:
-        """Resize all containers of a pod, and edit its policy."""
+        """Resize all containers of a pod and edit its policy."""
         for name in self.picked(at):
             pod: Any = self.pods[name]
             listed = [
@@ -224,7 +224,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 9), phase=st.sampled_from(["", "Succeeded"]))
     def end(self, at: int, phase: str) -> None:
-        """Delete a pod, or let it end."""
+        """Delete a pod or finish it."""
         for name in self.picked(at):
             if phase:
                 self.pods[name] = {**self.pods[name], "status": {"phase": phase}}
@@ -233,8 +233,8 @@ class Cluster(RuleBasedStateMachine):
         self.settle()
 
     @invariant()
-    def no_core_that_is_gone_is_offered(self) -> None:
-        """Bound pods stay covered, and the rest is free; all of it while everybody holds what the scheduler counts."""
+    def no_held_core_is_offered(self) -> None:
+        """Check that no held core is offered, and that without claims every free one is."""
         pods = [*self.pods.values()]
         for name, rest in offered(self.state, pods).items():
             unheld = free(self.state, name)

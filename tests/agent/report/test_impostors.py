@@ -1,4 +1,4 @@
-"""A user's pod that says it is the mirror of another one: nothing of the other one's is told of it, or counted for it."""
+"""Pods with a forged mirror annotation: they get no reports of the other pod and are not counted for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLDER = "2020-01-01T00:00:00Z"
 
 
 def fake(victim: str, *containers: Any, **more: Any) -> Pod:
-    """Return a pod that says it is the mirror of the victim, and is older than it."""
+    """Return a pod with a forged mirror annotation that is older than the victim."""
     notes = {"kubernetes.io/config.mirror": victim, "kubernetes.io/config.hash": victim, **EXCLUSIVE}
     return bound("fake", *containers, annotations=notes, creationTimestamp=OLDER, **more)
 
@@ -33,13 +33,13 @@ ORDERS = pytest.mark.parametrize("pods", [(VICTIM, fake("victim")), (fake("victi
 
 @ORDERS
 def test_the_victim_keeps_its_claims(pods: tuple[Pod, Pod]) -> None:
-    """Both are seen, each with its own uid and name."""
+    """Both pods are seen under their own uid and name."""
     assert {pod.uid: pod.name for pod in state_of(*pods).pods} == {"victim": "victim", "fake": "fake"}
 
 
 @ORDERS
-def test_what_happened_to_the_victim_is_told_of_the_victim(pods: tuple[Pod, Pod]) -> None:
-    """No event of it stands at another pod."""
+def test_event_refers_to_the_victim(pods: tuple[Pod, Pod]) -> None:
+    """An event of the victim refers to the victim, not to the forged mirror."""
     server = events.Server()
 
     async def act(api: Any) -> None:
@@ -51,7 +51,7 @@ def test_what_happened_to_the_victim_is_told_of_the_victim(pods: tuple[Pod, Pod]
 
 @ORDERS
 def test_the_victims_report_is_written_to_the_victim(pods: tuple[Pod, Pod]) -> None:
-    """No other pod looks as pinned as it is."""
+    """The status annotation of the victim is written to the victim only."""
     server = reports.Server()
 
     async def act(api: Any) -> None:
@@ -61,8 +61,8 @@ def test_the_victims_report_is_written_to_the_victim(pods: tuple[Pod, Pod]) -> N
     assert [body["metadata"]["uid"] for _, body in server.patches] == ["victim"]
 
 
-def test_what_the_victim_holds_counts_once() -> None:
-    """Else the scheduler would be offered cores that are gone, and sidecars and overcommitment be told wrong."""
+def test_cores_of_the_victim_count_once() -> None:
+    """A forged mirror changes neither the published cores nor the shared load and the sidecars."""
     victim = bound("victim", container("main", {CORES: 2}))
     impostor = fake("victim", container("main", {CORES: 2, "cpu": "200m", "memory": "64M"}))
     state = state_of(victim)
@@ -79,7 +79,7 @@ def test_what_the_victim_holds_counts_once() -> None:
 
 
 def test_no_pod_speaks_for_containers_of_another_name(node: FakeNode) -> None:
-    """Not even while the API does not show whose they are: they are asked for by name."""
+    """A container whose pod the API does not show is looked up by name, not matched to the forged mirror."""
     document = pod_document("u", [Wish("2", policy="exclusive")], created=1)
     document["metadata"]["annotations"] |= {
         "kubernetes.io/config.mirror": "hash", "kubernetes.io/config.hash": "hash"

@@ -1,4 +1,4 @@
-"""A runtime that accepts no NRI plugin: condition, event and doctor name the cause and the largest environments."""
+"""A runtime that rejects NRI plugins: condition, event and doctor name the largest environments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULT = ListingFault("the runtime closed the connection", (LARGE,))
 
 
 def test_fault_names_the_largest_environments() -> None:
-    """Each with namespace, pod, container and size; before the search only the reason is known."""
+    """The message lists the largest environments with their sizes, or a hint if none was found."""
     assert str(ListingFault("closed")) == "closed"
     assert str(ListingFault("closed", (LARGE, LARGE._replace(container="b")))) == (
         "closed; the largest are those of team/web-0/main (1.7 MiB), team/web-0/b (1.7 MiB)"
@@ -25,7 +25,7 @@ def test_fault_names_the_largest_environments() -> None:
 
 
 def test_fault_is_a_condition_while_it_lasts() -> None:
-    """The condition has the reason and the pods, and ends with the fault."""
+    """The condition has the reason and the pods while the fault lasts."""
     before = replace(state_of(), containers_complete=True)
     for state, status, reason in (
         (before, "False", "NotDegraded"),
@@ -39,7 +39,7 @@ def test_fault_is_a_condition_while_it_lasts() -> None:
 
 
 def test_each_large_environment_is_one_event() -> None:
-    """About the pod, as a warning with the remedy, when its name is first known."""
+    """Each large environment is one warning event about its pod, with the remedy."""
     before = replace(state_of(), listing_fault=ListingFault("closed"))
     after = replace(before, listing_fault=FAULT)
     assert events_between(None, before) == ()
@@ -53,7 +53,7 @@ def test_each_large_environment_is_one_event() -> None:
 
 
 def test_doctor_names_the_cause_also_while_the_runtime_is_away() -> None:
-    """A runtime that crashed leaves a silent socket; to restart it is no remedy."""
+    """Doctor names the cause and the remedy also when the runtime's socket does not answer."""
     for socket in (Socket.ANSWERS, Socket.SILENT):
         [check] = nri_checks("containerd 2.4.2", socket, AgentNRI(False, str(FAULT), is_not_listed=True))
         assert "team/web-0/main (1.7 MiB)" in check.message

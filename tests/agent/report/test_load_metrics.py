@@ -1,4 +1,4 @@
-"""The gauges that the reports add to the agent's metrics."""
+"""Gauges of load, hidden cost and API requests in the agent's metrics."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PODS = (
 
 
 async def answer(_: httpx.Request) -> httpx.Response:
-    """Refuse everything."""
+    """Refuse every request."""
     return httpx.Response(403, json={"message": "no"})
 
 
 def test_load_hidden_cost_and_requests_are_shown() -> None:
-    """What is requested against what is there, idle siblings, sidecars, and the requests with their errors."""
+    """The gauges show shared and system load, idle siblings, sidecars, and API requests with errors."""
     registry = CollectorRegistry()
 
     async def main() -> None:

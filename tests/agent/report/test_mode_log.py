@@ -1,4 +1,4 @@
-"""What the agent's log says of the node."""
+"""Log messages about the node: its mode, its NRI path and refusals."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ CONFIGURED = replace(STATIC, kubelet=KubeletPolicy.NONE)
         pytest.param(CONFIGURED, "observe to false", id="configured"),
     ],
 )
-def test_mode_is_told_when_it_changes(
+def test_mode_is_logged_when_it_changes(
     caplog: pytest.LogCaptureFixture, observing: NodeState, remedy: str
 ) -> None:
-    """Observing is a warning with its remedy, once; allocating CPUs is logged only after it."""
+    """The observing mode is logged once as a warning with the remedy; its end is logged as information."""
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
@@ -40,13 +40,13 @@ def test_mode_is_told_when_it_changes(
         await report.reset()
 
     asyncio.run(main())
-    _, warning, end = caplog.records  # the first one says whether claims keep to caches
+    _, warning, end = caplog.records  # the first record is about last-level caches
     assert (warning.levelno, end.levelno) == (logging.WARNING, logging.INFO)
     assert remedy in warning.__dict__["facts"]["remedy"]
 
 
-def test_way_of_new_containers_is_told_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
-    """It is a warning when NRI breaks, with the reason; where NRI was not asked for, nothing is said."""
+def test_start_path_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    """Losing NRI is a warning with the reason; a missing NRI at start is information."""
     caplog.set_level(logging.INFO)
     missing = replace(GIVING, start_reason="no socket")
     held = replace(GIVING, start_path=Path.NRI)
@@ -71,7 +71,7 @@ def test_way_of_new_containers_is_told_when_it_changes(caplog: pytest.LogCapture
 
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Without events the log tells an unknown word and CPUs that are missing, each once until it is another."""
+    """Each refusal is logged once as a warning, and again after it was gone."""
     wrong = bound("a", annotations={"qos.gocrane.io/cpu-manager": "exlusive"})
     large = bound("b", container("main", 99), annotations=EXCLUSIVE)
     states = (state_of(wrong), state_of(wrong), state_of(wrong, large), state_of(), state_of(wrong))

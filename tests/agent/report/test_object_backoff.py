@@ -1,4 +1,4 @@
-"""Whose turn it is of those whom the API server refused something."""
+"""Backoff for each object that the API server refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from apiserver.errors import Refused
 NO = Refused("422: no")
 
 
-def test_who_changed_comes_first_and_not_every_time() -> None:
-    """It need not wait until it is due; one that changes all the time takes no turn from those that wait for longer."""
+def test_changed_object_is_retried_first_but_not_always() -> None:
+    """A changed object is retried before its backoff is over, and does not starve the others."""
     now = [0.0]
     backoff = ObjectBackoff(Clock(monotonic=lambda: now[0]))
     assert [backoff.refuse(key, NO, "1") for key in "ab"] == [True, True]
@@ -22,8 +22,8 @@ def test_who_changed_comes_first_and_not_every_time() -> None:
     assert backoff.turns({"a": "1", "b": "3"}) == ["a", "b"]
 
 
-def test_nobody_has_a_turn_before_the_first_is_due() -> None:
-    """Who is told, or is to be told nothing any more, has none at all."""
+def test_no_object_is_retried_before_its_backoff_is_over() -> None:
+    """Objects that were written or are no longer reported are not retried."""
     now = [0.0]
     backoff = ObjectBackoff(Clock(monotonic=lambda: now[0]))
     assert backoff.turns({}) == []

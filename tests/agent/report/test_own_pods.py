@@ -1,4 +1,4 @@
-"""OOM kills and readiness of corepin's own containers, from the kubelet's status to condition and event."""
+"""OOM kills and readiness of corepin's own containers, as condition and event."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KILL = MemoryKill("u", "corepin-agent-x", "agent", WHEN)
 
 
 def kills(namespace: str, status: dict[str, Any]) -> tuple[MemoryKill, ...]:
-    """Return what is read of a pod with one container status, decoded as the agent does."""
+    """Return the OOM kills in a pod with one container status, decoded as the agent does."""
     return memory_kills([pod(namespace, {"name": "agent", **status})])
 
 
@@ -37,7 +37,7 @@ def pod(namespace: str, status: dict[str, Any]) -> Pod:
 
 
 def ended(reason: str) -> dict[str, Any]:
-    """Return a state that has ended."""
+    """Return a terminated container state."""
     return {"terminated": {"reason": reason, "finishedAt": WHEN, "exitCode": 137}}
 
 
@@ -54,12 +54,12 @@ def ended(reason: str) -> dict[str, Any]:
 def test_kills_of_our_own_namespace_are_read(
     namespace: str, status: dict[str, Any], found: tuple[MemoryKill, ...]
 ) -> None:
-    """Only an OOM kill counts, and only in the agents' namespace."""
+    """Only OOM kills in the agents' namespace are read."""
     assert kills(namespace, status) == found
 
 
 def test_kill_is_one_event_and_a_condition() -> None:
-    """A kill is reported once as an event, and as a condition until the status no longer has it."""
+    """An OOM kill is one event, and a condition while the pod status shows it."""
     before = replace(state_of(), containers_complete=True)
     after = replace(before, kills=(KILL,))
     [event] = events_between(before, after)
@@ -82,12 +82,12 @@ def test_kill_is_one_event_and_a_condition() -> None:
     ],
 )
 def test_readiness_of_our_own_guard_is_read(namespace: str, status: dict[str, Any], *, found: bool) -> None:
-    """A guard counts as not ready when the kubelet says so, and only in the agents' namespace."""
+    """A guard is not ready if the kubelet reports it so, in the agents' namespace only."""
     assert unready_guards([pod(namespace, status)]) == ((Owner("u", "guard"),) if found else ())
 
 
-def test_guard_that_is_kept_out_is_one_event() -> None:
-    """An unready guard is an event about its pod while the runtime accepts no NRI plugin, and not while it starts."""
+def test_guard_rejected_by_the_runtime_is_one_event() -> None:
+    """An unready guard is an event while the runtime rejects NRI plugins, and none while it starts."""
     starting = replace(state_of(), unready_guards=(Owner("u", "guard"),))
     kept_out = replace(starting, listing_fault=ListingFault("closed"))
     assert events_between(None, starting) == ()
@@ -99,7 +99,7 @@ def test_guard_that_is_kept_out_is_one_event() -> None:
 
 
 def test_reason_of_the_runtime_is_written_alone() -> None:
-    """While the runtime does not list its containers the node gets the reason and nothing else."""
+    """If the runtime cannot be listed, the node gets only a condition with the reason."""
     state = replace(state_of(), containers_complete=False, runtime_reason="ListPodSandbox exceeds 16 MiB")
     desired = desired_node(state, [], NodeOptions())
     assert desired is not None

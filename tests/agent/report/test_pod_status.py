@@ -1,4 +1,4 @@
-"""The annotation of pods: what it says, when it is written, and when it is not."""
+"""The status annotation of pods: its content and when it is written."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ LATER = "2026-11-20T11:00:00Z"
 
 
 def written(state: NodeState, name: str = "a", before: str | None = None) -> Any:
-    """Return the annotation of a pod, read."""
+    """Return the parsed annotation of a pod, or None."""
     text = pod_status(of(state, name), before)
     return text and json.loads(text)
 
 
 def of(state: NodeState, name: str) -> PodState:
-    """Return what the state says of a pod."""
+    """Return the state of a pod by name."""
     return next(pod for pod in state.pods if pod.name == name)
 
 
-def test_a_pinned_container_is_told_with_its_proof() -> None:
-    """Policies, CPUs, idle siblings, NUMA nodes, and what the kernel was read to have, when and by which path."""
+def test_status_of_a_pinned_container_has_its_proof() -> None:
+    """The status has policies, CPUs, idle siblings, NUMA nodes, and the read-back CPUs with time and path."""
     pod = bound("a", container("main", 1), container("side"), annotations=ISOLATE)
     assert written(state_of(pod)) == {
         "version": 1,
@@ -52,8 +52,8 @@ def test_a_pinned_container_is_told_with_its_proof() -> None:
     }
 
 
-def test_who_may_use_the_shared_set_is_told_which_that_is() -> None:
-    """It follows the shared set, and what was applied does not: that stays what the container owns."""
+def test_status_of_a_mixed_container_has_the_shared_cpus() -> None:
+    """A container that also uses the shared set has `sharedCpus`; `applied` stays the exclusive CPUs."""
     pod = bound("a", container("main", 1), annotations={**ISOLATE, "shared-cpus.corepin.io/pod": "true"})
     main = written(state_of(pod))["containers"]["main"]
     assert (main["cpus"], main["sharedCpus"]) == ("1", "0,2-4,6-7")
@@ -61,8 +61,8 @@ def test_who_may_use_the_shared_set_is_told_which_that_is() -> None:
     assert (main["pinned"], main["applied"]["cpus"]) == (True, "1")
 
 
-def test_limit_of_who_owns_no_cpus_is_not_told_as_unset() -> None:
-    """A container with the policy `share` may run under `cmk isolate` too; the kernel goes on enforcing its limit."""
+def test_limit_of_a_sharing_container_is_not_reported_as_unset() -> None:
+    """With the policy `share` the kernel still enforces the CPU limit, so the status has no `cpuLimit`."""
     state = state_of(
         bound("a", container("main", 1), annotations={**ISOLATE, "shared-cpus.corepin.io/pod": "true"})
     )
@@ -74,8 +74,8 @@ def test_limit_of_who_owns_no_cpus_is_not_told_as_unset() -> None:
     assert "cpuLimit" not in told
 
 
-def test_a_refused_container_is_told_as_not_pinned() -> None:
-    """The reason and the remedy are told, and never CPUs that it does not hold."""
+def test_status_of_a_refused_container_is_not_pinned() -> None:
+    """The status of a refused container has the reason and the message, and no CPUs."""
     main = written(state_of(bound("a", container("main", 99), annotations=EXCLUSIVE)))["containers"]["main"]
     assert main["pinned"] is False
     assert main["refusal"]["reason"] == "NotEnoughCPUs"
@@ -83,19 +83,19 @@ def test_a_refused_container_is_told_as_not_pinned() -> None:
     assert main.keys() == {"pinned", "refusal"}
 
 
-def test_what_cannot_be_read_is_told_of_the_pod() -> None:
-    """A pod whose own words are wrong learns why."""
+def test_invalid_annotation_is_a_refusal_of_the_pod() -> None:
+    """A pod with an invalid policy gets a refusal with reason Invalid."""
     pod = bound("a", annotations={"cpu-manager.corepin.io/pod": "banana"})
     assert written(state_of(pod))["refusal"]["reason"] == "Invalid"
 
 
-def test_a_pod_without_claims_is_told_nothing() -> None:
-    """No annotation is put on pods that never asked."""
+def test_a_pod_without_claims_has_no_status() -> None:
+    """A pod without claims gets no annotation."""
     assert written(state_of(bound("a"))) is None
 
 
-def test_what_is_not_yet_proven_is_not_called_pinned() -> None:
-    """Without a reading of the kernel there is no `applied`, whatever was told before."""
+def test_unproven_container_is_not_pinned() -> None:
+    """Without a read-back from the kernel there is no `applied`, whatever the old annotation said."""
     main = written(state_of(bound("a", annotations=EXCLUSIVE), proven=False), before="{}")["containers"][
         "main"
     ]
@@ -103,15 +103,15 @@ def test_what_is_not_yet_proven_is_not_called_pinned() -> None:
     assert "applied" not in main
 
 
-def test_nothing_is_old_a_container_runs() -> None:
-    """What is held by containers that do not run yet is told with the first that does; a refusal is told at once."""
+def test_status_is_written_when_a_container_runs() -> None:
+    """Granted CPUs are reported when a container of the pod runs; a refusal is reported at once."""
     assert written(state_of(bound("a", annotations=EXCLUSIVE), proven=False)) is None
     two = bound("a", container("main", 2), container("big", 99), annotations=EXCLUSIVE)
     assert written(state_of(two, proven=False))["containers"].keys() == {"main", "big"}
 
 
-def test_drift_and_the_window_are_told() -> None:
-    """Tasks outside, and how long the container may have run elsewhere, are part of the report."""
+def test_status_has_drift_and_unpinned_time() -> None:
+    """The status has `drift` for tasks outside the CPUs, and the unpinned time."""
     pod = bound("a", annotations=EXCLUSIVE)
     proof = Proof(CPUSet([1, 5]), WHEN, Path.RUNTIME, outside=2, window_seconds=0.004)
     main = written(state_of(pod, proofs={owner(pod): proof}))["containers"]["main"]
@@ -119,8 +119,8 @@ def test_drift_and_the_window_are_told() -> None:
     assert main["applied"]["windowSeconds"] == 0.004
 
 
-def test_window_that_is_known_later_is_told_later() -> None:
-    """It is added to what was told of the same CPUs, and is what it was from then on."""
+def test_unpinned_time_is_added_when_it_is_known() -> None:
+    """The unpinned time is added to the status of the same CPUs once, and not changed afterwards."""
     pod = bound("a", annotations=EXCLUSIVE)
     text = pod_status(of(state_of(pod), "a"), None)
     for seconds in (0.004, 9.0):
@@ -135,13 +135,13 @@ def test_window_that_is_known_later_is_told_later() -> None:
     [None, "", "no json", "[]", '{"containers": 7}', '{"containers": {"main": 7}}', '{"x": ' + "[" * 10_000],
 )
 def test_a_damaged_annotation_is_replaced(before: str | None) -> None:
-    """Whatever stood there before, the new words are those of the state."""
+    """A damaged annotation is replaced by the one of the state."""
     state = state_of(bound("a", annotations=EXCLUSIVE))
     assert pod_status(of(state, "a"), before) == pod_status(of(state, "a"), None)
 
 
 def test_times_change_only_with_content() -> None:
-    """The same CPUs found later by another path are the same report; other CPUs bring their own time."""
+    """The time changes with the CPUs, and not when the same CPUs are read again by another path."""
     pod = bound("a", annotations=EXCLUSIVE)
     first = pod_status(of(state_of(pod), "a"), None)
     same = state_of(pod, when=LATER, path=Path.FOUND)
@@ -169,10 +169,10 @@ NOISY = NoiseLevel(NoiseKind.INTERRUPTS, WHEN)
         pytest.param(None, None, None, id="not known"),
     ],
 )
-def test_noise_is_a_level_with_its_begin(
+def test_noise_has_its_kind_and_start_time(
     before: NoiseLevel | None, level: NoiseLevel | None, after: NoiseLevel | None
 ) -> None:
-    """What is not known changes nothing, and the same kind began when the annotation says."""
+    """An unknown noise level keeps the old one, and the same kind keeps its start time."""
     state = state_of(bound("a", annotations=EXCLUSIVE)).pods[0]
     (main,) = state.containers
     first = pod_status(replace(state, containers=(replace(main, noise=before),)), None)
@@ -183,7 +183,7 @@ def test_noise_is_a_level_with_its_begin(
 
 
 def test_noise_ends_with_the_exclusive_cpus() -> None:
-    """The level is of CPUs that the container does not hold any more."""
+    """The noise level is removed when a container has no exclusive CPUs any more."""
     noisy = state_of(bound("a", container("main", 2), container("b", 2), annotations=EXCLUSIVE)).pods[0]
     first = pod_status(
         replace(noisy, containers=tuple(replace(it, noise=NOISY) for it in noisy.containers)), None
@@ -195,8 +195,8 @@ def test_noise_ends_with_the_exclusive_cpus() -> None:
     assert {name: "noise" in it for name, it in containers.items()} == {"b": True}
 
 
-def test_what_is_free_beside_a_refused_claim_is_not_told_again() -> None:
-    """A neighbour that comes or goes changes nothing for who waits; asking for another number does."""
+def test_refusal_is_not_rewritten_when_free_cpus_change() -> None:
+    """The refusal changes with the requested CPUs, not with the free ones."""
     waiting = bound("a", container("main", 99), annotations=EXCLUSIVE)
     first = pod_status(of(state_of(waiting), "a"), None)
     assert pod_status(of(state_of(bound("b", annotations=EXCLUSIVE), waiting), "a"), first) == first
@@ -204,8 +204,8 @@ def test_what_is_free_beside_a_refused_claim_is_not_told_again() -> None:
     assert "wanted 98" in written(state_of(less), before=first)["containers"]["main"]["refusal"]["message"]
 
 
-def test_a_change_is_one_patch_and_the_rest_is_silence() -> None:
-    """The same state told again, and the watch being late, cost no request; the uid is a precondition."""
+def test_a_change_is_one_patch() -> None:
+    """An unchanged state or a late watch costs no request, and the patch has the uid as a precondition."""
     pod = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
     server = Server()
 
@@ -223,7 +223,7 @@ def test_a_change_is_one_patch_and_the_rest_is_silence() -> None:
 
 
 def test_the_watch_wins_over_what_was_written() -> None:
-    """When the pod of the API is newer than our write, what it shows counts: an annotation taken away comes back."""
+    """If the watch shows a newer pod without the annotation, it is written again."""
     pod = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
     server = Server()
 
@@ -238,8 +238,8 @@ def test_the_watch_wins_over_what_was_written() -> None:
     run(act, server)
 
 
-def test_who_holds_nothing_any_more_loses_the_annotation() -> None:
-    """It is removed with the policy, and from pods that are over; a pod younger than the state is left alone."""
+def test_stale_annotation_is_removed() -> None:
+    """Finished pods and pods without a claim lose the annotation; a pod newer than the state keeps it."""
     old = {STATUS_CPUS: "{}"}
     plain, over = bound("a", annotations=old), bound("b", annotations=old)
     over["status"] = {"phase": "Succeeded"}
@@ -256,8 +256,8 @@ def test_who_holds_nothing_any_more_loses_the_annotation() -> None:
     ]
 
 
-def test_a_static_pod_is_told_at_its_mirror() -> None:
-    """The runtime knows it by the hash of its manifest, the API by a uid of its own."""
+def test_a_static_pod_is_reported_at_its_mirror() -> None:
+    """The annotation is written to the mirror pod's own uid, which differs from the runtime's."""
     mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123", **EXCLUSIVE}
     pod = bound("a", annotations=mirror, uid="api-uid")
     server = Server()
@@ -269,8 +269,8 @@ def test_a_static_pod_is_told_at_its_mirror() -> None:
     assert server.patches[0][1]["metadata"]["uid"] == "api-uid"
 
 
-def test_pod_that_is_over_loses_the_annotation() -> None:
-    """The source shows it no more, the API may; one that is being deleted takes it along, and failing costs nobody."""
+def test_finished_pod_that_the_watch_drops_loses_the_annotation() -> None:
+    """A pod that the watch dropped loses the annotation, unless it is being deleted."""
     annotations = {STATUS_CPUS: "{}", **EXCLUSIVE}
     pods = {name: bound(name, container("main", 1), annotations=annotations) for name in "abc"}
     plain = bound("d")
@@ -292,8 +292,8 @@ def test_pod_that_is_over_loses_the_annotation() -> None:
     ]
 
 
-def test_a_pod_that_is_shown_late_is_told_then() -> None:
-    """What was found by its name is pinned at once; its annotation is written when the watch shows it."""
+def test_annotation_waits_until_the_watch_shows_the_pod() -> None:
+    """A pod found by lookup gets its annotation when the watch shows it; other pods do not wait for it."""
     late, other = bound("a", annotations=EXCLUSIVE), bound("b", container("main", 1), annotations=EXCLUSIVE)
     server = Server()
 
@@ -310,7 +310,7 @@ def test_a_pod_that_is_shown_late_is_told_then() -> None:
 
 
 def test_reset_removes_every_annotation() -> None:
-    """The API is asked, as nothing watches it then; pods without one, and pods that just went, are no trouble."""
+    """Reset lists the pods of the node, removes every annotation, and ignores deleted pods."""
     pods = [
         bound("a", annotations={STATUS_CPUS: "{}"}),
         bound("b"),

@@ -1,4 +1,4 @@
-"""The reports about pods against a real kube-apiserver, read back with kubectl."""
+"""Pod reports against a real kube-apiserver, read with kubectl."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.servers.catalog import NEWEST
 pytestmark = pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 
 
-def test_pods_are_told_once_and_again_when_they_change(cluster: Cluster) -> None:
-    """One PATCH a change; annotations of others stay; what holds nothing any more loses the annotation."""
+def test_pods_are_patched_once_for_each_change(cluster: Cluster) -> None:
+    """Each change is one PATCH that keeps other annotations; a pod without a claim loses the annotation."""
     cluster.add_pod("a", {"note": "mine", **EXCLUSIVE})
     cluster.add_pod("b")
 
@@ -56,23 +56,23 @@ def test_pods_are_told_once_and_again_when_they_change(cluster: Cluster) -> None
 
 
 async def kubectl(cluster: Cluster, *args: str) -> None:
-    """Run kubectl in the cluster's namespace, while the agent's own connections go on."""
+    """Run kubectl in a thread, so that the agent's connections continue."""
     await asyncio.to_thread(cluster.server.kubectl, *args, "-n", cluster.namespace)
 
 
 async def metadata_of(cluster: Cluster, name: str) -> Any:
-    """Return the metadata of a pod, while the agent's own connections go on."""
+    """Return the metadata of a pod, read in a thread."""
     pod = await asyncio.to_thread(cluster.get, "pod", name, "-n", cluster.namespace)
     return pod["metadata"]
 
 
 def fill(cluster: Cluster, name: str) -> None:
-    """Create a pod whose annotations have all the bytes that they may have."""
+    """Create a pod whose annotations have the maximum size."""
     cluster.add_pod(name, {**EXCLUSIVE, "note": "x" * (256 * 1024 - 100)}, cpus=64)
 
 
 def fill_to_the_brim(cluster: Cluster, name: str) -> None:
-    """Create a pod to which etcd would add no hundred bytes."""
+    """Create a pod that is a hundred bytes below etcd's size limit."""
     resources = {"limits": {"cpu": "64"}, "requests": {"cpu": "64"}}
     main = {"name": "main", "image": "x", "resources": resources}
     pod: dict[str, Any] = {
@@ -89,13 +89,13 @@ def fill_to_the_brim(cluster: Cluster, name: str) -> None:
 
 
 async def annotation(cluster: Cluster, name: str) -> Any:
-    """Return the status annotation of a pod, None when it has none."""
+    """Return the status annotation of a pod, or None."""
     text = (await metadata_of(cluster, name)).get("annotations", {}).get("status.corepin.io/cpus")
     return text and json.loads(text)
 
 
-def test_pods_that_cannot_be_told_delay_no_other(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    """Full annotations, and no room in etcd: both are refused once, the pods after them are told, then they are, too."""
+def test_refused_pods_do_not_delay_others(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Pods whose annotation or size is at the limit are refused and retried; others are written."""
     fill(cluster, "a-full")
     fill_to_the_brim(cluster, "b-heavy")
     cluster.add_pod("c", EXCLUSIVE, cpus=64)
@@ -122,12 +122,12 @@ def test_pods_that_cannot_be_told_delay_no_other(cluster: Cluster, caplog: pytes
 
 
 def version(pod: Pod) -> str:
-    """Return the version of a pod."""
+    """Return the resourceVersion of a pod."""
     return (pod["metadata"] or {})["resourceVersion"] or ""
 
 
-def test_pod_that_is_over_loses_its_annotation(cluster: Cluster) -> None:
-    """The watch shows it no more; it is still there, and says no longer that it holds CPUs."""
+def test_finished_pod_loses_its_annotation(cluster: Cluster) -> None:
+    """A finished pod that the watch no longer shows loses the annotation."""
     cluster.add_pod("a", EXCLUSIVE)
     finished = json.dumps({"status": {"phase": "Succeeded"}})
 
@@ -146,7 +146,7 @@ def test_pod_that_is_over_loses_its_annotation(cluster: Cluster) -> None:
 
 
 def test_events_are_seen_by_kubectl(cluster: Cluster) -> None:
-    """Pinned and Unpinnable stand at their pods; told again by a new agent they are counted, not repeated."""
+    """Pinned and Unpinnable events are at their pods, and a restarted agent raises their count."""
     cluster.add_pod("a", EXCLUSIVE)
     cluster.add_pod("b", EXCLUSIVE, cpus=64)
 
@@ -175,7 +175,7 @@ def test_events_are_seen_by_kubectl(cluster: Cluster) -> None:
 
 
 def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
-    """The ConfigMap is made, changed with the pools, read by YAML, silent without change, and emptied by reset."""
+    """The ConfigMap is created, patched only on changes, valid YAML, and emptied by reset."""
     cluster.add_pod("a", ISOLATE)
     name = f"cmk-config-{cluster.node}"
 
@@ -203,8 +203,8 @@ def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
     run(cluster, act)
 
 
-def test_a_static_pod_is_told_at_its_mirror(cluster: Cluster) -> None:
-    """The runtime knows it by a hash; annotation and event stand at the object of the API."""
+def test_a_static_pod_is_reported_at_its_mirror(cluster: Cluster) -> None:
+    """Annotation and event of a static pod refer to the mirror pod in the API."""
     mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123"}
     cluster.add_pod("static", {**mirror, **EXCLUSIVE})
 
@@ -223,7 +223,7 @@ def test_a_static_pod_is_told_at_its_mirror(cluster: Cluster) -> None:
 
 
 def test_an_edit_costs_three_requests(cluster: Cluster) -> None:
-    """One PATCH of the pod, one Event, one PATCH of the node; telling the same again costs nothing."""
+    """One edit costs a PATCH of the pod, an Event and a PATCH of the node; repeating costs nothing."""
     cluster.add_pod("a", EXCLUSIVE)
     cluster.add_pod("b", EXCLUSIVE)
 

@@ -1,4 +1,4 @@
-"""Reporters that fail are told again, no sooner than the API server asked for."""
+"""Failed reports are retried, no sooner than the API server asks for."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STATE = state_of()
 
 
 class Reporter:
-    """Fails as it is told to, and then no more."""
+    """Raises the given failures first, then succeeds."""
 
     def __init__(self, failures: Sequence[Exception]) -> None:
         self.failures = list(failures)
         self.done = asyncio.Event()
 
     async def publish(self, state: NodeState) -> None:
-        """Take a state."""
+        """Accept a state, or raise the next failure."""
         assert state is STATE
         if self.failures:
             raise self.failures.pop(0)
@@ -36,7 +36,7 @@ class Reporter:
 
 
 def waits(*failures: Exception, metrics: Metrics | None = None) -> list[float]:
-    """Return how long was waited after each failure of one reporter."""
+    """Return the waits after each failure of one reporter."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -58,8 +58,8 @@ def waits(*failures: Exception, metrics: Metrics | None = None) -> list[float]:
     return slept
 
 
-def test_told_state_is_not_told_again() -> None:
-    """Nothing is waited for where nothing failed."""
+def test_published_state_is_not_published_again() -> None:
+    """Without a failure there is no retry."""
     assert waits() == []
 
 
@@ -74,14 +74,14 @@ def test_told_state_is_not_told_again() -> None:
     ],
 )
 def test_failed_report_is_tried_again(failure: Exception, least: float, most: float) -> None:
-    """After the time that was asked for, up to two minutes; else after a short one."""
+    """A failed report is retried after Retry-After, up to two minutes, or after a short backoff."""
     [wait] = waits(failure)
     assert least <= wait <= most
 
 
 @pytest.mark.parametrize(("failure", "count"), [(Later("a"), None), (Refused("no"), 1.0)])
-def test_what_only_comes_late_is_no_failure(failure: Exception, count: float | None) -> None:
-    """A pod that is not shown yet is waited for and not counted."""
+def test_later_is_not_counted_as_an_error(failure: Exception, count: float | None) -> None:
+    """Waiting for a pod that the watch has not shown yet is not counted as an error."""
     metrics = Metrics()
     assert waits(failure, metrics=metrics)
     name = "corepin_agent_report_errors_total"
@@ -89,14 +89,14 @@ def test_what_only_comes_late_is_no_failure(failure: Exception, count: float | N
 
 
 class Picky:
-    """Refuses something of every state, and keeps what it was given."""
+    """Records every state and refuses a part of it."""
 
     def __init__(self) -> None:
         self.published: list[NodeState] = []
         self.taken = asyncio.Event()
 
     async def publish(self, state: NodeState) -> None:
-        """Take a state, and put a part of it off."""
+        """Record a state and put a part of it off."""
         self.published.append(state)
         self.taken.set()
         raise Later("one pod is refused", 300.0, refused=1)
@@ -105,8 +105,8 @@ class Picky:
         """Do nothing."""
 
 
-def test_news_need_not_wait_for_what_is_refused() -> None:
-    """The next state is told at once though the reporter wants to be asked again in minutes; the gauge shows why."""
+def test_new_state_does_not_wait_for_a_refused_part() -> None:
+    """A new state is published at once while the refused part waits, and the gauge shows that part."""
     metrics, reporter = Metrics(), Picky()
     other = state_of(bound("a"))
 
@@ -131,6 +131,6 @@ def test_news_need_not_wait_for_what_is_refused() -> None:
 
 
 def test_waits_grow_while_it_fails() -> None:
-    """What fails again and again is tried less and less often."""
+    """Retries have exponential backoff."""
     found = waits(*[Refused("no")] * 6)
     assert found[-1] > 4 * found[0]

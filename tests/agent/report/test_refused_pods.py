@@ -1,4 +1,4 @@
-"""The annotation of pods that the API server refuses: what a refusal costs the others, and when it is tried again."""
+"""Pod annotations that the API server refuses: other pods are unaffected, and retries have backoff."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.pods import container
 def test_one_pod_that_fails_costs_the_others_nothing(
     code: int, tried: int, error: type[Exception] | None
 ) -> None:
-    """Others are told though one is refused; a server out of reach is not asked for each pod; a later try mends it."""
+    """Other pods are written if one is refused; an unreachable server ends the round; both are retried."""
     pods = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
     server = Server(code)
     now = [0.0]
@@ -55,7 +55,7 @@ def test_one_pod_that_fails_costs_the_others_nothing(
 
 @pytest.mark.parametrize("code", [422, 500])
 def test_refused_pods_together_are_tried_seldom(code: int, caplog: pytest.LogCaptureFixture) -> None:
-    """However many there are and however often there is news: one try in five seconds, and one line in the log each."""
+    """Retries of all refused pods are limited to one in five seconds, and each pod is logged once."""
     names = [f"p{number}" for number in range(40)]
     pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
     server, now = RefusingServer(code, *names), [0.0]
@@ -75,8 +75,8 @@ def test_refused_pods_together_are_tried_seldom(code: int, caplog: pytest.LogCap
     assert caplog.messages.count("pod status not written") == len(names)
 
 
-def test_refused_pod_that_changed_is_tried_soon() -> None:
-    """Its user took something away: the next try comes after seconds, though it had waited for minutes."""
+def test_changed_pod_is_retried_before_its_backoff_is_over() -> None:
+    """A refused pod with a new version is retried after seconds, although its backoff is minutes."""
     server, now = RefusingServer(422, "a"), [0.0]
 
     def pod_of_version(version: str) -> Pod:
@@ -86,7 +86,7 @@ def test_refused_pod_that_changed_is_tried_soon() -> None:
         pods = source(pod_of_version("7"))
         report = PodReport(api, "node-1", pods, Clock(monotonic=lambda: now[0]))
         tried = 0
-        while now[0] < 1800 or len(server.patches) == tried:  # long waits have begun, and one is just over
+        while now[0] < 1800 or len(server.patches) == tried:  # until its backoff is long and has just ended
             tried = len(server.patches)
             now[0] += 10
             await tell(report, state_of(pod_of_version("7")))
@@ -102,8 +102,8 @@ def test_refused_pod_that_changed_is_tried_soon() -> None:
     run(act, server)
 
 
-def test_after_a_failure_of_all_requests_everybody_is_told_at_once() -> None:
-    """Two pods are asked for, then the server is let be; when one is told again, all are."""
+def test_all_pods_are_written_after_the_server_recovers() -> None:
+    """After two failures the round ends; once a write succeeds all pods are written."""
     names = [f"p{number}" for number in range(6)]
     pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
     server, now = RefusingServer(500, *names), [0.0]

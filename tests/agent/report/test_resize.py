@@ -1,4 +1,4 @@
-"""A resize in place, from what the kubelet says of it to what the kernel, the pod, its user and the scheduler see."""
+"""In-place resize: its effect on the kernel, the status, the events and the published cores."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ALONE = Wish("1", smt="isolate")  # on FLAT, reserved 0,4: the core 1,5
 
 
 def charge(node: FakeNode, uid: str, cores: int = 1) -> None:
-    """Let the scheduler count cores for a pod, as the webhook does."""
+    """Add the core count that the webhook adds for the scheduler."""
     for kind in ("limits", "requests"):
         node.documents[uid]["spec"]["containers"][0]["resources"][kind][ISOLATED] = cores
 
 
 def resize(node: FakeNode, uid: str, cpu: str, allocated: str | None) -> None:
-    """Let a user ask for other CPUs, and the kubelet give them or not."""
+    """Change the requested CPUs of a pod, and the CPUs that the kubelet has allocated."""
     document = node.documents[uid]
     resources = document["spec"]["containers"][0]["resources"]
     for kind in ("limits", "requests"):
@@ -38,18 +38,18 @@ def resize(node: FakeNode, uid: str, cpu: str, allocated: str | None) -> None:
 
 
 def status(state: NodeState, uid: str) -> Any:
-    """Return the annotation of a container."""
+    """Return the status of a container."""
     shown = next(pod for pod in state.pods if pod.uid == uid)
     return json.loads(pod_status(shown, None) or "{}")["containers"]["c0"]
 
 
 def published(node: FakeNode, state: NodeState) -> int:
-    """Return how many cores the scheduler would still place."""
+    """Return the cores that the scheduler would still place."""
     return numbers(node, state)[ISOLATED] - 1
 
 
 def numbers(node: FakeNode, state: NodeState) -> Mapping[str, int]:
-    """Return what is published."""
+    """Return the published resources."""
     pods: Any = node.documents.values()
     resources = node_resources(state, pods)
     assert resources
@@ -57,7 +57,7 @@ def numbers(node: FakeNode, state: NodeState) -> Mapping[str, int]:
 
 
 def alone(node: FakeNode) -> tuple[str, NodeState]:
-    """Run a pod with a core of its own."""
+    """Run a pod with a core of its own; return its container and the state."""
     node.add("a", ALONE)
     charge(node, "a")
     number = node.start("a")
@@ -65,7 +65,7 @@ def alone(node: FakeNode) -> tuple[str, NodeState]:
 
 
 def test_a_resized_isolated_pod_gets_the_free_core(node: FakeNode) -> None:
-    """The kernel has it, annotation and event say it, and the scheduler is not offered it."""
+    """The container gets another core; status and event report it, and the core is no longer offered."""
     number, before = alone(node)
     assert (node.cpus(number), published(node, before)) == ("1", 2)
     resize(node, "a", "2", allocated="2")
@@ -78,8 +78,8 @@ def test_a_resized_isolated_pod_gets_the_free_core(node: FakeNode) -> None:
     assert published(node, after) == 1
 
 
-def test_a_resized_isolated_pod_without_room_is_told_so_and_gets_the_core_later(node: FakeNode) -> None:
-    """It stays on what it has, pinned, with the reason in annotation and event, until somebody leaves."""
+def test_a_resize_without_a_free_core_waits_for_one(node: FakeNode) -> None:
+    """The container keeps its CPUs, with the reason in status and event, until another pod frees a core."""
     number, _ = alone(node)
     node.add("b", Wish("3", policy="exclusive"))
     other = node.start("b")
@@ -99,8 +99,8 @@ def test_a_resized_isolated_pod_without_room_is_told_so_and_gets_the_core_later(
 
 
 @pytest.mark.parametrize("allocated", ["1", None], ids=["the kubelet waits", "it says nothing yet"])
-def test_a_resize_counts_when_the_kubelet_gives_it(allocated: str | None, node: FakeNode) -> None:
-    """A kubelet that defers a resize keeps the quota of before; without its word the pod's own counts."""
+def test_a_resize_counts_when_the_kubelet_allocates_it(allocated: str | None, node: FakeNode) -> None:
+    """The CPUs that the kubelet has allocated count; without any, those of the pod spec."""
     number, _ = alone(node)
     resize(node, "a", "2", allocated)
     node.run()
@@ -108,7 +108,7 @@ def test_a_resize_counts_when_the_kubelet_gives_it(allocated: str | None, node: 
 
 
 def test_a_shrunk_isolated_pod_stays_counted(node: FakeNode) -> None:
-    """What it gives back is free for claims of CMK's resource; of isolated cores it has what it was created with."""
+    """Freed cores are published for CMK's resource; isolated cores stay charged to the pod."""
     node.add("a", Wish("3", smt="isolate"))
     charge(node, "a", 3)
     number = node.start("a")

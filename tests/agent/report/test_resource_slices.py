@@ -1,4 +1,4 @@
-"""The slice of a node at an API server whose feature gate is off."""
+"""The ResourceSlice of a node on an API server with the feature gate off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from apiserver.errors import Unavailable
 
 
 class GateOff:
-    """An API server that drops `allowMultipleAllocations`, and fails at the first tries to delete."""
+    """An API server that drops `allowMultipleAllocations` and fails the first deletes."""
 
     def __init__(self, failures: int) -> None:
         self.stored: Any = None
@@ -34,7 +34,7 @@ class GateOff:
         return json.dumps(self.stored).encode()
 
     async def delete(self, _path: str) -> None:
-        """Delete it, or fail."""
+        """Delete the slice, or fail."""
         if self.failures:
             self.failures -= 1
             raise Unavailable("down")
@@ -44,7 +44,7 @@ class GateOff:
 def test_slice_without_its_fields_is_removed_however_often_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From one that stays, the scheduler would give a whole NUMA node to a claim of 2; it is written once."""
+    """A slice without the field is deleted with retries and not written again."""
     devices = [{"name": "cpudevnuma000", "allowMultipleAllocations": True}]
     monkeypatch.setattr("agent.report.resource_slices.slice_devices", lambda _: devices)
     monkeypatch.setattr("agent.report.resource_slices.offer_of", lambda *_: None)

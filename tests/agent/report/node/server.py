@@ -1,4 +1,4 @@
-"""One node on an API server in memory, which changes as a test tells it to."""
+"""A fake API server with one node, which the test changes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SECONDS = 60.0
 
 
 class Watch(httpx.AsyncByteStream):
-    """The events of a watch, as they are put in."""
+    """A stream of watch events."""
 
     def __init__(self) -> None:
         self.lines: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield each line when it comes."""
+        """Yield each line as it is added."""
         while True:
             yield await self.lines.get()
 
@@ -37,7 +37,7 @@ def merged(document: Any, patch: Any) -> Any:
 
 
 class Server:
-    """One node; patches are merged, those for another version are a conflict."""
+    """One node; patches are merged, and those for another version are answered with a conflict."""
 
     def __init__(self) -> None:
         self.node: dict[str, Any] = {"metadata": {"name": "node-1", "uid": "u", "resourceVersion": "10"}}
@@ -81,7 +81,7 @@ class Server:
         return [condition for condition in there.values() if "$patch" not in condition]
 
     def change(self, **parts: dict[str, Any]) -> None:
-        """Merge parts into the node, and give it a new version."""
+        """Merge parts into the node and raise its version."""
         self.node = merged(self.node, parts)
         meta = self.node["metadata"]
         self.node["metadata"] = {**meta, "resourceVersion": str(int(meta["resourceVersion"]) + 1)}

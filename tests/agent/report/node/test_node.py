@@ -1,4 +1,4 @@
-"""The writer of the node: it reads again on conflict, mends what others change, and goes on after failures."""
+"""The node reporter: retries on conflict, restores overwritten fields, and recovers from failures."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.pods import CORES, container
 
 
 def report_of(api: Api, **more: Any) -> NodeReport:
-    """Return a writer that puts CMK's taint on the node."""
+    """Return a reporter that sets CMK's taint."""
     return NodeReport(api, "node-1", source(), NodeOptions(cmk_taint=True), interval_seconds=0, **more)
 
 
-def test_a_node_that_changed_meanwhile_is_read_again() -> None:
-    """Each conflict costs one GET, and the taint that came between stays."""
+def test_node_is_read_again_after_a_conflict() -> None:
+    """After a conflict the node is read again, and a taint added in between is kept."""
 
     async def act(server: Server, api: Api) -> None:
         server.conflicts = 2
@@ -36,8 +36,8 @@ def test_a_node_that_changed_meanwhile_is_read_again() -> None:
     run(act)
 
 
-def test_a_node_that_never_holds_still_is_left_for_later() -> None:
-    """After some tries the report fails, to be tried again with backoff."""
+def test_report_fails_after_repeated_conflicts() -> None:
+    """After repeated conflicts the report fails with Unavailable; the next one succeeds."""
 
     async def act(server: Server, api: Api) -> None:
         server.conflicts = TRIES
@@ -51,8 +51,8 @@ def test_a_node_that_never_holds_still_is_left_for_later() -> None:
     run(act)
 
 
-def test_what_the_kubelet_zeroes_comes_back_although_the_server_fails_first() -> None:
-    """The watch shows the zeroes; mending them is tried again until it works; nothing else asks for it."""
+def test_zeroed_resources_are_restored_with_retries() -> None:
+    """Resources that the kubelet zeroes are restored on the watch event, with retries."""
 
     async def act(server: Server, api: Api) -> None:
         report = report_of(api)
@@ -69,8 +69,8 @@ def test_what_the_kubelet_zeroes_comes_back_although_the_server_fails_first() ->
     run(act)
 
 
-def test_a_number_that_the_kubelet_zeroes_comes_back_while_observing() -> None:
-    """What bound pods claim is kept from a kubelet that restarts, though nothing rises."""
+def test_zeroed_resources_are_restored_while_observing() -> None:
+    """An agent that observes restores the resources that bound pods claim."""
     pods = [bound("a", container("main", {CORES: 2}))]
 
     async def act(server: Server, api: Api) -> None:
@@ -90,7 +90,7 @@ def test_a_number_that_the_kubelet_zeroes_comes_back_while_observing() -> None:
 
 
 def test_numbers_are_kept_while_the_runtime_is_away() -> None:
-    """Nothing is told of a node that is half known, but zeroes of the kubelet are mended with the last numbers."""
+    """With an incomplete state nothing is published, but zeroed resources are restored from the last one."""
 
     async def act(server: Server, api: Api) -> None:
         report = report_of(api)
@@ -108,8 +108,8 @@ def test_numbers_are_kept_while_the_runtime_is_away() -> None:
     run(act)
 
 
-def test_a_node_that_is_gone_is_an_error_that_is_tried_again() -> None:
-    """The reporter says so; the agent's publisher waits."""
+def test_a_missing_node_is_an_error_that_is_retried() -> None:
+    """A missing node raises Gone, and the next report succeeds."""
 
     async def act(server: Server, api: Api) -> None:
         server.failures = [404]
@@ -123,8 +123,8 @@ def test_a_node_that_is_gone_is_an_error_that_is_tried_again() -> None:
     run(act)
 
 
-def test_reset_before_anything_was_told_reads_the_node_and_leaves() -> None:
-    """`corepin agent --reset` needs no state."""
+def test_reset_needs_no_state() -> None:
+    """Reset without a published state reads the node and removes corepin's labels."""
 
     async def act(server: Server, api: Api) -> None:
         server.change(metadata={"labels": {"cmk.intel.com/cmk-node": "true"}})
@@ -135,8 +135,8 @@ def test_reset_before_anything_was_told_reads_the_node_and_leaves() -> None:
     run(act)
 
 
-def test_a_label_that_changes_is_shown_until_it_is_back() -> None:
-    """The agent goes on with the configuration of its start; the condition names the label, both keys and the remedy."""
+def test_changed_group_label_is_a_condition_until_restored() -> None:
+    """If the group label changes, a condition names it and the remedy until the label is restored."""
     group = "corepin.io/cpu-group"
 
     def condition(server: Server) -> Any:

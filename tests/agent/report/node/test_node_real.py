@@ -1,4 +1,4 @@
-"""The report of the node against a real kube-apiserver, read back with kubectl."""
+"""Node reports against a real kube-apiserver, read with kubectl."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KUBEVIRT = ("cpumanager", "kubevirt.io/cpumanager")
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until what kubectl shows is right; each look is a process, so looks are rare by themselves."""
+    """Wait until the condition holds; each check runs kubectl, which limits the rate."""
     async with asyncio.timeout(SECONDS):
         while not await asyncio.to_thread(holds):
             pass
 
 
-def test_the_node_is_written_and_kept_so(cluster: Cluster) -> None:
-    """Annotations, labels, taints, condition and resources; what others wrote survives; the kubelet's zeroes are replaced."""
+def test_node_is_written_and_restored(cluster: Cluster) -> None:
+    """The node is written once, fields of other programs are kept, and overwritten ones are restored."""
     cluster.add_pod("cores", cpus=None, cores=2)
     options = NodeOptions(frozenset({"CPUManager"}), cmk_taint=True)
 
@@ -72,7 +72,7 @@ def test_the_node_is_written_and_kept_so(cluster: Cluster) -> None:
 
 
 def taints(node: Any) -> list[tuple[str, str]]:
-    """Return the taints of a node, without those that Kubernetes itself puts on nodes that are not ready."""
+    """Return the taints of a node, without those that Kubernetes sets on nodes that are not ready."""
     return sorted(
         (taint["key"], taint["effect"])
         for taint in node["spec"]["taints"]
@@ -81,7 +81,7 @@ def taints(node: Any) -> list[tuple[str, str]]:
 
 
 def check_node(node: Any) -> None:
-    """Hold a node with one pod that has two cores to what is said of it."""
+    """Check the fields of a node with one pod that has two cores."""
     labels, annotations = node["metadata"]["labels"], node["metadata"]["annotations"]
     assert labels == {"other": "label", "cmk.intel.com/cmk-node": "true", **dict.fromkeys(KUBEVIRT, "true")}
     assert annotations["other"] == "annotation"
@@ -100,7 +100,7 @@ def check_node(node: Any) -> None:
 
 
 def test_labels_of_kubevirt_set_by_hand_stay_without_the_gate(cluster: Cluster) -> None:
-    """Without CPUManager among the feature gates these labels are never touched, not even by reset."""
+    """Without the CPUManager feature gate KubeVirt's labels are not changed, by reset neither."""
     cluster.server.kubectl("label", "node", cluster.node, "cpumanager=mine")
 
     async def act(agent: Agent) -> None:
@@ -114,8 +114,8 @@ def test_labels_of_kubevirt_set_by_hand_stay_without_the_gate(cluster: Cluster) 
     assert cluster.shown()["metadata"]["labels"] == {"other": "label", "cpumanager": "mine"}
 
 
-def test_a_taint_that_comes_meanwhile_is_not_lost(cluster: Cluster) -> None:
-    """Somebody taints the node between our reading and our writing: the list is read again, both taints stay."""
+def test_a_taint_added_between_read_and_write_is_kept(cluster: Cluster) -> None:
+    """If the taints change between read and write, the node is read again and the new taint is kept."""
 
     async def act(agent: Agent) -> None:
         await agent.count(0)

@@ -1,4 +1,4 @@
-"""The NodeResourceTopology of a node: what it says, when it is written, and that it is nobody else's."""
+"""The NodeResourceTopology of a node: its content, when it is written, and objects of other programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OBSERVING = NodeConfig(observe=True)
 
 @dataclass
 class Clock:
-    """A clock that stands where a test puts it."""
+    """A clock that the test sets."""
 
     now: float = 0.0
 
@@ -45,7 +45,7 @@ class Clock:
 
 
 class Server:
-    """A node, and its topology if there is one."""
+    """A node, and its topology object if there is one."""
 
     def __init__(self, there: dict[str, Any] | None = None, *, has_kind: bool = True) -> None:
         self.there = there
@@ -74,19 +74,19 @@ class Server:
         return httpx.Response(200, json=self.there)
 
     def put(self, there: dict[str, Any]) -> None:
-        """Let somebody write the object."""
+        """Write the object as another program."""
         self.version += 1
         self.there = merged(there, {"metadata": {"resourceVersion": str(self.version)}})
 
     @property
     def free(self) -> list[str]:
-        """The free CPUs that each zone says."""
+        """The free CPUs of each zone."""
         assert self.there
         return [zone["resources"][0]["available"] for zone in self.there["zones"]]
 
 
 def run(server: Server, act: Callable[[TopologyReport], Awaitable[None]], clock: Clock | None = None) -> None:
-    """Run a coroutine with a writer."""
+    """Run a coroutine with a reporter."""
 
     async def main() -> None:
         api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
@@ -97,14 +97,14 @@ def run(server: Server, act: Callable[[TopologyReport], Awaitable[None]], clock:
 
 
 async def published(report: TopologyReport, *args: Any, **more: Any) -> Later:
-    """Publish a state, and return until when the writer then waits."""
+    """Publish a state and return when the reporter wants to be called again."""
     with pytest.raises(Later) as later:
         await report.publish(state_of(*args, **more))
     return later.value
 
 
-def test_each_zone_says_what_it_has_free_and_the_rest_of_the_whole_node() -> None:
-    """CPUs for `single` are those of the NUMA node; what corepin does not align stands in each zone whole."""
+def test_zones_have_their_free_cpus_and_the_nodes_other_resources() -> None:
+    """Each zone has its own free `numa-cpus`, and the other resources with the node's whole amounts."""
     metadata = NodeMeta(name="node-1", uid="u")
     status = NodeStatus(allocatable=AMOUNTS, capacity={**AMOUNTS, "cpu": "10"})
     said = node_topology(state_of(PINNED), Node(metadata, status=status))
@@ -135,14 +135,14 @@ def test_each_zone_says_what_it_has_free_and_the_rest_of_the_whole_node() -> Non
 
 
 def test_numa_nodes_that_the_filter_cannot_number_are_left_out() -> None:
-    """It has 64 places, and a scheduler that meets a larger number crashes."""
+    """NUMA nodes from 64 on are left out, because the scheduler's filter crashes on them."""
     machine = assemble([CPUFacts(cpu, cpu, 0, (0, 8, 64, 252)[cpu]) for cpu in range(4)], CPUSet(range(4)))
     said = node_topology(state_of(machine=machine), Node(NodeMeta()))
     assert [zone["name"] for zone in said["zones"]] == ["node-0", "node-8"]
 
 
-def test_it_is_made_once_and_written_only_when_it_changes() -> None:
-    """Silence costs no request, a change one, and nothing is written before everything is known."""
+def test_topology_is_created_once_and_patched_on_changes() -> None:
+    """An unchanged state costs no request, and nothing is written before the state is complete."""
     server = Server()
 
     async def act(report: TopologyReport) -> None:
@@ -162,8 +162,8 @@ def test_it_is_made_once_and_written_only_when_it_changes() -> None:
     run(server, act)
 
 
-def test_what_others_change_is_put_back_after_a_while() -> None:
-    """Each look reads node and object again: a lost object, other zones, and a node that was made anew are met then."""
+def test_changes_of_others_are_reverted_periodically() -> None:
+    """A deleted object, changed zones and a recreated node are corrected at the next periodic read."""
     server, clock = Server(), Clock()
 
     async def act(report: TopologyReport) -> None:
@@ -185,8 +185,8 @@ def test_what_others_change_is_put_back_after_a_while() -> None:
     run(server, act, clock)
 
 
-def test_a_version_that_is_not_known_is_read_first() -> None:
-    """Whoever wrote meanwhile may be another program: the next try looks whose it is."""
+def test_object_is_read_again_after_a_conflict() -> None:
+    """After a conflict the object is read again, and left alone if another program owns it."""
     server = Server()
 
     async def act(report: TopologyReport) -> None:
@@ -209,10 +209,10 @@ def test_a_version_that_is_not_known_is_read_first() -> None:
         pytest.param(Server(has_kind=False), "install its CRD", id="no such kind"),
     ],
 )
-def test_what_stands_in_the_way_is_told_once(
+def test_foreign_object_or_missing_kind_is_logged_once(
     server: Server, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has the reason, the metric a refusal, and it is looked for again after a while only."""
+    """A foreign object or a missing CRD is logged once, counted as refused, and rechecked."""
     clock = Clock()
 
     async def act(report: TopologyReport) -> None:
@@ -232,8 +232,8 @@ def test_what_stands_in_the_way_is_told_once(
     assert len(server.calls) <= 7
 
 
-def test_it_goes_with_the_agent() -> None:
-    """At uninstall, and where an agent only observes, no scheduler judges by it any more."""
+def test_reset_and_observing_delete_the_topology() -> None:
+    """Reset and the observing mode delete the object, so that no scheduler uses stale data."""
     server = Server()
 
     async def act(report: TopologyReport) -> None:

@@ -1,4 +1,4 @@
-"""Labels of the node that another program overwrites: put back at once, and not without end."""
+"""Node labels that another program overwrites are restored, with a rate limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KUBEVIRT = NodeOptions(frozenset({"CPUManager"}))
 
 
 class Keeper:
-    """The memory of labels on a node, with a clock that stands still."""
+    """The record of overwritten labels of a node, with a clock that the test sets."""
 
     def __init__(self) -> None:
         self.time = Time()
@@ -33,10 +33,10 @@ class Keeper:
         self.labels = OverwrittenLabels(self.time.clock(), self.metrics)
 
     def writes(self, present: Mapping[str, str], desired: Mapping[str, str | None]) -> dict[str, str | None]:
-        """Return which labels are written to a node that has some, as the reporter does it."""
+        """Return the labels that the reporter writes to a node with the present ones."""
         node = Node(NodeMeta(labels=dict(present)))
         allowed = self.labels.allowed(node, DesiredNode(labels=desired, annotations={"a": "b"}))
-        assert allowed.annotations == {"a": "b"}  # nothing else waits
+        assert allowed.annotations == {"a": "b"}  # only labels are limited
         changed = {name: value for name, value in allowed.labels.items() if present.get(name) != value}
         if changed:
             self.labels.wrote(allowed.labels)
@@ -44,12 +44,12 @@ class Keeper:
 
     @property
     def overwrites(self) -> float:
-        """How often labels were overwritten, as the metric says."""
+        """The number of overwrites in the metric."""
         return self.metrics.registry.get_sample_value("corepin_agent_label_overwrites_total") or 0
 
 
-def test_six_times_a_minute_at_the_most(caplog: pytest.LogCaptureFixture) -> None:
-    """The first writing is no answer to anybody; the seventh overwrite waits until the first answer is a minute old."""
+def test_restoring_labels_is_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
+    """Labels are restored six times a minute at most; the first write does not count."""
     keeper = Keeper()
     caplog.set_level("INFO")
     assert keeper.writes({}, OURS) == OURS
@@ -62,12 +62,12 @@ def test_six_times_a_minute_at_the_most(caplog: pytest.LogCaptureFixture) -> Non
     assert keeper.overwrites == WRITES + 1
     keeper.time.now += keeper.labels.wait_seconds()
     assert keeper.writes(FALSE, OURS) == OURS
-    assert keeper.writes(FALSE, OURS) == {}  # the second answer is not a minute old yet
+    assert keeper.writes(FALSE, OURS) == {}  # the second restore is less than a minute old
     assert [record.levelname for record in caplog.records] == ["INFO"] * WRITES + ["WARNING"] * 2
 
 
-def test_handler_of_kubevirt_never_waits() -> None:
-    """It overwrites every minute or two, and is answered each time for ever."""
+def test_slow_overwrites_are_always_reverted() -> None:
+    """KubeVirt's handler, which overwrites once a minute, never reaches the rate limit."""
     keeper = Keeper()
     keeper.writes({}, OURS)
     for _ in range(100):
@@ -76,16 +76,16 @@ def test_handler_of_kubevirt_never_waits() -> None:
     assert keeper.overwrites == 100
 
 
-def test_labels_that_are_right_or_never_were_cost_nothing() -> None:
-    """A node that has them already is not written; what was there before the agent is not overwritten by anybody."""
+def test_first_write_is_no_overwrite() -> None:
+    """Correct labels are not written, and labels from before the agent do not count as overwritten."""
     keeper = Keeper()
     assert keeper.writes(OURS, OURS) == {}
     assert Keeper().writes(FALSE, OURS) == OURS
     assert keeper.overwrites == 0
 
 
-def test_other_program_that_mends_them_itself_ends_the_wait() -> None:
-    """A handler that writes "true" again leaves nothing to put back."""
+def test_restored_labels_end_the_wait() -> None:
+    """If the other program restores the labels itself, the wait ends."""
     keeper = Keeper()
     keeper.writes({}, OURS)
     for _ in range(WRITES + 1):
@@ -95,8 +95,8 @@ def test_other_program_that_mends_them_itself_ends_the_wait() -> None:
     assert not keeper.labels.is_waiting
 
 
-def test_agent_that_leaves_takes_them_away_whoever_overwrites_them() -> None:
-    """At uninstall nothing waits."""
+def test_removing_labels_is_not_rate_limited() -> None:
+    """Labels are removed at uninstall without waiting for the rate limit."""
     keeper = Keeper()
     keeper.writes({}, OURS)
     for _ in range(WRITES + 1):
@@ -104,8 +104,8 @@ def test_agent_that_leaves_takes_them_away_whoever_overwrites_them() -> None:
     assert keeper.writes(FALSE, dict.fromkeys(OURS)) == dict.fromkeys(OURS)
 
 
-def test_labels_that_waited_are_put_back_when_nothing_else_happens() -> None:
-    """The reporter comes back by itself when the window is over."""
+def test_rate_limited_labels_are_restored_when_the_window_ends() -> None:
+    """The reporter restores the labels when the window ends, without another event."""
 
     async def act(server: Server, api: Api) -> None:
         labels = OverwrittenLabels(Clock(), Metrics(), window_seconds=0.2)
@@ -117,14 +117,14 @@ def test_labels_that_waited_are_put_back_when_nothing_else_happens() -> None:
             server.tell()
             await server.written.wait()
             assert OURS.items() <= server.node["metadata"]["labels"].items(), number
-        assert report.writes == WRITES + 2  # each overwrite once, and the first time
+        assert report.writes == WRITES + 2  # once for each overwrite, plus the first write
         await report.reset()
 
     run(act)
 
 
-def test_nothing_else_of_the_node_waits_for_labels() -> None:
-    """While labels are left to others, numbers that the kubelet zeroes come back at once."""
+def test_other_fields_do_not_wait_for_rate_limited_labels() -> None:
+    """While labels wait for the rate limit, zeroed resources are restored at once."""
 
     async def act(server: Server, api: Api) -> None:
         time = Time()

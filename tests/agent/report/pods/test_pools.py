@@ -1,4 +1,4 @@
-"""What is reported of a pod with a budget: its pool, the containers that run there, and who may be beside them."""
+"""Reports of pods with a CPU budget: pool, containers in it, events, metrics and intruders."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.pinning.budgets import EXCLUSIVE, budgeted
 
 
 def put(*given: Any, **more: Any) -> Any:
-    """Return a pod with a budget that runs."""
+    """Return a running pod with a budget."""
     return {**budgeted("a", *given, **more), "status": {"phase": "Running"}}
 
 
 def status(*documents: Any, **more: Any) -> Any:
-    """Return the annotation of a pod."""
+    """Return the parsed status annotation of a pod."""
     (pod,) = state_of(*documents, **more).pods
     text = pod_status(pod, None)
     assert text
@@ -38,7 +38,7 @@ def status(*documents: Any, **more: Any) -> Any:
 
 
 def test_the_annotation_has_budget_and_pool() -> None:
-    """A container of the pool has the policy `pod`, and is proven like one with CPUs of its own."""
+    """A container in the pool has the policy `pod` and is proven like an exclusive one."""
     said = status(put(4, {"m": 2, "log": None}))
     assert said["pool"] == {"budget": 4, "cpus": "3,7"}
     assert {name: (it["policy"], it["cpus"], it["pinned"]) for name, it in said["containers"].items()} == {
@@ -48,15 +48,15 @@ def test_the_annotation_has_budget_and_pool() -> None:
 
 
 def test_an_empty_pool_is_in_the_annotation() -> None:
-    """Its container runs in the shared set, which the refusal says."""
+    """A container whose pod has an empty pool runs in the shared set, with a refusal as reason."""
     said = status(put(2, {"m": 2, "log": None}))
     assert said["pool"] == {"budget": 2, "cpus": ""}
     assert said["refusal"]["reason"] == "PodPoolEmpty"
     assert "log" not in said["containers"]
 
 
-def test_a_pod_that_the_api_does_not_show_keeps_its_pool() -> None:
-    """The ledger knows which containers run there."""
+def test_a_pod_missing_in_the_api_keeps_its_pool() -> None:
+    """The pool and its containers come from the ledger if the API does not show the pod."""
     before = state_of(put(4, {"m": 2, "log": None}))
     (pod,) = state_of(ledger=before.ledger, complete=False).pods
     assert not pod.is_known
@@ -65,7 +65,7 @@ def test_a_pod_that_the_api_does_not_show_keeps_its_pool() -> None:
 
 
 def test_the_node_annotation_has_each_pool_as_an_owner() -> None:
-    """An earlier reader takes it for a container with the policy `pod`."""
+    """Each pool is an owner with the policy `pod`, which earlier readers accept."""
     other: Any = put(1, {"m": 1})
     other["metadata"] |= {"uid": "b"}
     state = state_of(put(4, {"m": 2, "log": None}), other)
@@ -75,7 +75,7 @@ def test_the_node_annotation_has_each_pool_as_an_owner() -> None:
 
 
 def test_events_say_where_containers_of_a_pool_run() -> None:
-    """Pinned when they are there, changed when they leave, unpinnable for an empty pool."""
+    """Events report containers that enter or leave the pool, and an empty pool."""
     before, after = (
         state_of(put(4, {"m": 2, "log": None}, annotations={})),
         state_of(put(4, {"m": 2, "log": None})),
@@ -94,7 +94,7 @@ def test_events_say_where_containers_of_a_pool_run() -> None:
 
 
 def test_metrics_have_the_cpus_of_pools() -> None:
-    """Slices are exclusive, pools are of their pods; their siblings are idle ones."""
+    """CPUs of containers count as exclusive, of pools as `pod`, and siblings of both as idle."""
     metrics = Metrics()
     state = state_of(put(3, {"m": 1, "log": None}, annotations={"smt-policy.corepin.io/pod": "isolate"}))
     metrics.show(state)
@@ -105,14 +105,14 @@ def test_metrics_have_the_cpus_of_pools() -> None:
 
 
 def test_the_socket_has_the_pool() -> None:
-    """As the annotation has it."""
+    """The state on the socket has the pool as the annotation has it."""
     (pod,) = json.loads(to_json(state_of(put(4, {"m": 2, "log": None}))))["pods"]
     assert pod["pool"] == {"budget": 4, "cpus": "3,7"}
 
 
 @pytest.mark.parametrize(("other", "is_intruder"), [("init", False), ("log", True)])
 def test_an_init_container_is_no_intruder_of_later_slices(other: str, is_intruder: bool) -> None:
-    """It runs before they do; a container of the pool must not be there."""
+    """An init container on later CPUs of the pod is no intruder; a container of the pool is."""
     document = put(4, {"m": 2, "log": None}, {"init": (None, "")})
     proofs = {Owner("a", other): Proof(CPUSet.parse("2-3,6-7"), WHEN)}
     state = state_of(document, proofs=proofs)
@@ -121,7 +121,7 @@ def test_an_init_container_is_no_intruder_of_later_slices(other: str, is_intrude
 
 
 def test_published_cores_include_what_a_pool_holds() -> None:
-    """The container that requests the pool's cores holds them."""
+    """Cores of the pool count as held by the container that requests them."""
     document = put(4, {"m": 2, "log": None}, annotations={"smt-policy.corepin.io/pod": "require"})
     for at, cores in ((0, "1"), (1, "1")):
         listed = document["spec"]["containers"][at].setdefault("resources", {}).setdefault("limits", {})
@@ -133,8 +133,8 @@ def test_published_cores_include_what_a_pool_holds() -> None:
     assert with_pod["corepin.io/whole-cores"] == alone["corepin.io/whole-cores"]
 
 
-def test_what_a_budget_needs_is_kept_of_a_pod() -> None:
-    """The pod's allocation, and of LimitRanger's annotation the CPU limits of its own containers."""
+def test_decoder_keeps_the_fields_that_a_budget_needs() -> None:
+    """The decoder keeps the pod's allocated CPUs and the CPU limits set by LimitRanger."""
     text = "LimitRanger plugin set: memory limit for container m; cpu limit for container p; cpu limit for container x"
     document = put(4, {"m": 2, "p": 1}, annotations={**EXCLUSIVE, LIMIT_RANGER: text})
     document["status"] = {"phase": "Running", "allocatedResources": {"cpu": "3", "memory": "1Gi"}}

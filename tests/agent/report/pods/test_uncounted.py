@@ -1,4 +1,4 @@
-"""Claims whose cores the scheduler does not count, as the pod, its events and the metrics show them."""
+"""Claims whose cores the scheduler does not count, in status, events and metrics."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ MESSAGE = (
 
 
 def isolated(cores: int = 0) -> Pod:
-    """Return a pod that isolates one CPU, and requests so many cores, as the agent keeps it of the API."""
+    """Return a decoded pod that isolates one CPU and requests these cores."""
     amounts = {"cpu": "1", ISOLATED: str(cores)} if cores else {"cpu": "1"}
     document = bound("a", container("main", amounts, amounts), annotations=ISOLATE)
     return PodDecoder().decode(json.dumps(document).encode())
 
 
 def main_of(state: NodeState) -> Any:
-    """Return what the annotation says of the container."""
+    """Return the status of the container."""
     return json.loads(pod_status(state.pods[0], None) or "{}")["containers"]["main"]
 
 
 def gauge(state: NodeState) -> float | None:
-    """Return the metric after a state."""
+    """Return the metric for a state."""
     metrics = Metrics()
     metrics.show(state)
     return metrics.registry.get_sample_value("corepin_agent_uncounted_claims")
 
 
 def test_uncounted_container_is_pinned_and_reported() -> None:
-    """It has its CPUs; status, event and metric say what the scheduler does not count."""
+    """The container is pinned; status, event and metric report that the scheduler does not count it."""
     state = state_of(isolated(), config=COUNTED)
     main = main_of(state)
     assert (main["pinned"], main["uncounted"]) == (True, MESSAGE)
@@ -58,7 +58,7 @@ def test_uncounted_container_is_pinned_and_reported() -> None:
 
 
 def test_counted_container_has_no_report() -> None:
-    """What the kept pod requests is what the webhook added."""
+    """A container with the resource that the webhook adds is not reported."""
     state = state_of(isolated(1), config=COUNTED)
     assert "uncounted" not in main_of(state)
     assert Reason.UNCOUNTED not in {event.reason for event in events_between(None, state)}
@@ -66,7 +66,7 @@ def test_counted_container_has_no_report() -> None:
 
 
 def test_refused_container_has_its_refusal_alone_as_an_event() -> None:
-    """One event says why it has no CPUs; its status has both, the metric counts it."""
+    """A refused container has one event with the refusal; status and metric also count it as uncounted."""
     state = state_of(isolated(), config=REFUSING)
     main = main_of(state)
     assert (main["pinned"], main["uncounted"]) == (False, MESSAGE)
@@ -77,6 +77,6 @@ def test_refused_container_has_its_refusal_alone_as_an_event() -> None:
 
 @pytest.mark.parametrize("config", [COUNTED, REFUSING], ids=["report", "refuse"])
 def test_event_comes_once(config: NodeConfig) -> None:
-    """A state that says the same brings no other event."""
+    """An unchanged state causes no second event."""
     state = state_of(isolated(), config=config)
     assert events_between(state, state) == ()
