@@ -1,1 +1,1 @@
-"""The agent's side of `cmk isolate`."""
+"""Tests of `cmk isolate` on the agent's side."""

@@ -1,4 +1,4 @@
-"""An agent of its own that answers `cmk isolate`, and pods in which the real command is found."""
+"""An agent that serves `cmk isolate`, and pods that can run the command."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.pods import CORES
 
 
 def built() -> Path:
-    """Return the command, built where `scripts/setup` puts it."""
+    """Build the command into `libexec` and return its path."""
     path = Path(sys.prefix, "libexec", "cmk")
     subprocess.run(["scripts/shim", str(path)], check=True)
     return path
 
 
 class CMKAgent(LocalAgent):
-    """An agent that answers `cmk isolate`."""
+    """An agent that serves `cmk isolate`."""
 
     def __init__(self, directory: Path, command: Path | None = None) -> None:
         super().__init__(directory)
@@ -40,7 +40,7 @@ class CMKAgent(LocalAgent):
         return int((self._state / "lock").read_text(encoding="ascii"))
 
     def pod(self, name: str, script: str, cores: int = 1) -> None:
-        """Start a pod that runs a script, in which `cmk` is the command."""
+        """Start a pod that runs a script, with `cmk` on its PATH."""
         amounts = {"cpu": "1"} | ({CORES: str(cores)} if cores else {})
         container: dict[str, Any] = {
             "name": "app",
@@ -60,16 +60,16 @@ class CMKAgent(LocalAgent):
         )
 
     def lines(self, name: str) -> list[str]:
-        """Return what a pod wrote."""
+        """Return the lines that a pod wrote."""
         path = self.logs / f"default_{name}_app.log"
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
     def until_written(self, name: str, line: str) -> list[str]:
-        """Wait until a pod wrote a line that holds a text; return all that it wrote."""
+        """Wait until a pod wrote a line with the text; return all its lines."""
         self.until(f"{name} writes {line}", lambda: any(line in each for each in self.lines(name)))
         return self.lines(name)
 
     @property
     def tasks(self) -> dict[int, tuple[str, str]]:
-        """The pool and CPUs of each wrapper that the agent tells of."""
+        """The pool and CPUs of each wrapper in the agent's state, by pid."""
         return {task["pid"]: (task["pool"], task["cpus"]) for task in self.state().get("tasks", ())}

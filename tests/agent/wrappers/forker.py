@@ -1,9 +1,12 @@
-"""`python -I forker.py`: makes processes that ask as a shim does, each as a child of its own. Standard library only.
+"""`python -I forker.py`: forks processes that send requests as the shim does. Standard library only.
 
-Lines of JSON come in: {"ask": [SOCKET, REQUEST, LATER]} starts a process, which asks and then waits for its end;
-{"kill": PID} ends it and leaves it uncollected, {"again": PID} lets it ask once more, for LATER, and {"cycle": [SOCKET, REQUEST, TIMES]} starts and ends as many, one after the other. A line of JSON goes out for each.
-{"flood": [SOCKET, KEPT, REQUEST]} starts a process that connects without end, sends the request, reads nothing and keeps
-so many connections open; nothing goes out.
+Each line of JSON on standard input is a command. One line of JSON is written for each, except for the flood.
+{"ask": [SOCKET, REQUEST, LATER]} forks a process, which sends the request and then sleeps.
+{"kill": PID} kills it and leaves its zombie.
+{"again": PID} makes it send LATER.
+{"cycle": [SOCKET, REQUEST, TIMES]} forks so many processes, one after the other, which send the request.
+{"flood": [SOCKET, KEPT, REQUEST]} forks a process that connects in a loop, sends the request, reads nothing
+and keeps so many connections open.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import time
 
 
 def ask(path: str, request: str) -> str:
-    """Return what is answered to a request."""
+    """Return the answer to a request."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(path)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -31,7 +34,7 @@ def ask(path: str, request: str) -> str:
 
 
 def fork(path: str, request: str, later: str = "") -> int:
-    """Return the pid of a process that asks, tells what it was answered, and stays."""
+    """Fork a process that sends a request, writes the answer and sleeps; return its pid."""
     child = os.fork()
     if child:
         return child
@@ -42,7 +45,7 @@ def fork(path: str, request: str, later: str = "") -> int:
 
 
 def ask_and_tell(path: str, request: str) -> None:
-    """Ask, and write what was answered."""
+    """Send a request and write the answer."""
     try:
         answer = ask(path, request)
     except OSError as error:
@@ -51,18 +54,18 @@ def ask_and_tell(path: str, request: str) -> None:
 
 
 def tell(what: object) -> None:
-    """Write one line at once: children share the pipe."""
+    """Write one line in one call, because children share the pipe."""
     os.write(1, f"{json.dumps(what)}\n".encode())
 
 
 def end(child: int, number: int) -> None:
-    """End a process and leave its zombie, so that how it ended can be read on any kernel."""
+    """Kill a process and leave its zombie, so that every kernel still has its exit status."""
     os.kill(child, number)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
 
 
 def cycle(path: str, request: str, times: int) -> None:
-    """Let processes ask and end, one after the other."""
+    """Fork processes that send a request and exit, one after the other."""
     answers = set()
     for _ in range(times):
         reading, writing = os.pipe()
@@ -78,7 +81,7 @@ def cycle(path: str, request: str, times: int) -> None:
 
 
 def flood(path: str, kept: int, request: str) -> None:
-    """Start a process that connects without end; at the lowest priority, so that it fills the queue and not the CPU."""
+    """Fork a process that connects in a loop, at low priority so that it does not use up the CPU."""
     if os.fork():
         return
     os.nice(19)
@@ -94,7 +97,7 @@ def flood(path: str, kept: int, request: str) -> None:
 
 
 def main() -> None:
-    """Do what the lines say."""
+    """Execute the commands on standard input."""
     for line in sys.stdin:
         order = json.loads(line)
         if "ask" in order:

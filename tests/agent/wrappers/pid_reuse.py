@@ -1,6 +1,7 @@
-"""`unshare --pid --fork --mount-proc python -m tests.agent.wrappers.pid_reuse SOCKET`: one number, two processes.
+"""`unshare --pid --fork --mount-proc python -m tests.agent.wrappers.pid_reuse SOCKET`: a reused pid.
 
-The first process connects, has a core, and ends; before the agent learns of it, the second one gets its number.
+The first process connects, has a core and exits; the second one gets its pid before the agent sees the
+exit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ONE = Want(Pool.EXCLUSIVE)
 
 
 def fork(path: str | None = None) -> Process:
-    """Start a process that stays, connected if a socket is named."""
+    """Fork a process that sleeps, connected to the socket if one is given."""
     child = os.fork()
     if child:
         return Process(child, started(child))
@@ -40,13 +41,13 @@ def fork(path: str | None = None) -> Process:
 
 
 def end(process: Process) -> None:
-    """End a process, and forget its number."""
+    """Kill a process and reap it."""
     os.kill(process.pid, signal.SIGKILL)
     os.waitpid(process.pid, 0)
 
 
 def fork_as(pid: int) -> Process:
-    """Start a process that gets a number."""
+    """Fork a process with this pid."""
     Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
     process = fork()
     assert process.pid == pid
@@ -54,12 +55,12 @@ def fork_as(pid: int) -> Process:
 
 
 def tell(what: str) -> None:
-    """Say what was found true."""
+    """Write a fact that was verified."""
     sys.stdout.write(f"{what}\n")
 
 
 async def play(path: str) -> None:
-    """Check what becomes of the core and of the number."""
+    """Check the core and the pid after each step."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(path)
         listening.listen()
@@ -71,12 +72,12 @@ async def play(path: str) -> None:
         connection, _ = listening.accept()
         claims.take(held(first), HOLDER, ONE, OWN)
         saved = tuple(claims.registry)
-        await asyncio.sleep(0.05)  # another tick of the clock that starts are counted in
+        await asyncio.sleep(0.05)  # the next tick of the clock in which start times are counted
         end(first)
         second = fork_as(first.pid)
-        assert claims.registry.of(first) is not None  # nobody has told the agent yet
+        assert claims.registry.of(first) is not None  # the agent has not seen the exit yet
         assert claims.registry.of(second) is None
-        with connection:  # whoever has the number now has not connected
+        with connection:  # the process with this pid has not connected
             try:
                 connected(connection)
             except Gone:

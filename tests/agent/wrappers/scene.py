@@ -1,4 +1,4 @@
-"""A node in memory whose containers run real processes that ask over a real socket; affinities are remembered alone."""
+"""An in-memory node whose containers run real processes on a real socket; affinities are only recorded."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from tests.agent.states import MACHINE, bound, state_of
 from tests.pods import CORES, container
 
 SCRIPT = Path(__file__).with_name("forker.py")
-SECONDS = 60.0  # without progress until a test is taken for hung
+SECONDS = 60.0  # time limit for each step of a test
 CYCLES_AT_ONCE = 50
 
 
 class Asked(NamedTuple):
-    """A process that asked, and what it was told."""
+    """A process that sent a request, and the answer."""
 
     pid: int
-    word: str  # ok or error; empty: it got no whole answer
+    word: str  # ok or error; empty if the answer is incomplete
     text: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """What it was told to put into the environment."""
+        """The environment variables in the answer."""
         return dict(line.split("=", 1) for line in self.text.splitlines())
 
 
 def isolate(pool: str, **values: str) -> str:
-    """Return a request."""
+    """Return a request of `cmk isolate`."""
     lines = "".join(f"{key}={value}\n" for key, value in {"pool": pool, **values}.items())
     return f"cmk 1 isolate\n{lines}\n"
 
 
 class Forker:
-    """A container: the process whose children ask."""
+    """A container: a process whose children send requests."""
 
     def __init__(self, process: asyncio.subprocess.Process, path: str) -> None:
         self._process = process
@@ -67,38 +67,38 @@ class Forker:
         self.pid = process.pid
 
     async def asks(self, request: str, times: int = 1) -> list[Asked]:
-        """Let so many processes ask at once, and return what each was told."""
+        """Let this many processes send the request at once; return the answers."""
         for _ in range(times):
             self.begin(request)
         return [await self.answer() for _ in range(times)]
 
     def begin(self, request: str) -> None:
-        """Let one process ask, and do not wait for the answer."""
+        """Let one process send a request, without waiting for the answer."""
         self.order({"ask": [self._path, request, request]})
 
     async def ask(self, request: str, later: str = "") -> Asked:
-        """Let one process ask, which asks for `later` when it asks again."""
+        """Let one process send a request, with `later` as its next one."""
         self.order({"ask": [self._path, request, later or request]})
         return await self.answer()
 
     async def answer(self) -> Asked:
-        """Return what the next process was told that asked."""
+        """Return the next answer that a process got."""
         return _asked(await self.told())
 
     async def ask_again(self, asked: Asked) -> Asked:
-        """Let a process that asked before ask once more."""
+        """Let a process send its next request."""
         self.order({"again": asked.pid})
         return await self.answer()
 
     async def kill(self, asked: Asked, number: signal.Signals = signal.SIGKILL) -> None:
-        """End a process."""
+        """Kill a process."""
         self.order({"kill": asked.pid, "signal": number})
         await self.told()
 
     async def cycle(self, request: str, times: int) -> list[str]:
-        """Let so many processes ask and end, one after the other; return the different answers.
+        """Let processes send a request and exit, one after the other; return the distinct answers.
 
-        Each part has its own time limit: a thousand forks take more than a minute beside much other work.
+        Each part has its own time limit, because a thousand forks take over a minute on a loaded machine.
         """
         answers: set[str] = set()
         for first in range(0, times, CYCLES_AT_ONCE):
@@ -107,12 +107,12 @@ class Forker:
         return sorted(answers)
 
     def order(self, what: object) -> None:
-        """Tell it what to do."""
+        """Send a command to the forker."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{json.dumps(what)}\n".encode())
 
     async def told(self) -> dict[str, Any]:
-        """Return the next that it tells."""
+        """Return the next line that the forker writes."""
         assert self._process.stdout is not None
         async with asyncio.timeout(SECONDS):
             return dict(json.loads(await self._process.stdout.readline()))
@@ -126,29 +126,29 @@ def _asked(told: Mapping[str, Any]) -> Asked:
 
 
 class Masks:
-    """What was asked for threads, which run on what of that their container has; the others on all of it."""
+    """Affinities that were set, limited to CPUs that the kernel allows."""
 
     def __init__(self) -> None:
         self.put: dict[int, CPUSet] = {}
-        self.allowed = CPUSet(range(4096))  # what the kernel lets any thread use
+        self.allowed = CPUSet(range(4096))  # CPUs that the kernel allows
 
     def read(self, task: int) -> CPUSet:
-        """Return where a thread may run."""
+        """Return the effective affinity of a thread."""
         return self.put.get(task, self.allowed) & self.allowed
 
     def set(self, task: int, cpus: CPUSet) -> CPUSet:
-        """Put a thread somewhere."""
+        """Set the affinity of a thread."""
         self.put[task] = cpus
         return self.read(task)
 
     @property
     def as_affinities(self) -> Affinities:
-        """The same as the kernel's."""
+        """These affinities as the agent's interface."""
         return Affinities(self.read, self.set, lambda _: True)
 
 
 class Scene:
-    """Containers of a node, and the keeper of their wrappers over one agent or several."""
+    """Containers of a node, and the wrapper service of its agent, which can restart."""
 
     def __init__(self, folder: Path, *pods: Pod, config: NodeConfig = NodeConfig()) -> None:
         self.folder = folder
@@ -160,14 +160,14 @@ class Scene:
         self.is_right = True
         self.passes = 0
         self.uses: Mapping[Owner, frozenset[PoolUse]] = {}
-        self.gone: set[str] = set()  # containers that ended
+        self.gone: set[str] = set()  # exited containers
         self.shown: NodeState | None = None
         self.cgroups: dict[int, str] = {}
         self.observes = False
-        self.peer_failures: list[OSError] = []  # of the next connections
-        self.first_pids: dict[str, int] = {}  # of containers' first processes
-        self.forgets_ends = False  # the kernel, as before Linux 6.15 once a parent has collected its child
-        self.exits: dict[str, ContainerExit | AgentError | None] = {}  # what the runtime says of containers
+        self.peer_failures: list[OSError] = []  # raised by the next connections
+        self.first_pids: dict[str, int] = {}  # pids of containers' first processes
+        self.forgets_ends = False  # as kernels before 6.15, once the parent has reaped its child
+        self.exits: dict[str, ContainerExit | AgentError | None] = {}  # in the runtime, by container
         self.asked_exits: list[str] = []
         self.texts: dict[str, Callable[[NodeState], str]] = {
             "describe": lambda state: f"{len(state.tasks)}\n"
@@ -181,7 +181,7 @@ class Scene:
                 raise self.peer_failures.pop()
             return connected(connection)
 
-        def cgroup_of(pid: int, _: int) -> str:  # that of the forker that made it
+        def cgroup_of(pid: int, _: int) -> str:  # the cgroup of the forker that is its parent
             fields = stat_fields(pid)
             return self.cgroups.get(int(fields[PARENT]), "/elsewhere") if fields else "/elsewhere"
 
@@ -205,12 +205,12 @@ class Scene:
         )
 
     def state(self) -> NodeState:
-        """Return what a pass comes to."""
+        """Return the node state of a pass."""
         config = replace(self.config, observe=self.observes)
         return state_of(*self.pods, config=config, machine=self.machine, ledger=self.ledger)
 
     def run_pass(self) -> None:
-        """Do what a pass of the agent does with wrappers."""
+        """Do what a pass of the agent does for wrappers."""
         self.passes += 1
         self.uses = self.keeper.uses()
         state = self.state()
@@ -233,24 +233,24 @@ class Scene:
         self.show()
 
     def show(self) -> None:
-        """Take over what is told of the node."""
+        """Update the published state."""
         if self.ledger is not None:
             self.shown = self.keeper.shown(self.state())
 
     @property
     def reclaimed(self) -> list[tuple[int, str, str]]:
-        """The process, pool and CPU list of each entry."""
+        """The process, pool and CPU list of each reclaimed entry."""
         entries = self.shown.reclaimed if self.shown else ()
         return [(entry.pid, entry.pool, entry.cpus) for entry in entries]
 
     @property
     def tasks(self) -> dict[int, str]:
-        """The CPUs of each process that is told of."""
+        """The CPUs of each process in the published state."""
         return {task.pid: str(task.cpus) for task in self.shown.tasks} if self.shown else {}
 
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[None]:
-        """Be an agent: passes are done when they are asked for."""
+        """Run the wrapper service; requested passes run in the event loop."""
         loop, place = asyncio.get_running_loop(), self.folder / "install" / SOCKET
         before = place.stat().st_ino if place.exists() else 0
         running = loop.create_task(self.keeper.run(lambda: _soon(loop, self.run_pass), self.show))
@@ -265,13 +265,13 @@ class Scene:
                 await running
 
     def restart(self) -> None:
-        """Let the next agent be another one, of the same state directory."""
+        """Replace the agent by a new one on the same state directory."""
         self.shown = None
         self.keeper = self._keeper()
 
     @asynccontextmanager
     async def container(self, pod: str = "p", name: str = "main") -> AsyncIterator[Forker]:
-        """Run a container; all its processes end with it."""
+        """Run a container, and kill all its processes at the end."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", str(SCRIPT)),
             stdin=asyncio.subprocess.PIPE,
@@ -287,7 +287,7 @@ class Scene:
             await process.wait()
 
     async def until(self, is_true: Callable[[], bool]) -> None:
-        """Wait until something comes true."""
+        """Wait until a condition is true."""
         async with asyncio.timeout(SECONDS):
             while not is_true():
                 await asyncio.sleep(0.001)
@@ -298,13 +298,13 @@ def _soon(loop: asyncio.AbstractEventLoop, run_pass: Callable[[], None]) -> None
 
 
 def end_session(pid: int) -> None:
-    """End a process and all that it forked."""
+    """Kill a process and everything that it forked."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def cmk_pod(name: str = "p", cores: int = 2, **more: Any) -> Pod:
-    """Return a pod as CMK's webhook leaves it: cores for its container."""
+    """Return a pod with CMK's resource, as CMK's webhook leaves it."""
     return bound(
         name, container("main", {CORES: str(cores), "cpu": "4"}, {CORES: str(cores), "cpu": "4"}), **more
     )

@@ -1,4 +1,4 @@
-"""What goes wrong around an answer."""
+"""Failures while a request of `cmk isolate` is answered."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from agent.wrappers.store import FILE, Kept
 from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
 
 
-def test_what_cannot_be_noted_is_not_given(tmp_path: Path) -> None:
-    """A claim that the next agent would not know of is refused, and its core is free; the next pass mends it."""
+def test_claim_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+    """If a claim cannot be saved it is refused and its core is free; the next pass writes the file again."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
@@ -33,7 +33,7 @@ def test_what_cannot_be_noted_is_not_given(tmp_path: Path) -> None:
 
 
 def test_a_bug_in_one_answer_ends_that_answer(tmp_path: Path) -> None:
-    """The process gets none, and others are answered."""
+    """If a handler crashes, its process gets no answer and other requests are answered."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
@@ -50,7 +50,7 @@ def _crash(_: NodeState) -> str:
 
 
 def test_without_descriptors_one_connection_ends(tmp_path: Path) -> None:
-    """Its shim asks again, and is answered when there are some."""
+    """If the agent is out of file descriptors one connection is closed; the next request is answered."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, plain_pod())
@@ -64,8 +64,8 @@ def test_without_descriptors_one_connection_ends(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_an_observing_agent_gives_nobody_cpus(tmp_path: Path) -> None:
-    """Another program allocates them there."""
+def test_an_observing_agent_refuses_cmk_isolate(tmp_path: Path) -> None:
+    """An agent that observes refuses `cmk isolate`, because another program allocates the CPUs."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, plain_pod())
@@ -77,7 +77,7 @@ def test_an_observing_agent_gives_nobody_cpus(tmp_path: Path) -> None:
 
 
 def test_a_reset_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Neither the socket nor the file, and it may be done twice."""
+    """Reset removes the socket and the saved claims, and is idempotent."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())

@@ -1,4 +1,4 @@
-"""Ends that the kernel has forgotten: the runtime's exit code of the container, or not known."""
+"""Exit status that the kernel no longer has: taken from the runtime, or unknown."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ KILLED = ContainerExit(137, "Error", 1_790_000_000.0)
 
 
 def forgetful(tmp_path: Path) -> Scene:
-    """Return a node whose kernel forgets how processes ended."""
+    """Return a node whose kernel does not keep the exit status of processes."""
     scene = Scene(tmp_path, cmk_pod(cores=2))
     scene.forgets_ends = True
     return scene
 
 
 async def first_process(scene: Scene, container: Forker) -> Asked:
-    """Return a wrapped process that passes know as the first of its container."""
+    """Return a wrapped process that is its container's first process."""
     asked = await container.ask(isolate("exclusive", cores="2"))
     scene.first_pids[MAIN] = asked.pid
     scene.run_pass()
@@ -38,7 +38,7 @@ async def first_process(scene: Scene, container: Forker) -> Asked:
 
 
 async def exited(scene: Scene, container: Forker, asked: Asked, number: int = signal.SIGKILL) -> None:
-    """End the process, and let a pass see that its container has exited."""
+    """Kill the process and run a pass after its container has exited."""
     await container.kill(asked, signal.Signals(number))
     await scene.until(lambda: not scene.tasks)
     scene.gone.add(MAIN)
@@ -46,7 +46,7 @@ async def exited(scene: Scene, container: Forker, asked: Asked, number: int = si
 
 
 def test_exit_code_137_lists_a_killed_first_process(tmp_path: Path) -> None:
-    """Each entry names the runtime as its source, for the next agent too; the runtime is asked once."""
+    """Each entry has the runtime as its source, also after a restart; the runtime is asked once."""
 
     async def talk() -> None:
         scene = forgetful(tmp_path)
@@ -82,10 +82,8 @@ def test_exit_code_137_lists_a_killed_first_process(tmp_path: Path) -> None:
         pytest.param(TooLarge("16 MiB"), id="too large"),
     ],
 )
-def test_any_other_word_of_the_runtime_lists_nothing(
-    tmp_path: Path, said: ContainerExit | AgentError | None
-) -> None:
-    """An end that is not known is no kill; the runtime is not asked again."""
+def test_any_other_exit_status_lists_nothing(tmp_path: Path, said: ContainerExit | AgentError | None) -> None:
+    """An exit that is not known to be a kill makes no entry, and the runtime is not asked again."""
 
     async def talk() -> None:
         scene = forgetful(tmp_path)
@@ -101,8 +99,8 @@ def test_any_other_word_of_the_runtime_lists_nothing(
     asyncio.run(talk())
 
 
-def test_runtime_that_is_away_is_asked_after_the_next_pass(tmp_path: Path) -> None:
-    """Until it answers the end is not known."""
+def test_unavailable_runtime_is_asked_again_after_the_next_pass(tmp_path: Path) -> None:
+    """While the runtime is unavailable there is no entry; the next pass retries."""
 
     async def talk() -> None:
         scene = forgetful(tmp_path)
@@ -119,8 +117,8 @@ def test_runtime_that_is_away_is_asked_after_the_next_pass(tmp_path: Path) -> No
     asyncio.run(talk())
 
 
-def test_exit_code_is_of_the_first_process_alone(tmp_path: Path) -> None:
-    """A wrapped process beside it, whose end the kernel forgot, may have ended in any way: nobody is asked."""
+def test_exit_code_counts_for_the_first_process_only(tmp_path: Path) -> None:
+    """For other processes the runtime is not asked, because its exit code is the first process's."""
 
     async def talk() -> None:
         scene = forgetful(tmp_path)
@@ -137,7 +135,7 @@ def test_exit_code_is_of_the_first_process_alone(tmp_path: Path) -> None:
 
 
 def test_container_that_exits_before_its_process_is_seen_to_end_is_asked_about(tmp_path: Path) -> None:
-    """A pass may take its claim back first; the first process is known from the passes before."""
+    """A container that exits before its process is reclaimed is still asked for its exit code."""
 
     async def talk() -> None:
         scene = forgetful(tmp_path)
@@ -152,8 +150,8 @@ def test_container_that_exits_before_its_process_is_seen_to_end_is_asked_about(t
     asyncio.run(talk())
 
 
-def test_kernels_word_goes_before_the_runtimes(tmp_path: Path) -> None:
-    """Where the kernel remembers the end, the entry says so, and the runtime is not asked."""
+def test_exit_status_of_the_kernel_is_preferred(tmp_path: Path) -> None:
+    """If the kernel has the exit status, the entry names the kernel and the runtime is not asked."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=1))

@@ -1,4 +1,4 @@
-"""Killed first processes of real containers on a kernel that forgets how they ended: the runtime's exit code tells."""
+"""Exit codes of killed first processes from a real containerd, on a kernel that does not keep them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNTIL_TOLD = "while [ ! -e /opt/bin/told ]; do /bin/sleep 0.05; done; exit 7"
 
 
 class Node:
-    """The wrappers of a containerd's containers, whose kernel forgets how processes end; events make passes."""
+    """The wrapper service for containers of containerd, with a pass for each event."""
 
     def __init__(self, containerd: Containerd, folder: Path) -> None:
         self.runtime = CRI(containerd.socket)
@@ -64,7 +64,7 @@ class Node:
         return self.service.shown(self.state)
 
     async def run(self) -> None:
-        """Serve wrappers, and make passes, until cancelled."""
+        """Serve wrappers and run passes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.runtime.watch(self._wanted.set))
             tasks.create_task(self.service.run(self._wanted.set, lambda: None))
@@ -92,7 +92,7 @@ class Node:
         self.service.passed(self.state, passed)
 
     async def first_process(self, container_id: str) -> int:
-        """Wait until a container's first process is wrapped, and return its number."""
+        """Wait until a container's first process is wrapped; return its pid."""
         async with asyncio.timeout(SECONDS):
             while True:
                 running = self.alive.get(container_id)
@@ -102,7 +102,7 @@ class Node:
 
 
 def start(containerd: Containerd, folder: Path, script: str) -> str:
-    """Start a container that runs a script under `cmk isolate`, and return its id."""
+    """Start a container that runs a script under `cmk isolate`; return its id."""
     mounts = [api_pb2.Mount(container_path="/opt/bin", host_path=str(folder), readonly=True)]
     pod = containerd.run_pod("q", "uid-q")
     return pod.start(pod.create("main", [*WRAPPED, script], mounts=mounts))
@@ -123,7 +123,7 @@ def folder(tmp_path: Path) -> Path:
 def test_runtime_tells_which_first_process_was_killed(
     containerd: Containerd, folder: Path, is_killed: bool, code: int, sources: set[str]
 ) -> None:
-    """SIGKILL leaves an entry with the runtime as its source, an exit of the command's own leaves none."""
+    """A killed first process makes an entry with the runtime as source; an ordinary exit makes none."""
 
     async def talk() -> None:
         node = Node(containerd, folder)

@@ -1,4 +1,4 @@
-"""Wrappers go where their container or their pool goes."""
+"""Wrapped processes move with their container's cores and their pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAIN = Owner("p", "main")
 
 
 def own(scene: Scene, cpus: str) -> None:
-    """Give the container other CPUs, and do a pass."""
+    """Give the container other CPUs and run a pass."""
     assert scene.ledger is not None
     held = scene.ledger.of(MAIN)
     assert held is not None
@@ -30,8 +30,8 @@ def own(scene: Scene, cpus: str) -> None:
     scene.run_pass()
 
 
-def test_other_cores_of_the_container_are_the_wrappers_too(tmp_path: Path) -> None:
-    """It is put on them, and told of there; asked again it is told so."""
+def test_wrapper_moves_to_its_containers_new_cores(tmp_path: Path) -> None:
+    """The process is moved, the state and its next answer have the new CPUs."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=1))
@@ -46,8 +46,8 @@ def test_other_cores_of_the_container_are_the_wrappers_too(tmp_path: Path) -> No
     asyncio.run(talk())
 
 
-def test_who_moved_by_himself_stays(tmp_path: Path) -> None:
-    """A thread that chose some of its CPUs is not moved as long as these are its own."""
+def test_affinity_that_the_process_chose_is_kept(tmp_path: Path) -> None:
+    """A process that narrowed its affinity inside the pool is not moved when the pool changes."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, plain_pod())
@@ -72,10 +72,10 @@ def test_who_moved_by_himself_stays(tmp_path: Path) -> None:
         pytest.param(isolate("shared", socket="0"), "0,4", CPUSet([0, 4]), id="a part of it"),
     ],
 )
-def test_who_runs_wherever_its_container_does_names_no_cpus(
+def test_wrapper_in_the_whole_pool_gets_all_cpus_as_affinity(
     tmp_path: Path, request_: str, few: str, asked_for: CPUSet
 ) -> None:
-    """What it started while the pool was small would stay on it; one that has a part of the pool alone is kept on that."""
+    """A process in the whole pool has no narrower affinity, so that its children follow the pool."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, plain_pod())
@@ -94,8 +94,8 @@ def test_who_runs_wherever_its_container_does_names_no_cpus(
     asyncio.run(talk())
 
 
-def test_who_finds_no_core_any_more_loses_his(tmp_path: Path) -> None:
-    """Where a container shrinks below what its wrappers have, the last one has nothing, and the others stay."""
+def test_last_wrapper_loses_its_core_when_the_container_shrinks(tmp_path: Path) -> None:
+    """If a container shrinks below its claims, the last claim is dropped and the others stay."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -109,10 +109,10 @@ def test_who_finds_no_core_any_more_loses_his(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_move_that_is_not_settled_is_retried_with_the_next_pass(
+def test_incomplete_move_is_retried_by_the_next_pass(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its threads may be where they were: that is logged, and the next pass moves them though nothing changed since."""
+    """A move that may have missed threads is logged and retried by the next pass."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=1))
@@ -120,7 +120,7 @@ def test_move_that_is_not_settled_is_retried_with_the_next_pass(
         async with scene.agent(), scene.container() as container:
             asked = await container.ask(isolate("exclusive"))
             before = scene.masks.put[asked.pid]
-            scene.masks.allowed = EMPTY  # each listed thread exits before it is looked at
+            scene.masks.allowed = EMPTY  # each listed thread exits before its affinity is read
             own(scene, "3,7")
             assert scene.masks.put == {asked.pid: before}
             scene.masks.allowed = everything
@@ -133,7 +133,7 @@ def test_move_that_is_not_settled_is_retried_with_the_next_pass(
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to be moved to")
 def test_real_threads_that_start_each_other_follow(tmp_path: Path) -> None:
-    """None is left on the cores that the wrapper had, though each starts the next one before it is listed."""
+    """No thread stays on the old CPUs, although each starts the next before it is listed."""
     old, new = CPUSet([min(os.sched_getaffinity(0))]), CPUSet([max(os.sched_getaffinity(0))])
     program = thread_chains.build(tmp_path)
     with thread_chains.running(program, microseconds=200, threads=800) as pid:
@@ -145,7 +145,7 @@ def test_real_threads_that_start_each_other_follow(tmp_path: Path) -> None:
 
 
 def test_process_of_another_start_is_not_moved() -> None:
-    """Its pid was given to another process, which runs where the wrapper ran."""
+    """A process with the same pid and another start time is not moved."""
     here = read_affinity(os.getpid())
     other = Process(os.getpid(), started(os.getpid()) + 1)
 

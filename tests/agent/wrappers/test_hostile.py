@@ -1,4 +1,4 @@
-"""What containers do that lie, flood, hang or send rubbish: nothing of it concerns another one."""
+"""Hostile containers that forge, flood, hang or send garbage do not affect others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Talk = Callable[[Scene, Forker], Awaitable[None]]
 
 
 def played(folder: Path, talk: Talk) -> None:
-    """Let a test talk to an agent with a container, while this process is in another one."""
+    """Run a test with an agent and a container, where this process is another container."""
 
     async def play() -> None:
         scene = Scene(folder, cmk_pod(), plain_pod())
@@ -36,7 +36,7 @@ def played(folder: Path, talk: Talk) -> None:
 
 
 async def connect(scene: Scene) -> socket.socket:
-    """Connect from this process, and let the agent take it: few may wait in line."""
+    """Connect from this process and let the agent accept, because its backlog is short."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(str(scene.folder / "install" / SOCKET))
     connection.setblocking(False)
@@ -45,19 +45,19 @@ async def connect(scene: Scene) -> socket.socket:
 
 
 async def told(connection: socket.socket) -> bytes:
-    """Return everything that is said on a connection."""
+    """Return everything that is received on a connection."""
     loop, content = asyncio.get_running_loop(), b""
     try:
         while piece := await loop.sock_recv(connection, 65536):
             content += piece
-    except ConnectionResetError:  # it was closed with something unread
+    except ConnectionResetError:  # closed with unread data
         pass
     connection.close()
     return content
 
 
 def test_rubbish_is_refused_and_hurts_nobody(tmp_path: Path) -> None:
-    """Any bytes end their own connection; the next request is answered as ever."""
+    """Random bytes end their own connection, and the next request is answered."""
     chance = random.Random(13)  # noqa: S311 no secret
     pieces = [
         b"cmk 1 isolate\n",
@@ -87,8 +87,8 @@ def test_rubbish_is_refused_and_hurts_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"x" * (REQUEST_LIMIT + 1), b"cmk 1 describe\n\ncmk 1 describe\n\n"])
-def test_a_request_that_goes_on_is_refused(tmp_path: Path, content: bytes) -> None:
-    """No more than a request is ever read."""
+def test_a_request_above_the_size_limit_is_refused(tmp_path: Path, content: bytes) -> None:
+    """A request that is too large, or followed by more data, is refused."""
 
     async def talk(scene: Scene, _: Forker) -> None:
         connection = await connect(scene)
@@ -101,7 +101,7 @@ def test_a_request_that_goes_on_is_refused(tmp_path: Path, content: bytes) -> No
 def test_who_sends_nothing_is_dropped_and_fills_his_own_room_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as one container may open wait in vain; one more is refused, and another container is answered."""
+    """Idle connections reach the limit of their own container only, and are closed after a timeout."""
 
     async def talk(scene: Scene, container: Forker) -> None:
         monkeypatch.setattr(server, "SEND_SECONDS", 3600.0)
@@ -112,14 +112,14 @@ def test_who_sends_nothing_is_dropped_and_fills_his_own_room_alone(
             connection.close()
         monkeypatch.setattr(server, "SEND_SECONDS", 0.1)
         refused = b"error"
-        while refused:  # the agent has still to see that they are closed
+        while refused:  # the agent has not seen yet that they are closed
             refused = await told(await connect(scene))
 
     played(tmp_path, talk)
 
 
 def test_who_does_not_read_its_answer_fills_its_own_room_alone(tmp_path: Path) -> None:
-    """An answer that nobody reads is memory of the agent: its connection counts until it is closed."""
+    """A connection with an unread answer counts against its container's limit until it is closed."""
 
     async def talk(scene: Scene, container: Forker) -> None:
         unread = [await connect(scene) for _ in range(AT_ONCE)]
@@ -132,7 +132,7 @@ def test_who_does_not_read_its_answer_fills_its_own_room_alone(tmp_path: Path) -
         for connection in unread:
             connection.close()
         answer = b""
-        while not answer.startswith(b"ok "):  # the agent has still to see that they are closed
+        while not answer.startswith(b"ok "):  # the agent has not seen yet that they are closed
             another = await connect(scene)
             with suppress(OSError):
                 another.send(b"cmk 1 describe\n\n")
@@ -142,7 +142,7 @@ def test_who_does_not_read_its_answer_fills_its_own_room_alone(tmp_path: Path) -
 
 
 def test_a_flood_leaves_others_their_turns(tmp_path: Path) -> None:
-    """While one container asks as fast as it can, beyond its turns, another one is answered at once, time and again."""
+    """While one container exceeds its rate limit, another container's requests are answered."""
 
     async def talk(scene: Scene, container: Forker) -> None:
         async with scene.container("q") as flooder:
@@ -164,7 +164,7 @@ FLOODS = {
 
 
 def test_each_process_gets_one_right_answer_while_floods_run(tmp_path: Path) -> None:
-    """Of 40 that race for 2 cores of their container 2 get one each and 38 the reason; 40 more get the pool."""
+    """Of 40 processes that race for 2 cores 2 get one each and 38 the reason; 40 more get the pool."""
 
     async def talk(scene: Scene, container: Forker) -> None:
         async with scene.container("q") as flooder:
@@ -189,7 +189,7 @@ def test_each_process_gets_one_right_answer_while_floods_run(tmp_path: Path) -> 
 def test_after_a_refusal_nobody_is_taken_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However fast connections come that are refused, the agent spends a part of its time on them."""
+    """After a refused connection the agent accepts none for a pause, which limits its CPU time."""
     monkeypatch.setattr(server, "REST", 1e12)
 
     async def talk(scene: Scene, _container: Forker) -> None:
@@ -207,7 +207,7 @@ def test_after_a_refusal_nobody_is_taken_for_a_moment(
 
 
 def test_who_connects_has_a_turn_whatever_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections without a request are spread over time as requests are."""
+    """A connection without a request costs a turn of the rate limit, as a request does."""
     turns: list[int] = []
 
     async def turn(_: object, __: Origin, count: int = 1) -> None:
@@ -231,7 +231,7 @@ def test_who_connects_has_a_turn_whatever_it_says(tmp_path: Path, monkeypatch: p
 def test_processes_of_a_container_that_is_not_listed_share_one_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred ask for one pass and are looked up once for each pass, and all are answered when it is listed."""
+    """A hundred requests of an unlisted container share one pass and one lookup for each pass."""
     looks: list[str] = []
     candidates = CgroupIndex.candidates
 
@@ -271,7 +271,7 @@ def test_processes_of_a_container_that_is_not_listed_share_one_wait(
 
 
 def test_a_report_is_made_once_for_each_state(tmp_path: Path) -> None:
-    """Any number of containers may ask for it: it takes the agent milliseconds."""
+    """The text of a report is computed once for each state, because it takes the agent milliseconds."""
     made: list[NodeState] = []
 
     def describe(state: NodeState) -> str:
@@ -290,7 +290,7 @@ def test_a_report_is_made_once_for_each_state(tmp_path: Path) -> None:
 
 
 def test_little_of_an_answer_waits_for_who_does_not_read(tmp_path: Path) -> None:
-    """What the kernel keeps of it is memory of the agent's, many times over."""
+    """The unread part of an answer in the kernel's send buffer is limited."""
 
     async def talk(scene: Scene, _: Forker) -> None:
         scene.texts["describe"] = lambda _: "x" * 1_000_000
@@ -306,7 +306,7 @@ def test_little_of_an_answer_waits_for_who_does_not_read(tmp_path: Path) -> None
 
 
 def test_a_socket_by_another_name_is_the_same_socket(tmp_path: Path) -> None:
-    """A container's own link to it changes nothing: who asks is told by the kernel."""
+    """The container is found by the peer's credentials, so a symlink to the socket changes nothing."""
 
     async def talk(scene: Scene, container: Forker) -> None:
         link = tmp_path / "link"
@@ -319,8 +319,8 @@ def test_a_socket_by_another_name_is_the_same_socket(tmp_path: Path) -> None:
     played(tmp_path, talk)
 
 
-def test_who_goes_away_in_the_middle_frees_what_it_had(tmp_path: Path) -> None:
-    """A process that ends while its container is being widened holds nothing afterwards."""
+def test_process_that_exits_during_a_request_frees_its_cores(tmp_path: Path) -> None:
+    """The cores of a process that exits while its request waits for a pass are freed."""
 
     async def talk(scene: Scene, container: Forker) -> None:
         scene.is_right = False

@@ -1,4 +1,4 @@
-"""The socket in the install directory."""
+"""The listening socket in the install directory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from agent.wrappers.server import listen
 NAME = "cmk.sock"
 
 
-def test_everybody_may_connect_and_nothing_else_is_left(tmp_path: Path) -> None:
-    """The directory is made, the socket has mode 0666 whatever the umask, and no other name stays."""
+def test_socket_has_mode_0666_and_no_temporary_file_is_left(tmp_path: Path) -> None:
+    """The directory is created, the socket has mode 0666 whatever the umask, and no temporary file stays."""
     folder = tmp_path / ("deep/" * 60) / "opt/bin"
     before = os.umask(0o077)
     try:
@@ -33,7 +33,7 @@ def test_everybody_may_connect_and_nothing_else_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling", "socket"])
 def test_what_stands_in_its_place_is_replaced_and_not_followed(tmp_path: Path, kind: str) -> None:
-    """A link's target is neither replaced nor made writable."""
+    """A file, link or socket at the path is replaced; a link's target is not changed."""
     target = tmp_path / "secret"
     target.write_text("secret")
     target.chmod(0o600)
@@ -56,8 +56,8 @@ def test_what_stands_in_its_place_is_replaced_and_not_followed(tmp_path: Path, k
         listener.close()
 
 
-def test_another_in_its_place_is_noticed(tmp_path: Path) -> None:
-    """Another socket is not this one, and neither is a link to it."""
+def test_replaced_socket_is_detected(tmp_path: Path) -> None:
+    """`is_in_place` is false after another socket, or a link, replaced it."""
     first = listen(tmp_path, NAME)
     second = listen(tmp_path, NAME)
     try:
@@ -70,8 +70,8 @@ def test_another_in_its_place_is_noticed(tmp_path: Path) -> None:
         second.close()
 
 
-def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    """The refusal names it and its flag."""
+def test_an_impossible_directory_is_refused(tmp_path: Path) -> None:
+    """The error names the directory and the flag `--cmk-install-dir`."""
     (tmp_path / "file").write_text("")
 
     with pytest.raises(

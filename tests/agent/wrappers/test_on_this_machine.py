@@ -1,4 +1,4 @@
-"""The real command in containers of the runtime local, a real agent, and this machine's kernel."""
+"""The real command in containers of the `local` runtime, with a real agent and this machine's kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TELLING = "env | grep ^CMK_CPUS | sort; grep Cpus_allowed_list /proc/self/status
 
 @contextmanager
 def running(folder: Path) -> Iterator[CMKAgent]:
-    """Run an agent, or skip where there are no cgroups."""
+    """Run an agent, or skip the test without cgroups."""
     why = cgroups_missing()
     if why and os.environ.get("CI") == "true":
         pytest.fail(why)
@@ -35,8 +35,8 @@ def running(folder: Path) -> Iterator[CMKAgent]:
         yield agent
 
 
-def test_the_command_runs_where_it_was_told(tmp_path: Path) -> None:
-    """Its environment and the kernel say the same, it is the process that asked, and exit codes are its own."""
+def test_the_command_runs_on_its_assigned_cpus(tmp_path: Path) -> None:
+    """Environment and kernel agree on the CPUs, the pid is unchanged, and the exit code is the command's."""
     with running(tmp_path) as agent:
         last = len(os.sched_getaffinity(0)) - 1
         agent.pod("wrapped", f"cmk isolate --pool=exclusive sh -- -c '{TELLING}'; echo left with $?")
@@ -55,7 +55,7 @@ def test_the_command_runs_where_it_was_told(tmp_path: Path) -> None:
 
 
 def test_a_core_is_lent_to_one_at_a_time(tmp_path: Path) -> None:
-    """A second command is refused with 1 and told why, and gets the core when the first one ended."""
+    """A second command is refused with exit code 1 and the reason, and gets the core when the first exits."""
     with running(tmp_path) as agent:
         isolate = "cmk isolate --pool=exclusive"
         agent.pod(
@@ -71,7 +71,7 @@ def test_a_core_is_lent_to_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_killed_loses_nothing(tmp_path: Path) -> None:
-    """The next one knows who has the core, and a command that asks meanwhile waits for it."""
+    """The next agent keeps the claim, and a command started in between waits for an agent."""
     why = cgroups_missing()
     if why:
         pytest.skip(why)
@@ -94,7 +94,7 @@ def test_an_agent_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_process_1_stays_beside_the_cores_of_its_command(tmp_path: Path) -> None:
-    """With CMK_INIT=1 it runs on the shared set, its child on the core; the next agent knows both, SIGTERM ends both."""
+    """With CMK_INIT=1 pid 1 runs on the shared set and its child on the core, also after a restart."""
     why = cgroups_missing()
     if why:
         pytest.skip(why)
@@ -120,7 +120,7 @@ def test_process_1_stays_beside_the_cores_of_its_command(tmp_path: Path) -> None
 
 
 def test_a_container_that_is_wrapped_reaches_what_its_environment_lists(tmp_path: Path) -> None:
-    """Its own shell stays on its core, a command of `infra` starts on the shared set, and one of `exclusive` moves there."""
+    """The shell stays on its core; commands in `infra`, or moved by taskset, run on the shared set."""
     with running(tmp_path) as agent:
         last = len(os.sched_getaffinity(0)) - 1
         shared = "0" if last == 1 else f"0-{last - 1}"
@@ -142,7 +142,7 @@ def test_a_container_that_is_wrapped_reaches_what_its_environment_lists(tmp_path
 
 
 def test_what_a_command_started_follows_its_pool(tmp_path: Path) -> None:
-    """A process that it started while others had CPUs gets these too when they are free again."""
+    """A child process started while the pool was small gets the larger pool later."""
     with running(tmp_path) as agent:
         last = len(os.sched_getaffinity(0)) - 1
         go = tmp_path / "go"
@@ -164,14 +164,14 @@ def test_what_a_command_started_follows_its_pool(tmp_path: Path) -> None:
         assert [allowed(pid), allowed(int(words[1]))] == [whole, whole]
 
 
-def test_a_thousand_starts_and_ends_leave_nothing(tmp_path: Path) -> None:
-    """None was refused, and neither a claim nor a descriptor of the agent is left of them."""
+def test_a_thousand_commands_leak_nothing_in_the_agent(tmp_path: Path) -> None:
+    """A thousand commands leave no claim and no file descriptor in the agent."""
     with running(tmp_path) as agent:
         files = Path(f"/proc/{agent.pid}/fd")
         isolate = "cmk isolate --pool=exclusive true || echo refused"
         agent.pod(
             "first", "cmk isolate --pool=infra true; echo done; exec sleep 1000", cores=0
-        )  # the agent's own files are open then
+        )  # opens the agent's own files first
         agent.until_written("first", "done")
         before = len(list(files.iterdir()))
         agent.pod("cycles", f"i=0; while [ $i -lt 1000 ]; do {isolate}; i=$((i+1)); done; echo done")

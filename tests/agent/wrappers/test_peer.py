@@ -1,4 +1,4 @@
-"""Who is at the other end, by the kernel's word."""
+"""The process at the other end of a connection, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def listening(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def client(listening: socket.socket, how: str) -> subprocess.Popen[bytes]:
-    """Start a process that connects."""
+    """Start a process that connects to the socket."""
     command = [sys.executable, "-I", "-c", CLIENT, listening.getsockname(), how]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("find", [None, by_number], ids=["by-pidfd", "by-number"])
 def test_the_process_that_connects_is_told(listening: socket.socket, find: Find | None) -> None:
-    """Also when a child of it sends; it is held while it lives, and known to have ended afterwards."""
+    """The peer is the process that connected, also if its child sends, and its exit is detected."""
     with client(listening, "inherit") as process:
         connection, _ = listening.accept()
         with connection:
@@ -71,7 +71,7 @@ def test_the_process_that_connects_is_told(listening: socket.socket, find: Find 
 
 @pytest.mark.parametrize("find", [None, by_number], ids=["by-pidfd", "by-number"])
 def test_a_process_that_ended_is_nobody(listening: socket.socket, find: Find | None) -> None:
-    """Whoever has its connection now gets nothing by it, and no descriptor is left of it."""
+    """If the process that connected has exited, its child gets nothing and no file descriptor leaks."""
     with client(listening, "end") as process:
         connection, _ = listening.accept()
         with connection:
@@ -83,8 +83,8 @@ def test_a_process_that_ended_is_nobody(listening: socket.socket, find: Find | N
             assert os.listdir("/proc/self/fd") == before  # noqa: PTH208 names alone
 
 
-def test_a_process_is_held_by_its_number_and_start() -> None:
-    """With another start it is another process."""
+def test_process_is_identified_by_pid_and_start_time() -> None:
+    """The same pid with another start time is another process."""
     itself = Process(os.getpid(), started(os.getpid()))
     peer = held(itself)
 
@@ -94,8 +94,8 @@ def test_a_process_is_held_by_its_number_and_start() -> None:
         held(Process(itself.pid, itself.started - 1))
 
 
-def test_the_cgroup_is_the_kernels_word() -> None:
-    """It is that of /proc, in the hierarchy that has the cpusets."""
+def test_cgroup_is_read_from_proc() -> None:
+    """The cgroup is that of /proc, in the hierarchy with the cpusets."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
 
     assert [cgroup_of(os.getpid(), 2)] == ([line[3:] for line in lines if line.startswith("0::")] or [""])

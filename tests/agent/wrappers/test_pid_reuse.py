@@ -1,4 +1,4 @@
-"""A process that gets the number of one that ended: forced, in a PID namespace of its own."""
+"""Reuse of a pid, forced in a PID namespace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.runtime
 
 
 def test_a_number_that_comes_again_is_another_process(tmp_path: Path) -> None:
-    """It neither has nor frees what the first one had, in this agent and in the next; no core is lost."""
+    """A process with a reused pid neither has nor frees the first one's core, in this agent and the next."""
     if os.geteuid() != 0:
         pytest.skip("a PID namespace needs root")
     command = [

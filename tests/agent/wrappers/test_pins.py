@@ -1,4 +1,4 @@
-"""Putting all threads of a process on its CPUs."""
+"""Pinning all threads of a process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.agent.wrappers.scene import Masks
 
 
 def itself() -> Peer:
-    """Return this process, held."""
+    """Return this process as a peer."""
     return held(Process(os.getpid(), started(os.getpid())))
 
 
 def test_every_thread_is_pinned_and_read_back() -> None:
-    """Those of this process, however many it has."""
+    """All threads of this process are pinned."""
     done, masks = threading.Event(), Masks()
     threads = [threading.Thread(target=done.wait) for _ in range(3)]
     for thread in threads:
@@ -39,8 +39,8 @@ def test_every_thread_is_pinned_and_read_back() -> None:
             thread.join()
 
 
-def test_what_the_kernel_makes_of_it_counts() -> None:
-    """Other CPUs than asked for are a refusal that tells them."""
+def test_other_cpus_than_requested_are_refused() -> None:
+    """If the kernel allows other CPUs than requested, the request is refused with both."""
     masks = Masks()
     masks.allowed = CPUSet([2])
 
@@ -49,7 +49,7 @@ def test_what_the_kernel_makes_of_it_counts() -> None:
 
 
 def test_a_process_that_ended_is_not_pinned() -> None:
-    """Its number may be another's."""
+    """An exited process is not pinned, because its pid may be reused."""
     masks, child = Masks(), os.fork()
     if not child:
         os._exit(0)
@@ -65,8 +65,10 @@ def test_a_process_that_ended_is_not_pinned() -> None:
 
 
 def test_process_that_starts_threads_faster_than_they_are_moved_is_refused() -> None:
-    """It is not told that it has its CPUs while some of its threads may run elsewhere."""
-    gone = Affinities(lambda _: EMPTY, lambda *_: EMPTY, lambda _: True)  # each exits before it is looked at
+    """If a process starts threads faster than they are pinned, its request is refused."""
+    gone = Affinities(
+        lambda _: EMPTY, lambda *_: EMPTY, lambda _: True
+    )  # each exits before its affinity is read
 
     with pytest.raises(Denied, match="starts threads faster than the agent moves them"):
         pin(itself(), CPUSet([1]), gone)

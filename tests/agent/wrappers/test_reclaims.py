@@ -1,4 +1,4 @@
-"""Entries of `cmk reconcile`: CPU lists whose processes died without releasing them, and no others."""
+"""Entries of `cmk reconcile`: CPU lists of processes that were killed before they released them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
 
 
 def test_ordinary_ends_make_no_entry(tmp_path: Path) -> None:
-    """After 84 commands that exit, and one that SIGTERM ends, there is none, also for the next agent."""
+    """Commands that exit, and one ended by SIGTERM, make no entry, also after a restart."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=1))
@@ -36,7 +36,7 @@ def test_ordinary_ends_make_no_entry(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_has_one_entry_for_each_core(tmp_path: Path) -> None:
-    """SIGKILL leaves it no chance to release them; the next agents list the same entries."""
+    """A process ended by SIGKILL makes one entry for each core, and the next agents list the same."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -57,7 +57,7 @@ def test_a_killed_process_has_one_entry_for_each_core(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ended_while_no_agent_ran_has_entries(tmp_path: Path) -> None:
-    """Nobody saw how it ended, and nobody released its cores; the next agents list the same."""
+    """A process that ended while no agent ran makes entries, because its exit status is unknown."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2), plain_pod())
@@ -84,8 +84,8 @@ def test_a_process_that_ended_while_no_agent_ran_has_entries(tmp_path: Path) -> 
     asyncio.run(talk())
 
 
-def test_an_entry_names_the_cpus_of_then(tmp_path: Path) -> None:
-    """The pool moves when a pod takes a core of it; the entry of a process that ended before stays as it was."""
+def test_an_entry_keeps_the_cpus_at_the_exit(tmp_path: Path) -> None:
+    """The entry keeps the pool's CPUs at the time of the exit, though the pool changes later."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, plain_pod())
@@ -103,8 +103,8 @@ def test_an_entry_names_the_cpus_of_then(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_the_first_agent_that_writes_ends_lists_nothing_of_the_one_before(tmp_path: Path) -> None:
-    """An earlier version left claims in its file that had ended long ago, each in the ordinary way."""
+def test_upgrade_makes_no_entries_from_an_older_file(tmp_path: Path) -> None:
+    """Claims in a file of a version that recorded no exits make no entries."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -123,7 +123,7 @@ def test_the_first_agent_that_writes_ends_lists_nothing_of_the_one_before(tmp_pa
 
 
 def test_a_tenant_that_kills_in_a_loop_evicts_its_own_entries() -> None:
-    """However many it makes, the entries of other namespaces stay; the oldest of its own are dropped and counted."""
+    """Entries above the limit evict the oldest of the same namespace, and the evicted ones are counted."""
     reclaims = Reclaims()
     others = [Reclaimed(pid, f"ns-{pid}/p/main", "exclusive", "1,5") for pid in range(100)]
     for entry in others:
@@ -137,8 +137,8 @@ def test_a_tenant_that_kills_in_a_loop_evicts_its_own_entries() -> None:
     assert (len(reclaims.entries), reclaims.dropped) == (MOST_RECLAIMED, 10_100 - MOST_RECLAIMED)
 
 
-def test_ends_on_a_full_disk_are_tried_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that ends does not write the whole file each time; the claim is over all the same."""
+def test_saving_exits_on_a_full_disk_is_rate_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk saving is retried once a second at most, and the claims end anyway."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=1))
@@ -160,7 +160,7 @@ def test_ends_on_a_full_disk_are_tried_once_a_second(tmp_path: Path, monkeypatch
 
 
 def test_a_wrapper_inside_of_another_keeps_the_outer_core(tmp_path: Path) -> None:
-    """The process runs in the pool and holds its core, also for the next agent; killed, it has an entry of each."""
+    """A nested wrapper runs in the pool and keeps its core; a kill makes entries of both."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))

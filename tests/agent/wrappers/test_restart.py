@@ -1,4 +1,4 @@
-"""One agent ends, and the next one goes on with what its wrappers have."""
+"""A restarted agent keeps the claims of running wrappers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.agent.wrappers.scene import Scene, cmk_pod, isolate
 BOTH = frozenset({PoolUse(SharedPool.SHARED), PoolUse(SharedPool.INFRA)})
 
 
-def test_who_has_cores_keeps_them(tmp_path: Path) -> None:
-    """Nobody else gets them, they are free when their process ends, and asking again gives the same."""
+def test_claims_survive_a_restart(tmp_path: Path) -> None:
+    """Claims of running processes are kept, freed at their exit, and confirmed on a second request."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -28,7 +28,7 @@ def test_who_has_cores_keeps_them(tmp_path: Path) -> None:
             scene.restart()
             assert scene.keeper.uses() == {
                 Owner("p", "main"): BOTH
-            }  # before the first pass: it narrows nobody
+            }  # before the first pass, so that it narrows no container
             async with scene.agent():
                 assert (await container.ask(isolate("exclusive", cores="2"))).word == "error"
                 assert (await container.ask_again(first)).environment == first.environment
@@ -39,8 +39,8 @@ def test_who_has_cores_keeps_them(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_who_was_being_answered_asks_again_and_gets_the_same(tmp_path: Path) -> None:
-    """An agent that ends in the middle gives no answer, and has noted the claim."""
+def test_unanswered_request_is_repeated_with_the_same_result(tmp_path: Path) -> None:
+    """If the agent exits before the answer, the claim is saved and the repeated request gets it."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -64,7 +64,7 @@ def test_who_was_being_answered_asks_again_and_gets_the_same(tmp_path: Path) -> 
 
 
 def test_the_newest_claim_to_a_core_counts(tmp_path: Path) -> None:
-    """An older one of a process that still runs was taken back, for the file is not written at an end."""
+    """If two running processes claim a core in the file, the newer claim counts."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=1))
@@ -83,7 +83,7 @@ def test_the_newest_claim_to_a_core_counts(tmp_path: Path) -> None:
 
 
 def test_asking_again_writes_nothing(tmp_path: Path) -> None:
-    """What the next agent knows already is not written for each request."""
+    """A repeated request does not write the file."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -97,8 +97,8 @@ def test_asking_again_writes_nothing(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_who_ended_meanwhile_has_nothing(tmp_path: Path) -> None:
-    """Its cores are free from the beginning."""
+def test_claim_of_an_exited_process_is_dropped_at_start(tmp_path: Path) -> None:
+    """Cores of a process that exited while no agent ran are free at once."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -115,7 +115,7 @@ def test_who_ended_meanwhile_has_nothing(tmp_path: Path) -> None:
 
 
 def test_a_process_that_has_the_number_now_has_nothing(tmp_path: Path) -> None:
-    """It started at another time: it holds nothing, and its end frees nothing."""
+    """A process with a claim's pid and another start time holds nothing, and its exit frees nothing."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))

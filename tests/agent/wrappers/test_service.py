@@ -1,4 +1,4 @@
-"""Real processes ask over a real socket, and get CPUs of a node in memory: 4 cores (0,4 to 3,7), the first reserved."""
+"""Requests of real processes on a real socket, answered from an in-memory node with 4 cores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAIN = Owner("p", "main")
 BOTH = frozenset({PoolUse(SharedPool.SHARED), PoolUse(SharedPool.INFRA)})
 
 
-def test_a_wrapper_gets_cores_of_its_container_and_is_told_them(tmp_path: Path) -> None:
-    """It is pinned when it is answered, and told its CPUs, their mask, and the pools that all share."""
+def test_a_wrapper_gets_cores_of_its_container(tmp_path: Path) -> None:
+    """The answer has the assigned CPUs, their mask and the shared pools, after the process is pinned."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -36,7 +36,7 @@ def test_a_wrapper_gets_cores_of_its_container_and_is_told_them(tmp_path: Path) 
 
 
 def test_cores_are_free_when_their_process_ends(tmp_path: Path) -> None:
-    """SIGKILL frees them as any end does."""
+    """Cores are freed when their process is killed; until then others are refused with its pid."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -55,8 +55,8 @@ def test_cores_are_free_when_their_process_ends(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_fifty_that_race_are_as_many_as_there_are_cores(tmp_path: Path) -> None:
-    """Each of those who win has another core; the others are told that the pool is full."""
+def test_each_core_is_assigned_once_in_a_race(tmp_path: Path) -> None:
+    """Of fifty concurrent requests one for each core succeeds, and the others are refused."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=3))
@@ -70,8 +70,8 @@ def test_fifty_that_race_are_as_many_as_there_are_cores(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_a_thousand_starts_and_ends_leave_nothing(tmp_path: Path) -> None:
-    """Each gets the same core; no claim, descriptor or pass is left of them."""
+def test_a_thousand_requests_leak_nothing(tmp_path: Path) -> None:
+    """A thousand requests get the same core and leave no claim, file descriptor or pass."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=1))
@@ -91,8 +91,8 @@ def _descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_container_without_the_resource_is_told_its_name(tmp_path: Path) -> None:
-    """At once: nothing is waited for that does not come."""
+def test_a_container_without_the_resource_is_refused_with_its_name(tmp_path: Path) -> None:
+    """The refusal names the missing resource and does not wait for a pass."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(), plain_pod())
@@ -109,7 +109,7 @@ def test_a_container_without_the_resource_is_told_its_name(tmp_path: Path) -> No
 
 
 def test_shared_needs_no_cores_and_reaches_those_set_aside(tmp_path: Path) -> None:
-    """All callers share them; with a socket that has none of them, it is the shared set there."""
+    """All requests for `shared` get the same pool; on a socket without it they get the shared set there."""
 
     async def talk() -> None:
         pools = StaticPools(exclusive_cores=1, shared_cores=1, shared_mode="packed")
@@ -130,7 +130,7 @@ def test_shared_needs_no_cores_and_reaches_those_set_aside(tmp_path: Path) -> No
 
 
 def test_strict_threads_keep_a_container_on_its_own_cores(tmp_path: Path) -> None:
-    """Its wrappers take cores of them, reach no other pool, and are told so; who has none may share."""
+    """With strict threads a container with cores gets no other pool, and one without cores may share."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(), plain_pod(), config=NodeConfig(strict_threads=True))
@@ -150,7 +150,7 @@ def test_strict_threads_keep_a_container_on_its_own_cores(tmp_path: Path) -> Non
 
 
 def test_strict_threads_list_the_shared_set_where_the_pod_may_use_it(tmp_path: Path) -> None:
-    """By `shared-cpus` it has that set beside its cores, and no core that is set aside."""
+    """With strict threads the `shared-cpus` annotation adds the shared set, but no static pool."""
 
     async def talk() -> None:
         pools = StaticPools(exclusive_cores=1, shared_cores=1)
@@ -169,7 +169,7 @@ def test_strict_threads_list_the_shared_set_where_the_pod_may_use_it(tmp_path: P
 
 
 def test_without_affinity_nothing_is_pinned(tmp_path: Path) -> None:
-    """The cores are taken and told, and the command moves by itself."""
+    """With `affinity=no` the cores are assigned and the process is not pinned."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
@@ -181,8 +181,8 @@ def test_without_affinity_nothing_is_pinned(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_a_kernel_that_does_not_pin_lets_nobody_have_the_core(tmp_path: Path) -> None:
-    """The process is refused with what was read back, and the core is free again."""
+def test_failed_pinning_frees_the_core(tmp_path: Path) -> None:
+    """If the kernel pins the process elsewhere it is refused with these CPUs, and its core is freed."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
@@ -197,8 +197,8 @@ def test_a_kernel_that_does_not_pin_lets_nobody_have_the_core(tmp_path: Path) ->
     asyncio.run(talk())
 
 
-def test_a_container_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
-    """A wrapper may ask before the container was listed, and before it has CPUs."""
+def test_request_waits_until_the_container_is_listed(tmp_path: Path) -> None:
+    """A request waits until its container is listed and has its CPUs."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, plain_pod())
@@ -216,7 +216,7 @@ def test_a_container_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None
 
 
 def test_other_verbs_are_answered_with_a_text(tmp_path: Path) -> None:
-    """They tell of the node as it is now."""
+    """`describe` is answered with the current state of the node."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
@@ -228,7 +228,7 @@ def test_other_verbs_are_answered_with_a_text(tmp_path: Path) -> None:
 
 
 def test_a_process_of_no_container_gets_no_cpus(tmp_path: Path) -> None:
-    """It is told so after a pass that might have known it; what describes the node is for everybody on it."""
+    """It is refused after one more pass; `describe` is answered for every process."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
@@ -244,8 +244,8 @@ def test_a_process_of_no_container_gets_no_cpus(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_claims_end_with_their_container(tmp_path: Path) -> None:
-    """Whatever became of its processes: its cores are somebody else's."""
+def test_claims_are_dropped_when_their_container_exits(tmp_path: Path) -> None:
+    """The claims of an exited container are dropped, although its process still runs."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
@@ -260,7 +260,7 @@ def test_claims_end_with_their_container(tmp_path: Path) -> None:
 
 
 def test_a_socket_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
-    """Who removes or replaces it keeps the others waiting for seconds at most."""
+    """A removed or replaced socket is created again within seconds."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())

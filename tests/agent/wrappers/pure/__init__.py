@@ -1,1 +1,1 @@
-"""What decides without touching the kernel: requests, claims, bounds."""
+"""Requests, claims and rate limits: pure functions, without kernel calls."""

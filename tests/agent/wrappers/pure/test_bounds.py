@@ -1,4 +1,4 @@
-"""Rate and connection limits of the node, shared out by pod and container."""
+"""Rate and connection limits of the node, shared fairly by pods and containers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ A, B = Origin("a", "a0"), Origin("b", "b0")
 
 
 class Node:
-    """Turns whose clock stands still until a waiting turn begins."""
+    """Turns on a clock that advances only to the next waiting turn."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,13 +35,13 @@ class Node:
         self._turns: Turns[Origin] = Turns(lambda: self.now)
 
     def ask(self, origin: Origin, turns: int = 1) -> bool:
-        """Ask for turns; return whether they began."""
+        """Ask for turns; return whether they started."""
         is_begun = self._turns.ask(origin, origin, turns)
         self.begun[origin] += is_begun
         return is_begun
 
     def due(self) -> list[Origin]:
-        """Return the origins of all tickets that begin at this moment, in order."""
+        """Return the origins of all turns that start now, in order."""
         begun: list[Origin] = []
         while self._turns.wait() == 0.0:
             begun += self._turns.begin()
@@ -49,7 +49,7 @@ class Node:
         return begun
 
     def until(self, end: float) -> Iterator[Origin]:
-        """Yield tickets as their turns begin, until the clock shows `end` or none waits."""
+        """Yield origins as their turns start, until the time `end` or until none waits."""
         while True:
             yield from self.due()
             wait = self._turns.wait()
@@ -71,8 +71,8 @@ def containers(pod: str, count: int) -> list[Origin]:
 
 
 @pytest.mark.parametrize("origins", [containers("a", 1), containers("a", 200)])
-def test_a_burst_waits_for_nothing_and_then_the_rate_holds(origins: list[Origin]) -> None:
-    """After the burst, of one container or of 200, turns begin at the rate of the node."""
+def test_a_burst_is_followed_by_the_rate_limit(origins: list[Origin]) -> None:
+    """After a burst, of one container or of 200, turns start at the node's rate."""
     node = Node()
     for number in range(2 * BURST):
         node.ask(origins[number % len(origins)])
@@ -82,8 +82,8 @@ def test_a_burst_waits_for_nothing_and_then_the_rate_holds(origins: list[Origin]
     assert len(list(node.until(1.0))) == pytest.approx(RATE, abs=1)
 
 
-def test_one_wrapper_in_each_of_200_pods_waits_for_nothing() -> None:
-    """They fit into the burst."""
+def test_one_request_of_each_of_200_pods_fits_the_burst() -> None:
+    """One request from each of 200 pods starts at once."""
     node = Node()
     for number in range(200):
         node.ask(Origin(str(number), "main"))
@@ -92,8 +92,8 @@ def test_one_wrapper_in_each_of_200_pods_waits_for_nothing() -> None:
     assert node.begun.total() == 200
 
 
-def test_silence_fills_the_bucket() -> None:
-    """After a pause the burst is there again."""
+def test_idle_time_refills_the_burst() -> None:
+    """The burst is available again after a pause."""
     node = Node()
     node.drain(A)
     node.now = BURST / RATE
@@ -104,7 +104,7 @@ def test_silence_fills_the_bucket() -> None:
 
 @pytest.mark.parametrize("count", [1, 20, 200])
 def test_containers_of_a_flooding_pod_share_the_rate_of_the_node(count: int) -> None:
-    """However many there are, all have the node's rate together, and each an equal part of it."""
+    """Flooding containers of one pod together get the node's rate, in equal parts."""
     node, origins, seconds = Node(), containers("a", count), 40.0
     node.drain(A)
     before = node.begun.total()
@@ -118,7 +118,7 @@ def test_containers_of_a_flooding_pod_share_the_rate_of_the_node(count: int) -> 
 
 
 def test_pods_share_equally_however_many_containers_each_has() -> None:
-    """A pod with 200 containers has as many turns as a pod with one."""
+    """A pod with 200 containers gets as many turns as a pod with one."""
     node = Node()
     node.drain(A)
     node.now += 0.01
@@ -131,7 +131,7 @@ def test_pods_share_equally_however_many_containers_each_has() -> None:
 
 @pytest.mark.parametrize("flooding", [1, 10, 50])
 def test_a_quiet_pod_does_not_wait_behind_flooding_pods(flooding: int) -> None:
-    """It asks within its part of the rate, and each of its turns begins at once."""
+    """A pod that stays within its share is served at once while others flood."""
     node = Node()
     node.drain(A)
     pods = [Origin(f"flood{number}", "main") for number in range(flooding)]
@@ -144,7 +144,7 @@ def test_a_quiet_pod_does_not_wait_behind_flooding_pods(flooding: int) -> None:
 
 
 def test_a_quiet_container_waits_for_one_turn_of_each_other_in_its_pod() -> None:
-    """The connections that another container has waiting do not count."""
+    """It waits for one turn of each other container, not for all their queued requests."""
     node = Node()
     node.drain(A)
     for origin in [*containers("a", 5)[1:] * 100, A]:
@@ -155,7 +155,7 @@ def test_a_quiet_container_waits_for_one_turn_of_each_other_in_its_pod() -> None
 
 @pytest.mark.parametrize("pods", [1, 100])
 def test_no_pattern_has_more_turns_than_the_rate(pods: int) -> None:
-    """Containers that alternate, and pods that come back when their reserve is full, stay within the node's budget."""
+    """Alternating containers, and pods that return with a full reserve, stay within the node's rate."""
     node, seconds = Node(), 60
     for tick in range(seconds * 10):
         for number in range(pods):
@@ -168,7 +168,7 @@ def test_no_pattern_has_more_turns_than_the_rate(pods: int) -> None:
 
 
 def test_a_report_costs_several_turns() -> None:
-    """It begins after so many rounds, and others have theirs in between."""
+    """A request of ten turns waits for ten rounds, and others get their turns in between."""
     node = Node()
     node.drain(A)
     node.ask(A, 10)
@@ -180,8 +180,8 @@ def test_a_report_costs_several_turns() -> None:
     assert len(order) == 21
 
 
-def test_turns_that_wait_begin_a_few_at_a_time() -> None:
-    """A burst leaves the loop to others after each few of them."""
+def test_waiting_turns_start_in_small_batches() -> None:
+    """Waiting turns start in small batches, so that the event loop can do other work."""
     turns: Turns[int] = Turns(lambda: 0.0)
     for number in range(100):
         turns.ask(A, number)
@@ -189,8 +189,8 @@ def test_turns_that_wait_begin_a_few_at_a_time() -> None:
     assert turns.begin() == [RESERVE, RESERVE + 1, RESERVE + 2, RESERVE + 3]
 
 
-def test_one_container_fills_its_own_room_alone() -> None:
-    """One more connection of it is refused with the reason, and another container's is taken."""
+def test_connection_limit_counts_for_each_container() -> None:
+    """A connection above a container's limit is refused with the reason; another container's is accepted."""
     connections = Connections()
     for _ in range(AT_ONCE):
         connections.opened(A)
@@ -202,7 +202,7 @@ def test_one_container_fills_its_own_room_alone() -> None:
 
 
 def filled(origins: list[Origin]) -> Connections:
-    """Return connections of these containers, as many as the node takes, with equal parts."""
+    """Return connections of these containers up to the node's limit, in equal parts."""
     connections = Connections()
     for number in range(OPEN):
         connections.opened(origins[number % len(origins)])
@@ -211,7 +211,7 @@ def filled(origins: list[Origin]) -> Connections:
 
 @pytest.mark.parametrize("count", [8, 200, OPEN])
 def test_a_full_node_refuses_the_pod_that_fills_it(count: int) -> None:
-    """The pod gets no further connection for any of its containers; another pod gets its share, and no more."""
+    """If one pod fills the node's connections it gets no more, and another pod gets its share."""
     connections = filled(containers("a", count))
     for origin in [*containers("a", count)[:-1], Origin("a", "newcomer")]:
         with pytest.raises((Crowded, Denied)):
@@ -221,7 +221,7 @@ def test_a_full_node_refuses_the_pod_that_fills_it(count: int) -> None:
 
 
 def test_a_full_node_shares_a_pods_connections_by_container() -> None:
-    """A container of a pod below its share is not kept out by another one of that pod."""
+    """Inside a pod's share, each container can use its part though another container is at its limit."""
     connections = filled(containers("a", 8))
     for _ in range(AT_ONCE):
         connections.opened(B)
@@ -230,8 +230,8 @@ def test_a_full_node_shares_a_pods_connections_by_container() -> None:
     connections.opened(Origin("b", "b1"))
 
 
-def test_connections_that_are_closed_leave_nothing() -> None:
-    """All containers may open as many again."""
+def test_closed_connections_are_available_again() -> None:
+    """After all connections are closed, as many can be opened again."""
     origins = containers("a", 8)
     connections = filled(origins)
     for number in range(OPEN):
@@ -240,8 +240,8 @@ def test_connections_that_are_closed_leave_nothing() -> None:
         connections.opened(origins[number % len(origins)])
 
 
-def test_refusals_are_explained_at_a_rate() -> None:
-    """The first of a container have their reason, and then one in each second; other containers have theirs."""
+def test_refusal_messages_are_rate_limited() -> None:
+    """Refusal messages are rate limited per container: a burst, then one in a second."""
     now = [0.0]
     refusals = Refusals(lambda: now[0])
     most = REFUSALS
@@ -252,8 +252,8 @@ def test_refusals_are_explained_at_a_rate() -> None:
     assert [refusals.may_explain(A) for _ in range(2)] == [True, False]
 
 
-def test_a_refused_process_is_ignored_for_a_moment() -> None:
-    """Others are heard, and so is this one afterwards."""
+def test_a_refused_process_is_ignored_for_a_while() -> None:
+    """Requests of a refused process are ignored for DEAF_SECONDS; other processes are served."""
     now = [0.0]
     refusals = Refusals(lambda: now[0])
     refusals.refused(7)
@@ -266,8 +266,8 @@ def test_a_refused_process_is_ignored_for_a_moment() -> None:
     assert not refusals.ignores(7)
 
 
-def test_refused_processes_that_are_remembered_are_bounded() -> None:
-    """One more is heard as before."""
+def test_number_of_ignored_processes_is_limited() -> None:
+    """A refused process above the limit of remembered ones is not ignored."""
     refusals = Refusals(lambda: 0.0)
     for pid in range(DEAF_MOST + 1):
         refusals.refused(pid)

@@ -1,4 +1,4 @@
-"""In which container a process is, by /proc/PID/cgroup as different namespaces show it."""
+"""The container of a process by /proc/PID/cgroup, as seen from different cgroup namespaces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CGROUPS = {f"{SLICE}/cri-a.scope": "a", f"{SLICE}/cri-b.scope": "b", "/kubepods/
     ],
 )
 def test_the_line_of_the_cpuset_hierarchy_counts(text: str, version: int, path: str) -> None:
-    """On version 1 each hierarchy has a line of its own; whatever else is there is no cgroup."""
+    """The path comes from the line of the cpuset hierarchy, on version 1 and 2."""
     assert cgroup_in(text, version) == path
 
 
@@ -45,7 +45,7 @@ def test_the_line_of_the_cpuset_hierarchy_counts(text: str, version: int, path: 
     ],
 )
 def test_the_nearest_cgroup_above_counts(path: str, found: list[str]) -> None:
-    """A cgroup inside of a container is that container's, whatever it is called."""
+    """A cgroup below a container's belongs to this container, whatever its name."""
     assert [container for container, _ in CgroupIndex(CGROUPS).candidates(path)] == found
 
 
@@ -55,7 +55,7 @@ def hierarchy(root: Path) -> Hierarchy:
 
 
 def test_from_a_namespace_of_the_agents_own_the_kernel_is_asked(tmp_path: Path) -> None:
-    """Such paths go up first: the container whose cgroup has the process is it, and no other of a like name."""
+    """A path relative to the agent's cgroup namespace counts only if the container's cgroup lists the pid."""
     (tmp_path / f"{SLICE}/cri-a.scope/deep".lstrip("/")).mkdir(parents=True)
     (tmp_path / f"{SLICE}/cri-a.scope/deep/cgroup.threads".lstrip("/")).write_text("7\n42\n")
 
@@ -64,7 +64,7 @@ def test_from_a_namespace_of_the_agents_own_the_kernel_is_asked(tmp_path: Path) 
 
     assert found(42, "/../../kubepods-pod1.slice/cri-a.scope/deep") == "a"
     assert found(42, "/../cri-a.scope/deep") == "a"
-    assert found(4, "/../cri-a.scope/deep") is None  # it says so, and the kernel does not
+    assert found(4, "/../cri-a.scope/deep") is None  # the path matches, but the cgroup does not list the pid
     assert found(42, "/../cri-b.scope") is None
     assert found(42, "/../x.scope") is None
     assert found(42, "/..") is None

@@ -1,4 +1,4 @@
-"""Requests and answers as bytes."""
+"""The wire format of requests and answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=40)
 
 
 def test_a_request_is_read() -> None:
-    """Values come as the user wrote them, blanks and signs of all scripts too."""
+    """Values are read as written, with blanks and non-ASCII characters."""
     content = "cmk 1 isolate\npool=exclusive\ncores= 2 ä\nsocket=-1\naffinity=no\n\n".encode()
 
     assert read_request(content) == Request(
@@ -30,8 +30,8 @@ def test_a_request_is_read() -> None:
 
 
 @pytest.mark.parametrize("verb", ["describe", "node-report", "reconcile"])
-def test_other_verbs_take_nothing(verb: str) -> None:
-    """They are read alone, and refused with any key."""
+def test_other_verbs_take_no_keys(verb: str) -> None:
+    """Verbs other than isolate are accepted without keys and refused with any."""
     assert read_request(f"cmk 1 {verb}\n\n".encode()) == Request(Verb(verb), {})
     with pytest.raises(Denied, match=f"{verb} takes nothing"):
         read_request(f"cmk 1 {verb}\npool=infra\n\n".encode())
@@ -55,7 +55,7 @@ def test_other_verbs_take_nothing(verb: str) -> None:
     ],
 )
 def test_anything_else_is_refused_in_one_line(content: bytes, why: str) -> None:
-    """The refusal quotes little of what came, in signs that can be printed."""
+    """The refusal is one short printable line that quotes the request."""
     with pytest.raises(Denied) as refused:
         read_request(content)
 
@@ -67,7 +67,7 @@ def test_anything_else_is_refused_in_one_line(content: bytes, why: str) -> None:
 
 @given(st.binary(max_size=REQUEST_LIMIT))
 def test_no_bytes_hurt(content: bytes) -> None:
-    """Whatever comes is a request or refused."""
+    """Any bytes are parsed as a request or refused with a well-formed answer."""
     try:
         request = read_request(content)
     except Denied as error:
@@ -79,8 +79,8 @@ def test_no_bytes_hurt(content: bytes) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["pool", "cores", "socket", "affinity"]), TEXT))
-def test_what_a_shim_writes_is_what_is_read(values: dict[str, str]) -> None:
-    """No text without control characters is changed on the way."""
+def test_values_are_read_as_the_shim_writes_them(values: dict[str, str]) -> None:
+    """Text without control characters is read unchanged."""
     lines = "".join(f"{key}={value}\n" for key, value in values.items())
 
     assert read_request(f"cmk 1 isolate\n{lines}\n".encode()) == Request(Verb.ISOLATE, values)
@@ -92,12 +92,12 @@ def _parted(answer: bytes) -> tuple[str, int, str]:
     return word, int(length), body
 
 
-def test_an_answer_tells_its_length() -> None:
-    """The length is that of the bytes, so that whoever reads fewer knows that the agent ended."""
+def test_an_answer_has_its_length() -> None:
+    """The length counts bytes, so that a shim detects a truncated answer."""
     assert accepted("ä\n") == "ok 3\nä\n".encode()
     assert denied(Denied("two\nlines")) == b"error 9\ntwo lines"
 
 
 def test_the_environment_is_a_line_for_each_variable() -> None:
-    """Warnings go before, each in one line."""
+    """Each variable is one line, after one line for each warning."""
     assert environment({"CMK_CPUS_ASSIGNED": "1,5"}, ("a\nb",)) == "warning=a b\nCMK_CPUS_ASSIGNED=1,5\n"

@@ -1,4 +1,4 @@
-"""Which process has which cores of its container."""
+"""Claims of processes to cores of their container."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def holder(name: str = "a") -> Holder:
 def take(
     registry: Registry, number: int, want: Want = ONE, own: tuple[OwnCore, ...] = OWN, name: str = "a"
 ) -> str:
-    """Let a process have what it wants, and return its CPUs."""
+    """Let a process claim cores; return its CPUs."""
     claim = registry.choose(process(number), holder(name), want, own)
     registry.put(claim)
     return str(claim.cpus)
 
 
 def test_cores_are_taken_in_the_order_of_their_numbers() -> None:
-    """The first wrapper gets the first core, the next one the next, whole cores always."""
+    """Processes get the free cores with the lowest numbers, always whole cores."""
     registry = Registry()
     taken = [take(registry, 1), take(registry, 2), take(registry, 3, Want(Pool.EXCLUSIVE, 2))]
 
@@ -46,7 +46,7 @@ def test_cores_are_taken_in_the_order_of_their_numbers() -> None:
 
 
 def test_a_freed_core_is_the_next_to_be_taken() -> None:
-    """The lowest free number goes first, whoever had it."""
+    """The lowest free core is assigned first, also if it was freed just now."""
     registry = Registry()
     take(registry, 1)
     take(registry, 2)
@@ -58,8 +58,8 @@ def test_a_freed_core_is_the_next_to_be_taken() -> None:
     assert take(registry, 3) == "0,4"
 
 
-def test_a_socket_is_kept_to() -> None:
-    """With a socket its cores alone count."""
+def test_only_cores_of_the_requested_socket_are_assigned() -> None:
+    """With a socket in the request only its cores count, and the refusal says how many are free."""
     registry = Registry()
 
     assert take(registry, 1, Want(Pool.EXCLUSIVE, 2, 1)) == "2-3,6-7"
@@ -71,8 +71,8 @@ def test_a_socket_is_kept_to() -> None:
     )
 
 
-def test_a_full_pool_says_who_has_it() -> None:
-    """Wanted, found, and the processes to ask."""
+def test_refusal_of_a_full_pool_names_the_holders() -> None:
+    """The refusal has the wanted and free numbers and the pids of the holders."""
     registry = Registry()
     take(registry, 1, Want(Pool.EXCLUSIVE, 3))
 
@@ -84,8 +84,8 @@ def test_a_full_pool_says_who_has_it() -> None:
     )
 
 
-def test_one_process_has_what_it_has() -> None:
-    """Asked again it keeps its cores, also where none is free; a process that has its number now is another one."""
+def test_repeated_request_keeps_its_cores() -> None:
+    """A repeated request keeps its cores; another process with the same pid does not get them."""
     registry = Registry()
     take(registry, 1, Want(Pool.EXCLUSIVE, 4))
 
@@ -94,8 +94,8 @@ def test_one_process_has_what_it_has() -> None:
         registry.choose(process(1, started=2), holder(), ONE, OWN)
 
 
-def test_one_process_may_want_something_else() -> None:
-    """It gives back what it has for that, and keeps it if that cannot be."""
+def test_a_process_can_change_its_request() -> None:
+    """A changed request replaces the claim, which is kept if the new one does not fit."""
     registry = Registry()
     take(registry, 1, Want(Pool.EXCLUSIVE, 3))
 
@@ -107,8 +107,8 @@ def test_one_process_may_want_something_else() -> None:
     assert take(registry, 2, Want(Pool.EXCLUSIVE, 3)) == "1-3,5-7"
 
 
-def test_cores_survive_a_wrapper_inside_of_another() -> None:
-    """`cmk isolate --pool=exclusive cmk isolate --pool=infra X` is one process: its core is not given to another."""
+def test_nested_wrapper_keeps_the_outer_core() -> None:
+    """The core of an outer `cmk isolate` stays claimed while the same process runs a nested one."""
     registry = Registry()
     assert take(registry, 1, Want(Pool.EXCLUSIVE)) == "0,4"
     assert take(registry, 1, Want(Pool.INFRA)) == ""
@@ -122,7 +122,7 @@ def test_cores_survive_a_wrapper_inside_of_another() -> None:
 
 
 def test_cores_of_another_container_do_not_survive() -> None:
-    """A process that moved to another container holds nothing of the first one."""
+    """A process that moved to another container holds no cores of the first."""
     registry = Registry()
     take(registry, 1, Want(Pool.EXCLUSIVE), name="a")
     take(registry, 1, Want(Pool.INFRA), name="b")
@@ -135,8 +135,8 @@ def claims_in(registry: Registry, container: str) -> list[Claim]:
     return [claim for claim in registry if claim.holder.id == container]
 
 
-def test_a_process_has_something_in_one_container_alone() -> None:
-    """One that asks from another container gives back what it had in the first."""
+def test_a_process_has_claims_in_one_container_only() -> None:
+    """A request from another container drops the claim in the first."""
     registry = Registry()
     take(registry, 1)
     take(registry, 1, name="b")
@@ -146,7 +146,7 @@ def test_a_process_has_something_in_one_container_alone() -> None:
 
 
 def test_each_change_is_another_version() -> None:
-    """What is made of the claims is made anew when they are others, and only then."""
+    """The version changes with every change of the claims, and only then."""
     registry = Registry()
     seen = [registry.version]
     take(registry, 1)
@@ -160,8 +160,8 @@ def test_each_change_is_another_version() -> None:
     assert registry.version == seen[-1]
 
 
-def test_what_a_container_no_longer_owns_is_not_kept() -> None:
-    """A process that asks again after its container was moved gets cores that this owns."""
+def test_repeated_request_gets_cores_that_the_container_owns_now() -> None:
+    """After its container was moved, a repeated request gets cores of the new set."""
     registry = Registry()
     take(registry, 1, own=OWN[:1])
 
@@ -169,7 +169,7 @@ def test_what_a_container_no_longer_owns_is_not_kept() -> None:
 
 
 def test_shared_pools_take_no_core() -> None:
-    """Any number of processes may share, up to a bound that protects the agent."""
+    """Processes in shared pools hold no core, and their number is limited per container."""
     registry = Registry()
     for number in range(1024):
         take(registry, number, Want(Pool.SHARED), ())
@@ -181,8 +181,8 @@ def test_shared_pools_take_no_core() -> None:
     assert len(registry) == 1025
 
 
-def test_containers_do_not_meet() -> None:
-    """Who is busy in one container is nothing to another one."""
+def test_claims_of_containers_are_independent() -> None:
+    """Claims of one container do not affect another container."""
     registry = Registry()
     take(registry, 1, Want(Pool.EXCLUSIVE, 4), name="a")
 
@@ -190,14 +190,14 @@ def test_containers_do_not_meet() -> None:
 
 
 class Unseen(Process):
-    """A process that nobody compares with another."""
+    """A process that must not be compared with another."""
 
     def __lt__(self, _: object) -> bool:
         raise AssertionError("a claim of another container was looked at")
 
 
-def test_the_claims_of_others_cost_an_answer_nothing() -> None:
-    """Nobody looks at them, however many there are."""
+def test_claims_of_other_containers_are_not_read() -> None:
+    """A request does not read the claims of other containers."""
     registry = Registry()
     for number in range(3):
         registry.put(Claim(Unseen(number, 1), holder("b"), ONE, CPUSet([number])))
@@ -208,7 +208,7 @@ def test_the_claims_of_others_cost_an_answer_nothing() -> None:
 
 
 def test_the_claims_of_others_are_not_copied() -> None:
-    """With those of 20 full containers beside it, a start and an end take the memory that they take alone."""
+    """With the claims of 20 full containers, a start and an exit allocate little more memory than without."""
     alone, beside = Registry(), Registry()
     for number in range(20 * MOST_CLAIMS):
         take(beside, 100 + number, Want(Pool.INFRA), (), f"b{number % 20}")
@@ -228,8 +228,8 @@ def _bytes_of_a_start_and_an_end(registry: Registry) -> int:
         tracemalloc.stop()
 
 
-def test_a_claim_of_the_last_agent_counts_unless_another_has_its_cores() -> None:
-    """What was saved twice over is held once."""
+def test_saved_claim_counts_unless_its_cores_are_claimed() -> None:
+    """A saved claim is free unless its process or one of its cores has a claim in the container."""
     registry, saved = Registry(), Claim(process(1), holder(), ONE, CPUSet([0, 4]))
 
     assert registry.is_free(saved)
@@ -258,7 +258,7 @@ STEPS = st.lists(
 def test_no_two_processes_of_a_container_ever_have_one_core(
     steps: list[tuple[str, int, str, Pool, int, int | None]],
 ) -> None:
-    """Whatever happens: cores are whole, disjoint, the container's own, as many as wanted, and none is lost."""
+    """After any sequence cores are whole, disjoint, the container's and as many as requested."""
     registry = Registry()
     for step, number, name, pool, cores, socket in steps:
         if step == "release":
@@ -287,5 +287,5 @@ def _check(registry: Registry) -> None:
             assert len(held) == (want.cores if want.pool.resource else 0)
             assert not held or all(want.socket in (None, core.package) for core in held)
         free = [core for core in OWN if core.cpus.isdisjoint(union(taken))]
-        if free:  # all of them can still be taken
+        if free:  # all free cores can still be claimed
             registry.choose(process(99), holder(name), Want(Pool.EXCLUSIVE, len(free)), OWN)

@@ -1,4 +1,4 @@
-"""What an agent leaves to the next one."""
+"""The file with claims, pools and entries that survives a restart."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ KEPT = Kept(
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    """Processes with their starts, containers, cores and pools; a file is replaced at once."""
+    """Everything that is saved is loaded, and the file is replaced atomically."""
     store = Store(tmp_path / "wrappers.json", "boot")
     store.save(Kept())
     store.save(KEPT)
@@ -68,7 +68,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 
 
 def test_nothing_of_another_boot_counts() -> None:
-    """No process outlives a boot, and numbers begin anew."""
+    """A file of another boot counts as empty, because no process survives a reboot."""
     assert read(write(KEPT, "boot-1"), "boot-1") == KEPT
     assert read(write(KEPT, "boot-1"), "boot-2") == Kept()
 
@@ -76,14 +76,14 @@ def test_nothing_of_another_boot_counts() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "null", "[" * 5000, '{"version":1}', '{"version":2,"bootID":"other"}']
 )
-def test_a_damaged_file_is_none(text: str) -> None:
-    """It is as if there were none."""
+def test_a_damaged_file_counts_as_empty(text: str) -> None:
+    """A damaged file is loaded as an empty one."""
     assert read(text, "boot") == Kept()
 
 
 @given(st.integers(0, 1000), st.binary(min_size=1, max_size=4))
-def test_no_damage_hurts(place: int, put: bytes) -> None:
-    """Any bytes anywhere in the file leave claims that can be read, or none."""
+def test_any_damage_is_tolerated(place: int, put: bytes) -> None:
+    """A file with any overwritten bytes can be loaded."""
     text = write(KEPT, "boot").encode()
     cut = place % len(text)
     spoiled = (text[:cut] + put + text[cut + len(put) :]).decode("utf-8", "replace")
@@ -91,8 +91,8 @@ def test_no_damage_hurts(place: int, put: bytes) -> None:
     assert isinstance(read(spoiled, "boot"), Kept)
 
 
-def test_what_is_new_is_added_to_the_file(tmp_path: Path) -> None:
-    """An answer costs the same however many were given before; the later line of a process counts."""
+def test_new_claims_are_appended(tmp_path: Path) -> None:
+    """A new claim is appended without rewriting the file, and the last line of a process counts."""
     path, store = tmp_path / "wrappers.json", Store(tmp_path / "wrappers.json", "boot")
     first, *others = KEPT.claims
     moved = replace(first, cpus=CPUSet([2, 6]))
@@ -104,8 +104,8 @@ def test_what_is_new_is_added_to_the_file(tmp_path: Path) -> None:
     assert store.load() == KEPT._replace(claims=(*others, moved))
 
 
-def test_an_end_a_pool_and_an_entry_are_lines(tmp_path: Path) -> None:
-    """Each is added to the file, and replaces what it is about."""
+def test_exits_pools_and_entries_are_appended(tmp_path: Path) -> None:
+    """An exit, a pool and an entry are appended and replace the earlier value."""
     store = Store(tmp_path / "wrappers.json", "boot")
     store.save(KEPT)
     again = ENTRY._replace(pid=12)
@@ -119,7 +119,7 @@ def test_an_end_a_pool_and_an_entry_are_lines(tmp_path: Path) -> None:
 
 
 def test_entries_of_a_file_are_bounded(tmp_path: Path) -> None:
-    """Entries that were added beyond the bound are counted as dropped, by the next agent too."""
+    """Entries above the limit are dropped and counted, also after a restart."""
     store = Store(tmp_path / "wrappers.json", "boot")
     store.save(KEPT)
     store.add([reclaimed_text(ENTRY)] * (MOST_RECLAIMED + 9), lambda: KEPT)
@@ -128,16 +128,16 @@ def test_entries_of_a_file_are_bounded(tmp_path: Path) -> None:
     assert (len(kept.reclaimed), kept.dropped) == (MOST_RECLAIMED, 3 + 1 + 9)
 
 
-def test_a_file_of_an_agent_that_wrote_no_ends_says_so(tmp_path: Path) -> None:
-    """Its claims may have ended long ago, each in the ordinary way."""
+def test_older_file_is_marked_as_without_exits(tmp_path: Path) -> None:
+    """`has_ends` is false for a file of a version that recorded no exits."""
     path = tmp_path / "wrappers.json"
     path.write_text('{"version":2,"bootID":"boot"}\n' + claim_text(KEPT.claims[0]))
 
     assert Store(path, "boot").load() == Kept(KEPT.claims[:1], has_ends=False)
 
 
-def test_a_file_that_grew_is_written_anew(tmp_path: Path) -> None:
-    """It holds no more than what counts and so many lines beside."""
+def test_a_file_with_many_stale_lines_is_rewritten(tmp_path: Path) -> None:
+    """The file is compacted when it has more than SPARE_LINES stale lines."""
     path, store = tmp_path / "wrappers.json", Store(tmp_path / "wrappers.json", "boot")
     lines = [claim_text(claim) for claim in KEPT.claims] * 50
     for _ in range(3 * SPARE_LINES // len(lines)):
@@ -148,7 +148,7 @@ def test_a_file_that_grew_is_written_anew(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_off_costs_no_other(tmp_path: Path) -> None:
-    """An agent that was killed while it added leaves what it had answered for, and the next one goes on."""
+    """A truncated last line, as after a kill, is ignored, and the next write repairs the file."""
     path = tmp_path / "wrappers.json"
     path.write_text(write(KEPT, "boot") + claim_text(KEPT.claims[0])[:40])
     store = Store(path, "boot")
@@ -159,7 +159,7 @@ def test_a_line_that_was_cut_off_costs_no_other(tmp_path: Path) -> None:
 
 
 class Writes(Store):
-    """A file in memory on a disk that may be full."""
+    """A store in memory on a disk that may be full."""
 
     def __init__(self) -> None:
         self.added: list[list[str]] = []
@@ -167,15 +167,15 @@ class Writes(Store):
         self.failures = 0
 
     def add(self, texts: Iterable[str], _: object) -> None:
-        """Note the texts."""
+        """Record the lines, or raise as on a full disk."""
         if self.is_full:
             self.failures += 1
             raise OSError(errno.ENOSPC, "no room")
         self.added.append(list(texts))
 
 
-def test_many_that_come_in_one_turn_are_saved_at_once() -> None:
-    """All of them wait for the one write; whoever brings nothing new waits for none."""
+def test_claims_of_one_loop_iteration_are_saved_in_one_write() -> None:
+    """Claims of one event loop iteration share one write; without new claims nothing is written."""
     writes = Writes()
     saver = Saver(writes, lambda: KEPT)
 
@@ -192,8 +192,8 @@ def test_many_that_come_in_one_turn_are_saved_at_once() -> None:
     assert [len(texts) for texts in writes.added] == [50]
 
 
-def test_what_was_not_saved_is_saved_the_next_time() -> None:
-    """Nobody takes a failure for done: all who waited for it raise it, and a second later who asks tries again."""
+def test_failed_save_is_retried() -> None:
+    """All waiters get the error of a failed save; it is retried a second later."""
     writes, seconds = Writes(), [0.0]
     saver = Saver(writes, lambda: KEPT, lambda: seconds[0])
     writes.is_full = True
@@ -212,8 +212,8 @@ def test_what_was_not_saved_is_saved_the_next_time() -> None:
     assert writes.added == [[claim_text(KEPT.claims[0])]]
 
 
-def test_a_full_disk_fills_no_memory_and_is_tried_once_a_second() -> None:
-    """However many ask meanwhile, each is refused; with the next pass all are answered again."""
+def test_saving_on_a_full_disk_is_rate_limited() -> None:
+    """On a full disk each request is refused and saving is tried once a second; old claims are not queued."""
     writes, seconds = Writes(), [0.0]
     saver = Saver(writes, lambda: KEPT, lambda: seconds[0])
     writes.is_full = True
@@ -235,11 +235,11 @@ def test_a_full_disk_fills_no_memory_and_is_tried_once_a_second() -> None:
         await ask()
 
     asyncio.run(play())
-    assert [len(texts) for texts in writes.added] == [100, 1]  # of the last second, and the one after that
+    assert [len(texts) for texts in writes.added] == [100, 1]  # those of the last second, and the later one
 
 
 def test_after_a_failure_everything_is_written(tmp_path: Path) -> None:
-    """Of what could not be saved meanwhile nothing is lost, though it is not kept line by line."""
+    """After a failed save the whole file is written, so that no claim is lost."""
     path = tmp_path / "wrappers.json"
     saver = Saver(Store(path, "boot"), lambda: KEPT)
     beside = path.with_suffix(".new")

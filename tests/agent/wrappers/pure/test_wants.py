@@ -1,4 +1,4 @@
-"""What a wrapper wants."""
+"""Parsing the request of a wrapper."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from agent.wrappers.protocol import Denied, Pool, Want, read_want
         ({"pool": "exclusive", "cores": " +02 "}, Want(Pool.EXCLUSIVE, 2)),
     ],
 )
-def test_flags_are_read_as_cmk_reads_them(values: dict[str, str], want: Want) -> None:
-    """The number of cores counts in exclusive pools alone, and infra has no sockets."""
+def test_flags_are_parsed_as_by_cmk(values: dict[str, str], want: Want) -> None:
+    """The number of cores counts for exclusive pools only, and `infra` has no sockets."""
     assert read_want(values) == want
 
 
@@ -52,8 +52,8 @@ def test_flags_are_read_as_cmk_reads_them(values: dict[str, str], want: Want) ->
         ({"pool": "infra", "affinity": "maybe"}, "affinity is yes or no"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_cmks_words(values: dict[str, str], why: str) -> None:
-    """The texts of CMK are kept, with what was found."""
+def test_invalid_values_are_refused_with_cmks_messages(values: dict[str, str], why: str) -> None:
+    """The messages are CMK's, with the value that was found."""
     with pytest.raises(Denied) as refused:
         read_want(values)
 
@@ -61,8 +61,8 @@ def test_what_makes_no_sense_is_refused_in_cmks_words(values: dict[str, str], wh
 
 
 @given(st.dictionaries(st.sampled_from(["pool", "cores", "socket", "affinity"]), st.text(max_size=300)))
-def test_no_values_hurt(values: dict[str, str]) -> None:
-    """Whatever is asked for makes sense or is refused, briefly."""
+def test_any_values_are_parsed_or_refused(values: dict[str, str]) -> None:
+    """Any values are parsed, or refused with a short message."""
     assert 0 < _outcome(values) < 500
 
 
