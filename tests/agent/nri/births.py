@@ -1,4 +1,4 @@
-"""Containers that tell themselves how they were born: when, on which CPUs, with which environment."""
+"""Containers that report their own start: time, CPUs and environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.agent.containerd_node import ContainerdNode, Windows
 
-# The first line tells the CPUs of the first instructions, and the time since the boot before and after them.
+# The first line has the CPUs at the first instructions, and the uptime before and after them.
 TELLING = (
     "/bin/sh",
     "-c",
@@ -30,17 +30,17 @@ exec /bin/sleep 1000000
 
 
 class Birth(NamedTuple):
-    """What a container wrote first."""
+    """The first line of a container."""
 
     name: str
     before: float  # in seconds since the boot, in hundredths
     after: float
     cpus: CPUSet
-    environment: tuple[str, ...]  # CMK's words: assigned, the same as a mask, shared, infra; none: no claim
+    environment: tuple[str, ...]  # CMK's variables: assigned, mask, shared, infra; or ()
 
 
 class Tenure(NamedTuple):
-    """How long a container certainly ran on CPUs of its own."""
+    """A time in which a container certainly owned its CPUs."""
 
     cpus: CPUSet
     since: float
@@ -48,25 +48,25 @@ class Tenure(NamedTuple):
 
 
 def now() -> float:
-    """Return the time since the boot, as containers read it."""
+    """Return the time since boot, as containers read it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def birth(node: ContainerdNode, name: str) -> Birth:
-    """Return what the container of a pod wrote first, as soon as it is there."""
+    """Wait for the first line of a pod's container and return it."""
     [line] = until(f"first line of {name}", lambda: node.log(name)[:1])
     before, after, cpus, *environment = line.split()
     return Birth(name, float(before), float(after), CPUSet.parse(cpus), tuple(environment))
 
 
 def environment(own: CPUSet, shared: CPUSet) -> tuple[str, ...]:
-    """Return what a container with CPUs of its own reads in CMK's words: lists with commas, and a mask in hexadecimal."""
+    """Return CMK's variables of a container with its own CPUs: comma-separated lists, and a hex mask."""
     listed = ",".join(map(str, shared))
     return ",".join(map(str, own)), f"{sum(1 << cpu for cpu in own):X}", listed, listed
 
 
 def born(node: ContainerdNode, windows: Windows, name: str, **claim: str) -> Birth:
-    """Start a pod and wait until its first line and its window are known; `claim` are its annotations."""
+    """Start a pod with annotations; wait for its first line and its unpinned time."""
     node.add(name, command=TELLING, annotations=claim)
     found = birth(node, name)
     until(f"window of {name}", lambda: name in windows.seconds)
@@ -74,7 +74,7 @@ def born(node: ContainerdNode, windows: Windows, name: str, **claim: str) -> Bir
 
 
 def trespassers(births: Iterable[Birth], tenures: Iterable[Tenure]) -> list[tuple[Birth, Tenure]]:
-    """Return who was born on a CPU that was another's own from before its first instruction until after it."""
+    """Return the containers that started on CPUs that another one owned at that time."""
     owned = list(tenures)
     return [
         (born, tenure)

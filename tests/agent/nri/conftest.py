@@ -1,4 +1,4 @@
-"""NRI's own runtime side, in each version that is driven."""
+"""NRI's own runtime side, in each tested version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses it: it is built as the servers are."""
+    """Mark each test that uses it as `server`, because it is built as the servers are."""
     for item in items:
         if "nri" in getattr(item, "fixturenames", ()):
             item.add_marker("server")
@@ -24,6 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=list(NRI_RUNTIMES))
 def nri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NRIRuntime]:
-    """Return NRI's side of a runtime, to which plugins may connect."""
+    """Return NRI's runtime side, to which plugins can connect."""
     with running_nri(request.param, tmp_path) as runtime:
         yield runtime

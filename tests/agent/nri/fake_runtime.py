@@ -1,12 +1,12 @@
-"""A container runtime's side of NRI over a real unix socket, driven step by step from a test's own thread.
+"""The runtime side of NRI over a real unix socket, driven step by step from the test's thread.
 
     with FakeRuntime(path) as runtime:
         client.start()
         plugin = runtime.plugin(pods=[pod("a")], containers=[container("c", "a")])   # the whole handshake
         assert plugin.create(pod("b"), container("d", "b")).adjust.linux.resources.cpu.cpus == "2-3"
 
-Every call waits for its answer: an error status is raised as Refused, the end of the connection as Gone. It writes and
-reads its frames itself, as ttrpc in Go cuts them, so that it shares no mistake with what it tests.
+Every call waits for its answer: an error status raises Refused, a closed connection Gone. Frames are written
+and read by its own code, cut as by ttrpc in Go, so that it has no error in common with the tested code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent.nri.wire import nri_pb2 as pb
 PLUGIN, RUNTIME = 1, 2  # connections
 REQUEST, RESPONSE = 1, 2  # types of messages
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
-_SECONDS: Final = 60.0  # a plugin that does not answer in this time hangs
+_SECONDS: Final = 60.0  # timeout for an answer of the plugin
 _MUX = struct.Struct(">II")
 _TTRPC = struct.Struct(">IIBB")
 _GO_WRITES: Final = 4096
@@ -56,11 +56,11 @@ class Refused(Exception):
 
 
 class Gone(Exception):
-    """The plugin has ended the connection."""
+    """The plugin has closed the connection."""
 
 
 class Received(NamedTuple):
-    """One ttrpc message of the plugin."""
+    """One ttrpc message from the plugin."""
 
     connection: int
     stream: int
@@ -71,14 +71,14 @@ class Received(NamedTuple):
 def pod(
     name: str, *, namespace: str = "default", annotations: Mapping[str, str] | None = None
 ) -> pb.PodSandbox:
-    """Return a sandbox; its ids follow from its name."""
+    """Return a sandbox whose ids are derived from its name."""
     return pb.PodSandbox(
         id=f"sandbox-{name}", name=name, uid=f"uid-{name}", namespace=namespace, annotations=annotations or {}
     )
 
 
 def container(name: str, of: str, *, cpus: str = "", state: int = pb.CONTAINER_CREATED) -> pb.Container:
-    """Return a container of the pod `of`, whose id follows from both names."""
+    """Return a container of pod `of`, whose id is derived from both names."""
     resources = pb.LinuxResources(cpu=pb.LinuxCPU(cpus=cpus))
     return pb.Container(
         id=f"{of}-{name}",
@@ -90,12 +90,12 @@ def container(name: str, of: str, *, cpus: str = "", state: int = pb.CONTAINER_C
 
 
 def known_pod(of: pb.PodSandbox) -> pb.KnownPodSandbox:
-    """Return a sandbox as events carry it: what a plugin does not read comes along."""
+    """Return a sandbox as events carry it, with fields that the plugin does not declare."""
     return pb.KnownPodSandbox.FromString(of.SerializeToString())
 
 
 def known(about: pb.Container) -> pb.KnownContainer:
-    """Return a container as events carry it: what a plugin does not read comes along."""
+    """Return a container as events carry it, with fields that the plugin does not declare."""
     return pb.KnownContainer.FromString(about.SerializeToString())
 
 
@@ -113,7 +113,7 @@ def request(stream: int, method: str, payload: bytes, service: str = SERVICE) ->
 
 
 class Plugin:
-    """A plugin as the runtime sees it: one connection."""
+    """A plugin's connection as the runtime sees it."""
 
     def __init__(self, stream: socket.socket) -> None:
         self.socket = stream
@@ -146,7 +146,7 @@ class Plugin:
     def synchronize(
         self, pods: Iterable[pb.PodSandbox] = (), containers: Iterable[pb.Container] = (), *, parts: int = 1
     ) -> list[pb.ContainerUpdate]:
-        """Tell what is there in so many parts, and return the updates."""
+        """Send the list of pods and containers in parts; return the updates."""
         all_pods, all_containers = list(pods), list(containers)
         for part in range(parts - 1):
             asked = pb.SynchronizeRequest(
@@ -179,13 +179,13 @@ class Plugin:
         self.event(Event.STOP_CONTAINER, of, stopped)
 
     def validate(self, asked: pb.ValidateContainerAdjustmentRequest) -> str:
-        """Return why the plugin rejects a creation, "" when it does not."""
+        """Return the plugin's reason to reject a creation, or ""."""
         answer = self.call("ValidateContainerAdjustment", asked, pb.ValidateContainerAdjustmentResponse)
         assert answer.reject == bool(answer.reason)
         return answer.reason
 
     def event(self, event: Event, of: pb.PodSandbox, about: pb.Container | None = None) -> None:
-        """Tell an event by its own method, as NRI does from 0.12 on."""
+        """Send an event by its own method, as NRI does since 0.12."""
         asked = pb.LifecycleRequest(pod=known_pod(of), container=known(about) if about else None)
         self.call(_METHODS[event], asked, pb.LifecycleRequest)
 
@@ -194,7 +194,7 @@ class Plugin:
         return answer.FromString(self.call_raw(method, asked.SerializeToString(), service))
 
     def call_raw(self, method: str, payload: bytes, service: str = SERVICE) -> bytes:
-        """Call a method with any bytes and return those of the answer; raise Refused or Gone."""
+        """Call a method with raw bytes and return the raw answer; raise Refused or Gone."""
         self._stream += 2
         self.send(request(self._stream, method, payload, service))
         received = self.receive()
@@ -226,7 +226,7 @@ class Plugin:
             self._carried[connection] += self._exactly(length)
 
     def wait_gone(self) -> None:
-        """Wait until the plugin has ended the connection."""
+        """Wait until the plugin has closed the connection."""
         try:
             while self.socket.recv(65536):
                 pass
@@ -234,7 +234,7 @@ class Plugin:
             pass
 
     def close(self) -> None:
-        """End the connection as a runtime does that does not want the plugin, or that was killed."""
+        """Close the connection, as a runtime does that rejects the plugin or was killed."""
         self.socket.close()
 
     def _exactly(self, length: int) -> bytes:
@@ -251,7 +251,7 @@ class Plugin:
 
 
 class FakeRuntime:
-    """Listens as a runtime does, until it is closed; one that starts again is a new one with the same path."""
+    """Listens as a runtime until closed; a restarted runtime is a new instance on the same path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -263,7 +263,7 @@ class FakeRuntime:
         self._plugins: list[Plugin] = []
 
     def accept(self) -> Plugin:
-        """Wait for a plugin's connection; nothing was said on it yet."""
+        """Wait for a plugin's connection and return it before any message."""
         plugin = Plugin(self._listener.accept()[0])
         self._plugins.append(plugin)
         return plugin
@@ -279,7 +279,7 @@ class FakeRuntime:
         return plugin
 
     def close(self) -> None:
-        """Go away, as a runtime that is killed: no connection stays, and no new one is taken."""
+        """Close all connections and the listener, as a killed runtime does."""
         self._listener.close()
         for plugin in self._plugins:
             plugin.close()

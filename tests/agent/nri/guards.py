@@ -1,4 +1,4 @@
-"""`corepin guard` as a process beside a runtime."""
+"""`corepin guard` as a process next to a runtime."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ COMMAND = Path(sys.executable).with_name("corepin")
 
 
 class GuardProcess(NamedTuple):
-    """A running guard, and where it says how it is."""
+    """A running guard and the URL of its probes."""
 
     daemon: Daemon
     url: str
 
     def readiness(self) -> tuple[int, str]:
-        """Return what the kubelet is told."""
+        """Return status and text of the readiness probe."""
         answer = httpx.get(f"{self.url}/readyz", trust_env=False)
         return answer.status_code, answer.text.strip()
 
 
 @contextmanager
 def guard_on(socket: Path, directory: Path) -> Iterator[GuardProcess]:
-    """Run the command, and yield it once it answers; whether it guards yet is its readiness."""
+    """Run the command and yield it when its probes answer; it may not guard yet."""
     address = f"127.0.0.1:{free_port()}"
     command = [
         *(sys.executable, "-W", "error", str(COMMAND), "guard", "--nri", str(socket)),

@@ -1,4 +1,4 @@
-"""NRI's own side of a runtime as a process (`tests/servers/nri`): plugins connect to it, and the test is its CRI."""
+"""NRI's own runtime side as a process (`tests/servers/nri`), driven by the test instead of CRI."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _numbers = count(1)
 
 
 class Failed(Exception):
-    """NRI answered with an error: what the runtime would have failed with."""
+    """NRI answered with an error."""
 
 
 @dataclass
 class NRIRuntime:
-    """A runtime without containers: what it holds and what happens in it is what the test says."""
+    """A runtime without containers: the test says what it holds and what happens."""
 
     version: str
     directory: Path
-    timeout: str = "10s"  # a plugin has two in containerd
-    seconds: float = 0.0  # that NRI took for the last command, the plugins' time included
+    timeout: str = "10s"  # containerd waits 2 s for a plugin
+    seconds: float = 0.0  # duration of the last command, including the plugins' time
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _log_file: Path | None = None
 
     @property
     def socket(self) -> Path:
-        """Where plugins connect."""
+        """The socket for plugins."""
         return self.directory / "nri.sock"
 
     @property
     def has_validators(self) -> bool:
-        """Whether plugins may reject what others adjusted."""
+        """Whether plugins can validate the adjustments of others."""
         return self.version != "0.8"
 
     def start(self) -> None:
-        """Start it and wait until plugins may come."""
+        """Start it and wait until plugins can connect."""
         [program] = require(NRI_RUNTIMES[self.version])
         self._log_file = self.directory / f"nri-{next(_numbers)}.log"
         with self._log_file.open("wb") as log:
@@ -62,7 +62,7 @@ class NRIRuntime:
         self._answer()
 
     def kill(self) -> None:
-        """End it at once, as a crashed runtime does."""
+        """Kill it, as a crashed runtime."""
         if self._process:
             with self._process as process:
                 process.kill()
@@ -70,12 +70,12 @@ class NRIRuntime:
 
     @property
     def log(self) -> str:
-        """What NRI has logged since the start."""
+        """NRI's log since the start."""
         assert self._log_file
         return self._log_file.read_text(errors="replace")
 
     def do(self, command: str, **request: Any) -> Any:
-        """Do one command and return its reply, both with the field names of NRI; raise Failed with NRI's words."""
+        """Run one command and return its reply, with NRI's field names; raise Failed with NRI's message."""
         assert self._process
         assert self._process.stdin
         line = json.dumps({"do": command, "request": request})
@@ -88,17 +88,17 @@ class NRIRuntime:
         return answer.get("reply")
 
     def hold(self, pods: Sequence[Any], containers: Sequence[Any]) -> None:
-        """Take what the next plugin is told of."""
+        """Set the pods and containers that the next plugin is synchronized with."""
         self.do("Hold", pods=pods, containers=containers)
 
     def synchronized(self, times: int = 1) -> Any:
-        """Wait until so many plugins came, or one so many times; return what the last one answered."""
+        """Wait for this many synchronizations; return the answer to the last one."""
         answered = until("a plugin came", lambda: self.do("Synchronized")[times - 1 :])[-1]
         until("it is asked from now on", lambda: self.joined() >= times)
         return answered
 
     def joined(self, plugin: str = "") -> int:
-        """Return how often a plugin, or any, has come and is asked: a moment after it knows itself as connected."""
+        """Count how often a plugin, or any, was synchronized and is called from then on."""
         return self.log.count(f'{plugin}\\" connected and synchronized')
 
     def _answer(self) -> Any:
@@ -110,7 +110,7 @@ class NRIRuntime:
 
 
 def pod(uid: str, **annotations: str) -> dict[str, Any]:
-    """Return a sandbox as NRI describes it."""
+    """Return a sandbox in NRI's format."""
     return {
         "id": f"sandbox-{uid}",
         "uid": uid,
@@ -122,7 +122,7 @@ def pod(uid: str, **annotations: str) -> dict[str, Any]:
 
 
 def container(uid: str, name: str = "main", **fields: Any) -> dict[str, Any]:
-    """Return a container of a pod as NRI describes it."""
+    """Return a container of a pod in NRI's format."""
     key = f"{uid}-{name}"
     cpu = {"shares": {"value": "1024"}, "quota": {"value": "100000"}, "period": {"value": "100000"}}
     linux = {"resources": {"cpu": cpu}, "cgroups_path": f"/kubepods/pod{uid}/{key}"}
@@ -131,7 +131,7 @@ def container(uid: str, name: str = "main", **fields: Any) -> dict[str, Any]:
 
 @contextmanager
 def running_nri(version: str, directory: Path, timeout: str = "10s") -> Iterator[NRIRuntime]:
-    """Run NRI's side of a runtime until the block ends."""
+    """Run NRI's runtime side until the block ends."""
     runtime = NRIRuntime(version, directory, timeout)
     try:
         runtime.start()

@@ -1,6 +1,6 @@
-"""The real agent as an NRI plugin of real containerd: no container runs a single instruction on CPUs of others.
+"""The real agent as an NRI plugin of a real containerd: no instruction runs on another owner's CPUs.
 
-`COREPIN_NRI_BIRTHS` says how many pods are started under churn (40 by default), `COREPIN_NRI_RESTARTS` how often
+`COREPIN_NRI_BIRTHS` sets how many pods start under churn (40 by default), `COREPIN_NRI_RESTARTS` how often
 containerd is killed (3).
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BIRTHS = int(os.environ.get("COREPIN_NRI_BIRTHS", "40"))
 RESTARTS = int(os.environ.get("COREPIN_NRI_RESTARTS", "3"))
-AT_ONCE = 7  # unclaimed pods that are started at the same time, beside one that claims
+AT_ONCE = 7  # pods without a claim that start concurrently, next to one with a claim
 WINDOW = "corepin_agent_unpinned_window_seconds"
 pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one CPU can be owned or shared, not both"),
@@ -39,27 +39,27 @@ pytestmark = [
 
 @pytest.fixture
 def node(containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
-    """Return a node without pods, with an agent that is a plugin of its runtime."""
+    """Return a node without pods whose agent is an NRI plugin."""
     with start_node(containerd, tmp_path, nri=str(containerd.nri_socket)) as node_with_agent:
         until_holds(node_with_agent)
         yield node_with_agent
 
 
 def until_holds(node: ContainerdNode) -> None:
-    """Wait until every new container gets its CPUs by NRI."""
+    """Wait until new containers get their CPUs through NRI."""
     until_equal("path of starts", lambda: node.agent.state()["startPath"], "nri")
 
 
 def until_broken(node: ContainerdNode) -> None:
-    """Wait until the agent says that NRI does not hold."""
+    """Wait until the agent reports that NRI is not available."""
     until("NRI is gone", lambda: node.agent.state()["startPath"] != "nri")
 
 
-# Births.
+# Starts
 
 
 def claimed(node: ContainerdNode, windows: Windows, name: str) -> tuple[Birth, Tenure]:
-    """Start a pod whose claim must fit, check that it was born on its own CPU, and remove it."""
+    """Start a pod whose claim must fit, check that it starts on its own CPU, and remove it."""
     found = born(node, windows, name, **ISOLATE)
     own = CPUSet.parse(node.reported()[name]["cpus"])
     assert (len(own), found.cpus) == (1, own)
@@ -72,7 +72,7 @@ def claimed(node: ContainerdNode, windows: Windows, name: str) -> tuple[Birth, T
 
 
 def unclaimed(node: ContainerdNode, windows: Windows, name: str) -> Birth:
-    """Start a pod that asks for nothing, and remove it."""
+    """Start a pod without a claim, and remove it."""
     found = born(node, windows, name)
     assert found.environment == ()
     node.remove(name)
@@ -80,13 +80,15 @@ def unclaimed(node: ContainerdNode, windows: Windows, name: str) -> Birth:
 
 
 def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Show a line of what was measured."""
+    """Print a line with measured numbers."""
     with capsys.disabled():
         sys.stdout.write(f"\n{text}\n")
 
 
-def test_births_beside_an_owner(node: ContainerdNode, capsys: pytest.CaptureFixture[str]) -> None:
-    """While pods come and go each has the shared CPUs at its first instruction, and nobody is made to wait."""
+def test_new_containers_beside_an_owner_start_on_the_shared_cpus(
+    node: ContainerdNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each new container is on the shared CPUs at its first instruction, and no creation is refused."""
     pinned = node.add("pinned", annotations=ISOLATE)
     shared = node.all - pinned.cpus
     with Windows(node) as windows, ThreadPoolExecutor(AT_ONCE) as pool:
@@ -99,8 +101,10 @@ def test_births_beside_an_owner(node: ContainerdNode, capsys: pytest.CaptureFixt
     tell(capsys, f"{BIRTHS} pods beside an owner: all right at their first instruction")
 
 
-def test_births_while_owners_come_and_go(node: ContainerdNode, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each owner is born on its own CPU and nobody else on it; an owner whose CPU is still in use waits for it."""
+def test_owners_start_alone_on_their_cpus_under_churn(
+    node: ContainerdNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each owner starts on its CPU and no other container does; a creation waits while the CPU is in use."""
     bystander = node.add("bystander")
     with Windows(node) as windows, ThreadPoolExecutor(AT_ONCE) as pool:
         others = [pool.submit(unclaimed, node, windows, f"plain-{number}") for number in range(BIRTHS)]
@@ -113,7 +117,7 @@ def test_births_while_owners_come_and_go(node: ContainerdNode, capsys: pytest.Ca
     waited = sum(map(len, node.refused.values()))
     moved = sum(
         windows.seconds[born.name] > 0 for born in births
-    )  # twice before a pass saw them: told too much
+    )  # moved twice before a pass saw them, so the time is too long
     tell(
         capsys,
         f"{BIRTHS} pods and {len(owners)} owners: all right at their first instruction;"
@@ -121,8 +125,8 @@ def test_births_while_owners_come_and_go(node: ContainerdNode, capsys: pytest.Ca
     )
 
 
-def test_claim_that_does_not_fit_holds_its_container_back(node: ContainerdNode) -> None:
-    """It is not created, with the text of the refusal; when the CPU comes free it starts, on that CPU."""
+def test_container_whose_claim_does_not_fit_is_not_created(node: ContainerdNode) -> None:
+    """The creation fails with the refusal's message, and succeeds when enough CPUs are free."""
     node.add("first", annotations=ISOLATE)
     node.write("second", annotations=ISOLATE, cpu=str(len(node.all) - 1))
     node.run_pod("second")
@@ -138,8 +142,8 @@ def test_claim_that_does_not_fit_holds_its_container_back(node: ContainerdNode) 
     node.settled({second: own, bystander: node.all - own})
 
 
-def test_bound_memory_is_part_of_a_container(node: ContainerdNode) -> None:
-    """The NUMA node of the CPUs is in what the runtime makes, the kernel has it, and no later update takes it away."""
+def test_bound_memory_is_set_at_creation(node: ContainerdNode) -> None:
+    """The NUMA node is set at creation, read back from the kernel, and kept by later updates."""
     bound = node.add("bound", annotations=NEAR)
     (numa_node,) = node.reported()["bound"]["numaNodes"]
     assert node.cpuset_of(bound.id) == (bound.cpus, CPUSet([numa_node]))
@@ -149,8 +153,8 @@ def test_bound_memory_is_part_of_a_container(node: ContainerdNode) -> None:
     assert node.cpuset_of(node.add("bystander").id)[1] == EMPTY
 
 
-def test_update_of_others_does_not_move_a_container(node: ContainerdNode) -> None:
-    """The runtime asks at each update of a container, and the CPUs stay those of the agent."""
+def test_foreign_update_does_not_move_a_container(node: ContainerdNode) -> None:
+    """An update by another CRI client keeps the agent's CPUs."""
     pinned, bystander = node.add("pinned", annotations=ISOLATE), node.add("bystander")
     own = pinned.cpus
     assert len(own) == 1
@@ -159,12 +163,12 @@ def test_update_of_others_does_not_move_a_container(node: ContainerdNode) -> Non
         assert (container.cpus, node.recorded(container)) == (cpus, cpus)
 
 
-# Whoever is away.
+# Outages
 
 
 @contextmanager
 def killed(containerd: Containerd) -> Iterator[None]:
-    """Do without the runtime until the block ends."""
+    """Kill the runtime for the duration of the block."""
     containerd.kill()
     try:
         yield
@@ -173,15 +177,15 @@ def killed(containerd: Containerd) -> Iterator[None]:
 
 
 def birth_of(node: ContainerdNode, name: str) -> CPUSet:
-    """Start a pod that asks for nothing and return the CPUs of its first instruction."""
+    """Start a pod without a claim; return the CPUs at its first instruction."""
     node.add(name, command=TELLING)
     return birth(node, name).cpus
 
 
-def test_killed_containerd_has_its_plugin_again(
+def test_plugin_reconnects_to_a_killed_containerd(
     node: ContainerdNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After each kill under churn the plugin is back: no CPU is lost or owned twice, nobody runs outside its set."""
+    """After each kill the plugin reconnects, no CPU is owned twice, and containers are on their CPUs."""
     churn = Churn(node, seed=1)
     for number in range(RESTARTS):
         for _ in range(churn.random.randint(1, 4)):
@@ -199,8 +203,8 @@ def test_killed_containerd_has_its_plugin_again(
     tell(capsys, f"{RESTARTS} kills of containerd under churn: the plugin was back each time")
 
 
-def test_killed_agent_lets_containers_start(node: ContainerdNode) -> None:
-    """While it is away nobody is pinned and nobody waits; when it is back all are where they belong."""
+def test_containers_start_while_the_agent_is_killed(node: ContainerdNode) -> None:
+    """Without the agent containers start unpinned; after its restart all are on their CPUs."""
     pinned = node.add("pinned", annotations=ISOLATE)
     own = pinned.cpus
     node.agent.kill()
@@ -212,8 +216,8 @@ def test_killed_agent_lets_containers_start(node: ContainerdNode) -> None:
     assert birth_of(node, "later") == node.all - own
 
 
-def test_stopped_agent_costs_a_start_at_most_one_retry(node: ContainerdNode) -> None:
-    """A plugin that does not answer is dropped; going on, it comes back and puts everybody where he belongs."""
+def test_hung_agent_costs_a_start_at_most_one_retry(node: ContainerdNode) -> None:
+    """A hung plugin is dropped after one refused creation at most; it reconnects and moves all containers."""
     pinned = node.add("pinned", annotations=ISOLATE)
     own = pinned.cpus
     node.write("bystander")

@@ -1,4 +1,4 @@
-"""The client of `agent.nri.wire` against NRI's own runtime side: with and without validators, with old events and new."""
+"""The client of `agent.nri.wire` against NRI's own runtime side, in each version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-TOLD = {  # what a plugin is told of, by its command
+TOLD = {  # events by command
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
     "PostCreateContainer": Event.POST_CREATE_CONTAINER,
     "StartContainer": Event.START_CONTAINER,
@@ -29,7 +29,7 @@ TOLD = {  # what a plugin is told of, by its command
     "StopPodSandbox": Event.STOP_POD_SANDBOX,
     "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
 }
-EVERYTHING = 0  # as a mask: all events that the runtime knows
+EVERYTHING = 0  # as a mask: every event that the runtime knows
 NEARLY_4_MIB = 4 * 2**20 - 2000
 
 
@@ -40,7 +40,7 @@ def cpus_of(update: pb.ContainerUpdate, cpus: str) -> pb.ContainerUpdate:
 
 
 class Noting:
-    """Handlers that note what they hear, and give every container CPUs 2-3."""
+    """Handlers that record their calls and give every container CPUs 2-3."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, str, str]] = []
@@ -50,17 +50,17 @@ class Noting:
         self.verdict = ""
 
     def configure(self, request: pb.ConfigureRequest) -> None:
-        """Take what the runtime says of itself."""
+        """Accept the runtime's description."""
 
     def synchronize(
         self, pods: Iterable[pb.KnownPodSandbox], containers: Iterable[pb.KnownContainer]
     ) -> Iterable[pb.ContainerUpdate]:
-        """Note who is there, and answer with the updates of the test."""
+        """Record pods and containers, and return the test's updates."""
         self.synchronized.append(([pod.id for pod in pods], [container.id for container in containers]))
         return self.updates
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
-        """Give it CPUs, unless the test decides otherwise."""
+        """Give the container CPUs, unless the test decides otherwise."""
         response = pb.CreateContainerResponse()
         response.adjust.linux.resources.cpu.cpus = "2-3"
         response.adjust.env.add(key="POD", value=pod.uid)
@@ -70,16 +70,16 @@ class Noting:
     def update_container(
         self, pod: pb.PodSandbox, container: pb.Container, resources: pb.LinuxResources
     ) -> pb.UpdateContainerResponse:
-        """Put it back on its CPUs."""
+        """Reset the container to its CPUs."""
         update = cpus_of(pb.ContainerUpdate(container_id=container.id), "2-3")
         return pb.UpdateContainerResponse(update=[update])
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
-        """Answer as the test says."""
+        """Return the test's verdict."""
         return self.verdict
 
     def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
-        """Note it."""
+        """Record the event."""
         self.told.append((event, pod.id, container.id))
 
 
@@ -87,7 +87,7 @@ class Noting:
 def client_of(
     nri: NRIRuntime, handlers: Noting, masks: tuple[int, ...] = (WORKER_EVENTS, WORKER_EVENTS_OLD)
 ) -> Iterator[Client]:
-    """Connect handlers to a runtime, and wait until they were told what there is."""
+    """Connect handlers to a runtime and wait until they are synchronized."""
     client = Client(nri.socket, PluginName("corepin", 10), handlers, masks=masks)
     client.start()
     try:
@@ -98,7 +98,7 @@ def client_of(
 
 
 def created(nri: NRIRuntime) -> str:
-    """Create a container and return the CPUs that it gets, "" for none."""
+    """Create a container; return its CPUs, or ""."""
     adjusted = nri.do("CreateContainer", pod=pod("a"), container=container("a")).get("adjust", {})
     cpus: str = adjusted.get("linux", {}).get("resources", {}).get("cpu", {}).get("cpus", "")
     return cpus
@@ -112,21 +112,21 @@ def handlers() -> Noting:
 
 @pytest.fixture
 def client(nri: NRIRuntime, handlers: Noting) -> Iterator[Client]:
-    """Return a client that a runtime of each version has taken."""
+    """Return a connected client, for each version of the runtime."""
     with client_of(nri, handlers) as connected:
         yield connected
 
 
-def test_client_finds_out_whether_there_are_validators(nri: NRIRuntime, client: Client) -> None:
-    """A runtime that knows no validators drops the connection; without that event it takes the plugin."""
+def test_client_detects_validators(nri: NRIRuntime, client: Client) -> None:
+    """A runtime without validators drops the connection, and accepts the plugin without that event."""
     until("connected", lambda: client.status.is_connected)
     assert NAME in client.status.runtime
     assert client.status.validates == nri.has_validators
     assert ("invalid plugin events" in nri.log) != nri.has_validators
 
 
-def test_synchronize_in_parts_is_one_to_the_handlers(nri: NRIRuntime, handlers: Noting) -> None:
-    """Three thousand containers of ten megabytes come once and in order, and the updates are taken."""
+def test_synchronization_in_parts_is_one_call_of_the_handlers(nri: NRIRuntime, handlers: Noting) -> None:
+    """Three thousand containers of ten megabytes arrive once and in order, and the updates are accepted."""
     padding = {"padding": "x" * 3000}
     pods = [pod(f"uid-{number}") for number in range(100)]
     containers = [
@@ -144,8 +144,8 @@ def test_synchronize_in_parts_is_one_to_the_handlers(nri: NRIRuntime, handlers: 
 
 
 @pytest.mark.parametrize("mask", [WORKER_EVENTS_OLD, EVERYTHING], ids=["ours", "everything"])
-def test_events_come_in_both_styles(nri: NRIRuntime, handlers: Noting, mask: int) -> None:
-    """Each event that was asked for comes once, with its pod and container, as StateChange or by its own method."""
+def test_events_arrive_in_both_styles(nri: NRIRuntime, handlers: Noting, mask: int) -> None:
+    """Each requested event arrives once, with pod and container, as StateChange or by its own method."""
     with client_of(nri, handlers, (mask,)):
         for command in TOLD:
             of_pod = command.endswith("Sandbox")
@@ -157,7 +157,7 @@ def test_events_come_in_both_styles(nri: NRIRuntime, handlers: Noting, mask: int
 
 
 def test_created_container_gets_cpus_and_environment(nri: NRIRuntime, client: Client) -> None:
-    """What the handler adjusts is what the runtime is told to make."""
+    """The runtime gets the CPUs and the environment that the handler adjusts."""
     adjusted = nri.do("CreateContainer", pod=pod("a"), container=container("a"))["adjust"]
     assert adjusted["linux"]["resources"]["cpu"]["cpus"] == "2-3"
     assert adjusted["env"] == [{"key": "POD", "value": "a"}]
@@ -165,7 +165,7 @@ def test_created_container_gets_cpus_and_environment(nri: NRIRuntime, client: Cl
 
 
 def test_rejected_container_is_not_created(nri: NRIRuntime, handlers: Noting, client: Client) -> None:
-    """The runtime fails with the handler's words, and keeps the plugin."""
+    """The runtime fails with the handler's message and keeps the plugin."""
 
     def reject(response: pb.CreateContainerResponse) -> None:
         raise Reject("wanted 4 CPUs, 2 are free")
@@ -179,7 +179,7 @@ def test_rejected_container_is_not_created(nri: NRIRuntime, handlers: Noting, cl
 
 
 def test_update_is_answered_for_the_same_container(nri: NRIRuntime, client: Client) -> None:
-    """The CPUs of the answer stand in what the runtime goes on with, in place of those of the request."""
+    """The CPUs of the answer replace those of the request."""
     resources = {"cpu": {"cpus": "0-7", "quota": {"value": "200000"}}}
     answer = nri.do("UpdateContainer", pod=pod("a"), container=container("a"), linux_resources=resources)
     [update] = answer["update"]
@@ -189,7 +189,7 @@ def test_update_is_answered_for_the_same_container(nri: NRIRuntime, client: Clie
 
 
 def test_messages_of_nearly_4_mib_pass(nri: NRIRuntime, handlers: Noting) -> None:
-    """The largest request and the largest reply go through whole."""
+    """A request and a reply of nearly 4 MiB arrive complete."""
     long = "x" * NEARLY_4_MIB
     handlers.decide = lambda response: response.adjust.env.add(key="LONG", value=long)
     with client_of(nri, handlers, (WORKER_EVENTS_OLD,)):
@@ -198,10 +198,8 @@ def test_messages_of_nearly_4_mib_pass(nri: NRIRuntime, handlers: Noting) -> Non
         assert len(handlers.synchronized) == 1
 
 
-def test_verdict_decides_where_there_are_validators(
-    nri: NRIRuntime, handlers: Noting, client: Client
-) -> None:
-    """A reason fails the creation and is told; without validators nobody asks."""
+def test_validator_can_reject_a_creation(nri: NRIRuntime, handlers: Noting, client: Client) -> None:
+    """A reason makes the creation fail; a runtime without validators does not call the handler."""
     handlers.verdict = "no CPUs were assigned"
     if nri.has_validators:
         with pytest.raises(Failed, match="no CPUs were assigned"):
@@ -210,8 +208,8 @@ def test_verdict_decides_where_there_are_validators(
     assert created(nri) == "2-3"
 
 
-def test_restarted_runtime_is_found_again(nri: NRIRuntime, handlers: Noting, client: Client) -> None:
-    """After a crash of the runtime the plugin is told anew what there is, and why it was away is known."""
+def test_client_reconnects_to_a_restarted_runtime(nri: NRIRuntime, handlers: Noting, client: Client) -> None:
+    """The status has the reason of the outage, and the plugin is synchronized again after the restart."""
     nri.kill()
     until("dropped", lambda: not client.status.is_connected)
     assert client.status.reason
@@ -224,8 +222,8 @@ def test_restarted_runtime_is_found_again(nri: NRIRuntime, handlers: Noting, cli
 
 @pytest.mark.server
 @pytest.mark.parametrize("version", list(NRI_RUNTIMES))
-def test_late_answer_costs_the_connection(version: str, handlers: Noting, tmp_path: Path) -> None:
-    """A plugin that is too late is dropped; a validator's container is not made, another's goes unadjusted."""
+def test_late_answer_ends_the_connection(version: str, handlers: Noting, tmp_path: Path) -> None:
+    """A late plugin is dropped; the creation fails with validators, and is not adjusted without."""
     done = threading.Event()
     handlers.decide = lambda _: done.wait()
     with running_nri(version, tmp_path, timeout="1s") as nri, client_of(nri, handlers) as client:

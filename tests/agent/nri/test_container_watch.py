@@ -1,4 +1,4 @@
-"""New containers over NRI as the agent's loop sees them: when it holds, when it breaks, and what is left for cgroups."""
+"""New containers over NRI as the agent's loop sees them, and the fallback to cgroups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMING = NewContainer("b-c0", Owner("uid-b", "c0"), "/kubepods/podb/b-c0")
 
 @dataclass
 class Cgroups:
-    """A watch for new cgroups that the test speaks for."""
+    """A fake watch for new cgroups."""
 
     start_way: StartWay = field(default_factory=lambda: StartWay(Way.CGROUP))
     followed: list[str] = field(default_factory=list)
@@ -41,24 +41,24 @@ class Cgroups:
     owners: NoOwners = field(default_factory=NoOwners)
 
     def publish(self, table: StartTable | None) -> None:
-        """Take no table."""
+        """Ignore the table."""
 
     def started(self, container_id: str) -> CPUSet | None:
-        """Know of none."""
+        """Return None for every container."""
         return None
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Remember what is followed."""
+        """Record the watched cgroups."""
         self.followed = list(cgroups)
 
     async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
-        """Let the test tell of containers, until cancelled."""
+        """Let the test report containers until cancelled."""
         self.made = created
         await asyncio.get_running_loop().create_future()
 
 
 class Scene:
-    """A watch over a socket, a planned node of 4 cores, and what the agent was told."""
+    """A watch on a socket, a planned node of 4 cores, and the reported containers."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "nri.sock"
@@ -70,12 +70,12 @@ class Scene:
         self.changed = asyncio.Event()
 
     def table(self) -> StartTable:
-        """Do what is planned, and return what new containers get."""
+        """Apply the plan and return the table for new containers."""
         self.world.run_all()
         return start_table(self.world.plan(), self.world.observe())
 
     async def until(self, holds: bool) -> None:
-        """Wait until the agent is told that the watch holds, or does not."""
+        """Wait until the watch is connected, or is not."""
         while self.watch.holds is not holds:
             self.changed.clear()
             if self.watch.holds is not holds:
@@ -83,7 +83,7 @@ class Scene:
 
 
 def play(folder: Path, story: Callable[[Scene], Awaitable[None]]) -> None:
-    """Run a story beside the watch."""
+    """Run a test beside the watch."""
 
     async def run() -> None:
         scene = Scene(folder)
@@ -102,14 +102,14 @@ def play(folder: Path, story: Callable[[Scene], Awaitable[None]]) -> None:
 
 @pytest.fixture(autouse=True)
 def _switches() -> Iterator[None]:
-    """Leave the interpreter as it was."""
+    """Restore the interpreter's switch interval."""
     before = sys.getswitchinterval()
     yield
     sys.setswitchinterval(before)
 
 
-def test_it_connects_when_there_is_a_table_and_comes_back(tmp_path: Path) -> None:
-    """Before the first plan nothing could be answered; a runtime that restarts finds the plugin again."""
+def test_plugin_connects_after_the_first_table_and_reconnects(tmp_path: Path) -> None:
+    """The plugin connects after the first table is published, and reconnects to a restarted runtime."""
 
     async def story(scene: Scene) -> None:
         scene.watch.publish(None)
@@ -133,7 +133,7 @@ def test_it_connects_when_there_is_a_table_and_comes_back(tmp_path: Path) -> Non
 
 
 def test_newest_table_answers(tmp_path: Path) -> None:
-    """From the moment it is published, without a word to the thread that answers."""
+    """A creation is answered with the table published last."""
 
     async def story(scene: Scene) -> None:
         scene.watch.publish(scene.table())
@@ -150,8 +150,8 @@ def test_newest_table_answers(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_container_that_was_made_right_needs_nobody(tmp_path: Path) -> None:
-    """Its cgroup is told of when it was not made over NRI, or when its CPUs are given away before it is seen."""
+def test_container_created_on_its_cpus_is_not_reported(tmp_path: Path) -> None:
+    """A new cgroup is reported only without NRI, or if its CPUs were given away since."""
 
     async def story(scene: Scene) -> None:
         first = scene.table()
@@ -171,8 +171,8 @@ def test_container_that_was_made_right_needs_nobody(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_answer_that_came_too_late_is_not_believed(tmp_path: Path) -> None:
-    """The runtime hung up and made the container anywhere: it is told of, also when its cgroup was there before."""
+def test_container_whose_answer_was_late_is_reported(tmp_path: Path) -> None:
+    """If the runtime closed the connection before it took the answer, the container is reported."""
 
     async def story(scene: Scene) -> None:
         scene.watch.publish(scene.table())
@@ -190,8 +190,8 @@ def test_answer_that_came_too_late_is_not_believed(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_pass_that_knows_a_container_looks_after_it(tmp_path: Path) -> None:
-    """What it wants of the container it does by itself."""
+def test_container_known_to_a_pass_is_not_reported(tmp_path: Path) -> None:
+    """The pass itself moves a container that it has seen."""
 
     async def story(scene: Scene) -> None:
         scene.watch.publish(scene.table())
@@ -206,8 +206,8 @@ def test_pass_that_knows_a_container_looks_after_it(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_cgroups_are_followed_all_the_while(tmp_path: Path) -> None:
-    """When the connection breaks there is no time to begin with it."""
+def test_cgroups_are_watched_while_nri_is_connected(tmp_path: Path) -> None:
+    """The cgroup watch runs also while NRI is connected, so that it is ready when the connection ends."""
 
     async def story(scene: Scene) -> None:
         scene.watch.follow(["/kubepods/podb/b-c0"])
@@ -216,8 +216,8 @@ def test_cgroups_are_followed_all_the_while(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_owner_of_a_container_made_over_nri_is_known(tmp_path: Path) -> None:
-    """The runtime is asked about the others only."""
+def test_owner_of_a_container_is_known_from_nri(tmp_path: Path) -> None:
+    """Only containers that NRI did not create are looked up in the runtime."""
 
     class Nobody:
         def known(self, container_id: str) -> Owner | None:
@@ -243,29 +243,29 @@ def test_owner_of_a_container_made_over_nri_is_known(tmp_path: Path) -> None:
 
 
 class Ways:
-    """A reporter that waits for a way by which new containers get their CPUs."""
+    """A reporter that waits for a start path in the published state."""
 
     def __init__(self) -> None:
         self._newest: Way | None = None
         self._told = asyncio.Event()
 
     async def publish(self, state: NodeState) -> None:
-        """Take a state."""
+        """Record the start path."""
         self._newest = state.start_path
         self._told.set()
 
     async def reset(self) -> None:
-        """Leave it."""
+        """Do nothing."""
 
     async def until(self, way: Way) -> None:
-        """Wait until new containers get their CPUs so."""
+        """Wait until the state has this start path."""
         while self._newest is not way:
             self._told.clear()
             await self._told.wait()
 
 
-def test_agent_goes_from_one_way_to_the_other_and_back(node: FakeNode, tmp_path: Path) -> None:
-    """Its state tells the way of the moment, and every change asks for a pass."""
+def test_agent_switches_between_nri_and_cgroups(node: FakeNode, tmp_path: Path) -> None:
+    """The published start path follows the connection, and each change requests a pass."""
     plugin = Plugin(lambda _: False)
     node.container_watch = NriContainerWatch(tmp_path / "nri.sock", plugin, Cgroups())
 
@@ -287,8 +287,8 @@ def test_agent_goes_from_one_way_to_the_other_and_back(node: FakeNode, tmp_path:
     node.runner.run(story())
 
 
-def test_large_environments_are_searched_for_once_an_hour() -> None:
-    """However often the runtime fails to list its containers in between, and again soon if it could not be asked."""
+def test_search_for_large_environments_is_rate_limited() -> None:
+    """The search runs once an hour, however often listing fails, and is retried within 30 s if it failed."""
     asked = 0
     large = LargeEnvironment("u", "team", "web", "main", 2**20)
 

@@ -1,4 +1,4 @@
-"""What the guard lets pass, what it holds back, and what it says then."""
+"""Which containers the guard rejects, and its messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def created(
     owned: str = "c1",
     handler: str = "runc",
 ) -> pb.ValidateContainerAdjustmentRequest:
-    """Return what a validator is shown of a container `main` that is being created."""
+    """Return the validation request for a container `main`."""
     request = pb.ValidateContainerAdjustmentRequest(
         pod=pb.PodSandbox(
             id="p1", name="web", namespace=namespace, annotations=annotations, runtime_handler=handler
@@ -44,7 +44,7 @@ def created(
 
 
 def claiming(mark: str | None = None, **more: str) -> pb.ValidateContainerAdjustmentRequest:
-    """Return the creation of a container that names CDI devices, one of them with the CPUs of a claim."""
+    """Return the request for a container with CDI devices, one of them with the CPUs of a claim."""
     request = created(annotations={} if mark is None else {GUARDED: mark}, **more)  # type: ignore[arg-type]
     for name in ("nvidia.com/gpu=0", "corepin.io/cpu=claim-00000000-0000-4000-8000-000000000001-cpu"):
         request.container.CDI_devices.add(name=name)
@@ -52,17 +52,17 @@ def claiming(mark: str | None = None, **more: str) -> pb.ValidateContainerAdjust
 
 
 def judged(request: pb.ValidateContainerAdjustmentRequest, *, observes: bool = False) -> str:
-    """Return why a container is held back; nothing when it may start."""
+    """Return the guard's reason to reject a container, or ""."""
     return Guard(frozenset({"kube-system", "corepin-agent"}), lambda: observes).validate(request)
 
 
-def test_names_are_those_that_the_runtime_has() -> None:
-    """The guard is called last; the plugin that it expects is called as the agent's."""
+def test_plugin_names_are_those_of_the_runtime() -> None:
+    """The guard runs after the agent's plugin, whose name it expects."""
     assert (str(AGENT), str(GUARD)) == ALL
 
 
-def test_a_container_with_cpus_of_the_agents_starts() -> None:
-    """Whatever set it is: of its own, or the shared one."""
+def test_a_container_with_cpus_from_the_agent_is_accepted() -> None:
+    """A marked container whose CPUs the agent has set is accepted."""
     assert judged(created("2-3", str(AGENT))) == ""
 
 
@@ -82,7 +82,7 @@ def test_a_container_with_cpus_of_the_agents_starts() -> None:
 def test_a_marked_container_without_is_held_back(
     request_: pb.ValidateContainerAdjustmentRequest, why: str
 ) -> None:
-    """With the container, what is missing, and what to do."""
+    """The reason names the container and what is missing, in under 300 characters."""
     text = judged(request_)
     assert text.startswith(f"container main was promised CPUs of its own, but {why}")
     assert len(text) < 300
@@ -99,17 +99,17 @@ def test_a_marked_container_without_is_held_back(
     ],
 )
 def test_who_is_not_guarded_starts(request_: pb.ValidateContainerAdjustmentRequest) -> None:
-    """Pods without the mark; marked ones that must start for the node to heal, or that get their CPUs later."""
+    """Unmarked pods, exempt namespaces and pods in virtual machines are accepted."""
     assert judged(request_) == ""
 
 
-def test_where_the_agent_only_observes_everything_starts() -> None:
-    """It gives nobody CPUs there."""
+def test_everything_is_accepted_while_the_agent_observes() -> None:
+    """An agent that observes gives no container CPUs."""
     assert judged(created(), observes=True) == ""
 
 
-def test_the_mode_is_asked_before_a_refusal_only() -> None:
-    """The handler of what passes reads no files."""
+def test_mode_is_read_only_before_a_rejection() -> None:
+    """For accepted containers the guard does not read the mode from files."""
     asked = []
 
     def observes() -> bool:
@@ -124,8 +124,8 @@ def test_the_mode_is_asked_before_a_refusal_only() -> None:
     assert asked == [True]
 
 
-def test_it_changes_nothing() -> None:
-    """Were it asked for more than its opinion, the runtime would learn nothing."""
+def test_guard_changes_no_container() -> None:
+    """Its other handlers return empty answers."""
     guard = Guard(frozenset(), lambda: False)
     pod, container = pb.PodSandbox(id="p1"), pb.Container(id="c1")
     assert list(guard.synchronize([pb.KnownPodSandbox(id="p1")], [pb.KnownContainer(id="c1")])) == []
@@ -133,8 +133,8 @@ def test_it_changes_nothing() -> None:
     assert guard.update_container(pod, container, pb.LinuxResources()) == pb.UpdateContainerResponse()
 
 
-def test_a_container_of_a_claim_is_held_back_without_a_mark() -> None:
-    """The variable of its claim names CPUs on which it would not run; a pod that chose to start rather than wait does."""
+def test_a_container_with_a_claim_is_rejected_without_a_mark() -> None:
+    """A container with a claim's device needs the agent's CPUs, unless its mark says false."""
     assert "corepin's agent gave it none in time" in judged(claiming())
     assert judged(claiming(cpus="2-3", owner=str(AGENT))) == ""
     assert judged(claiming(namespace="kube-system")) == ""

@@ -1,4 +1,4 @@
-"""The guard as a process: it registers, holds back, says how it is, and leaves nothing behind."""
+"""The guard as a process: probes, log, and its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AWAY = Status(is_connected=False, reason="/var/run/nri/nri.sock: No such file or
 
 @contextmanager
 def serving(health: Health) -> Iterator[str]:
-    """Yield the address of one that answers."""
+    """Serve the probes and yield their URL."""
     thread = threading.Thread(target=health.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -36,7 +36,7 @@ def serving(health: Health) -> Iterator[str]:
 
 
 def connected(health: Health) -> socket.socket:
-    """Return a connection on which nothing was said yet."""
+    """Return an open connection without a request."""
     return socket.create_connection(("127.0.0.1", health.server_address[1]))
 
 
@@ -60,13 +60,13 @@ def asked(url: str) -> tuple[int, str]:
     ],
 )
 def test_probes_are_answered(path: str, problem: str, status: HTTPStatus, text: str) -> None:
-    """It is ready while it guards, and says why it does not."""
+    """The liveness probe always succeeds; the readiness probe fails with the reason."""
     with serving(Health(("127.0.0.1", 0), lambda: problem)) as address:
         assert asked(address + path) == (status, text)
 
 
-def test_who_says_nothing_holds_up_nobody_for_long() -> None:
-    """As many silent connections as are answered at once end by themselves, and the next caller is answered."""
+def test_silent_connections_time_out() -> None:
+    """Silent connections up to the limit are closed after a timeout, and the next request is answered."""
     health = Health(("127.0.0.1", 0), str, request_seconds=0.05)
     with serving(health) as address:
         silent = [connected(health) for _ in range(ASKING)]
@@ -78,7 +78,7 @@ def test_who_says_nothing_holds_up_nobody_for_long() -> None:
 
 
 def test_garbled_requests_are_answered() -> None:
-    """A line without a path is one that nothing is found at."""
+    """A request line without a path is answered with 404."""
     health = Health(("127.0.0.1", 0), str)
     with serving(health), closing(connected(health)) as connection:
         connection.sendall(b"\xff\xfe\r\n\r\n")
@@ -93,13 +93,13 @@ def test_garbled_requests_are_answered() -> None:
         pytest.param(Status(is_connected=False), "not connected yet", id="before the first attempt"),
     ],
 )
-def test_what_stands_in_the_way(status: Status, problem: str) -> None:
-    """The connection's own reason."""
+def test_obstacle_is_the_reason_of_the_connection(status: Status, problem: str) -> None:
+    """The reason is the connection's, or "" while it is connected."""
     assert obstacle(status) == problem
 
 
 def test_each_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """As a warning with the reason when nothing is guarded any more, and that it is again."""
+    """Losing and regaining the connection are each logged once."""
     caplog.set_level(logging.INFO)
     changes = Changes()
     for status in (AWAY, AWAY, GUARDING, GUARDING, AWAY):
@@ -111,12 +111,12 @@ def test_each_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_it_ends_when_the_kubelet_s_policy_is_not_known_any_more(
+def test_guard_exits_when_the_kubelets_state_file_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It returns which file was replaced, and its container is started again with the new one."""
+    """It returns the file's reason, so that its container restarts with the new file."""
     monkeypatch.setattr("agent.nri.guard_process.LOOK_SECONDS", 0.001)
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # those of the tests stay
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # keeps the handlers of the test run
     reasons = iter(("", "", "cpu_manager_state: replaced"))
     guard = Guard(frozenset(), lambda: False)
 

@@ -1,4 +1,4 @@
-"""`corepin guard` as a process against NRI's own runtime side: while the agent is there, away or hangs, and beside itself."""
+"""`corepin guard` as a process against NRI's own runtime side, with the agent connected, absent or hung."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALIDATING = pytest.mark.parametrize("nri", ["0.11", "0.12"], indirect=True)
 
 
 class Agent(Guard):
-    """What the guard expects of the agent: it gives every container CPUs, unless it hangs."""
+    """A plugin like the agent's: it gives every container CPUs, unless it hangs."""
 
     def __init__(self) -> None:
         super().__init__(frozenset(), lambda: False)
@@ -35,20 +35,20 @@ class Agent(Guard):
         self.well.set()
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
-        """Give it CPUs."""
+        """Give the container CPUs."""
         self.well.wait()
         response = pb.CreateContainerResponse()
         response.adjust.linux.resources.cpu.cpus = "2-3"
         return response
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
-        """Let it pass."""
+        """Accept every container."""
         return ""
 
 
 @contextmanager
 def guarding(nri: NRIRuntime) -> Iterator[GuardProcess]:
-    """Run the command, and yield it once it guards."""
+    """Run the command and yield it when it guards."""
     before = nri.joined(str(GUARD))
     with guard_on(nri.socket, nri.directory) as guard:
         until("the guard is asked", lambda: nri.joined(str(GUARD)) > before)
@@ -58,7 +58,7 @@ def guarding(nri: NRIRuntime) -> Iterator[GuardProcess]:
 
 @contextmanager
 def agent_on(nri: NRIRuntime) -> Iterator[Agent]:
-    """Yield a plugin with the agent's name that is connected."""
+    """Yield a connected plugin with the agent's name."""
     agent = Agent()
     client = Client(nri.socket, AGENT, agent, masks=(WORKER_EVENTS,))
     before = nri.joined(str(AGENT))
@@ -78,7 +78,7 @@ def created(nri: NRIRuntime, annotations: dict[str, str]) -> Any:
 
 
 def retried(nri: NRIRuntime, annotations: dict[str, str]) -> Any:
-    """Create a container as the kubelet does: the runtime may find out by a failed try that a plugin has left."""
+    """Create a container with a retry, as the kubelet does; the first try may find a plugin gone."""
     try:
         return created(nri, annotations)
     except Failed:
@@ -86,7 +86,7 @@ def retried(nri: NRIRuntime, annotations: dict[str, str]) -> Any:
 
 
 def held_back(nri: NRIRuntime) -> str:
-    """Create a marked container, and return why it was not."""
+    """Create a marked container and return the error."""
     with pytest.raises(Failed) as failed:
         created(nri, MARKED)
     return str(failed.value)
@@ -94,7 +94,7 @@ def held_back(nri: NRIRuntime) -> str:
 
 @VALIDATING
 def test_marked_containers_wait_for_the_agent(nri: NRIRuntime) -> None:
-    """Before it is there and after it has left; others start as they did before there was a guard."""
+    """A marked container is rejected before the agent connects and after it has left; others start."""
     with guarding(nri):
         text = held_back(nri)
         assert (
@@ -109,8 +109,8 @@ def test_marked_containers_wait_for_the_agent(nri: NRIRuntime) -> None:
 
 
 @VALIDATING
-def test_two_guards_agree(nri: NRIRuntime) -> None:
-    """As while a rollout brings the next one: nobody is refused for it, and either alone holds back."""
+def test_two_guards_can_run_at_once(nri: NRIRuntime) -> None:
+    """During a rollout two guards reject no container of the agent, and one alone still guards."""
     with ExitStack() as first:
         old = first.enter_context(guarding(nri))
         with guarding(nri), agent_on(nri):
@@ -127,7 +127,7 @@ def test_two_guards_agree(nri: NRIRuntime) -> None:
 @pytest.mark.server
 @pytest.mark.parametrize("version", ["0.11", "0.12"])
 def test_an_agent_that_hangs_lets_no_marked_container_start(version: str, tmp_path: Path) -> None:
-    """Not the one that waits for it, and none after it; others start at the second try at the latest."""
+    """A hung agent lets no marked container start, and others at the second try at the latest."""
     with running_nri(version, tmp_path, timeout="2s") as nri, guarding(nri), agent_on(nri) as agent:
         agent.well.clear()
         held_back(nri)
@@ -137,8 +137,8 @@ def test_an_agent_that_hangs_lets_no_marked_container_start(version: str, tmp_pa
 
 @pytest.mark.server
 @pytest.mark.parametrize("version", ["0.11", "0.12"])
-def test_a_guard_that_hangs_is_left_behind(version: str, tmp_path: Path) -> None:
-    """One creation fails, then the runtime goes on without it; it comes back by itself when it can."""
+def test_a_hung_guard_is_dropped_and_reconnects(version: str, tmp_path: Path) -> None:
+    """A hung guard fails one creation, is dropped by the runtime, and reconnects later."""
     with running_nri(version, tmp_path, timeout="2s") as nri, guarding(nri) as guard:
         with guard.daemon.hung():
             with pytest.raises(Failed, match="90-corepin-guard"):
@@ -149,8 +149,8 @@ def test_a_guard_that_hangs_is_left_behind(version: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("nri", ["0.8"], indirect=True)
-def test_a_runtime_without_validators_is_told(nri: NRIRuntime) -> None:
-    """It is not ready, says why, and everything starts."""
+def test_runtime_without_validators_makes_the_guard_unready(nri: NRIRuntime) -> None:
+    """On a runtime without validators the guard is not ready, with the reason, and everything starts."""
     with guard_on(nri.socket, nri.directory) as guard:
         until("it was refused", lambda: "0x2000" in guard.readiness()[1])
         assert guard.readiness()[0] == 503
@@ -159,7 +159,7 @@ def test_a_runtime_without_validators_is_told(nri: NRIRuntime) -> None:
 
 @pytest.mark.parametrize("nri", ["0.12"], indirect=True)
 def test_it_takes_little_memory(nri: NRIRuntime) -> None:
-    """Also when it was told of many containers, it stays within what its manifest requests."""
+    """The guard's memory stays below the manifest's request, also with many containers."""
     pods = [pod(f"p{number}", note="x" * 200) for number in range(110)]
     containers = [container(f"p{number}", f"c{place}") for number in range(110) for place in range(5)]
     nri.hold(pods, containers)

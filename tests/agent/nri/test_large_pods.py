@@ -1,4 +1,4 @@
-"""Pods with as many annotations as an API server takes: their memory and their time in guard and agent."""
+"""Pods with the maximum size of annotations: memory and CPU time of guard and agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.agent.nri.wire.serving import Served
 ANNOTATIONS = {f"k{number}": "" for number in range(60_000)}  # 236 kB by the API server's count
 PODS = 25
 GUARD_LIMIT = 64 * 2**20  # manifests/components/guard
-ANSWER_SECONDS = 0.2  # of CPU time, of the two seconds that a runtime waits
+ANSWER_SECONDS = 0.2  # of CPU time; a runtime waits 2 s
 
 
 def crowded(name: str) -> pb.PodSandbox:
@@ -29,25 +29,25 @@ def crowded(name: str) -> pb.PodSandbox:
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[FakeRuntime]:
-    """Return a runtime that no plugin knows yet."""
+    """Return a runtime without plugins."""
     with FakeRuntime(tmp_path / "nri.sock") as fake:
         yield fake
 
 
 def peak(guard: GuardProcess) -> int:
-    """Return the largest resident memory that the guard has had, in bytes."""
+    """Return the peak resident memory of the guard, in bytes."""
     status = Path(f"/proc/{guard.daemon.process.pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def verdict(plugin: Plugin, of: pb.PodSandbox) -> str:
-    """Return what a plugin says of a container that was given no CPUs."""
+    """Return a plugin's reason to reject a container without CPUs."""
     made = container("main", of.name)
     return plugin.validate(pb.ValidateContainerAdjustmentRequest(pod=of, container=made))
 
 
 def test_guard_stays_below_its_limit(runtime: FakeRuntime, tmp_path: Path) -> None:
-    """It learns of 25 pods with 60,000 annotations, and judges one container after the other of them."""
+    """The guard is synchronized with 25 pods of 60,000 annotations each and validates a container of each."""
     pods = [crowded(f"p{number}") for number in range(PODS)]
     with guard_on(runtime.path, tmp_path) as guard:
         plugin = runtime.plugin(pods, parts=PODS)
@@ -58,7 +58,7 @@ def test_guard_stays_below_its_limit(runtime: FakeRuntime, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("what", ["create", "validate", "event"])
 def test_answer_about_a_crowded_pod_leaves_time(what: str) -> None:
-    """One answer takes a tenth of the time that the runtime waits; what is sent and read here is counted too."""
+    """An answer takes at most a tenth of the runtime's timeout, with encoding and decoding."""
     served = Served(handlers=Recorder())
     served.runtime.register()
     of, made = crowded("a"), container("main", "a")

@@ -1,6 +1,6 @@
-"""One tenant's large environments, for which containerd 2.4.2 accepts no NRI plugin, or crashes: agent, guard, validator.
+"""Large environments of one tenant, with which containerd 2.4.2 rejects NRI plugins or crashes.
 
-Eight containers with 1.8 MB each, as `envFrom` of two ConfigMaps makes them, do not fit into a message of 4 MiB.
+Eight containers with 1.8 MB each, as `envFrom` of two ConfigMaps makes them, exceed a message of 4 MiB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ in_2_4 = pytest.mark.parametrize("containerd_session", ["2.4"], indirect=True)
 
 
 def crowd(containerd: Containerd, pods: int, containers: int) -> list[Pod]:
-    """Create containers with large environments in some pods; none of them has to run."""
+    """Create containers with large environments in some pods, without starting them."""
     made = [containerd.run_pod(f"large-{number}", f"uid-large-{number}") for number in range(pods)]
     for number in range(containers):
         made[number % pods].create(f"c{number}", FOREVER, environment=LARGE)
@@ -45,7 +45,7 @@ def crowd(containerd: Containerd, pods: int, containers: int) -> list[Pod]:
 
 @in_2_4
 def test_agent_and_guard_name_the_environments_and_come_back(containerd: Containerd, tmp_path: Path) -> None:
-    """Until the pods are deleted a container gets its CPU over its cgroup, and the new guard is not ready."""
+    """Until the pods are deleted containers are pinned through cgroups, and the new guard is not ready."""
     large = crowd(containerd, 4, 8)
     with (
         guard_on(containerd.nri_socket, tmp_path) as guard,
@@ -77,8 +77,8 @@ def test_agent_and_guard_name_the_environments_and_come_back(containerd: Contain
 
 
 @in_2_4
-def test_guard_of_before_holds_back_and_names_the_condition(containerd: Containerd, tmp_path: Path) -> None:
-    """It goes on while the agent is not let in, and a pod that is not marked starts."""
+def test_connected_guard_rejects_and_names_the_condition(containerd: Containerd, tmp_path: Path) -> None:
+    """A guard that connected before still rejects marked pods, and others start."""
     with guard_on(containerd.nri_socket, tmp_path) as guard:
         until_equal("the guard guards", guard.readiness, (200, "ok"))
         crowd(containerd, 4, 8)
@@ -98,7 +98,7 @@ def test_guard_of_before_holds_back_and_names_the_condition(containerd: Containe
 
 @in_2_4
 def test_pods_are_removed_while_plugins_connect(containerd: Containerd) -> None:
-    """In the order of the kubelet, containers first, no connection of a plugin blocks containerd."""
+    """Removing pods in the kubelet's order while plugins connect does not block containerd."""
     pods = [containerd.run_pod(f"short-{number}", f"uid-short-{number}") for number in range(3)]
     for pod in pods:
         for number in range(6):
@@ -117,7 +117,7 @@ def test_pods_are_removed_while_plugins_connect(containerd: Containerd) -> None:
 
 
 def connect_until(stopping: threading.Event, containerd: Containerd) -> list[bool]:
-    """Connect a plugin again and again; return for each connection whether containerd has synchronized it."""
+    """Connect a plugin repeatedly; return for each connection whether it was synchronized."""
     connections = []
     while not stopping.is_set():
         statuses: queue.SimpleQueue[Status] = queue.SimpleQueue()
@@ -130,7 +130,7 @@ def connect_until(stopping: threading.Event, containerd: Containerd) -> list[boo
 
 @pytest.mark.runtime
 def test_a_crash_is_not_repeated_and_required_plugins_hold_back(tmp_path: Path) -> None:
-    """With fewer than four pods containerd panics; once restarted it refuses marked containers, and is left alone."""
+    """With fewer than four pods containerd panics once; then marked containers are rejected."""
     with start_containerd("2.4", tmp_path) as containerd:
         assert containerd.daemon is not None
         large = crowd(containerd, 2, 7)
@@ -157,5 +157,5 @@ def test_a_crash_is_not_repeated_and_required_plugins_hold_back(tmp_path: Path) 
 
 
 def marked(containerd: Containerd) -> Pod:
-    """Return a pod as the webhook marks it with `requiredPlugins`."""
+    """Return a pod with `requiredPlugins`, as the webhook marks it."""
     return containerd.run_pod("marked", "uid-marked", {REQUIRED_PLUGINS: '["corepin"]'})

@@ -1,4 +1,4 @@
-"""What the runtime is answered when it makes or changes a container: values in, values out, no socket."""
+"""The plugin's answers to creations and updates, without a socket."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Node:
 
     world: World
     now: float = 0.0
-    put: list[tuple[int, str]] = field(default_factory=list)  # processes, and where their threads were put
-    is_settled: bool = True  # threads are moved faster than they are started
+    put: list[tuple[int, str]] = field(default_factory=list)  # pid, and CPUs to which its threads were moved
+    is_settled: bool = True  # all threads were moved
     plugin: Plugin = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,12 +39,12 @@ class Node:
         self.publish()
 
     def move(self, pid: int, cpus: CPUSet) -> bool:
-        """Note where the threads of a process are put."""
+        """Record the CPUs to which a process is moved."""
         self.put.append((pid, str(cpus)))
         return self.is_settled
 
     def publish(self, *, settled: bool = True) -> StartTable:
-        """Plan, and answer by what is planned; settled: everything that it takes was written."""
+        """Plan and publish the table; with `settled` all writes of the plan are done."""
         if settled:
             self.world.run_all()
         planned = self.world.plan()
@@ -53,7 +53,7 @@ class Node:
         return table
 
     def cpus(self, of: pb.PodSandbox, name: str = "c0") -> str:
-        """Create a container, and return its cpuset."""
+        """Create a container and return its cpuset."""
         answer = self.plugin.create_container(of, container(name, of.name))
         return answer.adjust.linux.resources.cpu.cpus
 
@@ -71,8 +71,8 @@ def node() -> Node:
     return node_with(EXCLUSIVE)
 
 
-def test_owner_is_made_on_its_cpus_and_told_of_them(node: Node) -> None:
-    """The adjustment has the cpuset and CMK's environment, and nothing else."""
+def test_owner_is_created_with_its_cpus_and_environment(node: Node) -> None:
+    """The adjustment has the cpuset and CMK's variables only."""
     answer = node.plugin.create_container(A, container("c0", "a"))
     assert answer.adjust.linux.resources.cpu == pb.LinuxCPU(cpus="1,5")
     assert {entry.key: entry.value for entry in answer.adjust.env} == {
@@ -86,7 +86,7 @@ def test_owner_is_made_on_its_cpus_and_told_of_them(node: Node) -> None:
 
 
 def test_system_containers_are_made_on_the_reserved_cpus(node: Node) -> None:
-    """Their sandbox names the namespace, so that even an unseen pod starts there, and stays there."""
+    """A container in a system namespace starts and stays on the reserved CPUs, also if its pod is unknown."""
     node.world.config = replace(node.world.config, system_namespaces=("kube-*",))
     node.publish()
     pod = pb.PodSandbox(uid="new", namespace="kube-system")
@@ -97,8 +97,8 @@ def test_system_containers_are_made_on_the_reserved_cpus(node: Node) -> None:
     assert update.linux.resources.cpu.cpus == "0,4"
 
 
-def test_container_of_a_claim_that_no_ledger_holds_is_not_made(node: Node) -> None:
-    """Its claim was released, or never prepared: also on a node where no claim holds CPUs; other devices count for nothing."""
+def test_container_of_an_unknown_claim_is_rejected(node: Node) -> None:
+    """A container with the device of a claim without CPUs is rejected; other devices are ignored."""
     uid = "00000000-0000-4000-8000-000000000001"
     claiming = container("c0", "b")
     claiming.CDI_devices.add(name="nvidia.com/gpu=0")
@@ -108,15 +108,15 @@ def test_container_of_a_claim_that_no_ledger_holds_is_not_made(node: Node) -> No
         node.plugin.create_container(B, claiming)
 
 
-def test_everyone_else_is_made_in_the_shared_set(node: Node) -> None:
-    """While NRI holds nothing starts on the CPUs of an owner, and nobody else is told of CPUs."""
+def test_other_containers_are_created_in_the_shared_set(node: Node) -> None:
+    """A container without exclusive CPUs gets the shared set and no variables."""
     answer = node.plugin.create_container(B, container("c0", "b"))
     assert answer.adjust.linux.resources.cpu.cpus == "0,2-4,6-7"
     assert not answer.adjust.env
 
 
-def test_container_with_helpers_is_made_wide_and_starts_on_its_own_cpus() -> None:
-    """Its cpuset has the shared set from its birth; its first process is put on its own CPUs before it starts."""
+def test_mixed_container_starts_on_its_own_cpus() -> None:
+    """Its cpuset includes the shared set, and its first process is moved to its own CPUs before it starts."""
     node = node_with(replace(EXCLUSIVE, shared="true"))
     answer = node.plugin.create_container(A, container("c0", "a"))
     assert answer.adjust.linux.resources.cpu.cpus == "0-7"
@@ -138,10 +138,10 @@ def test_container_with_helpers_is_made_wide_and_starts_on_its_own_cpus() -> Non
         ("containerd", "v2.4.2", "0-7"),
     ],
 )
-def test_container_whose_process_is_not_named_starts_on_its_own_cpus(
+def test_mixed_container_without_pid_is_created_on_its_own_cpus(
     runtime: str, version: str, cpus: str
 ) -> None:
-    """CRI-O before 1.36 names no process that could be put there, so a pass gives the shared set; strict threads too."""
+    """CRI-O before 1.36 reports no pid at the start, so the shared set is added by the next pass."""
     node = node_with(replace(EXCLUSIVE, shared="true"))
     node.plugin.configure(pb.ConfigureRequest(runtime_name=runtime, runtime_version=version))
     answer = node.plugin.create_container(A, container("c0", "a"))
@@ -152,8 +152,8 @@ def test_container_whose_process_is_not_named_starts_on_its_own_cpus(
     )
 
 
-def test_a_sandbox_that_starts_is_noted(node: Node) -> None:
-    """The pod's uid is handed on: its devices are allocated by then; other events are no news of a sandbox."""
+def test_start_of_a_sandbox_is_reported(node: Node) -> None:
+    """The pod's uid is passed on when its sandbox starts, and not at other events."""
     started: list[str] = []
     node.plugin.sandbox_started = started.append
     for event in (Event.RUN_POD_SANDBOX, Event.STOP_POD_SANDBOX):
@@ -161,8 +161,8 @@ def test_a_sandbox_that_starts_is_noted(node: Node) -> None:
     assert started == [A.uid]
 
 
-def test_process_that_outruns_the_move_is_not_settled() -> None:
-    """It is noted by its container until that is removed: the next pass moves its threads, and nothing says done."""
+def test_incomplete_move_of_a_first_process_is_recorded() -> None:
+    """A container whose threads were not all moved is in `unsettled` until it is removed."""
     node = node_with(replace(EXCLUSIVE, shared="true"))
     node.is_settled = False
     started = container("c0", "a")
@@ -174,8 +174,8 @@ def test_process_that_outruns_the_move_is_not_settled() -> None:
     assert not node.plugin.unsettled
 
 
-def test_nobody_else_is_put_anywhere(node: Node) -> None:
-    """Whoever runs on its cpuset alone has its mask by that; without a process there is nobody to put."""
+def test_only_mixed_containers_with_a_pid_are_moved_at_start(node: Node) -> None:
+    """Containers without shared CPUs, and those without a pid, are not moved at their start."""
     for of in (A, B):
         started = container("c0", of.name)
         started.pid = 42
@@ -185,8 +185,8 @@ def test_nobody_else_is_put_anywhere(node: Node) -> None:
     assert node.put == mixed.put == []
 
 
-def test_bound_memory_is_part_of_the_container_from_its_birth() -> None:
-    """The adjustment has the NUMA node of the CPUs too, and a change of a container that runs never has one."""
+def test_bound_memory_is_set_at_creation_only() -> None:
+    """The creation has the NUMA node of the CPUs; an update of a running container has none."""
     node = world(8, sockets=2)
     node.add("uid-a", [Wish("2", policy="exclusive", numa="single", memory="bind")])
     bound = Node(node)
@@ -209,8 +209,8 @@ def test_bound_memory_is_part_of_the_container_from_its_birth() -> None:
         "cmk.intel.com/resources-injected",
     ],
 )
-def test_pod_that_asks_is_held_back_until_it_was_seen(node: Node, key: str) -> None:
-    """Marker, policy or injected contract: any of them says that CPUs may be on their way."""
+def test_pod_with_a_request_is_rejected_until_it_is_known(node: Node, key: str) -> None:
+    """A pod with the mark, a policy or an injected resource is rejected until the plan has it."""
     late = pod("late", annotations={key: "true"})
     with pytest.raises(Reject, match="has not seen it yet"):
         node.cpus(late)
@@ -219,29 +219,29 @@ def test_pod_that_asks_is_held_back_until_it_was_seen(node: Node, key: str) -> N
     assert node.cpus(late) == "0,2-4,6-7"
 
 
-def test_virtual_machine_is_held_back_until_it_was_seen(node: Node) -> None:
-    """Its claim is in its spec, which the runtime does not have; its label is in the sandbox."""
+def test_virtual_machine_is_rejected_until_it_is_known(node: Node) -> None:
+    """A KubeVirt pod is recognized by its label, because the sandbox does not have its spec."""
     late = pod("late")
     late.labels["kubevirt.io"] = "virt-launcher"
     with pytest.raises(Reject):
         node.cpus(late)
 
 
-def test_static_pod_is_not_held_back(node: Node) -> None:
-    """Its mirror comes when its containers run: it starts in the shared set, and the next pass pins it."""
+def test_static_pod_is_not_rejected(node: Node) -> None:
+    """A static pod starts in the shared set, because its mirror appears later, and the next pass pins it."""
     annotations = {"kubernetes.io/config.source": "file", "cpu-manager.corepin.io/pod": "exclusive"}
     assert node.cpus(pod("static", annotations=annotations)) == "0,2-4,6-7"
 
 
-def test_annotations_give_nothing(node: Node) -> None:
-    """What the sandbox says of a pod that the API shows without a claim is not believed."""
+def test_sandbox_annotations_grant_no_cpus(node: Node) -> None:
+    """If the API shows a pod without a claim, the annotations of its sandbox are ignored."""
     node.world.add("uid-b", [Wish()])
     node.publish()
     assert node.cpus(pod("b", annotations={"cpu-manager.corepin.io/pod": "exclusive"})) == "0,2-4,6-7"
 
 
-def test_claim_that_must_fit_and_does_not_is_rejected_in_the_words_of_its_event() -> None:
-    """The runtime gets an error status, and `kubectl describe pod` shows its text."""
+def test_claim_that_does_not_fit_is_rejected_with_its_refusal() -> None:
+    """The error of the creation has the message of the refusal, which `kubectl describe pod` shows."""
     node = node_with(Wish(cores=9))
     (refusal,) = node.world.plan().refusals
     with pytest.raises(Reject) as rejected:
@@ -251,8 +251,8 @@ def test_claim_that_must_fit_and_does_not_is_rejected_in_the_words_of_its_event(
     assert not node.plugin.started
 
 
-def test_owner_does_not_start_where_a_container_may_be_that_an_older_table_made() -> None:
-    """It was made while the pass gave its CPUs away, and the pass has not seen it: the next one moves it."""
+def test_owner_waits_for_a_container_of_a_stale_table() -> None:
+    """An owner is rejected while a container created with a stale table may be on its CPUs."""
     node = Node(world(4))
     assert node.cpus(B) == "0-7"
     node.world.add("uid-a", [WHOLE])
@@ -267,8 +267,8 @@ def test_owner_does_not_start_where_a_container_may_be_that_an_older_table_made(
 
 
 @pytest.mark.parametrize("ends", ["removed", "late"])
-def test_container_that_never_came_is_in_nobodys_way(ends: str) -> None:
-    """A creation that failed after the answer is told of, or no listing shows it for a minute."""
+def test_failed_creation_frees_its_cpus(ends: str) -> None:
+    """A container that is removed, or not listed for a minute, does not block its CPUs."""
     node = Node(world(4))
     node.cpus(B)
     if ends == "removed":
@@ -281,8 +281,8 @@ def test_container_that_never_came_is_in_nobodys_way(ends: str) -> None:
 
 
 @pytest.mark.parametrize("ends", ["removed", "gone after a reconnect"])
-def test_owner_need_not_wait_for_the_next_pass_when_nobody_is_in_its_way_any_more(ends: str) -> None:
-    """No pass may be near: a creation that failed is in no listing, and nothing else tells of it."""
+def test_owner_starts_without_a_pass_when_its_cpus_are_free(ends: str) -> None:
+    """After a removal event, or a synchronization without the container, the owner starts."""
     node = Node(world(4))
     node.cpus(B)
     node.world.add("uid-a", [WHOLE])
@@ -297,8 +297,8 @@ def test_owner_need_not_wait_for_the_next_pass_when_nobody_is_in_its_way_any_mor
 
 
 @pytest.mark.parametrize("event", [Event.STOP_CONTAINER, Event.START_CONTAINER, Event.STOP_POD_SANDBOX])
-def test_only_a_removal_is_the_end(node: Node, event: Event) -> None:
-    """A container that stops may start again, on its CPUs."""
+def test_only_a_removal_ends_a_container(node: Node, event: Event) -> None:
+    """A container that stops keeps its CPUs, because it may start again."""
     node.cpus(A)
     node.plugin.event(event, known_pod(A), known(container("c0", "a")))
     assert "a-c0" in node.plugin.started
@@ -306,7 +306,7 @@ def test_only_a_removal_is_the_end(node: Node, event: Event) -> None:
 
 @pytest.mark.parametrize(("asked", "corrected"), [("", "1,5"), ("0-7", "1,5"), ("1,5", None)])
 def test_update_keeps_a_container_on_its_cpus(node: Node, asked: str, corrected: str | None) -> None:
-    """A resize, an older set, our own call: the newest table decides, and nothing but the cpuset is answered."""
+    """An update with other CPUs is corrected to the newest table's; the answer has the cpuset only."""
     update = node.plugin.update_container(
         A, container("c0", "a"), pb.LinuxResources(cpu=pb.LinuxCPU(cpus=asked))
     )
@@ -318,8 +318,8 @@ def test_update_keeps_a_container_on_its_cpus(node: Node, asked: str, corrected:
     assert list(update.update) == [expected]
 
 
-def test_container_that_another_program_keeps_writing_is_left_alone(node: Node) -> None:
-    """In a conflict a change asserts nothing again; a new container starts right all the same."""
+def test_container_in_conflict_is_not_corrected(node: Node) -> None:
+    """In a conflict updates are not corrected, and new containers still get their CPUs."""
     table = node.publish()
     node.plugin.table = replace(table, left_alone=frozenset({Owner("uid-a", "c0")}))
     assert not node.plugin.update_container(A, container("c0", "a"), pb.LinuxResources()).update
@@ -327,8 +327,8 @@ def test_container_that_another_program_keeps_writing_is_left_alone(node: Node) 
 
 
 @pytest.mark.parametrize("way", ["observing", "virtual machine"])
-def test_some_containers_are_not_touched(node: Node, way: str) -> None:
-    """Beside the kubelet's static policy, and in a VM, whose cpuset is the guest's."""
+def test_observed_and_vm_containers_are_not_changed(node: Node, way: str) -> None:
+    """Creations and updates are not changed while observing, and not in virtual machines."""
     of = pod("a")
     if way == "observing":
         node.plugin.table = None
@@ -339,24 +339,24 @@ def test_some_containers_are_not_touched(node: Node, way: str) -> None:
     assert not node.plugin.started
 
 
-def test_virtual_machine_that_must_fit_is_held_back() -> None:
-    """To hold it back touches nothing in it."""
+def test_virtual_machine_whose_claim_does_not_fit_is_rejected() -> None:
+    """A container in a virtual machine is rejected as others are."""
     of = pod("a")
     of.runtime_handler = "kata"
     with pytest.raises(Reject):
         node_with(Wish(cores=9)).plugin.create_container(of, container("c0", "a"))
 
 
-def test_what_is_gone_after_a_reconnect_is_forgotten(node: Node) -> None:
-    """The runtime lists what it has; nothing is moved by NRI."""
+def test_containers_missing_after_a_reconnect_are_forgotten(node: Node) -> None:
+    """After a synchronization only listed containers are kept, and none is updated."""
     node.cpus(A)
     node.cpus(B)
     assert node.plugin.synchronize([known_pod(A)], [known(container("c0", "a"))]) == ()
     assert node.plugin.started.keys() == {"a-c0"}
 
 
-def test_memory_stays_flat(node: Node) -> None:
-    """Containers come and go, others fail to come: what is kept is what is there."""
+def test_state_does_not_grow_with_removed_containers(node: Node) -> None:
+    """Removed containers and failed creations are not kept."""
     for number in range(200):
         made = pb.Container(id=f"made-{number}", name="c0")
         node.plugin.create_container(B, made)
@@ -368,7 +368,7 @@ def test_memory_stays_flat(node: Node) -> None:
 
 
 def validation(owner: str, *connected: str) -> pb.ValidateContainerAdjustmentRequest:
-    """Return what is asked about a container whose CPUs a plugin has set."""
+    """Return the validation request for a container whose CPUs a plugin has set."""
     request = pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a"))
     for plugin in connected:
         index, name = plugin.split("-")
@@ -377,8 +377,8 @@ def validation(owner: str, *connected: str) -> pb.ValidateContainerAdjustmentReq
     return request
 
 
-def test_other_plugins_that_set_cpusets_are_told() -> None:
-    """Whoever validates is told who set what; everything passes, and who disconnects is in nobody's way."""
+def test_other_plugins_that_set_cpusets_are_reported() -> None:
+    """A validation that names another plugin as owner of the cpuset reports it until it disconnects."""
     node = Node(one_pod(EXCLUSIVE))
     connected = ("10-corepin", "50-other")
     for owner in connected:
@@ -389,8 +389,8 @@ def test_other_plugins_that_set_cpusets_are_told() -> None:
     assert node.plugin.other_plugins == set()
 
 
-def test_plugin_that_sets_cpusets_where_the_agent_only_observes_is_in_nobodys_way() -> None:
-    """It is the program that allocates the CPUs of this node then, also when there was a conflict before."""
+def test_other_plugin_is_not_reported_while_observing() -> None:
+    """While the agent observes another plugin may allocate the CPUs."""
     node = Node(one_pod(EXCLUSIVE))
     request = validation("50-other", "50-other")
     node.plugin.validate(request)
@@ -400,10 +400,10 @@ def test_plugin_that_sets_cpusets_where_the_agent_only_observes_is_in_nobodys_wa
 
 
 @pytest.mark.parametrize(("validates", "others"), [(True, {"unnamed"}), (False, set())])
-def test_creation_that_is_not_validated_was_stopped_by_another_plugin(
+def test_creation_without_validation_hints_at_another_plugin(
     node: Node, validates: bool, others: set[str]
 ) -> None:
-    """Two plugins that set one cpuset make the creation fail; where nothing is validated that cannot be known."""
+    """Creations that are not validated failed on another plugin's cpuset, if the runtime has validators."""
     node.plugin.validates = validates
     node.cpus(A)
     node.plugin.validate(pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a")))
@@ -415,8 +415,8 @@ def test_creation_that_is_not_validated_was_stopped_by_another_plugin(
     assert node.plugin.other_plugins == set()
 
 
-def test_creation_that_was_cut_off_tells_of_nobody(node: Node) -> None:
-    """A runtime that went away before it validated has made nothing."""
+def test_interrupted_creation_hints_at_no_plugin(node: Node) -> None:
+    """A creation before a disconnect does not count as failed on another plugin."""
     node.plugin.validates = True
     node.cpus(A)
     node.plugin.doubt_last_answer()
@@ -424,8 +424,8 @@ def test_creation_that_was_cut_off_tells_of_nobody(node: Node) -> None:
     assert node.plugin.other_plugins == set()
 
 
-def test_last_answer_is_doubted_when_the_connection_ends(node: Node) -> None:
-    """A runtime that waited too long makes the container without it; those before it were made as answered."""
+def test_last_answer_is_discarded_when_the_connection_ends(node: Node) -> None:
+    """The last answer is discarded, because the runtime may have timed out; earlier ones are kept."""
     node.cpus(A)
     node.cpus(B)
     node.plugin.doubt_last_answer()
@@ -433,8 +433,8 @@ def test_last_answer_is_doubted_when_the_connection_ends(node: Node) -> None:
 
 
 @pytest.mark.parametrize("sign", ["validated", "started", "seen"])
-def test_answer_that_was_taken_is_not_doubted(node: Node, sign: str) -> None:
-    """The runtime went on with it, or a pass has seen the container."""
+def test_confirmed_answer_is_not_discarded(node: Node, sign: str) -> None:
+    """An answer is kept if the container was validated, started or seen by a pass."""
     node.cpus(A)
     if sign == "validated":
         node.plugin.validate(validation("10-corepin"))
@@ -447,8 +447,8 @@ def test_answer_that_was_taken_is_not_doubted(node: Node, sign: str) -> None:
     assert node.plugin.started.keys() == {"a-c0"}
 
 
-def test_not_seen_names_no_pod(node: Node) -> None:
-    """The text is the same for every pod, so that its events are counted together."""
+def test_message_for_unknown_pods_names_no_pod(node: Node) -> None:
+    """The message is the same for every pod, so that its events are counted together."""
     with pytest.raises(Reject) as rejected:
         node.cpus(pod("late", annotations={GUARDED: "true"}))
     assert rejected.value.message == NOT_SEEN

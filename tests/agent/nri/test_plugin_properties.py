@@ -1,4 +1,4 @@
-"""Whatever is made while passes come and go, between any two of their steps: nobody is made on an owner's CPUs."""
+"""Under any sequence of creations and steps of passes, no container is created on CPUs that another owns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pinning.planning.start_table import start_table
 from tests.pinning.wishes import WISHES
 from tests.pinning.world import Wish, World, world
 
-PODS = st.integers(0, 2)  # few, and many who claim: so that they meet
+PODS = st.integers(0, 2)  # few pods, so that their claims overlap
 CLAIMS = st.sampled_from([Wish("2", smt="require"), Wish("2", policy="exclusive"), Wish("1", smt="isolate")])
 OTHERS = WISHES.map(lambda wish: replace(wish, init=None))
 EVENTS = st.one_of(
@@ -32,7 +32,7 @@ EVENTS = st.one_of(
 
 
 class Node:
-    """A node whose passes are done step by step, with a runtime that asks the plugin at any time."""
+    """A node whose passes are run step by step, with a plugin that is called at any time."""
 
     def __init__(self) -> None:
         self.world: World = world(4)
@@ -43,7 +43,7 @@ class Node:
         self.pass_on(1)
 
     def passes(self) -> Iterator[None]:
-        """Do passes for ever; stop after each step."""
+        """Run passes endlessly, and yield after each step."""
         while True:
             observed = self.world.observe()
             yield
@@ -61,7 +61,7 @@ class Node:
             self.plugin.table = table.waiting_for(())
 
     def pass_on(self, steps: int) -> None:
-        """Go on with the pass, into the next one if need be."""
+        """Run further steps, into the next pass if needed."""
         for _ in range(steps):
             next(self.steps)
 
@@ -72,7 +72,7 @@ class Node:
         return Owner(uid, document["spec"]["containers"][0]["name"] if document else "c0")
 
     def end(self, number: int) -> None:
-        """End the container of a pod, and let the runtime tell of it."""
+        """Stop the container of a pod and send its removal event."""
         for container in self.world.live():
             if container.owner == self.owner(number):
                 self.world.stop(container.id)
@@ -80,7 +80,7 @@ class Node:
                 self.plugin.event(Event.REMOVE_CONTAINER, pb.KnownPodSandbox(), removed)
 
     def birth(self, number: int) -> None:
-        """Make the container of a pod again, and check where it is made."""
+        """Create the container of a pod again and check its CPUs."""
         self.end(number)
         self.births += 1
         owner, identity = self.owner(number), f"born-{self.births}"
@@ -95,7 +95,7 @@ class Node:
         self.world.containers[identity] = replace(self.world.containers.pop(number_of_start), id=identity)
 
     def check(self, owner: Owner, cpus: CPUSet, *, has_own: bool) -> None:
-        """Check that a new container meets no owner, and as an owner meets nobody."""
+        """Check that a new container is not on owned CPUs, and that an owner is alone on its CPUs."""
         assert cpus
         mine = self.world.ledger.of(owner)
         for other in self.world.live():
@@ -108,8 +108,8 @@ class Node:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, min_size=10, max_size=60))
-def test_nobody_is_made_beside_an_owner(events: list[tuple[str, int, Wish | None]]) -> None:
-    """Also between what a pass has seen and what it publishes, and between its writes."""
+def test_no_container_is_created_beside_an_owner(events: list[tuple[str, int, Wish | None]]) -> None:
+    """The rule holds also between the observation of a pass, its table and its writes."""
     node = Node()
     for kind, number, wish in events:
         if kind == "pod" and wish:

@@ -1,4 +1,4 @@
-"""The agent's plugin against NRI's own runtime side: what its table says is what the runtime makes, in every version."""
+"""The agent's plugin against NRI's own runtime side: created containers have the CPUs of the table."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WHOLE = Wish("2", smt="require")
 
 
 def settled(node: World) -> World:
-    """Do everything that is planned."""
+    """Apply the plan."""
     node.run_all()
     return node
 
 
 @pytest.fixture
 def node() -> World:
-    """Return a node of CPUs 0-7 where the pod `owner` holds the core 1,5, and `late` more than there is."""
+    """Return a node of CPUs 0-7 where pod `owner` has core 1,5, and pod `late` requests too much."""
     node = world(4)
     node.add("owner", [WHOLE])
     node.add("late", [Wish("8", smt="require")])
@@ -49,7 +49,7 @@ def connected(nri: NRIRuntime, plugin: Plugin) -> Iterator[None]:
 
 @pytest.fixture
 def plugin(nri: NRIRuntime, node: World) -> Iterator[Plugin]:
-    """Return the agent's plugin, connected, with the table of the node."""
+    """Return the connected plugin of the agent, with the node's table."""
     plugin = Plugin(in_vm=lambda _: False)
     plugin.table = start_table(node.plan(), node.observe())
     with connected(nri, plugin):
@@ -57,7 +57,7 @@ def plugin(nri: NRIRuntime, node: World) -> Iterator[Plugin]:
 
 
 def create(nri: NRIRuntime, uid: str, **annotations: str) -> tuple[str, dict[str, str]]:
-    """Create a container and return the CPUs and the environment that it gets."""
+    """Create a container; return its CPUs and its environment."""
     adjusted = nri.do("CreateContainer", pod=pod(uid, **annotations), container=container(uid, "c0"))[
         "adjust"
     ]
@@ -66,7 +66,7 @@ def create(nri: NRIRuntime, uid: str, **annotations: str) -> tuple[str, dict[str
 
 
 def update(nri: NRIRuntime, uid: str, cpus: str) -> Any:
-    """Change the CPUs of a container and return what the runtime takes instead, nothing when it goes on as asked."""
+    """Update the CPUs of a container; return the corrected ones, or None."""
     resources = {"cpu": {"cpus": cpus, "shares": {"value": "512"}}}
     request = {"pod": pod(uid), "container": container(uid, "c0"), "linux_resources": resources}
     [own] = nri.do("UpdateContainer", **request)["update"]
@@ -74,7 +74,7 @@ def update(nri: NRIRuntime, uid: str, cpus: str) -> Any:
 
 
 def test_containers_are_made_with_their_cpus(nri: NRIRuntime, plugin: Plugin) -> None:
-    """An owner gets its CPUs and reads them in its environment, everybody else the shared set and nothing to read."""
+    """An owner gets its CPUs and CMK's variables; others get the shared set and no variables."""
     cpus, environment = create(nri, "owner")
     assert cpus == "1,5"
     assert environment == {
@@ -86,8 +86,8 @@ def test_containers_are_made_with_their_cpus(nri: NRIRuntime, plugin: Plugin) ->
     assert create(nri, "stranger") == ("0,2-4,6-7", {})
 
 
-def test_containers_that_may_not_start_are_not_made(nri: NRIRuntime, plugin: Plugin) -> None:
-    """What does not fit, and a claim that was not seen, fail with their reasons; the plugin stays."""
+def test_rejected_containers_are_not_created(nri: NRIRuntime, plugin: Plugin) -> None:
+    """Claims that do not fit and unknown pods fail with their reasons; the plugin stays connected."""
     with pytest.raises(Failed, match="NotEnoughCPUs: wanted 8 "):
         create(nri, "late")
     with pytest.raises(Failed, match=NOT_SEEN):
@@ -96,21 +96,21 @@ def test_containers_that_may_not_start_are_not_made(nri: NRIRuntime, plugin: Plu
     nri.synchronized()
 
 
-def test_update_by_others_keeps_the_cpus(nri: NRIRuntime, plugin: Plugin) -> None:
-    """A kubelet that resizes, or anybody who writes a cpuset, changes the rest and not the CPUs."""
+def test_foreign_update_keeps_the_cpus(nri: NRIRuntime, plugin: Plugin) -> None:
+    """An update by another CRI client changes other resources and not the CPUs."""
     for uid, cpus in (("owner", "1,5"), ("stranger", "0,2-4,6-7")):
         assert update(nri, uid, "0-7") == {"cpus": cpus, "shares": {"value": "512"}}
 
 
-def test_update_by_the_agent_passes(nri: NRIRuntime, plugin: Plugin) -> None:
-    """The newest table answers: what the agent itself has sent over CRI is not changed back."""
+def test_update_by_the_agent_is_not_corrected(nri: NRIRuntime, plugin: Plugin) -> None:
+    """An update with the newest table's CPUs is not corrected."""
     moved = settled(world(4))
     plugin.table = start_table(moved.plan(), moved.observe())
     assert update(nri, "owner", "0-7") is None
 
 
-def test_ends_are_taken_and_free_nothing(nri: NRIRuntime, plugin: Plugin) -> None:
-    """A container that stops, is removed and is made again has the same CPUs, in both styles of events."""
+def test_removed_container_is_created_on_the_same_cpus(nri: NRIRuntime, plugin: Plugin) -> None:
+    """A container that stops, is removed and created again has the same CPUs, with both event styles."""
     create(nri, "owner")
     nri.do("StartContainer", pod=pod("owner"), container=container("owner", "c0"))
     assert plugin.started.keys() == {"owner-c0"}
@@ -120,8 +120,8 @@ def test_ends_are_taken_and_free_nothing(nri: NRIRuntime, plugin: Plugin) -> Non
     assert create(nri, "owner")[0] == "1,5"
 
 
-def test_node_of_three_thousand_containers_is_taken(nri: NRIRuntime, node: World) -> None:
-    """What is there already is told in parts, and nothing of it is changed on this way."""
+def test_synchronization_of_three_thousand_containers_changes_none(nri: NRIRuntime, node: World) -> None:
+    """A large node is synchronized in parts, and no running container is updated."""
     padding = {"padding": "x" * 3000}
     nri.hold(
         [pod(f"uid-{number}") for number in range(100)],
@@ -145,7 +145,7 @@ class Another(Plugin):
 
 
 def test_second_plugin_that_sets_cpusets_fails_the_creation(nri: NRIRuntime, plugin: Plugin) -> None:
-    """NRI takes CPUs from one plugin only, and names both."""
+    """NRI accepts CPUs from one plugin only, and its error names both."""
     client = Client(nri.socket, PluginName("another", 20), Another(in_vm=lambda _: False))
     client.start()
     try:

@@ -1,4 +1,4 @@
-"""Real containers that may use the shared set besides their own CPUs: made so over NRI, and widened without it."""
+"""Real containers that also use the shared set: created so over NRI, and widened without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SHARED = {"cpu-manager.corepin.io/pod": "exclusive", "shared-cpus.corepin.io/pod": "true"}
 ALONE = {"cpu-manager.corepin.io/pod": "exclusive"}
-# It tells its birth, and is two processes then.
+# Reports its start, then is two processes.
 HELPED = (*TELLING[:2], TELLING[2].replace("exec /bin/sleep", "/bin/sleep 1000000 &\nexec /bin/sleep"))
 pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one CPU can be owned or shared, not both"),
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(params=[True, False], ids=["NRI", "no NRI"])
 def over_nri(request: pytest.FixtureRequest) -> bool:
-    """Say whether the agent is a plugin of its runtime."""
+    """Return whether the agent is an NRI plugin."""
     return bool(request.param)
 
 
@@ -47,7 +47,7 @@ def node(containerd: Containerd, tmp_path: Path, over_nri: bool) -> Iterator[Con
 
 
 def until_apart(node: ContainerdNode, mixed: Container) -> CPUSet:
-    """Wait until a container has both parts and its processes run on its own one; return that."""
+    """Wait until a container has both CPU sets and its processes run on its own; return these."""
     until_equal("both parts", lambda: mixed.cpus, node.all)
     until("told", lambda: node.reported()["mixed"]["pinned"])
     own = CPUSet.parse(node.reported()["mixed"]["cpus"])
@@ -55,8 +55,8 @@ def until_apart(node: ContainerdNode, mixed: Container) -> CPUSet:
     return own
 
 
-def test_helpers_go_to_the_shared_set_and_others_stay(node: ContainerdNode, over_nri: bool) -> None:
-    """Its processes start on its own CPU; one that it moves stays moved, whatever comes of the container and the agent."""
+def test_moved_process_stays_in_the_shared_set(node: ContainerdNode, over_nri: bool) -> None:
+    """Processes start on the exclusive CPU; one that moved stays moved, also after a restart."""
     mixed, bystander = node.add("mixed", command=HELPED, annotations=SHARED), node.add("bystander")
     own = until_apart(node, mixed)
     shared = node.all - own
@@ -66,7 +66,7 @@ def test_helpers_go_to_the_shared_set_and_others_stay(node: ContainerdNode, over
         assert (told.cpus, told.environment) == (own, environment(own, shared))
     first, helper = until("two processes", lambda: sorted(mixed.pids) if len(mixed.pids) == 2 else None)
     os.sched_setaffinity(helper, shared)
-    node.add("newcomer")  # tasks are counted again when anything has changed, else twice a minute
+    node.add("newcomer")  # a change makes the agent count tasks at once
     proof = node.reported()["mixed"]["applied"]
     assert node.reported()["mixed"]["sharedCpus"] == str(shared)
     assert over_nri or "splitSeconds" in proof
@@ -83,8 +83,8 @@ def test_helpers_go_to_the_shared_set_and_others_stay(node: ContainerdNode, over
     assert mixed.cpus == node.all
 
 
-def test_an_edit_counts_at_once(node: ContainerdNode) -> None:
-    """Without the annotation it runs on what it owns, with it on both again; nobody ever runs beside it there."""
+def test_edited_annotation_takes_effect_at_once(node: ContainerdNode) -> None:
+    """Removing the annotation confines the container to its own CPUs, and adding it restores both sets."""
     mixed, bystander = node.add("mixed", command=HELPED, annotations=SHARED), node.add("bystander")
     own = until_apart(node, mixed)
     _, helper = until("two processes", lambda: sorted(mixed.pids) if len(mixed.pids) == 2 else None)

@@ -1,4 +1,4 @@
-"""A plugin for tests, which writes down what it is told; and the answers and settings that tests share."""
+"""A plugin that records its calls, with answers and limits that tests share."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ from agent.nri.wire import Client, Limits, PluginName, Status
 from agent.nri.wire import nri_pb2 as pb
 
 NAME = PluginName("pin", 10)
-PATIENT = Limits(
-    register=60, configure=60, synchronize=60, message=60, write=60
-)  # for machines that are busy
-SOON = 0.2  # seconds: the deadline that a test is about
+PATIENT = Limits(register=60, configure=60, synchronize=60, message=60, write=60)  # for slow machines
+SOON = 0.2  # the deadline under test, in seconds
 
 
 def resources(cpus: str) -> pb.LinuxResources:
-    """Return resources with nothing but CPUs."""
+    """Return resources with CPUs only."""
     return pb.LinuxResources(cpu=pb.LinuxCPU(cpus=cpus))
 
 
 def update(container_id: str, cpus: str) -> pb.ContainerUpdate:
-    """Return an update of nothing but CPUs."""
+    """Return an update of CPUs only."""
     return pb.ContainerUpdate(
         container_id=container_id, linux=pb.LinuxContainerUpdate(resources=resources(cpus))
     )
 
 
 def created(cpus: str, *updates: pb.ContainerUpdate) -> pb.CreateContainerResponse:
-    """Return an adjustment of nothing but CPUs, and updates of others."""
+    """Return an adjustment of CPUs only, with updates of other containers."""
     adjust = pb.ContainerAdjustment(linux=pb.LinuxContainerAdjustment(resources=resources(cpus)))
     return pb.CreateContainerResponse(adjust=adjust, update=updates)
 
 
 class Recorder:
-    """Handlers that answer what they are told to; `failure` is raised instead, once, and `pause` waited for before."""
+    """Handlers that record their calls; `failure` is raised once, and `pause` is waited for."""
 
     def __init__(self) -> None:
         self.told: list[tuple[object, ...]] = []
@@ -48,13 +46,13 @@ class Recorder:
         self.paused = threading.Event()
 
     def configure(self, request: pb.ConfigureRequest) -> None:
-        """Write down the runtime."""
+        """Record the runtime."""
         self._tell("configure", request.runtime_name, request.request_timeout)
 
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
     ) -> list[pb.ContainerUpdate]:
-        """Write down all names."""
+        """Record all names."""
         self._tell("synchronize", [pod.name for pod in pods], [container.name for container in containers])
         return self.updates
 
@@ -66,7 +64,7 @@ class Recorder:
     def update_container(
         self, pod: pb.PodSandbox, container: pb.Container, wanted: pb.LinuxResources
     ) -> pb.UpdateContainerResponse:
-        """Give the container its CPUs again."""
+        """Reset the container to its CPUs."""
         self._tell("update", pod.name, container.name, wanted.cpu.cpus)
         return pb.UpdateContainerResponse(update=[update(container.id, "2-3")])
 
@@ -76,7 +74,7 @@ class Recorder:
         return self.reason
 
     def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
-        """Write down the event."""
+        """Record the event."""
         self._tell(event, pod.name, container.name)
 
     def _tell(self, *facts: object) -> None:
@@ -90,13 +88,13 @@ class Recorder:
 
 
 class Changes:
-    """The statuses of a client, one after the other."""
+    """The statuses of a client, in order."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Status] = SimpleQueue()
 
     def __call__(self, status: Status) -> None:
-        """Take the next status."""
+        """Record a status."""
         self._queue.put(status)
 
     def next(self) -> Status:

@@ -1,4 +1,4 @@
-"""One connection over a pair of sockets: the plugin's end in a thread, the runtime's in the hands of a test."""
+"""One connection over a socket pair: the plugin's end runs in a thread, the test is the runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.agent.nri.wire.plugins import NAME, PATIENT, Recorder
 
 
 class Served:
-    """A connection in a thread of its own, and the runtime's end of it."""
+    """A connection in its own thread, and the runtime's end of it."""
 
     def __init__(self, limits: Limits = PATIENT, handlers: Recorder | None = None) -> None:
         ours, theirs = socket.socketpair()
@@ -39,12 +39,12 @@ class Served:
             self._reason = str(error)
 
     def reason(self) -> str:
-        """Wait until the connection has ended, and return why."""
+        """Wait until the connection has ended; return the reason."""
         self._thread.join(60)
         assert not self._thread.is_alive()
         return self._reason
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.runtime.close()
         self.reason()

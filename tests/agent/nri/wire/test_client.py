@@ -1,4 +1,4 @@
-"""A plugin that comes back, over a real unix socket."""
+"""A plugin client that reconnects, over a real unix socket."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CONNECTED = Status(is_connected=True, runtime="containerd v2.4.2", validates=Tru
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the socket of a runtime; the path of a socket has to be short."""
+    """Return the socket path of a runtime, which must be short."""
     monkeypatch.chdir(tmp_path)
     return Path("nri.sock")
 
 
 def test_plugin_is_connected_when_it_is_synchronized(path: Path) -> None:
-    """The status says which runtime it is, and that it asks the plugin to validate."""
+    """The status names the runtime and whether it calls validators."""
     changes = Changes()
     with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes) as client:
         plugin = runtime.accept()
@@ -46,7 +46,7 @@ def test_plugin_is_connected_when_it_is_synchronized(path: Path) -> None:
 
 
 def test_plugin_waits_for_a_runtime(path: Path) -> None:
-    """A socket that is not there yet is said once, and found when it appears."""
+    """A missing socket is reported once, and the plugin connects when it appears."""
     changes = Changes()
     with running(path, Recorder(), changed=changes):
         assert changes.next() == Status(is_connected=False, reason="nri.sock: No such file or directory")
@@ -55,8 +55,8 @@ def test_plugin_waits_for_a_runtime(path: Path) -> None:
             assert changes.next() == CONNECTED
 
 
-def test_plugin_comes_back_to_a_runtime_that_restarts(path: Path) -> None:
-    """It is told everything anew, and the status says both."""
+def test_plugin_reconnects_to_a_restarted_runtime(path: Path) -> None:
+    """After each restart the plugin is synchronized again, and the status follows."""
     changes, handlers = Changes(), Recorder()
     with running(path, handlers, changed=changes):
         for name in ("a", "b", "c"):
@@ -70,8 +70,8 @@ def test_plugin_comes_back_to_a_runtime_that_restarts(path: Path) -> None:
     ]
 
 
-def test_old_runtime_is_asked_for_fewer_events(path: Path) -> None:
-    """A runtime that closes behind Configure is asked for what every runtime knows."""
+def test_old_runtime_gets_the_old_event_mask(path: Path) -> None:
+    """A runtime that closes the connection after Configure gets the mask that every runtime knows."""
     changes = Changes()
     with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes):
         refusing = runtime.accept()
@@ -85,8 +85,8 @@ def test_old_runtime_is_asked_for_fewer_events(path: Path) -> None:
     assert connected == Status(is_connected=True, runtime="containerd v2.4.2", validates=False)
 
 
-def test_restarted_runtime_is_asked_for_all_events(path: Path) -> None:
-    """It may be a newer one: fewer events are for the connection behind the refusal only."""
+def test_restarted_runtime_gets_the_full_event_mask(path: Path) -> None:
+    """The old mask is used for one connection only, because a restarted runtime may be newer."""
     changes = Changes()
     with running(path, Recorder(), changed=changes):
         with FakeRuntime(path) as old:
@@ -100,8 +100,8 @@ def test_restarted_runtime_is_asked_for_all_events(path: Path) -> None:
             assert new.plugin().events == WORKER_EVENTS
 
 
-def test_runtime_killed_behind_configure_is_asked_for_all_events(path: Path) -> None:
-    """A runtime that died there has refused nothing, and one that is not there cannot say."""
+def test_runtime_killed_after_configure_gets_the_full_event_mask(path: Path) -> None:
+    """A runtime that was killed after Configure has not refused the mask."""
     changes = Changes()
     with running(path, Recorder(), changed=changes):
         with FakeRuntime(path) as killed:
@@ -115,8 +115,8 @@ def test_runtime_killed_behind_configure_is_asked_for_all_events(path: Path) -> 
             assert new.plugin().events == WORKER_EVENTS
 
 
-def test_runtime_that_takes_no_mask_is_told(path: Path) -> None:
-    """A plugin with one mask says which events were refused, and tries again."""
+def test_refused_event_mask_is_in_the_status(path: Path) -> None:
+    """A plugin with one mask reports the refused events and retries."""
     changes = Changes()
     client = Client(path, NAME, Recorder(), masks=(GUARD_EVENTS,), changed=changes)
     with FakeRuntime(path) as runtime:
@@ -131,8 +131,8 @@ def test_runtime_that_takes_no_mask_is_told(path: Path) -> None:
     assert changes.next().reason == "the runtime closed the connection when asked for the events 0x2000"
 
 
-def test_runtime_that_takes_no_mask_is_asked_rarely(path: Path) -> None:
-    """Each try is in its log, and only another runtime can answer otherwise; once it is gone another one may come."""
+def test_refused_event_mask_is_retried_rarely(path: Path) -> None:
+    """After a refused mask retries are rare; once the runtime has gone they are frequent again."""
     random.seed(1)
     client = Client(path, NAME, Recorder(), masks=(GUARD_EVENTS,))
     with FakeRuntime(path) as runtime:
@@ -149,8 +149,8 @@ def test_runtime_that_takes_no_mask_is_asked_rarely(path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [False, True], ids=["before", "after the first part"])
-def test_runtime_that_lists_nothing_keeps_the_mask(path: Path, part: bool) -> None:
-    """Each containerd since 2.2 knows every event, so that the reason is its list; the mask stays for the next try."""
+def test_runtime_that_fails_to_list_keeps_the_mask(path: Path, part: bool) -> None:
+    """A containerd that knows every event and closes the connection has failed to list."""
     client = Client(path, NAME, Recorder())
     with FakeRuntime(path) as runtime:
         attempt(client, runtime, part=part)
@@ -161,8 +161,8 @@ def test_runtime_that_lists_nothing_keeps_the_mask(path: Path, part: bool) -> No
         assert CRASHED not in status.reason
 
 
-def test_runtime_that_lists_nothing_is_asked_rarely(path: Path) -> None:
-    """Waits double from a few seconds to a minute, in place of ten tries a second."""
+def test_retries_after_a_failed_list_back_off(path: Path) -> None:
+    """After a failed list the wait doubles from a few seconds to a minute."""
     random.seed(1)
     client = Client(path, NAME, Recorder())
     waits = []
@@ -174,8 +174,8 @@ def test_runtime_that_lists_nothing_is_asked_rarely(path: Path) -> None:
     assert waits == [4, 8, 16, 32, 60, 60]
 
 
-def test_runtime_that_crashes_is_left_alone_for_a_minute(path: Path) -> None:
-    """From the first crash on: the next try would end the restarted runtime again, and its pods with it."""
+def test_retry_after_a_crash_waits_a_minute(path: Path) -> None:
+    """After a crash during the list the client waits a minute, to avoid crashing the runtime again."""
     client = Client(path, NAME, Recorder())
     with FakeRuntime(path) as runtime:
         serving = Thread(target=client._attempt, args=(WORKER_EVENTS,))
@@ -192,8 +192,8 @@ def test_runtime_that_crashes_is_left_alone_for_a_minute(path: Path) -> None:
     assert client._wait() >= LONGEST_NOT_LISTED_WAIT / 2
 
 
-def test_oldest_mask_is_not_what_a_runtime_refuses(path: Path) -> None:
-    """Every runtime knows its events: one that closes for both masks does not list, and both tries are delayed."""
+def test_refusal_of_both_masks_is_a_failed_list(path: Path) -> None:
+    """A runtime that refuses the old mask too has failed to list, and retries are delayed."""
     client = Client(path, NAME, Recorder())
     with FakeRuntime(path) as runtime:
         attempt(client, runtime, ("cri-o", "1.34.0"))
@@ -205,8 +205,8 @@ def test_oldest_mask_is_not_what_a_runtime_refuses(path: Path) -> None:
         assert client._wait() >= client._backoff / 2
 
 
-def test_synchronization_ends_the_long_waits(path: Path) -> None:
-    """Once the containers are listed the next end of a connection is like any other."""
+def test_synchronization_resets_the_backoff(path: Path) -> None:
+    """After a synchronization the next disconnect has an ordinary reason and a short wait."""
     client = Client(path, NAME, Recorder())
     with FakeRuntime(path) as runtime:
         attempt(client, runtime)
@@ -226,7 +226,7 @@ def attempt(
     *,
     part: bool = False,
 ) -> None:
-    """Let a client try once, with a runtime that closes the connection before its list is complete."""
+    """Let a client connect once to a runtime that closes the connection before its list is complete."""
     serving = Thread(target=client._attempt, args=(events,))
     serving.start()
     plugin = runtime.accept()
@@ -238,14 +238,14 @@ def attempt(
     was_unlisted = client._unlisted
     plugin.close()
     if part or version[0] == "containerd" or events == WORKER_EVENTS_OLD:
-        runtime.accept().close()  # by which the client learns whether the runtime is still there
+        runtime.accept().close()  # shows the client that the runtime is still running
         serving.join()
         assert client._unlisted == was_unlisted + 1
     serving.join()
 
 
-def test_waits_grow_to_a_limit_and_differ() -> None:
-    """Tries come quickly first, then rarely, and not at the same moment on every node."""
+def test_reconnects_back_off_with_jitter() -> None:
+    """Waits start short, grow to a limit, and have jitter."""
     random.seed(1)
     client = Client("nowhere", NAME, Recorder())
 
@@ -258,7 +258,7 @@ def test_waits_grow_to_a_limit_and_differ() -> None:
 
 @pytest.mark.parametrize("step", ["nowhere", "accepted", "registered", "synchronized"])
 def test_stop_ends_the_thread(path: Path, step: str) -> None:
-    """However far the connection is: the runtime sees it end, and nothing is called afterwards."""
+    """At any stage of the connection stop closes it and ends the thread."""
     changes, handlers = Changes(), Recorder()
     with FakeRuntime(path if step != "nowhere" else Path("other.sock")) as runtime:
         client = Client(path, NAME, handlers, changed=changes)
@@ -280,8 +280,8 @@ def test_stop_ends_the_thread(path: Path, step: str) -> None:
     assert client.status == Status(is_connected=False, reason="stopped")
 
 
-def test_stop_answers_what_was_asked_before(path: Path) -> None:
-    """A container whose creation is under way when the plugin ends gets its adjustment: else it starts without one."""
+def test_stop_answers_the_request_in_progress(path: Path) -> None:
+    """A creation in progress is answered, because the container would start unadjusted otherwise."""
     handlers = Recorder()
     with FakeRuntime(path) as runtime, running(path, handlers) as client:
         plugin = runtime.plugin()
@@ -291,7 +291,7 @@ def test_stop_answers_what_was_asked_before(path: Path) -> None:
             handlers.paused.wait(60)
             stopping = pool.submit(client.stop)
             client._stopping.wait(60)
-            handlers.pause.wait(SOON)  # until its socket is shut, which nobody tells
+            handlers.pause.wait(SOON)  # until its socket is shut down, which has no event
             handlers.pause.set()
             stopping.result()
             assert creating.result() == created("2-3")
@@ -299,7 +299,7 @@ def test_stop_answers_what_was_asked_before(path: Path) -> None:
 
 
 def test_stop_while_it_connects_ends_the_connection(path: Path) -> None:
-    """A socket that `stop` has met before it was connected is not used."""
+    """A connection that is established after stop is closed."""
     client = Client(path, NAME, Recorder())
     client.stop()
 
@@ -312,7 +312,7 @@ def test_stop_while_it_connects_ends_the_connection(path: Path) -> None:
 
 
 def test_client_that_never_started_can_be_stopped() -> None:
-    """What is cleaned up need not have begun."""
+    """`stop` can be called on a client that was never started."""
     client = Client("nowhere", NAME, Recorder())
 
     client.stop()
@@ -320,8 +320,10 @@ def test_client_that_never_started_can_be_stopped() -> None:
     assert client.status == Status(is_connected=False, reason="stopped")
 
 
-def test_listener_that_fails_ends_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Who cannot take a change of the status does not end the plugin."""
+def test_failing_status_callback_does_not_end_the_client(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception in the callback is logged, and the client continues."""
 
     def fail(_: Status) -> None:
         raise RuntimeError("Event loop is closed")
@@ -335,8 +337,8 @@ def test_listener_that_fails_ends_nothing(path: Path, caplog: pytest.LogCaptureF
     assert [record.message for record in caplog.records] == ["a change of the connection was not taken"]
 
 
-def test_path_that_is_none_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be a socket is the reason, and the thread lives on."""
+def test_invalid_socket_path_does_not_end_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    """An invalid path is reported as the reason, and the thread continues."""
     changes = Changes()
     client = Client("\ud800", NAME, Recorder(), changed=changes)
     client.start()
@@ -348,15 +350,15 @@ def test_path_that_is_none_ends_nothing(caplog: pytest.LogCaptureFixture) -> Non
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_runtime_is_survived(path: Path, data: st.DataObject) -> None:
-    """Whatever a runtime says before it closes, the plugin is back for the next one, in the same thread."""
+def test_client_survives_any_bytes_of_a_runtime(path: Path, data: st.DataObject) -> None:
+    """After any bytes from a runtime the client reconnects in the same thread."""
     wrong = data.draw(
         st.one_of(st.binary(max_size=100), st.builds(_damaged, st.integers(0, 10**6), st.integers(1, 255)))
     )
     changes = Changes()
     with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes) as client:
         plugin = runtime.plugin() if data.draw(st.booleans()) else runtime.accept()
-        with suppress(Gone, OSError):  # it may have left already
+        with suppress(Gone, OSError):  # it may have disconnected already
             plugin.send(wrong)
             plugin.socket.shutdown(socket.SHUT_WR)
         plugin.wait_gone()
@@ -367,7 +369,7 @@ def test_any_runtime_is_survived(path: Path, data: st.DataObject) -> None:
 
 
 def _damaged(at: int, by: int) -> bytes:
-    """Return the begin of a conversation with one wrong byte."""
+    """Return the start of a conversation with one wrong byte."""
     said = bytearray(
         message(2, 1, 2, b"") + request(1, "Configure", b"\x12\x01c") + request(3, "Synchronize", b"")
     )

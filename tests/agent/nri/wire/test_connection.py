@@ -1,4 +1,4 @@
-"""One connection over a real socket: deadlines, errors of handlers, and a runtime that does everything wrong."""
+"""One connection over a real socket: deadlines, errors of handlers, and protocol errors of the runtime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.agent.nri.wire.serving import Served
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    """Serve a connection whose runtime may take its time."""
+    """Return a connection with long deadlines."""
     served = Served()
     yield served
     served.close()
@@ -28,7 +28,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def ready(served: Served) -> Served:
-    """Serve a connection that is registered, configured and synchronized."""
+    """Return a connection that is registered, configured and synchronized."""
     served.runtime.register()
     served.runtime.configure()
     served.runtime.synchronize()
@@ -36,15 +36,15 @@ def ready(served: Served) -> Served:
 
 
 def test_plugin_registers_under_its_name(served: Served) -> None:
-    """The index has two digits; the runtime's name is known as soon as it configures the plugin."""
+    """It registers with its name and a two-digit index, and answers Configure with its events."""
     asked = served.runtime.register()
 
     assert (asked.plugin_name, asked.plugin_idx) == ("pin", "10")
     assert served.runtime.configure() == WORKER_EVENTS
 
 
-def test_synchronized_is_said_when_the_answer_is_out(served: Served) -> None:
-    """Who waits for a synchronized plugin is told once the runtime can have the updates."""
+def test_synchronized_is_signalled_after_the_answer(served: Served) -> None:
+    """The callback runs after the answer with the updates was sent."""
     served.runtime.register()
     served.runtime.configure()
     served.handlers.updates = [update("a-c", "0-1")]
@@ -57,21 +57,21 @@ def test_synchronized_is_said_when_the_answer_is_out(served: Served) -> None:
 
 
 def test_answer_of_any_length_arrives(ready: Served) -> None:
-    """Hundreds of updates are more than one frame that a runtime in Go can read."""
+    """An answer of hundreds of updates is split into frames that a runtime in Go can read."""
     ready.handlers.updates = [update(f"id-{number}", "0-1,4-7") for number in range(1000)]
 
     assert len(ready.runtime.create(pod("a"), container("c", "a")).update) == 1000
 
 
 def test_request_of_any_length_arrives(ready: Served) -> None:
-    """A request of almost 4 MiB is taken."""
+    """A request of almost 4 MiB is received."""
     ready.runtime.create(pod("a", annotations={"long": "x" * (4 * 2**20 - 1000)}), container("c", "a"))
 
     assert ready.handlers.told[-1] == ("create", "a", "c")
 
 
-def test_refusal_of_a_handler_is_the_error_of_the_request(ready: Served) -> None:
-    """The text comes as it is, and the next request is answered."""
+def test_reject_of_a_handler_is_the_error_of_the_request(ready: Served) -> None:
+    """The error has the handler's message, and the next request is answered."""
     ready.handlers.failure = Reject("no CPUs are free", 8)
 
     with pytest.raises(Refused) as refused:
@@ -82,7 +82,7 @@ def test_refusal_of_a_handler_is_the_error_of_the_request(ready: Served) -> None
 
 
 def test_bug_of_a_handler_fails_its_request_alone(ready: Served, caplog: pytest.LogCaptureFixture) -> None:
-    """A creation fails rather than passing unadjusted; the log has the reason, and the connection lives on."""
+    """An exception in a handler fails its request, is logged, and does not end the connection."""
     ready.handlers.failure = KeyError("c")
 
     with caplog.at_level(logging.ERROR), pytest.raises(Refused) as refused:
@@ -94,7 +94,7 @@ def test_bug_of_a_handler_fails_its_request_alone(ready: Served, caplog: pytest.
 
 
 def test_answer_that_is_too_long_fails_its_request_alone(ready: Served) -> None:
-    """An answer that ttrpc cannot carry is an error, and not the end of the connection."""
+    """An answer above ttrpc's limit is an error of the request and does not end the connection."""
     ready.handlers.updates = [update("x" * 5 * 2**20, "0")]
 
     with pytest.raises(Refused, match="ValueError in CreateContainer"):
@@ -104,7 +104,7 @@ def test_answer_that_is_too_long_fails_its_request_alone(ready: Served) -> None:
 
 
 def test_unknown_method_is_unimplemented(ready: Served) -> None:
-    """Code 12 tells a runtime to fall back; the connection lives on."""
+    """An unknown method is answered with code 12 and does not end the connection."""
     with pytest.raises(Refused) as refused:
         ready.runtime.call_raw("Checkpoint", b"")
 
@@ -113,20 +113,20 @@ def test_unknown_method_is_unimplemented(ready: Served) -> None:
 
 
 def test_refused_registration_ends_the_connection(served: Served) -> None:
-    """The runtime's reason is the reason."""
+    """The connection ends with the runtime's reason."""
     served.runtime.register(code=2, text="invalid plugin name")
 
     assert served.reason() == "the runtime refuses the plugin: invalid plugin name (code 2)"
 
 
 def test_shutdown_is_answered_and_ends_the_connection(ready: Served) -> None:
-    """A runtime that goes away gets its answer."""
+    """Shutdown is answered, and the connection ends."""
     assert ready.runtime.call_raw("Shutdown", b"") == b""
     assert ready.reason() == "the runtime shuts down"
 
 
-def test_closed_connection_says_when(served: Served) -> None:
-    """A runtime that closes behind Configure, and may not know the events, did not like them."""
+def test_close_after_configure_names_the_events(served: Served) -> None:
+    """If a runtime that may not know the events disconnects after Configure, the reason names them."""
     served.runtime.register()
     served.runtime.configure("cri-o", "1.34.0")
     served.runtime.close()
@@ -134,8 +134,8 @@ def test_closed_connection_says_when(served: Served) -> None:
     assert served.reason() == "the runtime closed the connection when asked for the events 0x26af"
 
 
-def test_late_answer_to_configure_is_no_matter_of_events(served: Served) -> None:
-    """A runtime that has waited too long closes there as well, but before it could read which events they are."""
+def test_close_before_the_answer_to_configure_names_no_events(served: Served) -> None:
+    """A runtime that timed out on Configure has not seen the events."""
     served.runtime.register()
     served.handlers.pause = threading.Event()
     served.runtime.send(request(1, "Configure", b""))
@@ -147,8 +147,8 @@ def test_late_answer_to_configure_is_no_matter_of_events(served: Served) -> None
 
 
 @pytest.mark.parametrize("parts", [1, 2], ids=["synchronized", "between-parts"])
-def test_connection_closed_later_is_no_matter_of_events(served: Served, parts: int) -> None:
-    """Once it synchronizes the plugin, the runtime has taken the events."""
+def test_close_after_synchronization_names_no_events(served: Served, parts: int) -> None:
+    """A runtime that synchronizes the plugin has accepted the events."""
     served.runtime.register()
     served.runtime.configure()
     part = pb.SynchronizeRequest(more=parts == 2)
@@ -185,8 +185,8 @@ def test_connection_closed_later_is_no_matter_of_events(served: Served, parts: i
         ),
     ],
 )
-def test_runtime_that_cannot_be_understood_is_left(ready: Served, sent: bytes, reason: str) -> None:
-    """The connection ends with the reason; nothing is answered, and no handler is asked."""
+def test_protocol_error_ends_the_connection(ready: Served, sent: bytes, reason: str) -> None:
+    """The connection ends with the reason, without an answer or a call of a handler."""
     told = len(ready.handlers.told)
     ready.runtime.send(sent)
 
@@ -196,16 +196,16 @@ def test_runtime_that_cannot_be_understood_is_left(ready: Served, sent: bytes, r
     assert len(ready.handlers.told) == told
 
 
-def test_runtime_that_does_not_answer_is_left() -> None:
-    """A registration without an answer ends, because older runtimes can deadlock there."""
+def test_registration_without_an_answer_times_out() -> None:
+    """The connection ends at the deadline, because older runtimes can deadlock there."""
     served = Served(PATIENT._replace(register=SOON))
 
     assert served.reason() == "the runtime did not answer the registration in 0.2 s"
     served.close()
 
 
-def test_runtime_that_does_not_configure_is_left() -> None:
-    """An answer to the registration alone is not enough."""
+def test_missing_configure_times_out() -> None:
+    """The connection ends if Configure does not follow the registration."""
     served = Served(PATIENT._replace(configure=SOON))
     served.runtime.register()
 
@@ -213,8 +213,8 @@ def test_runtime_that_does_not_configure_is_left() -> None:
     served.close()
 
 
-def test_runtime_that_does_not_synchronize_is_left() -> None:
-    """Parts that never end are no synchronization either."""
+def test_endless_synchronization_times_out() -> None:
+    """The connection ends if the parts of the synchronization do not end."""
     served = Served(PATIENT._replace(synchronize=SOON))
     served.runtime.register()
     served.runtime.configure()
@@ -228,8 +228,8 @@ def test_runtime_that_does_not_synchronize_is_left() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"\0", struct.pack(">II", 1, 4 * 2**20)], ids=["header", "payload"])
-def test_half_a_frame_is_not_waited_for(begun: bytes) -> None:
-    """A message that was begun and not finished ends the connection."""
+def test_incomplete_frame_times_out(begun: bytes) -> None:
+    """The connection ends if a message is not finished in time."""
     served = Served(PATIENT._replace(message=SOON))
     served.runtime.register()
     served.runtime.configure()
@@ -240,8 +240,8 @@ def test_half_a_frame_is_not_waited_for(begun: bytes) -> None:
     served.close()
 
 
-def test_message_that_comes_byte_by_byte_is_not_waited_for() -> None:
-    """More bytes of the same message do not start the time again, whether they are a frame or many."""
+def test_slow_message_times_out() -> None:
+    """Further bytes of the same message, in one frame or many, do not extend the deadline."""
     served = Served(PATIENT._replace(message=SOON))
     served.runtime.register()
     served.runtime.send(struct.pack(">IIIIBB", 1, 10, 4 * 2**20, 1, 1, 0))
@@ -253,8 +253,8 @@ def test_message_that_comes_byte_by_byte_is_not_waited_for() -> None:
     served.close()
 
 
-def test_runtime_that_does_not_read_is_left() -> None:
-    """Answers that nobody takes end the connection."""
+def test_unread_answers_time_out() -> None:
+    """The connection ends if the runtime does not read the answers."""
     served = Served(PATIENT._replace(write=SOON))
     with suppress(Gone):
         for stream in range(1, 2**31, 2):
@@ -264,8 +264,8 @@ def test_runtime_that_does_not_read_is_left() -> None:
     served.close()
 
 
-def test_idle_connection_stays() -> None:
-    """A synchronized plugin waits for as long as nothing happens."""
+def test_idle_connection_does_not_time_out() -> None:
+    """A synchronized connection without requests has no deadline."""
     served = Served(Limits(register=60, configure=60, synchronize=60, message=SOON, write=60))
     served.runtime.register()
     served.runtime.configure()

@@ -1,4 +1,4 @@
-"""Names of plugins, and masks of events."""
+"""Plugin names and event masks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from agent.nri.wire import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD, Event
 from agent.nri.wire.handlers import may_be_unknown
 
 
-def test_masks_are_those_that_runtimes_take() -> None:
-    """The worker's old mask is known to every runtime; validation is known from NRI 0.10 on."""
+def test_event_masks_have_the_bits_that_runtimes_accept() -> None:
+    """The old worker mask is known to every runtime, validation since NRI 0.10."""
     assert (WORKER_EVENTS_OLD, WORKER_EVENTS, GUARD_EVENTS) == (0x6AF, 0x26AF, 0x2000)
 
 
 def test_mask_has_one_bit_for_each_event() -> None:
-    """The first event is the lowest bit, and saying an event twice changes nothing."""
+    """The first event is the lowest bit, and repeated events count once."""
     assert mask(Event.RUN_POD_SANDBOX, Event.CREATE_CONTAINER, Event.RUN_POD_SANDBOX) == 0b1001
 
 
@@ -33,12 +33,12 @@ def test_mask_has_one_bit_for_each_event() -> None:
     ],
 )
 def test_runtimes_that_may_not_know_an_event(events: int, runtime: str, expected: bool) -> None:
-    """Validation came with containerd 2.2; of others the version says nothing, and the old mask is known to all."""
+    """Only containerd 2.2 and later is known to have validation; the old mask is always known."""
     assert may_be_unknown(events, runtime) is expected
 
 
 def test_name_is_written_as_the_runtime_writes_it() -> None:
-    """The index has two digits."""
+    """The index is written with two digits."""
     assert str(PluginName("corepin", 5)) == "05-corepin"
 
 
@@ -48,6 +48,6 @@ def test_name_is_written_as_the_runtime_writes_it() -> None:
     ids=["space", "empty", "three-digits", "negative"],
 )
 def test_name_that_a_runtime_refuses_is_refused(name: str, index: int, reason: str) -> None:
-    """A wrong name is told where it is written, and not by a runtime that closes the connection."""
+    """An invalid name or index raises at its construction, before any runtime refuses it."""
     with pytest.raises(ValueError, match=reason):
         PluginName(name, index)

@@ -1,4 +1,4 @@
-"""Memory of the process stays as it is, whatever a runtime sends."""
+"""Memory of the process does not grow, whatever a runtime sends."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.agent.nri.wire.plugins import Recorder
 from tests.agent.nri.wire.serving import Served
 
 MESSAGE = 4 * 2**20 - 1000
-GROWTH = 6 * MESSAGE  # a message is in several hands at once, and the allocator keeps some of it
+GROWTH = 6 * MESSAGE  # a message has several copies at once, and the allocator keeps some memory
 LONG = pod("a", annotations={"long": "x" * MESSAGE})
 
 
 class Forgetful(Recorder):
-    """Keeps nothing."""
+    """Handlers that record nothing."""
 
     def _tell(self, *_: object) -> None:
         pass
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process has."""
+    """Return the resident memory of this process."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
@@ -41,7 +41,7 @@ def long_requests() -> None:
 
 
 def nothing_but_entries() -> None:
-    """Send two million empty containers."""
+    """Send a list of two million empty containers."""
     served = Served(handlers=Forgetful())
     served.runtime.register()
     served.runtime.send(request(1, "Synchronize", b"\x12\x00" * (MESSAGE // 2)))
@@ -50,7 +50,7 @@ def nothing_but_entries() -> None:
 
 
 def breaking_off() -> None:
-    """Go away in the middle of a long message, and between the parts of a synchronization."""
+    """Disconnect inside a long message, and between the parts of a synchronization."""
     served = Served(handlers=Forgetful())
     served.runtime.register()
     part = pb.SynchronizeRequest(pods=[LONG], more=True)
@@ -60,7 +60,7 @@ def breaking_off() -> None:
 
 
 def growth(visit: Callable[[], None]) -> int:
-    """Return by how many bytes ten visits make this process larger."""
+    """Return by how many bytes ten visits grow this process."""
     before = resident_bytes()
     for _ in range(10):
         visit()
@@ -68,10 +68,10 @@ def growth(visit: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("visit", [long_requests, nothing_but_entries, breaking_off])
-def test_connections_leave_nothing(visit: Callable[[], None]) -> None:
-    """Ten connections with long messages need no more memory than one, but for what the allocator keeps.
+def test_connections_do_not_leak_memory(visit: Callable[[], None]) -> None:
+    """Ten connections with long messages need no more memory than one, except for the allocator's reserve.
 
-    What is left behind grows with every ten; how the allocator lays out what it keeps, with one of three at most.
+    A leak grows with every ten; the allocator's reserve grows in one of three rounds at most.
     """
     visit()
     assert any(growth(visit) < GROWTH for _ in range(3))

@@ -1,4 +1,4 @@
-"""The multiplexer's frames."""
+"""Frames of the multiplexer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.nri.wire import ProtocolError, mux
 
 
 def read(*pieces: bytes) -> list[mux.Frame]:
-    """Return the frames that arrive in pieces."""
+    """Return the frames in some pieces of bytes."""
     reader, found = mux.FrameReader(), []
     for piece in pieces:
         reader.add(piece)
@@ -22,16 +22,16 @@ def read(*pieces: bytes) -> list[mux.Frame]:
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=40))), st.integers(1, 30))
-def test_frames_come_out_of_any_pieces(sent: list[tuple[int, bytes]], size: int) -> None:
-    """However the bytes are cut, the same frames come out, and nothing stays behind."""
+def test_frames_are_read_from_any_pieces(sent: list[tuple[int, bytes]], size: int) -> None:
+    """Frames are the same however the bytes are split, and no byte is left."""
     data = b"".join(struct.pack(">II", connection, len(payload)) + payload for connection, payload in sent)
 
     assert read(*(data[at : at + size] for at in range(0, len(data), size))) == sent
 
 
 @given(st.binary(max_size=3 * mux.FIRST_BYTES))
-def test_message_is_cut_as_go_reads_it(message: bytes) -> None:
-    """The first frame has no more than the 4096 bytes that the reader in Go has room for; the second has the rest."""
+def test_message_is_split_as_go_reads_it(message: bytes) -> None:
+    """The first frame has up to 4096 bytes, the buffer size of the reader in Go, and the second the rest."""
     found = read(mux.frames(mux.PLUGIN, message))
 
     assert b"".join(frame.payload for frame in found) == message
@@ -39,8 +39,8 @@ def test_message_is_cut_as_go_reads_it(message: bytes) -> None:
     assert len(found) <= 2
 
 
-def test_longest_frame_is_taken() -> None:
-    """A frame may have 4 MiB and a header of ttrpc."""
+def test_longest_frame_is_accepted() -> None:
+    """A frame has up to 4 MiB plus a ttrpc header."""
     (frame,) = read(struct.pack(">II", 1, 4 * 2**20 + 10), bytes(4 * 2**20 + 10))
 
     assert len(frame.payload) == mux.PAYLOAD_LIMIT
@@ -56,13 +56,13 @@ def test_longest_frame_is_taken() -> None:
     ],
 )
 def test_bad_header_is_refused_at_once(header: tuple[int, int], reason: str) -> None:
-    """What a header says is believed only within the limits, before anything of the payload has come."""
+    """A header beyond the limits is refused before any payload has arrived."""
     with pytest.raises(ProtocolError, match=reason):
         read(struct.pack(">II", *header))
 
 
-def test_beginning_of_a_frame_is_known() -> None:
-    """A frame that has begun is waited for, and one that is taken leaves nothing."""
+def test_partial_frame_is_kept_until_complete() -> None:
+    """An incomplete frame is kept, and none is left after it was taken."""
     reader = mux.FrameReader()
     reader.add(struct.pack(">II", 1, 2) + b"a")
 

@@ -1,4 +1,4 @@
-"""The page of the protocol: its plugin works, and its numbers are those of the code."""
+"""The protocol's README: its example works, and its numbers are those of the code."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FOLDER = Path("agent/nri/wire")
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_plugin_works(
+def test_example_plugin_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The example does what is said of it, at another socket."""
+    """The example adjusts, rejects and prints as the page says, on another socket."""
     monkeypatch.chdir(tmp_path)
     (source,) = blocks(PAGE, "python")
     names: dict[str, object] = {}
@@ -44,8 +44,8 @@ def test_the_plugin_works(
     assert "event 6: a c" in said
 
 
-def test_deadlines_are_those_of_the_code() -> None:
-    """The page tells how long each step may take, and how often it is tried."""
+def test_deadlines_on_the_page_are_those_of_the_code() -> None:
+    """The page has the deadline of each step and the waits between retries."""
     told = re.search(
         r"registration\s+(\d+) s, .* (\d+) s, .* (\d+) s, .* (\d+) s, .* (\d+) s", PAGE.replace("\n", " ")
     )
@@ -55,8 +55,8 @@ def test_deadlines_are_those_of_the_code() -> None:
     assert (client.FIRST_WAIT, client.LONGEST_WAIT) == (0.1, 2.0)
 
 
-def test_every_module_is_told() -> None:
-    """The table has the files of the folder, except those that the others share."""
+def test_every_module_is_listed_on_the_page() -> None:
+    """The table lists the files of the folder, except the shared ones."""
     told = set(re.findall(r"`([\w.]+\.(?:py|proto))`", PAGE))
 
     assert told == {path.name for path in FOLDER.glob("*.p[yr]*") if not path.match("*_pb2.py*")} - {

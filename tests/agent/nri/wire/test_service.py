@@ -1,4 +1,4 @@
-"""The methods of a plugin, by their payloads."""
+"""The plugin's methods, by their payloads."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ METHODS = [
 
 @pytest.fixture
 def handlers() -> Recorder:
-    """Return handlers that write down what they are told."""
+    """Return handlers that record their calls."""
     return Recorder()
 
 
 @pytest.fixture
 def service(handlers: Recorder) -> PluginService:
-    """Return a plugin that wants the events of a worker."""
+    """Return a plugin with the worker's events."""
     return PluginService(handlers, WORKER_EVENTS)
 
 
@@ -48,8 +48,8 @@ def answer(service: PluginService, method: str, payload: bytes) -> bytes:
     return service.answer(PLUGIN_SERVICE, method, payload)
 
 
-def test_configure_says_the_events(service: PluginService, handlers: Recorder) -> None:
-    """The runtime learns the mask, and the plugin the runtime and its timeouts."""
+def test_configure_returns_the_events(service: PluginService, handlers: Recorder) -> None:
+    """The answer has the event mask, and the handler gets the runtime and its timeouts."""
     asked = pb.ConfigureRequest(runtime_name="cri-o", runtime_version="1.34.1", request_timeout=2000)
 
     said = pb.ConfigureResponse.FromString(answer(service, "Configure", asked.SerializeToString()))
@@ -60,8 +60,8 @@ def test_configure_says_the_events(service: PluginService, handlers: Recorder) -
     assert handlers.told == [("configure", "cri-o", 2000)]
 
 
-def test_parts_of_synchronize_are_put_together(service: PluginService, handlers: Recorder) -> None:
-    """Each part is answered as one that more follow, and the plugin is told once, of all."""
+def test_parts_of_synchronize_are_joined(service: PluginService, handlers: Recorder) -> None:
+    """Each part is answered with `more`, and the handler is called once with all parts."""
     handlers.updates = [update("a-c", "0-1")]
     parts = [
         pb.SynchronizeRequest(pods=[pod("a")], more=True),
@@ -80,8 +80,8 @@ def test_parts_of_synchronize_are_put_together(service: PluginService, handlers:
     assert service.stage is Stage.SYNCHRONIZED
 
 
-def test_synchronize_that_fails_is_not_done(service: PluginService, handlers: Recorder) -> None:
-    """A plugin that refuses what it is told is not synchronized."""
+def test_rejected_synchronize_is_not_completed(service: PluginService, handlers: Recorder) -> None:
+    """If the handler rejects the list, the stage stays SYNCHRONIZING."""
     handlers.failure = Reject("not now")
 
     with pytest.raises(Reject, match="not now"):
@@ -91,7 +91,7 @@ def test_synchronize_that_fails_is_not_done(service: PluginService, handlers: Re
 
 
 def test_create_and_update_are_answered_by_the_handlers(service: PluginService, handlers: Recorder) -> None:
-    """A container gets its CPUs when it is created, and again when its resources are changed."""
+    """The handlers' CPUs are in the answers to a creation and an update."""
     about, of = container("c", "a"), pod("a")
     create = pb.CreateContainerRequest(pod=of, container=about)
     change = pb.UpdateContainerRequest(pod=of, container=about, linux_resources=resources("0-9"))
@@ -122,10 +122,10 @@ def test_validate_rejects_with_a_reason(service: PluginService, handlers: Record
 
 
 @pytest.mark.parametrize(("method", "event"), DEDICATED.items(), ids=list(DEDICATED))
-def test_event_comes_by_its_method_and_by_state_change(
+def test_events_of_both_styles_reach_the_handler(
     service: PluginService, handlers: Recorder, method: str, event: Event
 ) -> None:
-    """Runtimes of both ages tell the same: by a method of each event, and by one for all."""
+    """An event arrives the same by its own method and by StateChange."""
     dedicated = pb.LifecycleRequest(pod=known_pod(pod("a")), container=known(container("c", "a")))
     change = pb.StateChangeEvent(event=event, pod=dedicated.pod, container=dedicated.container)
 
@@ -135,7 +135,7 @@ def test_event_comes_by_its_method_and_by_state_change(
 
 
 def test_changed_pod_is_an_event(service: PluginService, handlers: Recorder) -> None:
-    """The resources that come with it are not taken for a container."""
+    """UpdatePodSandbox is an event without a container; its resources are ignored."""
     asked = pb.UpdatePodSandboxRequest(pod=known_pod(pod("a"))).SerializeToString()
     overhead = resources("0-3").SerializeToString()
 
@@ -143,8 +143,8 @@ def test_changed_pod_is_an_event(service: PluginService, handlers: Recorder) -> 
     assert handlers.told == [(Event.UPDATE_POD_SANDBOX, "a", "")]
 
 
-def test_event_of_the_future_is_told(service: PluginService, handlers: Recorder) -> None:
-    """A number that nobody knows yet comes as it is."""
+def test_unknown_event_reaches_the_handler(service: PluginService, handlers: Recorder) -> None:
+    """An event number that is not known is passed on."""
     answer(service, "StateChange", pb.StateChangeEvent(event=99).SerializeToString())
 
     assert handlers.told == [(99, "", "")]
@@ -155,8 +155,10 @@ def test_event_of_the_future_is_told(service: PluginService, handlers: Recorder)
     [(PLUGIN_SERVICE, "Checkpoint"), ("nri.pkg.api.v1beta1.Plugin", "Configure"), ("", "")],
     ids=["method", "service", "nothing"],
 )
-def test_what_is_not_known_is_unimplemented(service: PluginService, name: str, method: str) -> None:
-    """A method of a later NRI gets code 12, at which the runtime falls back."""
+def test_unknown_method_is_unimplemented_in_the_service(
+    service: PluginService, name: str, method: str
+) -> None:
+    """An unknown method or service gets code 12, on which the runtime falls back."""
     with pytest.raises(Reject, match="has no method") as refused:
         service.answer(name, method, b"")
 
@@ -167,7 +169,7 @@ def test_what_is_not_known_is_unimplemented(service: PluginService, name: str, m
 def test_payload_that_is_no_protobuf_is_refused(
     service: PluginService, handlers: Recorder, method: str
 ) -> None:
-    """No handler is asked about what cannot be read."""
+    """A payload that is no protobuf raises ProtocolError, and no handler is called."""
     with pytest.raises(ProtocolError, match="3 bytes are no"):
         answer(service, method, b"\x0a\x7fx")
 
@@ -175,8 +177,8 @@ def test_payload_that_is_no_protobuf_is_refused(
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "StartContainer"])
-def test_name_that_is_no_text_is_refused(service: PluginService, method: str) -> None:
-    """A name in bytes that are not UTF-8 is an error of the protocol."""
+def test_name_that_is_not_utf8_is_refused(service: PluginService, method: str) -> None:
+    """A name that is not UTF-8 raises ProtocolError."""
     wrong = pb.CreateContainerRequest(pod=pod("name")).SerializeToString().replace(b"name", b"n\xffme")
 
     with pytest.raises(ProtocolError, match="are no"):
@@ -185,7 +187,7 @@ def test_name_that_is_no_text_is_refused(service: PluginService, method: str) ->
 
 @given(st.sampled_from(METHODS), st.binary(max_size=200))
 def test_any_payload_is_answered_or_refused(method: str, payload: bytes) -> None:
-    """No bytes make a method fail in another way."""
+    """Any payload is answered or raises ProtocolError."""
     try:
         answered = answer(PluginService(Recorder(), WORKER_EVENTS), method, payload)
     except ProtocolError:
@@ -193,8 +195,8 @@ def test_any_payload_is_answered_or_refused(method: str, payload: bytes) -> None
     assert isinstance(answered, bytes)
 
 
-def test_fields_of_the_future_are_skipped(service: PluginService, handlers: Recorder) -> None:
-    """What a newer runtime adds to its messages changes nothing."""
+def test_unknown_fields_are_ignored(service: PluginService, handlers: Recorder) -> None:
+    """Fields that a newer runtime adds are ignored."""
     asked = pb.CreateContainerRequest(pod=pod("a"), container=container("c", "a")).SerializeToString()
 
     answer(service, "CreateContainer", asked + b"\xfa\x01\x03new")
@@ -203,7 +205,7 @@ def test_fields_of_the_future_are_skipped(service: PluginService, handlers: Reco
 
 
 def test_stages_never_go_back(service: PluginService) -> None:
-    """A runtime that configures again does not make a synchronized plugin a new one."""
+    """A second Configure does not reset a synchronized plugin."""
     answer(service, "Synchronize", b"")
     answer(service, "Configure", b"")
 

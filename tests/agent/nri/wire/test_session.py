@@ -1,4 +1,4 @@
-"""Both directions of a connection, byte by byte, without a socket."""
+"""Both directions of a connection, in bytes, without a socket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def taken(session: Session, data: bytes) -> list[ttrpc.Request | ttrpc.Response]
 
 
 def refusal(session: Session, data: bytes) -> str | None:
-    """Return why some bytes are refused, None when they are not."""
+    """Return the reason why bytes are refused, or None."""
     try:
         taken(session, data)
     except ProtocolError as error:
@@ -46,15 +46,15 @@ def registered() -> Session:
     return session
 
 
-def test_registration_has_the_bytes_of_go() -> None:
-    """The first call is byte for byte what a runtime took live."""
+def test_registration_has_the_bytes_of_the_go_plugin() -> None:
+    """The first call is byte for byte one that a real runtime accepted."""
     asked = pb.RegisterPluginRequest(plugin_name="pin", plugin_idx="10").SerializeToString()
 
     assert Session().call("nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin", asked, 5).hex() == REGISTER
 
 
 def test_answer_to_the_registration_is_read() -> None:
-    """The empty answer that a runtime sent live is a success."""
+    """The empty answer of a real runtime is a success."""
     live = bytes.fromhex("000000020000000a00000000000000010200")
 
     assert taken(registered(), live) == [ttrpc.Response(1, 0, "", b"")]
@@ -80,8 +80,8 @@ def test_answer_to_the_registration_is_read() -> None:
         ),
     ],
 )
-def test_answers_have_the_bytes_of_go(sent: bytes, expected: str) -> None:
-    """Answers are byte for byte what a runtime took live."""
+def test_answers_have_the_bytes_of_the_go_plugin(sent: bytes, expected: str) -> None:
+    """Answers are byte for byte ones that a real runtime accepted."""
     assert sent.hex() == expected
 
 
@@ -99,13 +99,13 @@ def test_answers_have_the_bytes_of_go(sent: bytes, expected: str) -> None:
     ],
 )
 def test_message_out_of_order_is_refused(data: bytes, reason: str) -> None:
-    """Streams count upwards, and only what was asked is answered."""
+    """Stream ids must increase, and only open calls can be answered."""
     with pytest.raises(ProtocolError, match=reason):
         taken(registered(), data)
 
 
-def test_message_comes_out_of_many_frames() -> None:
-    """A message in frames of one byte, between those of the other connection, is one message."""
+def test_message_is_joined_from_many_frames() -> None:
+    """A message in frames of one byte, mixed with frames of the other connection, is one message."""
     call = request(1, "M", b"payload")[8:]
     answer = message(mux.RUNTIME, 1, 2, b"")
     frames = [struct.pack(">II", 1, 1) + bytes([byte]) for byte in call]
@@ -118,7 +118,7 @@ def test_message_comes_out_of_many_frames() -> None:
 
 @given(st.lists(st.binary(max_size=60), max_size=10))
 def test_any_bytes_are_messages_or_an_error(pieces: list[bytes]) -> None:
-    """Whatever arrives is taken, waited for, or refused with a reason."""
+    """Any bytes are parsed, buffered or refused with a reason."""
     session = registered()
 
     assert all(refusal(session, piece) != "" for piece in pieces)
@@ -126,7 +126,7 @@ def test_any_bytes_are_messages_or_an_error(pieces: list[bytes]) -> None:
 
 @given(st.data())
 def test_damaged_conversation_is_messages_or_an_error(data: st.DataObject) -> None:
-    """One wrong byte anywhere in what a runtime says never does more than end the connection."""
+    """One wrong byte in a conversation at most ends the connection."""
     said = bytearray(
         message(mux.RUNTIME, 1, 2, b"") + request(1, "Configure", b"\x12\x01c") + request(3, "M", b"")
     )
@@ -135,8 +135,8 @@ def test_damaged_conversation_is_messages_or_an_error(data: st.DataObject) -> No
     assert refusal(registered(), bytes(said)) != ""
 
 
-def test_memory_is_given_back_after_long_messages() -> None:
-    """After many messages of 4 MiB as much memory is held as before, and never more than a few of them at once."""
+def test_memory_is_released_after_long_messages() -> None:
+    """After many messages of 4 MiB the memory is released, and only a few are held at once."""
     session, payload = Session(), bytes(4 * 2**20 - 100)
     tracemalloc.start()
     try:

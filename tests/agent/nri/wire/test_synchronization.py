@@ -1,4 +1,4 @@
-"""What a runtime tells of all that is there."""
+"""The list of pods and containers in Synchronize."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from agent.nri.wire.synchronization import ENTRIES_LIMIT, LETTERS_LIMIT, Parts
 from tests.agent.nri.fake_runtime import container, pod
 
 
-def test_parts_are_one_in_their_order() -> None:
-    """Pods and containers come in the order in which they were told."""
+def test_parts_are_joined_in_order() -> None:
+    """Pods and containers keep the order in which they arrive."""
     parts = Parts()
 
     assert parts.add(pb.SynchronizeRequest(pods=[pod("b"), pod("a")], more=True).SerializeToString())
@@ -22,8 +22,8 @@ def test_parts_are_one_in_their_order() -> None:
     assert [told.name for told in parts.containers] == ["d"]
 
 
-def test_what_is_not_declared_is_not_kept() -> None:
-    """Of 60,000 annotations and a megabyte of variables nothing is kept behind the part that had them."""
+def test_undeclared_fields_are_not_kept() -> None:
+    """Annotations and variables of large pods are not kept after their part was read."""
     variables = b"\x42\x04K=va" * 200_000
     crowded = pod("a", annotations={f"k{number}": "" for number in range(60_000)})
     entry = container("c", "a").SerializeToString() + variables
@@ -37,8 +37,8 @@ def test_what_is_not_declared_is_not_kept() -> None:
     assert parts.containers[0].pod_sandbox_id == "sandbox-a"
 
 
-def test_letters_have_a_limit() -> None:
-    """Names without end are refused before they fill the memory."""
+def test_size_of_names_is_limited() -> None:
+    """Names and ids beyond the limit are refused before they fill the memory."""
     part = pb.SynchronizeRequest(pods=[pb.PodSandbox(name="x" * 4_000_000)], more=True).SerializeToString()
     parts = Parts()
     for _ in range(LETTERS_LIMIT // len(part)):
@@ -48,8 +48,8 @@ def test_letters_have_a_limit() -> None:
         parts.add(part)
 
 
-def test_entries_have_a_limit() -> None:
-    """Entries are counted before they are read, over all parts."""
+def test_number_of_entries_is_limited() -> None:
+    """Entries of all parts are counted before they are parsed."""
     parts = Parts()
     parts.add(b"\x0a\x00" * (ENTRIES_LIMIT - 1) + b"\x12\x00")
 

@@ -1,4 +1,4 @@
-"""The messages of ttrpc."""
+"""Parsing and writing of ttrpc messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.nri.wire import ProtocolError, ttrpc, ttrpc_pb2
 
 
 def read(*pieces: bytes) -> list[ttrpc.Request | ttrpc.Response]:
-    """Return the messages that arrive in pieces."""
+    """Return the messages in some pieces of bytes."""
     reader, found = ttrpc.MessageReader(), []
     for piece in pieces:
         reader.add(piece)
@@ -22,7 +22,7 @@ def read(*pieces: bytes) -> list[ttrpc.Request | ttrpc.Response]:
 
 
 def frame(kind: int, body: bytes, *, stream: int = 1, flags: int = 0) -> bytes:
-    """Return a message with any body."""
+    """Return a message with this body."""
     return struct.pack(">IIBB", len(body), stream, kind, flags) + body
 
 
@@ -43,15 +43,15 @@ def written(message: ttrpc.Request | ttrpc.Response) -> bytes:
 
 
 @given(st.lists(messages, max_size=5), st.integers(1, 30))
-def test_messages_come_out_of_any_pieces(sent: list[ttrpc.Request | ttrpc.Response], size: int) -> None:
-    """What is written is read again, however the bytes are cut."""
+def test_messages_are_read_from_any_pieces(sent: list[ttrpc.Request | ttrpc.Response], size: int) -> None:
+    """Written messages are read back, however the bytes are split."""
     data = b"".join(map(written, sent))
 
     assert read(*(data[at : at + size] for at in range(0, len(data), size))) == sent
 
 
 def test_empty_success_is_a_header() -> None:
-    """An answer without a payload has no body, written and read."""
+    """A success without a payload has no body."""
     assert ttrpc.success(5, b"") == bytes.fromhex("00000000000000050200")
     assert read(ttrpc.success(5, b"")) == [ttrpc.Response(5, 0, "", b"")]
 
@@ -70,21 +70,21 @@ def test_empty_success_is_a_header() -> None:
     ],
 )
 def test_bad_message_is_refused(data: bytes, reason: str) -> None:
-    """A message that cannot be understood is an error that says what it was."""
+    """An invalid message raises ProtocolError with the reason."""
     with pytest.raises(ProtocolError, match=reason):
         read(data)
 
 
-def test_flags_and_metadata_are_nobodys() -> None:
-    """Flags, and what a tracer adds to a request, change nothing."""
+def test_flags_and_metadata_are_ignored() -> None:
+    """Flags, and metadata that a tracer adds to a request, are ignored."""
     body = ttrpc_pb2.Request(service="s", method="m", payload=b"p").SerializeToString()
     metadata = b"\x2a\x0a\x0a\x03key\x12\x03val"
 
     assert read(frame(1, body + metadata, flags=1)) == [ttrpc.Request(1, "s", "m", b"p")]
 
 
-def test_answer_that_cannot_be_sent_is_not() -> None:
-    """An answer over 4 MiB is an error here, and not one of the runtime that ends the connection."""
+def test_too_long_answer_is_not_sent() -> None:
+    """An answer above 4 MiB raises here, because the runtime would end the connection."""
     with pytest.raises(ValueError, match="an answer of 4194309 bytes, more than 4194304"):
         ttrpc.success(1, bytes(4 * 2**20))
 
@@ -94,13 +94,13 @@ def test_answer_that_cannot_be_sent_is_not() -> None:
     [("\udc80 is no text", "? is no text"), ("x" * 10000, "x" * 4096)],
     ids=["surrogate", "long"],
 )
-def test_text_of_an_error_is_mended(text: str, said: str) -> None:
-    """An error always reaches the runtime, whatever stands in it."""
+def test_text_of_an_error_is_made_valid(text: str, said: str) -> None:
+    """The text of an error is truncated, and invalid characters are replaced."""
     assert read(ttrpc.failure(1, 9, text)) == [ttrpc.Response(1, 9, said, b"")]
 
 
-def test_long_text_of_the_runtime_is_cut() -> None:
-    """What a runtime says about itself does not fill the memory or the log."""
+def test_long_text_of_the_runtime_is_truncated() -> None:
+    """A runtime's error text is truncated, so that it fills neither memory nor log."""
     body = ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=2, message="x" * 10**6))
 
     (response,) = read(frame(2, body.SerializeToString()))
