@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from pinning.contract import AGENT_NAMESPACE, CDI_FOLDER, DEBUGFS, KUBELET_ROOT, NRI_SOCKET
+from pinning.contract import AGENT_NAMESPACE, CDI_FOLDER, DEBUGFS, IRQBALANCE, KUBELET_ROOT, NRI_SOCKET
 from pinning.errors import BadContract, BadQuantity
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.requests import SIDECAR, Amount
@@ -60,6 +60,8 @@ class AgentConfig:
     cgroup_root: Path = Path("/sys/fs/cgroup")  # mount point
     debugfs: Path = Path(DEBUGFS)  # mount point, if mounted
     interrupts: Path = Path("/proc/interrupts")  # the host's, which container runtimes mask
+    irq: Path | None = None  # the host's /proc/irq, writable; None: interrupts are not moved
+    irqbalance: Path = Path(IRQBALANCE)  # the folder of its socket
     kubelet_cgroup_root: str = "/"  # the kubelet's `cgroupRoot`, the parent of the cgroup of all pods
     nri: Path | None = None  # the runtime's NRI socket; None: off
     cmk_install_dir: Path | None = None  # install directory of the command cmk and its socket; None: off

@@ -5,6 +5,7 @@ AgentError
   |    +- TooLarge the answer is larger than gRPC's limit for a message
   +- Gone          the container or pod is not there any more; nothing to do
   +- Refused       the answer is no; the message says why and what to do
+  |    +- Managed  the kernel alone chooses the CPUs of this interrupt
   +- Unsettled     threads are started faster than they are moved; the next pass goes on
 
 What the API server answers to a report is an `apiserver.errors.APIError` and stays with the reports.
@@ -39,6 +40,10 @@ class Refused(AgentError):
 
 class Unimplemented(Refused):
     """The service or its method does not exist there, and will not before its program is another one."""
+
+
+class Managed(Refused):
+    """The kernel alone chooses the CPUs of this interrupt."""
 
 
 class Unsettled(AgentError):

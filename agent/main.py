@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         Wrappers,
     )
     from agent.quiet.execs import ExecWatch
+    from agent.quiet.quieting import Quieting
     from agent.quiet.watch import NoiseWatch
     from agent.reconcile.checkpoint import Saved
     from agent.report.publisher import Reporter
@@ -159,7 +160,11 @@ async def build(config: AgentConfig) -> Agent:
     interfaces = Interfaces(*edges, observed, vms, wrappers, boots, devices, claims)
     chosen = (*reporters(config, api, interfaces.pods, metrics), *_slices(config, api, claims))
     noise, execs = _noise_watch(config, metrics), _exec_watch(config, runtime, metrics)
-    return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics, noise=noise, execs=execs))
+    quieting = _quieting(config, state_dir, machine)
+    parts = Parts(
+        interfaces, settings, state_dir, saved, chosen, metrics, noise=noise, execs=execs, quieting=quieting
+    )
+    return Agent(parts)
 
 
 def _machine(config: AgentConfig, cpusets: Cpusets, saved: Saved | None) -> NodeMachine:
@@ -341,6 +346,29 @@ def _exec_watch(config: AgentConfig, runtime: Runtime, metrics: Metrics) -> Exec
         return None
     events, affinity = ContainerdExecs(runtime.socket), config.config.exec_affinity
     return ExecWatch(events, ExecMetrics(metrics.registry), affinity, place_exec)
+
+
+def _quieting(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Quieting:
+    """Return what keeps interrupts off quiet CPUs, where the node's /proc/irq is mounted."""
+    from agent.quiet.quieting import NO_COMPONENT, SWITCHED_OFF, Quieting
+
+    if config.irq is None:
+        return Quieting(None, NO_COMPONENT)
+    from agent.quiet import balancer, taken
+    from agent.quiet.interrupts import KernelInterrupts
+    from agent.quiet.irqbalance import Irqbalance
+    from agent.quiet.keeper import QuietKeeper
+    from agent.quiet.mover import InterruptMover
+    from agent.reconcile.restorable import Restorable
+
+    boot_id, monotonic = machine.boot_id(), Clock().monotonic
+    interrupts = KernelInterrupts(config.irq, config.root / "sys/devices/system")
+    store = taken.TakenStore(Restorable(state_dir.beside(taken.FILE), boot_id))
+    saved_ban = Restorable(state_dir.beside(balancer.FILE), boot_id)
+    irqbalance = Irqbalance(config.irqbalance, config.root / "proc")
+    tells = balancer.Balancer(irqbalance, saved_ban, monotonic, is_told=config.config.tells_irqbalance)
+    keeper = QuietKeeper(interrupts, InterruptMover(interrupts, store, monotonic), tells)
+    return Quieting(keeper, "" if config.config.quiet_interrupts else SWITCHED_OFF)
 
 
 def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine, runtime: Runtime) -> Wrappers:

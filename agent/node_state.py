@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import GATE_CONTAINER, CoreType
 from pinning.machine.cpuset import EMPTY, CPUSet, union
@@ -72,6 +72,19 @@ class NoiseLevel(NamedTuple):
 
     kind: NoiseKind | None  # by what; None: they are not
     since: str = ""  # RFC 3339 in UTC
+
+
+@dataclass(frozen=True, slots=True)
+class QuietResult:
+    """How far interrupts are kept off the quiet CPUs of a node."""
+
+    cpus: CPUSet = EMPTY
+    reason: str = ""  # why they are not; empty: they are, except managed ones
+    managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
+    conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
+
+
+QUIET_PENDING: Final = "not done yet"  # of a container whose CPUs no round has looked at
 
 
 class Path(StrEnum):
@@ -188,6 +201,9 @@ class ContainerState:
     uncounted: str = ""  # what the scheduler does not count of its claim; empty: nothing
     memory: MemoryState | None = None  # None: its pod says nothing about it
     noise: NoiseLevel | None = None  # None: not known
+    quiet: str | None = (
+        None  # why interrupts may use its CPUs; empty: they are kept off; None: it does not ask
+    )
     devices: tuple[DeviceKind, ...] = ()  # of one that holds CPUs: known ones, and whether it runs near them
     devices_unknown: str = (
         ""  # why the devices of one that holds CPUs are not known; empty: they are, or it has none
@@ -298,6 +314,7 @@ class NodeState:
     ] = ()  # CPU lists whose processes died without releasing them, the newest last
     group: str = ""  # of nodes, whose configuration the agent started with; empty: none
     reclaims_dropped: int = 0  # number of older entries that were dropped
+    quiet: QuietResult | None = None  # None: the agent cannot move interrupts here
     # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.
     noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict, compare=False)
     execs: Mapping[Owner, ContainerExecs] = field(default_factory=dict, compare=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from agent.clock import Clock
+from agent.errors import Refused
 from agent.metrics import Metrics
 from agent.quiet.level_publisher import LevelPublisher
 from agent.reconcile.agenda import Agenda, Trigger
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from agent.interfaces import Interfaces
     from agent.node_state import NodeState
     from agent.quiet.execs import ExecWatch
+    from agent.quiet.quieting import Quieting
     from agent.quiet.watch import NoiseWatch
     from agent.reconcile.checkpoint import Saved, StateDir
     from agent.reconcile.reconciler import Settings
@@ -57,6 +59,7 @@ class Parts:
     clock: Clock = field(default_factory=Clock)
     noise: NoiseWatch | None = None  # None: nothing is counted
     execs: ExecWatch | None = None  # None: the runtime reports none
+    quieting: Quieting | None = None  # None: no CPU is kept quiet
 
 
 class Agent:
@@ -78,9 +81,8 @@ class Agent:
         if parts.saved:
             self.reconciler.resume(parts.saved)
         followed = parts.execs.follow if parts.execs else lambda _: None
-        self._levels = LevelPublisher(
-            self.publisher, lambda: parts.noise.levels if parts.noise else {}, followed
-        )
+        levels = lambda: parts.noise.levels if parts.noise else {}  # noqa: E731
+        self._levels = LevelPublisher(self.publisher, levels, parts.quieting, followed)
         self.loop = Loop(self.reconciler, self._levels, parts.metrics, self.trigger)
 
     async def serve(self, listeners: Listeners) -> None:
@@ -110,6 +112,8 @@ class Agent:
                 group.create_task(counting)
             if self._parts.execs:
                 group.create_task(self._parts.execs.run())
+            if self._parts.quieting:
+                group.create_task(self._parts.quieting.run(self._levels.tell_again))
             await self.loop.run()
 
     async def reset(self) -> None:
@@ -117,11 +121,16 @@ class Agent:
         background = asyncio.create_task(self.reconciler.runtime_sync.run())
         try:
             self._parts.interfaces.wrappers.reset()
+            is_restored = self._parts.quieting is None or self._parts.quieting.restore()
             await self.reconciler.reset()
             await self.publisher.reset()
         finally:
             background.cancel()
             await asyncio.wait([background])
+        if not is_restored:
+            raise Refused(
+                "not every interrupt got its CPUs back: see the log, then reset again, or restart the node"
+            )
 
 
 async def run_until_signal(work: Coroutine[object, object, None]) -> None:

@@ -60,6 +60,7 @@ def container(
         noise=Noise(kind=state.noise.kind, since=state.noise.since)
         if state.noise and state.noise.kind
         else None,
+        not_quiet=state.quiet or "",
         devices=tuple(_device(kind) for kind in state.devices[:MOST_RESOURCES]),
         more_devices=len(state.devices[MOST_RESOURCES:]),
         devices_unknown=state.devices_unknown,

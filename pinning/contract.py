@@ -34,6 +34,7 @@ SHARED_CPUS = "shared-cpus.corepin.io"
 CORE_TYPE = "core-type.corepin.io"
 DEVICE_POLICY = "device-policy.corepin.io"
 QUOTA_POLICY = "quota-policy.corepin.io"
+NOISE_POLICY = "noise-policy.corepin.io"
 SIDECAR_LIMITS = "sidecar-limits.corepin.io"
 SIDECAR_LIMITS_POD = f"{SIDECAR_LIMITS}/pod"
 POD_SCOPE = "pod"
@@ -95,6 +96,7 @@ KUBELET_CONDITION = "CorepinKubeletPolicy"
 OVERCOMMIT_CONDITION = "CorepinSharedOvercommitted"
 PLUGIN_CONDITION = "CorepinPluginConflict"
 DEGRADED_CONDITION = "CorepinDegraded"
+NOISE_CONDITION = "CorepinNoiseConflict"  # only where the agent may move interrupts
 MIRROR_POD = "kubernetes.io/config.mirror"
 LIMIT_RANGER = "kubernetes.io/limit-ranger"
 
@@ -111,6 +113,7 @@ NRI_SOCKET = "/var/run/nri/nri.sock"
 DEBUGFS = "/sys/kernel/debug"
 KUBELET_ROOT = "/var/lib/kubelet"
 CDI_FOLDER = "/var/run/cdi"
+IRQBALANCE = "/run/irqbalance"  # the folder of its socket
 
 # Limits (KubeVirt's) of injected sidecars without any: the webhook adds them, the agent recognizes sidecars by them.
 SIDECAR_CPU = "200m"
@@ -188,6 +191,13 @@ class DevicePolicy(StrEnum):
     NONE = "none"
     PREFER = "prefer"  # near CPUs first, others where they do not suffice
     REQUIRE = "require"  # near CPUs only, some beside each device
+
+
+class NoisePolicy(StrEnum):
+    """Whether interrupts are kept off the CPUs of an exclusive container."""
+
+    NONE = "none"
+    QUIET = "quiet"
 
 
 class IOThreadsPolicy(StrEnum):
@@ -272,6 +282,7 @@ FAMILIES: Final[Mapping[str, type[StrEnum]]] = {
     CORE_TYPE: CoreType,
     QUOTA_POLICY: QuotaPolicy,
     DEVICE_POLICY: DevicePolicy,
+    NOISE_POLICY: NoisePolicy,
 }
 SINGLE_KEYS: Final[Mapping[str, str]] = {  # families with one key
     SIDECAR_LIMITS: SIDECAR_LIMITS_POD,

@@ -66,6 +66,15 @@ class Reclaimed(Part, frozen=True):
     source: str = ""
 
 
+class Quiet(Part, frozen=True):
+    """How far interrupts are kept off quiet CPUs."""
+
+    cpus: str = ""
+    reason: str = ""  # why they are not; empty: they are
+    managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
+    conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
+
+
 class AgentSets(Sets, frozen=True, kw_only=True):
     """The CPU sets that the agent works with."""
 
@@ -109,3 +118,4 @@ class AgentState(Published, frozen=True, kw_only=True, omit_defaults=False):
     tasks: tuple[Task, ...] = ()
     reclaimed: tuple[Reclaimed, ...] = ()
     reclaims_dropped: int = 0
+    quiet: Quiet | None = None  # None: the agent cannot move interrupts

@@ -133,6 +133,8 @@ class Container(Part, frozen=True):
     uncounted: str = ""
     noise: Noise | None = None  # None: there is nothing to say
     execs: Execs | None = None  # None: none was seen
+    not_quiet: str = ""  # why interrupts may use its CPUs, where its pod asks for quiet ones
+    quiet: bool = False  # on the socket alone: interrupts are kept off its CPUs
 
 
 class Pool(Part, frozen=True):

@@ -129,7 +129,8 @@ ROOMS = {
     ),
     "agent.quiet": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.kernel.cgroup_names"),
-        *("agent.kernel.procfs", "agent.node_state", "pinning"),
+        *("agent.kernel.procfs", "agent.node_state", "agent.reconcile.foreign_writes"),
+        *("agent.reconcile.restorable", "pinning"),
     ),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
@@ -149,7 +150,7 @@ ROOMS = {
         ),
     ),
     "agent.process": (
-        *("agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
+        *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.quiet", "agent.reconcile", "agent.report.publisher", "agent.serve"),
     ),
     "agent.access": ("agent.config", "agent.errors", "apiserver"),

@@ -1,4 +1,4 @@
-"""Puts the noise levels of containers into the states on their way to the reporters, and sends the last one again on a change."""
+"""Adds noise levels and quiet CPUs to the states on their way to the reporters, and sends the last one again on a change."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from agent.interfaces import StatePublisher
     from agent.node_state import NodeState, NoiseLevel, PodState
+    from agent.quiet.quieting import Quieting
 
 
 class LevelPublisher:
@@ -22,10 +23,12 @@ class LevelPublisher:
         self,
         publisher: StatePublisher,
         levels: Callable[[], Mapping[Owner, NoiseLevel]],
+        quieting: Quieting | None = None,
         followed: Callable[[NodeState], None] = lambda _: None,
     ) -> None:
         """`followed` is called with each state too."""
         self._publisher = publisher
+        self._quieting = quieting
         self._levels = levels
         self._followed = followed
         self._last: NodeState | None = None
@@ -33,6 +36,7 @@ class LevelPublisher:
     def tell(self, state: NodeState) -> None:
         """Take over the newest state."""
         self._last = state
+        state = self._quieting.add(state) if self._quieting else state
         self._publisher.tell(with_levels(state, self._levels()))
         self._followed(state)
 

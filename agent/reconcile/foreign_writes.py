@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from agent.node_state import Conflict
 
@@ -22,32 +22,33 @@ if TYPE_CHECKING:
 
 WINDOW_SECONDS: Final = 600.0
 REWRITES: Final = 3
+Key = TypeVar("Key", "Owner", str)
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ForeignWrites:
-    """Recent foreign writes by container. Pure: each call gets the time."""
+class ForeignWrites(Generic[Key]):
+    """Recent foreign writes by what was written, e.g. a container. Pure: each call gets the time."""
 
-    rewrites: Mapping[Owner, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    rewrites: Mapping[Key, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
-    def saw(self, owner: Owner, now: float) -> ForeignWrites:
+    def saw(self, owner: Key, now: float) -> ForeignWrites[Key]:
         """Count one foreign write."""
         times = (*self._recent(owner, now), now)[-REWRITES:]
         return ForeignWrites(MappingProxyType({**self.rewrites, owner: times}))
 
-    def at(self, now: float) -> ForeignWrites:
+    def at(self, now: float) -> ForeignWrites[Key]:
         """Drop expired writes; return itself if none is."""
         kept = {owner: times for owner, times in self.rewrites.items() if now - times[-1] < WINDOW_SECONDS}
         return self if len(kept) == len(self.rewrites) else ForeignWrites(MappingProxyType(kept))
 
-    def is_conflict(self, owner: Owner) -> bool:
+    def is_conflict(self, owner: Key) -> bool:
         """Return whether a container is in conflict."""
         return len(self.rewrites.get(owner, ())) >= REWRITES
 
     @property
-    def conflicts(self) -> tuple[Owner, ...]:
+    def conflicts(self) -> tuple[Key, ...]:
         """The containers in conflict, in order."""
         return tuple(sorted(owner for owner in self.rewrites if self.is_conflict(owner)))
 
@@ -56,7 +57,7 @@ class ForeignWrites:
         last = [times[-1] for times in self.rewrites.values()]
         return min(last) + WINDOW_SECONDS - now if last else None
 
-    def _recent(self, owner: Owner, now: float) -> tuple[float, ...]:
+    def _recent(self, owner: Key, now: float) -> tuple[float, ...]:
         times = self.rewrites.get(owner, ())
         if self.is_conflict(owner):  # a conflict ends only after ten quiet minutes
             return times
@@ -69,7 +70,7 @@ class ForeignWriteLog:
     def __init__(self, clock: Clock, metrics: Metrics) -> None:
         self._clock = clock
         self._metrics = metrics
-        self._writes = ForeignWrites()
+        self._writes: ForeignWrites[Owner] = ForeignWrites()
 
     def count(self, rewritten: Iterable[ContainerRecord]) -> None:
         """Count the foreign writes found by a pass."""

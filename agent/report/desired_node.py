@@ -22,6 +22,7 @@ from pinning.contract import (
     DEGRADED_CONDITION,
     GATE_CPU_MANAGER,
     KUBELET_CONDITION,
+    NOISE_CONDITION,
     NOT_READY_TAINT_KEY,
     OVERCOMMIT_CONDITION,
     OVERCOMMIT_TAINT_KEY,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from agent.config import NodeOptions
-    from agent.node_state import NodeState
+    from agent.node_state import NodeState, QuietResult
     from pinning.planning.ledger import Assignment
     from pinning.pods.types import Pod
 
@@ -97,7 +98,9 @@ def desired_node(
             _overcommit(load, system_load(state.seen_pods, state.sets)),
             _plugins(state),
             _degraded(state, labelled),
+            *([_noise(state.quiet)] if state.quiet else []),
         ),
+        no_conditions=() if state.quiet else (NOISE_CONDITION,),
     )
 
 
@@ -108,7 +111,13 @@ def cleared(options: NodeOptions) -> DesiredNode:
         labels=dict.fromkeys(_labels(options)),
         no_taints=(*_taints(options, NO_LOAD), OVERCOMMIT_TAINT),
         resources=dict.fromkeys(RESOURCES),
-        no_conditions=(KUBELET_CONDITION, OVERCOMMIT_CONDITION, PLUGIN_CONDITION, DEGRADED_CONDITION),
+        no_conditions=(
+            KUBELET_CONDITION,
+            OVERCOMMIT_CONDITION,
+            PLUGIN_CONDITION,
+            DEGRADED_CONDITION,
+            NOISE_CONDITION,
+        ),
     )
 
 
@@ -208,6 +217,17 @@ def _plugins(state: NodeState) -> Condition:
         " stop them, because a container whose CPUs two plugins set does not start"
     )
     return Condition(PLUGIN_CONDITION, "True", "AnotherPluginSetsCPUs", message)
+
+
+def _noise(quiet: QuietResult) -> Condition:
+    if not quiet.conflicts:
+        message = "no other program moves interrupts back to quiet CPUs"
+        return Condition(NOISE_CONDITION, "False", "NoConflict", message)
+    message = (
+        f"another program moved interrupts back to quiet CPUs three times, and they are left alone until ten minutes"
+        f" passed without that: {', '.join(quiet.conflicts)}: stop it, or let it ban CPUs {quiet.cpus}"
+    )
+    return Condition(NOISE_CONDITION, "True", "InterruptsMovedBack", message[:LONGEST_MESSAGE])
 
 
 def _degraded(state: NodeState, labelled: str | None) -> Condition:

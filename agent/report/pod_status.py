@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from agent import published_parts as parts
 from agent.clock import Clock
 from agent.kept_pod import PODS, PodDecoder
+from agent.node_state import QUIET_PENDING
 from agent.report.events import gist
 from agent.report.object_backoff import BETWEEN_SECONDS, FAILURES, ObjectBackoff
 from agent.report.publisher import Later
@@ -91,7 +92,7 @@ def _is_waiting(pod: PodState) -> bool:
 def _container(state: ContainerState, old: Container, vm: VMState | None) -> Container:
     """Return the status of a container, without facts that other containers change.
 
-    A noise level that is not known stays, and one of the same kind began when the annotation says.
+    A noise level that is not known stays, as does the reason why its CPUs are not quiet; and one of the same kind began when the annotation says.
     """
     new = parts.container(
         state,
@@ -100,6 +101,8 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
         applied=_applied(state, state.proof, old.applied) if state.has_cpus and state.proof else None,
         refusal=_refusal(state.refusal, old.refusal) if state.refusal else None,
     )
+    if state.quiet == QUIET_PENDING:
+        new = replace(new, not_quiet=old.not_quiet)
     kind = new.noise.kind if new.noise else ""
     is_same = state.noise is None or (old.noise and old.noise.kind == kind)
     return replace(new, noise=old.noise) if is_same and state.has_cpus else new

@@ -19,6 +19,7 @@ from published.agent_state import (
     MemoryKill,
     NamedRefusal,
     Pod,
+    Quiet,
     Reclaimed,
     Task,
 )
@@ -26,7 +27,15 @@ from published.codec import encode
 from published.pod_status import Affinity, Applied, Container, Execs, Noise
 
 if TYPE_CHECKING:
-    from agent.node_state import ContainerExecs, ContainerState, NodeState, PodState, Proof, VMState
+    from agent.node_state import (
+        ContainerExecs,
+        ContainerState,
+        NodeState,
+        PodState,
+        Proof,
+        QuietResult,
+        VMState,
+    )
     from pinning.planning.refusal import Refusal
 
 
@@ -74,6 +83,13 @@ def agent_state(state: NodeState) -> AgentState:
         ),
         reclaimed=tuple(Reclaimed(**entry._asdict()) for entry in state.reclaimed),
         reclaims_dropped=state.reclaims_dropped,
+        quiet=_quiet(state.quiet) if state.quiet else None,
+    )
+
+
+def _quiet(result: QuietResult) -> Quiet:
+    return Quiet(
+        cpus=str(result.cpus), reason=result.reason, managed=result.managed, conflicts=result.conflicts
     )
 
 
@@ -103,13 +119,14 @@ def _pod(pod: PodState, state: NodeState) -> Pod:
 
 
 def _container(state: ContainerState, vm: VMState | None) -> Container:
-    return parts.container(
+    container = parts.container(
         state,
         vm,
         cpus=str(state.cpus),
         applied=_applied(state.proof) if state.proof else None,
         refusal=parts.refusal(state.refusal) if state.refusal else None,
     )
+    return replace(container, quiet=True) if state.quiet == "" else container
 
 
 def _counted(container: Container, owner: Owner, state: NodeState) -> Container:

@@ -157,6 +157,10 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
     else:
         yield from _proof(container.applied, CPUSet.parse(container.cpus) | CPUSet.parse(others))
     yield from device_words(container)
+    if container.quiet:
+        yield "interrupts kept off"
+    if container.not_quiet:
+        yield f"interrupts may use its CPUs: {container.not_quiet}"
     if container.noise:
         yield from _noise(container.noise)
     if container.execs:
@@ -233,5 +237,8 @@ def _troubles(state: AgentState) -> Iterator[str]:
     for conflict in state.conflicts:
         cause = f"another program rewrote its CPUs {conflict.rewrites} times, and the agent leaves them so for now"
         yield f"{conflict.container}: {cause}: stop that program (`corepin doctor` names candidates)"
+    for name in state.quiet.conflicts if state.quiet else ():
+        cause = "another program moved it back three times, and the agent leaves it so for now"
+        yield f"interrupt {name}: {cause}: stop that program, or ban the quiet CPUs in its configuration"
     for name in state.failures:
         yield f"{name}: its CPUs could not be set, and the agent tries again: see its log"

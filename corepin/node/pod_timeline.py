@@ -111,6 +111,7 @@ def _wish(claim: Claim) -> str:
     words += [f"core type {claim.core_type}"] if claim.core_type else []
     words += [f"quota {claim.quota}"] if claim.quota else []
     words += [f"devices {claim.devices}"] if claim.devices else []
+    words += [f"noise {claim.noise}"] if claim.noise else []
     source = {
         Origin.CMK: f"by the resource {claim.resource}",
         Origin.LAUNCHER: "for a virtual machine with dedicated CPUs",
@@ -209,6 +210,8 @@ def _proofs(status: PodStatus) -> Iterator[Entry]:
             whom = f"{name}, but for threads that were moved," if container.shared_cpus else name
             message = f"the kernel keeps {whom} on CPUs {applied.cpus}, {path}"
             yield Entry(applied.time, "proof", message + _window(applied.window_seconds))
+        if container.not_quiet:
+            yield Entry("", "proof", f"interrupts may use the CPUs of {name}: {container.not_quiet}")
         if noise := container.noise:
             yield Entry(noise.since, "proof", f"{name} is disturbed on its CPUs: {noise_words(noise.kind)}")
     if machine := status.vm:

@@ -23,6 +23,7 @@ from pinning.contract import (
     CDI_FOLDER,
     GATE_CPU_MANAGER,
     GATE_SIDECAR,
+    IRQBALANCE,
     KUBELET_ROOT,
     SIDECAR_CPU,
     SIDECAR_MEMORY,
@@ -74,6 +75,7 @@ def add_parser(
         "DIR",
         "answer `cmk isolate` of containers that mount this directory of the host; default: off",
     )
+    _add_quiet_flags(parser)
     add_flag(
         parser, "--metrics-listen", "HOST:PORT", "health and metrics, plain HTTP; off: not served", ":8081"
     )
@@ -81,6 +83,12 @@ def add_parser(
     _add_api_flags(parser)
     parser.add_argument("--reset", action="store_true", help="undo everything the agent did, and exit")
     return parser
+
+
+def _add_quiet_flags(parser: argparse.ArgumentParser) -> None:
+    irq = "the host's /proc/irq, writable, to keep interrupts off the CPUs of pods that ask for it; default: off"
+    add_optional_flag(parser, "--irq", "DIR", irq)
+    add_flag(parser, "--irqbalance", "DIR", "where the host's irqbalance has its socket", IRQBALANCE)
 
 
 def _add_api_flags(parser: argparse.ArgumentParser) -> None:
@@ -157,6 +165,8 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             cgroup_root=Path(args.cgroup_root),
             debugfs=Path(args.debugfs),
             interrupts=Path(args.interrupts),
+            irq=_path(args.irq),
+            irqbalance=Path(args.irqbalance),
             kubelet_cgroup_root=args.kubelet_cgroup_root,
             nri=parse_nri(args.nri),
             cmk_install_dir=_path(args.cmk_install_dir),

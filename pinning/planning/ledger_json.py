@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
+from pinning.contract import (
+    CoreType,
+    CPUPolicy,
+    DevicePolicy,
+    NoisePolicy,
+    NUMAMemory,
+    NUMAPolicy,
+    QuotaPolicy,
+    SMTPolicy,
+)
 from pinning.dra.claims import ClaimGrant, ClaimPart, DeviceClaim
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import CPUSet
@@ -161,6 +170,8 @@ def _claim_to_dict(claim: Claim) -> dict[str, Any]:
         saved["crioDisablesQuota"] = True
     if claim.devices:
         saved["devicePolicy"] = str(claim.devices)
+    if claim.noise:
+        saved["noisePolicy"] = str(claim.noise)
     if claim.shared_cpus:
         saved["sharedCPUs"] = True
     return saved
@@ -202,6 +213,7 @@ def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
         quota=QuotaPolicy(saved["quotaPolicy"]) if "quotaPolicy" in saved else None,
         crio_disables_quota=saved.get("crioDisablesQuota", False) is True,
         devices=DevicePolicy(saved["devicePolicy"]) if "devicePolicy" in saved else None,
+        noise=NoisePolicy(saved["noisePolicy"]) if "noisePolicy" in saved else None,
     )
 
 

@@ -46,6 +46,13 @@ class UncountedClaims(StrEnum):
     REFUSE = "refuse"  # new claims get no CPUs
 
 
+class Irqbalance(StrEnum):
+    """Whether irqbalance is asked to keep off quiet CPUs."""
+
+    TELL = "tell"
+    IGNORE = "ignore"  # its own configuration bans them
+
+
 class Quota(StrEnum):
     """The treatment of the CFS quota of an exclusive container."""
 
@@ -100,6 +107,8 @@ class NodeConfig:
     observe: bool = False
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
     noise_limits: tuple[tuple[NoiseKind, float], ...] = ()  # in a second; what has none is never reported
+    quiet_interrupts: bool = False  # keep interrupts off the CPUs of containers under `quiet`
+    tells_irqbalance: bool = True  # of quiet CPUs; False: the operator has configured it
     kubelet_binds_memory: bool = False  # detected by the agent: the kubelet's Memory Manager policy is Static
 
 
@@ -125,7 +134,9 @@ KEYS = (
     "observe",
     "pools",
     "noise",
+    "quiet",
 )
+QUIET_KEYS = ("interrupts", "irqbalance")
 MOST_RATE: Final = 10**9  # in a second
 POOL_KEYS = ("exclusive_cores", "shared_cores", "exclusive_non_isolcpus", "exclusive_mode", "shared_mode")
 
@@ -133,6 +144,7 @@ POOL_KEYS = ("exclusive_cores", "shared_cores", "exclusive_non_isolcpus", "exclu
 def read_node_config(given: object) -> NodeConfig:
     """Return the configuration in a mapping, with defaults for absent keys; raise BadContract if it is invalid."""
     keys = _Keys.of(given, "", KEYS)
+    quiet = _Keys.of({} if keys.value("quiet") is None else keys.value("quiet"), "quiet.", QUIET_KEYS)
     return NodeConfig(
         reserved=keys.cpus("reserved"),
         strict_reserved=keys.optional_flag("strictReserved"),
@@ -154,6 +166,8 @@ def read_node_config(given: object) -> NodeConfig:
         observe=keys.flag("observe"),
         pools=_read_pools(keys.value("pools")),
         noise_limits=_read_noise(keys.value("noise")),
+        quiet_interrupts=quiet.flag("interrupts"),
+        tells_irqbalance=quiet.word("irqbalance", Irqbalance.TELL) is Irqbalance.TELL,
     )
 
 

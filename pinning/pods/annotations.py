@@ -14,6 +14,7 @@ from pinning.contract import (
     CRANE_CPU_MANAGER,
     DEVICE_POLICY,
     FAMILIES,
+    NOISE_POLICY,
     NUMA_MEMORY_POD,
     NUMA_POLICY,
     POD_SCOPE,
@@ -24,6 +25,7 @@ from pinning.contract import (
     CoreType,
     CPUPolicy,
     DevicePolicy,
+    NoisePolicy,
     NUMAMemory,
     NUMAPolicy,
     QuotaPolicy,
@@ -42,7 +44,7 @@ Word = TypeVar("Word", bound=StrEnum)
 _CRANE_FAMILY = CRANE_CPU_MANAGER.partition("/")[0]
 _LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # with the slash; the part after it may be of any length
 _BEGINNINGS = (*FAMILIES, CRANE_CPU_MANAGER)
-MOST_POLICIES: Final = 2000  # per pod: each of the 200 containers that may claim CPUs has at most seven
+MOST_POLICIES: Final = 2000  # per pod: each of the 200 containers that may claim CPUs has at most eight
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class PolicyAnnotations:
     core_type: Scoped[CoreType] = Scoped()
     quota: Scoped[QuotaPolicy] = Scoped()
     devices: Scoped[DevicePolicy] = Scoped()
+    noise: Scoped[NoisePolicy] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # policy keys by family
@@ -215,6 +218,7 @@ def read_policy_annotations(
         core_type=scoped(CORE_TYPE, CoreType),
         quota=scoped(QUOTA_POLICY, QuotaPolicy),
         devices=scoped(DEVICE_POLICY, DevicePolicy),
+        noise=scoped(NOISE_POLICY, NoisePolicy),
         memory=_annotation(NUMA_MEMORY_POD, NUMAMemory, annotations),
         annotations=annotations,
         keys=keys,

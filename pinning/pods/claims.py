@@ -21,6 +21,7 @@ from pinning.contract import (
     CoreType,
     CPUPolicy,
     DevicePolicy,
+    NoisePolicy,
     NUMAMemory,
     NUMAPolicy,
     QuotaPolicy,
@@ -103,6 +104,7 @@ class Claim:
     crio_disables_quota: bool = False  # CRI-O's annotation, which CRI-O itself follows
     devices: DevicePolicy | None = None  # None: the node's default
     pool: PodPool | None = None  # what the pool is for, for Origin.POOL
+    noise: NoisePolicy | None = None  # None: interrupts may use its CPUs
 
     @property
     def must_fit(self) -> bool:
@@ -456,6 +458,7 @@ def _claim(
     smt, numa = policies.smt.of(member.name), policies.numa.of(member.name)
     memory, core_type = policies.memory_of(member.name), policies.core_type.of(member.name)
     quota, devices = policies.quota.of(member.name), policies.devices.of(member.name)
+    noise = policies.noise.of(member.name)
     return Claim(
         container=member.name,
         role=member.role,
@@ -471,6 +474,7 @@ def _claim(
         core_type=core_type.value if core_type else None,
         quota=quota.value if quota and policy is CPUPolicy.EXCLUSIVE else None,
         devices=devices.value if devices else None,
+        noise=noise.value if noise and policy is CPUPolicy.EXCLUSIVE else None,
     )
 
 

@@ -51,6 +51,7 @@ def idle_words(
         (policies.core_type, claiming, NO_CLAIM),
         (policies.devices, claiming, NO_CLAIM),
         (policies.quota, () if is_kata else exclusive, no_quota),
+        (policies.noise, exclusive, NOT_EXCLUSIVE),
     ):
         pod_acts = any(name not in scoped.containers for name in acting)
         idle = [annotation for name, annotation in scoped.containers.items() if name not in acting]

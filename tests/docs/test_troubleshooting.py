@@ -184,6 +184,7 @@ def test_conditions_and_taints_are_told_and_exist() -> None:
         contract.OVERCOMMIT_CONDITION,
         contract.PLUGIN_CONDITION,
         contract.DEGRADED_CONDITION,
+        contract.NOISE_CONDITION,
     }
     taints = {
         f"{item.key}={item.value}:{item.effect}"

@@ -25,6 +25,7 @@ from pinning.contract import (
     CPUMANAGER_LABELS,
     DEGRADED_CONDITION,
     KUBELET_CONDITION,
+    NOISE_CONDITION,
     NOT_READY_TAINT_KEY,
     OVERCOMMIT_CONDITION,
     OVERCOMMIT_TAINT_KEY,
@@ -283,7 +284,13 @@ def test_policies_name_what_the_agent_writes() -> None:
         "taints": {CMK_TAINT_KEY, OVERCOMMIT_TAINT_KEY},
         "bornTaints": {NOT_READY_TAINT_KEY},
         "resources": set(RESOURCES),
-        "conditions": {KUBELET_CONDITION, OVERCOMMIT_CONDITION, PLUGIN_CONDITION, DEGRADED_CONDITION},
+        "conditions": {
+            KUBELET_CONDITION,
+            OVERCOMMIT_CONDITION,
+            PLUGIN_CONDITION,
+            DEGRADED_CONDITION,
+            NOISE_CONDITION,
+        },
     }
 
 

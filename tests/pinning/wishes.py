@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAPolicy, QuotaPolicy, SMTPolicy
+from pinning.contract import (
+    CoreType,
+    CPUPolicy,
+    DevicePolicy,
+    NoisePolicy,
+    NUMAPolicy,
+    QuotaPolicy,
+    SMTPolicy,
+)
 from tests.pinning.world import Wish
 
 POLICIES = st.sampled_from([None, *map(str, CPUPolicy)])
@@ -22,5 +30,6 @@ WISHES = st.builds(
     shared=st.sampled_from([None, None, "true", "false"]),
     quota=st.sampled_from([None, None, *map(str, QuotaPolicy)]),
     devices=st.sampled_from([None, None, *map(str, DevicePolicy)]),
+    noise=st.sampled_from([None, *map(str, NoisePolicy)]),
     init=ROLES,
 )

@@ -12,9 +12,9 @@ from pinning.planning.observed import Owner
 ONE, OTHER = Owner("a", "c0"), Owner("b", "c0")
 
 
-def after(*times: float) -> ForeignWrites:
+def after(*times: float) -> ForeignWrites[Owner]:
     """Return the record of foreign writes at these times."""
-    writes = ForeignWrites()
+    writes: ForeignWrites[Owner] = ForeignWrites()
     for time in times:
         writes = writes.at(time).saw(ONE, time)
     return writes

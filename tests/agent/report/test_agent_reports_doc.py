@@ -71,6 +71,7 @@ def test_every_name_is_in_the_reference() -> None:
         contract.OVERCOMMIT_CONDITION,
         contract.PLUGIN_CONDITION,
         contract.DEGRADED_CONDITION,
+        contract.NOISE_CONDITION,
         contract.CMK_CONFIG_MAP_PREFIX,
         *RESOURCES,
         *events.Reason,

@@ -58,8 +58,8 @@ def test_vm_probe_adds_a_capability_and_nothing_else() -> None:
     assert probe == base
 
 
-def test_quiet_adds_one_file_and_nothing_else() -> None:
-    """The node's counts of interrupts, read-only, at a path that no runtime masks; agent and doctor read it there."""
+def test_quiet_adds_three_mounts_and_no_capability() -> None:
+    """Counts of interrupts and irqbalance's socket read-only, affinities writable, at paths that no runtime masks."""
     base, quiet = (
         manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"] for name in ("base", "quiet")
     )
@@ -67,10 +67,21 @@ def test_quiet_adds_one_file_and_nothing_else() -> None:
     mount, volume = mounts.pop("/host/proc/interrupts")
     assert volume["hostPath"] == {"path": "/proc/interrupts", "type": "File"}
     assert mount["readOnly"]
+    irq, volume = mounts.pop("/host/proc/irq")
+    assert volume["hostPath"] == {"path": "/proc/irq", "type": "Directory"}
+    assert "readOnly" not in irq
+    balancer, volume = mounts.pop("/host/run/irqbalance")
+    assert volume["hostPath"] == {"path": "/run/irqbalance", "type": "DirectoryOrCreate"}
+    assert balancer["readOnly"]
     assert mounts == agent_mounts(base)
     there, added = ({it["name"]: it for it in spec["containers"][0]["env"]} for spec in (base, quiet))
     assert added.pop("COREPIN_INTERRUPTS")["value"] == mount["mountPath"]
+    assert added.pop("COREPIN_IRQ")["value"] == irq["mountPath"]
+    assert added.pop("COREPIN_IRQBALANCE")["value"] == balancer["mountPath"]
     assert added == there
+    names = ("securityContext", "hostPID", "hostNetwork")
+    assert all(base.get(name) == quiet.get(name) for name in names)
+    assert base["containers"][0]["securityContext"] == quiet["containers"][0]["securityContext"]
 
 
 def test_nri_may_be_applied_twice(tmp_path: Path) -> None:

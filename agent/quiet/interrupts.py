@@ -1,0 +1,142 @@
+"""Affinity of device interrupts in /proc/irq (interface `Interrupts`).
+
+The component `quiet` mounts the node's /proc/irq at a path of its own, because a container's /proc is read-only there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Final, NoReturn
+
+from agent.errors import Gone, Managed, Refused, Unavailable
+from pinning.errors import BadCPUList
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+DEFAULT: Final = "default"
+_DEFAULT_FILE: Final = "default_smp_affinity"
+_MOST_BYTES: Final = (
+    2**14
+)  # of a file; a list of 8192 CPUs without ranges is no affinity that a kernel prints
+_MANAGED: Final = frozenset(
+    {errno.EIO, errno.EPERM, errno.EACCES}
+)  # up to 6.1; from 6.12 on; without DAC_OVERRIDE
+_WRITE_BITS: Final = 0o222
+
+
+class KernelInterrupts:
+    """The interrupts of one node; `irq` is its /proc/irq, `system` its /sys/devices/system."""
+
+    def __init__(self, irq: Path, system: Path) -> None:
+        self._irq = irq
+        self._system = system
+
+    def numbers(self) -> list[str]:
+        """Return all numbers; raise Unavailable if the folder is missing or read-only."""
+        try:
+            names = [entry.name for entry in self._irq.iterdir()]
+            is_read_only = bool(os.statvfs(self._irq).f_flag & os.ST_RDONLY)
+        except OSError as error:
+            raise Unavailable(f"{self._irq}: {error.strerror}") from error
+        if is_read_only:
+            raise Unavailable(f"{self._irq} is read-only: mount the node's own, as the component quiet does")
+        return [name for name in names if name.isdecimal() and name.isascii()]
+
+    def online(self) -> CPUSet:
+        """Return the CPUs that are online now."""
+        file = self._system / "cpu" / "online"
+        try:
+            return CPUSet.parse(_read(str(file)))
+        except (Gone, Refused, BadCPUList) as error:
+            raise Unavailable(f"{file}: {error}") from error
+
+    def affinity(self, number: str) -> CPUSet:
+        """Return the CPUs on which an interrupt may fire."""
+        text = _read(self._file(number))
+        try:
+            cpus = _parse_mask(text) if number == DEFAULT else CPUSet.parse(text)
+        except (BadCPUList, ValueError) as error:
+            raise Refused(f"{self._file(number)}: {text[:40]!r} is no list of CPUs") from error
+        if not cpus:
+            raise Refused(f"{self._file(number)} is empty")
+        return cpus
+
+    def name(self, number: str) -> str:
+        """Return the names of an interrupt's actions, each of which has a folder."""
+        if number == DEFAULT:
+            return ""
+        try:
+            with os.scandir(f"{self._irq}/{number}") as entries:
+                return " ".join(
+                    sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                )
+        except OSError as error:
+            raise Gone(f"interrupt {number}: {error.strerror}") from error
+
+    def near(self, number: str) -> CPUSet:
+        """Return the CPUs of the NUMA node of an interrupt's device."""
+        try:
+            node = int(_read(f"{self._irq}/{number}/node"))
+            return (
+                CPUSet.parse(_read(str(self._system / "node" / f"node{node}" / "cpulist")))
+                if node >= 0
+                else EMPTY
+            )
+        except (Gone, Refused, BadCPUList, ValueError):
+            return EMPTY
+
+    def is_managed(self, number: str) -> bool:
+        """Return whether the file of an interrupt has no write permission, as managed ones have from Linux 6.12 on."""
+        try:
+            return not Path(self._file(number)).stat().st_mode & _WRITE_BITS
+        except OSError:
+            return False
+
+    def move(self, number: str, cpus: CPUSet) -> None:
+        """Set the affinity of an interrupt."""
+        file = self._file(number)
+        text = _mask(cpus) if number == DEFAULT else str(cpus)
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, f"{text}\n".encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _translate(error, file)
+
+    def _file(self, number: str) -> str:
+        name = _DEFAULT_FILE if number == DEFAULT else f"{number}/smp_affinity_list"
+        return f"{self._irq}/{name}"
+
+
+def _read(file: str) -> str:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _MOST_BYTES).decode("ascii", "replace").strip()
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _translate(error, file)
+
+
+def _translate(error: OSError, file: str) -> NoReturn:
+    reason = f"{file}: {error.strerror}"
+    if error.errno == errno.ENOENT:
+        raise Gone(reason) from error
+    if error.errno in _MANAGED:
+        raise Managed(reason) from error
+    raise Refused(reason) from error
+
+
+def _parse_mask(text: str) -> CPUSet:
+    """Parse the kernel's mask: hex digits, in groups of eight with commas."""
+    return CPUSet.of_mask(int(text.replace(",", ""), 16))
+
+
+def _mask(cpus: CPUSet) -> str:
+    digits = f"{cpus.mask:x}"
+    groups = [digits[max(0, end - 8) : end] for end in range(len(digits), 0, -8)]
+    return ",".join(reversed(groups))

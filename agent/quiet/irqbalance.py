@@ -1,0 +1,128 @@
+"""Keeps irqbalance off quiet CPUs over its socket, without restarting or configuring its service.
+
+irqbalance would move interrupts back to every CPU. It has a list of banned CPUs, which a request replaces: the list is
+read first and the union is sent. The socket is `irqbalancePID.sock` in a folder of root; it accepts uid 0 alone.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.errors import Unavailable
+from agent.kernel.procfs import STARTED, cgroup_of, read_stat
+from pinning.machine.cpuset import MAX_CPU, CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NAME: Final = "irqbalance"
+ANSWER_SECONDS: Final = 12.0  # releases before 1.9.4 may answer only after their interval of 10 seconds
+MOST_BYTES: Final = 2**20  # 60 for each interrupt
+_SOCKET: Final = re.compile(r"irqbalance([0-9]{1,9})\.sock")
+_SLEEP: Final = re.compile(rb"^\s*SLEEP ([0-9]{1,6})\b")
+_BANNED: Final = re.compile(rb"\bBANNED ([0-9a-fA-F,]+)\s*\x00*$")
+_ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
+
+
+class Daemon(NamedTuple):
+    """A running irqbalance; number and start identify it, because numbers are reused."""
+
+    pid: int
+    started: int
+    socket: Path | None = None  # None: it has none that can be reached
+
+
+class Setup(NamedTuple):
+    """What irqbalance says of itself."""
+
+    banned: CPUSet
+    interval_seconds: int
+
+
+class Irqbalance:
+    """The irqbalance of a node; `folder` is its /run/irqbalance, `proc` shows the node's processes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        proc: Path,
+        timeout_seconds: float = ANSWER_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder
+        self._proc = proc
+        self._timeout = timeout_seconds
+        self._monotonic = monotonic
+
+    def with_socket(self) -> Daemon | None:
+        """Return the running irqbalance that has a socket; a killed one leaves its socket behind."""
+        with suppress(OSError):
+            for path in sorted(self.folder.iterdir()):
+                found = _SOCKET.fullmatch(path.name)
+                daemon = self._daemon(int(found[1])) if found else None
+                if daemon:
+                    return daemon._replace(socket=path)
+        return None
+
+    def without_socket(self) -> Daemon | None:
+        """Return a running irqbalance by its name, from all processes of the node."""
+        with suppress(OSError):
+            for entry in self._proc.iterdir():
+                daemon = self._daemon(int(entry.name)) if entry.name.isdecimal() else None
+                if daemon:
+                    return daemon
+        return None
+
+    def _daemon(self, pid: int) -> Daemon | None:
+        """Return a process if it is an irqbalance of root outside of pods, where any user chooses names."""
+        folder = self._proc / str(pid)
+        with suppress(*_ENDED):
+            name, fields = read_stat(folder)
+            if name == NAME and folder.stat().st_uid == 0 and "kubepods" not in cgroup_of(folder):
+                return Daemon(pid, int(fields[STARTED]))
+        return None
+
+    def setup(self, daemon: Daemon) -> Setup:
+        """Return the banned CPUs; raise Unavailable if the answer is late or nonsense."""
+        answer = self._ask(daemon, "setup")
+        interval, banned = _SLEEP.search(answer), _BANNED.search(answer)
+        if not interval or not banned:
+            raise Unavailable(f"{daemon.socket}: {answer[:60]!r} is no answer of irqbalance to setup")
+        mask = int(banned[1].replace(b",", b"") or b"0", 16)
+        if mask.bit_length() > MAX_CPU + 1:
+            raise Unavailable(f"{daemon.socket}: irqbalance bans CPUs above {MAX_CPU}")
+        return Setup(CPUSet.of_mask(mask), int(interval[1]))
+
+    def ban(self, daemon: Daemon, cpus: CPUSet) -> None:
+        """Replace the banned CPUs; of no CPU those that its environment bans."""
+        self._ask(daemon, f"settings cpus {cpus or 'NULL'}")
+
+    def _ask(self, daemon: Daemon, text: str) -> bytes:
+        """Send one request and return the answer until the connection ends; bounded in time and size."""
+        end = self._monotonic() + self._timeout
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(self._timeout)
+                connection.connect(str(daemon.socket))
+                connection.sendall(text.encode())
+                return b"".join(self._parts(connection, end))
+        except OSError as error:
+            reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+            raise Unavailable(f"{daemon.socket}: {reason}") from error
+
+    def _parts(self, connection: socket.socket, end: float) -> Iterator[bytes]:
+        size = 0
+        while part := connection.recv(2**16):
+            size += len(part)
+            left = end - self._monotonic()
+            if size > MOST_BYTES:
+                raise OSError(f"the answer has more than {MOST_BYTES >> 20} MiB")
+            if left <= 0:
+                raise TimeoutError
+            yield part
+            connection.settimeout(left)

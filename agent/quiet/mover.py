@@ -1,0 +1,236 @@
+"""Moves interrupts off quiet CPUs, and back afterwards.
+
+Each round reads every affinity. Records are saved before the first write, so that a kill at any moment leaves originals
+or values that the next agent recognises. Every read and write is a system call of its own, during which Python's event
+loop runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.errors import AgentError, Gone, Managed, Refused
+from agent.quiet.interrupts import DEFAULT
+from agent.reconcile.foreign_writes import ForeignWrites
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.noise import Decision, Quiet, Taken, born, decide
+from pinning.truncate import NAME, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from agent.interfaces import Interrupts
+    from agent.quiet.taken import TakenStore
+
+MOST_NAMES: Final = 16  # of interrupts in a report
+
+logger = logging.getLogger(__name__)
+
+
+class Moved(NamedTuple):
+    """What a round came to."""
+
+    managed: tuple[str, ...] = ()  # interrupts that the kernel alone places, and that may fire on quiet CPUs
+    failed: tuple[str, ...] = ()  # why interrupts stay that could be moved
+    conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
+    is_steady: bool = True  # False: a CPU went offline or came back, and nothing was done
+
+
+@dataclass
+class _Round:
+    """Facts and decisions of one round."""
+
+    quiet: Quiet
+    may_take: bool
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    managed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    born: dict[str, Taken] = field(default_factory=dict)
+    foreign: dict[str, CPUSet] = field(default_factory=dict)
+    done: dict[str, Taken | None] = field(default_factory=dict)  # records as they are after the writes
+
+
+class InterruptMover:
+    """Keeps the interrupts of a node off its quiet CPUs; called from one thread at a time."""
+
+    def __init__(self, interrupts: Interrupts, store: TakenStore, monotonic: Callable[[], float]) -> None:
+        self._interrupts = interrupts
+        self._store = store
+        self._monotonic = monotonic
+        self._proven: dict[str, CPUSet] = {}  # affinities that were written and read back
+        self._online = EMPTY
+        self._fixed: dict[str, str] = {}  # names of interrupts whose affinity the kernel refused to change
+        self._writes: ForeignWrites[str] = ForeignWrites()
+
+    @property
+    def has_taken(self) -> bool:
+        """Return whether any interrupt has to be restored."""
+        return bool(self._store.taken)
+
+    def round(self, quiet: Quiet, *, may_take: bool = True, is_settled: bool = True) -> Moved:
+        """Move what has to move; raise Unavailable if the kernel's files cannot be used, Refused if saving fails.
+
+        Until `is_settled` irqbalance may still move interrupts by its old list, which is no foreign write.
+        """
+        self._writes = self._writes.at(self._monotonic())
+        if quiet.online != self._online or not is_settled:
+            self._proven = {}  # the kernel may have moved interrupts itself
+        self._online = quiet.online
+        now = _Round(quiet, may_take)
+        numbers = [DEFAULT, *self._interrupts.numbers()]
+        for number in numbers:
+            self._look(now, number)
+        if self._interrupts.online() != quiet.online:
+            return Moved(is_steady=False)
+        for number, cpus in now.foreign.items():
+            self._saw(number, cpus)
+        self._save(now, frozenset(numbers) - {DEFAULT})
+        for number in _in_order(now.decisions):
+            if (write := now.decisions[number].write) is not None:
+                self._write(now, number, write)
+        self._settle(now, frozenset(numbers))
+        conflicts = [self._label(number) for number in self._writes.conflicts]
+        return Moved(_few(now.managed), _few(now.failed), _few(conflicts))
+
+    def restore(self) -> bool:
+        """Give every interrupt its original affinity; return whether nothing is left to restore."""
+        self._writes = ForeignWrites()
+        if self._store.taken:
+            self.round(Quiet(EMPTY, self._interrupts.online()), may_take=False)
+        return not self._store.taken
+
+    def _look(self, now: _Round, number: str) -> None:
+        """Read an interrupt and decide about it; most have nothing to do with quiet CPUs and cost one read."""
+        if self._writes.is_conflict(number):
+            return
+        try:
+            affinity = self._interrupts.affinity(number)
+            taken = self._store.taken.get(number) or self._born(now, number, affinity)
+            proven = self._proven.get(number)
+            if affinity.isdisjoint(now.quiet.cpus) and taken is None:
+                return
+            decision = self._decide(now, number, affinity, taken, proven)
+        except Gone:
+            return
+        except Refused as error:
+            now.failed.append(str(error))
+            return
+        if decision.is_foreign:
+            now.foreign[number] = affinity
+        if decision.write is not None and self._is_managed(number):
+            now.managed.append(self._label(number))
+            decision = Decision(None)
+        if decision != Decision(self._store.taken.get(number)):
+            now.decisions[number] = decision
+
+    def _decide(
+        self, now: _Round, number: str, affinity: CPUSet, taken: Taken | None, proven: CPUSet | None
+    ) -> Decision:
+        near = self._near(number, affinity, taken, now.quiet)
+        decision = decide(affinity, taken, now.quiet, near=near, may_take=now.may_take, proven=proven)
+        if decision.write is None and not decision.is_foreign:
+            return decision
+        name = self._interrupts.name(number)
+        if taken and taken.name and name != taken.name:  # the number was given to another driver
+            decision = decide(affinity, None, now.quiet, near=near, may_take=now.may_take)
+        return decision._replace(taken=decision.taken and decision.taken._replace(name=name))
+
+    def _born(self, now: _Round, number: str, affinity: CPUSet) -> Taken | None:
+        """Return the record of an interrupt that was requested while the default affinity was narrowed."""
+        known = self._store.known
+        if number == DEFAULT or known is None or number in known:
+            return None
+        found = born(affinity, self._store.taken.get(DEFAULT), self._interrupts.near(number))
+        if found:
+            now.born[number] = found = found._replace(name=self._interrupts.name(number))
+        return found
+
+    def _near(self, number: str, affinity: CPUSet, taken: Taken | None, quiet: Quiet) -> CPUSet:
+        """Return the CPUs near an interrupt that loses all of its own; others need no read."""
+        may_use = (affinity, taken.original) if taken else (affinity,)
+        if number == DEFAULT or not any((cpus - quiet.cpus).isdisjoint(quiet.online) for cpus in may_use):
+            return EMPTY
+        return self._interrupts.near(number)
+
+    def _is_managed(self, number: str) -> bool:
+        """Return whether an interrupt cannot be moved: by its file, or because the kernel refused it before."""
+        if self._interrupts.is_managed(number):
+            return True
+        return number in self._fixed and self._fixed[number] == self._interrupts.name(number)
+
+    def _saw(self, number: str, affinity: CPUSet) -> None:
+        self._writes = self._writes.saw(number, self._monotonic())
+        facts = {"interrupt": self._label(number), "cpus": str(affinity)}
+        logger.warning("interrupt moved by another program", extra={"facts": facts})
+
+    def _save(self, now: _Round, numbers: frozenset[str]) -> None:
+        """Save the records of everything that is about to be written."""
+        changed = now.born | {number: it.taken for number, it in now.decisions.items() if it.taken}
+        known = self._store.known
+        if DEFAULT in changed or DEFAULT in self._store.taken:
+            known = numbers
+        if changed or known != self._store.known:
+            self._store.change(changed, known=known)
+
+    def _write(self, now: _Round, number: str, cpus: CPUSet) -> None:
+        """Write one affinity and read it back: the order holds, though it takes effect with the next interrupt."""
+        decision, before = now.decisions[number], self._store.taken.get(number)
+        try:
+            if self._writes.is_conflict(number):
+                now.done[number] = None
+                return
+            self._interrupts.move(number, cpus)
+            seen = self._interrupts.affinity(number)
+        except Gone:
+            now.done[number] = None
+        except Managed:
+            now.managed.append(self._label(number))
+            self._fixed[number] = decision.taken.name if decision.taken else ""
+            now.done[number] = None
+        except Refused as error:
+            now.failed.append(str(error))
+            now.done[number] = before
+        else:
+            self._proven[number] = seen
+            taken = decision.taken
+            now.done[number] = taken and taken._replace(wrote=(seen,))
+
+    def _settle(self, now: _Round, numbers: frozenset[str]) -> None:
+        """Save what is known after the writes, and forget what is restored, foreign or freed."""
+        records: dict[str, Taken | None] = {number: it.taken for number, it in now.decisions.items()}
+        records |= now.done
+        records |= dict.fromkeys(self._store.taken.keys() - numbers)
+        kept = {number: it for number, it in records.items() if it and it != self._store.taken.get(number)}
+        dropped = [number for number, it in records.items() if it is None and number in self._store.taken]
+        default = {**self._store.taken, **records}.get(DEFAULT)
+        known = self._store.known if default else None
+        if kept or dropped or known != self._store.known:
+            self._store.change(kept, dropped, known)
+        self._proven = {number: it for number, it in self._proven.items() if number in self._store.taken}
+
+    def _label(self, number: str) -> str:
+        """Return a readable name: the number with its actions."""
+        if number == DEFAULT:
+            return "interrupts of drivers loaded later"
+        try:
+            name = self._interrupts.name(number)
+        except AgentError:
+            name = ""
+        return f"{number} ({truncate(name, NAME)})" if name else number
+
+
+def _in_order(decisions: Mapping[str, Decision]) -> list[str]:
+    """Return the numbers in the order of writes: the default is narrowed first, and widened last."""
+    numbers = sorted(decisions.keys() - {DEFAULT})
+    if DEFAULT not in decisions:
+        return numbers
+    return [DEFAULT, *numbers] if decisions[DEFAULT].taken else [*numbers, DEFAULT]
+
+
+def _few(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the first texts, and how many there are beside them."""
+    found = list(dict.fromkeys(texts))
+    more = len(found) - MOST_NAMES
+    return (*found[:MOST_NAMES], *([f"and {more} more"] if more > 0 else []))

@@ -1,0 +1,158 @@
+"""Keeps interrupts off quiet CPUs after each pass that changed them, and checks them from time to time.
+
+It works in a thread of its own, so that neither a slow kernel file nor an irqbalance that does not answer holds up a
+pass. The thread is a daemon: an agent that stops does not wait for it, and the next agent goes on from what is saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from agent.node_state import QUIET_PENDING, QuietResult
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.noise import is_quiet, quiet_cpus
+from pinning.planning.observed import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.node_state import NodeState, PodState
+    from agent.quiet.keeper import QuietKeeper
+
+ROUND_SECONDS: Final = 10.0
+UNSTEADY_SECONDS: Final = 1.0  # until the next round after one in which a CPU went offline or came back
+REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
+NO_COMPONENT: Final = "the node's interrupts are not mounted: install the component quiet"
+SWITCHED_OFF: Final = "the agents' configuration does not say quiet.interrupts: true"
+OBSERVES: Final = "corepin only observes here"
+
+Value = TypeVar("Value")
+
+logger = logging.getLogger(__name__)
+
+
+class Quieting:
+    """The quiet CPUs of a node; without a keeper it says why there are none."""
+
+    def __init__(self, keeper: QuietKeeper | None, reason: str = "") -> None:
+        self._keeper = keeper
+        self._reason = reason  # why no CPU is kept quiet, by configuration
+        self._wanted: tuple[CPUSet, CPUSet] | None = None  # quiet and online CPUs of the last state
+        self._changed = asyncio.Event()
+        self._result = QuietResult(reason=QUIET_PENDING)
+
+    def add(self, state: NodeState) -> NodeState:
+        """Return a state with what is known of quiet CPUs, and take those of the state over."""
+        quiet = EMPTY if self._reason or state.observes else quiet_cpus(state.ledger)
+        wanted = quiet, state.topology.online
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._changed.set()
+        owners = {it.owner for it in state.ledger if is_quiet(it)}
+        if not owners:
+            return replace(state, quiet=self._node_result()) if self._keeper else state
+        reason = self._why_not(state, quiet)
+        uids = {owner.pod_uid for owner in owners}
+        pods = tuple(_with_reason(pod, owners, reason) if pod.uid in uids else pod for pod in state.pods)
+        return replace(state, pods=pods, quiet=self._node_result() if self._keeper else None)
+
+    def _why_not(self, state: NodeState, quiet: CPUSet) -> str:
+        if self._reason or state.observes:
+            return self._reason or OBSERVES
+        return self._result.reason if quiet <= self._result.cpus else self._result.reason or QUIET_PENDING
+
+    def _node_result(self) -> QuietResult:
+        return replace(self._result, reason=self._reason) if self._reason else self._result
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Work until cancelled; call `changed` when the result is another."""
+        if self._keeper is None:
+            return
+        wait: float | None = 0.0
+        while True:
+            await self._wait(wait)
+            wait = await self._round(self._keeper, changed)
+
+    async def _wait(self, seconds: float | None) -> None:
+        """Wait for a change of the CPUs, or at most so long; None: for a change alone."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        self._changed.clear()
+
+    async def _round(self, keeper: QuietKeeper, changed: Callable[[], None]) -> float | None:
+        """Do one round; return the seconds until the next one is due."""
+        if self._wanted is None:
+            return None  # no pass has said yet which CPUs are quiet
+        quiet = self._wanted[0]
+        if not quiet and keeper.is_idle:
+            self._show(QuietResult(), changed)
+            return None
+        try:
+            result, took = await in_daemon_thread(lambda: _timed(lambda: keeper.round(quiet)))
+        except Exception:  # the loop's edge: a bug in one round must not end the agent
+            logger.exception("round of quiet CPUs crashed")
+            result, took = QuietResult(quiet, "see the agent's log"), 0.0
+        if result is None:
+            return UNSTEADY_SECONDS
+        self._show(result, changed)
+        return max(ROUND_SECONDS, REST * took)
+
+    def _show(self, result: QuietResult, changed: Callable[[], None]) -> None:
+        if result == self._result:
+            return
+        if result.reason != self._result.reason:
+            facts = {"cpus": str(result.cpus), "reason": result.reason}
+            if result.reason:
+                logger.warning("interrupts may use quiet CPUs", extra={"facts": facts})
+            else:
+                logger.info("interrupts kept off quiet CPUs", extra={"facts": facts})
+        self._result = result
+        changed()
+
+    def restore(self) -> bool:
+        """Undo everything (uninstall); return whether nothing is left."""
+        return self._keeper is None or self._keeper.restore()
+
+
+def _with_reason(pod: PodState, owners: set[Owner], reason: str) -> PodState:
+    containers = (
+        replace(it, quiet=reason) if Owner(pod.uid, it.name) in owners else it for it in pod.containers
+    )
+    return replace(pod, containers=tuple(containers))
+
+
+def _timed(work: Callable[[], Value]) -> tuple[Value, float]:
+    began = time.thread_time()
+    value = work()
+    return value, time.thread_time() - began
+
+
+async def in_daemon_thread(work: Callable[[], Value]) -> Value:
+    """Return the result of work in a thread that does not keep the process from exiting."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Value] = loop.create_future()
+
+    def hand_over(set_it: Callable[[], None]) -> None:
+        if not done.done():
+            set_it()
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            found = error
+            deliver = lambda: done.set_exception(found)  # noqa: E731
+        else:
+            deliver = lambda: done.set_result(value)  # noqa: E731
+        with suppress(RuntimeError):  # the loop is closed: no one waits for it
+            loop.call_soon_threadsafe(hand_over, deliver)
+
+    threading.Thread(target=run, name="quiet", daemon=True).start()
+    return await done

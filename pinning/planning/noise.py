@@ -1,0 +1,125 @@
+"""Which CPUs are quiet, and the affinity that each interrupt of a device gets. Pure.
+
+An interrupt that may fire on quiet CPUs loses these bits of its affinity, and gets them back when the CPUs are no longer
+quiet. It counts as the agent's only while its affinity is one that the agent wrote: any other value was set by another
+program, or by the kernel when a CPU went offline, and is the new original.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.contract import NoisePolicy
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pinning.planning.ledger import Assignment
+
+LEAST_OTHERS: Final = 2  # online CPUs for interrupts; the vectors of a single one can run out
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """The CPUs that are to be quiet, on the online CPUs of a machine."""
+
+    cpus: CPUSet
+    online: CPUSet
+
+    @property
+    def others(self) -> CPUSet:
+        """The online CPUs that interrupts may use."""
+        return self.online - self.cpus
+
+
+class Taken(NamedTuple):
+    """An interrupt whose affinity the agent changed."""
+
+    original: CPUSet
+    wrote: tuple[CPUSet, ...]  # newest last; an agent that was killed may have written the last one or not
+    name: str = ""  # of its actions, because numbers are reused
+
+
+class Decision(NamedTuple):
+    """What is done with one interrupt: the record is saved, then the affinity is written."""
+
+    taken: Taken | None  # None: nothing has to be restored, once the write is done
+    write: CPUSet | None = None  # None: its affinity stays
+    is_foreign: bool = False  # another program changed it since it was read last
+
+
+def quiet_cpus(ledger: Iterable[Assignment]) -> CPUSet:
+    """Return the CPUs of exclusive containers under `quiet`, with the siblings that idle for them."""
+    return union(it.footprint for it in ledger if is_quiet(it))
+
+
+def is_quiet(assignment: Assignment) -> bool:
+    """Return whether the CPUs of a container are to be quiet."""
+    return assignment.is_exclusive and assignment.claim.noise is NoisePolicy.QUIET
+
+
+def hindrance(quiet: Quiet) -> str:
+    """Return why no interrupt can be kept off quiet CPUs; empty if all can."""
+    if len(quiet.others) >= LEAST_OTHERS:
+        return ""
+    left = f"only CPU {quiet.others}" if quiet.others else "no CPU"
+    return f"interrupts need {LEAST_OTHERS} online CPUs that are not quiet, and {left} is left"
+
+
+def away(original: CPUSet, quiet: Quiet, near: CPUSet = EMPTY) -> CPUSet:
+    """Return the affinity of an interrupt off quiet CPUs, always with an online CPU if the original has one.
+
+    `near` are the CPUs of its device's NUMA node: one that loses all of its CPUs moves to others there first.
+    """
+    if original.isdisjoint(quiet.cpus):
+        return original
+    rest = original - quiet.cpus
+    if not rest.isdisjoint(quiet.online):
+        return rest
+    beside = quiet.others & near
+    return beside if len(beside) >= LEAST_OTHERS else quiet.others
+
+
+def decide(
+    now: CPUSet,
+    taken: Taken | None,
+    quiet: Quiet,
+    *,
+    near: CPUSet = EMPTY,
+    may_take: bool = True,
+    proven: CPUSet | None = None,
+) -> Decision:
+    """Decide about an interrupt with the affinity `now`.
+
+    Without `may_take` it loses no CPU, and gets CPUs back only if that takes none. `proven` is its affinity if the agent
+    wrote it and has read it back; the caller leaves it out where the kernel or irqbalance may have changed it since.
+    """
+    is_ours = taken is not None and now in taken.wrote
+    original = taken.original if taken and is_ours else now
+    is_foreign = not is_ours and proven is not None
+    wanted = away(original, quiet, near)
+    if wanted.isdisjoint(quiet.online) and not now.isdisjoint(quiet.online):
+        wanted = away(now, quiet, near)  # the kernel accepts no affinity without an online CPU
+    if wanted == original:
+        return Decision(None, None if now == original else original, is_foreign)
+    ours = taken if is_ours else None
+    if wanted == now:
+        return Decision(ours, None, is_foreign)
+    if not may_take and not now <= wanted:
+        return Decision(ours, None, is_foreign)
+    wrote = (now, wanted) if is_ours else (wanted,)
+    return Decision(Taken(original, wrote, taken.name if taken else ""), wanted, is_foreign)
+
+
+def born(now: CPUSet, default: Taken | None, near: CPUSet = EMPTY) -> Taken | None:
+    """Return the record of an interrupt that was requested under a default affinity without quiet CPUs.
+
+    None if it was not: then the kernel gave it CPUs that the default does not have.
+    """
+    if default is None or not now <= default.wrote[-1]:
+        return None
+    lost = default.original - default.wrote[-1]
+    lost = lost & near if near else lost
+    return Taken(now | lost, (now,)) if lost else None

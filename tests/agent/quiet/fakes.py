@@ -1,0 +1,144 @@
+"""Interrupts and an irqbalance as the kernel and the daemon behave, in memory, with a kill at any write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from agent.errors import Gone, Managed, Refused, Unavailable
+from agent.quiet.interrupts import DEFAULT
+from agent.quiet.irqbalance import Daemon, Irqbalance, Setup
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+MACHINE: Final = CPUSet(range(8))
+
+
+class Killed(BaseException):
+    """The agent ends here, as by SIGKILL."""
+
+
+def cpus(text: str) -> CPUSet:
+    """Return a set of CPUs."""
+    return CPUSet.parse(text)
+
+
+@dataclass
+class FakeInterrupts:
+    """Interrupts of a machine with CPUs 0-7; affinity by number (interface `Interrupts`)."""
+
+    affinities: dict[str, CPUSet] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    nears: dict[str, CPUSet] = field(default_factory=dict)
+    managed: set[str] = field(default_factory=set)  # by an error when written, as up to Linux 6.1
+    read_only: set[str] = field(default_factory=set)  # by the mode of their files too
+    refused: dict[str, str] = field(default_factory=dict)
+    up: CPUSet = MACHINE
+    possible: CPUSet = MACHINE
+    missing: str = ""  # why there are none at all
+    writes: list[tuple[str, str]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)  # of everything that is written
+    kill_after: int | None = None  # how many more writes succeed
+
+    def numbers(self) -> list[str]:
+        """Return all numbers."""
+        if self.missing:
+            raise Unavailable(self.missing)
+        return [number for number in self.affinities if number != DEFAULT]
+
+    def online(self) -> CPUSet:
+        """Return the CPUs that are online."""
+        return self.up
+
+    def affinity(self, number: str) -> CPUSet:
+        """Return the CPUs of an interrupt."""
+        if number not in self.affinities:
+            raise Gone(number)
+        return self.affinities[number]
+
+    def name(self, number: str) -> str:
+        """Return the names of its actions."""
+        return self.names.get(number, "")
+
+    def near(self, number: str) -> CPUSet:
+        """Return the CPUs of its NUMA node."""
+        return self.nears.get(number, EMPTY)
+
+    def is_managed(self, number: str) -> bool:
+        """Return whether its file is read-only."""
+        return number in self.read_only
+
+    def move(self, number: str, wanted: CPUSet) -> None:
+        """Set its affinity."""
+        if self.kill_after is not None:
+            self.kill_after -= 1
+            if self.kill_after < 0:
+                raise Killed
+        if number in self.managed | self.read_only:
+            raise Managed(f"{number}: EIO")
+        if number in self.refused:
+            raise Refused(self.refused[number])
+        assert wanted <= self.possible
+        assert not wanted.isdisjoint(self.up), "the kernel answers EINVAL: no online CPU"
+        self.writes.append((number, str(wanted)))
+        self.order.append(number)
+        self.affinities[number] = wanted
+
+    def set_online(self, up: CPUSet) -> None:
+        """Take CPUs offline and back: an interrupt that loses its last one is spread over all others, and stays so."""
+        self.up = up
+        for number, affinity in self.affinities.items():
+            if number != DEFAULT and affinity.isdisjoint(up):
+                self.affinities[number] = self.possible & up
+
+    def request(self, number: str, name: str) -> None:
+        """Make an interrupt, as a driver that is loaded does."""
+        online = self.affinities[DEFAULT] & self.up
+        self.affinities[number] = online or self.up
+        self.names[number] = name
+
+    def quiet(self, quiet: CPUSet) -> bool:
+        """Return whether no movable interrupt may fire on these CPUs."""
+        fixed = self.managed | self.read_only
+        return all(it.isdisjoint(quiet) for number, it in self.affinities.items() if number not in fixed)
+
+
+class FakeIrqbalance(Irqbalance):
+    """A daemon in memory, whose ban takes effect with its next interval."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/run/irqbalance"), Path("/proc"))
+        self.daemon: Daemon | None = Daemon(7, 107, Path("/run/irqbalance/irqbalance7.sock"))
+        self.hidden: Daemon | None = None
+        self.banned, self.pending = EMPTY, EMPTY
+        self.bans: list[str] = []
+        self.order: list[str] = []
+        self.silence = ""
+        self.is_deaf = False
+        self.searches = 0
+
+    def with_socket(self) -> Daemon | None:
+        """Return the daemon."""
+        return self.daemon
+
+    def without_socket(self) -> Daemon | None:
+        """Return one without a socket."""
+        self.searches += 1
+        return self.hidden
+
+    def setup(self, daemon: Daemon) -> Setup:
+        """Return its ban."""
+        if self.silence:
+            raise Unavailable(self.silence)
+        return Setup(self.banned, 10)
+
+    def ban(self, daemon: Daemon, wanted: CPUSet) -> None:
+        """Take a ban."""
+        self.bans.append(str(wanted))
+        self.order.append("ban")
+        if not self.is_deaf:
+            self.pending = wanted
+
+    def interval(self) -> None:
+        """Take the ban into effect."""
+        self.banned = self.pending

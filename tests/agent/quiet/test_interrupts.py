@@ -1,0 +1,124 @@
+"""Reading and writing /proc/irq, on a tree like the kernel's."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import Gone, Managed, Refused, Unavailable
+from agent.quiet.interrupts import DEFAULT, KernelInterrupts
+from pinning.machine.cpuset import EMPTY, CPUSet
+from tests.agent.quiet.fakes import cpus
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> KernelInterrupts:
+    """Return the interrupts of a tree with number 25."""
+    irq, system = tmp_path / "irq", tmp_path / "system"
+    for folder in (irq / "25" / "eth0-rx-0", irq / "26", system / "cpu", system / "node" / "node1"):
+        folder.mkdir(parents=True)
+    (irq / "default_smp_affinity").write_text("0000000f,ffffff00\n")
+    (irq / "25" / "smp_affinity_list").write_text("0-3,8\n")
+    (irq / "25" / "node").write_text("1\n")
+    (system / "cpu" / "online").write_text("0-7\n")
+    (system / "node" / "node1" / "cpulist").write_text("4-7\n")
+    return KernelInterrupts(irq, system)
+
+
+def test_facts_are_read(kernel: KernelInterrupts) -> None:
+    """Numbers, affinity, actions, NUMA node, and the mask of the default."""
+    assert sorted(kernel.numbers()) == ["25", "26"]
+    assert kernel.online() == cpus("0-7")
+    assert (kernel.affinity("25"), kernel.affinity(DEFAULT)) == (cpus("0-3,8"), cpus("8-35"))
+    assert [kernel.name(number) for number in ("25", "26", DEFAULT)] == ["eth0-rx-0", "", ""]
+    assert (kernel.near("25"), kernel.near("26")) == (cpus("4-7"), EMPTY)
+    assert not kernel.is_managed("25")
+
+
+def test_an_affinity_is_written_as_the_kernel_reads_it(kernel: KernelInterrupts, tmp_path: Path) -> None:
+    """A list for an interrupt, a mask with groups of eight digits for the default."""
+    kernel.move("25", cpus("0-3,6"))
+    kernel.move(DEFAULT, cpus("0,33-35,64"))
+    assert (tmp_path / "irq/25/smp_affinity_list").read_text().splitlines()[0] == "0-3,6"
+    assert (tmp_path / "irq/default_smp_affinity").read_text().splitlines()[0] == "1,0000000e,00000001"
+    (tmp_path / "irq/default_smp_affinity").write_text("1,0000000e,00000001\n")
+    assert kernel.affinity(DEFAULT) == cpus("0,33-35,64")
+
+
+def test_a_freed_interrupt_is_gone(kernel: KernelInterrupts) -> None:
+    """Whatever is asked of it."""
+    for ask in (kernel.affinity, kernel.name, lambda number: kernel.move(number, cpus("0"))):
+        with pytest.raises(Gone):
+            ask("99")
+    assert not kernel.is_managed("99")
+    assert kernel.near("99") == EMPTY
+
+
+@pytest.mark.parametrize("text", ["", "\n", "x", "3-1", "99999", "\xff\x00"])
+def test_garbled_files_are_said(kernel: KernelInterrupts, tmp_path: Path, text: str) -> None:
+    """No affinity is made up, and nothing else is taken for a CPU."""
+    for file in ("irq/25/smp_affinity_list", "irq/25/node", "system/cpu/online"):
+        (tmp_path / file).write_text(text, encoding="latin-1")
+    (tmp_path / "irq/default_smp_affinity").write_text("" if text.strip() == "99999" else text, "latin-1")
+    for number in ("25", DEFAULT):
+        with pytest.raises(Refused, match=r"is no list of CPUs|is empty"):
+            kernel.affinity(number)
+    assert kernel.near("25") == EMPTY
+    if text.strip():
+        with pytest.raises(Unavailable):
+            kernel.online()
+
+
+def test_folders_that_are_missing_are_said(tmp_path: Path) -> None:
+    """Then nothing is moved."""
+    missing = KernelInterrupts(tmp_path / "none", tmp_path)
+    with pytest.raises(Unavailable, match="No such file"):
+        missing.numbers()
+    with pytest.raises(Unavailable, match="No such file"):
+        missing.online()
+
+
+def test_a_read_only_mount_is_said(kernel: KernelInterrupts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to do."""
+
+    class Flags:
+        f_flag = os.ST_RDONLY
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Flags)
+    with pytest.raises(Unavailable, match="is read-only: mount"):
+        kernel.numbers()
+
+
+def test_files_without_write_permission_are_managed(kernel: KernelInterrupts, tmp_path: Path) -> None:
+    """As the kernel marks them from Linux 6.12 on."""
+    (tmp_path / "irq/25/smp_affinity_list").chmod(0o444)
+    assert kernel.is_managed("25")
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (errno.EIO, Managed),
+        (errno.EPERM, Managed),
+        (errno.EACCES, Managed),
+        (errno.ENOSPC, Refused),
+        (errno.EINVAL, Refused),
+        (errno.ENOENT, Gone),
+    ],
+)
+def test_what_the_kernel_answers_to_a_write(
+    kernel: KernelInterrupts, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception]
+) -> None:
+    """Managed ones, exhausted vectors, no online CPU, and one freed in between."""
+
+    def answer(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", answer)
+    with pytest.raises(error) as raised:
+        kernel.move("25", CPUSet([0]))
+    assert type(raised.value) is error

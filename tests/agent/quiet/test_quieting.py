@@ -1,0 +1,354 @@
+"""Rounds after passes, off the event loop: what is asked of the keeper, and what states say."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.node_state import QUIET_PENDING, NodeState, QuietResult
+from agent.quiet import balancer, taken
+from agent.quiet.balancer import Balancer
+from agent.quiet.interrupts import DEFAULT
+from agent.quiet.keeper import QuietKeeper
+from agent.quiet.level_publisher import LevelPublisher
+from agent.quiet.mover import InterruptMover
+from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
+from agent.quiet.taken import TakenStore
+from agent.reconcile.restorable import Restorable
+from agent.report.pod_status import pod_status
+from agent.serve.state_json import agent_state
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.noise import quiet_cpus
+from published.agent_state import Quiet
+from published.codec import decode
+from published.pod_status import PodStatus
+from tests.agent.quiet.fakes import FakeInterrupts, FakeIrqbalance, cpus
+from tests.agent.states import ISOLATE, bound, state_of
+from tests.pods import container
+
+WEB = bound("web", container("main", 1), annotations={**ISOLATE, "noise-policy.corepin.io/pod": "quiet"})
+STATE = state_of(WEB)
+QUIET = cpus("1,5")
+EMPTY_STATE = state_of()
+
+
+class Keeper:
+    """A keeper that answers as it is told to (interface of `QuietKeeper`)."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answers: list[QuietResult | Exception | None] = []
+        self.is_idle = True
+        self.threads: set[str] = set()
+        self.restored = True
+
+    def round(self, quiet: CPUSet) -> QuietResult | None:
+        """Take note of a round."""
+        self.asked.append(str(quiet))
+        self.threads.add(threading.current_thread().name)
+        self.is_idle = not quiet
+        answer = self.answers.pop(0) if self.answers else QuietResult(quiet)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def restore(self) -> bool:
+        """Say whether everything is restored."""
+        return self.restored
+
+
+class Scene:
+    """A node with quiet CPUs."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.keeper = Keeper()
+        self.quieting = Quieting(self.keeper, reason)  # type: ignore[arg-type]
+        self.news = asyncio.Event()
+
+    async def see(self, state: NodeState) -> NodeState:
+        """Show a state, wait for the news of it, and return it as it is published then."""
+        self.news.clear()
+        self.quieting.add(state)
+        await self.news.wait()
+        return self.quieting.add(state)
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]], scene: Scene | None = None) -> Scene:
+    """Run a scenario while the node's rounds take place."""
+
+    async def run() -> Scene:
+        played = scene or Scene()
+        work = asyncio.create_task(played.quieting.run(played.news.set))
+        async with asyncio.timeout(60):
+            await scenario(played)
+        work.cancel()
+        await asyncio.wait([work])
+        return played
+
+    return asyncio.run(run())
+
+
+def quiet_of(state: NodeState) -> str | None:
+    """Return what a state says of the container."""
+    return state.pods[0].containers[0].quiet
+
+
+def test_a_round_follows_each_state_with_other_quiet_cpus() -> None:
+    """In a thread of its own; before the first one it is not known."""
+
+    async def scenario(scene: Scene) -> None:
+        assert quiet_of(scene.quieting.add(STATE)) == QUIET_PENDING
+        said = await scene.see(STATE)
+        assert (quiet_of(said), said.quiet) == ("", QuietResult(QUIET))
+        assert (await scene.see(EMPTY_STATE)).quiet == QuietResult()
+
+    scene = play(scenario)
+    assert scene.keeper.asked[:2] == ["1,5", ""]
+    assert scene.keeper.threads == {"quiet"}
+
+
+def test_a_node_without_quiet_cpus_has_no_round() -> None:
+    """No thread is started, and no file is read."""
+
+    async def scenario(scene: Scene) -> None:
+        assert (await scene.see(EMPTY_STATE)).quiet == QuietResult()
+
+    assert play(scenario).keeper.asked == []
+
+
+def test_hotplug_is_followed() -> None:
+    """The kernel spreads interrupts of a CPU that goes offline."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.see(STATE)
+        scene.keeper.answers = [QuietResult(QUIET, "again")]
+        fewer = replace(STATE, topology=replace(STATE.topology, online=cpus("0-3,5-7")))
+        assert quiet_of(await scene.see(fewer)) == "again"
+
+    assert play(scenario).keeper.asked == ["1,5", "1,5"]
+
+
+def test_a_round_that_crashes_is_said_and_not_the_last() -> None:
+    """A bug must not end the agent."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.keeper.answers = [RuntimeError("bug")]
+        assert quiet_of(await scene.see(STATE)) == "see the agent's log"
+        assert (await scene.see(EMPTY_STATE)).quiet == QuietResult()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("quieting", "state", "reason"),
+    [
+        pytest.param(lambda: Quieting(None, NO_COMPONENT), STATE, NO_COMPONENT, id="no component"),
+        pytest.param(lambda: Scene(SWITCHED_OFF).quieting, STATE, SWITCHED_OFF, id="switched off"),
+        pytest.param(lambda: Scene().quieting, replace(STATE, observes=True), OBSERVES, id="observes"),
+    ],
+)
+def test_a_node_that_cannot_says_why(quieting: Callable[[], Quieting], state: NodeState, reason: str) -> None:
+    """The pod's status has the reason; without the component the node says nothing of it."""
+    given = quieting()
+    said = given.add(state)
+    assert quiet_of(said) == reason
+    assert (said.quiet is None) is (reason == NO_COMPONENT)
+    assert given.add(EMPTY_STATE).quiet is None or reason != NO_COMPONENT
+    status = decode(PodStatus, pod_status(said.pods[0], None) or "{}")
+    assert status.containers["main"].not_quiet == reason
+
+
+def test_without_the_component_there_is_nothing_to_do() -> None:
+    """Neither now nor at uninstall."""
+    asyncio.run(Quieting(None, NO_COMPONENT).run(lambda: None))
+    assert Quieting(None, NO_COMPONENT).restore()
+
+
+def test_a_pod_status_is_written_once() -> None:
+    """While nothing is known it says what it said before, and nothing where interrupts are kept off."""
+    (pod,) = STATE.pods
+
+    def told(quiet: str | None, before: str | None) -> str | None:
+        return pod_status(replace(pod, containers=(replace(pod.containers[0], quiet=quiet),)), before)
+
+    first = told(QUIET_PENDING, None)
+    assert first
+    assert told("", first) == first
+    assert "notQuiet" not in first
+    refused = told("no irqbalance", first)
+    assert refused
+    assert '"notQuiet":"no irqbalance"' in refused
+    assert told(QUIET_PENDING, refused) == refused
+
+
+def test_the_socket_says_what_is_quiet() -> None:
+    """Of the container, and of the node what is left."""
+    result = QuietResult(QUIET, "", ("30 (nvme0q1)",), ("25 (eth0)",))
+    (pod,) = STATE.pods
+    quiet = replace(pod, containers=(replace(pod.containers[0], quiet=""),))
+    told = agent_state(replace(STATE, pods=(quiet,), quiet=result))
+    assert told.pods[0].containers["main"].quiet
+    assert told.quiet
+    assert told.quiet == Quiet(cpus="1,5", managed=("30 (nvme0q1)",), conflicts=("25 (eth0)",))
+
+
+class Sink:
+    """A publisher that keeps the last state."""
+
+    last: NodeState | None = None
+
+    def tell(self, state: NodeState) -> None:
+        """Keep it."""
+        self.last = state
+
+
+def test_states_get_what_is_known_on_their_way() -> None:
+    """Beside the noise levels."""
+    sink = Sink()
+    LevelPublisher(sink, dict, Quieting(None, NO_COMPONENT)).tell(STATE)  # type: ignore[arg-type]
+    assert sink.last
+    assert quiet_of(sink.last) == NO_COMPONENT
+
+
+def test_work_in_a_daemon_thread() -> None:
+    """Its result or its error arrives; an agent that stops neither waits for it nor hears of it."""
+
+    async def both() -> None:
+        assert await in_daemon_thread(lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            await in_daemon_thread(lambda: 1 // 0)
+
+    asyncio.run(both())
+    begun, go_on = threading.Event(), threading.Event()
+    ended = threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        go_on.wait(60)
+        ended.set()
+
+    async def stopped(*, waits: bool) -> None:
+        work = asyncio.create_task(in_daemon_thread(slow))
+        await asyncio.to_thread(begun.wait)
+        work.cancel()
+        await asyncio.wait([work])
+        if waits:
+            go_on.set()
+            await asyncio.to_thread(ended.wait)
+            await asyncio.sleep(0)
+
+    asyncio.run(stopped(waits=True))
+    for event in (begun, go_on, ended):
+        event.clear()
+    asyncio.run(stopped(waits=False))
+    go_on.set()
+    assert ended.wait(60)
+
+
+class Whole:
+    """A keeper with its parts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kernel = FakeInterrupts({DEFAULT: cpus("0-7"), "25": cpus("0-7"), "26": cpus("0-1")})
+        self.kernel.names = {"25": "eth0"}
+        self.daemon = FakeIrqbalance()
+        self.order: list[str] = []
+        self.now = 0.0
+        mover = InterruptMover(
+            self.kernel, TakenStore(Restorable(folder / taken.FILE, "boot")), lambda: self.now
+        )
+        tells = Balancer(self.daemon, Restorable(folder / balancer.FILE, "boot"), lambda: self.now)
+        self.keeper = QuietKeeper(self.kernel, mover, tells)
+        self.daemon.order = self.kernel.order = self.order
+
+    def round(self, quiet: str) -> QuietResult | None:
+        """Do one round."""
+        self.now += 10.0
+        result = self.keeper.round(cpus(quiet))
+        self.daemon.interval()
+        return result
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Whole:
+    """Return a keeper that has done nothing."""
+    return Whole(tmp_path)
+
+
+def test_the_order_on_and_off(whole: Whole) -> None:
+    """irqbalance, the default, interrupts; and backwards."""
+    assert whole.round("4-5") == QuietResult(cpus("4-5"))
+    assert whole.order == ["ban", DEFAULT, "25"]
+    whole.order.clear()
+    assert whole.round("") == QuietResult()
+    assert whole.order == ["25", DEFAULT, "ban"]
+    assert whole.keeper.is_idle
+
+
+def test_too_few_other_cpus_put_everything_back(whole: Whole) -> None:
+    """The reason is said, with what is left."""
+    whole.round("4-5")
+    whole.kernel.set_online(cpus("3-6"))
+    assert whole.round("3-5") == QuietResult(
+        cpus("3-5"), "interrupts need 2 online CPUs that are not quiet, and only CPU 6 is left"
+    )
+    assert whole.kernel.affinities["25"] == cpus("0-7")
+    assert whole.keeper.is_idle
+
+
+def test_reasons_of_a_round(whole: Whole) -> None:
+    """An irqbalance that does not answer comes before programs that write, and these before drivers that refuse."""
+    whole.kernel.refused = {"25": "No space left on device"}
+    result = whole.round("4-5")
+    assert result
+    assert result.reason == "interrupts that could not be moved: No space left on device"
+    whole.kernel.refused = {}
+    whole.now += 100.0
+    whole.round("4-5")
+    whole.now += 100.0
+    for _ in range(3):
+        whole.round("4-5")
+        whole.kernel.affinities["25"] = cpus("5")
+    whole.round("4-5")
+    result = whole.round("4-5")
+    assert result
+    assert result.reason == "another program moves interrupts back: 25 (eth0)"
+    whole.daemon.silence = "no answer in time"
+    whole.now += 100.0
+    result = whole.round("4-5")
+    assert result
+    assert result.reason == "irqbalance runs and cannot be asked: no answer in time"
+
+
+def test_a_missing_folder_is_the_reason(whole: Whole) -> None:
+    """Nothing is changed, and uninstall says that it could not look."""
+    whole.round("4-5")
+    whole.kernel.missing = "/host/proc/irq: No such file or directory"
+    result = whole.round("4-5")
+    assert result
+    assert result.reason == whole.kernel.missing
+    assert not whole.keeper.restore()
+    whole.kernel.missing = ""
+    assert whole.keeper.restore()
+    assert whole.kernel.affinities[DEFAULT] == cpus("0-7")
+
+
+def test_a_machine_that_changes_in_a_round_is_looked_at_again(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round comes to nothing."""
+    online = iter([cpus("0-7"), cpus("0-6"), cpus("0-6"), cpus("0-6")])
+    monkeypatch.setattr(whole.kernel, "online", lambda: next(online))
+    assert whole.round("4-5") is None
+    assert whole.round("4-5") == QuietResult(cpus("4-5"))
+
+
+def test_quiet_cpus_of_a_state() -> None:
+    """The state of these tests has two, a CPU with its idle sibling."""
+    assert quiet_cpus(STATE.ledger) == QUIET
+    assert quiet_cpus(EMPTY_STATE.ledger) == EMPTY

@@ -1,0 +1,16 @@
+"""What the page says of a container whose CPUs are not quiet."""
+
+from __future__ import annotations
+
+from dashboard.view.messages import facts
+from dashboard.view.shapes import Fact
+from published.node_pools import Owner
+from published.pod_status import Container
+
+
+def test_the_reason_is_a_fact() -> None:
+    """Of a container whose interrupts are kept off there is none."""
+    owner = Owner(policy="exclusive", cpus="1-2")
+    fact = Fact("Not quiet", "interrupts may use its CPUs: no irqbalance")
+    assert fact in facts(owner, Container(policy="exclusive", not_quiet="no irqbalance"))
+    assert not any(it.term == "Not quiet" for it in facts(owner, Container(policy="exclusive")))

@@ -1,0 +1,224 @@
+"""Inside the guest: interrupts of devices, and on which CPUs they fire while a pod asks for quiet ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
+from pinning.machine.cpuset import CPUSet
+from tests.agent.containerd import VERSIONS
+from tests.smt.inside import SECONDS, WORK, Node, ask, online, report, running_node, switch
+
+IRQ = Path("/proc/irq")
+CONFIG = "reserved: 0-1\nquiet: {interrupts: true}\n"
+EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
+QUIET = {**EXCLUSIVE, f"{NOISE_POLICY}/pod": "quiet"}
+REQUESTS = 200
+LEFT_ALONE = "4"  # a CPU that is not the pod's, and not reserved
+
+
+def main() -> None:
+    """Report where interrupts fire: without quiet CPUs, with them, and afterwards."""
+    report("boot", kernel=os.uname().release)
+    with running_node(VERSIONS[-1]) as node:
+        (WORK / "config.yaml").write_text(CONFIG)
+        node.agent.arguments += ["--irq", str(IRQ), "--config", str(WORK / "config.yaml")]
+        node.agent.start()
+        node.add("hot", 2, EXCLUSIVE)
+        node.settle()
+        cpus = CPUSet.parse(node.cpuset("hot"))
+        to_pod(cpus)
+        originals = affinities()
+        tell("before", cpus)
+        ask_for_quiet(node, cpus)
+        tell("quiet", cpus)
+        load_a_driver(cpus)
+        off_and_on(cpus)
+        killed(node, cpus)
+        ended(node, originals)
+        reset(node, originals)
+
+
+def to_pod(cpus: CPUSet) -> None:
+    """Send every interrupt that can be moved to the pod's CPUs, as irqbalance may."""
+    for number in affinities():
+        with suppress(OSError):
+            (IRQ / number / "smp_affinity_list").write_text(str(cpus))
+
+
+def affinities() -> dict[str, str]:
+    """Return the CPUs on which each interrupt may fire."""
+    return {
+        file.parent.name: file.read_text().strip() for file in sorted(IRQ.glob("[0-9]*/smp_affinity_list"))
+    }
+
+
+def default_affinity() -> CPUSet:
+    """Return where an interrupt fires that is requested later."""
+    return CPUSet.of_mask(int((IRQ / "default_smp_affinity").read_text().replace(",", ""), 16))
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """Return how often each interrupt of a device has fired, by CPU; its key has its names too."""
+    header, *rows = Path("/proc/interrupts").read_text().splitlines()
+    columns = [name.removeprefix("CPU") for name in header.split()]
+    split = [row.split() for row in rows]
+    return {
+        f"{words[0]} {words[-1]}": dict(zip(columns, map(int, words[1:]), strict=False))
+        for words in ((row[0], *row[1 : len(columns) + 1], row[-1]) for row in split)
+        if words[0].rstrip(":").isdecimal()
+    }
+
+
+def traffic() -> None:
+    """Ask the host for the size of its file system, which it answers by an interrupt each time."""
+    for _ in range(REQUESTS):
+        os.statvfs("/")
+
+
+def tell(step: str, cpus: CPUSet, use: str = "") -> None:
+    """Report how many interrupts arrive on the pod's CPUs and on others, while devices are used."""
+    use_devices(use)  # a written affinity holds from the next interrupt on
+    before = counts()
+    use_devices(use)
+    after = counts()
+    fired = {
+        name: {cpu: count - before.get(name, {}).get(cpu, 0) for cpu, count in row.items()}
+        for name, row in after.items()
+    }
+    fired = {name: {cpu: count for cpu, count in row.items() if count} for name, row in fired.items()}
+    report(
+        "interrupts",
+        step=step,
+        cpus=str(cpus),
+        fired={name: row for name, row in fired.items() if row},
+        affinities=affinities(),
+        default=str(default_affinity()),
+        quiet=(ask() or {}).get("quiet"),
+    )
+
+
+def use_devices(file: str) -> None:
+    """Cause interrupts of the host's file system, and of what a file is read from."""
+    traffic()
+    if file:
+        with Path(file).open("rb", buffering=0) as device:
+            for _ in range(20):
+                device.read(64)
+
+
+def reaches(cpus: CPUSet) -> dict[str, str]:
+    """Return the interrupts with a driver that may fire on CPUs."""
+    return {
+        number: text
+        for number, text in affinities().items()
+        if number not in {"0", "2"}  # timer and cascade, which the kernel does not move
+        and any(entry.is_dir() for entry in (IRQ / number).iterdir())
+        and not CPUSet.parse(text).isdisjoint(cpus)
+    }
+
+
+def until_off(cpus: CPUSet) -> None:
+    """Wait until no interrupt may fire on CPUs, or for too long: what is reported then shows it."""
+    began = deadline = time.monotonic()
+    deadline += SECONDS
+    while (reaches(cpus) or not default_affinity().isdisjoint(cpus)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    report("waited", seconds=round(time.monotonic() - began, 1), reaches=reaches(cpus))
+
+
+def ask_for_quiet(node: Node, cpus: CPUSet) -> None:
+    """Change the running pod's annotations."""
+    node.edit("hot", 2, QUIET)
+    until_off(cpus)
+
+
+def load_a_driver(cpus: CPUSet) -> None:
+    """Load a driver whose interrupts did not exist before."""
+    numbers = {number for number in affinities() if any(it.is_dir() for it in (IRQ / number).iterdir())}
+    subprocess.run(["modprobe", "virtio_rng"], check=True)
+    tell("driver", cpus, use="/dev/hwrng")
+    now = {number for number in affinities() if any(it.is_dir() for it in (IRQ / number).iterdir())}
+    report("loaded", new={number: affinities()[number] for number in now - numbers})
+
+
+def off_and_on(cpus: CPUSet) -> None:
+    """Take the only CPU of all interrupts offline, so that the kernel spreads them over all others, and bring it back."""
+    for number in affinities():
+        with suppress(OSError):
+            (IRQ / number / "smp_affinity_list").write_text(LEFT_ALONE)
+    traffic()
+    switch(int(LEFT_ALONE), on=False)
+    report("spread", reaches=reaches(cpus))
+    until_off(cpus)
+    tell("offline", cpus)
+    switch(int(LEFT_ALONE), on=True)
+    until_settled()
+    until_off(cpus)
+    tell("online", cpus)
+
+
+def until_settled() -> None:
+    """Wait until the agent has seen that all CPUs are online."""
+    deadline = time.monotonic() + SECONDS
+    while (ask() or {}).get("sets", {}).get("universe") != online() and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def killed(node: Node, cpus: CPUSet) -> None:
+    """Kill the agent, move interrupts back to the pod's CPUs, and start another agent."""
+    node.agent.kill()
+    tell("no agent", cpus)
+    to_pod(cpus)
+    node.agent.start()
+    node.settle()
+    until_off(cpus)
+    tell("next agent", cpus)
+
+
+def ended(node: Node, originals: dict[str, str]) -> None:
+    """End the pod: what was taken is given back."""
+    node.remove("hot")
+    until_original(originals)
+    report("ended", affinities=affinities(), originals=originals, default=str(default_affinity()))
+
+
+def until_original(originals: dict[str, str]) -> None:
+    """Wait until interrupts have the affinity of before, or for too long."""
+    deadline = time.monotonic() + SECONDS
+    while not is_original(originals) and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def is_original(originals: dict[str, str]) -> bool:
+    """Say whether interrupts have the affinity of before."""
+    now = affinities()
+    return all(now[number] == text for number, text in originals.items())
+
+
+def reset(node: Node, originals: dict[str, str]) -> None:
+    """Make CPUs quiet again, kill the agent, and reset the node."""
+    node.add("again", 2, QUIET)
+    node.settle()
+    until_off(CPUSet.parse(node.cpuset("again")))
+    report("taken", affinities=affinities())
+    node.agent.kill()
+    node.agent.starter.send([*node.agent.arguments, "--reset"])
+    node.agent.starter.recv()
+    status = node.agent.starter.recv()
+    report(
+        "reset",
+        status=status,
+        affinities=affinities(),
+        originals=originals,
+        default=str(default_affinity()),
+        left=sorted(path.name for path in (WORK / "state").iterdir()),
+    )
+
+
+if __name__ == "__main__":
+    main()
