@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy, QuotaPolicy, SMTPolicy
+from pinning.contract import (
+    CoreType,
+    CPUPolicy,
+    DevicePolicy,
+    NoisePolicy,
+    NUMAMemory,
+    NUMAPolicy,
+    QuotaPolicy,
+    SMTPolicy,
+)
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
@@ -87,6 +96,16 @@ def test_a_checkpoint_keeps_device_policies(word: DevicePolicy) -> None:
 
     assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
     assert assignment.claim.devices is None
+
+
+@pytest.mark.parametrize("word", NoisePolicy)
+def test_a_checkpoint_keeps_noise_policies(word: NoisePolicy) -> None:
+    """The word of a claim survives; an older checkpoint has none."""
+    (assignment,) = ledger_from_dict(saved())
+    ledger = Ledger().assign(replace(assignment, claim=replace(assignment.claim, noise=word)))
+
+    assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
+    assert assignment.claim.noise is None
 
 
 def test_a_checkpoint_keeps_quota_words() -> None:
