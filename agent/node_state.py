@@ -314,7 +314,7 @@ class NodeState:
     ] = ()  # CPU lists whose processes died without releasing them, the newest last
     group: str = ""  # of nodes, whose configuration the agent started with; empty: none
     reclaims_dropped: int = 0  # number of older entries that were dropped
-    quiet: QuietResult | None = None  # None: the agent cannot move interrupts here
+    quiet: QuietResult | None = None  # None: the agent is not to move interrupts here
     # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.
     noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict, compare=False)
     execs: Mapping[Owner, ContainerExecs] = field(default_factory=dict, compare=False)

@@ -96,7 +96,7 @@ KUBELET_CONDITION = "CorepinKubeletPolicy"
 OVERCOMMIT_CONDITION = "CorepinSharedOvercommitted"
 PLUGIN_CONDITION = "CorepinPluginConflict"
 DEGRADED_CONDITION = "CorepinDegraded"
-NOISE_CONDITION = "CorepinNoiseConflict"  # only where the agent may move interrupts
+NOISE_CONDITION = "CorepinNoiseConflict"  # only where the operator lets the agent move interrupts
 MIRROR_POD = "kubernetes.io/config.mirror"
 LIMIT_RANGER = "kubernetes.io/limit-ranger"
 

@@ -56,19 +56,20 @@ class Quieting:
             self._changed.set()
         owners = {it.owner for it in state.ledger if is_quiet(it)}
         if not owners:
-            return replace(state, quiet=self._node_result()) if self._keeper else state
+            return replace(state, quiet=self._node_result())
         reason = self._why_not(state, quiet)
         uids = {owner.pod_uid for owner in owners}
         pods = tuple(_with_reason(pod, owners, reason) if pod.uid in uids else pod for pod in state.pods)
-        return replace(state, pods=pods, quiet=self._node_result() if self._keeper else None)
+        return replace(state, pods=pods, quiet=self._node_result())
 
     def _why_not(self, state: NodeState, quiet: CPUSet) -> str:
         if self._reason or state.observes:
             return self._reason or OBSERVES
         return self._result.reason if quiet <= self._result.cpus else self._result.reason or QUIET_PENDING
 
-    def _node_result(self) -> QuietResult:
-        return replace(self._result, reason=self._reason) if self._reason else self._result
+    def _node_result(self) -> QuietResult | None:
+        """Return None where the operator has not asked for it: such a node gets no condition."""
+        return self._result if self._keeper and not self._reason else None
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Work until cancelled; call `changed` when the result is another."""

@@ -157,6 +157,17 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
     else:
         yield from _proof(container.applied, CPUSet.parse(container.cpus) | CPUSet.parse(others))
     yield from device_words(container)
+    yield from _disturbances(container)
+    if container.intruders:
+        yield f"with {', '.join(container.intruders)} on its CPUs"
+    if container.uncounted:
+        yield f"uncounted: {container.uncounted}"
+    if refusal := container.refusal:
+        yield f"NOT PINNED ({refusal.reason}: {refusal.message})"
+
+
+def _disturbances(container: Container) -> Iterator[str]:
+    """Yield what is kept off the CPUs of a container, and what is not."""
     if container.quiet:
         yield "interrupts kept off"
     if container.not_quiet:
@@ -165,12 +176,6 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
         yield from _noise(container.noise)
     if container.execs:
         yield from _execs(container.execs)
-    if container.intruders:
-        yield f"with {', '.join(container.intruders)} on its CPUs"
-    if container.uncounted:
-        yield f"uncounted: {container.uncounted}"
-    if refusal := container.refusal:
-        yield f"NOT PINNED ({refusal.reason}: {refusal.message})"
 
 
 def _proof(applied: Applied, wanted: CPUSet) -> Iterator[str]:

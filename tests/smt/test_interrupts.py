@@ -1,0 +1,120 @@
+"""Interrupts of devices and a pod that asks for quiet CPUs, on a real kernel: they fire elsewhere, and come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pinning.machine.cpuset import CPUSet
+from tests.agent.containerd import VERSIONS, find_programs
+from tests.servers.build import cache_folder
+from tests.smt.guest import GuestMachine, Report, boot
+
+pytestmark = pytest.mark.smt
+
+THREE_CORES = GuestMachine(
+    "6,sockets=1,cores=3,threads=2", "2G", seconds=1800.0, devices=("-device", "virtio-rng-pci")
+)
+KERNELS = {"0", "2"}  # timer and cascade, which the kernel does not let move
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return what a node of three cores reported."""
+    find_programs(VERSIONS[-1])
+    options = f"COREPIN_CACHE={cache_folder().parent}"
+    folder = tmp_path_factory.mktemp("irq-")
+    return boot("tests.smt.scenario_interrupts", folder, machine=THREE_CORES, kernel_options=options)
+
+
+def step(quiet: Report, name: str) -> dict[str, Any]:
+    """Return what was counted in one step."""
+    (found,) = [it for it in quiet.all("interrupts") if it["step"] == name]
+    return found
+
+
+def fired(counted: dict[str, Any], *, on_pod: bool) -> dict[str, int]:
+    """Return how often each interrupt fired on the pod's CPUs, or on all others."""
+    mine = CPUSet.parse(counted["cpus"])
+    sums = {
+        name: sum(count for cpu, count in row.items() if (int(cpu) in mine) is on_pod)
+        for name, row in counted["fired"].items()
+    }
+    return {name: count for name, count in sums.items() if count}
+
+
+def moved(affinities: dict[str, str]) -> dict[str, str]:
+    """Return the affinities of the interrupts that the kernel lets move."""
+    return {number: cpus for number, cpus in affinities.items() if number not in KERNELS}
+
+
+def assert_quiet(counted: dict[str, Any]) -> None:
+    """Fail if an interrupt fired on the pod's CPUs, if none fired elsewhere, or if a later one may fire on them."""
+    assert fired(counted, on_pod=True) == {}
+    assert sum(fired(counted, on_pod=False).values()) >= 100  # the devices were in use
+    assert CPUSet.parse(counted["default"]).isdisjoint(CPUSet.parse(counted["cpus"]))
+
+
+def test_interrupts_reach_exclusive_cpus(quiet: Report) -> None:
+    """Without `quiet` nothing is moved, though the operator allows it."""
+    before = step(quiet, "before")
+
+    assert sum(fired(before, on_pod=True).values()) >= 100
+    assert CPUSet.parse(before["default"]) == CPUSet(range(6))
+
+
+def test_none_fires_on_quiet_cpus(quiet: Report) -> None:
+    """After the annotation of the running pod was changed the counters of its CPUs stand still."""
+    now = step(quiet, "quiet")
+
+    assert_quiet(now)
+    assert now["quiet"]["cpus"] == now["cpus"]
+    assert now["quiet"]["reason"] == ""
+
+
+def test_drivers_loaded_later_fire_elsewhere(quiet: Report) -> None:
+    """Their interrupts are requested by the narrowed default."""
+    later = step(quiet, "driver")
+    new = quiet.one("loaded")["new"]
+
+    assert_quiet(later)
+    assert any("virtio" in name and not name.startswith("0:") for name in later["fired"])
+    assert new
+    assert all(CPUSet.parse(cpus).isdisjoint(CPUSet.parse(later["cpus"])) for cpus in new.values())
+
+
+@pytest.mark.parametrize("when", ["offline", "online"])
+def test_quiet_after_hotplug(quiet: Report, when: str) -> None:
+    """The kernel spreads the interrupts of a CPU that goes offline over quiet ones too; the agent moves them off."""
+    assert quiet.one("spread")["reaches"]
+    assert_quiet(step(quiet, when))
+
+
+def test_quiet_without_an_agent_and_with_the_next(quiet: Report) -> None:
+    """A killed agent leaves what it wrote, and the next one moves what was moved back in between."""
+    assert_quiet(step(quiet, "no agent"))
+    assert_quiet(step(quiet, "next agent"))
+
+
+def test_affinities_are_back_when_the_pod_ends(quiet: Report) -> None:
+    """Each interrupt has what it had before, and so has the default."""
+    ended = quiet.one("ended")
+
+    assert {number: ended["affinities"][number] for number in ended["originals"]} == ended["originals"]
+    assert CPUSet.parse(ended["default"]) == CPUSet(range(6))
+
+
+def test_affinities_are_back_after_kill_and_reset(quiet: Report) -> None:
+    """`--reset` knows from the disk what a killed agent took."""
+    taken, reset = moved(quiet.one("taken")["affinities"]), quiet.one("reset")
+
+    assert taken != {number: reset["affinities"][number] for number in taken}
+    assert reset["status"] == 0
+    assert {number: reset["affinities"][number] for number in reset["originals"]} == reset["originals"]
+    assert CPUSet.parse(reset["default"]) == CPUSet(range(6))
+
+
+def test_agents_did_not_crash(quiet: Report) -> None:
+    """No agent logged a trace."""
+    assert quiet.one("log")["crashes"] == []
