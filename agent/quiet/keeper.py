@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from agent.errors import AgentError
 from agent.node_state import QuietResult
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.noise import Quiet, hindrance
+from pinning.machine.interrupts import Quiet, hindrance
 
 if TYPE_CHECKING:
-    from agent.interfaces import Interrupts
     from agent.quiet.balancer import Balancer, Told
+    from agent.quiet.interrupt_interface import Interrupts
     from agent.quiet.mover import InterruptMover
 
 logger = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ from agent.errors import AgentError, Gone, Managed, Refused
 from agent.quiet.interrupts import DEFAULT
 from agent.reconcile.foreign_writes import ForeignWrites
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.noise import Decision, Quiet, Taken, born, decide
+from pinning.machine.interrupts import Decision, Quiet, Taken, born, decide
 from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from agent.interfaces import Interrupts
+    from agent.quiet.interrupt_interface import Interrupts
     from agent.quiet.taken import TakenStore
 
 MOST_NAMES: Final = 16  # of interrupts in a report

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from agent.node_state import QUIET_PENDING, QuietResult
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.noise import is_quiet, quiet_cpus
+from pinning.planning.ledger import quiet_cpus
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Quieting:
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.set()
-        owners = {it.owner for it in state.ledger if is_quiet(it)}
+        owners = {it.owner for it in state.ledger if it.is_quiet}
         if not owners:
             return replace(state, quiet=self._node_result())
         reason = self._why_not(state, quiet)

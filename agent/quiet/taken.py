@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pinning.errors import PinningError
 from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.noise import Taken
+from pinning.machine.interrupts import Taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

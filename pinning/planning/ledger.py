@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from pinning.contract import CoreType, CPUPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, NoisePolicy, SMTPolicy
 from pinning.errors import IllegalTransition
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.pods.resources import Role
@@ -77,6 +77,11 @@ class Assignment:
     def is_exclusive(self) -> bool:
         """Return whether no other container may run on its CPUs."""
         return self.policy is CPUPolicy.EXCLUSIVE
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether interrupts are to be kept off its CPUs."""
+        return self.is_exclusive and self.claim.noise is NoisePolicy.QUIET
 
     @property
     def owns_cores(self) -> bool:
@@ -265,6 +270,11 @@ def _overlap_in_time(other: Assignment, start_index: int, role: Role) -> bool:
 def _charged(assignments: Iterable[Assignment]) -> CPUSet:
     """Return the CPUs that containers hold themselves."""
     return union(assignment.footprint for assignment in assignments if not assignment.device_claims)
+
+
+def quiet_cpus(ledger: Iterable[Assignment]) -> CPUSet:
+    """Return the CPUs of exclusive containers under `quiet`, with the siblings that idle for them."""
+    return union(it.footprint for it in ledger if it.is_quiet)
 
 
 def _exclusive(mates: tuple[Assignment, ...]) -> CPUSet:

@@ -438,8 +438,7 @@ def _policy_of(container: str, policies: PolicyAnnotations) -> tuple[CPUPolicy |
 
     `require` or `isolate` alone mean `exclusive`.
     """
-    annotation = policies.cpu.of(container)
-    if annotation:
+    if annotation := policies.cpu.of(container):
         return annotation.value, annotation.field
     smt = policies.smt.of(container)
     if smt and smt.value in OWN_CORES:
@@ -480,8 +479,7 @@ def _claim(
 
 def _cmk_claim(member: Member, policies: PolicyAnnotations) -> Claim | None:
     resource = member.cores[0]
-    count = whole(member.requests[resource])
-    if count is None or count < 1:
+    if not (count := whole(member.requests[resource])) or count < 1:
         return None
     return _claim(member, policies, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
 
@@ -490,8 +488,7 @@ def _nobody_eligible(
     listed: tuple[Member, ...], policies: PolicyAnnotations, claims: tuple[Claim, ...]
 ) -> Iterator[Cause]:
     """Refuse a pod-wide policy for which no container is eligible; warn if only some are not."""
-    policy = policies.cpu.pod
-    smt = policies.smt.pod
+    policy, smt = policies.cpu.pod, policies.smt.pod
     annotation = policy if policy and policy.value is not CPUPolicy.NONE else None
     alone = smt if smt and smt.value in OWN_CORES and not policy else None
     field = annotation.field if annotation else alone.field if alone else None

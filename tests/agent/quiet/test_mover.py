@@ -15,7 +15,7 @@ from agent.quiet.mover import MOST_NAMES, InterruptMover, Moved
 from agent.quiet.taken import FILE, TakenStore
 from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.noise import Quiet
+from pinning.machine.interrupts import Quiet
 from tests.agent.quiet.fakes import FakeInterrupts, Killed, cpus
 
 NIC = {"25": "eth0-rx-0", "26": "eth0-rx-1"}

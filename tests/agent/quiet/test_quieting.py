@@ -23,7 +23,7 @@ from agent.reconcile.restorable import Restorable
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.noise import quiet_cpus
+from pinning.planning.ledger import quiet_cpus
 from published.agent_state import Quiet
 from published.codec import decode
 from published.pod_status import PodStatus

@@ -1,4 +1,4 @@
-"""Which CPUs are quiet, and the affinity that each interrupt of a device gets. Pure.
+"""The affinity that each interrupt of a device gets while some CPUs are to be quiet. Pure.
 
 An interrupt that may fire on quiet CPUs loses these bits of its affinity, and gets them back when the CPUs are no longer
 quiet. It counts as the agent's only while its affinity is one that the agent wrote: any other value was set by another
@@ -8,15 +8,9 @@ program, or by the kernel when a CPU went offline, and is the new original.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from pinning.contract import NoisePolicy
-from pinning.machine.cpuset import EMPTY, CPUSet, union
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pinning.planning.ledger import Assignment
+from pinning.machine.cpuset import EMPTY, CPUSet
 
 LEAST_OTHERS: Final = 2  # online CPUs for interrupts; the vectors of a single one can run out
 
@@ -48,16 +42,6 @@ class Decision(NamedTuple):
     taken: Taken | None  # None: nothing has to be restored, once the write is done
     write: CPUSet | None = None  # None: its affinity stays
     is_foreign: bool = False  # another program changed it since it was read last
-
-
-def quiet_cpus(ledger: Iterable[Assignment]) -> CPUSet:
-    """Return the CPUs of exclusive containers under `quiet`, with the siblings that idle for them."""
-    return union(it.footprint for it in ledger if is_quiet(it))
-
-
-def is_quiet(assignment: Assignment) -> bool:
-    """Return whether the CPUs of a container are to be quiet."""
-    return assignment.is_exclusive and assignment.claim.noise is NoisePolicy.QUIET
 
 
 def hindrance(quiet: Quiet) -> str:

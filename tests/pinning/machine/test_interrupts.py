@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.noise import Decision, Quiet, Taken, away, born, decide, hindrance, quiet_cpus
+from pinning.machine.interrupts import Decision, Quiet, Taken, away, born, decide, hindrance
+from pinning.planning.ledger import quiet_cpus
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World
 
