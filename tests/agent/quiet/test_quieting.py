@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.config import AgentConfig
+from agent.errors import Refused
+from agent.main import _quieting
 from agent.node_state import QUIET_PENDING, NodeState, QuietResult
+from agent.process import Agent
 from agent.quiet import balancer, taken
 from agent.quiet.balancer import Balancer
 from agent.quiet.interrupts import DEFAULT
@@ -24,10 +29,13 @@ from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.ledger import quiet_cpus
+from pinning.planning.node_config import NodeConfig
 from published.agent_state import Quiet
 from published.codec import decode
 from published.pod_status import PodStatus
+from tests.agent.fakes import FakeNode
 from tests.agent.quiet.fakes import FakeInterrupts, FakeIrqbalance, cpus
+from tests.agent.reconcile.serving import Reports
 from tests.agent.states import ISOLATE, bound, state_of
 from tests.pods import container
 
@@ -353,3 +361,34 @@ def test_quiet_cpus_of_a_state() -> None:
     """The state of these tests has two, a CPU with its idle sibling."""
     assert quiet_cpus(STATE.ledger) == QUIET
     assert quiet_cpus(EMPTY_STATE.ledger) == EMPTY
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_reset_of_an_agent(tmp_path: Path, is_restored: bool) -> None:
+    """It gives interrupts back with everything else, and fails at the end where some could not be given back."""
+    keeper, reports = Keeper(), Reports()
+    keeper.restored = is_restored
+    node = FakeNode(tmp_path)
+    parts = replace(node.parts(reports), quieting=Quieting(keeper))  # type: ignore[arg-type]
+    with nullcontext() if is_restored else pytest.raises(Refused, match="not every interrupt"):
+        node.runner.run(Agent(parts).reset())
+    assert reports.resets == 1
+    node.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        pytest.param(NodeConfig(), SWITCHED_OFF, id="by default"),
+        pytest.param(NodeConfig(quiet_interrupts=True), QUIET_PENDING, id="allowed"),
+    ],
+)
+def test_the_component_alone_moves_nothing(tmp_path: Path, config: NodeConfig, reason: str) -> None:
+    """Where it was installed to count interrupts, an upgrade must not begin to write to /proc/irq."""
+    agent = AgentConfig("n", tmp_path, irq=tmp_path / "irq", config=config)
+    node = FakeNode(tmp_path / "state")
+    quieting = _quieting(agent, node.state_dir, node.machine)
+    said = quieting.add(STATE)
+    assert (quiet_of(said), said.quiet is None) == (reason, reason == SWITCHED_OFF)
+    assert not [*(tmp_path / "state").glob("i*.json")]
+    node.close()

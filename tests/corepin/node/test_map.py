@@ -227,6 +227,28 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        pytest.param({"quiet": True}, "as the kernel says, interrupts kept off", id="quiet"),
+        pytest.param({"notQuiet": "no component"}, "interrupts may use its CPUs: no component", id="not"),
+    ],
+)
+def test_map_says_whether_interrupts_are_kept_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], told: dict[str, object], shown: str
+) -> None:
+    """Beside the container's CPUs; interrupts that another program moves back are troubles of the node."""
+    state = to_dict(STATE)
+    next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"].update(told)
+    state["quiet"] = {"cpus": "1", "conflicts": ["25 (eth0)"]}
+    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
+        main(["map", "--socket", path])
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert shown in text
+    assert "interrupt 25 (eth0): another program moved it back three times" in text
+
+
+@pytest.mark.parametrize(
     ("execs", "shown"),
     [
         pytest.param({"count": 1}, "entered by exec 1 time, last at 2026-11-20T10:00:00Z", id="counted"),

@@ -132,6 +132,18 @@ def test_noise_is_in_the_timeline() -> None:
     )
 
 
+def test_cpus_that_are_not_quiet_are_among_the_proofs() -> None:
+    """The status says why interrupts may use the CPUs of a pod that asks for quiet ones, which its wish names."""
+    pod, _ = shown(bound("web", annotations={**EXCLUSIVE, "noise-policy.corepin.io/pod": "quiet"}))
+    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    status["containers"]["main"]["notQuiet"] = "no irqbalance"
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
+
+    assert ("proof", "interrupts may use the CPUs of main: no irqbalance") in entries
+    assert any("noise quiet" in message for _, message in entries)
+
+
 def test_devices_are_among_the_proofs() -> None:
     """The status says beside which devices a container runs."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))

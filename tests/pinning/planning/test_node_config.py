@@ -53,6 +53,7 @@ EVERY_KEY = {
         "shared_mode": "packed",
     },
     "noise": {"softirqs": 5000, "interrupts": 0.5},
+    "quiet": {"interrupts": True, "irqbalance": "ignore"},
 }
 
 
@@ -79,6 +80,8 @@ def test_every_key_is_read() -> None:
         observe=True,
         pools=StaticPools(4, 1, CPUSet.parse("5-6"), "spread", "packed"),
         noise_limits=((NoiseKind.INTERRUPTS, 0.5), (NoiseKind.SOFTIRQS, 5000.0)),
+        quiet_interrupts=True,
+        tells_irqbalance=False,
     )
 
 
@@ -164,6 +167,9 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param(
             {"noise": 3}, "noise: 3 is no mapping: write keys of interrupts, .*softirqs$", id="noise"
         ),
+        pytest.param({"quiet": {"interrupts": "yes"}}, "quiet.interrupts: 'yes'", id="quiet interrupts"),
+        pytest.param({"quiet": {"irqbalance": "stop"}}, "quiet.irqbalance: 'stop'", id="irqbalance"),
+        pytest.param({"quiet": {"workqueues": True}}, "quiet.workqueues: the key is unknown", id="quiet key"),
         pytest.param({"noise": {"irqs": 3}}, "noise.irqs: the key is unknown", id="noise key"),
         pytest.param(
             {"noise": {"interrupts": -1}},
