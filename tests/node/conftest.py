@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.node.node import AgentProcess, Node
     from tests.servers.catalog import Server
 
-NOT_READY = "node.kubernetes.io/not-ready"  # nobody takes it away without a controller manager
+NOT_READY = "node.kubernetes.io/not-ready"  # a controller manager would remove it; there is none here
 CONFLIST = """{
   "cniVersion": "1.0.0",
   "name": "never-called",

@@ -141,7 +141,7 @@ def _config(kubelet: Kubelet, runtime: Path, cgroup: str) -> dict[str, Any]:
 
 
 def _make_cgroup(cgroup: str) -> None:
-    """Make a cgroup in every hierarchy; on v1 its cpuset has to be filled before anybody can enter."""
+    """Make a cgroup in every hierarchy; on v1 its cpuset must be set before a process can enter."""
     roots = [CGROUP_ROOT] if (CGROUP_ROOT / "cgroup.controllers").exists() else list(CGROUP_ROOT.iterdir())
     for root in roots:
         if not (root / "cgroup.procs").exists():

@@ -89,7 +89,7 @@ class Container:
 
 
 def allowed_cpus(pid: int) -> CPUSet:
-    """Return the CPUs that a process may run on: none if it ended meanwhile, as those that a shell starts do."""
+    """Return the CPUs that a process may run on, none if it has exited, as short-lived commands of a shell do."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -230,7 +230,9 @@ class KubeNode:
             key = status.get("containerID", "").partition("//")[2]
             if key and "running" in status["state"]:
                 root = self.hierarchy.folder(self.containerd.cgroup)
-                for path, names, _ in os.walk(root):  # which bears that folders go away meanwhile
+                for path, names, _ in os.walk(
+                    root
+                ):  # os.walk tolerates folders that are removed during the walk
                     if key in names:
                         return Container(key, status["restartCount"], self.hierarchy, Path(path) / key)
         return None
@@ -254,7 +256,7 @@ class KubeNode:
         return []
 
     def status(self, name: str) -> Any:
-        """Return what the agent told about the pod's container, as its user reads it; None when it told nothing."""
+        """Return the status that the agent published for the pod's container, or None."""
         text = ((self.pod(name) or {}).get("metadata") or {}).get("annotations", {}).get(STATUS)
         return json.loads(text)["containers"]["main"] if text else None
 

@@ -1,4 +1,4 @@
-"""Stands between the agent and the API server: counts every request, and fails when it is told to."""
+"""A proxy between the agent and the API server that counts every request, and fails on demand."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def restart_kubelet(node: Node, meanwhile: Callable[[], object] = lambda: None) 
 
 
 def heartbeat(node: Node) -> str:
-    """Return when the kubelet told its state last."""
+    """Return when the kubelet reported its state last."""
     conditions = node.document()["status"]["conditions"]
     return str(
         next(condition["lastHeartbeatTime"] for condition in conditions if condition["type"] == "Ready")

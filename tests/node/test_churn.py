@@ -1,4 +1,4 @@
-"""Many pods at once: each one has its CPUs at its first instruction, or the time until then is measured and told."""
+"""Many pods at once: each has its CPUs at its first instruction, or the time until then is published."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def windows(node: Node) -> dict[str, float | None]:
 
 
 def test_no_update_is_lost_under_churn(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    """While pods come and go each joins the shared CPUs; whoever was not there from the first instruction on is told."""
+    """While pods come and go each joins the shared CPUs; pods that did not start on them are counted."""
     [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
     until_equal("own CPU", lambda: len(pinned.cpus), 1)
     shared = node.all - pinned.cpus

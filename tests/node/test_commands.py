@@ -1,4 +1,4 @@
-"""What operators ask of a real node: corepin map, plan and doctor, with what its agent told the API server."""
+"""Operators' commands on a real node: corepin map, plan and doctor, with the data that its agent published."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shown(node: Node, *arguments: str) -> str:
 
 @contextmanager
 def busy(node: Node, cpus: CPUSet) -> Iterator[str]:
-    """Keep a thread of nobody's pod running on some CPUs; yield its cgroup."""
+    """Keep a thread that belongs to no pod running on some CPUs; yield its cgroup."""
     root = f"{node.containerd.cgroup}/stranger"
     cgroup, homes = f"{root}/pod/main", KernelContainerCgroups(node.hierarchy, root)
     homes.make(cgroup)
@@ -47,7 +47,7 @@ def busy(node: Node, cpus: CPUSet) -> Iterator[str]:
 
 
 def test_map_shows_the_owners_of_a_nodes_cpus(node: Node) -> None:
-    """From the node's annotations as from the agent's socket: who owns which CPU, and nobody any more after that."""
+    """From annotations and from the socket the map shows a CPU's owner, and none once the policy is removed."""
     [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
     until("told", lambda: "pinned" in pools(node))
     assert f"default/pinned/main: exclusive, CPUs {pinned.cpus}" in shown(node, "map", "--node", node.name)
@@ -63,12 +63,12 @@ def test_map_shows_the_owners_of_a_nodes_cpus(node: Node) -> None:
 
 
 def pools(node: Node) -> str:
-    """Return what the agent has told of the node's CPUs."""
+    """Return the pools that the agent has published for the node."""
     return str(node.document()["metadata"]["annotations"]["status.corepin.io/pools"])
 
 
 def test_plan_uses_the_machine_that_the_agent_published(node: Node) -> None:
-    """A claim of all that can be given out fits on the node, one more CPU does not; nobody else has such a node."""
+    """`plan --node` fits a claim of all allocatable CPUs and refuses one CPU more; an unknown node is an error."""
 
     def planned(cpus: int) -> Any:
         document = json.dumps(pod("new", EXCLUSIVE, cpu=str(cpus)))
@@ -118,13 +118,13 @@ def test_doctor_sees_who_runs_on_exclusive_cpus(node: Node) -> None:
 
 
 def owning(node: Node) -> AgentState | None:
-    """Return the agent's state once somebody owns CPUs."""
+    """Return the agent's state once a container owns CPUs."""
     state = decode(AgentState, json.dumps(node.agent.state()))
     return state if state.ledger["assignments"] else None
 
 
 def test_doctor_says_what_it_cannot_see(node: Node) -> None:
-    """Without agent, or in another cluster, what is not known is told with the reason, and the rest is examined."""
+    """Without the agent, or for an unknown node, doctor reports why a check is unknown and runs the others."""
     found = examined(node, "--socket", "/nonexistent", "--node", "nowhere")
     assert "No such file" in found["agent"]["told"]
     assert found["runtime"]["verdict"] == "ok"

@@ -29,7 +29,7 @@ def resized(node: Node, name: str, cpu: str) -> None:
 
 
 def test_exclusive_pod_has_a_cpu_of_its_own(node: Node) -> None:
-    """A pod with Crane's annotation has one CPU, everybody else the others; when it is gone they are widened."""
+    """A pod with Crane's annotation has one CPU, other pods the rest; after its deletion they get all again."""
     [bystander] = node.run(pod("bystander"))
     node.settled({bystander: node.all})
     [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
@@ -96,7 +96,7 @@ def test_resize_of_an_isolated_pod_is_told_what_is_missing(node: Node) -> None:
 
 
 def test_static_pod_is_pinned(node: Node) -> None:
-    """A pod from the kubelet's folder is pinned and told about, although its UID in the API is not the runtime's."""
+    """A static pod is pinned and has a status, although its UID in the API is not the runtime's."""
     [bystander] = node.run(pod("bystander"))
     document = pod("static", EXCLUSIVE, cpu="1")
     file = node.kubelet.static_pods / "static.json"
@@ -136,6 +136,6 @@ def pods_named(node: Node, name: str) -> list[Any]:
 
 
 def ledger_cpus(node: Node) -> CPUSet:
-    """Return the CPUs that the agent's own account says somebody owns."""
+    """Return the CPUs that are owned according to the agent's ledger."""
     state = node.agent.state()
     return node.all - CPUSet.parse(state["sets"]["shared"])

@@ -1,4 +1,4 @@
-"""A real kubelet with the static policy tells the agent which CPUs it gave out, and nobody writes its cpusets but itself."""
+"""A real kubelet with the static policy reports the CPUs it assigned to the agent, and alone writes its cpusets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def static(node: Node) -> Iterator[tuple[Container, Container]]:
 
 @contextmanager
 def nothing_written(node: Node) -> Iterator[None]:
-    """Hold that the agent writes no cpuset meanwhile, by cgroup or by runtime."""
+    """Check that the agent writes no cpuset during the block, by cgroup or by runtime."""
     before = node.agent.metric("corepin_agent_cpuset_writes_total")
     yield
     assert node.agent.metric("corepin_agent_cpuset_writes_total") == before

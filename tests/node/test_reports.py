@@ -1,4 +1,4 @@
-"""What the agent tells is there for whoever uses kubectl."""
+"""The agent's reports as kubectl shows them: annotations, events and resources."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_pod_says_where_it_runs(node: Node) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["may run with the others", "must fit"])
-def test_refusal_is_told_and_mended(node: Node, strict: bool) -> None:
-    """Who asks for more than there is runs with the others and is told why; a change of mind ends that.
+def test_refusal_is_reported_until_the_policy_changes(node: Node, strict: bool) -> None:
+    """A pod that wants more CPUs than there are runs on the shared ones; event and status have the refusal.
 
-    Without a gate that holds its start this is also so for claims that must fit: they are refused, never pinned.
+    A changed policy ends the refusal. Without a gate this also holds for claims that block the start.
     """
     policies = EXCLUSIVE | ({"smt-policy.corepin.io/pod": "require"} if strict else {})
     [greedy] = node.run(pod("greedy", policies, cpu=str(node.cores + 1)))
@@ -51,7 +51,7 @@ def test_refusal_is_told_and_mended(node: Node, strict: bool) -> None:
 
 
 def test_change_of_policy_is_an_event(node: Node) -> None:
-    """Another policy is told with both the old and the new one."""
+    """A policy change is an event that names the old and the new policy."""
     node.run(pod("pinned", EXCLUSIVE, cpu="1"))
     until("pinned", lambda: (node.status("pinned") or {}).get("pinned"))
     node.annotate("pinned", "share")
@@ -94,7 +94,7 @@ def config_map(node: Node) -> dict[str, str] | None:
 
 
 def test_kubelet_that_zeroes_the_resource_is_corrected(node: Node) -> None:
-    """Whoever takes the extended resource away finds it published again within seconds."""
+    """The agent publishes the extended resource again within seconds after a client has set it to zero."""
     zero = json.dumps({"status": {"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}}})
     node.kubectl("patch", "node", node.name, "--subresource=status", "--type=merge", "-p", zero)
     until_equal("published", node.published, (str(node.cores), str(node.cores)))

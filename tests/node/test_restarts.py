@@ -1,4 +1,4 @@
-"""Whatever is restarted, broken or overloaded around the agent: nothing is missed, nobody moves, nobody is hammered."""
+"""Restarts, failures and overload around the agent: no change is missed, no pod moves, and the agent backs off."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_restarted_kubelet_rejects_no_running_pod(node: Node, agent: str) -> Non
 
 
 def test_restarted_api_server_is_followed_again(node: Node) -> None:
-    """Nobody moves while it is away, few requests are made, and a change after it is followed."""
+    """During a restart of the API server no pod moves and few requests are made; a later change is followed."""
     pinned, bystander = shared_pair(node)
     cpus = (pinned.cpus, bystander.cpus)
     with node.proxy.counting() as requests:
@@ -86,7 +86,7 @@ def test_expired_watch_means_a_new_list(node: Node) -> None:
             node.plane.compact()
             node.plane.kill()
             node.plane.start()
-            assert bystander.cpus != node.all  # nobody is gone while the API server is out of reach
+            assert bystander.cpus != node.all  # no pod is removed while the API server is unreachable
         until("own CPU", lambda: not late.cpus & bystander.cpus)
         node.settled({late: late.cpus, bystander: node.all - late.cpus})
     lists = [
@@ -99,8 +99,8 @@ def test_expired_watch_means_a_new_list(node: Node) -> None:
 
 
 @pytest.mark.parametrize("status", [500, 429])
-def test_failing_api_server_is_asked_seldom(node: Node, status: int) -> None:
-    """While every request fails nobody moves and few requests are made; what happened meanwhile is done after it."""
+def test_agent_backs_off_from_a_failing_api_server(node: Node, status: int) -> None:
+    """While every request fails no pod moves and the agent backs off; then it catches up."""
     pinned, bystander = shared_pair(node)
     cpus = (pinned.cpus, bystander.cpus)
     with node.proxy.counting() as requests, node.proxy.failing(status):
@@ -128,8 +128,8 @@ def test_slow_api_server_holds_up_reports_and_no_container(node: Node) -> None:
     patient(requests, 40)
 
 
-def test_refused_token_is_borne_until_there_is_a_good_one(node: Node) -> None:
-    """While the API server does not know the agent's token nobody moves and it is asked seldom; then all is followed."""
+def test_agent_backs_off_until_its_token_is_valid(node: Node) -> None:
+    """While the API server rejects the agent's token it backs off and no pod moves; then changes are followed."""
     pinned, bystander = shared_pair(node)
     cpus = (pinned.cpus, bystander.cpus)
     token = node.agent.directory / "token"
@@ -151,7 +151,7 @@ def test_refused_token_is_borne_until_there_is_a_good_one(node: Node) -> None:
 
 
 def test_killed_agent_leaves_every_container_where_it_is(node: Node) -> None:
-    """After `kill -9` CPUs stay as they are; who came or changed meanwhile is served by the next agent."""
+    """After `kill -9` CPUs stay as they are; the next agent follows changes that it missed."""
     pinned, bystander = shared_pair(node)
     same, cpus = alive(node), (pinned.cpus, bystander.cpus)
     node.agent.kill()
@@ -164,8 +164,8 @@ def test_killed_agent_leaves_every_container_where_it_is(node: Node) -> None:
     assert node.agent.metric("corepin_agent_rebuilds_total") == 0
 
 
-def test_lost_checkpoint_is_made_anew_from_what_runs(node: Node) -> None:
-    """Without its checkpoint the agent finds in kernel and pods what everybody has, and nobody moves."""
+def test_lost_checkpoint_is_rebuilt_from_running_pods(node: Node) -> None:
+    """Without its checkpoint the agent rebuilds the ledger from kernel and pods, and no pod moves."""
     pinned, bystander = shared_pair(node)
     cpus = (pinned.cpus, bystander.cpus)
     node.agent.kill()

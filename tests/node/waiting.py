@@ -1,4 +1,4 @@
-"""Wait for what tells nobody when it is there."""
+"""Poll for conditions that send no notification."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def until_holds(node: Node) -> None:
 
 
 def lines(node: Node, name: str) -> list[str]:
-    """Return the CPUs that a pod told: those of its first instruction, and others that it had later."""
+    """Return the CPUs that a pod logged: those of its first instruction, and any others later."""
     return [text for _, text in node.log_lines(name, node.pod(name)["metadata"]["uid"])]
 
 

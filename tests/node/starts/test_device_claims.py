@@ -147,7 +147,7 @@ def _values(pod: Path, variable: str) -> set[str]:
 def test_container_runs_on_its_claim_from_the_first_instruction_on(
     node: Node, claim: dict[str, Any], cpu: str | None
 ) -> None:
-    """The variable, the cpuset and the CPUs of its first instruction are those of the claim, and nobody else's."""
+    """Variable, cpuset and the CPUs of the first instruction are those of the claim, and no other pod has them."""
     name = claim["metadata"]["name"]
     node.apply(claim)
     [container] = node.run(_pod("user", name, cpu))

@@ -57,7 +57,7 @@ def killed(node: Node) -> Iterator[None]:
 
 
 def hung(node: Node) -> AbstractContextManager[None]:
-    """Let the agent answer nobody until the block ends."""
+    """Suspend the agent until the block ends, so that it answers no request."""
     assert node.agent.daemon
     return node.agent.daemon.hung()
 

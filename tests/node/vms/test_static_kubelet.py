@@ -52,7 +52,7 @@ def static_session(node_session: Node) -> Iterator[Node]:
 
 @pytest.fixture
 def static(static_session: Node) -> Iterator[Node]:
-    """Return the same without pods; those of the test are removed after it, and the agent wrote no cpuset meanwhile."""
+    """Return the node without pods; after the test remove its pods and check that the agent wrote no cpuset."""
     before = static_session.agent.metric("corepin_agent_cpuset_writes_total")
     yield static_session
     written = static_session.agent.metric("corepin_agent_cpuset_writes_total") - before
@@ -143,7 +143,7 @@ def test_sandbox_is_pinned_inside_the_kubelet_s_cpus(static: Node) -> None:
 
 
 def test_foreign_update_reaches_every_thread(static: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever cpuset somebody sends to a container of Kata's, all threads of its sandbox follow it."""
+    """All threads of a Kata sandbox follow a cpuset that another client writes to its container."""
     machine = sandbox(static, Guest(2, iothreads=("io0",)), cpu=None)
     container = until("container", lambda: container_id(static))
     truth = machine.truth()
