@@ -50,7 +50,7 @@ class Cluster:
     client: httpx.Client
     wanted: dict[str, str | None] = field(default_factory=dict)  # policy of `main` by name of the pod
 
-    # What people do; each command and its answer are told to the host.
+    # Commands of users; each command and its output are reported to the host.
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl as people do and return what it prints, warnings and errors too.
@@ -73,7 +73,7 @@ class Cluster:
         return done.stdout + done.stderr, done.returncode
 
     def create(self, pod: Mapping[str, Any], policy: str | None) -> None:
-        """Create a pod; `policy` is what its container `main` will be told to have."""
+        """Create a pod; `policy` is the expected policy of its container `main`."""
         self.wanted[pod["metadata"]["name"]] = policy
         self.kubectl("create", "-f", "-", stdin=json.dumps(pod))
 

@@ -1,4 +1,4 @@
-"""Inside the guest: what a machine has before anybody installs Kubernetes on it. Nothing of it reaches the host."""
+"""Inside the guest: a machine before Kubernetes is installed on it. Nothing of it reaches the host."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ NON_ISOLCPUS = {"exclusive-non-isolcpus": "Exclusive-Non-Isolcpus"}
 def test_example_pods_run_unchanged(
     cmk_walk: Report, step: str, pod: str, expected: dict[str, str], *, injected: bool
 ) -> None:
-    """Each container says what its command echoes, its obsolete flag is told, and the pod succeeds."""
+    """Each container prints what its command echoes, its obsolete flag causes a warning, and the pod succeeds."""
     (seen,) = [it for it in cmk_walk.all("example") if (it["step"], it["pod"]) == (step, pod)]
     assert (seen["phase"], seen["injected"]) == ("Succeeded", injected)
     assert seen["said"].keys() == {f"cmk-isolate-{pool}" for pool in expected}
@@ -69,7 +69,7 @@ def test_example_pods_run_unchanged(
 
 
 def test_wrapped_command_is_pinned_and_described(cmk_walk: Report) -> None:
-    """The command itself has the pid, its two cores, and CMK's variables; nobody else is on them."""
+    """The command itself has the pid, its two cores, and CMK's variables; no other task is on them."""
     seen = cmk_walk.one("held")
     mine = CPUSet(int(cpu) for cpus in seen["cpus"] for cpu in cpus.split(","))
     assert seen["command"] == ["sleep", "1000000"]

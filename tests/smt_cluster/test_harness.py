@@ -40,7 +40,7 @@ def seen(status: dict[str, Any], *allowed: str, cpuset: str = "2-3") -> dict[str
     ],
 )
 def test_settled_means_kernel_and_agent_agree(pod: dict[str, Any], policy: str | None, settled: bool) -> None:
-    """A pod is as told when its policy holds and the kernel shows both processes where the agent says."""
+    """A pod is settled when its policy is the expected one and both processes run where the agent says."""
     assert is_as_told(pod, policy, shared="0-1") is settled
 
 

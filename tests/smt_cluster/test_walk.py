@@ -67,8 +67,8 @@ def test_walk_comes_to_its_end(walk: Report) -> None:
     assert [passed["step"] for passed in walk.all("passed")] == STEPS
 
 
-def test_every_command_succeeds_but_the_forgery(walk: Report) -> None:
-    """What people type works; who writes the agent's annotation by hand is refused and told who may."""
+def test_every_command_but_a_forged_annotation_succeeds(walk: Report) -> None:
+    """Every command succeeds but the one that writes the agent's annotation, which is refused with the reason."""
     failed = [call for call in walk.all("kubectl") if call["status"]]
 
     assert [call["command"].rpartition(" ")[2] for call in failed] == [f"{STATUS_CPUS}=forged"]
@@ -210,8 +210,8 @@ def test_cmk_pod_is_scheduled_and_served(walk: Report) -> None:
     assert "cmk" in [toleration.get("key") for toleration in document["spec"]["tolerations"]]
 
 
-def test_claim_that_does_not_fit_is_refused_aloud(walk: Report) -> None:
-    """Three whole cores where two are free: an event with the remedy, and never called pinned; nobody else moves."""
+def test_claim_that_does_not_fit_is_refused_with_an_event(walk: Report) -> None:
+    """Three whole cores where two are free: an event with the remedy, not pinned, and no other pod moves."""
     seen = look(walk, "refused")
     event = next(event for event in walk.all("event") if event["pod"] == "greedy")
 
@@ -222,8 +222,8 @@ def test_claim_that_does_not_fit_is_refused_aloud(walk: Report) -> None:
     assert cpus(seen, "cmk") == cpus(look(walk, "cmk"), "cmk")
 
 
-def test_resource_that_is_not_there_waits_for_the_scheduler(walk: Report) -> None:
-    """A pod that wants more of CMK's cores than are published is not bound, and told which resource is short."""
+def test_pod_without_enough_resources_is_not_scheduled(walk: Report) -> None:
+    """A pod that wants more of CMK's cores than are published is not scheduled; the event names the resource."""
     event = next(event for event in walk.all("event") if event["pod"] == "queued")
 
     assert event["reason"] == "FailedScheduling"
@@ -238,8 +238,8 @@ def test_refused_claim_is_served_once_there_is_room(walk: Report) -> None:
     assert cpus(seen, "bystander") == RESERVED
 
 
-def test_offline_cpu_is_replaced_and_told(walk: Report) -> None:
-    """The owner keeps its other CPU and gets one of a core that nobody has; node and pod tell it."""
+def test_offline_cpu_is_replaced_and_reported(walk: Report) -> None:
+    """The owner keeps its other CPU and gets one of a free core; node and pod report the change."""
     before, offline = look(walk, "before"), look(walk, "offline")
     gone = CPUSet((walk.all("switched")[0]["cpu"],))
     mine = cpus(offline, "whole")
@@ -252,8 +252,8 @@ def test_offline_cpu_is_replaced_and_told(walk: Report) -> None:
     assert published(offline, EXCLUSIVE_CORES) == published(before, EXCLUSIVE_CORES) - 1
 
 
-def test_cpu_that_comes_back_idles_beside_its_owner(walk: Report) -> None:
-    """Nobody is moved for it, and nobody else runs beside an owner of whole cores."""
+def test_cpu_back_online_is_idle_beside_its_owner(walk: Report) -> None:
+    """The CPU that is online again stays idle beside the owner of its core; no pod moves."""
     offline, back = look(walk, "offline"), look(walk, "back")
 
     assert cpus(back, "whole") == cpus(offline, "whole")

@@ -43,7 +43,7 @@ def main(walk: Callable[[Cluster], None]) -> NoReturn:
         try:
             walk(start(stack))
             status = 0
-        except Exception:  # noqa: BLE001 whatever it was, the host is told
+        except Exception:  # noqa: BLE001 any failure is reported to the host
             report("failed", traceback=traceback.format_exc(), logs=_logs())
         os._exit(status)
 
@@ -157,7 +157,7 @@ def _told(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 def sidecar(cluster: Cluster) -> None:
-    """Let somebody else's webhook, called after ours, add a container that states neither CPU nor memory."""
+    """Register another webhook, called after ours, that adds a container without CPU and memory."""
     cluster.kubectl("label", "namespace", "default", f"{MESHED}=yes")
     with serve_neighbours({"/sidecar": add_sidecar}) as served:
         registration = neighbour("zzz-mesh", f"{served.url}/sidecar", served.ca_bundle, MESHED)
