@@ -26,7 +26,7 @@ def idle(snapshot: Snapshot, pod: str) -> CPUSet:
 
 
 def others(snapshot: Snapshot, pod: str) -> CPUSet:
-    """Return where anybody but the pod may run."""
+    """Return the CPUs on which other pods may run."""
     return union(cpus(snapshot, other) for other in snapshot["pods"] if other != pod)
 
 
@@ -46,7 +46,7 @@ def owners(snapshot: Snapshot) -> list[str]:
 
 
 def owned_twice(snapshot: Snapshot) -> CPUSet:
-    """Return the CPUs that an owner has, or keeps idle, and anybody else may run on or keeps idle too."""
+    """Return CPUs that an owner has or keeps idle, and that others may run on or keep idle too."""
     twice = EMPTY
     for owner in owners(snapshot):
         mine = cpus(snapshot, owner) | idle(snapshot, owner)

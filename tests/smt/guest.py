@@ -31,10 +31,8 @@ STALLED = re.compile(r"rcu_preempt kthread starved for \d+ jiffies! (g\d+)")
 LOCKED = re.compile(r"soft lockup - CPU#\d+ stuck for \d{3,}s")
 BOOTED = "booted"  # what the first program says
 PORT = "corepin.facts"  # the virtio port on which the scenario reports
-_SPEED = (
-    "mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1 cryptomgr.notests=1"  # nobody attacks it
-)
-_CONSOLE = "earlyprintk=ttyS1 console=ttyS1"  # from the first line on: a start that hangs shows where
+_SPEED = "mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1 cryptomgr.notests=1"  # the guest runs no untrusted code
+_CONSOLE = "earlyprintk=ttyS1 console=ttyS1"  # safe: no untrusted code runs
 # Two things that wait for ticks, which come late on a busy host: a check that panics without them, and each CPU's
 # measuring of its delay loop. The loops of a CPU of 4 GHz are long enough for any.
 _TIMER = "no_timer_check lpj=16000000"

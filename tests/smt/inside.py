@@ -120,7 +120,7 @@ class Node:
         return self.create(name)
 
     def first(self, name: str) -> str:
-        """Return the CPUs that a pod's container told first."""
+        """Return the CPUs that a pod's container logged first."""
         log = self.containerd.directory / "logs" / _uid(name) / "app.log"
         deadline = time.monotonic() + SECONDS
         while not (log.exists() and log.read_text().endswith("\n")) and time.monotonic() < deadline:
@@ -239,7 +239,7 @@ def _uid(name: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file, so that nobody reads half of it."""
+    """Replace a file atomically, so that no reader sees half of it."""
     new = path.with_name(f".{path.name}")
     new.write_text(text)
     new.rename(path)

@@ -88,7 +88,7 @@ def live_change(node: Node) -> None:
 
 
 def offline_and_back(node: Node) -> None:
-    """Take one CPU of a whole core away, and bring it back, while somebody looks for CPUs that two have."""
+    """Take one CPU of a whole core offline and online again, while a watcher looks for CPUs that two pods have."""
     node.add("whole", 2, {OWNER: "require"})
     node.settle()
     report("offline", step="before", **node.snapshot())

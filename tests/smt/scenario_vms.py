@@ -45,7 +45,7 @@ def vms(node: Node) -> None:
 
 
 def sandbox_without_claims(pods: ContainerdNode) -> Truth:
-    """Start a sandbox that claims nothing, in a cgroup that confines nobody."""
+    """Start a sandbox that claims nothing, in a cgroup without a cpuset."""
     machine = pods.sandbox("free", Guest(16, vsock=101), {"app": 0}, words={WITHOUT_CPUSET: "true"})
     pods.start("free", "app")
     truth = machine.truth()

@@ -24,7 +24,7 @@ def test_cut_off_line_is_no_fact() -> None:
 
 
 def test_missing_fact_shows_the_console() -> None:
-    """Whoever asks for a fact that was not reported reads what the guest said last."""
+    """Asking for a fact that was not reported fails with the last lines of the guest's console."""
     with pytest.raises(GuestFailed, match="'topology'; its console ended with\nKernel panic"):
         Report({}, "Kernel panic").one("topology")
 
@@ -82,13 +82,13 @@ def snapshot(bystander: str, *, shared: str) -> dict[str, Any]:
         pytest.param("0-1,4", "4", id="on-an-idle-sibling"),
     ],
 )
-def test_cpu_of_two_is_found(bystander: str, twice: str) -> None:
-    """Whoever may run on an owner's CPU or beside it is told."""
+def test_cpu_of_two_pods_is_found(bystander: str, twice: str) -> None:
+    """A pod that may run on an owner's CPU, or on its idle sibling, is detected."""
     assert owned_twice(snapshot(bystander, shared="0-1,6-7")) == CPUSet.parse(twice)
 
 
 def test_lost_cpu_is_found() -> None:
-    """An online CPU that nobody holds and that is not shared is told."""
+    """An online CPU that is neither owned nor shared is detected."""
     assert nobodys(snapshot("0", shared="0-1,6-7")) == CPUSet()
     assert nobodys(snapshot("0", shared="0-1,6")) == CPUSet((7,))
 

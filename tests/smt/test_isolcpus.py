@@ -13,7 +13,7 @@ ISOLATED_CPUS = CPUSet.parse(ISOLATED)
 
 
 def steps(node: Report) -> list[dict[str, Any]]:
-    """Return what was reported before somebody claimed whole cores, when all isolated ones were taken, and beyond."""
+    """Return the reports before the claims on whole cores, with all isolated cores taken, and with more claims."""
     found = node.all("isolcpus")
     assert [step["step"] for step in found] == ["alone", "claims", "late"]
     return found
@@ -25,7 +25,7 @@ def test_kernel_isolated_the_cpus(node: Report) -> None:
 
 
 def test_shared_set_has_no_isolated_cpu(node: Report) -> None:
-    """A container without a claim may run everywhere but on isolated CPUs, before and after somebody claims them."""
+    """A container without a claim may run on all but isolated CPUs, before and after other pods claim them."""
     alone, claims, _ = steps(node)
 
     assert cpus(alone, "bystander") == shared(alone) == CPUSet.parse(alone["online"]) - ISOLATED_CPUS
@@ -43,7 +43,7 @@ def test_claims_of_whole_cores_take_isolated_cores_first(node: Report) -> None:
 
 
 def test_claims_beyond_take_other_cores(node: Report) -> None:
-    """When no isolated core is left the next claim takes one from the shared set, and moves nobody."""
+    """When no isolated core is left the next claim takes one from the shared set, and no pod moves."""
     _, claims, late = steps(node)
 
     assert not cpus(late, "after-isolated") & ISOLATED_CPUS

@@ -82,7 +82,7 @@ def test_prefer_takes_a_whole_core_and_one_thread(node: Report) -> None:
 
 
 def test_require_idles_the_last_sibling(node: Report) -> None:
-    """Three CPUs under `require` are on two cores, whose fourth CPU nobody may run on."""
+    """Three CPUs under `require` are on two cores, whose fourth CPU stays idle."""
     seen = node.one("policies")
     mine = cpus(seen, "require")
 
@@ -93,7 +93,7 @@ def test_require_idles_the_last_sibling(node: Report) -> None:
 
 
 def test_isolate_runs_one_thread_of_each_core(node: Report) -> None:
-    """Two CPUs under `isolate` are on two cores, and nobody may run on either sibling."""
+    """Two CPUs under `isolate` are on two cores, whose siblings stay idle."""
     seen = node.one("policies")
     mine = cpus(seen, "isolate")
 
@@ -104,7 +104,7 @@ def test_isolate_runs_one_thread_of_each_core(node: Report) -> None:
 
 
 def test_bystander_runs_on_the_rest(node: Report) -> None:
-    """What nobody owns or idles is where everybody else runs, reserved CPUs among it."""
+    """Pods without claims run on all CPUs that are neither owned nor kept idle, reserved CPUs among them."""
     seen = node.one("policies")
     taken = cpus(seen, "prefer") | whole_cores(cpus(seen, "require") | cpus(seen, "isolate"))
 
@@ -150,8 +150,8 @@ def test_offline_cpu_is_replaced_by_a_near_one(node: Report) -> None:
     assert not gone & CPUSet.parse(offline["online"])
 
 
-def test_cpu_that_comes_back_is_idle_for_the_owner_of_its_core(node: Report) -> None:
-    """Nobody is moved for it, and nobody else runs beside an owner of whole cores."""
+def test_cpu_back_online_is_idle_for_the_owner_of_its_core(node: Report) -> None:
+    """The CPU that is online again stays idle beside the owner of its core; no pod moves."""
     _, offline, back = node.all("offline")
     gone = CPUSet((back["cpu"],))
 
@@ -207,8 +207,8 @@ def test_births_over_nri_are_on_their_cores(node: Report) -> None:
     assert first["plain"] == cpus(seen, "bystander") == shared(seen)
 
 
-def test_isolated_cores_that_are_not_there_are_waited_for(node: Report) -> None:
-    """The container is not made, for the reason that is told; when cores come free it is born on them."""
+def test_container_waits_for_free_isolated_cores(node: Report) -> None:
+    """The container's creation fails with the refusal; once cores are free, it starts on them."""
     refused = node.one("refused")
     late = node.one("late")
     mine = cpus(late, "late")

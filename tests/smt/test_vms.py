@@ -46,7 +46,7 @@ def test_siblings_of_the_guest_are_siblings_of_the_host(node: Report, pod: str) 
 
 
 def test_isolated_machine_has_no_two_threads_on_a_core(node: Report) -> None:
-    """Each vCPU under `isolate` has a core, on which nobody else runs."""
+    """Each vCPU under `isolate` has a core, on which no other thread runs."""
     cpus = CPUSet(seen(node, "isolate").one_each() or [])
 
     assert len(whole_cores(cpus)) == 4
@@ -79,7 +79,7 @@ def test_vcpus_of_a_sandbox_get_one_cpu_each_when_they_are_as_many(node: Report)
 
 @pytest.mark.parametrize("name", ["alone", "beside require", "beside many"])
 def test_sandbox_without_claims_follows_the_shared_set(node: Report, name: str) -> None:
-    """Sixteen vCPUs in a cgroup that confines nobody run on the shared CPUs, and leave those that somebody claims."""
+    """Sixteen vCPUs in a cgroup without a cpuset run on the shared CPUs, and leave those that other pods claim."""
     assert len(seen(node, "free", name).vcpus) == 16
     assert seen(node, "free", name).is_all_on(CPUSet.parse(step(node, "free", name)["shared"]))
 

@@ -1,4 +1,4 @@
-"""Inside the guest: containers whose commands run under `cmk isolate`, and an agent that is killed meanwhile."""
+"""Inside the guest: containers whose commands run under `cmk isolate`, and an agent that is killed during that."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RACERS: Final = 50
 
 
 def wrappers(starter: Connection, cores: int = 7) -> None:
-    """Let commands ask for the cores of the machine, all but the first, which nobody may have."""
+    """Let commands ask for all cores of the machine but the first, which is reserved."""
     FOLDER.mkdir()
     agent = WrappingAgent(FOLDER, starter)
     agent.start()
@@ -59,7 +59,7 @@ def wrappers(starter: Connection, cores: int = 7) -> None:
 
 
 def without_the_resource(agent: WrappingAgent) -> None:
-    """Report what a command is told in a container that has no cores."""
+    """Report the answer to a command in a container that has no cores."""
     agent.pod("without", "cmk isolate --pool=exclusive true; echo left with $?", cores=0)
     report("without", lines=agent.until_written("without", "left with"))
     agent.end("without")

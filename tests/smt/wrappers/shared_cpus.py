@@ -22,7 +22,7 @@ HELPED: Final = WHOLE_CORE | {f"{SHARED_CPUS}/pod": "true"}
 def shared_cpus(agent: WrappingAgent, told: Path, cpus: int = 2) -> None:
     """Let a program move its helper, take from the shared set, and give back.
 
-    Nobody tells a container of the runtime `local` its shared set: the file stands for the downward API's.
+    The runtime `local` has no downward API that shows a container its shared set: the file stands for it.
     """
     wait = f"until [ -s {told} ]; do sleep 0.1; done"
     agent.owner(

@@ -23,7 +23,7 @@ def test_without_the_resource_it_ends_with_one(node: Report) -> None:
 
 
 def test_of_fifty_that_race_as_many_win_as_there_are_cores(node: Report) -> None:
-    """Each of the seven allocatable cores is one command's, and all others are told that none is left."""
+    """Each of the seven allocatable cores is one command's, and the other commands are refused."""
     lines = node.one("race")["lines"]
     won = [line.removeprefix("on ") for line in lines if line != "lost"]
 
@@ -32,7 +32,7 @@ def test_of_fifty_that_race_as_many_win_as_there_are_cores(node: Report) -> None
 
 
 def test_four_at_once_take_four_whole_cores(node: Report) -> None:
-    """Each is told another core, and the kernel holds it there."""
+    """Each command gets another core, and the kernel confines it to that core."""
     four = node.one("at_once")
     told = parsed(four["told"])
 
@@ -43,7 +43,7 @@ def test_four_at_once_take_four_whole_cores(node: Report) -> None:
 
 
 def test_a_program_moves_its_helper_thread(node: Report) -> None:
-    """It began on the core of its own alone; one thread stays there, the other on the shared set, nobody else beside it."""
+    """A command starts on its own core; one thread stays there alone, the other moves to the shared set."""
     threads = node.one("wrapped_threads")
     own = CPUSet.parse(threads["own"])
 

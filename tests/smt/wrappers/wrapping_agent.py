@@ -132,6 +132,6 @@ def start_as(pid: int, folder: Path) -> subprocess.Popen[bytes]:
         if process.pid == pid:
             (folder / "cgroup.procs").write_text(str(pid))
             return process
-        process.kill()  # somebody else forked at the same moment
+        process.kill()  # another process was forked at the same moment
         process.wait()
     raise DemoFailed(f"somebody else has the number {pid}")
