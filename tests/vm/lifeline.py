@@ -1,4 +1,4 @@
-"""A pipe that this process holds: whoever reads it learns of our end, however that happens, and ends its machine."""
+"""A pipe that this process holds open: its readers see when it ends, however that happens, and end their machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def hold(folder: Path) -> int:
 
 
 def wait_for_end(folder: Path) -> None:
-    """Return when nobody holds the pipe of a folder any more; at once where there is none."""
+    """Return when no process holds the pipe of a folder open any more; at once if there is none."""
     try:
         with (folder / NAME).open("rb") as pipe:
             pipe.read()

@@ -1,4 +1,4 @@
-"""A live migration, as libvirt makes it: the target waits for the guest, and the guest goes over when it is told to."""
+"""A live migration, as libvirt makes it: the target waits for the guest, which moves on request."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The masks of one moment; texts, so that they can be told from one machine to another."""
+    """Affinity masks at one time, as texts, so that a guest can report them to the host."""
 
     vcpus: tuple[str, ...]  # in the order of the guest's indexes
     iothreads: Mapping[str, str]

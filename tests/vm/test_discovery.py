@@ -60,7 +60,7 @@ def test_threads_of_a_paused_machine(start: Start, vcpus: int) -> None:
 
 
 def test_threads_of_a_running_machine(start: Start) -> None:
-    """While both vCPUs of a guest work they are told apart in the same way."""
+    """While both vCPUs of a guest run, their threads are identified in the same way."""
     machine = start(Guest(2).running())
     truth = machine.truth()
     before = [ticks(tid) for tid in truth.vcpus]

@@ -1,4 +1,4 @@
-"""The harness itself: a shim that behaves as Kata's does, a firmware that works, and threads that are told apart."""
+"""The harness itself: a shim that behaves as Kata's does, a working firmware, and threads that can be identified."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_housekeeping_keeps_every_other_thread(local_node: LocalNode) -> None:
 
 @pytest.mark.parametrize("runtime", ["local", "launcher", "sandbox"])
 def test_nothing_outlives_a_test_that_is_killed(qemu: None, runtime: str, tmp_path: Path) -> None:
-    """When the process of a test is killed, its machines end, whoever started them."""
+    """When the process of a test is killed, its machines end, whichever process started them."""
     test = subprocess.Popen(
         [sys.executable, "-m", "tests.vm.killed", runtime, str(tmp_path)], stdout=subprocess.PIPE
     )

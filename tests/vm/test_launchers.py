@@ -70,8 +70,8 @@ class TestOnOneCPU:
             said = told(node.agent, "fits")
             assert said["cpus"] == said["emulator"] == str(own)
 
-    def test_machine_with_more_vcpus_than_cpus_is_told(self, launchers: Both) -> None:
-        """Its vCPUs share what there is, nothing of it runs elsewhere, and the reason is told."""
+    def test_machine_with_more_vcpus_than_cpus_is_reported(self, launchers: Both) -> None:
+        """Its vCPUs share the CPUs there are, none runs elsewhere, and the agent reports the reason."""
         for node, machine in launched(launchers, "crowded", Guest(2).running(), cpus=1):
             until_told(node.agent, "crowded", cpus="1", oneToOne=False)
             until_reason(node.agent, "wanted 2 CPUs", "crowded")
@@ -80,7 +80,7 @@ class TestOnOneCPU:
 
 @pytest.fixture(scope="class")
 def waited(both_nodes: Both) -> tuple[Launchers, Machine, Machine]:
-    """Start what is waited for while the other tests run: vCPUs that nobody can tell, and a guest that does not run."""
+    """Start two machines for which the agent waits: one with unnamed vCPU threads, one with a paused guest."""
     node = both_nodes[1]
     unnamed, paused = node.launch("unnamed", Guest(2, is_named=False)), node.launch("paused", Guest(2))
     until_reason(node.agent, "libvirt", "paused")
@@ -121,7 +121,7 @@ class TestOnBothCPUs:
             until("put back", lambda machine=machine: see(machine.truth()).one_each() == [1, 0])  # type: ignore[misc]
 
     def test_monitor_is_never_opened(self, launchers: Both) -> None:
-        """Whoever connects to where a machine has its monitor reaches the test: the machine itself does, and nobody else."""
+        """The agent never connects to a machine's monitor: the only client of the test's socket is QEMU itself."""
         machines = launched(launchers, "overheard", Guest(2, is_overheard=True))
         for _, machine in machines:
             machine.pin((1, 0), BOTH)

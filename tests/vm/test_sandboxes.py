@@ -67,10 +67,10 @@ def sent(node: ContainerdNode, container: str = "app", name: str = "vm") -> str:
 
 
 @pytest.mark.parametrize("words", [{}, OVERHEAD], ids=["in-one-cgroup", "in-two"])
-def test_sandbox_without_claims_leaves_what_others_own(
+def test_sandbox_without_claims_runs_on_shared_cpus(
     sandboxes: ContainerdNode, words: Mapping[str, str]
 ) -> None:
-    """It runs on the shared CPUs, all of its processes, and gets back what nobody owns any more."""
+    """All processes of a sandbox without claims run on the shared CPUs, and get back those that become free."""
     machine = sandboxes.sandbox("vm", Guest(2, iothreads=("io0",)), {"app": 0}, words=words)
     sandboxes.start("vm", "app")
     on("alone", machine, BOTH)
@@ -96,8 +96,8 @@ def test_sandbox_runs_on_what_its_containers_own(sandboxes: ContainerdNode, word
     sandboxes.remove("vm")
 
 
-def test_count_that_differs_is_told(sandboxes: ContainerdNode) -> None:
-    """Kata's default is one vCPU more than the containers have CPUs: all of them share these, and the reason is told."""
+def test_different_vcpu_count_is_reported(sandboxes: ContainerdNode) -> None:
+    """With one vCPU more than CPUs, as is Kata's default, all vCPUs share the CPUs and the agent reports why."""
     machine = sandboxes.sandbox("vm", Guest(2), {"app": 1}, EXCLUSIVE)
     sandboxes.start("vm", "app", quota=PERIOD)
     on("with an owner", machine, OWN)
@@ -106,7 +106,7 @@ def test_count_that_differs_is_told(sandboxes: ContainerdNode) -> None:
 
 
 def test_threads_without_names_are_confined_too(sandboxes: ContainerdNode) -> None:
-    """Where nothing tells vCPUs apart, all threads are on the CPUs of the containers, and the reason is told."""
+    """If vCPU threads have no names, all threads are on the containers' CPUs and the agent reports why."""
     machine = sandboxes.sandbox("vm", Guest(2, is_named=False), {"app": 1}, EXCLUSIVE)
     sandboxes.start("vm", "app", quota=PERIOD)
     on("with an owner", machine, OWN)
@@ -135,7 +135,7 @@ def test_plugged_vcpu_is_confined(sandboxes: ContainerdNode) -> None:
 
 
 def test_end_of_the_owner_gives_its_cpus_back(sandboxes: ContainerdNode) -> None:
-    """A pod keeps the CPUs of a container that may start again; when its machine is gone they are everybody's."""
+    """When a sandbox with CPUs of its own is removed, its CPUs become shared."""
     bystander = sandboxes.sandbox("bystander", Guest(1), {"app": 0})
     machine = sandboxes.sandbox("vm", Guest(1), {"app": 1}, EXCLUSIVE)
     sandboxes.start("vm", "app", quota=PERIOD)
@@ -146,7 +146,7 @@ def test_end_of_the_owner_gives_its_cpus_back(sandboxes: ContainerdNode) -> None
 
 
 def test_foreign_update_is_put_right(sandboxes: ContainerdNode) -> None:
-    """Somebody else's cpuset moves all threads of a sandbox; the agent moves them back."""
+    """A foreign cpuset moves all threads of a sandbox; the agent moves them back."""
     machine = sandboxes.sandbox("vm", Guest(1), {"app": 1}, EXCLUSIVE)
     sandboxes.start("vm", "app", quota=PERIOD)
     on("with an owner", machine, OWN)

@@ -33,7 +33,7 @@ def look_like(name: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Be somebody else, twice, until the parent ends; say when that is so."""
+    """Take another program's name and command line, as does a forked child; write when done, and sleep."""
     prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
     look_like(sys.argv[1], sys.argv[2:])
     threading.Thread(target=threading.Event().wait, daemon=True).start()

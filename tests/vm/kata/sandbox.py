@@ -85,7 +85,7 @@ class Sandbox:
         is_alone = self.annotations.get(CGROUP_ONLY, "true") == "true"
         first = self.cgroup if is_alone else f"{OVERHEAD}/{self.id}"
         make_cgroup(first, has_cpuset=has_cpuset)
-        enter(first, os.getpid())  # whoever is started is born there
+        enter(first, os.getpid())  # child processes start in this cgroup
         self.virtiofsd = start_virtiofsd(self.id)
         words = json.loads(self.annotations[QEMU])
         command = [
@@ -165,7 +165,7 @@ def cpuset_folder(cgroup: str) -> Path:
 
 
 def make_cgroup(cgroup: str, *, has_cpuset: bool) -> None:
-    """Make a cgroup, and on version 1 fill its cpuset, without which nobody may enter."""
+    """Make a cgroup, and on version 1 fill its cpuset, without which no process may enter."""
     for folder in folders(cgroup):
         root = next(above for above in folder.parents if (above / "cgroup.procs").exists())
         above = list(folder.relative_to(root).parts)

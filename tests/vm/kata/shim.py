@@ -77,7 +77,7 @@ class Shim:
         return {1: container.id, 2: container.bundle, 3: self._pid, 4: STOPPED, **ended}
 
     def do_update(self, call: wire.Request) -> dict[int, wire.Value]:
-        """Take over a container's cpuset if it is told one, and put the machine on the union of all."""
+        """Take over a container's cpuset if the call has one, and put the machine on the union of all."""
         resources = call.fields.get(2, b"")
         assert isinstance(resources, bytes)
         value = wire.decode(resources).get(2, b"{}")
@@ -137,7 +137,7 @@ class Shim:
 
 
 def serve(shim: Shim, listener: socket.socket) -> None:
-    """Answer everybody who connects, until the shim is over."""
+    """Serve every connection until the shim ends."""
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=_talk, args=(shim, connection), daemon=True).start()
@@ -154,7 +154,7 @@ def _answer(shim: Shim, connection: socket.socket, lock: threading.Lock, call: w
         frame = wire.answer(call.stream, wire.encode(shim.answer(call)))
     except wire.Refused as refused:
         frame = wire.refusal(call.stream, refused.code, str(refused))
-    except Exception as error:  # noqa: BLE001 whoever called is told
+    except Exception as error:  # noqa: BLE001 any failure is the answer to its caller
         frame = wire.refusal(call.stream, wire.UNKNOWN, f"{call.method}: {error!r}")
     with lock:
         connection.sendall(frame)
@@ -200,7 +200,7 @@ def _detach(log: Path) -> None:
 
 
 def run(sandbox: Sandbox, listener: socket.socket) -> None:
-    """Be the shim of a sandbox until it is told that this is over."""
+    """Run as the shim of a sandbox until a call ends it."""
     look_like(NAME[:15], [f"/opt/kata/bin/{NAME}", *sys.argv[1:-1]])
     sandbox.start()
     shim = Shim(sandbox)
