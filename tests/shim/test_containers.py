@@ -20,7 +20,7 @@ def run(containerd: Containerd, agent: FakeAgent, *words: str, image: str = BUSY
 
 
 def test_image_without_any_file(containerd: Containerd, agent: FakeAgent) -> None:
-    """In an empty image, read-only, as nobody and under the runtime's seccomp profile it becomes the command."""
+    """In an empty read-only image, unprivileged and under the seccomp profile, the shim executes the command."""
     load_empty_image(containerd)
     container = run(containerd, agent, "/opt/bin/cmk", "--", "--version", image=EMPTY)
 

@@ -73,7 +73,7 @@ def isolated(root: Root, pool: str = "exclusive", *words: str, **env: str) -> tu
     ("ranks", "seen"), [([0], "1/2/0/0 2"), ([1], "0/1/1/1 1"), ([0, 1], "0,1/3/0,1/0,1 3")], ids=str
 )
 def test_it_pins_itself_to_the_vcpus_of_its_container(root: Root, ranks: list[int], seen: str) -> None:
-    """A vCPU is found by where the guest shows it, whatever number it has; what nobody owns is for helpers."""
+    """A vCPU is found by its place in sysfs, whatever its number; vCPUs without an owner are for helper threads."""
     root.write(FILE, json.dumps(status(*SOCKETS, main=ranks)))
 
     assert isolated(root) == (0, seen, "")
@@ -155,7 +155,7 @@ def test_container_without_a_claim_is_refused(root: Root) -> None:
     ],
 )
 def test_without_a_map_it_starts_unpinned_and_says_so(root: Root, text: str, reason: str) -> None:
-    """When the time is over the command starts anywhere, with a list that is true, and the reason is told."""
+    """At the timeout the command starts unpinned, with its real CPU list, and the reason is printed."""
     root.write(FILE, text)
     code, seen, said = isolated(root, COREPIN_CONTAINER="main")
 
@@ -187,8 +187,8 @@ def test_more_vcpus_than_cpus_are_not_waited_for(root: Root) -> None:
         pytest.param(3, {"main": "2-3", "other": "4"}, id="another-container-starts"),
     ],
 )
-def test_map_that_may_still_come_is_waited_for(root: Root, vcpus: int, held: dict[str, str]) -> None:
-    """All other reasons may pass while the containers of a pod are made; meanwhile the agent's own is told."""
+def test_shim_waits_while_the_map_may_still_come(root: Root, vcpus: int, held: dict[str, str]) -> None:
+    """A mismatch may pass while the pod's containers start: the shim waits, and at the timeout starts unpinned."""
     root.write(FILE, together(vcpus, **held))
     code, seen, said = isolated(root, CMK_MAP_SECONDS="2")
 

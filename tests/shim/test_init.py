@@ -130,7 +130,7 @@ def test_variable_that_is_not_set_keeps_no_process(agent: FakeAgent) -> None:
 
 
 def test_other_value_is_refused_with_the_remedy(agent: FakeAgent) -> None:
-    """A typing error is told before anything starts."""
+    """An unknown value is refused before the command starts."""
     code, out, err = run(agent, "echo", "started", env={"CMK_INIT": "yes"})
 
     assert (code, out, agent.asked) == (1, "", [])

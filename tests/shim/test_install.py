@@ -36,8 +36,8 @@ def said(folder: Path) -> str:
     return subprocess.run([folder / "cmk"], capture_output=True, text=True, check=True).stdout
 
 
-def test_it_is_put_there_once(folder: Path, source: Path) -> None:
-    """The directory is made, everybody may execute the command, and an equal one is not written again."""
+def test_the_command_is_installed_once(folder: Path, source: Path) -> None:
+    """The directory is created, any user may execute the command, and an equal one is not written again."""
     assert install(folder, source)
     assert said(folder) == "this version\n"
     assert (folder / "cmk").stat().st_mode & 0o7777 == 0o755
@@ -53,8 +53,8 @@ def test_it_is_put_there_once(folder: Path, source: Path) -> None:
     [("CMK's own\n", 0o755), ("#!/bin/sh\necho this version\n", 0o4755), ("", 0o755)],
     ids=["another", "mode", "empty"],
 )
-def test_what_is_not_it_is_replaced(folder: Path, source: Path, text: str, mode: int) -> None:
-    """Another version, another mode or half a file makes way, whatever runs it meanwhile goes on."""
+def test_another_file_is_replaced(folder: Path, source: Path, text: str, mode: int) -> None:
+    """Another version, another mode or half a file is replaced; a process that has the old file open keeps it."""
     folder.mkdir(parents=True)
     (folder / "cmk").write_text(text)
     (folder / "cmk").chmod(mode)
@@ -80,8 +80,8 @@ def test_nothing_there_is_followed(folder: Path, source: Path, tmp_path: Path, n
     assert said(folder) == "this version\n"
 
 
-def test_pipe_in_its_place_holds_nobody_up(folder: Path, source: Path) -> None:
-    """What would block whoever opens it is replaced too."""
+def test_fifo_is_replaced(folder: Path, source: Path) -> None:
+    """A FIFO, which would block any process that opens it, is replaced too."""
     folder.mkdir(parents=True)
     os.mkfifo(folder / "cmk")
 
@@ -89,7 +89,7 @@ def test_pipe_in_its_place_holds_nobody_up(folder: Path, source: Path) -> None:
 
 
 def test_directory_in_its_place_is_an_error(folder: Path, source: Path) -> None:
-    """What cannot be replaced is told, and nothing else is left there."""
+    """A directory in its place is an error, and no other file is left beside it."""
     (folder / "cmk" / "inside").mkdir(parents=True)
 
     with pytest.raises(IsADirectoryError):
@@ -98,7 +98,7 @@ def test_directory_in_its_place_is_an_error(folder: Path, source: Path) -> None:
 
 
 def test_only_ours_is_removed(folder: Path, source: Path) -> None:
-    """A reset takes away what was installed and the socket beside it, and leaves what somebody else put there."""
+    """A reset removes the installed command and the socket beside it, but no file of another origin."""
     install(folder, source)
     with socket.socket(socket.AF_UNIX) as agent:
         agent.bind(str(folder / "cmk.sock"))

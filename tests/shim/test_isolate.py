@@ -1,4 +1,4 @@
-"""`cmk isolate` with an agent: what it asks, and that the command is afterwards nobody's child."""
+"""`cmk isolate` with an agent: its requests, and that the command replaces the shim's process."""
 
 from __future__ import annotations
 
@@ -218,8 +218,8 @@ def test_answer_of_another_version_ends_it(agent: FakeAgent, garbled: bytes) -> 
     assert "cannot be read" in done.stderr
 
 
-def test_agent_that_restarts_is_waited_for(no_agent: FakeAgent) -> None:
-    """While nobody listens the shim waits, and says so after a second; it starts the command once it is answered."""
+def test_shim_waits_for_an_agent_that_restarts(no_agent: FakeAgent) -> None:
+    """While no agent listens the shim waits, and says so after a second; then it starts the command."""
     process = started(no_agent, *SHARED, "echo", "started")
     assert process.stderr is not None
     assert process.stderr.readline().startswith(b"cmk: waiting up to 30 s for the corepin agent at /tmp/cmk-")
@@ -240,8 +240,8 @@ def test_node_without_agent_is_told_with_the_remedy(no_agent: FakeAgent) -> None
     )
 
 
-def test_agent_that_was_killed_is_told_too(agent: FakeAgent) -> None:
-    """The file of a socket that nobody listens on is no agent."""
+def test_killed_agent_is_reported(agent: FakeAgent) -> None:
+    """A socket file without a listener is reported as a missing agent."""
     agent.close()
     done = agent.run(*SHARED, "true", env={"CMK_LOCK_TIMEOUT": "0.05"})
 

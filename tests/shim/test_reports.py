@@ -45,7 +45,7 @@ def test_refusal_of_the_agent_ends_with_one(agent: FakeAgent, verb: str) -> None
 @pytest.mark.parametrize("verb", VERBS[1:])
 @pytest.mark.parametrize("interval", ["1ms", "0.001", "0.001s"])
 def test_it_is_printed_again_with_an_interval(agent: FakeAgent, verb: str, interval: str) -> None:
-    """CMK's DaemonSet runs it so: what is new is printed until somebody ends it."""
+    """With an interval, as CMK's DaemonSet runs it, the verb prints new reports until it is stopped."""
     agent.answers = [ok("one\n"), ok("two\n"), ok("three\n")]
     process = subprocess.Popen(
         [str(agent.command), verb, "--publish", "--interval", interval],
