@@ -52,7 +52,7 @@ class Instance:
 
 
 def neighbour(name: str, url: str, ca_bundle: bytes, label: str) -> dict[str, Any]:
-    """Return the registration of somebody else's mutating webhook, for pods in namespaces with a label."""
+    """Return the registration of another program's mutating webhook, for pods in namespaces with a label."""
     webhook = {
         "name": f"{name}.example.org",
         "admissionReviewVersions": ["v1"],

@@ -84,7 +84,7 @@ def place(field: str, example: Example) -> str:
 
 
 def make_service_account(cluster: Cluster, content: dict[str, Any]) -> None:
-    """Make the service account that an example names; nobody else does."""
+    """Create the service account that an example names."""
     name = content["spec"].get("serviceAccountName")
     if name is not None:
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
@@ -99,7 +99,7 @@ def assert_complete(stored: dict[str, Any]) -> None:
 
 
 def test_examples_created_together(cluster: Cluster) -> None:
-    """One command creates a whole folder: what is right is stored, and each refusal is told in one message."""
+    """One command creates a whole folder: valid pods are stored, and each refusal is one message."""
     outcome = cluster.run("create", "-f", "examples/smt")
     smt = [example for example in EXAMPLES if example.path.parent.name == "smt"]
     refused = [example for example in smt if any(line.startswith("refused") for line in example.expected)]

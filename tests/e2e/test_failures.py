@@ -23,7 +23,7 @@ PLAIN = pod_document("plain")
 
 
 def test_webhook_is_down_and_ignored(registered: Registered) -> None:
-    """With failurePolicy Ignore everywhere a pod starts without its injection, and nobody says so."""
+    """With failurePolicy Ignore a pod is stored without its injection, and without a warning."""
     cluster = registered.namespace({INSTANCE: DOWN_OPEN})
     stored = cluster.created(POD)
     assert "annotations" not in stored["metadata"]

@@ -71,7 +71,7 @@ def test_gate_gets_no_token(gated: Cluster) -> None:
 
 
 def test_restricted_namespaces_take_the_gate(registered: Registered) -> None:
-    """Pod Security finds nothing in it, and nobody is warned of it."""
+    """Pod Security accepts the gate, and there is no warning."""
     labels = {INSTANCE: GATED, "pod-security.kubernetes.io/enforce": "restricted"}
     cluster = registered.namespace(labels)
     main = container("main", MAIN, securityContext=RESTRICTED)

@@ -116,7 +116,7 @@ def test_annotation_of_a_running_machine_is_checked(cluster: Cluster) -> None:
 
 
 def test_virtual_machine_is_judged_by_what_changes(cluster: Cluster) -> None:
-    """A VirtualMachine that becomes wrong is refused; scaling and status of its owner kinds call nobody."""
+    """A VirtualMachine that becomes wrong is refused; changes of status and scale do not call the webhook."""
     right = machine("kubevirt.io/v1", "VirtualMachine")
     cluster.created(right)
     wrong = deepcopy(right)

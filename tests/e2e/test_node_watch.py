@@ -102,7 +102,7 @@ def test_nodes_that_tell_nothing_refuse_nobody(watched: Watched) -> None:
 
 
 def test_a_node_tells_its_machine_and_takes_it_back(watched: Watched) -> None:
-    """From the annotation on a pod that cannot fit is refused with the cause; without it nobody is."""
+    """A pod that cannot fit is refused with the cause while the node's annotation is there, and then admitted."""
     watched.tell("small", machine_text(4))
     watched.wait_for(LARGE, is_refused=True)
     message = "corepin: require needs 4 whole cores for this pod; the largest node kind, node small, has 3"

@@ -84,7 +84,7 @@ def test_sidecar_limits_are_stored(cluster: Cluster) -> None:
 
 
 def test_dry_run_answers_the_same_and_stores_nothing(cluster: Cluster) -> None:
-    """With --dry-run=server the injected pod comes back with its warnings, refusals are told; nothing is stored."""
+    """--dry-run=server returns the injected pod with its warnings, or the refusals; nothing is stored."""
     good = pod_document("dry", container("main", {CORES: "1"}))
     outcome = cluster.create(good, "--dry-run=server", "-o=jsonpath={.spec.containers[0].env[0].name}")
     assert (outcome.stdout, len(outcome.warnings)) == ("CMK_NUM_CORES", 2)
@@ -221,7 +221,7 @@ def test_workload_is_warned_never_refused(cluster: Cluster, kind: str) -> None:
 
 
 def test_workload_is_judged_when_its_template_changes(cluster: Cluster) -> None:
-    """Scaling or labelling a Deployment calls nobody; a new template is judged and warned of."""
+    """Scaling or labelling a Deployment does not call the webhook; a new template is judged, with warnings."""
     metadata = {"labels": {"app": "it"}, "annotations": {CPU_MANAGER: "exclusive"}}
     template = {"metadata": metadata, "spec": {"containers": [container(limits="2")]}}
     spec = {"selector": {"matchLabels": {"app": "it"}}, "template": template}

@@ -11,7 +11,7 @@ from tests.pods import CORES, CPU_MANAGER, container
 
 @contextmanager
 def no_review(cluster: Cluster) -> Iterator[None]:
-    """Assert that no review reaches the webhook meanwhile."""
+    """Assert that no review reaches the webhook during the block."""
     before = cluster.webhook.reviews()
     yield
     assert cluster.webhook.reviews() == before
@@ -58,7 +58,7 @@ def test_kube_system(registered: Registered) -> None:
 
 
 def test_what_the_agent_and_the_kubelet_write(cluster: Cluster) -> None:
-    """On a pod of ours: the agent's status annotation, status, labels, binding and deletion call nobody."""
+    """On a pod of ours: the agent's status annotation, status, labels, binding and deletion call no webhook."""
     pod = pod_document("it", container("main", {CORES: "1"}), annotations={CPU_MANAGER: "none"})
     cluster.created(pod)
     ready = '{"status":{"conditions":[{"type":"Ready","status":"True"}]}}'

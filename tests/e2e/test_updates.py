@@ -54,7 +54,7 @@ def test_the_key_of_a_family_alone_reaches_the_webhook(cluster: Cluster, family:
 
 
 def test_policy_that_no_container_can_follow_is_refused(cluster: Cluster) -> None:
-    """A running pod without an eligible container cannot be told to be exclusive."""
+    """A running pod without an eligible container cannot get the policy exclusive."""
     cluster.created(pod_document("it", container(limits="1500m")))
     outcome = cluster.run("annotate", "pod/it", f"{CPU_MANAGER}=exclusive")
     assert outcome.fields == [f"metadata.annotations[{CPU_MANAGER}]"]
@@ -63,7 +63,7 @@ def test_policy_that_no_container_can_follow_is_refused(cluster: Cluster) -> Non
 
 @pytest.mark.parametrize("name", [WRONG_WORD, NOT_INJECTED, NOT_GUARANTEED])
 def test_wrong_pod_can_be_handled(before: Cluster, name: str) -> None:
-    """A pod that would be refused today can be read, labelled, annotated and deleted, and nobody asks us."""
+    """A pod that would be refused today can be read, labelled, annotated and deleted without a review."""
     count = before.webhook.reviews()
     assert before.stored("pod", name)["spec"]["containers"]
     for change in (("label", "a=b"), ("annotate", "example.org/a=b"), ("label", "a-")):
@@ -95,7 +95,7 @@ def test_wrong_pod_leaves(before: Cluster) -> None:
 
 
 def test_image_of_a_pinned_pod_can_be_changed(cluster: Cluster) -> None:
-    """A change that is none of ours calls nobody."""
+    """A new image does not call the webhook."""
     cluster.created(pod_document("it", container("main", {CORES: "1"}), annotations={"a": "b"}))
     count = cluster.webhook.reviews()
     assert not cluster.run("set", "image", "pod/it", "main=registry.example/app:2").is_refused
