@@ -49,7 +49,7 @@ def owner(cpus: str, policy: str = "exclusive", smt: str = "prefer", idle: str =
 def pools(
     topology: Topology, owners: dict[str, Document] | None = None, reserved: str = "", **more: Any
 ) -> Document:
-    """Return the sets of a node: what nobody has is shared, and free where it is not reserved."""
+    """Return the pools of a node: CPUs without an owner are shared, and free where they are not reserved."""
     owners = owners or {}
     kept = CPUSet.parse(reserved) or topology.cores[0].cpus
     own = union(

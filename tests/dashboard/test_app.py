@@ -158,7 +158,7 @@ def test_names_of_hosts_are_read() -> None:
 
 
 def test_viewers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes too many is told to come again."""
+    """Viewers above the limit are answered 503 with Retry-After."""
     monkeypatch.setattr(app, "MOST_VIEWERS", 0)
     answer = ask("/api/nodes", accept="text/event-stream")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")

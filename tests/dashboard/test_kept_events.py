@@ -1,4 +1,4 @@
-"""Which events are kept when there are more than anybody reads."""
+"""Which events are kept when there are more than the page shows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_there_is_a_limit_for_all_nodes_together() -> None:
 
 @pytest.mark.parametrize("forged", ["n", "made up"])
 def test_flood_of_one_namespace_hides_no_other(forged: str) -> None:
-    """Anybody may write events as if of an agent, newer ones and of any node, but in their own namespaces alone."""
+    """Forged events, even newer ones of any node, displace no event of another namespace."""
     ours = [told("n", second) for second in range(200)]
     flood = [
         told("n" if forged == "n" else f"{forged} {number}", 5000 + number, "evil", f"p{number}")

@@ -28,14 +28,14 @@ KNOWN = cluster(event("web", "Pinned", "text", on="n1"), changes=SEEN)
     ],
 )
 def test_newest_stands_above(wanted: Filter, nodes: list[str]) -> None:
-    """Events of agents and what was seen to change are told together, filtered by node and pod."""
+    """Events of agents and changes that the page saw are one list, filtered by node and pod."""
     page = history(KNOWN, wanted)
     assert [entry.node for entry in page.history] == nodes
     assert page.since == "2026-11-22T09:00:00Z"
 
 
 def test_events_have_a_reason_and_what_was_seen_has_none() -> None:
-    """A reader can tell what an agent told from what the page saw."""
+    """Events of agents have a reason; changes that the page saw have none."""
     assert [(entry.reason, entry.namespace, entry.pod) for entry in history(KNOWN, Filter()).history] == [
         ("", "team", "db"),
         ("Pinned", "default", "web"),

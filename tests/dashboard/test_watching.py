@@ -32,7 +32,7 @@ def versioned(document: Document, version: str) -> Document:
 
 
 class Told(httpx.AsyncByteStream):
-    """A watch that brings what it is told to."""
+    """A watch that yields the lines of a queue."""
 
     def __init__(self, lines: asyncio.Queue[bytes]) -> None:
         self.lines = lines
@@ -44,7 +44,7 @@ class Told(httpx.AsyncByteStream):
 
 
 class Server:
-    """Lists what it is given, and sends by its watches what it is told to."""
+    """Answers lists with given objects, and watches with lines that the test sends."""
 
     def __init__(self, **objects: list[Document]) -> None:
         self.objects = objects
@@ -118,8 +118,8 @@ def test_metadata_is_all_that_is_asked_of_nodes_and_pods() -> None:
     assert sorted(asked, key=str) == sorted([*both, *events], key=str)
 
 
-def test_changes_are_told_once_everything_is_known() -> None:
-    """What was there at first has not changed; then each change is told with its time, and pods keep their nodes."""
+def test_changes_are_recorded_after_the_first_list() -> None:
+    """The first list is no change; after it each change is recorded with its time, and pods keep their nodes."""
     waiting = event("web", "Unpinnable", "x", on="n")
     server = Server(
         nodes=[node("n", MACHINE)], pods=[pod("web", {"main": refused()}), pod("other")], events=[waiting]

@@ -48,7 +48,7 @@ class Seen:
         return self.page.locator(f'.cpu[data-cpu="{cpu}"]')
 
     def wait_for_cell(self, cpu: int, owner: str) -> None:
-        """Wait until a CPU is drawn as somebody's."""
+        """Wait until a CPU is drawn with its owner."""
         self.page.wait_for_selector(f'.cpu[data-cpu="{cpu}"][data-owner="{owner}"]')
 
     def cells(self) -> dict[int, tuple[str, str, str]]:
