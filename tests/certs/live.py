@@ -68,7 +68,7 @@ class ShiftedClock:
         return monotonic() + self._shift.total_seconds()
 
     def move_to(self, moment: datetime) -> None:
-        """Let the time come that somebody waits for."""
+        """Move the clock to a time that a step waits for."""
         self._shift += max(moment - self.now(), timedelta()) + timedelta(milliseconds=10)
 
 

@@ -30,7 +30,7 @@ def test_mode_does_not_depend_on_the_umask(tmp_path: Path, umask: int, wanted: i
 
 
 def test_new_file_never_replaces_one(tmp_path: Path) -> None:
-    """What stands there stays, whoever put it there, and nothing is left beside it."""
+    """An existing file is kept, and no temporary file is left beside it."""
     (tmp_path / "f").write_bytes(b"old")
 
     with pytest.raises(FileExistsError):

@@ -106,7 +106,7 @@ def test_authority_signs_no_authorities(ca: CA) -> None:
 
 
 def test_serial_numbers_differ(ca: CA) -> None:
-    """Two leaves of one authority can be told apart."""
+    """Two leaves of one authority have different serial numbers."""
     assert loaded(ca.issue_cert("a.b")).serial_number != loaded(ca.issue_cert("a.b")).serial_number
 
 
@@ -140,7 +140,7 @@ def test_address_is_no_dns_name(address: str) -> None:
 
 
 def test_nameless_certificate_is_refused(ca: CA) -> None:
-    """A certificate without any name serves nobody."""
+    """A certificate without any name is refused."""
     with pytest.raises(BadName):
         ca.issue_cert()
 

@@ -1,4 +1,4 @@
-"""What is read out of a Secret that somebody filled by hand."""
+"""Reading a Secret that was filled by hand."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bare() -> bytes:
     ],
 )
 def test_unusable_part_is_named(data: dict[str, bytes], problem: str) -> None:
-    """Each part that cannot be used is told with its key and the reason, and is not taken for an authority."""
+    """Each unusable part is reported with its key and the reason, and is not taken for an authority."""
     material = read(Secret(data))
 
     assert problem in [str(found) for found in material.problems]

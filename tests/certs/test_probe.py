@@ -35,7 +35,7 @@ def address_of(server: socket.socket) -> Address:
 
 
 def test_shown_certificate_is_returned(tmp_path: Path) -> None:
-    """The peer is asked with the Service's name and its certificate returned, whoever signed it."""
+    """The probe sends the Service's name and returns the peer's certificate, of any issuer."""
     leaf = CA.create().issue_cert(NAME)
     (tmp_path / "pair").write_bytes(leaf.key + leaf.cert)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

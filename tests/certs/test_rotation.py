@@ -128,14 +128,14 @@ def test_old_ca_outlives_a_silent_replica_until_it_expires(served: World) -> Non
     assert reasons(served).count("ReplicaSilent") == 1
     assert OLD_CERTS in served.secret_now.data
 
-    served.clock.advance(days=365)  # the leaf was renewed by nobody meanwhile
+    served.clock.advance(days=365)  # no rotation renewed the leaf during that year
     served.kubelets_sync()
     served.rotator().settle()
     assert OLD_CERTS not in served.secret_now.data
 
 
 def test_no_rotation_begins_while_an_old_ca_is_trusted(served: World) -> None:
-    """Whoever asks for another rotation during one is served after it."""
+    """A rotation that is requested during another one begins after it."""
     served.rotate()
     served.rotator().settle()
     served.advance(60)
@@ -217,8 +217,8 @@ def test_certificates_of_the_future_are_replaced(served: World) -> None:
 
 @pytest.mark.parametrize("key", [LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY])
 @pytest.mark.parametrize("content", [None, b"garbage"], ids=["removed", "garbage"])
-def test_damaged_part_is_told_and_mended(served: World, key: str, content: bytes | None) -> None:
-    """Whatever somebody broke is replaced in steps; what replicas show stays trusted, and an event names the key."""
+def test_damaged_part_is_reported_and_replaced(served: World, key: str, content: bytes | None) -> None:
+    """A damaged part is replaced in steps; the replicas' certificates stay trusted, and an event names the key."""
     served.edit(Change({key: content}, {}))
     rotator = served.rotator()
 
@@ -262,7 +262,7 @@ def test_emptied_secret_is_no_first_issue(served: World) -> None:
 
 
 def test_foreign_certificate_is_left_alone() -> None:
-    """A certificate that somebody else brought is not touched; an event says what to do."""
+    """A certificate of another issuer is not touched; an event has the remedy."""
     world = World()
     world.edit(Change(dict(foreign()), {}))
     before = world.secret_now
@@ -294,8 +294,8 @@ def test_foreign_certificate_is_taken_over_when_allowed() -> None:
     assert theirs.certificate not in world.trusted
 
 
-def test_emptied_bundle_is_mended_at_once(served: World) -> None:
-    """Somebody applied the manifest again without a caBundle: the next pass repairs it and says so."""
+def test_emptied_bundle_is_repaired_at_once(served: World) -> None:
+    """A caBundle that an `apply` emptied is repaired in the next pass, with an event."""
     before = served.configured[1].bundles
     served.set_bundles(1, (b"", before[1], b"garbage"))
 
@@ -328,8 +328,8 @@ def test_nothing_is_dropped_while_no_replica_is_found(served: World) -> None:
     assert "ReplicasNotFound" in reasons(served)
 
 
-def test_warning_is_told_once_an_hour(served: World) -> None:
-    """What lasts is not told in every pass."""
+def test_repeated_warning_is_rate_limited(served: World) -> None:
+    """A lasting condition is an event once an hour, not in every pass."""
     served.replicas["a:1"].answers = False
     served.advance(300)
     rotator = served.rotator()

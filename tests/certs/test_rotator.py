@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Crowd(World):
-    """A cluster in which somebody else writes the Secret right after it was read, some times."""
+    """A cluster in which another client writes the Secret right after it was read, a number of times."""
 
     others = 0
 
@@ -51,8 +51,8 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"corepin_certs_{name}", labels)
 
 
-def test_conflict_is_looked_at_again() -> None:
-    """Somebody else's change is kept, counted, and the step decided anew."""
+def test_step_is_retried_after_a_conflict() -> None:
+    """On a conflict another client's change is kept, the conflict counted, and the step decided anew."""
     world = Crowd()
     world.others = 3
     rotator, metrics = rotator_of(world)
@@ -63,8 +63,8 @@ def test_conflict_is_looked_at_again() -> None:
     assert world.secret_now.annotations["somebody"] == "0"
 
 
-def test_fight_over_the_secret_ends() -> None:
-    """Somebody who writes all the time stops one pass, with the reason, and not the program."""
+def test_pass_fails_after_repeated_conflicts() -> None:
+    """Endless conflicts end one pass with the reason, and not the program."""
     world = Crowd()
     world.others = 1000
     rotator, _ = rotator_of(world)

@@ -147,7 +147,7 @@ class World:
     # What others do
 
     def edit(self, change: Change) -> None:
-        """Change the Secret as anybody may who has the right."""
+        """Change the Secret as another client with the right would."""
         self._version += 1
         data = {**self.secret_now.data, **change.data}
         annotations = {**self.secret_now.annotations, **change.annotations}
@@ -239,6 +239,6 @@ def _lasting(history: list[tuple[float, T]], still: float) -> list[T]:
 
 
 def foreign() -> dict[str, bytes]:
-    """Return a pair that somebody else issued."""
+    """Return a pair of another issuer."""
     leaf = CA.create(now=START).issue_cert(NAME, now=START)
     return {LEAF_CERT: leaf.cert, LEAF_KEY: leaf.key}
