@@ -12,7 +12,7 @@ _FROM_TERMINALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def keep_from_children() -> None:
-    """Block no signal, and go on ignoring what we were told to ignore, but by a handler: children take the default."""
+    """Unblock all signals, and keep ignoring those ignored at the start, by a handler: children get the default."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in _FROM_TERMINALS:
         if signal.getsignal(number) is signal.SIG_IGN:

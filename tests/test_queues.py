@@ -12,6 +12,6 @@ MARKED = [path for path in Path("tests").rglob("*.py") if re.search(r"mark\.smt\
 
 
 def test_emulated_machines_are_in_the_one_queue_that_starts_them() -> None:
-    """The others leave out what is marked so: elsewhere nobody would run it."""
+    """Tests of emulated machines are in the one queue that starts them; the other queues skip them."""
     assert MARKED
     assert [str(path) for path in MARKED if "/".join(path.parts[:2]) not in EMULATED] == []

@@ -52,7 +52,7 @@ def remove_all(servers: ControlPlane) -> None:
 
 @dataclass
 class Faults(httpx.AsyncBaseTransport):
-    """Stands between client and server; gives what it is told to in place of the server's answers."""
+    """A transport between client and server that replaces the server's answers by faults."""
 
     inner: httpx.AsyncBaseTransport
     code: int | None = None  # None: the server answers
@@ -113,7 +113,7 @@ class Follower:
         self.changes = 0
 
     def note(self) -> None:
-        """Be told of a change."""
+        """Record a change."""
         self.changes += 1
         self.changed.set()
 
@@ -123,7 +123,7 @@ class Follower:
         return {pod["metadata"]["name"] for pod in self.source.items.values()}
 
     async def fail(self, number: int) -> None:
-        """Wait until so many requests have failed; nobody tells of it."""
+        """Poll until so many requests have failed."""
         async with asyncio.timeout(SECONDS):
             while self.source.failures < number:
                 await asyncio.sleep(0.05)

@@ -133,8 +133,8 @@ def test_errors_are_told_apart(code: int, error: type[APIError]) -> None:
 @pytest.mark.parametrize(
     ("failure", "error"), [(httpx.ReadTimeout(""), Failed), (httpx.ConnectError(""), Unavailable)]
 )
-def test_silence_is_about_one_object(failure: Exception, error: type[APIError]) -> None:
-    """A request that is not answered in time may have a webhook of its own; no connection is everybody's trouble."""
+def test_timeout_fails_one_request_only(failure: Exception, error: type[APIError]) -> None:
+    """A request that times out fails alone, as a webhook may be slow; without a connection all are unavailable."""
 
     async def ask() -> None:
         api = Api(Access(URL), "tests", httpx.MockTransport(Server(failure)))

@@ -197,7 +197,7 @@ def test_dropped_history_means_a_new_list(expired: httpx.Response) -> None:
     ],
 )
 def test_a_failing_server_is_asked_again_after_a_wait(failure: httpx.Response | Exception) -> None:
-    """Any failure of the list or the watch costs a growing wait, and nothing is gone meanwhile."""
+    """Any failure of the list or the watch leads to backoff, and objects stay known."""
     server = Server(
         listed(document("a", "1")),
         failure,

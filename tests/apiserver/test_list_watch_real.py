@@ -62,8 +62,8 @@ def test_pod_with_managed_fields_in_thousands_of_brackets_hides_no_other(servers
 
 
 @pytest.mark.parametrize("code", [500, 429])
-def test_a_server_that_fails_is_asked_seldom_and_missed_by_nothing(servers: ControlPlane, code: int) -> None:
-    """While every request fails, waits grow and pods stay known; afterwards what happened meanwhile is there."""
+def test_watch_backs_off_from_a_failing_server_and_catches_up(servers: ControlPlane, code: int) -> None:
+    """While every request fails the watch backs off and pods stay known; afterwards it catches up."""
 
     async def act(follower: Follower) -> None:
         await aside(add, servers, "a", "b")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DOMAIN: Final = "cluster.local"
 _HEAD: Final = struct.Struct(">6H")
-_ANSWERED, _NO_SUCH_NAME = 0x8580, 0x8583  # authoritative; recursion is not offered to anybody who needs it
+_ANSWERED, _NO_SUCH_NAME = 0x8580, 0x8583  # authoritative; no recursion
 _A, _IN, _SECONDS = 1, 1, 1
 _END: Final = b"end"  # no question is so short
 

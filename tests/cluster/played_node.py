@@ -235,7 +235,7 @@ def played_node(server: ApiServer, name: str, folder: Path, cpus: int) -> Iterat
 
 @contextmanager
 def _idle_runtime(folder: Path) -> Iterator[Path]:
-    """Run a container runtime for the agents to ask: nobody starts a container there."""
+    """Run a container runtime without containers for the agents to ask."""
     folder.mkdir()
     (folder / "cni").mkdir()
     with start_containerd(VERSIONS[1], folder) as containerd:

@@ -33,7 +33,7 @@ def replicas(cluster: Cluster) -> set[tuple[str, int]]:
 
 
 def test_rotation_of_the_authority(cluster: Cluster) -> None:
-    """A new CA comes, serves and is the only one at last; every review meanwhile is answered; nobody is restarted."""
+    """A new CA replaces the old one while reviews go on, and no process restarts."""
     before, same = cluster.secret(), replicas(cluster)
     with Reviews(cluster) as reviews:
         secret = "secret/corepin-webhook-tls"

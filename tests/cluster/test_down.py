@@ -18,7 +18,7 @@ CORES_NUMBER = "CMK_NUM_CORES"  # what the webhook adds to such a pod
 
 
 def test_pods_start_without_a_webhook(any_cluster: Cluster) -> None:
-    """With `Ignore` a pod starts without what the webhook adds; what did not fit is told as not pinned."""
+    """With `Ignore` a pod starts without the webhook's additions; a claim that does not fit is not pinned."""
     cluster = any_cluster
     cluster.install(replicas=0)
     [pinned] = cluster.run(user_pod("pinned", cores=cluster.cores))

@@ -1,4 +1,4 @@
-"""The gate on a real node: who waits, for what, and what the user is shown meanwhile."""
+"""The gate on a real node: which pods wait, for what, and what their users see in the meantime."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def log(cluster: Cluster, name: str) -> str:
 
 
 def test_gate_lets_pass_what_is_assigned(gated: Cluster) -> None:
-    """The pod starts, its container is pinned and told as without a gate, and was right from its first instruction."""
+    """The pod starts, its container is pinned and reported as without a gate, from its first instruction on."""
     gated.apply(isolated("pinned"))
     pinned = gated.running("pinned")
     assert gate(gated, "pinned")["terminated"]["exitCode"] == 0
@@ -102,7 +102,7 @@ def test_gate_lets_pass_what_is_assigned(gated: Cluster) -> None:
 def test_without_an_agent_it_waits(gated: Cluster) -> None:
     """No container of the pod starts before an agent has assigned its CPUs; then all do."""
     with nobody_pins(gated):
-        gated.apply(user_pod("early", REQUIRE, cpu="1"))  # no resource of a node that nobody keeps up to date
+        gated.apply(user_pod("early", REQUIRE, cpu="1"))  # no extended resource, which needs an agent
         until("it says so", lambda: "waiting until the agent" in log(gated, "early"))
         assert gated.container("early") is None
     early = gated.running("early")
@@ -112,7 +112,7 @@ def test_without_an_agent_it_waits(gated: Cluster) -> None:
 
 @pytest.mark.parametrize("restart_policy", ["Always", "Never"])
 def test_refused_claim_waits_for_cpus(gated: Cluster, restart_policy: str) -> None:
-    """It is told as the gate's message, and starts by itself when CPUs come free; what runs once does not fail for it."""
+    """The gate reports the refusal until CPUs are free; a pod with restartPolicy Never does not fail for it."""
     gated.run(user_pod("first", cores=gated.cores))
     late = user_pod("late", REQUIRE, cpu="1")
     late["spec"]["restartPolicy"] = restart_policy

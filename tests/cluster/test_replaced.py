@@ -1,4 +1,4 @@
-"""An upgrade replaces every part while pods run and are created: nobody notices."""
+"""An upgrade replaces every part while pods run and are created, without interruption."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Session:
         return Path(found[0])
 
     def type(self, command: str) -> str:
-        """Run a command as somebody does who has copied the line with KUBECONFIG; return what it shows."""
+        """Run a command after the printed line with KUBECONFIG; return its output."""
         (exported,) = re.findall(r"export KUBECONFIG=\S+ PATH=\S+", self.printed)
         script = f"{exported} && {command}"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)

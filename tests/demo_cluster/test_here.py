@@ -68,7 +68,7 @@ def test_emulated_machine_reaches_nothing() -> None:
 
 
 def test_emulated_cluster_is_reached_by_its_kubeconfig_alone(tmp_path: Path) -> None:
-    """It names no file of the machine, where nothing of this one is, and nobody else may read it."""
+    """The kubeconfig names no file of the emulated machine, and only its owner may read it."""
     path = write_kubeconfig(tmp_path, "https://127.0.0.1:1234", "the CA", "the token")
     found = json.loads(path.read_text())
     trusted = base64.b64encode(b"the CA").decode()
@@ -80,8 +80,8 @@ def test_emulated_cluster_is_reached_by_its_kubeconfig_alone(tmp_path: Path) -> 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_each_step_is_told_when_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for minutes reads what has been reached, and after how long; nobody waits for ever."""
+def test_each_step_is_printed_when_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is printed with its time when it is reached; a step that never is fails at the timeout."""
     monkeypatch.setattr(progress, "POLL_SECONDS", 0)
     said: list[str] = []
     looks = iter([0, 0, 3])

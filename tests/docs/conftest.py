@@ -22,7 +22,7 @@ ROUTING = "--enable-aggregator-routing=true"  # webhooks without pods are known 
 
 @pytest.fixture(scope="session")
 def api() -> Iterator[ApiServer]:
-    """Return an API server; corepin is installed by whoever needs it."""
+    """Return an API server without corepin: tests that need it install it."""
     with start_servers(NEWEST, extra_flags=[ROUTING]) as api:
         for name in ("telco", "crane-system", "team"):
             api.create_namespace(name)

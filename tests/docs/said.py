@@ -20,7 +20,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def texts(*modules: str) -> set[str]:
-    """Return every text in modules that can reach somebody: no docstrings, nothing of a programmer's mistake."""
+    """Return every text in modules that a user may read: no docstrings, and no programming errors."""
     return {text for module in modules for text in _texts(_tree(Path(module)))}
 
 

@@ -1,4 +1,4 @@
-"""The page for those who read the code: it knows every folder, and sends nobody to what is gone."""
+"""docs/architecture.md names every folder, and no path that does not exist."""
 
 from __future__ import annotations
 

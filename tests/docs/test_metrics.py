@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the programs expose, and what they count is told by its labels."""
+"""docs/metrics.md has the metrics that the programs expose, and the meaning of their labels."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_the_page_is_written_from_the_programs() -> None:
     assert metrics_page.PAGE.read_text(encoding="utf-8") == metrics_page.page()
 
 
-def test_every_label_is_told() -> None:
-    """No label of a metric is without words, and none is told that no metric has."""
+def test_every_label_is_documented() -> None:
+    """Every label of a metric is documented, and no other."""
     rows = [row for listed in metrics_page.programs().values() for row in listed]
     assert {label for row in rows for label in row.labels} == set(metrics_page.LABELS)
     assert all(row.meaning.endswith(".") and row.name.startswith("corepin_") for row in rows)

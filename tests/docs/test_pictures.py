@@ -23,7 +23,7 @@ def test_the_map_shows_every_line() -> None:
 
 
 def test_the_readme_shows_both() -> None:
-    """Each picture is there, with words for those who do not see it."""
+    """Each picture exists, and the README shows it."""
     readme = Path("README.md").read_text(encoding="utf-8")
     for picture in (MAP, PAGE):
         assert picture.is_file()

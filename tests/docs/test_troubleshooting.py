@@ -72,7 +72,7 @@ SECTIONS = {
     "Threads of virtual machines": THREADS,
     "Why a claim is not fulfilled": NODES,
 }
-# Texts of those modules that are made elsewhere, or that nobody is shown.
+# Texts of those modules that are made elsewhere, or that no user sees.
 ELSEWHERE = {
     "Refusals and warnings about pods": ("webhook/review/response.py", "webhook/rules/injection.py"),
     "Refusals and warnings about virtual machines": (),

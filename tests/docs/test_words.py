@@ -40,7 +40,7 @@ def riddles(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_prose_names_who_acts(path: Path) -> None:
-    """No docstring or comment of a program says whoever, nobody or shall where the field has a noun."""
+    """No docstring or comment has a word of the list where the field has a noun."""
     assert riddles(path.read_text(encoding="utf-8")) == []
 
 
@@ -68,5 +68,5 @@ def test_words_are_found_in_prose(text: str) -> None:
     ],
 )
 def test_values_and_names_are_no_prose(text: str) -> None:
-    """The user `nobody`, a variable and longer words are left alone."""
+    """A user's name in a string, a variable and longer words are left alone."""
     assert riddles(text) == []

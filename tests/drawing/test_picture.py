@@ -132,7 +132,7 @@ def test_core_with_fewer_threads_leaves_a_blank() -> None:
 
 
 def test_what_a_cell_shows() -> None:
-    """Offline is told before the owner, the first owner before others, and each state has its own sign."""
+    """A cell shows offline before an owner, the first owner before others, and each state has its own sign."""
     topology = machine("xeon-d-1541").with_online(CPUSet.parse("0-6,8-15"))
     picture = Picture(
         Topology(topology.cores, topology.online, isolated=CPUSet.parse("5-6")),

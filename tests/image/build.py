@@ -42,7 +42,7 @@ class BuildFailed(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What the image is built from: a copy, so that nobody changes it meanwhile."""
+    """Inputs of the image's build: a copy, so that they do not change during it."""
 
     folder: Path
 

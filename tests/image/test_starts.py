@@ -47,7 +47,7 @@ def workload(component: str, install: str) -> Any:
 
 
 def readable(folder: Path, files: dict[str, bytes]) -> Path:
-    """Write files as the kubelet gives them to a pod: for its group, and for nobody else."""
+    """Write files as the kubelet gives them to a pod: readable for its group only."""
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -57,7 +57,7 @@ def readable(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def account(folder: Path) -> dict[str, Path]:
-    """Return an account's mount; its token is good for nothing, and nobody is asked."""
+    """Return an account's mount with a dummy token; no API server is called."""
     files = {"token": b"none", "ca.crt": CA.create().cert, "namespace": b"corepin-system"}
     return {"/run/secrets/kubernetes.io/serviceaccount": readable(folder / "account", files)}
 
@@ -106,7 +106,7 @@ def test_starts_as_the_manifests_lock_it_up(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the manifest's user, capabilities and arguments it answers its probe; how soon is told."""
+    """With the manifest's user, capabilities and arguments the program answers its probe; the time is printed."""
     pod = workload(component, install)
     (described,) = pod["containers"]
     locked = Locked.of(described, pod)

@@ -1,4 +1,4 @@
-"""`python -m tests.machine --root DIR --cpus N`: run a simulated machine until it is told to end.
+"""`python -m tests.machine --root DIR --cpus N`: run a simulated machine until SIGTERM.
 
 It listens on DIR/machine.sock. A request is a JSON line {"op": "read", ...}; the answer is {"ok": VALUE} or
 {"error": "gone: ..."}. Clients come and go.

@@ -189,7 +189,7 @@ class SimulatedCgroups:
         self._followed = frozenset(cgroups)
 
     async def watch(self, written: Callable[[str], None]) -> None:
-        """Call `written` for each followed cgroup that somebody else wrote, until cancelled."""
+        """Call `written` for each followed cgroup that another client wrote, until cancelled."""
 
         def report(event: dict[str, Any]) -> None:
             cgroup = f"/kubepods/pod{event['pod_uid']}/{event['id']}"

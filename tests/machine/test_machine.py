@@ -1,4 +1,4 @@
-"""The simulated machine does what kernel and runtime do, and survives whoever uses it."""
+"""The simulated machine behaves as kernel and runtime do, and survives faulty clients."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_it_refuses(machine: SimulatedMachine) -> None:
 
 
 def test_faults_fail_or_lose_calls(machine: SimulatedMachine) -> None:
-    """A lost update is answered as done and is not, a failing one is told; then all is well again."""
+    """A lost update succeeds without effect, a failing call raises; after that calls work again."""
     machine.call("create", id="f1", pod_uid="f", name="c")
     cgroups, runtime = SimulatedCgroups(machine), SimulatedRuntime(machine)
     machine.call("fault", of="update", kind="lose")
@@ -125,7 +125,7 @@ def test_faults_fail_or_lose_calls(machine: SimulatedMachine) -> None:
 
 
 def test_watchers_hear_of_foreign_writes_only(machine: SimulatedMachine) -> None:
-    """What the agent wrote itself is no news; what anybody else wrote is."""
+    """Watchers report the writes of other clients, not the agent's own."""
     cgroup = "/kubepods/podw/w1"
     machine.call("create", id="w1", pod_uid="w", name="c")
 

@@ -134,7 +134,7 @@ def test_members_that_say_something_by_being_empty_are_written() -> None:
 
 
 def test_a_machine_is_read_as_it_was_written() -> None:
-    """The text of before it had a version is read too; another version is refused, damage is told apart."""
+    """A text from before versions is read too; another version is refused, and damage is a different error."""
     text = encode_topology(FLAT)
 
     for damaged in ("", "[" * 100_000, "\ud800"):

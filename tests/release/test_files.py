@@ -132,7 +132,7 @@ def test_chart_is_packed_whole(dist: Path) -> None:
 
 
 def test_only_what_is_committed_is_released(tmp_path: Path) -> None:
-    """A file that nobody committed is not there; the time is that of the commit, or SOURCE_DATE_EPOCH."""
+    """An uncommitted file is left out; the time is that of the commit, or SOURCE_DATE_EPOCH."""
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main")
     here = tmp_path / "checkout"
     here.mkdir()

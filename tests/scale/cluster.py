@@ -44,7 +44,7 @@ def trust(server: ApiServer) -> ssl.SSLContext:
 
 
 class Cluster:
-    """Speaks with the API server for everybody but the agents, as the admin."""
+    """The admin's client of the API server, for everything but the agents."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server

@@ -59,7 +59,7 @@ class Fleet:
         return Cost(requests, received, failed, used)
 
     async def start(self) -> None:
-        """Start every agent; all have told their nodes then."""
+        """Start every agent; return when all have published their nodes."""
         turns = asyncio.Semaphore(AT_ONCE)
 
         async def start(node: Node) -> None:
@@ -69,9 +69,9 @@ class Fleet:
         await _together(start(node) for node in self.nodes)
 
     async def fill(self, pods: int) -> None:
-        """Bring so many pods to each node; every second one is pinned.
+        """Create so many pods on each node; every second one is pinned.
 
-        On each node a pod comes when all was told of the one before: nothing is told together, the dearest case.
+        Each node gets its next pod when the last one was reported: no reports are coalesced, which costs most.
         """
         turns = asyncio.Semaphore(AT_ONCE)
 

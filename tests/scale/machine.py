@@ -41,7 +41,7 @@ class InProcess(SimulatedMachine):
 
 
 class Runtime(SimulatedRuntime):
-    """The runtime of such a machine; whoever changes a container calls `changed`, as a runtime's events do."""
+    """The runtime of such a machine; a caller that changes a container calls `changed`, as a runtime's events do."""
 
     def __init__(self, machine: InProcess) -> None:
         super().__init__(machine)

@@ -33,7 +33,7 @@ PINNED: Final = re.compile(rb'\\"cpus\\":\\"(?P<cpus>[\d,-]+)\\".*\\"pinned\\":t
 
 
 class Witness:
-    """A reporter that tells nobody: it keeps the newest state."""
+    """A reporter that keeps the newest state and publishes nothing."""
 
     def __init__(self, news: Callable[[], None]) -> None:
         self._news = news
@@ -80,7 +80,7 @@ class Node:
         return Parts(interfaces, Settings(self.name, DEFAULT), self._state_dir, None, reporting, metrics)
 
     async def start(self) -> None:
-        """Start the agent, and wait until it has told the node and its pools."""
+        """Start the agent, and wait until it has published the node and its pools."""
         self._serving = asyncio.create_task(self._agent.serve(Listeners()))
         await self._until(lambda: {"nodes", "nodes/status", "configmaps"} <= self.wire.written.keys())
 
@@ -105,7 +105,7 @@ class Node:
         await self._until(lambda: self._is_placed(pod, pinned=pinned))
 
     async def reported(self, pod: str) -> None:
-        """Wait until a pinned pod is told everywhere; of others nothing is."""
+        """Wait until a pinned pod is in every report; other pods are in none."""
         await self._until(lambda: self._has_told(pod.encode()))
 
     def _has_planned(self, uid: str) -> bool:

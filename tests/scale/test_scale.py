@@ -27,7 +27,7 @@ async def costs(cluster: Cluster, count: int) -> tuple[Cost, Cost]:
 def test_cost_per_node_does_not_grow_with_the_other_nodes() -> None:
     """Four times as many nodes, the same pods on each: requests per pod and bytes watched per node stay as they are.
 
-    A pinned pod is told by one PATCH, one Event, one PATCH of the node and one of the ConfigMap; a plain one costs
+    A pinned pod is reported by one PATCH, one Event, one PATCH of the node and one of the ConfigMap; a plain one costs
     nothing. Every agent has the rights of the manifests and a token of its own node.
     """
 

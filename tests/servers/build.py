@@ -78,7 +78,7 @@ def build_missing(out: TextIO, servers: Iterable[Server] = SERVERS) -> None:
     go = find_go(server.module for server in missing)
     with locked(cache, out):
         for server in missing:
-            if find(server, cache) is None:  # nobody built it while we waited for the lock
+            if find(server, cache) is None:  # no other process built it while this one waited for the lock
                 build(server, cache, go, out)
 
 
@@ -90,7 +90,7 @@ def build(server: Server, cache: Path, go: Go, out: TextIO) -> Path:
         _run_go(server, go, partial, out)
         path = _built_path(server, cache)
         partial.chmod(0o755)
-        shutil.rmtree(path.parent, ignore_errors=True)  # there only if somebody took the program out of it
+        shutil.rmtree(path.parent, ignore_errors=True)  # there only if the program in it was deleted
         partial.rename(path.parent)
     except BuildFailed:
         _show(out, server, started, "failed", "\n")

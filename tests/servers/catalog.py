@@ -45,7 +45,7 @@ class Module:
 
     @cached_property
     def build_flags(self) -> tuple[str, ...]:
-        """Return what `go build` is told, apart from the package and the output."""
+        """Return the flags of `go build`, apart from the package and the output."""
         flags = ["-s", "-w"]
         if self.stamp:
             major, minor, _ = self.version.split(".", maxsplit=2)

@@ -24,7 +24,7 @@ class DaemonFailed(Exception):
 
 
 class PortTaken(DaemonFailed):
-    """Somebody took the server's port between our choice and its start."""
+    """Another process took the server's port between our choice and its start."""
 
 
 @dataclass(frozen=True, slots=True)

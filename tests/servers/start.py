@@ -63,7 +63,7 @@ def start_servers(
 def _start(
     stack: ExitStack, version: str, binaries: Binaries, directory: Path, extra_flags: Sequence[str]
 ) -> ApiServer:
-    """Start the pair, once more on other ports if somebody takes one meanwhile."""
+    """Start the pair; retry on other ports if another process takes one in the meantime."""
     for _ in range(_PORT_ATTEMPTS - 1):
         with ExitStack() as attempt, suppress(PortTaken):
             server = _start_once(attempt, version, binaries, directory, extra_flags)
