@@ -72,7 +72,7 @@ def wait_for_processes(folder: Path, count: int) -> None:
 
 
 def pids(folder: Path) -> list[int]:
-    """Return the processes of the local runtime, which are told by their logs."""
+    """Return the processes of the local runtime, found by their log files."""
     found = []
     for link in Path("/proc").glob("[0-9]*/fd/1"):
         with suppress(OSError):

@@ -82,7 +82,7 @@ class Taken:
     # from the delivery to the last read back, by kind
     edits: dict[str, list[Moment]] = field(default_factory=dict)
     bare: list[Moment] = field(default_factory=list)  # as many writes, each read back
-    delivery: list[float] = field(default_factory=list)  # from the edit until the watch told of it
+    delivery: list[float] = field(default_factory=list)  # from the edit until the watch delivered it
     # until the checkpoint was written; it is flushed after the edit
     disk: list[float] = field(default_factory=list)
     whole_cpu: float = 0.0  # of the process for all edits, with what comes after the read back
@@ -152,7 +152,7 @@ class StopWatch:
         self._news.set()
 
     async def until(self, policy: str, count: int) -> None:
-        """Wait until the edited pod has a policy, and every container of the node is where it shall be."""
+        """Wait until the edited pod has a policy, and every container of the node has reached its CPUs."""
         while not (self._state and is_settled(self._state, policy, count)):
             await self._news.wait()
             self._news.clear()
@@ -255,7 +255,7 @@ def table(taken: Taken) -> Iterator[str]:
 
 
 def _verdicts(edits: Sequence[Moment], bare: Sequence[Moment]) -> Iterator[str]:
-    """Yield whether the edits that move every container are as fast as they shall be, in medians of the bare writes."""
+    """Yield whether the edits that move every container meet their limits, in medians of the bare writes."""
     (wall, bare_wall), (cpu, bare_cpu) = (
         ([getattr(moment, clock) for moment in edits], [getattr(moment, clock) for moment in bare])
         for clock in Moment._fields

@@ -2,8 +2,8 @@
 
 A real kube-apiserver and etcd with `manifests/base` applied; on each node the real agent with all of its reports, the
 rights of the manifests and a token of its own node. Runtime, cgroups and CPUs of the nodes are simulated, the kubelet
-and the scheduler are played. Half of the pods are pinned. On each node a pod comes when everything was told of the one
-before it, so that nothing is told together: pods that come in a burst cost less.
+and the scheduler are played. Half of the pods are pinned. Each node gets its next pod when the last one was reported,
+so that no reports are coalesced: pods that come in a burst cost less.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run a cluster in a session of its own, where a Ctrl-C reaches nobody but the one who takes everything down in order."""
+"""Run a cluster in a session of its own, so that Ctrl-C reaches only the process that ends everything in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EMULATED: Final = "demo.cluster.emulated"
 
 
 def main() -> int:
-    """Run the cluster until somebody ends it; return the exit code."""
+    """Run the cluster until it is interrupted; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m demo.cluster", description=__doc__)
     smt = "on an emulated machine whose cores have two threads"
     parser.add_argument("--smt", action="store_true", help=smt)

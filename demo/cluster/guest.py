@@ -13,11 +13,11 @@ from tests.smt_cluster import machine
 from tests.smt_cluster.start import be_patient, start_node, start_servers
 
 DOOR: Final = "10.0.2.15"  # where QEMU's network expects the machine
-SERVED: Final = "served"  # told with what somebody needs to reach the API server
+SERVED: Final = "served"  # reported with the credentials of the API server
 
 
 def main() -> None:
-    """Stay until the machine is switched off; what fails is told to the host's console."""
+    """Run until the machine is switched off; failures are printed on the host's console."""
     be_patient()
     with ExitStack() as stack:
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.cluster import Cluster
 
-# What a machine may lack, or what does not start: told in a line, without a traceback.
+# A missing part of the machine, or a failed start: printed in a line, without a traceback.
 FAILURES: Final = (
     SkipTest,
     RuntimeMissing,
@@ -74,7 +74,7 @@ def show(stack: ExitStack, folder: Path, kubeconfig: Path, kubectl: Path, cores:
 
 
 def say(text: str) -> None:
-    """Print at once, also where somebody else reads."""
+    """Print and flush at once, also into a pipe."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -25,7 +25,7 @@ BUSY: Final = (*OVERLOADED, "connection refused", "connection reset", "EOF", "fa
 
 
 def write_kubeconfig(folder: Path, url: str, ca: str, token: str) -> Path:
-    """Write what an administrator reaches the cluster with; nobody else may read it."""
+    """Write the administrator's kubeconfig; only its owner may read it."""
     trusted = {"server": url, "certificate-authority-data": base64.b64encode(ca.encode()).decode()}
     content = {
         "apiVersion": "v1",

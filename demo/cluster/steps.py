@@ -18,7 +18,7 @@ class NeverReached(Exception):
 
 
 class Steps:
-    """Steps that are waited for one after the other; each is told when it is reached."""
+    """Steps that are waited for one after the other; each is printed when it is reached."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Stopped(BaseException):
-    """Somebody has had enough; no `except Exception` on the way may keep it."""
+    """The user has stopped the cluster; no `except Exception` on the way may catch it."""
 
 
 @contextmanager
