@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_births(world: World, table: StartTable, before: Ledger) -> None:
-    """Check that whatever is made now gets CPUs on which no owner is but itself, or is told why it does not start.
+    """Check that a container created now gets CPUs without another owner, or a refusal with the reason.
 
     What must fit gets its own CPUs or none; only claims that are unknown, or must fit, are held back.
     """

@@ -10,7 +10,7 @@ from pinning.machine.topology import Topology
 def grown(
     topology: Topology, keep: CPUSet, count: int, free: CPUSet | None = None, **options: object
 ) -> CPUSet:
-    """Return what a container has that grows from these CPUs; all others are free unless told."""
+    """Return the CPUs of a container that grows from `keep`; by default all others are free."""
     available = topology.cpus if free is None else free
     return place(topology, available - keep, count, keep=Placement(keep), **options).cpus  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The kubelet's rules once more, as plainly as they can be told: sets, no tables, nothing skipped.
+"""The kubelet's rules as a plain model: sets, no tables, no step left out.
 
 An oracle for property tests. It follows the notes on the kubelet sentence by sentence and shares no code with
 `pinning`; it is slow, and only right where all cores have the same number of CPUs.

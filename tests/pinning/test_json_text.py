@@ -35,7 +35,7 @@ def test_what_cannot_be_read_is_one_error(text: str | bytes, why: str) -> None:
 
 
 def test_nothing_else_reads_json_of_others() -> None:
-    """json.loads raises RecursionError too, which nobody thinks of; `certs` is used alone and reads the API server's."""
+    """Only two modules call json.loads, which also raises RecursionError: `certs` reads the API server alone."""
     found = {
         named(path)
         for path in MODULES

@@ -25,7 +25,7 @@ def vmi(  # each keyword is one part of a spec
     architecture: str | None = None,
     **domain: Any,
 ) -> VirtSpec:
-    """Return the spec of a VMI with 1Gi of memory unless told otherwise."""
+    """Return the spec of a VMI, by default with 1Gi of memory."""
     memory = {"guest": "1Gi"} if memory is None else memory
     parts: Any = {"cpu": cpu, "memory": memory, "resources": {"requests": requests, "limits": limits}}
     return {"architecture": architecture, "domain": parts | domain}

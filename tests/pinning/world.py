@@ -218,7 +218,7 @@ class World:
         return (is_system and self.sets.reserved & self.topology.online) or self.sets.shared(self.ledger)
 
     def pools(self, seen: SeenContainer) -> CPUSet:
-        """Return what a container shall run on besides what it holds, or besides the shared set."""
+        """Return the pool CPUs of a container, beside its own or the shared set."""
         held, shared = self.ledger.of(seen.owner), self.sets.shared(self.ledger)
         aside = self.sets.pools.set_aside & self.topology.online
         uses = self.uses.get(seen.owner, frozenset()) if seen.is_running else frozenset()
@@ -231,13 +231,13 @@ class World:
         return pools
 
     def home(self, seen: SeenContainer) -> CPUSet:
-        """Return where the tasks of a container stay that nobody moved; empty: it has no more than it owns."""
+        """Return the CPUs of a container's unmoved tasks; empty: it has no more than it owns."""
         held, pools = self.ledger.of(seen.owner), self.pools(seen)
         usual = held.cpus if held else self.unowned(seen.owner.pod_uid)
         return EMPTY if pools <= usual or not seen.is_running or seen.sandbox else usual
 
     def is_there(self, machine: SeenSandbox) -> bool:
-        """Say whether all threads of a machine are where they shall be, and its vCPUs among them."""
+        """Say whether all threads of a machine, its vCPUs among them, have reached their CPUs."""
         inside = [seen for seen in self.present() if seen.sandbox == machine.id]
         own = union(held.cpus for seen in inside if (held := self.ledger.of(seen.owner)))
         shared = self.unowned(machine.pod_uid)
@@ -249,7 +249,7 @@ class World:
         return [held.owner for held in self.ledger.pods.get(uid, ())] or [Owner(uid, "")]
 
     def meddle(self, container: SeenContainer, cpus: CPUSet) -> None:
-        """Let somebody else move a container, with its virtual machine if it is in one."""
+        """Move a container as a foreign program would, with its virtual machine if it is in one."""
         machine = self.sandboxes.get(container.sandbox)
         if machine:
             self.sandboxes[machine.id] = replace(machine, cpus=cpus, vcpus=machine.vcpus and cpus)

@@ -141,7 +141,7 @@ def test_distributed_over_very_many_nodes_ends() -> None:
 def test_packed_fills_what_it_has_begun(
     topology: Topology, free: str, keep: str, count: int, placed: str
 ) -> None:
-    """Units with CPUs of its own come first, and are whole when nobody else has a part of them."""
+    """A claim grows first in units where it has CPUs, into whole units if no other claim has a part of them."""
     assert grown(topology, cpus(keep), count, cpus(free)) == cpus(placed)
 
 
@@ -211,7 +211,7 @@ def test_spread_stays_spread(topology: Topology, keep: str, count: int, placed: 
 
 
 def test_spread_replaces_on_a_core_of_its_own() -> None:
-    """The sibling of the lost thread is free and shared with nobody, the others would share a core."""
+    """The lost CPU is replaced by one on a free core, since the sibling of any other would share a core."""
     now = FLAT.with_online(FLAT.cpus - cpus("3"))
     assert place(now, cpus("4-7"), 4, sort="spread", keep=Placement(cpus("0-3"))).cpus == cpus("0-2,7")
 

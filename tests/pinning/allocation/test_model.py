@@ -1,4 +1,4 @@
-"""The fast algorithms agree with the kubelet's rules told plainly, on machines of every shape."""
+"""The fast algorithms agree with a plain model of the kubelet's rules, on machines of every shape."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_packed_grows_onto_the_fewest_nodes_and_sockets(
 def test_distributed_is_as_even_as_what_is_held_allows(
     nodes: int, cores: int, packages: int, held: list[int], data: st.DataObject
 ) -> None:
-    """On a machine of equal nodes, nobody else on it, no other split over the fewest nodes is more even."""
+    """On an empty machine of equal nodes no other split over the fewest nodes is more even."""
     total = nodes * packages
     topology = machine(total * cores, 2, lambda core: (core // cores // nodes, core // cores, core // cores))
     own = [min(number, 2 * cores) for number in (held + [0] * total)[:total]]

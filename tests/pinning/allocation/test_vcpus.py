@@ -303,7 +303,7 @@ def test_require_keeps_floating_threads_off_too() -> None:
     ],
 )
 def test_require_tells_what_it_cannot_have(vcpus: int, warning: str, *, isolate: bool) -> None:
-    """Where every core runs a vCPU, the rest runs as in KubeVirt, and it is told."""
+    """Where every core runs a vCPU, emulator and I/O threads run as in KubeVirt, with a warning."""
     cpus, guest = CPUSet.parse("0-1,16-17"), GuestTopology(1, vcpus, 1)
     required = place_vcpus(PAIRS, cpus, guest, isolate_emulator=isolate, iothreads=1, smt="require")
     kubevirt = place_vcpus(PAIRS, cpus, guest, isolate_emulator=isolate, iothreads=1)
@@ -370,7 +370,7 @@ def test_absurd_guests_cost_nothing() -> None:
 
 
 def test_the_largest_machine_of_nodes() -> None:
-    """On 512 CPUs each vCPU, I/O thread and the emulator has one CPU, whoever is kept off whom."""
+    """On 512 CPUs each vCPU, each I/O thread and the emulator has one CPU of its own, without a warning."""
     nodes = [[[core, core + 256] for core in range(first, first + 32)] for first in range(0, 256, 32)]
     topology = machine_of_nodes(*nodes)
     placement = place_vcpus(

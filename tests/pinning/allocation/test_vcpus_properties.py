@@ -194,7 +194,7 @@ def test_isolate_shares_no_core(vm: VM) -> None:
     vm=vms(policies=(SMTPolicy.REQUIRE, SMTPolicy.ISOLATE)).filter(lambda vm: vm.fits and len(vm.parts) < 9)
 )
 def test_the_rest_keeps_off_cores_of_vcpus(vm: VM) -> None:
-    """Emulator and I/O threads run beside vCPUs only where the CPUs allow nothing else, and then it is told."""
+    """Emulator and I/O threads share cores with vCPUs only if the CPUs allow nothing else, and with a warning."""
     placement = vm.placed()
     wanted = max(1, vm.pool + vm.emulators)
     rest = placement.emulator | placement.iothreads
@@ -207,7 +207,7 @@ def test_the_rest_keeps_off_cores_of_vcpus(vm: VM) -> None:
 
 @given(vm=vms(policies=(SMTPolicy.PREFER,)).filter(lambda vm: vm.fits))
 def test_prefer_changes_nothing(vm: VM) -> None:
-    """The default policy of a node makes the choice of KubeVirt, of which nothing is told."""
+    """The default policy of a node chooses as KubeVirt does, without a warning."""
     assert vm.placed() == replace(vm, smt=None).placed()
     assert not vm.placed().warnings
 

@@ -154,8 +154,8 @@ def test_the_node_report_shows_sockets_cores_and_isolated_cpus() -> None:
     assert report["checks"] == {"configDirectory": {"ok": True, "errors": []}}
 
 
-def test_a_core_that_is_held_and_shared_is_told() -> None:
-    """A container with half a core leaves the sibling to everybody, which CMK's pools do not know."""
+def test_a_core_that_is_held_and_shared_is_reported() -> None:
+    """A container with half a core leaves the sibling to the shared pool, which node-report finds as an overlap."""
     half = bound("a", container("main", 1), annotations=EXCLUSIVE_POD)
     state = state_of(half)
     check = node_report(cmk_pools(cmk_node(state)), state.topology)["checks"]["configDirectory"]
@@ -206,15 +206,15 @@ def _in_order(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def test_every_report_is_json_with_two_spaces() -> None:
-    """And ends with a line feed, for whoever prints it in a container."""
+    """Each report is indented JSON that ends with a line feed, for printing in a container."""
     assert report_text({"a": {"b": 1}}) == '{\n  "a": {\n    "b": 1\n  }\n}\n'
     assert TEXTS.keys() == {"describe", "node-report", "reconcile"}
     for text in TEXTS.values():
         assert json.loads(text(state_of(TWO, config=STATIC)))
 
 
-def test_who_asks_in_a_container_learns_no_names_of_others() -> None:
-    """Process ids and what is held are told, as CMK did; namespaces, pods and containers are not."""
+def test_reports_in_a_container_have_no_names_of_pods() -> None:
+    """The reports have process ids and held CPUs, as CMK's had, but no names of namespaces, pods and containers."""
     state = replace(state_of(TWO, config=STATIC), tasks=(task(7, EXCLUSIVE, "1,5"),))
     texts = [text(state) for text in TEXTS.values()]
     assert not any(NAME in text for text in texts)

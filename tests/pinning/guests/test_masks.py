@@ -46,7 +46,7 @@ def launcher(cpus: str = "1-3,5-6", **known: object) -> Launcher:
 
 
 def masks_of(machine: VMSeen, place: Launcher) -> VMMasks:
-    """Return the masks where nobody has to wait."""
+    """Return the masks of a machine for which they are known already."""
     masks = launcher_masks(machine, place)
     assert masks is not None
     return masks
@@ -89,7 +89,7 @@ def test_guest_siblings_get_host_siblings() -> None:
 
 
 def test_emulator_keeps_the_cpus_of_its_cgroup() -> None:
-    """KubeVirt's `housekeeping` says where the emulator runs; iothreads that were moved there are told."""
+    """KubeVirt's `housekeeping` cpuset is the emulator's; the note names I/O threads that were moved there."""
     iothreads = (IOThread(CPUSet.parse("6"), is_housed=True), IOThread(HELD))
     machine = seen("1", "2", "3", "5", main="6", housekeeping=CPUSet.parse("6"), iothreads=iothreads)
     masks = masks_of(machine, launcher())
@@ -133,8 +133,8 @@ def test_libvirt_gets_its_time(has_run: bool, seconds: float, is_placed: bool) -
     assert (launcher_masks(machine, launcher(unchanged_seconds=seconds)) is not None) is is_placed
 
 
-def test_vcpus_that_cannot_be_told_apart_run_together() -> None:
-    """The reason is told, and nothing is touched before it is sure."""
+def test_unidentified_vcpus_run_together() -> None:
+    """A guest with unnamed vCPU threads gets masks after its boot time, on which all run together, with the reason."""
     machine = seen(reason="no names", has_run=False)
     assert launcher_masks(machine, launcher(unchanged_seconds=1.0)) is None
 
@@ -196,7 +196,7 @@ def test_isolated_emulator_whose_cpu_is_lost_gets_the_one_that_came_instead() ->
 
 
 def test_pool_of_iothreads_has_cpus_of_its_own() -> None:
-    """Where nobody pinned, each iothread of a pool gets a CPU; libvirt's pins of iothreads stay."""
+    """Each unpinned I/O thread of a pool gets a CPU; libvirt's pins of I/O threads stay."""
     pool = (IOThread(HELD), IOThread(HELD))
     placed = masks_of(seen(*["1-3,5-6"] * 2, iothreads=pool, has_pool=True), launcher())
     assert texts(placed) == ["1", "5"]
@@ -273,7 +273,7 @@ def test_pins_that_a_sandbox_has_stay() -> None:
 
 
 def test_threads_that_are_no_vcpus_may_run_in_the_shared_set() -> None:
-    """`vmThreads: shared`: vCPUs on the union, all others elsewhere; unless nobody can tell which these are."""
+    """`vmThreads: shared`: vCPUs on the union, all other threads on the shared set, unless vCPUs are unidentified."""
     cpus = CPUSet.parse("2-3")
     masks = sandbox_masks(seen("0-7", "0-7"), cpus, SHARED)
     assert (texts(masks), masks.emulator, masks.of(Role.SHIM)) == (["2", "3"], SHARED, SHARED)
@@ -290,7 +290,7 @@ def test_sandbox_that_holds_nothing_follows_the_shared_set() -> None:
 
 
 def test_doubtful_cpus_are_never_pinned_one_to_one() -> None:
-    """Where nobody says which CPUs are exclusive they only confine."""
+    """If it is not known which CPUs are exclusive, vCPUs are confined to the union and not pinned one to one."""
     masks = sandbox_masks(seen("2", "3"), CPUSet.parse("2-3"), CPUSet.parse("2-3"), "nobody says")
 
     assert (texts(masks), masks.reason) == (["2-3"] * 2, "nobody says")
@@ -347,7 +347,7 @@ def test_masks_are_whole_inside_and_stay(drawn: tuple[VMSeen, Launcher]) -> None
 def test_added_vcpus_get_the_cpus_that_the_emulator_had_alone(
     cpus: str, plugged: int, is_pinned: bool
 ) -> None:
-    """Under require it kept off the vCPUs' cores; nobody gave it these CPUs, and with more vCPUs they are needed."""
+    """The emulator's own CPUs under `require` go to hot-added vCPUs, since the emulator has no claim on them."""
     held = CPUSet.parse(cpus)
     two = VMSeen((held,) * 2, held, held, has_run=True, seconds=99.0)
     first = launcher_masks(two, Launcher(FLAT, held, SMTPolicy.REQUIRE, None, 99.0))

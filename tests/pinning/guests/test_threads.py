@@ -51,5 +51,5 @@ def test_place_in_the_guest(
 
 
 def test_places_follow_the_order_of_vcpus() -> None:
-    """Hot-added vCPUs leave gaps: each is told by its own index."""
+    """Hot-added vCPUs leave gaps: each keeps its own index."""
     assert [place.socket for place in VMThreads(QEMU, THREADS, "names").guest_ids(1, 1)] == [0, 6, 7]

@@ -1,4 +1,4 @@
-"""Defaulting: what KubeVirt's mutating webhook writes into a VMI before anybody judges it."""
+"""Defaulting: what KubeVirt's mutating webhook writes into a VMI before it is validated."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def test_number_too_long_for_any_machine() -> None:
         pytest.param("01,^02", ["01", "^02"], id="leading-zeros"),
     ],
 )
-def test_strangers(mask: str, strangers: list[str]) -> None:
-    """Items that name something other than a vCPU of the VM are told."""
+def test_items_that_name_no_vcpu(mask: str, strangers: list[str]) -> None:
+    """Items of a mask that name no vCPU of the VM are returned."""
     assert RealtimeMask.parse(mask).strangers(4) == strangers
 
 

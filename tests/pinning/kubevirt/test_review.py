@@ -84,7 +84,7 @@ def test_architecture_lies_beside_the_domain() -> None:
     ],
 )
 def test_missing_template(kind: Kind, spec: VirtSpec, field: str) -> None:
-    """An object without the machine that it shall run is refused."""
+    """An object without the template of its machine is refused."""
     causes, warnings = review_vmi(kind, {}, spec, SETTINGS)
     assert [(cause.field, cause.reason) for cause in causes] == [(field, "FieldValueRequired")]
     assert kind in causes[0].message
@@ -216,7 +216,7 @@ def test_values_in_messages_are_short(value: object, text: str) -> None:
 
 
 def test_unreadable_number_hides_no_other_cause() -> None:
-    """What is wrong elsewhere is told beside an unreadable number."""
+    """An unreadable number hides no other cause."""
     spec = vmi(dedicated(cores=-1, isolateEmulatorThread=True), requests={"cpu": "-1"}, ioThreadsPolicy="x")
     assert fields(review(spec).causes) == ["cpu.cores", "resources.requests.cpu", "ioThreadsPolicy"]
 
@@ -344,7 +344,7 @@ def update_causes(old: Mapping[str, object], new: Mapping[str, object]) -> tuple
 def test_spec_of_a_vmi_is_fixed(
     old: Mapping[str, object], new: Mapping[str, object], expected: list[str]
 ) -> None:
-    """A user may change nothing in the spec of a VMI; each change is told with its path."""
+    """A user may change nothing in the spec of a VMI; each change is a cause with its path."""
     causes = update_causes(old, new)
     assert [cause.field for cause in causes] == expected
     assert {cause.reason for cause in causes} <= {"FieldValueNotSupported"}

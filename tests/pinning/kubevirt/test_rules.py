@@ -339,7 +339,7 @@ def test_guest_memory_is_held_to_the_limit_without_live_update() -> None:
 
 
 def test_dedicated_without_any_number_is_refused_before_defaulting() -> None:
-    """Rule 8 speaks of a spec that nobody has completed; defaulting leaves no such spec."""
+    """Rule 8 covers a spec before defaulting; after defaulting no spec breaks it."""
     spec = vmi(dedicated())
     assert [cause.field for cause in dedicated_has_cpus(VMIView("spec.", spec, SETTINGS))] == [
         f"spec.domain.{PLACEMENT}"

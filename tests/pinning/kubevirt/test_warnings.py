@@ -59,7 +59,7 @@ def test_cpus_of_the_pod(spec: VirtSpec, even_parity: bool, total: int) -> None:
     ],
 )
 def test_odd_total(spec: VirtSpec, annotations: dict[str, str], remedy: str) -> None:
-    """An odd number of CPUs in the pod is told with the remedy that makes it even."""
+    """An odd number of CPUs in the pod is a warning with the remedy that makes it even."""
     causes, warnings = review_vmi(Kind.VMI, {"annotations": annotations}, spec, SETTINGS)
     assert causes == ()
     assert fields(warnings) == ["cpu"]
@@ -79,7 +79,7 @@ def test_odd_total(spec: VirtSpec, annotations: dict[str, str], remedy: str) -> 
     ],
 )
 def test_no_warning_of_an_odd_total(options: dict[str, Any]) -> None:
-    """An even total, or one that leaves no half core, is not told."""
+    """An even total, or one that leaves no half core, is no warning."""
     assert review(**options).warnings == ()
 
 
@@ -93,18 +93,18 @@ def test_no_warning_of_an_odd_total(options: dict[str, Any]) -> None:
     ],
 )
 def test_guest_threads_without_smt(threads: int, shapes: tuple[int, ...], expected: list[str]) -> None:
-    """Guest threads are told where no node of the cluster has SMT."""
+    """Guest threads are a warning where no node of the cluster has SMT."""
     spec = vmi(dedicated(threads=threads, cores=2))
     assert fields(review(spec, threads_per_core=shapes).warnings) == expected
 
 
 def test_odd_total_where_smt_is_known() -> None:
-    """An odd total is told where nodes are known to have SMT."""
+    """An odd total is a warning where nodes are known to have SMT."""
     assert fields(review(vmi(dedicated(cores=3)), threads_per_core=(1, 2)).warnings) == ["cpu"]
 
 
 def test_guest_threads_without_pinning() -> None:
-    """Guest threads of a VMI that is not pinned are nobody's business."""
+    """Guest threads of a VMI without dedicated CPUs are no warning."""
     assert review(vmi({"threads": 2}), threads_per_core=(1,)).warnings == ()
 
 
@@ -118,7 +118,7 @@ def test_guest_threads_without_pinning() -> None:
     ],
 )
 def test_pool_without_policy(policy: str | None, count: int, expected: list[str]) -> None:
-    """A count of I/O threads without its policy costs CPUs and brings nothing: it is told."""
+    """A count of I/O threads without its policy costs CPUs without a use: it is a warning."""
     spec = vmi(ioThreadsPolicy=policy, ioThreads={"supplementalPoolThreadCount": count})
     assert fields(review(spec).warnings) == expected
 
@@ -141,7 +141,7 @@ def test_pool_without_policy(policy: str | None, count: int, expected: list[str]
     ],
 )
 def test_said_twice(cpu: dict[str, Any], amounts: dict[str, Any], expected: list[str]) -> None:
-    """The same number as topology and as amount is told, unless KubeVirt's own defaulting wrote the topology."""
+    """The same number as topology and as amount is a warning, unless KubeVirt's defaulting wrote the topology."""
     assert fields(review(vmi(dedicated(**cpu), **amounts)).warnings) == expected
 
 
@@ -163,7 +163,7 @@ def test_amount_beside_topology_of_an_unpinned_vmi() -> None:
     ],
 )
 def test_mask_of_nobody(mask: str | None, said: list[str]) -> None:
-    """A mask that selects no vCPU, or names one that does not exist, is told."""
+    """A mask that selects no vCPU, or names one that does not exist, is a warning."""
     memory = {"guest": "1Gi", "hugepages": {"pageSize": "2Mi"}}
     spec = vmi(dedicated(cores=4, numa=PASSTHROUGH, realtime={"mask": mask}), memory=memory)
     warnings = review(spec).warnings

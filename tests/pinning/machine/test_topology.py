@@ -90,7 +90,7 @@ def test_a_core_wider_than_two_is_one_core() -> None:
 
 
 def test_online_and_isolated_leave_out_unknown_cpus() -> None:
-    """CPUs without facts are not part of the machine, whoever names them."""
+    """CPUs without facts are not part of the machine, even if the lists of online or isolated CPUs have them."""
     topology = assemble([CPUFacts(1, 0, 0, 0)], CPUSet.parse("0-3"), CPUSet.parse("1-9"))
 
     assert (topology.online, topology.isolated) == (CPUSet([1]), CPUSet([1]))

@@ -76,7 +76,7 @@ def test_a_sound_ledger_has_no_problems() -> None:
 
 
 def test_an_empty_shared_set_is_a_problem() -> None:
-    """Somebody always has to run somewhere."""
+    """An empty shared set is a problem: containers without claims need CPUs."""
     topology = smt_machine(1)
     sets = NodeSets(topology, topology.online, EMPTY, Pools(topology.online, EMPTY))
     assert problems(held(entry("a", "0-1")), sets) == ("the shared set is empty",)

@@ -28,7 +28,7 @@ def test_transitions_return_new_ledgers() -> None:
 
 
 def test_container_runs_on_its_own_cpus_or_else_in_the_shared_set() -> None:
-    """Whoever holds nothing runs where everyone else does."""
+    """A container without an assignment runs in the shared set."""
     ledger = Ledger().assign(entry("a", "1"))
     shared = CPUSet.parse("2-3")
     assert ledger.cpus_of(Owner("a", "c"), shared) == CPUSet.parse("1")

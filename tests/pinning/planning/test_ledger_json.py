@@ -68,8 +68,8 @@ def test_a_checkpoint_of_before_memory_is_read() -> None:
     assert (read.mems, read.claim.numa_memory, read.claim.memory_limit) == (EMPTY, None, 0)
 
 
-def test_a_checkpoint_tells_who_may_use_the_shared_set() -> None:
-    """An agent that starts again knows it; of what an older one saved nobody may."""
+def test_a_checkpoint_keeps_the_right_to_the_shared_set() -> None:
+    """A checkpoint keeps whether a claim may use the shared set; an older checkpoint has no such claim."""
     (assignment,) = ledger_from_dict(saved())
     mixed = Ledger().assign(replace(assignment, claim=replace(assignment.claim, shared_cpus=True)))
 

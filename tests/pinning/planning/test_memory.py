@@ -68,7 +68,7 @@ def test_cpus_beside_memory_come_first() -> None:
 
 
 def test_cpus_without_memory_beside_them_are_better_than_none() -> None:
-    """Where only a node without memory is free the container gets its CPUs, nothing is bound, and that is told."""
+    """If only a NUMA node without memory is free the container gets its CPUs unbound, with a refusal that says so."""
     node = with_memory(one_pod(replace(BOUND, cpu="8"), sockets=2), "1")
     node.run_all()
     node.add("b", [BOUND])
@@ -90,7 +90,7 @@ def test_beside_the_memory_manager_nothing_is_bound() -> None:
 
 
 def test_a_claim_that_holds_nothing_is_refused_once() -> None:
-    """Of a container without CPUs nothing is told about its memory."""
+    """A container without CPUs has one refusal, and none about its memory."""
     node = one_pod(replace(BOUND, cpu="16"), sockets=2)
     assert reasons(node.run_all()) == {"test/pod-a/c0": "NotEnoughCPUs"}
 
@@ -103,8 +103,8 @@ def test_a_claim_that_holds_nothing_is_refused_once() -> None:
         pytest.param(None, "", id="not known"),
     ],
 )
-def test_a_limit_above_the_memory_is_told(size: int | None, says: str) -> None:
-    """Who may use more than its NUMA node has would be killed for it, and is told before."""
+def test_a_limit_above_the_memory_is_warned_about(size: int | None, says: str) -> None:
+    """A container with a limit above its NUMA node's memory has a warning: it could be OOM killed."""
     node = one_pod(BOUND, sockets=2)
     (assignment,) = node.ledger
     told = too_much_memory(assignment, replace(node.topology, memory={} if size is None else {0: size}))

@@ -1,4 +1,4 @@
-"""The configuration of a node: what is read, and how each mistake is told."""
+"""The configuration of a node: its fields, and the error for each mistake."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_plain_claim_that_does_not_fit_starts_in_the_shared_set() -> None:
     ],
 )
 def test_waiting_is_advised_only_where_it_helps(wish: Wish, remedy: str) -> None:
-    """What the node could not give with nobody on it needs a larger node; 8 cores on 2 sockets, one core reserved."""
+    """A claim that an empty node could not fulfil needs a larger node; 8 cores on 2 sockets, one core reserved."""
     node = world(8, 2)
     for uid, cpu in (("far", "5"), ("near", "2")):
         node.add(uid, [Wish(cpu, policy="exclusive")])
@@ -93,8 +93,8 @@ def test_a_claim_that_must_fit_blocks_the_start(wish: Wish, vm: bool) -> None:
     assert "until then it runs in the shared set, because corepin cannot hold it back" in refusal.message
 
 
-def test_who_waits_in_the_gate_is_told_so() -> None:
-    """Until its container runs: then nobody holds it back any more."""
+def test_refusal_names_the_gate_until_the_container_runs() -> None:
+    """The refusal names the gate as long as it holds the pod, and no longer once the container runs."""
     node = world(4)
     node.add("a", [Wish("4", smt="isolate")])
     node.documents["a"]["spec"]["initContainers"] = [{"name": "corepin-gate"}]
@@ -193,7 +193,7 @@ def test_a_container_keeps_what_it_can(first: Wish, then: Wish, expected: str) -
 
 @pytest.mark.parametrize(("numa", "distribute"), [("distributed", False), ("packed", True)])
 def test_growth_is_split_like_a_new_claim(numa: str, distribute: bool) -> None:
-    """What a container has counts when its claim grows onto a second NUMA node, whoever asks for even nodes."""
+    """A claim that grows onto a second NUMA node is split evenly, its old CPUs included."""
     node = one_pod(Wish("2", policy="exclusive", numa=numa), sockets=2, distribute=distribute)
     assert node.holds("a") == "4,12"
     assert not edit(node, "a", Wish("12", policy="exclusive", numa=numa)).refusals
@@ -246,7 +246,7 @@ def test_growth_never_takes_the_last_shared_cpu() -> None:
     ],
 )
 def test_a_policy_that_does_not_fit_leaves_the_old_set(isolated: str, cpu: str, message: str) -> None:
-    """An edited SMT policy for which there is no room changes nothing, and is told."""
+    """An edited SMT policy that does not fit changes no CPUs, and is a refusal."""
     node = one_pod(Wish(cpu, policy="exclusive"), cores=4, isolated=isolated)
     held = node.holds("a")
     planned = edit(node, "a", Wish(cpu, smt="isolate"))

@@ -41,7 +41,7 @@ def test_a_sibling_that_comes_back_idles_for_the_owner_of_its_core() -> None:
 
 
 def test_without_a_free_cpu_it_keeps_the_rest() -> None:
-    """What cannot be replaced is told, and comes with the next free CPU."""
+    """A CPU that cannot be replaced is a refusal, and is replaced when a CPU is free."""
     node = one_pod(Wish("6", policy="exclusive"), cores=4)
     node.set_online(CPUSet.parse("0-5,7"))
     planned = node.run_all()
@@ -72,7 +72,7 @@ def test_an_isolated_core_goes_on_with_its_other_thread() -> None:
 
 
 def test_owners_give_back_when_the_shared_set_goes_offline() -> None:
-    """Somebody has to run somewhere: the youngest plain owner loses its CPUs first."""
+    """The shared set is never empty: the youngest plain owner loses its CPUs first."""
     node = world(4)
     node.add("v", [Wish("1")], vm=True)
     node.add("c", [Wish(cores=1)])
@@ -166,8 +166,8 @@ def test_a_reserve_that_becomes_strict_moves_an_owner_only_if_all_else_is_owned(
         pytest.param(False, State.EXITED, False, id="the API is out of reach"),
     ],
 )
-def test_who_is_gone(pods_complete: bool, runs: State, freed: bool) -> None:
-    """CPUs are freed when neither API nor runtime has the pod, and while the API is silent nobody is gone."""
+def test_cpus_are_freed_when_the_pod_is_gone(pods_complete: bool, runs: State, freed: bool) -> None:
+    """CPUs are freed when neither API server nor runtime has the pod, and not while the pod list is incomplete."""
     node = one_pod(EXCLUSIVE)
     del node.documents["a"]
     node.api_answers = pods_complete
@@ -204,7 +204,7 @@ def test_a_container_restart_keeps_its_cpus() -> None:
 
 
 def test_an_unknown_container_is_put_into_the_shared_set() -> None:
-    """It is to be looked up by name, and it never runs on an owner's CPUs meanwhile."""
+    """An unknown container is moved into the shared set, and its pod is one that the agent must look up."""
     node = one_pod(EXCLUSIVE)
     number = node.start("stranger", "x")
     node.run_all()
@@ -213,14 +213,14 @@ def test_an_unknown_container_is_put_into_the_shared_set() -> None:
 
 
 def test_a_static_pod_is_known_by_its_manifest() -> None:
-    """The runtime's uid of a mirror pod is its hash; a hash without the mirror annotation is anybody's claim."""
+    """The runtime's uid of a mirror pod is its config hash; without the mirror annotation the hash is ignored."""
     annotations = {CONFIG_HASH: "abc", "kubernetes.io/config.mirror": "abc"}
     assert SeenPod.of({"metadata": {"uid": "u", "annotations": annotations}}).uid == "abc"
     assert SeenPod.of({"metadata": {"uid": "u", "annotations": {CONFIG_HASH: "abc"}}}).uid == "u"
 
 
 def test_of_two_pods_with_one_uid_the_older_counts() -> None:
-    """A collision cannot take CPUs away from whoever was first."""
+    """A uid collision takes no CPUs away from the older pod."""
     node = one_pod(EXCLUSIVE)
     young = SeenPod.of(node.documents["a"])  # type: ignore[arg-type]
     young = replace(young, claims=(), created="2027-01-01T00:00:00Z")

@@ -22,7 +22,7 @@ from tests.pinning.world import EXCLUSIVE, Wish, World, one_pod, reasons, world
 
 
 def test_observing_allocates_nothing() -> None:
-    """With the kubelet's static policy no claim is followed, a launcher's is none of ours, and nobody is held back."""
+    """In observe mode no claim is assigned, a launcher's is ignored, and no pod is held back."""
     node = one_pod(EXCLUSIVE, observe=True)
     node.add("b", [Wish(cores=1)])
     node.add("v", [Wish("2")], vm=True)

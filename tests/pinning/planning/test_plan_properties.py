@@ -55,7 +55,7 @@ def fits(world: World) -> bool:
 def check_converged(world: World) -> None:
     """Check that every container runs where the ledger says, and every machine where its containers do.
 
-    What a container runs on besides what it owns is nobody's own, and nobody's idle sibling.
+    CPUs of a container beside its own have no owner, and are no owner's idle siblings.
     """
     ledger = world.ledger
     for container in world.live():
@@ -211,7 +211,7 @@ class Node(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 30), bits=st.integers(1, 2**40))
     def meddle(self, pick: int, bits: int) -> None:
-        """Let somebody else write a container's cpuset; from then on owners may have company they did not choose."""
+        """Write a container's cpuset as a foreign program would; owners may then share their CPUs."""
         live = self.world.live()
         cpus = CPUSet(cpu for at, cpu in enumerate(self.world.topology.online) if bits >> at & 1)
         if live and cpus:
@@ -281,7 +281,7 @@ class Node(RuleBasedStateMachine):
             check_converged(self.world)
 
     def check_instant(self, action: Action, before: Ledger) -> None:
-        """Check that an action puts nobody beside an owner who was not there before."""
+        """Check that an action puts no container onto an owner's CPUs that was not there before."""
         movers = [seen for seen in self.world.present() if action.container_id in (seen.id, seen.sandbox)]
         gains = action.cpus - movers[0].cpus
         now = self.world.ledger

@@ -87,7 +87,7 @@ def test_reserved_cpus_are_never_adopted() -> None:
 
 
 def on(world: World, uid: str, cpus: str) -> None:
-    """Put the containers of a pod on CPUs, whoever did that."""
+    """Set the cpusets of a pod's containers, as any program may."""
     for key, seen in world.containers.items():
         if seen.owner.pod_uid == uid:
             world.containers[key] = replace(seen, cpus=CPUSet.parse(cpus))
@@ -131,7 +131,7 @@ def test_recovered_ledger_keeps_every_rule(topology, wishes: list[Wish]) -> None
 
 
 def test_containers_with_the_shared_set_tell_their_own_cpus_by_each_other() -> None:
-    """Where nobody else shows what is shared, and no pod tells: nobody runs on what another owns."""
+    """Containers that also use the shared set reveal their own CPUs by comparison: no two share what one owns."""
     wish = Wish("2", policy="exclusive", shared="true")
     world = world_of(("a", wish), ("b", wish))
     assert {str(seen.cpus) for seen in world.live()} == {"0-1,3-5,7", "0,2-4,6-7"}

@@ -40,7 +40,7 @@ def test_sets_of_a_pod_are_its_own_and_the_shared_one() -> None:
 
 
 def test_pod_whose_containers_are_too_many_may_start_on_all_of_its_sets() -> None:
-    """They are not told apart; what a container held before there were too many counts."""
+    """The containers of a pod above the limit are not distinguished; assignments from before stay in force."""
     node = planned(Wish("2", policy="exclusive"))
     run_sets = node.plan().run_sets
     crowd = SeenPod("a", "test", "a", "", (), ())

@@ -95,7 +95,7 @@ def test_all_its_threads_leave_before_a_grant() -> None:
 
 
 def test_its_own_grant_waits_for_others() -> None:
-    """A machine gets CPUs once everybody else has left them, also another machine."""
+    """A machine gets CPUs after all other containers and machines have left them."""
     node = kata(world(), PLAIN)
     node.add("a", [EXCLUSIVE])
     node.boot("a")
@@ -141,8 +141,8 @@ def test_vcpus_that_are_not_told_apart_share_nothing() -> None:
     assert of_machine(node) == "1,9"
 
 
-def test_the_runtime_is_told_of_every_container() -> None:
-    """While it was not told where a container runs, there is something to do, though the threads are right."""
+def test_the_runtime_gets_every_containers_cpuset() -> None:
+    """If the runtime lacks the cpuset of a container, there is an action, even if the threads are right."""
     node = kata(world(), EXCLUSIVE)
     machine = node.sandboxes["s-k"]
     node.sandboxes["s-k"] = replace(machine, sent=(machine.cpus, EMPTY))
@@ -152,8 +152,8 @@ def test_the_runtime_is_told_of_every_container() -> None:
     assert node.plan().actions == ()
 
 
-def test_what_nobody_can_move_is_in_nobodys_way() -> None:
-    """A machine that is not found, and of which the runtime may not be told, holds up nobody."""
+def test_a_machine_that_cannot_be_moved_blocks_no_grant() -> None:
+    """A machine that is not found and cannot be moved blocks no grant."""
     node = kata(world(), PLAIN)
     node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY, is_movable=False)
     node.add("a", [EXCLUSIVE])
@@ -162,7 +162,7 @@ def test_what_nobody_can_move_is_in_nobodys_way() -> None:
 
 
 def test_an_unread_machine_may_be_anywhere() -> None:
-    """Nothing is read of its threads yet: it is moved before anybody is granted anything."""
+    """A machine whose threads have not been read is moved before any other container is granted CPUs."""
     node = kata(world(), PLAIN)
     node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY)
     node.add("a", [EXCLUSIVE])

@@ -109,7 +109,7 @@ def test_cpus_that_others_have_not_left_are_given_to_nobody(wish: Wish, start: S
 
 
 def test_idle_siblings_must_be_left_too() -> None:
-    """Under `isolate` the second thread of a core is nobody's: the first one starts when it is."""
+    """Under `isolate` a container does not start while the idle sibling of its core is busy."""
     node = world(4)
     node.add("a", [Wish("1", smt="isolate")])
     table = replace(settled(node), busy=cpus("5"))
@@ -117,7 +117,7 @@ def test_idle_siblings_must_be_left_too() -> None:
 
 
 def test_cpus_of_an_owner_that_leaves_are_not_shared_before_it_has_left() -> None:
-    """Whoever is made while an owner moves is not put beside it."""
+    """A container created while an owner moves away does not start on the CPUs that the owner still uses."""
     table = replace(settled(one_pod(EXCLUSIVE, cores=4)), busy=cpus("2,6"))
     assert table.start(STRANGER, claims=False) == Start(cpus("0,3-4,7"))
 
@@ -130,7 +130,7 @@ def test_shared_set_is_never_empty() -> None:
 
 @pytest.mark.parametrize("asked", ["", "0-7", "3"], ids=["a resize", "an older set", "somebody else"])
 def test_running_containers_stay_where_the_table_says(asked: str) -> None:
-    """A change puts an owner on its CPUs and everyone else into the shared set, as far as nobody else is there."""
+    """An update puts an owner on its CPUs and others into the shared set, less CPUs that are still busy."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     assert table.corrected(A, "a-c0", asked) == cpus("1,5")
     assert table.corrected(STRANGER, "stranger-c0", asked) == cpus("0,2-4,6-7")
@@ -166,14 +166,14 @@ def test_containers_that_others_write_are_left_alone() -> None:
 
 
 def test_container_that_an_older_table_started_is_in_the_way_of_owners() -> None:
-    """Of the CPUs it was made with those count that somebody else owns by now."""
+    """CPUs of a container's creation that belong to another owner by now are its trespass."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     assert table.trespass(STRANGER, cpus("0-7")) == cpus("1,5")
     assert table.trespass(A, cpus("0-7")) == EMPTY
 
 
 class LookedUp(dict[str, tuple[Assignment, ...]]):
-    """Pods that nobody may go through."""
+    """Pods that can be looked up and not iterated."""
 
     def __iter__(self) -> Iterator[str]:
         raise AssertionError("all pods were walked")
@@ -183,7 +183,7 @@ class LookedUp(dict[str, tuple[Assignment, ...]]):
 
 @pytest.mark.parametrize("owner", [A, STRANGER])
 def test_answers_cost_the_same_on_any_node(owner: Owner) -> None:
-    """Whoever waits for an answer waits for its own pod, not for all that the node has."""
+    """An answer looks up one pod, so that its cost does not grow with the node."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     ledger = replace(table.ledger, pods=LookedUp(table.ledger.pods))
     table = replace(table, ledger=ledger)
@@ -245,5 +245,5 @@ def test_environment_with_strict_threads_names_no_cpus_out_of_reach(
 
 
 def test_environment_promises_nothing_to_those_who_hold_nothing() -> None:
-    """A container of the shared set is told no CPUs: they change while it runs."""
+    """A container of the shared set has no CPUs in its environment, because they change while it runs."""
     assert settled(world(4)).environment(Start(cpus("0-7"))) == {}

@@ -129,7 +129,7 @@ def test_one_container_carries_what_is_counted_for_the_pool(
 
 
 def test_a_pod_without_pool_containers_is_not_warned_about_an_empty_pool() -> None:
-    """Nobody misses the pool; an ordinary init container runs on the pod's CPUs."""
+    """An empty pool is no warning if no container uses it; an ordinary init container runs on the pod's CPUs."""
     found = read(2, {"m": 2}, {"init": (None, "")})
     assert (found.pool.count, found.every_claim) == (0, found.claims)
     assert not found.warnings

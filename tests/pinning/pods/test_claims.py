@@ -1,4 +1,4 @@
-"""A pod read into claims: who asks for which CPUs, what is refused, what is told."""
+"""A pod read into claims: claims, refusals and warnings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def exclusive(count: int, **more: Any) -> Claim:
 def test_eligible_is_a_whole_limit_equal_to_the_request(
     limits: Any, requests: Any, count: int | None
 ) -> None:
-    """Crane's rule decides, whatever the pod's QoS class is; nobody eligible is a refusal."""
+    """Crane's rule decides, whatever the pod's QoS class is; no eligible container is a refusal."""
     pod_claims = read_pod(pod(container("main", limits, requests), annotations={CPU_MANAGER: "exclusive"}))
     assert pod_claims.claims == ((exclusive(count),) if count else ())
     assert fields(pod_claims.causes) == ([] if count else [f"metadata.annotations[{CPU_MANAGER}]"])
@@ -158,7 +158,7 @@ def test_a_pod_without_any_eligible_container_is_refused(key: str) -> None:
 
 
 def test_none_is_always_accepted() -> None:
-    """`none` needs nobody to be eligible."""
+    """`none` needs no eligible container."""
     pod_claims = read_pod(pod(container("main", "1500m"), annotations={CPU_MANAGER: "none", MAIN: "none"}))
     assert (pod_claims.claims, pod_claims.causes, pod_claims.warnings) == ((), (), ())
 
@@ -359,7 +359,7 @@ def test_a_launcher_claims_without_an_annotation(
     ("smt", "must"), [(None, False), ("prefer", False), ("require", True), ("isolate", True)]
 )
 def test_plain_exclusive_may_start_unpinned(smt: str | None, must: bool) -> None:
-    """Only those who asked for whole cores, or VMs, must not start without them."""
+    """Only claims with whole cores, and VMs, must not start without them."""
     annotations = {CPU_MANAGER: "exclusive"} | ({SMT: smt} if smt else {})
     (claim,) = read_pod(pod(container("main", "2"), annotations=annotations)).claims
     assert claim.must_fit is must

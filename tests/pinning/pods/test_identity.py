@@ -56,7 +56,7 @@ def test_the_runtimes_name_decides() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 7)), unique_by=lambda pair: pair[0]))
 def test_every_pod_is_known_by_one_uid(said: list[tuple[int, int | None]]) -> None:
-    """Nobody is hidden, and whoever does not pretend anything keeps its uid."""
+    """Every pod has a uid of its own, and a pod without the annotation keeps its uid."""
     pods = [pod(f"u{uid}", None if says is None else f"u{says}") for uid, says in said]
     found = uids_of(*pods)
     assert sorted(map(str, found.values())) == sorted(f"u{uid}" for uid, _ in said)

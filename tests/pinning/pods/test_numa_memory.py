@@ -1,4 +1,4 @@
-"""What a pod says of where its memory may lie: whose it is, what is refused, and what its owner is told."""
+"""The memory annotation of a pod: its containers, refusals and warnings."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_containers_that_stay_free_are_told() -> None:
 
 @pytest.mark.parametrize("word", ["bind", "free"])
 def test_a_word_without_claims_has_no_effect(word: str) -> None:
-    """Where no container claims CPUs nobody's memory is meant, and a warning says so."""
+    """If no container claims CPUs the memory annotation has no effect, and a warning says so."""
     read = read_pod(pod(container("main", "2"), annotations={NUMA: "single", MEMORY: word}))
     assert read.causes == ()
     assert fields(read.warnings) == [f"metadata.annotations[{NUMA}]", FIELD]

@@ -1,4 +1,4 @@
-"""What a pod says of the shared set beside exclusive CPUs: whose it is, what is refused, and what its owner is told."""
+"""The annotation for shared CPUs beside exclusive ones: its containers, refusals and warnings."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_where_it_means_nothing_it_is_refused(annotations: dict[str, str], key: 
 
 
 def test_virtual_machines_cannot_have_it() -> None:
-    """Nobody in a guest sees the CPUs of the node: the agent acts on no such claim."""
+    """A guest does not see the CPUs of the node: the claim is refused for VMs and has no effect."""
     kata = two(**EXCLUSIVE, **{POD: "true"})
     kata["spec"]["runtimeClassName"] = "kata-qemu"
     machine = launcher(annotations={POD: "true"})

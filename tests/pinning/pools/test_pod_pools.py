@@ -289,7 +289,7 @@ def test_a_sidecar_in_the_pool_keeps_off_an_init_container_until_that_has_ended(
 
 
 def test_a_sidecar_leaves_a_pool_that_an_init_container_takes() -> None:
-    """It runs on later slices meanwhile, and on the pool beside the init container if there are none."""
+    """A sidecar leaves pool CPUs of an init container for later slices, or else for the rest of the pool."""
     node = started(budgeted("a", 2, {"p": None}, {"log": (None, SIDECAR), "init": (2, "")}), "log", "init")
     assert runs(node, "log") == pool(node)
     strange = world()
