@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +15,13 @@ from tests.layout import MODULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+TESTS = sorted(
+    path
+    for folder in ("bench", "demo", "tests")
+    for path in Path(folder).rglob("*.py")
+    if path.parts[:2] != ("tests", "agent")
+)
 WORDS = re.compile(
     r"\b(whoever|whomever|nobody|somebody|anybody|everybody|shall|told|meanwhile|those who)\b", re.IGNORECASE
 )
@@ -38,7 +44,7 @@ def riddles(source: str) -> list[str]:
     return [f"{line}: {text}" for line, text in prose(source) if WORDS.search(text)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=str)
 def test_prose_names_who_acts(path: Path) -> None:
     """No docstring or comment has a word of the list where the field has a noun."""
     assert riddles(path.read_text(encoding="utf-8")) == []
