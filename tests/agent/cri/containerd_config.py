@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def config_text(version: str, directory: Path, image: str, snapshotter: str) -> str:
-    """Return the text for a version, which runs containers by runc, and by a handler of Kata's."""
+    """Return the configuration for a version, with the handlers runc and Kata."""
     number, plugin, own = _OF_VERSION[version]
     common = f"""version = {number}
 root = "{directory}/root"
@@ -62,7 +62,7 @@ socket_path = "{directory}/nri/nri.sock"
 plugin_path = "{directory}/nri/plugins"
 plugin_config_path = "{directory}/nri/conf.d"
 """
-_OF_VERSION = {  # of the file's format, its plugin for CRI, and what it says
+_OF_VERSION = {  # by version: file format, CRI plugin, and content
     "1.6": (2, "io.containerd.grpc.v1.cri", _CONFIG_1),
     "2.4": (3, "io.containerd.cri.v1.runtime", _CONFIG_2),
 }

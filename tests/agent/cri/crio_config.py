@@ -18,7 +18,7 @@ def config_text(
     has_events: bool,
     options: str = "",
 ) -> str:
-    """Return the text for one OCI runtime; `options` are more lines of [crio.runtime]."""
+    """Return the configuration for one OCI runtime; `options` are more lines of [crio.runtime]."""
     return _CONFIG.format(
         directory=directory,
         image=image,

@@ -1,7 +1,8 @@
-"""A wrapper of runc that puts a container's processes where crun puts them: into a cgroup below the container's own.
+"""A wrapper of runc that moves a container's processes into a child cgroup, as crun does.
 
-crun does that under systemd with cgroup v2, where CRI-O uses it by default; its release in Debian refuses the hybrid
-cgroups on which these tests run.
+crun does that under systemd with cgroup v2, where CRI-O uses it by default. Debian's crun refuses the
+hybrid cgroups
+on which these tests run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _CONTROLLER = "cpuset"
 
 
 def main() -> None:
-    """Run runc; after `create` move the first process into a cgroup of its own."""
+    """Run runc; after `create` move the first process into a child cgroup."""
     arguments = sys.argv[1:]
     if "create" not in arguments:
         os.execv(RUNC, [RUNC, *arguments])  # noqa: S606 runc needs no shell
@@ -30,7 +31,7 @@ def main() -> None:
 
 
 def move(pid: int) -> None:
-    """Move a process into a child of its cgroup of the cpuset controller, with the same CPUs and memory nodes."""
+    """Move a process into a child of its cpuset cgroup, with the same CPUs and memory nodes."""
     found = re.search(rf"^\d+:{_CONTROLLER}:(.*)$", Path(f"/proc/{pid}/cgroup").read_text(), re.MULTILINE)
     assert found
     parent = Path("/sys/fs/cgroup", _CONTROLLER, found[1].lstrip("/"))
@@ -42,7 +43,7 @@ def move(pid: int) -> None:
 
 
 def _copied(parent: Path, child: Path) -> bool:
-    """Copy CPUs and memory nodes; return whether they are the parent's now."""
+    """Copy CPUs and memory nodes; return whether they equal the parent's afterwards."""
     for name in ("cpuset.mems", "cpuset.cpus"):
         try:
             (child / name).write_text((parent / name).read_text())

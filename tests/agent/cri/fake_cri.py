@@ -1,4 +1,4 @@
-"""A runtime that answers CRI as a test tells it to: CRI-O's and Kata's shapes, errors, and how often it was asked."""
+"""A fake CRI runtime with answers shaped like CRI-O's and Kata's, errors, and call counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cri_api.v1 import api_pb2
 
 
 class FakeRuntime:
-    """The pods of a node. Change them at any time; each call counts in `asked`."""
+    """The pods of a node, which the test changes; calls are counted in `asked`."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -28,7 +28,7 @@ class FakeRuntime:
         self.errors: dict[str, tuple[grpc.StatusCode, str]] = {}  # by method
         self.asked: Counter[str] = Counter()
         self.updates: list[tuple[str, str]] = []
-        self.mems: list[str] = []  # of each update, as CRI has them: empty leaves them as they are
+        self.mems: list[str] = []  # memory nodes of each update; empty leaves them unchanged
         self.in_flight = self.most_in_flight = 0
         self.release = asyncio.Event()
         self.release.set()
@@ -36,7 +36,7 @@ class FakeRuntime:
         self.padding: dict[str, str] = {}  # annotations of each pod in events
 
     def add(self, name: str, info: Any, *, state: int = api_pb2.CONTAINER_RUNNING, handler: str = "") -> None:
-        """Add a pod of one container, whose id is its name."""
+        """Add a pod of one container with the same name as its id."""
         metadata = api_pb2.PodSandboxMetadata(name=f"pod-{name}", uid=f"uid-{name}", namespace="ns")
         self.sandboxes.append(api_pb2.PodSandbox(id=f"s-{name}", metadata=metadata, runtime_handler=handler))
         self.containers.append(
@@ -51,7 +51,7 @@ class FakeRuntime:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Answer on the socket until the block ends."""
+        """Serve on the socket until the block ends."""
         server = grpc.aio.server()
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", self._handlers()),)
@@ -89,7 +89,7 @@ class FakeRuntime:
         return handlers
 
     def _asked(self, name: str, answer: Any) -> Any:
-        """Count a call, and fail when the test wants it to."""
+        """Return a handler that counts calls and fails on request."""
 
         async def call(request: Any, context: Any) -> Any:
             self.asked[name] += 1

@@ -1,4 +1,4 @@
-"""The size of a tenant's annotations, what lists of them cost the agent, and the bounds of that."""
+"""Annotations of maximum size, and limits for the agent's memory and event loop when it lists them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_TURN = 0.05
 
 
 def cost(socket: Path, rounds: int) -> dict[str, float]:
-    """Return what listing costs the agent in a process of its own."""
+    """Return the memory and CPU time of listing, measured in a separate process."""
     command = [sys.executable, "-m", "tests.agent.cri.list_cost", str(socket), str(rounds)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr}"
@@ -23,7 +23,7 @@ def cost(socket: Path, rounds: int) -> dict[str, float]:
 
 
 def check_bounds(found: dict[str, float]) -> None:
-    """Check that one list does not fit into the memory that was taken, and that no turn was long."""
+    """Check that memory grows by less than one list and that the event loop is not blocked for long."""
     assert found["peak"] < MOST_MIB
     assert found["peak"] - found["start"] < ONE_LIST_MIB
     assert found["turn"] < LONGEST_TURN

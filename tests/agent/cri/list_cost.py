@@ -1,6 +1,8 @@
-"""A process with the agent's modules that lists containers; prints its memory and its longest turn as JSON.
+"""A process with the agent's modules that lists containers and prints its cost as JSON.
 
-Memory is in MiB: `start` before the first call, `peak` the most while it listed.
+Memory is in MiB: `start` before the first call, `peak` while it lists. `turn` is the longest time that the
+event loop
+was blocked.
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ from agent.cri.lists import Lists
 from agent.cri.runtime import CRI, SERVICE
 from agent.grpc_calls import Calls
 
-# Of a call: beside other work lists of 15 MiB take longer than the agent's ten seconds.
+# For a call: on a loaded machine lists of 15 MiB take longer than the agent's ten seconds.
 DEADLINE_SECONDS = 120.0
-MODULES = (agent.main, agent.nri.container_watch, agent.report, apiserver.client)  # the agent has them too
+MODULES = (agent.main, agent.nri.container_watch, agent.report, apiserver.client)  # loaded by the agent too
 
 
 def peak_mib() -> float:
-    """Return the most memory that this process had."""
+    """Return the peak memory of this process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 async def longest_turn(stop: asyncio.Event) -> float:
-    """Return the longest CPU time for which the event loop was held, until `stop`."""
+    """Return the longest CPU time for which the event loop was blocked, until `stop`."""
     longest, last = 0.0, time.thread_time()
     while not stop.is_set():
         await asyncio.sleep(0)
@@ -43,7 +45,7 @@ async def longest_turn(stop: asyncio.Event) -> float:
 
 
 async def measure(socket: Path, rounds: int) -> dict[str, float]:
-    """List several times as the agent does, while a stream of events is followed."""
+    """List several times as the agent does, while following events."""
     start = peak_mib()
     runtime = CRI(socket, timeout_seconds=DEADLINE_SECONDS, poll_seconds=0.05)
     stop, changed = asyncio.Event(), asyncio.Event()

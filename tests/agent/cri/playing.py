@@ -1,4 +1,4 @@
-"""Scenarios with a runtime that does what a test tells it."""
+"""Test scenarios with a fake runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Scenario = Callable[[FakeRuntime, CRI], Awaitable[None]]
 def play(
     tmp_path: Path, scenario: Scenario, *, events: bool = False, poll_seconds: float = 0.02
 ) -> FakeRuntime:
-    """Run a scenario against a runtime of its own, and return the runtime."""
+    """Run a scenario against a new fake runtime, and return the runtime."""
 
     async def run() -> FakeRuntime:
         fake = FakeRuntime(tmp_path / "cri.sock")
@@ -38,7 +38,7 @@ def play(
 
 @asynccontextmanager
 async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
-    """Watch the runtime; the semaphore is released at every change told."""
+    """Watch the runtime; the semaphore is released at each reported change."""
     changes = asyncio.Semaphore(0)
     task = asyncio.create_task(runtime.watch(changes.release))
     await asyncio.wait_for(changes.acquire(), SECONDS)  # connecting is a change
@@ -51,7 +51,7 @@ async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
 
 @asynccontextmanager
 async def slow_door(door: Path, behind: Path) -> AsyncIterator[list[asyncio.Future[None]]]:
-    """Let connections through to another socket after 1.5 s, longer than the longest pause; yield the list of them."""
+    """Forward connections to another socket after 1.5 s, longer than the longest pause; yield them."""
     attempts: list[asyncio.Future[None]] = []
 
     async def let_through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,7 +68,7 @@ async def slow_door(door: Path, behind: Path) -> AsyncIterator[list[asyncio.Futu
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on what is read until its end."""
+    """Forward bytes until the end of the stream."""
     with suppress(ConnectionError):
         while data := await reader.read(65536):
             writer.write(data)

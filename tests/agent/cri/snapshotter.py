@@ -1,4 +1,4 @@
-"""Which snapshotter of containerd can be used here."""
+"""Choice of containerd's snapshotter for the file system at hand."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from tempfile import TemporaryDirectory
 
 
 def best_snapshotter(directory: Path) -> str:
-    """Return `overlayfs` where file systems can be laid over each other in the directory, else `native`.
+    """Return `overlayfs` if overlay mounts work in the directory, otherwise `native`.
 
-    `native` works anywhere, and copies the whole image for each container. A program that is being copied while
-    containerd starts another process is held open for writing by that one too, until it has executed its own: the
-    container then ends with "text file busy" (golang/go#22315).
+    `native` works on any file system, and copies the whole image for each container. If containerd starts
+    another process
+    during the copy, that process holds the program open for writing until it has executed its own, and the
+    container fails
+    with "text file busy" (golang/go#22315).
     """
     with TemporaryDirectory(dir=directory) as folder:
         places = {name: Path(folder, name) for name in ("lowerdir", "upperdir", "workdir", "merged")}

@@ -1,4 +1,4 @@
-"""What containerd and CRI-O say about a container, in all the shapes in which they say it."""
+"""Parsing of container details from containerd and CRI-O."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pinning.pods.vm_handlers import is_vm_handler
     ],
 )
 def test_cgroup_path_of_both_drivers(oci_path: str, path: str | None) -> None:
-    """What the runtime says is translated into the path below the hierarchy."""
+    """The cgroup path of both drivers is translated into the path below the hierarchy."""
     assert cgroup_path(oci_path) == path
 
 
@@ -77,12 +77,12 @@ def test_cgroup_path_of_both_drivers(oci_path: str, path: str | None) -> None:
     ],
 )
 def test_status_of_every_shape(verbose: str, info: ContainerInfo) -> None:
-    """The verbose status is read where it says something, and is otherwise unknown."""
+    """Known fields of the verbose status are read, and missing or malformed ones are unknown."""
     assert read_info(verbose.encode()) == info
 
 
 def test_usual_sockets_are_found_in_order() -> None:
-    """The first socket that is there is taken; none is no error."""
+    """The first existing socket is returned, or None."""
     assert find_socket(lambda path: path in SOCKETS[1:3]) == SOCKETS[1]
     assert find_socket(lambda _: False) is None
 
@@ -91,12 +91,12 @@ def test_usual_sockets_are_found_in_order() -> None:
     ("handler", "in_vm"), [("kata-qemu", True), ("kata", True), ("", False), ("runc", False)]
 )
 def test_vm_handlers(handler: str, in_vm: bool) -> None:
-    """A handler that starts virtual machines is known by its name."""
+    """Handlers of virtual machines are recognized by their names."""
     assert is_vm_handler(handler) is in_vm
 
 
 def test_size_of_an_environment_counts_bytes() -> None:
-    """Of names and values as the kernel has them, not as JSON escapes them; None when the runtime does not say."""
+    """The size is that of the unescaped UTF-8 bytes, or None if the runtime does not report it."""
     sizes = environment_sizes(b'{"runtimeSpec": {"process": {"env": ["A=\\u003c\\u003c", "B=\xc3\xa9"]}}}')
     assert sizes is not None
     assert sum(sizes) == 8

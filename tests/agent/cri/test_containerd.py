@@ -1,4 +1,4 @@
-"""The agent's runtime and cgroups against real containers on a real kernel."""
+"""The agent's runtime client and cgroups with real containers on a real kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ONE, ALL = CPUSet.parse("0"), CPUSet(os.sched_getaffinity(0))
 FORKING = ("/bin/sh", "-c", "sleep 1000000 & wait")
-NARROW = ("/bin/sh", "-c", "taskset 1 sleep 1000000 & wait")  # a mask: CPU 0
+NARROW = ("/bin/sh", "-c", "taskset 1 sleep 1000000 & wait")  # affinity mask 1: CPU 0
 SECONDS = 60.0
 pytestmark = [
     pytest.mark.skipif(len(ALL) == 1, reason="moving a container takes two CPUs"),
@@ -41,7 +41,7 @@ pytestmark = [
 
 @asynccontextmanager
 async def watched(watch: Callable[[Any], Any]) -> AsyncIterator[asyncio.Queue[Any]]:
-    """Run a `watch` of the interfaces, and put what it tells into the queue."""
+    """Run a `watch` method and put its reports into the queue."""
     changes: asyncio.Queue[Any] = asyncio.Queue()
     task = asyncio.create_task(watch(lambda *said: changes.put_nowait(said)))
     try:
@@ -57,7 +57,7 @@ async def listed(runtime: CRI) -> dict[str, RuntimeContainer]:
 
 
 def containers(containerd: Containerd) -> dict[str, RuntimeContainer]:
-    """Return the containers by name over a connection of their own."""
+    """Return the containers by name over a new connection."""
 
     async def ask() -> dict[str, RuntimeContainer]:
         runtime = CRI(containerd.socket)
@@ -67,7 +67,7 @@ def containers(containerd: Containerd) -> dict[str, RuntimeContainer]:
 
 
 def update(containerd: Containerd, container_id: str, cpus: CPUSet) -> None:
-    """Move a container over CRI as the agent does."""
+    """Update a container's CPUs over CRI, as the agent does."""
 
     async def ask() -> None:
         runtime = CRI(containerd.socket)
@@ -77,13 +77,13 @@ def update(containerd: Containerd, container_id: str, cpus: CPUSet) -> None:
 
 
 def cgroup_of(container: RuntimeContainer) -> str:
-    """Return the cgroup, which the runtime must have told."""
+    """Return the container's cgroup, which must be known."""
     assert container.cgroup is not None
     return container.cgroup
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    """Return when a process has come to where nothing tells of it."""
+    """Poll until a condition holds that no event reports."""
     deadline = time.monotonic() + SECONDS
     while not is_true():
         assert time.monotonic() < deadline
@@ -97,7 +97,7 @@ def tasks(container: RuntimeContainer) -> list[int]:
 
 
 def commands(container: RuntimeContainer) -> list[str]:
-    """Return what the tasks of a container run; those of runc end when it becomes the container's command."""
+    """Return the commands of a container's tasks; runc's own tasks have ended once its command runs."""
     found = []
     for task in tasks(container):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -105,8 +105,8 @@ def commands(container: RuntimeContainer) -> list[str]:
     return sorted(found)
 
 
-def test_listing_tells_who_a_container_is(containerd: Containerd) -> None:
-    """Created, running and exited containers are told with pod, pid and cgroup; the sandbox is none of them."""
+def test_list_has_pod_pid_and_cgroup_of_containers(containerd: Containerd) -> None:
+    """Created, running and exited containers are listed with pod, pid and cgroup, and sandboxes are not."""
     pod = containerd.run_pod("web", "uid-1")
     pod.create("created")
     pod.run("running")
@@ -125,12 +125,13 @@ def test_listing_tells_who_a_container_is(containerd: Containerd) -> None:
     below = "/container" if containerd.programs.version == CRIO[1] else ""
     assert f":{running.cgroup}{below}\n" in Path(f"/proc/{running.pid}/cgroup").read_text()
     assert found["exited"].pid == 0
-    assert bool(found["created"].pid) is (containerd.programs.version in CRIO)  # it holds the process already
+    # CRI-O's created container already has its process
+    assert bool(found["created"].pid) is (containerd.programs.version in CRIO)
     assert not running.in_vm
 
 
-def test_name_tells_the_version(containerd: Containerd) -> None:
-    """The runtime's name and version are told as people write them."""
+def test_name_has_the_version(containerd: Containerd) -> None:
+    """The name of the runtime includes its version."""
 
     async def identify() -> str:
         runtime = CRI(containerd.socket)
@@ -139,8 +140,8 @@ def test_name_tells_the_version(containerd: Containerd) -> None:
     assert asyncio.run(identify()).startswith(containerd.name)
 
 
-def test_listing_again_asks_for_no_status(containerd: Containerd) -> None:
-    """What does not change is asked once: a listing finds the pid of a container that started meanwhile."""
+def test_second_list_has_the_pid_of_a_started_container(containerd: Containerd) -> None:
+    """A second list has the pid of a container that started since, and its known cgroup."""
     pod = containerd.run_pod("web", "uid-1")
     created = pod.create("one")
 
@@ -156,8 +157,8 @@ def test_listing_again_asks_for_no_status(containerd: Containerd) -> None:
     assert after.pid in tasks(after)
 
 
-def test_created_container_is_born_where_it_was_sent(containerd: Containerd) -> None:
-    """A set sent between creation and start is there at the first instruction."""
+def test_updated_created_container_starts_on_its_cpus(containerd: Containerd) -> None:
+    """A cpuset sent between creation and start is in effect when the container starts."""
     pod = containerd.run_pod("web", "uid-1")
     created = pod.create("one")
 
@@ -168,7 +169,7 @@ def test_created_container_is_born_where_it_was_sent(containerd: Containerd) -> 
 
 
 def test_update_moves_every_process(containerd: Containerd) -> None:
-    """A running container's processes and cgroup are where CRI was asked to put them."""
+    """After an update over CRI the cgroup and all processes have the new CPUs."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one", FORKING)
     container = containers(containerd)["one"]
@@ -181,7 +182,7 @@ def test_update_moves_every_process(containerd: Containerd) -> None:
 
 
 def test_written_cgroup_is_read_back(containerd: Containerd) -> None:
-    """A container is moved by its cgroup alone, there and back."""
+    """A write of the container's cgroup moves its process and is read back."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
     container, cgroups = containers(containerd)["one"], opened()
@@ -194,7 +195,7 @@ def test_written_cgroup_is_read_back(containerd: Containerd) -> None:
 
 
 def test_child_cgroup_of_a_container_follows(containerd: Containerd) -> None:
-    """A cgroup that a container made below its own is in the way of no change, and is widened again."""
+    """A child cgroup inside the container does not block a change, and gets the new CPUs."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
     container, cgroups = containers(containerd)["one"], opened()
@@ -209,8 +210,8 @@ def test_child_cgroup_of_a_container_follows(containerd: Containerd) -> None:
         child.rmdir()
 
 
-def test_cpus_missing_above_are_given_first(containerd: Containerd) -> None:
-    """A CPU that neither the pod nor the root of the pods has is given to both, from the top."""
+def test_cpus_missing_in_parent_cgroups_are_added_first(containerd: Containerd) -> None:
+    """A CPU that the parent cgroups lack is added to them first, from the top."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
     container, cgroups = containers(containerd)["one"], opened()
@@ -226,7 +227,7 @@ def test_cpus_missing_above_are_given_first(containerd: Containerd) -> None:
 
 
 def test_stray_tasks_finds_every_process(containerd: Containerd) -> None:
-    """A child outside the assignment and a child that narrowed itself are told, each with its task id."""
+    """Tasks outside the CPUs and tasks on fewer CPUs are returned by task id."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("wide", FORKING)
     pod.run("narrow", NARROW)
@@ -241,8 +242,8 @@ def test_stray_tasks_finds_every_process(containerd: Containerd) -> None:
     assert (strays.outside, strays.narrowed) == ((), tuple(set(tasks(narrow)) - {narrow.pid}))
 
 
-def test_foreign_update_is_seen(containerd: Containerd) -> None:
-    """A set that somebody else sends over CRI is told; our own writing of the same file is not."""
+def test_foreign_update_is_reported(containerd: Containerd) -> None:
+    """An update by another CRI client is reported, and the agent's own write is not."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
     container, cgroups = containers(containerd)["one"], opened()
@@ -267,7 +268,7 @@ def test_foreign_update_is_seen(containerd: Containerd) -> None:
 
 
 def test_quota_of_a_container(containerd: Containerd) -> None:
-    """The quota is read, throttled periods are counted, and it can be unset and restored."""
+    """The quota and the count of throttled periods are read, and the quota can be unset and restored."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
     container, cgroups = containers(containerd)["one"], opened()
@@ -283,8 +284,8 @@ def test_quota_of_a_container(containerd: Containerd) -> None:
     assert cgroups.quotas.quota(cgroup) == original
 
 
-def test_gone_and_impossible_are_told_apart(containerd: Containerd) -> None:
-    """What is not there is gone, CPUs that do not exist are refused, by both ways; an update after the end is no error."""
+def test_missing_containers_and_invalid_cpus_raise_different_errors(containerd: Containerd) -> None:
+    """A missing container raises Gone, nonexistent CPUs raise Refused, over cgroup and CRI."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
     container, cgroups = containers(containerd)["one"], opened()
@@ -297,17 +298,17 @@ def test_gone_and_impossible_are_told_apart(containerd: Containerd) -> None:
     with pytest.raises(Gone):
         update(containerd, "f" * 64, ONE)
     pod.stop(container.id)
-    with suppress(Gone):  # as CRI-O says
+    with suppress(Gone):  # raised by CRI-O
         update(containerd, container.id, ONE)
-    pod.remove(container.id)  # CRI-O keeps the cgroup until then
+    pod.remove(container.id)  # CRI-O keeps the cgroup until the removal
     with pytest.raises(Gone):
         cgroups.cpusets.write(cgroup_of(container), ONE)
     with pytest.raises(Gone):
         cgroups.cpusets.read(cgroup_of(container))
 
 
-def test_watch_tells_of_births_and_deaths(containerd: Containerd) -> None:
-    """Created, started and stopped: each change is told, by events or by polling."""
+def test_watch_reports_creation_start_and_stop(containerd: Containerd) -> None:
+    """Each change of state is reported, by events or by polling."""
     pod = containerd.run_pod("web", "uid-1")
 
     async def live() -> list[State]:
@@ -332,8 +333,8 @@ def test_watch_tells_of_births_and_deaths(containerd: Containerd) -> None:
     assert asyncio.run(live()) == [State.CREATED, State.RUNNING, State.EXITED]
 
 
-def test_kill_of_containerd_is_survived(containerd: Containerd) -> None:
-    """While the daemon is dead nothing is listed; afterwards the same container is there with its process and CPUs."""
+def test_containers_survive_a_kill_of_containerd(containerd: Containerd) -> None:
+    """Calls to a killed containerd raise Unavailable; afterwards process and CPUs are kept."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
 

@@ -1,4 +1,4 @@
-"""Execs on a real containerd: `kubectl exec` and probes of the kubelet are calls of ExecSync and Exec."""
+"""Exec events of a real containerd, as `kubectl exec` and the kubelet's probes cause them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXECS = 25
 
 
 def test_each_exec_is_reported_with_its_pid(containerd: Containerd) -> None:
-    """Those that end at once too; nothing else is, such as the start of a container."""
+    """Short execs are reported too, and the start of a container is not."""
     from cri_api.v1 import api_pb2  # gRPC takes a moment
 
     pod = containerd.run_pod("web", "uid-web")
@@ -41,7 +41,7 @@ def test_each_exec_is_reported_with_its_pid(containerd: Containerd) -> None:
         following = asyncio.create_task(follow())
         await asyncio.to_thread(pod.start, key)
         async with asyncio.timeout(120):
-            while not found:  # a subscription has no answer before its first event
+            while not found:  # a subscription is not confirmed before its first event
                 await asyncio.to_thread(enter, "/bin/true")
                 await asyncio.sleep(0)
             missed = len(found)
@@ -59,7 +59,7 @@ def test_each_exec_is_reported_with_its_pid(containerd: Containerd) -> None:
 
 
 def test_runtime_without_events_refuses(tmp_path: Path) -> None:
-    """CRI-O does not know the service."""
+    """A runtime without the events service, such as CRI-O, raises Unimplemented."""
     from tests.agent.cri.fake_cri import FakeRuntime
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""The list of containers that events keep current."""
+"""The container list that events keep current."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def event(
     of: str = "",
     handler: str = "",
 ) -> pb.ContainerEvent:
-    """Return an event about a pod, or about its container `of`."""
+    """Return an event of a pod, or of its container `of`."""
     return pb.ContainerEvent(
         container_id=of or f"s-{pod}",
         container_event_type=kind,
@@ -46,7 +46,7 @@ def event(
 
 
 def listed(followed: FollowedList, pods: dict[str, Statuses], handler: str = "") -> None:
-    """Let the runtime list these containers."""
+    """Apply a full list of these containers."""
     followed.begin()
     followed.listed(
         [
@@ -59,7 +59,7 @@ def listed(followed: FollowedList, pods: dict[str, Statuses], handler: str = "")
 
 
 def current(pods: dict[str, Statuses] | None = None) -> FollowedList:
-    """Return a list that events keep current from now on."""
+    """Return a list that events keep current."""
     followed = FollowedList()
     followed.take(event("first", {}))
     listed(followed, pods or {})
@@ -97,7 +97,7 @@ def change(key: str, state: State, pod: str = "a") -> RuntimeChange:
 def test_event_changes_the_list(
     before: Statuses, told: pb.ContainerEvent, expected: tuple[RuntimeChange, ...]
 ) -> None:
-    """Only live containers that come, go or begin to run are news, and no container moves backwards."""
+    """Starts, exits and creations are changes; stale events do not reset a container's state."""
     followed = current({"a": before, "b": {"2": RUNNING}})
     assert followed.take(told) == bool(expected)
     assert followed.changes() == expected
@@ -122,8 +122,8 @@ def test_event_changes_the_list(
         ),
     ],
 )
-def test_event_that_disagrees_is_no_list(told: pb.ContainerEvent) -> None:
-    """The runtime leaves the statuses out where it fails to read them: then anything may have changed."""
+def test_inconsistent_event_invalidates_the_list(told: pb.ContainerEvent) -> None:
+    """An event that lacks a known container or its sandbox makes the list stale until the next full list."""
     followed = current({"a": {"1": RUNNING}})
     assert followed.take(told)
     assert (followed.is_current, followed.changes()) == (False, None)
@@ -132,7 +132,7 @@ def test_event_that_disagrees_is_no_list(told: pb.ContainerEvent) -> None:
 
 
 def test_removed_sandbox_is_forgotten() -> None:
-    """No status comes of a sandbox that containerd has removed."""
+    """A removed sandbox is deleted from the list, which stays current."""
     followed = current({"a": {}})
     gone = pb.ContainerEvent(container_id="s-a", container_event_type=pb.CONTAINER_DELETED_EVENT)
     assert not followed.take(gone)
@@ -140,8 +140,8 @@ def test_removed_sandbox_is_forgotten() -> None:
     assert followed.sandboxes == {}
 
 
-def test_list_without_events_is_never_current() -> None:
-    """An event between the list and the subscription would be lost."""
+def test_list_is_not_current_before_events_arrive() -> None:
+    """The list is current only after an event and then a full list, as events could be lost."""
     followed = FollowedList()
     listed(followed, {"a": {"1": RUNNING}})
     assert not followed.is_current
@@ -151,8 +151,8 @@ def test_list_without_events_is_never_current() -> None:
     assert followed.is_current
 
 
-def test_event_during_the_list_makes_it_doubtful() -> None:
-    """It may be in the list or not."""
+def test_event_during_a_list_makes_it_stale() -> None:
+    """An event that arrives during a full list may not be in it, so the list is stale."""
     followed = current()
     followed.begin()
     assert followed.take(event("a", {"1": RUNNING}))
@@ -161,29 +161,29 @@ def test_event_during_the_list_makes_it_doubtful() -> None:
 
 
 @pytest.mark.parametrize("end", [FollowedList.lost, FollowedList.doubt])
-def test_doubt_asks_for_a_list(end: Callable[[FollowedList], None]) -> None:
-    """A lost stream, an event that is too large, and a poll that finds something else."""
+def test_lost_or_doubted_events_make_the_list_stale(end: Callable[[FollowedList], None]) -> None:
+    """A lost stream, or a poll with another result, requires a new full list."""
     followed = current({"a": {"1": RUNNING}})
     end(followed)
     assert (followed.is_current, followed.changes()) == (False, None)
 
 
 def test_failed_list_is_not_current() -> None:
-    """What is known is older than the events that came since."""
+    """A list that was started and not completed is not current."""
     followed = current({"a": {"1": RUNNING}})
     followed.begin()
     assert not followed.is_current
 
 
-def test_machine_ends_following() -> None:
-    """Sandboxes with machines change without their containers."""
+def test_sandbox_in_a_vm_makes_the_list_stale() -> None:
+    """Sandboxes in virtual machines change without container events, so the list is not current."""
     followed = current()
     listed(followed, {"a": {"1": RUNNING}}, handler="kata")
     assert not followed.is_current
 
 
-def test_events_spare_the_lists(tmp_path: Path) -> None:
-    """Once an event has come and a list was made, a container that events tell of costs its status alone."""
+def test_events_replace_list_calls(tmp_path: Path) -> None:
+    """Once the list is current, a container from an event costs one status call and no list."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         assert fake.events is not None
@@ -209,8 +209,8 @@ def test_events_spare_the_lists(tmp_path: Path) -> None:
     play(tmp_path, scenario, events=True, poll_seconds=60)
 
 
-def test_poll_that_finds_something_else_ends_the_trust(tmp_path: Path) -> None:
-    """A container of which no event told is found by the poll, as without events, and by the list that follows."""
+def test_poll_with_another_result_makes_the_list_stale(tmp_path: Path) -> None:
+    """A container without an event is found by the poll, which makes the list stale."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         assert fake.events is not None
@@ -234,8 +234,10 @@ CHANGES = st.lists(
 
 
 @given(CHANGES)
-def test_followed_list_is_the_runtimes(steps: Iterable[tuple[str, str, pb.ContainerState | None]]) -> None:
-    """After any changes of live containers the list is what the runtime would list, as long as it is current."""
+def test_followed_list_equals_the_runtimes(
+    steps: Iterable[tuple[str, str, pb.ContainerState | None]],
+) -> None:
+    """After any events of live containers the list equals a full list of the runtime."""
     followed, pods = current({"a": {}, "b": {}}), {"a": Statuses(), "b": Statuses()}
     for pod, number, state in steps:
         key, statuses = f"{pod}{number}", pods[pod]

@@ -1,4 +1,4 @@
-"""Sizes of strings in JSON, and what counting them costs."""
+"""Byte sizes of JSON strings, counted without decoding them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agent.cri.statuses import container_environment
 from agent.grpc_calls import Fields
 
 MANY = [f"{number:x}=" for number in range(580_000)]  # as many as a status of 16 MiB holds in spec and config
-# What looks like the end of a string, or like an escape, and what has other sizes escaped than decoded.
+# Contents that look like a string's end or an escape, or whose escaped size differs.
 AWKWARD = ('","', '"]', "\\", '\\"', "\\u003c", "\n", "\x01", "é", "€", "😀", "\u2028", "<", "", "x" * 300)
 
 
 def as_go_writes(strings: list[str]) -> bytes:
-    """Return JSON with the escapes of Go, without spaces."""
+    """Return compact JSON with Go's escapes."""
     content = json.dumps(strings, ensure_ascii=False, separators=(",", ":"))
     for escaped in "<>&\u2028":
         content = content.replace(escaped, f"\\u{ord(escaped):04x}")
@@ -35,7 +35,7 @@ def as_go_writes(strings: list[str]) -> bytes:
 @pytest.mark.parametrize("first", AWKWARD)
 @pytest.mark.parametrize("second", AWKWARD)
 def test_strings_are_counted_as_decoded(first: str, second: str) -> None:
-    """In UTF-8, whichever characters are escaped, with and without spaces between them."""
+    """Sizes are those of the decoded UTF-8, with any escapes and spaces."""
     strings = [first, second, first + second]
     size = len("".join(strings).encode())
     for content in (
@@ -48,14 +48,14 @@ def test_strings_are_counted_as_decoded(first: str, second: str) -> None:
 
 @given(st.lists(st.text(st.characters(codec="utf-8")), max_size=9), st.booleans())
 def test_any_strings_are_counted_as_decoded(strings: list[str], ascii_only: bool) -> None:
-    """The size is that of the decoded strings for each list."""
+    """For any list of strings the size is that of the decoded ones."""
     content = json.dumps(strings, ensure_ascii=ascii_only).encode()
     assert sum(string_sizes(Raw(content))) == len("".join(strings).encode())
 
 
 @pytest.mark.parametrize("content", [b"[]", b"[ ]", b"null", b"{}", b"7", b"[7]", b""])
-def test_what_has_no_strings_has_no_size(content: bytes) -> None:
-    """Another value than a list of strings yields nothing."""
+def test_value_without_strings_has_no_size(content: bytes) -> None:
+    """A value that is not a list of strings yields no size."""
     assert list(string_sizes(Raw(content))) == []
 
 
@@ -68,7 +68,7 @@ def test_what_has_no_strings_has_no_size(content: bytes) -> None:
     ],
 )
 def test_counting_keeps_no_strings(strings: list[str]) -> None:
-    """580,000 variables, one of 14 MiB and 300,000 escapes take less than 2 MiB, in parts of at most 512 KiB."""
+    """Many, long or fully escaped strings are counted in under 2 MiB, in parts of at most 512 KiB."""
     content, size = Raw(as_go_writes(strings)), sum(map(len, strings))
     tracemalloc.start()
     try:
@@ -84,13 +84,13 @@ def test_counting_keeps_no_strings(strings: list[str]) -> None:
 
 
 class Held:
-    """An answer that lies in memory, so that reading it never gives the loop a turn."""
+    """An in-memory answer, whose reads never yield to the event loop."""
 
     def __init__(self, content: bytes) -> None:
         self._left = memoryview(content)
 
     def ready(self, _size: int) -> None:
-        """Return that no bytes lie in one piece."""
+        """Return None, because the bytes are not in one piece."""
 
     async def read(self, size: int) -> bytearray:
         """Return the next bytes."""
@@ -99,12 +99,12 @@ class Held:
 
     @asynccontextmanager
     async def reading(self, *_: object) -> AsyncIterator[Fields]:
-        """Yield the fields, as calls do."""
+        """Yield the fields of the answer."""
         yield Fields(self, len(self._left))  # type: ignore[arg-type] # it reads as an exchange does
 
 
 def test_loop_gets_its_turn_while_an_environment_is_counted() -> None:
-    """After each part: 580,000 variables have hundreds of them."""
+    """The event loop runs other tasks after each of the hundreds of parts."""
     strings = as_go_writes(MANY)
     parts = len(list(string_sizes(Raw(strings))))
     info = b'{"runtimeSpec":{"process":{"env":%b}}}' % strings

@@ -1,4 +1,4 @@
-"""Annotations of a tenant's size in a real containerd's list of sandboxes."""
+"""Very large annotations in the sandbox list of a real containerd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROUNDS = 3
 
 
 def test_pods_of_60000_annotations_are_listed_in_little_memory(containerd: Containerd) -> None:
-    """25 sandboxes of 60,000 annotations are all listed, below 100 MiB, and no turn takes 50 ms."""
+    """25 sandboxes with 60,000 annotations each are listed within the limits of memory and loop time."""
     for number in range(PODS):
         containerd.run_pod(f"p{number}", f"uid-{number}", NOTES)
     found = cost(containerd.socket, ROUNDS)

@@ -1,4 +1,4 @@
-"""The agent's own messages of CRI, compared with the published ones."""
+"""The agent's own protobuf messages for CRI, compared with the published ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RENAMED = {
 
 
 def test_every_message_is_compared() -> None:
-    """No message of the agent's is without its published one."""
+    """Each of the agent's messages is compared with a published one."""
     assert NAMES.keys() == set(listing_pb2.DESCRIPTOR.message_types_by_name)
 
 
@@ -43,7 +43,7 @@ def test_every_message_is_compared() -> None:
     ("ours", "published"), [(ours, name) for ours, names in NAMES.items() for name in names]
 )
 def test_fields_are_those_of_cri(ours: str, published: str) -> None:
-    """Each field has the name, the number, the type and the label that CRI gives it."""
+    """Each field has CRI's name, number, type and label."""
     theirs = api_pb2.DESCRIPTOR.message_types_by_name[published].fields_by_name
     for name, field in listing_pb2.DESCRIPTOR.message_types_by_name[ours].fields_by_name.items():
         same = theirs[RENAMED.get((published, name), name)]
@@ -56,7 +56,7 @@ def test_fields_are_those_of_cri(ours: str, published: str) -> None:
     ("ours", "published"), [("SandboxState", "PodSandboxState"), ("ContainerState", "ContainerState")]
 )
 def test_states_are_those_of_cri(ours: str, published: str) -> None:
-    """Each state has the name and the number that CRI gives it."""
+    """Each state has CRI's name and number."""
     own, theirs = (
         listing_pb2.DESCRIPTOR.enum_types_by_name[ours],
         api_pb2.DESCRIPTOR.enum_types_by_name[published],

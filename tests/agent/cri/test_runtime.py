@@ -1,4 +1,4 @@
-"""The client of the container runtime against a runtime that misbehaves at will; `test_containerd` has real ones."""
+"""The CRI client against a fake runtime that fails on request; `test_containerd` has real ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE = CPUSet.parse("1")
 
 
 def test_cri_o_listing(tmp_path: Path) -> None:
-    """CRI-O's containers are told with the cgroup of the systemd driver; a VM's cgroup is not the host's."""
+    """CRI-O's containers have the cgroup of the systemd driver; one in a VM has no cgroup of the host."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO)
@@ -39,8 +39,8 @@ def test_cri_o_listing(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_status_is_asked_once_a_state(tmp_path: Path) -> None:
-    """A full listing costs two calls; a status is asked when a container is new, and when it starts to run."""
+def test_status_is_requested_once_for_each_state(tmp_path: Path) -> None:
+    """A list costs two calls; a status is requested for new containers and when they start."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO | {"pid": 0}, state=api_pb2.CONTAINER_CREATED)
@@ -58,8 +58,8 @@ def test_status_is_asked_once_a_state(tmp_path: Path) -> None:
     assert asked == {"ContainerStatus": 2, "ListContainers": 7, "ListPodSandbox": 7}
 
 
-def test_created_container_with_a_pid_is_asked_about_again(tmp_path: Path) -> None:
-    """CRI-O's created container has a pid and no start: its start is read once, when it runs."""
+def test_status_is_requested_again_when_a_container_starts(tmp_path: Path) -> None:
+    """CRI-O's created container has a pid and no start time, which is read once when it runs."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO, state=api_pb2.CONTAINER_CREATED)
@@ -82,10 +82,10 @@ def test_created_container_with_a_pid_is_asked_about_again(tmp_path: Path) -> No
         pytest.param(grpc.StatusCode.INTERNAL, ["one"], id="cannot-tell"),
     ],
 )
-def test_one_odd_container_spoils_no_listing(
+def test_failed_status_does_not_fail_the_list(
     tmp_path: Path, error: grpc.StatusCode, names: list[str]
 ) -> None:
-    """A container that is removed meanwhile is left out, one without a status is listed as far as it is known."""
+    """A removed container is left out, and one whose status fails is listed without details."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO)
@@ -96,8 +96,8 @@ def test_one_odd_container_spoils_no_listing(
 
 
 @pytest.mark.parametrize("method", ["ListContainers", "ListPodSandbox", "ContainerStatus"])
-def test_no_listing_is_better_than_a_part(tmp_path: Path, method: str) -> None:
-    """A runtime that fails in the middle of a listing is out of reach."""
+def test_unavailable_runtime_fails_the_whole_list(tmp_path: Path, method: str) -> None:
+    """If the runtime becomes unavailable during a list, no partial list is returned."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO)
@@ -125,7 +125,7 @@ def test_no_listing_is_better_than_a_part(tmp_path: Path, method: str) -> None:
 def test_errors_of_an_update(
     tmp_path: Path, code: grpc.StatusCode, details: str, kind: type[AgentError]
 ) -> None:
-    """Each gRPC status becomes the agent's word for it, with the runtime's text."""
+    """Each gRPC status becomes the agent's error type with the runtime's message."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.errors["UpdateContainerResources"] = (code, details)
@@ -136,7 +136,7 @@ def test_errors_of_an_update(
 
 
 def test_at_most_two_updates_are_in_flight(tmp_path: Path) -> None:
-    """Ten updates at once reach the runtime two by two, with nothing but the CPUs."""
+    """Ten concurrent updates are sent two at a time, with the CPUs only."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.release.clear()
@@ -151,8 +151,8 @@ def test_at_most_two_updates_are_in_flight(tmp_path: Path) -> None:
     assert sorted(fake.updates) == [(f"c{number}", "1") for number in range(10)]
 
 
-def test_memory_nodes_are_sent_where_there_are_some(tmp_path: Path) -> None:
-    """The NUMA nodes go with the CPUs; without any CRI is told nothing of memory."""
+def test_memory_nodes_are_sent_if_given(tmp_path: Path) -> None:
+    """Memory nodes are sent with the CPUs if given, otherwise the field is empty."""
 
     async def scenario(_: FakeRuntime, runtime: CRI) -> None:
         await runtime.update_cpus("one", ONE, CPUSet.parse("1"))
@@ -162,7 +162,7 @@ def test_memory_nodes_are_sent_where_there_are_some(tmp_path: Path) -> None:
 
 
 def test_empty_set_is_never_sent(tmp_path: Path) -> None:
-    """An empty cpuset means "leave it" to CRI, so it is a bug of the caller."""
+    """An empty cpuset raises, because in CRI it means unchanged."""
 
     async def scenario(_: FakeRuntime, runtime: CRI) -> None:
         with pytest.raises(ValueError, match="an empty set is no cpuset"):
@@ -171,8 +171,8 @@ def test_empty_set_is_never_sent(tmp_path: Path) -> None:
     assert play(tmp_path, scenario).asked == {}
 
 
-def test_slow_runtime_is_out_of_reach(tmp_path: Path) -> None:
-    """A call that is not answered in time ends."""
+def test_slow_runtime_times_out(tmp_path: Path) -> None:
+    """A call without an answer raises Unavailable at its deadline."""
 
     async def scenario(fake: FakeRuntime, _: CRI) -> None:
         fake.release.clear()
@@ -184,14 +184,14 @@ def test_slow_runtime_is_out_of_reach(tmp_path: Path) -> None:
 
 
 async def polled(fake: FakeRuntime, times: int) -> None:
-    """Wait until the runtime has been listed so often again."""
+    """Wait for this many more list calls."""
     wanted = fake.asked["ListContainers"] + times
     while fake.asked["ListContainers"] < wanted:
         await asyncio.sleep(0.001)
 
 
-def test_polling_tells_of_changes_only(tmp_path: Path) -> None:
-    """A runtime without events is polled; polls that find what a listing showed tell nothing."""
+def test_polling_reports_changes_only(tmp_path: Path) -> None:
+    """A poll with the same result as the last list reports nothing."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         async with watching(runtime) as changes:
@@ -199,7 +199,7 @@ def test_polling_tells_of_changes_only(tmp_path: Path) -> None:
             await asyncio.wait_for(changes.acquire(), SECONDS)
             fake.containers[0].state = api_pb2.CONTAINER_EXITED
             await runtime.containers()
-            await polled(fake, 2)  # one may have been on its way before the listing, and have told
+            await polled(fake, 2)  # a poll in progress at the list may still report
             while not changes.locked():
                 await changes.acquire()
             await polled(fake, 3)
@@ -210,7 +210,7 @@ def test_polling_tells_of_changes_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("handler", ["", "kata-qemu"])
 def test_pods_are_polled_often_where_there_are_virtual_machines(tmp_path: Path, handler: str) -> None:
-    """A new machine is seen before its first container; a node that has none is not asked at every poll."""
+    """Sandboxes are polled every time if there are virtual machines, otherwise rarely."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO, handler=handler)
@@ -226,8 +226,8 @@ def test_pods_are_polled_often_where_there_are_virtual_machines(tmp_path: Path, 
     play(tmp_path, scenario)
 
 
-def test_events_are_told_at_once(tmp_path: Path) -> None:
-    """Where the runtime has events, a change is told without waiting for the next poll."""
+def test_events_are_reported_without_a_poll(tmp_path: Path) -> None:
+    """An event is reported without waiting for the next poll."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         async with watching(runtime) as changes:
@@ -241,7 +241,7 @@ def test_events_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_owner_is_known_from_the_last_listing(tmp_path: Path) -> None:
-    """Whose a listed container is, and that a listed sandbox is none, is answered without another call."""
+    """Owners of listed containers, and that an id is a sandbox, are known without a call."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO)
@@ -256,8 +256,8 @@ def test_owner_is_known_from_the_last_listing(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_owner_of_what_is_new_is_asked_for(tmp_path: Path) -> None:
-    """A container that no listing showed yet is asked for by its id; what the runtime does not have is gone."""
+def test_owner_of_a_new_container_is_requested(tmp_path: Path) -> None:
+    """An unlisted container is requested by its id; an unknown one raises Gone."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO)
@@ -271,8 +271,8 @@ def test_owner_of_what_is_new_is_asked_for(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_owners_of_created_containers_are_asked_for_together(tmp_path: Path) -> None:
-    """One list names those that were asked for and wait for their start; None stands for one in a VM."""
+def test_owners_of_created_containers_are_requested_in_one_call(tmp_path: Path) -> None:
+    """One call returns the requested containers that are created, with None for one in a VM."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO, state=api_pb2.CONTAINER_CREATED)
@@ -286,8 +286,8 @@ def test_owners_of_created_containers_are_asked_for_together(tmp_path: Path) -> 
     play(tmp_path, scenario)
 
 
-def test_container_in_a_vm_is_none_of_the_host(tmp_path: Path) -> None:
-    """Listed or not: whatever cgroup the runtime makes for it is not the agent's to write."""
+def test_container_in_a_vm_has_no_owner_on_the_host(tmp_path: Path) -> None:
+    """A container in a VM raises Gone, because the agent must not write its cgroup."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO, handler="kata-qemu")
@@ -301,7 +301,7 @@ def test_container_in_a_vm_is_none_of_the_host(tmp_path: Path) -> None:
 
 
 def test_owner_is_known_from_events(tmp_path: Path) -> None:
-    """What an event told of is known without a call, until a listing began after it."""
+    """An owner from an event is known until a list that started later does not have it."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         async with watching(runtime) as changes:
@@ -317,8 +317,8 @@ def test_owner_is_known_from_events(tmp_path: Path) -> None:
     play(tmp_path, scenario, events=True, poll_seconds=60)
 
 
-def test_lost_stream_is_connected_again(tmp_path: Path) -> None:
-    """When the stream ends the runtime is asked anew, and the reconnection is told as a change."""
+def test_lost_stream_is_reconnected(tmp_path: Path) -> None:
+    """When the event stream ends the client reconnects and reports a change."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         async with watching(runtime) as changes:
@@ -332,8 +332,8 @@ def test_lost_stream_is_connected_again(tmp_path: Path) -> None:
     play(tmp_path, scenario, events=True)
 
 
-def test_refused_events_mean_polling(tmp_path: Path) -> None:
-    """A runtime that refuses the stream is polled at the full pace."""
+def test_refused_event_stream_falls_back_to_polling(tmp_path: Path) -> None:
+    """A runtime that refuses the event stream is polled at the normal interval."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.errors["GetContainerEvents"] = (grpc.StatusCode.UNKNOWN, "pod events are disabled")
@@ -345,8 +345,10 @@ def test_refused_events_mean_polling(tmp_path: Path) -> None:
     play(tmp_path, scenario, events=True)
 
 
-def test_stream_that_ends_at_once_means_polling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """CRI-O without pod events ends the stream with OK: it is polled, and neither warned about nor asked again."""
+def test_stream_that_ends_at_once_falls_back_to_polling(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CRI-O without pod events ends the stream with OK: it is polled, without warnings or reconnects."""
     caplog.set_level("INFO", "agent.cri.runtime")
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
@@ -356,15 +358,15 @@ def test_stream_that_ends_at_once_means_polling(tmp_path: Path, caplog: pytest.L
             fake.add("one", INFO)
             await asyncio.wait_for(changes.acquire(), SECONDS)
             await polled(fake, 20)
-            assert changes.locked()  # polls that find nothing new ask for no pass
+            assert changes.locked()  # polls without changes request no pass
         assert fake.asked["Version"] == fake.asked["GetContainerEvents"] == 1
 
     play(tmp_path, scenario, events=True)
     assert [record.getMessage() for record in caplog.records] == ["runtime has no events, polling"]
 
 
-def test_events_of_containerd_1_are_left_to_the_kubelet(tmp_path: Path) -> None:
-    """Each event of containerd 1.7 goes to one client only, so the agent takes none."""
+def test_events_of_containerd_1_are_not_subscribed(tmp_path: Path) -> None:
+    """Each event of containerd 1.7 goes to one client only, so the agent leaves them to the kubelet."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.name, fake.version = "containerd", "v1.7.27"
@@ -377,10 +379,8 @@ def test_events_of_containerd_1_are_left_to_the_kubelet(tmp_path: Path) -> None:
     play(tmp_path, scenario, events=True)
 
 
-def test_watch_waits_for_a_runtime_that_is_not_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A watch that starts before the runtime connects when it comes, and again when it went."""
+def test_watch_waits_for_the_runtime(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A watch that starts before the runtime connects later, and reconnects after an outage."""
 
     async def scenario() -> None:
         fake = FakeRuntime(tmp_path / "cri.sock")
@@ -396,7 +396,7 @@ def test_watch_waits_for_a_runtime_that_is_not_there(
                     await asyncio.sleep(0.005)
             fake.asked.clear()
             failures = len(caplog.records)
-            while len(caplog.records) == failures:  # an outage between two polls changes nothing
+            while len(caplog.records) == failures:  # an outage between two polls is not noticed
                 await asyncio.sleep(0.005)
             while not changes.locked():
                 await changes.acquire()
@@ -406,8 +406,8 @@ def test_watch_waits_for_a_runtime_that_is_not_there(
     asyncio.run(scenario())
 
 
-def test_runtime_that_is_slow_to_greet_is_waited_for(tmp_path: Path) -> None:
-    """A runtime that takes 1.5 s to greet is waited for: each of the calls connects once."""
+def test_slow_connection_is_waited_for(tmp_path: Path) -> None:
+    """If a connection takes 1.5 s, each call still connects only once."""
 
     async def scenario(fake: FakeRuntime, _: CRI) -> None:
         fake.add("one", INFO)
@@ -423,7 +423,7 @@ def test_runtime_that_is_slow_to_greet_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_exit_of_a_container(tmp_path: Path) -> None:
-    """Code, reason and time of one that has exited; nothing of one that is created, runs, or is not known to."""
+    """An exited container has code, reason and time; one in another state has None."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         states = {
@@ -444,8 +444,8 @@ def test_exit_of_a_container(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_largest_environments_are_named_by_size(tmp_path: Path) -> None:
-    """Three of those above 256 KiB, the largest first; a status above 16 MiB counts as that, one that is refused not."""
+def test_largest_environments_are_sorted_by_size(tmp_path: Path) -> None:
+    """The three largest above 256 KiB are returned; a status above 16 MiB counts with that size."""
 
     def info(size: int, **more: str) -> dict[str, object]:
         return {**INFO, "runtimeSpec": {"process": {"env": ["K=" + "x" * (size - 2)]}}, **more}
@@ -469,8 +469,8 @@ def test_largest_environments_are_named_by_size(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_search_for_environments_is_bounded(tmp_path: Path) -> None:
-    """In number, beginning with the newest, and in time."""
+def test_search_for_environments_is_limited(tmp_path: Path) -> None:
+    """The search is limited in number, newest first, and in time."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         for number in range(5):

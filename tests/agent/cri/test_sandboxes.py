@@ -1,4 +1,4 @@
-"""The virtual machines of a runtime: what is listed of them, from when on, and what is asked."""
+"""Virtual machines in the runtime's list of sandboxes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.agent.cri.playing import INFO, SECONDS, play, watching
 
 
 def test_virtual_machines_are_listed(tmp_path: Path) -> None:
-    """A machine is there before its first container, with what the runtime says of its process, cgroup and quota."""
+    """A machine is listed before its first container, with pid, cgroup and quota as far as reported."""
     of_sandbox = {"pid": 0, "runtimeSpec": {"linux": {"cgroupsPath": "/kubepods/pod1/s-vm"}}}
     limited = INFO | {"runtimeSpec": {"linux": {"resources": {"cpu": {"quota": 50000}}}}}
 
@@ -49,7 +49,7 @@ def test_virtual_machines_are_listed(tmp_path: Path) -> None:
 
 
 def test_virtual_machine_of_another_handler_is_known_by_its_containers(tmp_path: Path) -> None:
-    """A handler may have any name: the shim of a container says what it is."""
+    """A handler with an unknown name is recognized by the shim of its containers."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("vm", INFO | {"runtimeType": "io.containerd.kata.v2"}, handler="secure")
@@ -67,8 +67,10 @@ def test_virtual_machine_of_another_handler_is_known_by_its_containers(tmp_path:
         pytest.param(grpc.StatusCode.INTERNAL, ["s-vm"], id="cannot-tell"),
     ],
 )
-def test_one_odd_machine_spoils_no_listing(tmp_path: Path, error: grpc.StatusCode, ids: list[str]) -> None:
-    """A machine that is removed meanwhile is left out, one without a status is listed as far as it is known."""
+def test_failed_sandbox_status_does_not_fail_the_list(
+    tmp_path: Path, error: grpc.StatusCode, ids: list[str]
+) -> None:
+    """A removed machine is left out, and one whose status fails is listed without details."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("vm", INFO, handler="kata")
@@ -80,7 +82,7 @@ def test_one_odd_machine_spoils_no_listing(tmp_path: Path, error: grpc.StatusCod
 
 
 def test_new_virtual_machine_is_a_change(tmp_path: Path) -> None:
-    """Its threads run before any container of it is made, so a runtime without events is polled for it too."""
+    """A new machine is reported by polling, because its threads run before its first container exists."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO)
