@@ -1,4 +1,4 @@
-"""A host in plain folders for the tests of virtual machines, and its machines."""
+"""A fake host in plain folders, and its virtual machines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.agent.vm.launched import Masks
 
 @pytest.fixture
 def host(tmp_path: Path) -> FakeHost:
-    """Return a host with cgroup v2 and nothing on it."""
+    """Return a host with cgroup v2 and no processes."""
     return FakeHost(tmp_path / "host")
 
 
 @pytest.fixture
 def masks() -> Masks:
-    """Return masks of threads that may run everywhere."""
+    """Return affinities of threads that may run on every CPU."""
     return Masks()
 
 
 @pytest.fixture
 def now() -> list[float]:
-    """Return a clock that stands still."""
+    """Return a clock that the test sets."""
     return [100.0]
 
 

@@ -1,4 +1,4 @@
-"""A node as its kernel shows it: folders in the shape of /proc, KVM's debugfs and the cgroups, with what was seen on real ones."""
+"""A fake host: folders like /proc, KVM's debugfs and the cgroups, with contents seen on real hosts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.agent.cgroup_trees import ALL, make_cgroup, make_root
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-USER_WORKER = 0x084040C0  # flags of kvm-nx-lpage-re on Linux 6.18: PF_USER_WORKER is among them
-THREAD = 0x084000C0  # those of a vCPU thread beside it
+USER_WORKER = 0x084040C0  # flags of kvm-nx-lpage-re on Linux 6.18, with PF_USER_WORKER
+THREAD = 0x084000C0  # flags of a vCPU thread
 
 
 class FakeHost:
-    """Makes the folders; each test reads them with the code for real ones."""
+    """Creates the folders; tests read them with the code for real hosts."""
 
     def __init__(self, folder: Path, version: int = 2) -> None:
         self._proc, self._kvm = folder / "proc", folder / "kvm"
@@ -29,7 +29,7 @@ class FakeHost:
 
     @property
     def look(self) -> SharedReads:
-        """Return a new look at it."""
+        """Return a new set of shared reads of the host."""
         return SharedReads(self.roots)
 
     def process(
@@ -43,7 +43,7 @@ class FakeHost:
         ids: Sequence[int] = (),
         threads: Mapping[int, str] | None = None,
     ) -> int:
-        """Add a process; `ids` are those in each of its pid namespaces."""
+        """Add a process; `ids` are its ids in each of its pid namespaces."""
         folder = self._proc / str(pid)
         folder.mkdir()
         (folder / "cmdline").write_bytes("".join(f"{word}\0" for word in command).encode())
@@ -67,7 +67,7 @@ class FakeHost:
         flags: int = THREAD,
         started: int = 500,
     ) -> int:
-        """Add a thread to a process; `call` is what it does in the kernel: a futex, if nothing else."""
+        """Add a thread to a process; `call` is its system call, by default a futex."""
         folder = self._proc / str(pid) / "task" / str(task)
         folder.mkdir(parents=True)
         (folder / "comm").write_text(f"{name}\n")
@@ -76,7 +76,7 @@ class FakeHost:
         return task
 
     def reuse(self, pid: int, task: int, name: str) -> None:
-        """End a thread and give its id to a new one, which starts later."""
+        """End a thread and reuse its id for a new one with a later start time."""
         self.reclaim(pid, task)
         tasks = self._proc / str(pid) / "task"
         (tasks / str(task) / "comm").write_text(f"{name}\n")
@@ -84,7 +84,7 @@ class FakeHost:
         (tasks / str(task) / "syscall").write_text("202 0x7f\n")
 
     def reclaim(self, pid: int, task: int) -> None:
-        """Give the folder of a thread another inode number, as the kernel does when it reclaimed memory."""
+        """Change the inode of a thread's folder, as the kernel does after memory reclaim."""
         tasks = self._proc / str(pid) / "task"
         old = (tasks / str(task)).rename(tasks / str(10**9))
         (tasks / str(task)).mkdir()
@@ -93,7 +93,7 @@ class FakeHost:
         self.end(pid, 10**9)
 
     def kernel_thread(self, task: int, name: str, *, started: int = 501, parent: int = 2) -> int:
-        """Add a thread of the kernel, a child of kthreadd."""
+        """Add a kernel thread as a child of kthreadd."""
         self.process(task, name=name, started=started, parent=parent)
         listing = self._proc / "2/task/2/children"
         listing.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class FakeHost:
         return task
 
     def hide_children(self) -> None:
-        """Be a kernel without CONFIG_PROC_CHILDREN."""
+        """Remove the children file, as a kernel without CONFIG_PROC_CHILDREN."""
         (self._proc / "2/task/2/children").unlink()
 
     def end(self, pid: int, task: int | None = None) -> None:
@@ -113,7 +113,7 @@ class FakeHost:
         folder.rmdir()
 
     def machine(self, name: str, vcpus: Mapping[int, int]) -> Path:
-        """Add a machine of KVM's, PID-DESCRIPTOR, with the thread that ran each vCPU last (0: none)."""
+        """Add a KVM machine PID-DESCRIPTOR with the thread that ran each vCPU last (0: none)."""
         folder = self._kvm / name
         folder.mkdir()
         (folder / "remote_tlb_flush").write_text("0\n")
@@ -124,7 +124,7 @@ class FakeHost:
         return folder
 
     def open_vcpus(self, pid: int, vcpus: Mapping[int, int]) -> None:
-        """Open vCPUs (descriptor: index) in a process, as the VMM that made them has them."""
+        """Open vCPUs (descriptor: index) in a process, as its VMM does."""
         for number, index in vcpus.items():
             (self._proc / f"{pid}/fd/{number}").symlink_to(f"anon_inode:kvm-vcpu:{index}")
         (self._proc / f"{pid}/fd/3").symlink_to("/dev/kvm")

@@ -1,4 +1,4 @@
-"""Virtual machines small enough to see through: threads with masks, in a cgroup that cuts them (interface `VirtualMachines`)."""
+"""Fake virtual machines: threads with affinities in a cgroup (interface `VirtualMachines`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeVM:
-    """One machine; thread ids are numbers in the order of `threads`."""
+    """One virtual machine; thread ids are consecutive numbers."""
 
     vcpus: list[CPUSet]
     others: dict[Role, list[CPUSet]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class FakeVM:
 
     @property
     def main(self) -> CPUSet:
-        """Where the first thread may run."""
+        """The affinity of the first thread."""
         return self.others[Role.EMULATOR][0]
 
     @property
@@ -42,43 +42,43 @@ class FakeVM:
         return len(self.vcpus) + sum(map(len, self.others.values()))
 
     def all_cpus(self) -> Counter[str]:
-        """Return how many threads may run on which CPUs."""
+        """Count the threads by affinity."""
         masks = [*self.vcpus, *(cpus for listed in self.others.values() for cpus in listed)]
         return Counter(map(str, masks))
 
 
 def machine(vcpus: int, cpus: CPUSet, **more: int) -> FakeVM:
-    """Return a machine whose threads may all run on `cpus`: vCPUs, a first thread, and as many others as named."""
+    """Return a machine whose threads may all run on `cpus`: vCPUs, a first thread and other roles."""
     others = {Role.EMULATOR: [cpus]} | {Role(role): [cpus] * count for role, count in more.items()}
     return FakeVM([cpus] * vcpus, others)
 
 
 @dataclass
 class FakeVMs:
-    """The machines of a node by the id of their container or sandbox."""
+    """The virtual machines of a node by container or sandbox id."""
 
     cpusets: dict[str, CPUSet]  # of the node's cgroups
     machines: dict[str, FakeVM] = field(default_factory=dict)
     reads: Counter[str] = field(default_factory=Counter)
     kept: frozenset[str] = frozenset()
-    looks: dict[str, tuple[CPUSet, ...]] = field(default_factory=dict)  # where vCPUs were seen last
+    looks: dict[str, tuple[CPUSet, ...]] = field(default_factory=dict)  # affinities of vCPUs at the last read
 
     def kind(self, place: VMPlace) -> str:
-        """Return the kind of every machine here."""
+        """Return the kind of every machine."""
         return "qemu"
 
     def count(self, place: VMPlace) -> int:
-        """Return how many threads there are."""
+        """Return the number of threads."""
         vm = self.machines.get(place.key)
         return vm.count if vm else 0
 
     def has_strayed(self, place: VMPlace) -> bool:
-        """Say whether a vCPU may run elsewhere than it was seen last."""
+        """Return whether a vCPU's affinity changed since the last read."""
         vm = self.machines.get(place.key)
         return vm is not None and self.looks.get(place.key) != tuple(vm.vcpus)
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
-        """Return the masks as they are."""
+        """Return the current affinities."""
         self.reads[place.key] += 1
         vm = self.machines.get(place.key)
         if vm is None:
@@ -103,7 +103,7 @@ class FakeVMs:
         )
 
     def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
-        """Move the threads as far as their cgroup lets them."""
+        """Set the affinities as far as the cgroup allows."""
         vm = self.machines.get(place.key)
         if vm is None:
             return None
@@ -122,10 +122,10 @@ class FakeVMs:
         return before if is_bound else (wanted & usable) or before
 
     def tasks(self, place: VMPlace) -> frozenset[int]:
-        """Return numbers for the threads."""
+        """Return ids for the threads."""
         vm = self.machines.get(place.key)
         return frozenset(range(vm.first_task, vm.first_task + vm.count)) if vm else frozenset()
 
     def keep(self, places: Collection[VMPlace]) -> None:
-        """Take note of whom the agent cares for."""
+        """Record the machines that the agent manages."""
         self.kept = frozenset(place.key for place in places)

@@ -1,4 +1,4 @@
-"""A QEMU of each kind of pod on a host in folders, and masks of its threads in memory."""
+"""A QEMU of each kind of pod on a fake host, with affinities in memory."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ THREADS = {301: "IO iothread1", 302: "CPU 0/KVM", 303: "CPU 1/KVM", 304: "worker
 
 
 class Masks:
-    """Where threads may run, in memory, each inside what its cgroup has."""
+    """Affinities of threads in memory, limited by their cgroups."""
 
     def __init__(self) -> None:
         self.of: dict[int, CPUSet] = {}
         self.cut: dict[int, CPUSet] = {}  # a narrower cgroup
-        self.bound: set[int] = set()  # threads that the kernel lets nobody move
+        self.bound: set[int] = set()  # threads whose affinity cannot be set
         self.ended: set[int] = set()
         self.sets = 0
 
     def read(self, task: int) -> CPUSet:
-        """Return where a thread may run."""
+        """Return the effective affinity of a thread."""
         return EMPTY if task in self.ended else self.of.get(task, ALL)
 
     def set(self, task: int, cpus: CPUSet) -> CPUSet:
-        """Move a thread as far as the kernel would."""
+        """Set the affinity of a thread as far as the kernel would."""
         self.sets += 1
         usable = cpus & self.cut.get(task, ALL)
         if usable and task not in self.bound:
@@ -46,18 +46,18 @@ class Masks:
         return self.read(task)
 
     def is_movable(self, task: int) -> bool:
-        """Say whether a thread is not bound."""
+        """Return whether a thread's affinity can be set."""
         return task not in self.bound
 
 
 def start(host: FakeHost, place: VMPlace = LAUNCHER) -> None:
-    """Run a QEMU in the cgroup of a place."""
+    """Start a QEMU in the cgroup of a place."""
     host.process(300, KATA if place.is_sandbox else LIBVIRT, threads=THREADS)
     host.cgroup(place.cgroup or "", [300], [300, *THREADS])
 
 
 def pin(machines: KernelVirtualMachines, place: VMPlace, cpus: str) -> VMMasks:
-    """Pin a machine as a sandbox with these CPUs, and return what was asked for."""
+    """Pin a machine as a sandbox with these CPUs; return the requested affinities."""
     seen = machines.read(place)
     assert seen
     asked = sandbox_masks(seen, CPUSet.parse(cpus), CPUSet.parse(cpus))

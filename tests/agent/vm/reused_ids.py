@@ -1,6 +1,6 @@
-"""In a pid namespace of its own: a QEMU in name, whose threads end, and strangers that get their ids.
+"""A process named like QEMU in a pid namespace, whose threads end and whose ids other processes reuse.
 
-`python -m tests.agent.vm.reused_ids CASE` ends with an error when the real pinning moves what is not the machine's.
+`python -m tests.agent.vm.reused_ids CASE` fails if pinning moves a process that is not the machine's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SANDBOX = "5" * 64
 NAMES = ("CPU 0/KVM", "CPU 1/KVM", "worker")
 FIRST, LAST = CPUSet([min(os.sched_getaffinity(0))]), CPUSet([max(os.sched_getaffinity(0))])
 ALL = FIRST | LAST
-# Reads `start NAME` and `end NAME`, and answers with the id of the thread.
+# Reads `start NAME` and `end NAME`, and answers with the thread's id.
 VMM = """
 import os, sys, threading
 threads = {}
@@ -51,7 +51,7 @@ os.sched_setaffinity(0, ALL)
 
 
 class Machine:
-    """A process that looks like Kata's QEMU, and what the agent knows of it."""
+    """A process that looks like Kata's QEMU, and the agent's records of it."""
 
     def __init__(self) -> None:
         words = ["qemu-system-x86_64", "-c", VMM, "-name", f"sandbox-{SANDBOX}", "-smp", "2,maxcpus=2"]
@@ -65,7 +65,7 @@ class Machine:
         assert self.vcpus() == [FIRST, LAST], self.vcpus()
 
     def tell(self, verb: str, name: str) -> int:
-        """Let a thread begin or end; return its id."""
+        """Start or end a thread; return its id."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(f"{verb} {name}\n")
@@ -73,12 +73,12 @@ class Machine:
         return int(self.process.stdout.readline())
 
     def end(self) -> None:
-        """End the process."""
+        """Kill the process."""
         self.process.kill()
         self.process.communicate()
 
     def look(self) -> None:
-        """Read and pin it as polls do: vCPUs one to one, the others anywhere."""
+        """Read and pin the machine as polls do: vCPUs one to one, other threads on all CPUs."""
         for _ in range(2):
             seen = self.machines.read(self.place)
             assert seen, "no machine is found"
@@ -87,17 +87,17 @@ class Machine:
             assert pinned.is_settled, (self.ids, seen, pinned)
 
     def vcpus(self) -> list[CPUSet]:
-        """Return where the kernel lets each vCPU run."""
+        """Return the affinity of each vCPU."""
         return [CPUSet(os.sched_getaffinity(self.ids[name])) for name in NAMES[:2]]
 
 
 def next_id(number: int) -> None:
-    """Let the kernel give this id to the next process or thread of the namespace."""
+    """Set the id of the next process or thread of the namespace."""
     Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
 
 
 def stranger_with(number: int) -> subprocess.Popen[bytes]:
-    """Return a process of somebody else that has an id; the kernel gives one back a moment after its task is gone."""
+    """Start another program with this id, with retries until the kernel releases it."""
     while True:
         next_id(number)
         process = subprocess.Popen(["sleep", "1000"])
@@ -108,7 +108,7 @@ def stranger_with(number: int) -> subprocess.Popen[bytes]:
 
 
 def stranger() -> None:
-    """Let each thread end between a look and a pin, with a stranger under its id, which has to stay where it is."""
+    """End each thread between a read and a pin, and give its id to another process, which must not move."""
     for name in NAMES:
         machine = Machine()
         seen = machine.machines.read(machine.place)
@@ -125,7 +125,7 @@ def stranger() -> None:
 
 
 def replaced() -> None:
-    """Replace each vCPU by a thread of another id and by one of the same: the next poll pins it."""
+    """Replace each vCPU by a thread with another id, or the same id: the next poll pins it."""
     for name in NAMES[:2]:
         for is_same in (False, True):
             machine = Machine()

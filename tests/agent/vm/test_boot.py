@@ -1,4 +1,4 @@
-"""Machines that boot: their processes are found by the pod's cgroup, and confined thread by thread."""
+"""Booting machines are found by the pod's cgroup, and their threads confined."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PLACES = [
 
 @pytest.fixture
 def host(tmp_path: Path) -> FakeHost:
-    """Return an empty node."""
+    """Return a host without processes."""
     return FakeHost(tmp_path)
 
 
 @pytest.fixture
 def masks() -> Masks:
-    """Return masks of threads that may run everywhere."""
+    """Return affinities of threads that may run on every CPU."""
     return Masks()
 
 
 def confine(host: FakeHost, masks: Masks, scope: BootScope | None = None) -> tuple[ConfinedBoot, ...]:
-    """Look once, 5 s after what FakeHost starts."""
+    """Confine once, 5 s after the processes started."""
     boots = KernelBootingMachines(
         host.roots,
         ("/kubepods", "/kubepods.slice"),
@@ -51,8 +51,10 @@ def confine(host: FakeHost, masks: Masks, scope: BootScope | None = None) -> tup
 
 
 @pytest.mark.parametrize("cgroup", PLACES)
-def test_machine_is_confined_wherever_kata_puts_it(host: FakeHost, masks: Masks, cgroup: str) -> None:
-    """Every thread of VMM and shim gets the shared CPUs, by both cgroup drivers, also in a cgroup for overhead."""
+def test_machine_is_confined_in_every_cgroup_that_kata_uses(
+    host: FakeHost, masks: Masks, cgroup: str
+) -> None:
+    """Every thread of VMM and shim gets the shared CPUs, in pod and overhead cgroups of both drivers."""
     host.process(300, KATA, threads=THREADS)
     host.process(400, SHIM, name="containerd-shim", threads={401: "containerd-shim"})
     host.cgroup(cgroup, [300, 400])
@@ -61,8 +63,8 @@ def test_machine_is_confined_wherever_kata_puts_it(host: FakeHost, masks: Masks,
     assert found == (ConfinedBoot(300, ALL, 5.0),)
 
 
-def test_second_look_moves_only_what_is_new(host: FakeHost, masks: Masks) -> None:
-    """A thread that is confined is not set again, and its machine is reported once."""
+def test_second_look_confines_only_new_threads(host: FakeHost, masks: Masks) -> None:
+    """A confined thread is not set again, and its machine is reported once."""
     host.process(300, KATA, threads=THREADS)
     host.cgroup(PLACES[0], [300])
     confine(host, masks)
@@ -81,7 +83,7 @@ def test_second_look_moves_only_what_is_new(host: FakeHost, masks: Masks) -> Non
 def test_processes_of_containers_are_left_alone(
     host: FakeHost, masks: Masks, command: list[str], ids: tuple[int, ...]
 ) -> None:
-    """A container's process may call itself a VMM: it is in a pid namespace, as Kata's never are."""
+    """A container's process named like a VMM is not moved, because it is in a pid namespace."""
     host.process(300, command, ids=ids, threads=THREADS)
     host.cgroup(PLACES[0], [300])
     assert confine(host, masks) == ()
@@ -89,7 +91,7 @@ def test_processes_of_containers_are_left_alone(
 
 
 def test_other_pods_and_listed_sandboxes_are_left_alone(host: FakeHost, masks: Masks) -> None:
-    """A pod that does not start is not looked at, and neither is the overhead of a listed sandbox."""
+    """Other pods and the overhead of a listed sandbox are not confined."""
     host.process(300, KATA, threads=THREADS)
     host.cgroup(f"/kubepods/podother/{SANDBOX_ID}", [300])
     host.cgroup(f"/kata_overhead/{SANDBOX_ID}", [300])
@@ -98,16 +100,16 @@ def test_other_pods_and_listed_sandboxes_are_left_alone(host: FakeHost, masks: M
 
 
 @pytest.mark.parametrize("uid", ["../other", "/", "", "x/../podother", "a" * 65])
-def test_uid_that_a_user_wrote_names_no_path(host: FakeHost, masks: Masks, uid: str) -> None:
-    """The uid of a static pod is an annotation: one that is no uid finds no cgroup."""
+def test_invalid_uid_matches_no_cgroup(host: FakeHost, masks: Masks, uid: str) -> None:
+    """An invalid uid, such as a static pod's annotation can have, matches no cgroup."""
     host.process(300, KATA, threads=THREADS)
     host.cgroup(f"/kubepods/podother/{SANDBOX_ID}", [300])
     confine(host, masks, BootScope(frozenset({uid})))
     assert masks.of == {}
 
 
-def test_thread_that_its_cgroup_keeps_elsewhere_is_not_reported(host: FakeHost, masks: Masks) -> None:
-    """The kernel refuses CPUs outside of the cgroup: the machine is exposed for longer, and looked at again."""
+def test_machine_outside_the_shared_cpus_is_not_reported_as_confined(host: FakeHost, masks: Masks) -> None:
+    """A thread whose cgroup lacks the CPUs cannot be confined, and is tried again at the next look."""
     host.process(300, KATA)
     host.cgroup(PLACES[0], [300])
     masks.cut[300] = CPUSet.parse("6-7")
@@ -117,8 +119,8 @@ def test_thread_that_its_cgroup_keeps_elsewhere_is_not_reported(host: FakeHost, 
     assert confine(host, masks) == (ConfinedBoot(300, CPUSet.parse("6-7"), 5.0),)
 
 
-def test_threads_that_never_end_coming_do_not_hold_a_look_up(host: FakeHost, masks: Masks) -> None:
-    """A look lists a process at most eight times, however fast it makes threads."""
+def test_confining_lists_threads_a_limited_number_of_times(host: FakeHost, masks: Masks) -> None:
+    """A process that keeps starting threads is listed eight times at most in one look."""
     host.process(300, KATA)
     host.cgroup(PLACES[0], [300])
     asked: list[int] = []

@@ -1,4 +1,4 @@
-"""Which process is the VMM of a pod, and what its command line says."""
+"""Finding the VMM process of a pod, and reading its command line."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ KATA = ["/opt/kata/bin/qemu-system-x86_64", "-name", f"sandbox-{ID},debug-thread
         ("", "other"),
     ],
 )
-def test_vmms_are_known_by_their_programs(program: str, kind: Kind) -> None:
-    """Six VMMs are programs of their own; QEMU has several names."""
+def test_vmms_are_recognized_by_their_programs(program: str, kind: Kind) -> None:
+    """The kind follows from the program's name; QEMU has several names."""
     assert kind_of(program) == kind
 
 
 @pytest.mark.parametrize("below", ["", "/housekeeping"])
 def test_kubevirts_guest_is_found_in_the_container(host: FakeHost, below: str) -> None:
-    """It is the QEMU that has a guest with a name, not one that libvirt asks for its abilities, nor another pod's."""
+    """It is the QEMU with a named guest in the container's cgroup, not libvirt's probe or another pod's."""
     host.process(40, ["/usr/bin/virt-launcher", "--qemu-timeout", "240s"])
     host.process(
         41, [QEMU, "-S", "-no-user-config", "-nodefaults", "-nographic", "-machine", "none,accel=kvm:tcg"]
@@ -87,7 +87,7 @@ def test_kubevirts_guest_is_found_in_the_container(host: FakeHost, below: str) -
 def test_only_the_beginning_of_a_container_is_looked_at(
     host: FakeHost, number: int, command: list[str], is_found: bool
 ) -> None:
-    """Whoever is in it chooses how many processes it has and what they are called: looking at them has an end."""
+    """Number of processes and length of command lines are limited, because the container chooses them."""
     pids = [host.process(1_000 + at, [QEMU, "-S"]) for at in range(number)]
     host.cgroup(COMPUTE, [*pids, host.process(9_000, command)])
 
@@ -114,17 +114,17 @@ def test_container_without_a_guest_has_no_vmm(host: FakeHost) -> None:
         (["/opt/kata/bin/containerd-shim-kata-v2", "-id", ID], "other"),  # of a remote machine
     ],
 )
-def test_runtimes_word_is_taken_for_a_process_of_the_sandbox(
+def test_pid_of_the_runtime_is_verified_by_the_command_line(
     host: FakeHost, command: list[str], kind: Kind
 ) -> None:
-    """Each VMM is told its sandbox in its own way."""
+    """The runtime's pid counts if the command line names the sandbox, in each VMM's own way."""
     host.process(975, command, started=600)
 
     assert find_sandbox_vmm(host.look, Sandbox(ID, pid=975)) == VMM(975, 600, kind)
 
 
 def test_number_that_is_another_process_now_is_not_taken(host: FakeHost) -> None:
-    """The runtime's number may be old: then the sandbox's cgroups are searched, then all processes outside containers."""
+    """With a stale pid the sandbox's cgroups are searched first, then all host processes."""
     host.process(975, ["/usr/bin/sleep"])
     sandbox = Sandbox(ID, pid=975, cgroups=("/kubepods/pod1/kata_0123abcd", "/kata_overhead/0123abcd"))
     assert find_sandbox_vmm(host.look, sandbox) is None
@@ -139,8 +139,8 @@ def test_number_that_is_another_process_now_is_not_taken(host: FakeHost) -> None
     assert find_sandbox_vmm(host.look, sandbox) == VMM(990, 500, "qemu")
 
 
-def test_process_in_the_sandboxs_cgroup_is_its_own(host: FakeHost) -> None:
-    """A VMM that does not name its sandbox is known by its cgroup."""
+def test_vmm_is_recognized_by_the_sandboxs_cgroup(host: FakeHost) -> None:
+    """A VMM whose command line does not name the sandbox is recognized by its cgroup."""
     host.process(975, ["/usr/bin/qemu-system-x86_64", "-S"])
     host.cgroup("/kubepods/pod1/ab", [975])
 
@@ -149,7 +149,7 @@ def test_process_in_the_sandboxs_cgroup_is_its_own(host: FakeHost) -> None:
 
 
 def test_vmm_that_names_the_sandbox_comes_before_its_neighbours(host: FakeHost) -> None:
-    """Of several VMMs in the cgroups the one that was told the sandbox's id is meant."""
+    """Among several VMMs in the cgroups the one that names the sandbox is chosen."""
     host.process(990, ["/usr/bin/qemu-system-x86_64", "-S"])
     host.process(991, KATA)
     host.cgroup("/kata_overhead/0123abcd", [990, 991])
@@ -160,8 +160,8 @@ def test_vmm_that_names_the_sandbox_comes_before_its_neighbours(host: FakeHost) 
 
 
 @pytest.mark.parametrize("pid", [0, 975], ids=["the runtime says no pid", "the runtime says the shim's"])
-def test_dragonball_is_found_inside_the_shim(host: FakeHost, pid: int) -> None:
-    """The shim is the VMM where threads of it are vCPUs; they are listed once, and none is the shim's."""
+def test_dragonball_is_found_in_the_shim_process(host: FakeHost, pid: int) -> None:
+    """A shim with vCPU threads is the VMM, and its threads are listed once, none as the shim's."""
     shim = ["/opt/kata/bin/containerd-shim-kata-v2", "-namespace", "k8s.io", "-id", ID]
     host.process(
         975, shim, name="containerd-shim", threads={976: "tokio-runtime-w", 977: "db_vcpu1", 978: "db_vcpu0"}
@@ -177,8 +177,8 @@ def test_dragonball_is_found_inside_the_shim(host: FakeHost, pid: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stratovirt", "openvmm", "crosvm", "cloud-hypervisor", "firecracker"])
-def test_vmm_is_found_where_the_runtime_says_no_pid(host: FakeHost, kind: Kind) -> None:
-    """It is the VMM in the sandbox's cgroup, not a child that it runs a device in."""
+def test_vmm_is_found_without_a_pid(host: FakeHost, kind: Kind) -> None:
+    """It is the parent VMM in the sandbox's cgroup, not a child that runs a device."""
     host.process(980, [f"/usr/bin/{kind}", "run"])
     host.process(981, [f"/usr/bin/{kind}", "run"], parent=980)
     host.cgroup("/kubepods/pod1/kata_0123abcd", [980, 981])
@@ -188,13 +188,13 @@ def test_vmm_is_found_where_the_runtime_says_no_pid(host: FakeHost, kind: Kind) 
     )
 
 
-def test_sandbox_without_an_id_is_named_by_nobody() -> None:
-    """An empty part of a path is no name."""
+def test_empty_sandbox_id_matches_no_command_line() -> None:
+    """An empty path component does not match an empty id."""
     assert not names_sandbox(["//", ""], "")
 
 
-def test_several_vmms_of_a_sandbox_are_none(host: FakeHost) -> None:
-    """Where two processes outside containers say they are a sandbox's VMM, neither is believed."""
+def test_ambiguous_vmm_is_not_used(host: FakeHost) -> None:
+    """If two host processes name the same sandbox, neither is used."""
     host.process(980, KATA)
     host.process(981, KATA)
 
@@ -202,7 +202,7 @@ def test_several_vmms_of_a_sandbox_are_none(host: FakeHost) -> None:
 
 
 def test_shape_is_read_from_the_command_line(host: FakeHost) -> None:
-    """It is that of the process that was found, and of QEMU alone."""
+    """The shape is read from the found QEMU process only, and another process raises Gone."""
     host.process(42, GUEST)
 
     shape = read_guest_shape(host.roots, VMM(42, 500, "qemu"))
@@ -217,7 +217,7 @@ def test_shape_is_read_from_the_command_line(host: FakeHost) -> None:
 
 
 def test_long_command_line_of_a_real_process_is_read(tmp_path: Path) -> None:
-    """The kernel gives all of it, and what stands at its end counts."""
+    """The command line is read to its end, for the guest's shape."""
     words = ["-append", "x" * 100_000] * 4
     program = "print(flush=True); import sys; sys.stdin.read()"
     command = [sys.executable, "-c", program, *words, "-smp", "3"]

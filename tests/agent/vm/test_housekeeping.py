@@ -1,4 +1,4 @@
-"""KubeVirt's housekeeping cgroup, in folders of both versions."""
+"""KubeVirt's housekeeping cgroup, on both cgroup versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPUTE = "/kubepods/pod1/compute"
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_housekeeping_has_cpus_and_tasks(tmp_path: Path, version: int) -> None:
-    """The emulator's CPUs are those of the cgroup below the container's; a VM without isolation has none."""
+    """It has the emulator's CPUs and tasks, and is None for a VM without isolation."""
     host = FakeHost(tmp_path / "host", version)
     assert host.roots.hierarchy
     host.cgroup(COMPUTE, [304], [308, 309])

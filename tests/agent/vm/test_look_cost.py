@@ -1,4 +1,4 @@
-"""What a look at a virtual machine costs, by counts: of listings, and of calls as its threads become more."""
+"""Cost of reading and pinning a virtual machine, in function calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPUS = CPUSet.parse("6-7")
 
 
 def calls_of(work: Callable[[], object], is_counted: Callable[[FrameType, object], bool]) -> int:
-    """Return how many functions a work calls, and generators it resumes, that are to be counted."""
+    """Count the calls of functions and generators that match."""
     count = 0
 
     def note(frame: FrameType, event: str, function: object) -> None:
@@ -38,12 +38,12 @@ def calls_of(work: Callable[[], object], is_counted: Callable[[FrameType, object
 
 
 def is_listing(frame: FrameType, function: object) -> bool:
-    """Say whether a call lists the threads of a process."""
+    """Return whether a call lists the threads of a process."""
     return function is os.scandir and frame.f_code.co_filename == process.__file__
 
 
 def calls_to_pin(host: FakeHost, machines: KernelVirtualMachines, pid: int, threads: int) -> int:
-    """Return the calls of pinning a machine that has so many vCPUs, each where it is to run."""
+    """Return the calls of pinning a pinned machine with this many vCPUs."""
     place = SANDBOX._replace(key=f"{pid:064}", pid=pid, cgroup=f"/kubepods/pod{pid}/{pid:064}")
     names = {pid + 1 + number: f"CPU {number}/KVM" for number in range(threads)}
     command = ["/usr/bin/qemu-system-x86_64", "-name", f"sandbox-{pid:064}", "-smp", str(threads)]
@@ -57,17 +57,17 @@ def calls_to_pin(host: FakeHost, machines: KernelVirtualMachines, pid: int, thre
 
 
 def test_calls_of_a_pin_grow_with_the_threads(host: FakeHost, machines: KernelVirtualMachines) -> None:
-    """A machine may have thousands of vCPUs and other threads: eight times as many take eight times as long, and not sixty-four."""
+    """The calls grow linearly: eight times as many threads take less than ten times the calls."""
     few = calls_to_pin(host, machines, 10_000, 100)
     many = calls_to_pin(host, machines, 20_000, 800)
 
     assert many < 10 * few
 
 
-def test_settled_machine_is_listed_three_times_by_a_whole_look(
+def test_full_read_lists_the_threads_three_times(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks
 ) -> None:
-    """Twice until no thread is new, and once after their masks were read: an id may be another's by then."""
+    """Twice until no thread is new, and once after reading affinities, because ids may be reused."""
     start(host, SANDBOX)
     asked = pin(machines, SANDBOX, str(CPUS))
 

@@ -1,4 +1,4 @@
-"""Virtual machines are found, read and pinned: by /proc, KVM's debugfs and cgroups in folders, with masks in memory."""
+"""Virtual machines are found, read and pinned, on a fake host."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from agent.vm_interfaces import VMPlace
 
 
-def test_nothing_is_there_before_it_starts(host: FakeHost, machines: KernelVirtualMachines) -> None:
-    """A launcher without a machine yet is no error."""
+def test_launcher_without_a_machine_is_read_as_none(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """A launcher without a machine is no error."""
     host.cgroup(COMPUTE)
 
     assert machines.read(LAUNCHER) is None
@@ -50,7 +50,7 @@ def test_nothing_is_there_before_it_starts(host: FakeHost, machines: KernelVirtu
 def test_machine_is_read(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks, place: VMPlace
 ) -> None:
-    """Its vCPUs in their order, its first thread, its iothreads; no vCPU can be added where the maximum is there."""
+    """The vCPUs in order, first thread and iothreads are read; a machine at its maximum is fixed."""
     start(host, place)
     masks.of = {302: CPUSet([2]), 303: CPUSet([3]), 301: CPUSet([4])}
     seen = machines.read(place)
@@ -64,10 +64,10 @@ def test_machine_is_read(
     assert machines.tasks(place) == {300, *THREADS}
 
 
-def test_sandbox_whose_machine_is_not_found_is_looked_for_now_and_then(
+def test_search_for_a_missing_machine_is_rate_limited(
     host: FakeHost, machines: KernelVirtualMachines, now: list[float]
 ) -> None:
-    """It means to look at every process of the node; where it was looked for in vain again, that comes less often."""
+    """Searching all processes of the node is rate limited, and less frequent after each failure."""
     assert machines.read(SANDBOX) is None
     now[0] += MISSING_SECONDS
     assert machines.read(SANDBOX) is None
@@ -79,17 +79,17 @@ def test_sandbox_whose_machine_is_not_found_is_looked_for_now_and_then(
     assert machines.read(SANDBOX)
 
 
-def test_machine_without_a_cgroup_that_is_known(host: FakeHost, machines: KernelVirtualMachines) -> None:
-    """A launcher is not looked for on the whole node."""
+def test_launcher_without_a_cgroup_is_not_searched(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """For a launcher the node's processes are not searched."""
     start(host)
 
     assert machines.read(LAUNCHER._replace(cgroup=None)) is None
 
 
-def test_threads_are_put_where_they_are_to_run(
+def test_threads_are_pinned_by_role_and_rank(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks
 ) -> None:
-    """Each vCPU by its rank, everything else where its role says; what is right already is not set again."""
+    """Each vCPU is pinned by rank, other threads by role; correct affinities are not set again."""
     start(host, SANDBOX)
     pin(machines, SANDBOX, "6-7")
     assert {task: str(cpus) for task, cpus in masks.of.items()} == {
@@ -105,10 +105,10 @@ def test_threads_are_put_where_they_are_to_run(
     assert masks.sets == before
 
 
-def test_threads_that_come_meanwhile_are_put_too(
+def test_threads_that_start_during_a_pin_are_pinned(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks
 ) -> None:
-    """The threads are listed again until there is no new one."""
+    """Threads are listed again until there is no new one."""
     start(host, SANDBOX)
     host_set = masks.set
 
@@ -126,10 +126,8 @@ def test_threads_that_come_meanwhile_are_put_too(
 
 
 @pytest.mark.parametrize(("threads", "rounds"), [(5, ROUNDS), (2_000, MOST_PUT // 2_000 + 1)])
-def test_machine_that_makes_threads_all_the_time_is_left_to_the_next_look(
-    host: FakeHost, masks: Masks, threads: int, rounds: int
-) -> None:
-    """A look has so many rounds, and fewer at thousands of threads, though a new thread comes with each."""
+def test_rounds_of_a_pin_are_limited(host: FakeHost, masks: Masks, threads: int, rounds: int) -> None:
+    """If a thread starts in each round, the pin ends after a limited number of rounds and ids."""
     start(host, SANDBOX)
     for tid in range(1_000, 1_000 + threads):
         host.thread(300, tid, "worker")
@@ -147,10 +145,10 @@ def test_machine_that_makes_threads_all_the_time_is_left_to_the_next_look(
     assert len(made) == rounds
 
 
-def test_what_is_refused_is_told_by_role(
+def test_refused_affinities_are_reported_by_role(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks
 ) -> None:
-    """A thread that nobody can move runs where it runs, and counts for nobody; one in a narrower cgroup counts."""
+    """Threads that cannot be moved and threads in a narrower cgroup are reported by role."""
     start(host)
     masks.bound, masks.cut = {304}, {303: CPUSet([0])}
     seen = machines.read(LAUNCHER)
@@ -160,15 +158,15 @@ def test_what_is_refused_is_told_by_role(
 
     assert pinned
     assert pinned.refused == {Role.WORKER, Role.VCPU}
-    assert pinned.seen.allowed == ALL  # the vCPU's; the worker's is left out
+    assert pinned.seen.allowed == ALL  # the vCPU's affinity; the worker's is excluded
     masks.of[303] = CPUSet([7])
     assert str(machines.read(LAUNCHER).allowed) == "6-7"  # type: ignore[union-attr]
 
 
-def test_other_vcpus_than_the_masks_are_for_are_not_touched(
+def test_changed_vcpus_are_not_pinned_with_stale_masks(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks
 ) -> None:
-    """One that was added meanwhile changes the ranks of the others: whoever asked has to ask anew."""
+    """If a vCPU was added since, ranks have changed, and no vCPU is pinned."""
     start(host)
     seen = machines.read(LAUNCHER)
     assert seen
@@ -186,7 +184,7 @@ def test_other_vcpus_than_the_masks_are_for_are_not_touched(
 def test_monitor_is_never_opened(
     host: FakeHost, machines: KernelVirtualMachines, place: VMPlace, command: list[str]
 ) -> None:
-    """It is named on the command line, which is read; nobody comes when the machine is found, pinned and looked at again."""
+    """Finding, reading and pinning never connect to the monitor socket of the command line."""
     with TemporaryDirectory(prefix="vm-") as folder, socket.socket(socket.AF_UNIX) as monitor:
         monitor.bind(f"{folder}/monitor.sock")
         monitor.listen()
@@ -206,7 +204,7 @@ def test_monitor_is_never_opened(
 
 
 def test_housekeeping_is_read(host: FakeHost, machines: KernelVirtualMachines) -> None:
-    """KubeVirt's cgroup for the emulator: its CPUs, and the iothreads that were moved there."""
+    """The emulator's housekeeping CPUs and the iothreads in that cgroup are read."""
     start(host)
     host.cgroup(f"{COMPUTE}/housekeeping", tasks=[300, 301, 304], cpus="5")
     seen = machines.read(LAUNCHER)
@@ -215,10 +213,10 @@ def test_housekeeping_is_read(host: FakeHost, machines: KernelVirtualMachines) -
     assert (str(seen.housekeeping), seen.iothreads[0].is_housed) == ("5", True)
 
 
-def test_vhost_threads_outside_that_come_later_are_counted_and_read(
+def test_new_vhost_threads_of_the_kernel_are_counted(
     host: FakeHost, machines: KernelVirtualMachines, now: list[float]
 ) -> None:
-    """A network card that is plugged has kernel threads, which the process does not count (Linux before 6.4)."""
+    """Before Linux 6.4 a hot-plugged network card has kernel threads outside the process."""
     start(host)
     host.kernel_thread(39, "kworker/0:1")
     seen = machines.read(LAUNCHER)
@@ -235,10 +233,10 @@ def test_vhost_threads_outside_that_come_later_are_counted_and_read(
     assert (seen.vhost, machines.tasks(LAUNCHER)) == (ALL, frozenset({300, *THREADS, 40}))
 
 
-def test_machine_that_was_listed_the_same_twice_is_listed_when_its_count_changes(
+def test_threads_are_listed_again_when_their_number_changes(
     host: FakeHost, machines: KernelVirtualMachines
 ) -> None:
-    """A name may come a moment after its thread, so one listing is not enough; then the count tells of new threads."""
+    """After two equal listings only a changed thread count causes another, because names may be late."""
     host.process(300, LIBVIRT, threads=THREADS | {305: "qemu-system-x86"})
     host.cgroup(COMPUTE, [300])
 
@@ -256,10 +254,10 @@ def test_machine_that_was_listed_the_same_twice_is_listed_when_its_count_changes
     assert iothreads_when("IO iothread2") == 2
 
 
-def test_kernel_threads_of_nobody_are_asked_again_with_a_whole_look_alone(
+def test_unrelated_kernel_threads_are_reread_only_by_a_full_read(
     host: FakeHost, machines: KernelVirtualMachines, now: list[float]
 ) -> None:
-    """A kernel has hundreds of them; only the number of one that ended may be that of another since."""
+    """A reused id of an unrelated kernel thread is noticed by the next full read."""
     start(host)
     host.kernel_thread(40, "kworker/0:1")
     machines.read(LAUNCHER)
@@ -273,10 +271,8 @@ def test_kernel_threads_of_nobody_are_asked_again_with_a_whole_look_alone(
     assert machines.count(LAUNCHER) == 6
 
 
-def test_guest_that_used_the_cpu_has_run(
-    host: FakeHost, machines: KernelVirtualMachines, tmp_path: Path
-) -> None:
-    """A vCPU of a paused machine has used next to none."""
+def test_guest_with_cpu_time_has_run(host: FakeHost, machines: KernelVirtualMachines, tmp_path: Path) -> None:
+    """A vCPU of a paused machine has used almost no CPU time."""
     start(host)
     text = stat(302, "CPU 0/KVM").split(" ")
     text[14] = "5"  # utime, "CPU 0/KVM" being two words
@@ -288,8 +284,8 @@ def test_guest_that_used_the_cpu_has_run(
     assert seen.has_run
 
 
-def test_machine_that_ended_is_gone(host: FakeHost, machines: KernelVirtualMachines, masks: Masks) -> None:
-    """Whoever got its number is not taken for it."""
+def test_exited_machine_is_not_found(host: FakeHost, machines: KernelVirtualMachines, masks: Masks) -> None:
+    """Another process with the same pid is not taken for the machine."""
     start(host)
     asked = pin(machines, LAUNCHER, "6-7")
     host.end(300)
@@ -303,10 +299,10 @@ def test_machine_that_ended_is_gone(host: FakeHost, machines: KernelVirtualMachi
     assert machines.read(LAUNCHER) is None
 
 
-def test_machine_that_cannot_be_listed_is_not_moved(
+def test_unreadable_machine_is_not_pinned(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks
 ) -> None:
-    """It runs on, and its known ids may be those of other processes: none is set, and no move of it is settled."""
+    """If its threads cannot be listed no affinity is set, because known ids may be reused."""
     start(host, SANDBOX)
     pin(machines, SANDBOX, "6-7")
     folder = host.roots.proc / "300"
@@ -329,10 +325,10 @@ def test_machine_that_cannot_be_listed_is_not_moved(
     assert (machines.read(SANDBOX).notes, 305 in machines.tasks(SANDBOX)) == ((), True)  # type: ignore[union-attr]
 
 
-def test_machine_that_makes_threads_without_end_keeps_its_pins(
+def test_machine_with_too_many_threads_keeps_its_pins(
     host: FakeHost, machines: KernelVirtualMachines
 ) -> None:
-    """It is not taken for one that ended: its known threads stay where they are to run, and it is told why no others."""
+    """Known threads stay pinned, and a note says that the threads are too many to read."""
     start(host, SANDBOX)
     pin(machines, SANDBOX, "6-7")
     for number in range(MOST_THREADS):
@@ -344,18 +340,18 @@ def test_machine_that_makes_threads_without_end_keeps_its_pins(
     assert seen.notes[0].endswith("threads are too many to look at")
 
 
-def test_machine_that_never_could_be_listed_is_none(host: FakeHost, machines: KernelVirtualMachines) -> None:
-    """Nothing is known of it."""
+def test_machine_that_was_never_listed_is_none(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """A machine whose threads could never be listed is read as None."""
     host.cgroup(COMPUTE, [300])
     (host.roots.proc / "300").symlink_to(host.roots.proc / "300")
 
     assert machines.read(LAUNCHER) is None
 
 
-def test_first_thread_that_ended_ends_the_machine(
+def test_exit_of_the_first_thread_ends_the_machine(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks
 ) -> None:
-    """Between two calls anything may end."""
+    """Missing vCPUs are a reason, and without its first thread the machine is None."""
     start(host)
     masks.ended = {303, 304}
     seen = machines.read(LAUNCHER)
@@ -369,10 +365,10 @@ def test_first_thread_that_ended_ends_the_machine(
     assert machines.read(LAUNCHER) is None
 
 
-def test_thread_that_somebody_moved_has_strayed(
+def test_moved_vcpu_or_first_thread_has_strayed(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks
 ) -> None:
-    """A vCPU or the first thread, until it is looked at; one that ended is not asked about again and again."""
+    """A moved or ended thread has strayed until the next read."""
     start(host)
     assert not machines.has_strayed(LAUNCHER)
     machines.read(LAUNCHER)
@@ -388,8 +384,8 @@ def test_thread_that_somebody_moved_has_strayed(
     assert not machines.has_strayed(LAUNCHER)
 
 
-def test_forgotten_machines_are_looked_for_anew(host: FakeHost, machines: KernelVirtualMachines) -> None:
-    """Whoever is not kept is forgotten."""
+def test_machines_that_are_not_kept_are_forgotten(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """`keep` drops the records of other machines."""
     start(host)
     machines.read(LAUNCHER)
     machines.keep([LAUNCHER])

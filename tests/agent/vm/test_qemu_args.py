@@ -1,4 +1,4 @@
-"""The shape of a guest by QEMU's command line, in the forms that libvirt, Kata and people write."""
+"""The guest's shape from QEMU's command line, as libvirt, Kata and people write it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinning.guests.threads import GuestShape
 
 
 def shape(*arguments: str) -> GuestShape | None:
-    """Return the shape that these arguments of QEMU give."""
+    """Return the shape from these QEMU arguments."""
     return read_shape(read_args(["qemu-system-x86_64", *arguments]))
 
 
@@ -33,16 +33,16 @@ def shape(*arguments: str) -> GuestShape | None:
         ("-smp sockets=2,cores=3", (6, 3, 1, 6)),
         ("-smp 2,maxcpus=6", (2, 6, 1, 6)),
         ("-smp 4 -smp cores=2", (4, 2, 1, 4)),
-        ("-machine pc-q35-6.1 -smp 4", (4, 1, 1, 4)),  # four sockets: what nobody placed
+        ("-machine pc-q35-6.1 -smp 4", (4, 1, 1, 4)),  # old machine types prefer sockets
         ("-M pc-i440fx-5.0,accel=kvm -smp 4", (4, 1, 1, 4)),
         ("-M type=pc-q35-6.1 -smp 8,sockets=2", (8, 4, 1, 8)),
         ("-machine pc-q35-6.2 -smp 4", (4, 4, 1, 4)),
         ("-machine q35,smp.cpus=4,smp.cores=2", (4, 2, 1, 4)),
-        ("-append -smp -smp 2", (2, 2, 1, 2)),  # the guest's own word
+        ("-append -smp -smp 2", (2, 2, 1, 2)),  # in the guest's own kernel command line
     ],
 )
 def test_topology_is_what_qemu_makes_of_it(arguments: str, expected: tuple[int, int, int, int]) -> None:
-    """What is left out is filled in as QEMU does it; dies are parts of a socket."""
+    """Missing numbers are filled in as by QEMU, and dies are parts of a socket."""
     found = shape(*arguments.split())
 
     assert found is not None
@@ -62,13 +62,13 @@ def test_topology_is_what_qemu_makes_of_it(arguments: str, expected: tuple[int, 
         ),
     ],
 )
-def test_numbers_that_are_no_shape_give_none(smp: str) -> None:
-    """QEMU starts with none of these, so the process is not what it seems."""
+def test_invalid_smp_values_give_no_shape(smp: str) -> None:
+    """QEMU does not start with any of these values."""
     assert shape("-smp", f"cpus={smp}") is None
 
 
-def test_parts_that_make_more_vcpus_than_there_are_give_none() -> None:
-    """Each number may be one, and what they make together is not."""
+def test_too_large_products_give_no_shape() -> None:
+    """Each number is valid, but their product is too large."""
     assert shape("-smp", "cores=256,threads=256") is not None
     assert shape("-smp", "sockets=2,cores=256,threads=256") is None
     parts = ("drawers", "books", "sockets", "dies", "clusters", "modules", "cores", "threads")
@@ -76,7 +76,7 @@ def test_parts_that_make_more_vcpus_than_there_are_give_none() -> None:
 
 
 def test_guest_without_options_is_plain() -> None:
-    """Nothing is bound, nothing shared, and threads have no names."""
+    """Without options there is one vCPU, no bound memory, and no thread names."""
     assert shape() == GuestShape(vcpus=1, cores=1, threads=1, most_vcpus=1)
     assert read_args([]).objects == ()
 
@@ -96,16 +96,16 @@ def test_guest_without_options_is_plain() -> None:
         ('{"a":' * 100_000, False),
     ],
 )
-def test_memory_on_nodes_of_the_host_is_strict(backend: str, strict: bool) -> None:
-    """Only memory that is bound to the host's nodes makes it matter on which node a vCPU runs."""
+def test_memory_bound_to_host_nodes_is_strict(backend: str, strict: bool) -> None:
+    """Only memory bound to host nodes makes the placement of vCPUs on nodes strict."""
     found = shape("-object", backend)
 
     assert found is not None
     assert found.strict is strict
 
 
-def test_iothreads_and_their_pool_are_seen() -> None:
-    """Both spellings name the iothreads; a disk that maps its queues shares them."""
+def test_iothreads_and_their_pool_are_read() -> None:
+    """Iothreads are read in both spellings, and a disk with queue mapping makes them a pool."""
     objects = (
         "-object",
         '{"qom-type":"iothread","id":"iothread1"}',
@@ -135,8 +135,8 @@ def test_iothreads_and_their_pool_are_seen() -> None:
         ("guest=vm,,,debug-threads=on", True),
     ],
 )
-def test_names_of_threads_are_an_option(name: str, on: bool) -> None:
-    """A comma in a guest's name is written twice, and ends nothing."""
+def test_thread_names_are_an_option(name: str, on: bool) -> None:
+    """A double comma in the guest's name is no separator."""
     found = shape("-name", name)
 
     assert found is not None
@@ -144,7 +144,7 @@ def test_names_of_threads_are_an_option(name: str, on: bool) -> None:
 
 
 def test_guest_is_named_with_or_without_its_key() -> None:
-    """The first value of -name is the guest's."""
+    """The guest's name is the first value of -name, with or without its key."""
     names = [
         read_args(["q", "-name", text]).name.get("guest") for text in ("guest=a,,b", "a", "debug-threads=on")
     ]
@@ -153,7 +153,7 @@ def test_guest_is_named_with_or_without_its_key() -> None:
 
 
 def test_long_command_line_is_read() -> None:
-    """Two megabytes of arguments hide nothing that follows them."""
+    """Options after two megabytes of other arguments are read."""
     found = shape(
         "-append", "x" * 2**20, *["-device", "," * 1000, "-object", "a=b," * 500] * 350, "-smp", "2"
     )
@@ -164,7 +164,7 @@ def test_long_command_line_is_read() -> None:
 
 @given(st.lists(st.sampled_from(["-smp", "-object", "-name", "-M", "-device"]) | st.text(max_size=30)))
 def test_any_command_line_is_read(arguments: list[str]) -> None:
-    """Whatever a process calls itself with, there is an answer."""
+    """Any arguments give a valid shape or None."""
     found = shape(*arguments)
 
     assert found is None or found.vcpus <= found.most_vcpus

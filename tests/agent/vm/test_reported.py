@@ -1,4 +1,4 @@
-"""A virtual machine as reported in its pod's annotation, the agent's state, the metrics and `corepin map`."""
+"""A virtual machine in the pod's status, the agent's state, the metrics and `corepin map`."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ TOGETHER = replace(
 
 
 def state_with(vm: VMState | None) -> NodeState:
-    """Return the state of a node with one pod, whose machine is as given."""
+    """Return the state of a node with one pod and this machine."""
     state = state_of(bound("v", container("main", 3), annotations=EXCLUSIVE))
     return replace(state, pods=tuple(replace(pod, vm=vm) for pod in state.pods))
 
 
 def reported(vm: VMState | None, before: str | None = None) -> Any:
-    """Return what the annotation says of a machine."""
+    """Return the machine in the pod's status."""
     text = pod_status(state_with(vm).pods[0], before)
     assert text
     return json.loads(text).get("vm")
 
 
-def test_annotation_tells_where_the_threads_run() -> None:
-    """Each vCPU in order, emulator, iothreads and vhost, and since when."""
+def test_status_has_the_cpus_of_each_role() -> None:
+    """The status has the CPUs of vCPUs in order, emulator, iothreads and vhost, with the time."""
     assert reported(VM) == {
         "kind": "qemu",
         "vcpus": ["1", "5"],
@@ -60,22 +60,22 @@ def test_annotation_tells_where_the_threads_run() -> None:
     }
 
 
-def test_annotation_tells_why_vcpus_run_together() -> None:
-    """The reason, and what the kernel does not move."""
+def test_status_has_the_reason_for_shared_vcpus() -> None:
+    """The status has the reason and the threads that the kernel does not move."""
     vm = reported(TOGETHER)
 
     assert (vm["oneToOne"], vm["reason"], vm["refused"]) == (False, "no names", ["kvm-pit"])
 
 
 def test_time_of_an_unchanged_machine_stays() -> None:
-    """An agent that starts again reads the same threads later, and writes nothing."""
+    """A restarted agent that reads the same CPUs does not change the status."""
     before = pod_status(state_with(VM).pods[0], None)
     assert pod_status(state_with(replace(VM, when=LATER)).pods[0], before) == before
     assert reported(replace(VM, when=LATER, vhost=EMPTY), before)["time"] == LATER
 
 
 def test_shared_set_is_left_out_of_the_annotation() -> None:
-    """It changes without the pod; a machine that holds nothing follows it altogether."""
+    """The shared set is omitted, because it changes without the pod."""
     shared = CPUSet.parse("0,3-4,6-7")
     aside = replace(VM, emulator=shared, iothreads=(shared,), vhost=shared)
 
@@ -83,8 +83,8 @@ def test_shared_set_is_left_out_of_the_annotation() -> None:
     assert reported(replace(aside, cpus=EMPTY)) is None
 
 
-def test_pod_whose_machine_holds_cpus_is_reported_where_the_agent_only_observes() -> None:
-    """Its containers hold nothing by this agent, and its threads are pinned all the same."""
+def test_pinned_machine_is_reported_while_observing() -> None:
+    """A machine with CPUs is reported although its containers have none from this agent."""
     state = state_of(bound("v"))
     pod = replace(state.pods[0], vm=VM)
 
@@ -93,7 +93,7 @@ def test_pod_whose_machine_holds_cpus_is_reported_where_the_agent_only_observes(
     assert json.loads(pod_status(pod, None) or "{}")["containers"] == {}
 
 
-def test_state_has_it_as_json() -> None:
+def test_state_has_the_machine_as_json() -> None:
     """CPU sets are lists in the kernel's format."""
     (pod,) = json.loads(to_json(state_with(VM)))["pods"]
 
@@ -130,15 +130,15 @@ def test_state_has_it_as_json() -> None:
         ),
     ],
 )
-def test_map_tells_where_the_threads_run(vm: VMState, line: str) -> None:
-    """One line below those of the pod's containers."""
+def test_map_shows_the_cpus_of_the_machine(vm: VMState, line: str) -> None:
+    """The map has one line for the machine below the pod's containers."""
     view = view_of_state(to_json(state_with(vm)))
 
     assert view.containers[-1] == f"default/v: {line}"
 
 
 def test_metric_counts_machines_by_their_pins() -> None:
-    """Those that hold nothing are not counted."""
+    """Machines with CPUs are counted by one-to-one pins or not."""
     metrics = Metrics()
     for vm, expected in ((VM, (1, 0)), (TOGETHER, (0, 1)), (replace(VM, cpus=EMPTY), (0, 0))):
         metrics.show(state_with(vm))

@@ -1,4 +1,4 @@
-"""Threads of a machine that end and begin: ids that are another thread's, or another process's, by now."""
+"""Threads of a virtual machine that end and start, and reused thread ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def test_replaced_thread_is_seen_by_the_next_poll(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks, replaced: str
 ) -> None:
-    """The number of threads is what it was; a known id that is gone means that the threads are listed again."""
+    """If a known id is gone the threads are listed again, although their number is the same."""
     start(host, SANDBOX)
     for _ in range(3):
         pin(machines, SANDBOX, "6-7")
@@ -39,10 +39,8 @@ def test_replaced_thread_is_seen_by_the_next_poll(
     assert str(masks.of[305]) == ("7" if replaced == "CPU 1/KVM" else "6-7")
 
 
-def test_fewer_vcpus_than_the_arguments_name_are_never_shown(
-    host: FakeHost, machines: KernelVirtualMachines
-) -> None:
-    """A machine of two with one vCPU thread found is no machine of one that is pinned one to one."""
+def test_missing_vcpu_threads_are_a_reason(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """If fewer vCPU threads are found than the command line has, none is reported or pinned one to one."""
     start(host, SANDBOX)
     pin(machines, SANDBOX, "6-7")
     host.end(300, 303)
@@ -58,10 +56,8 @@ def test_fewer_vcpus_than_the_arguments_name_are_never_shown(
     assert len(seen.vcpus) == 2
 
 
-def test_smaller_number_of_vcpus_counts_after_a_full_look(
-    host: FakeHost, machines: KernelVirtualMachines
-) -> None:
-    """A vCPU that was unplugged is missed by each look until a full one finds the same others as the look before."""
+def test_vcpu_unplug_is_confirmed_by_a_full_read(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """An unplugged vCPU is missing until a full read finds the same threads as the read before."""
     start(host, SANDBOX)
     pin(machines, SANDBOX, "6-7")
     host.end(300, 303)
@@ -81,10 +77,8 @@ def test_smaller_number_of_vcpus_counts_after_a_full_look(
     assert (len(seen.vcpus), seen.reason) == (2, "")
 
 
-def test_full_look_right_after_a_vcpu_went_confirms_nothing(
-    host: FakeHost, machines: KernelVirtualMachines
-) -> None:
-    """It may be the moment in which a vCPU's thread is replaced: the look before it saw both."""
+def test_first_full_read_does_not_confirm_an_unplug(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """A missing vCPU may just be replaced, so the first read without it does not confirm the unplug."""
     start(host, SANDBOX)
     pin(machines, SANDBOX, "6-7")
     host.end(300, 303)
@@ -95,10 +89,10 @@ def test_full_look_right_after_a_vcpu_went_confirms_nothing(
 
 
 @pytest.mark.parametrize("made", [{0: 302, 1: 0}, {0: 302, 1: 303, 2: 0}])
-def test_vcpus_that_kvm_has_made_are_missed_like_those_of_the_arguments(
+def test_vcpus_in_debugfs_without_a_thread_are_missing(
     host: FakeHost, machines: KernelVirtualMachines, made: dict[int, int]
 ) -> None:
-    """Names tell fewer vCPUs than KVM's debugfs has, of which one did not run yet."""
+    """A vCPU in KVM's debugfs without a thread is missing too."""
     host.machine("300-13", made)
     start(host, SANDBOX)
     host.end(300, 303)
@@ -112,7 +106,7 @@ def test_vcpus_that_kvm_has_made_are_missed_like_those_of_the_arguments(
 def test_id_that_is_another_processes_by_now_is_not_set(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks, now: list[float], tid: int
 ) -> None:
-    """A worker of the VMM or a vhost thread of the kernel ended after it was read, and a stranger began with its id."""
+    """If a thread ended after the read and another process has its id, this is not pinned."""
     start(host, SANDBOX)
     host.kernel_thread(40, "vhost-300")
     seen = machines.read(SANDBOX)
@@ -135,7 +129,7 @@ def test_id_that_is_another_processes_by_now_is_not_set(
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to move to")
 @pytest.mark.parametrize("case", ["stranger", "replaced"])
 def test_kernel_gives_an_id_again(case: str) -> None:
-    """In a pid namespace real threads end: a stranger under the id of one is not moved, a new vCPU is, by the next poll."""
+    """With real threads a reused id is not pinned if it is another process, and a new vCPU is."""
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     done = subprocess.run(
         [*command, sys.executable, "-m", "tests.agent.vm.reused_ids", case],

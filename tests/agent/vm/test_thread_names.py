@@ -1,4 +1,4 @@
-"""What the names of threads say, with names as they were seen."""
+"""Roles of threads by their names, as seen on real hosts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from pinning.guests.threads import Kind, Role
         ("qemu", "worker\nIO x", Role.EMULATOR),
     ],
 )
-def test_name_tells_what_a_thread_does(kind: Kind, name: str, role: Role) -> None:
-    """A name that is not known, and one with more in it, is the emulator's."""
+def test_role_follows_from_the_name(kind: Kind, name: str, role: Role) -> None:
+    """A thread with an unknown name has the emulator's role."""
     assert role_of(kind, name) is role
 
 
@@ -48,8 +48,10 @@ def test_name_tells_what_a_thread_does(kind: Kind, name: str, role: Role) -> Non
         ("crosvm", {11: "crosvm_vcpu0", 12: "crosvm_vcpu1", 13: "v_block"}, {11: 0, 12: 1}),
     ],
 )
-def test_names_tell_vcpus_apart(kind: Kind, names: dict[int, str], indexes: dict[int, int]) -> None:
-    """Each VMM names its vCPUs in its own way, with their indexes."""
+def test_vcpus_are_identified_by_their_names(
+    kind: Kind, names: dict[int, str], indexes: dict[int, int]
+) -> None:
+    """Each VMM's vCPU threads are identified with their indexes."""
     assert identify_by_names(kind, names) == (indexes, "")
 
 
@@ -62,6 +64,6 @@ def test_names_tell_vcpus_apart(kind: Kind, names: dict[int, str], indexes: dict
         ({11: "CPU -1/KVM", 12: "CPU 1/KVM?", 13: "CPU 99999999/KVM"}, "no thread is called a vCPU"),
     ],
 )
-def test_names_that_tell_nothing_say_why(names: dict[int, str], why: str) -> None:
-    """No vCPU is told rather than a part of them."""
+def test_unusable_names_give_a_reason(names: dict[int, str], why: str) -> None:
+    """If names are missing or ambiguous, no vCPU is returned, with the reason."""
     assert identify_by_names("qemu", names) == ({}, why)

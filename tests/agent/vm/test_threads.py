@@ -1,4 +1,4 @@
-"""All threads of a virtual machine: in its process, the kernel's outside, and those of Kata's other processes."""
+"""All threads of a virtual machine: of its process, the kernel's, and of Kata's other processes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ SANDBOX = "0123abcd"
 POD = "/kubepods/pod1"
 
 
-def test_vhost_threads_inside_are_found(host: FakeHost) -> None:
-    """From Linux 6.4 on vhost's threads are QEMU's own."""
+def test_vhost_threads_of_the_process_are_found(host: FakeHost) -> None:
+    """Since Linux 6.4 vhost threads belong to QEMU's process."""
     host.process(304, threads={**THREADS, 311: "vhost-304"})
 
     assert read_threads(host.look, QEMU).of(Role.VHOST) == (311,)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_vhost_threads_outside_are_found(tmp_path: Path, version: int) -> None:
-    """Before 6.4 they are the kernel's, by the number of a thread of QEMU or in its cgroup; another VM's are not."""
+def test_vhost_threads_of_the_kernel_are_found(tmp_path: Path, version: int) -> None:
+    """Before Linux 6.4 they are kernel threads named after a QEMU thread, or in its cgroup."""
     host = FakeHost(tmp_path / "host", version)
     host.process(304, threads=THREADS)
     for task, name in ((400, "vhost-304"), (401, "vhost-308"), (402, "vhost-9999"), (403, "vhost-8888")):
         host.kernel_thread(task, name)
-    host.process(500, name="vhost-304")  # calls itself so
+    host.process(500, name="vhost-304")  # an ordinary process with this name
     host.cgroup(POD, [304, 500], [304, *THREADS, 500, 403])
     host.cgroup(f"{POD}/housekeeping", [], [400])
 
@@ -48,8 +48,8 @@ def test_vhost_threads_outside_are_found(tmp_path: Path, version: int) -> None:
     assert found.own_count == 6
 
 
-def test_kernel_threads_are_found_without_a_list_of_them(host: FakeHost) -> None:
-    """A kernel that does not list the children of kthreadd has them among all processes."""
+def test_kernel_threads_are_found_without_the_children_file(host: FakeHost) -> None:
+    """Without CONFIG_PROC_CHILDREN kernel threads are found among all processes."""
     host.process(304, threads=THREADS)
     host.kernel_thread(400, "vhost-304")
     host.kernel_thread(401, "kworker/0:1")
@@ -58,8 +58,8 @@ def test_kernel_threads_are_found_without_a_list_of_them(host: FakeHost) -> None
     assert read_threads(host.look, QEMU).of(Role.VHOST) == (400,)
 
 
-def test_timer_is_found_by_the_number_inside(host: FakeHost) -> None:
-    """kvm-pit has the number that QEMU has in its own pid namespace; one that is older is another machine's."""
+def test_timer_is_found_by_the_pid_inside_the_namespace(host: FakeHost) -> None:
+    """kvm-pit has QEMU's pid inside its namespace; an older thread of that name is another machine's."""
     host.process(304, ids=(304, 77), threads=THREADS)
     host.kernel_thread(390, "kvm-pit/77", started=499)
     host.kernel_thread(400, "kvm-pit/77")
@@ -70,8 +70,8 @@ def test_timer_is_found_by_the_number_inside(host: FakeHost) -> None:
     assert (found.of(Role.PIT), found.notes) == ((400,), ())
 
 
-def test_several_timers_are_left(host: FakeHost) -> None:
-    """QEMUs of several pods have the same number inside: a timer that may be another's is not touched."""
+def test_ambiguous_timers_are_not_used(host: FakeHost) -> None:
+    """Two kvm-pit threads with the same pid may be different pods', so neither is used."""
     host.process(304, ids=(304, 77), threads=THREADS)
     host.kernel_thread(400, "kvm-pit/77")
     host.kernel_thread(401, "kvm-pit/77")
@@ -85,8 +85,8 @@ def test_several_timers_are_left(host: FakeHost) -> None:
 
 
 @pytest.mark.parametrize(("started", "is_its"), [(499, False), (501, False), (502, True)])
-def test_timer_that_another_machine_may_have_made_is_left(host: FakeHost, started: int, is_its: bool) -> None:
-    """A guest may have no timer in the kernel; then the only one of its number is that of an older guest, or a newer."""
+def test_timer_of_another_machine_is_not_used(host: FakeHost, started: int, is_its: bool) -> None:
+    """If another QEMU with the same pid inside started before the timer, the timer may be its own."""
     host.process(304, ["/usr/bin/qemu-kvm"], ids=(304, 77), threads=THREADS)
     host.process(900, ["/usr/bin/qemu-kvm"], ids=(900, 77), started=started)
     host.process(901, ["/usr/bin/qemu-kvm"], ids=(901, 78))
@@ -99,7 +99,7 @@ def test_timer_that_another_machine_may_have_made_is_left(host: FakeHost, starte
 
 
 def test_shim_and_file_system_daemon_are_found(host: FakeHost) -> None:
-    """They name the sandbox, and are in no container; virtiofsd's child is in a namespace of its own."""
+    """They are host processes that name the sandbox; virtiofsd's child is in its own namespace."""
     shared = f"--shared-dir=/run/kata-containers/shared/sandboxes/{SANDBOX}/shared"
     host.process(304, threads=THREADS)
     host.process(
@@ -120,8 +120,8 @@ def test_shim_and_file_system_daemon_are_found(host: FakeHost) -> None:
 
 
 @pytest.mark.parametrize("outside", [True, False])
-def test_only_new_threads_are_read_again(host: FakeHost, outside: bool) -> None:
-    """With what is known, a thread whose role is known is not read, and one without a role is: its name comes late."""
+def test_threads_with_a_role_are_not_read_again(host: FakeHost, outside: bool) -> None:
+    """New threads and those without a role are read again, because names may be late."""
     host.process(304, threads={**THREADS, 311: "qemu-system-x86"})
     first = read_threads(host.look, QEMU)
     (host.roots.proc / "304/task/306/comm").write_text("not read\n")
@@ -137,8 +137,8 @@ def test_only_new_threads_are_read_again(host: FakeHost, outside: bool) -> None:
     assert (first.own_count, second.own_count) == (7, 7)
 
 
-def test_id_that_is_used_again_has_the_role_of_its_new_thread(host: FakeHost) -> None:
-    """What an ended thread was called, or was seen to do, says nothing about the next of its number."""
+def test_reused_id_has_the_role_of_its_new_thread(host: FakeHost) -> None:
+    """The name and role of an ended thread are not used for a new thread with its id."""
     host.process(304, threads=THREADS)
     first = read_threads(host.look, QEMU)
     host.reuse(304, 306, "worker")
@@ -149,8 +149,8 @@ def test_id_that_is_used_again_has_the_role_of_its_new_thread(host: FakeHost) ->
     assert (second.vcpus, second.of(Role.IOTHREAD), second.of(Role.WORKER)) == ((308,), (309,), (306, 310))
 
 
-def test_probe_believes_no_id_that_is_used_again(host: FakeHost) -> None:
-    """The thread that ran a vCPU has ended: whoever has its number now does not run it."""
+def test_probe_ignores_a_reused_id(host: FakeHost) -> None:
+    """A new thread with the id of an ended vCPU thread is not taken for the vCPU."""
     host.process(304, threads=dict.fromkeys((305, 306), "qemu-system-x86"))
     host.open_vcpus(304, {7: 0, 8: 1})
     for task, number in ((305, "7"), (306, "8")):
@@ -162,8 +162,8 @@ def test_probe_believes_no_id_that_is_used_again(host: FakeHost) -> None:
     assert rescan_threads(host.look, first).vcpus == ()
 
 
-def test_probe_keeps_a_vcpu_whose_folder_the_kernel_made_anew(host: FakeHost) -> None:
-    """Memory reclaim changes inode numbers, and a busy vCPU is not seen in KVM_RUN at each look: its start says who it is."""
+def test_probe_keeps_a_vcpu_whose_inode_changed(host: FakeHost) -> None:
+    """A vCPU is identified by its start time, because memory reclaim changes inodes."""
     host.process(304, threads=dict.fromkeys((305, 306), "qemu-system-x86"))
     host.open_vcpus(304, {7: 0, 8: 1})
     for task, number in ((305, "7"), (306, "8")):
@@ -207,14 +207,14 @@ assert first != second, (first, second)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="pid namespaces need root")
-def test_kernel_tells_threads_of_one_id_apart() -> None:
-    """In a pid namespace, where nobody else takes ids, an id is used again: the thread starts at another time."""
+def test_reused_thread_id_has_another_start_time() -> None:
+    """In a pid namespace a reused thread id is distinguished by its start time."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", REUSED]
     subprocess.run(command, check=True, timeout=60)
 
 
-def test_thread_called_like_its_maker_is_read_again(host: FakeHost) -> None:
-    """A thread that a vCPU made is called like it until it has its own name: nothing of that look is relied on."""
+def test_thread_named_like_its_parent_is_read_again(host: FakeHost) -> None:
+    """A new thread has its parent vCPU's name for a moment, so that read identifies no vCPU."""
     host.process(304, threads={**THREADS, 311: "CPU 1/KVM"})
     first = read_threads(host.look, QEMU)
     (host.roots.proc / "304/task/311/comm").write_text("worker\n")
@@ -225,8 +225,8 @@ def test_thread_called_like_its_maker_is_read_again(host: FakeHost) -> None:
     assert (second.vcpus, second.of(Role.WORKER)) == ((308, 309), (310, 311))
 
 
-def test_known_threads_outside_are_kept_while_they_are_there(host: FakeHost) -> None:
-    """A rescan drops those that ended, or whose number is another thread's; new ones of vhost it finds."""
+def test_known_threads_of_other_processes_are_rescanned(host: FakeHost) -> None:
+    """A rescan drops ended threads and reused ids, and finds new vhost threads."""
     host.process(304, threads=THREADS)
     for task, name in ((400, "vhost-304"), (401, "vhost-304"), (402, "vhost-304"), (403, "kvm-pit/304")):
         host.kernel_thread(task, name)
@@ -247,8 +247,8 @@ def test_known_threads_outside_are_kept_while_they_are_there(host: FakeHost) -> 
     assert (second.of(Role.PIT), second.of(Role.SHIM)) == ((403,), (600,))
 
 
-def test_another_process_of_the_same_number_is_not_read(host: FakeHost) -> None:
-    """A VMM that ended is gone, also when its number is in use again."""
+def test_process_with_another_start_time_is_gone(host: FakeHost) -> None:
+    """An exited VMM raises Gone, also if its pid is reused."""
     host.process(304, started=501, threads=THREADS)
     with pytest.raises(Gone):
         read_threads(host.look, QEMU)
@@ -261,7 +261,7 @@ def test_another_process_of_the_same_number_is_not_read(host: FakeHost) -> None:
 
 
 def test_too_many_threads_are_not_read(host: FakeHost) -> None:
-    """A process that makes threads without end costs one look at their number."""
+    """A process with too many threads is refused after its threads were counted."""
     host.process(304, threads=dict.fromkeys(range(1000, 1003), "worker"))
     task = host.roots.proc / "304/task"
     for number in range(MOST_THREADS):
@@ -275,7 +275,7 @@ def test_too_many_threads_are_not_read(host: FakeHost) -> None:
 
 @contextmanager
 def process_with_threads(count: int) -> Iterator[int]:
-    """Run a process with so many threads more, until the block ends."""
+    """Run a process with this many extra threads until the block ends."""
     program = (
         "import threading, sys\n"
         "for _ in range(int(sys.argv[1])): threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -290,7 +290,7 @@ def process_with_threads(count: int) -> Iterator[int]:
 
 
 def test_real_process_is_read(tmp_path: Path) -> None:
-    """The kernel's own /proc is read the same way, and counts threads in the links of their folder."""
+    """The real /proc is read the same way, and the link count gives the number of threads."""
     roots = Roots(kvm=tmp_path)
     with process_with_threads(20) as pid:
         with opened(roots.proc, pid) as process:

@@ -1,4 +1,4 @@
-"""Which threads are vCPUs: debugfs, names and the probe, on folders in the shape of the kernel's."""
+"""Identifying vCPU threads by debugfs, by names and by the probe, on a fake host."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RUN = "16 0x1c 0xae80 0x0 0x0"  # ioctl(28, KVM_RUN)
 
 
 def seen(host: FakeHost, vmm: VMM = QEMU, known: VMThreads | None = None) -> VMThreads:
-    """Return the threads in a new look."""
+    """Return the threads of a new read."""
     return read_threads(host.look, vmm, known=known)
 
 
-def test_debugfs_comes_first(host: FakeHost) -> None:
-    """KVM itself says which thread runs which vCPU: what threads are called does not matter then."""
+def test_debugfs_is_preferred_to_names(host: FakeHost) -> None:
+    """KVM's debugfs identifies the vCPU threads, whatever their names."""
     host.process(2150, threads={2152: "CPU 0/KVM", 2155: "qemu-system-x86", 2156: "IO iothread1"})
     host.machine("2150-13", {0: 2156, 1: 2155})
 
@@ -37,8 +37,8 @@ def test_debugfs_comes_first(host: FakeHost) -> None:
     assert found.of(Role.EMULATOR) == (2150, 2152)
 
 
-def test_machine_is_of_the_thread_that_made_it(host: FakeHost) -> None:
-    """cloud-hypervisor makes its machine on a thread that is not its first."""
+def test_machine_may_belong_to_another_thread(host: FakeHost) -> None:
+    """cloud-hypervisor creates its KVM machine on a thread that is not its first."""
     host.process(900, name="cloud-hyperviso", threads={901: "vmm", 902: "vcpu0"})
     host.process(90)
     host.machine("901-20", {0: 902})
@@ -47,8 +47,8 @@ def test_machine_is_of_the_thread_that_made_it(host: FakeHost) -> None:
     assert seen(host, VMM(900, 500, "cloud-hypervisor")).told_by == "debugfs"
 
 
-def test_vcpu_that_was_unplugged_is_none(host: FakeHost) -> None:
-    """KVM keeps the folder of a vCPU whose thread ended."""
+def test_unplugged_vcpu_is_ignored(host: FakeHost) -> None:
+    """KVM keeps the folder of a vCPU whose thread has ended."""
     host.process(2150, threads=NAMELESS)
     host.machine("2150-13", {0: 2155, 1: 2156, 2: 2999})
 
@@ -65,8 +65,8 @@ def test_vcpu_that_was_unplugged_is_none(host: FakeHost) -> None:
         ({0: 2155, 1: 2155}, "one thread runs several vCPUs"),
     ],
 )
-def test_debugfs_tells_all_vcpus_or_none(host: FakeHost, vcpus: dict[int, int], why: str) -> None:
-    """A paused guest that never ran, and a kernel before 6.0, have names left."""
+def test_incomplete_debugfs_falls_back_to_names(host: FakeHost, vcpus: dict[int, int], why: str) -> None:
+    """If debugfs lacks a vCPU's thread, names are used; without names there is a reason."""
     host.process(2150, threads=NAMED)
     host.machine("2150-13", vcpus)
     assert (seen(host).told_by, seen(host).vcpus) == ("names", (2155, 2156))
@@ -79,8 +79,8 @@ def test_debugfs_tells_all_vcpus_or_none(host: FakeHost, vcpus: dict[int, int], 
     assert seen(host).reason.startswith(why)
 
 
-def test_several_machines_of_a_process_are_not_told(host: FakeHost) -> None:
-    """Two vCPUs 0 in one process are nobody's vCPU 0."""
+def test_several_machines_of_a_process_are_ambiguous(host: FakeHost) -> None:
+    """If a process has two KVM machines, no vCPU is identified."""
     host.process(2150, threads=NAMELESS)
     host.machine("2150-13", {0: 2155})
     host.machine("2150-14", {0: 2156})
@@ -88,16 +88,16 @@ def test_several_machines_of_a_process_are_not_told(host: FakeHost) -> None:
     assert seen(host).reason.startswith("KVM's debugfs shows several machines of it")
 
 
-def test_without_debugfs_names_tell(host: FakeHost, tmp_path: Path) -> None:
-    """A node whose debugfs is not mounted loses nothing where threads have names."""
+def test_names_are_used_without_debugfs(host: FakeHost, tmp_path: Path) -> None:
+    """Without a mounted debugfs threads are identified by their names."""
     host.process(2150, threads=NAMED)
     look = SharedReads(Roots(host.roots.proc, tmp_path / "nowhere"))
 
     assert read_threads(look, QEMU).told_by == "names"
 
 
-def test_first_thread_is_no_vcpu_by_its_name(host: FakeHost) -> None:
-    """QEMU's first thread is called as -name process=... says: anything."""
+def test_name_of_the_first_thread_is_ignored(host: FakeHost) -> None:
+    """The first thread's name is set by -name process=... and can be anything."""
     host.process(2150, name="CPU 0/KVM", threads={2155: "CPU 1/KVM"})
 
     assert seen(host).vcpus == (2155,)
@@ -105,7 +105,7 @@ def test_first_thread_is_no_vcpu_by_its_name(host: FakeHost) -> None:
 
 
 def test_names_of_any_kind_are_read_and_shown_harmlessly(host: FakeHost) -> None:
-    """A newline or a bracket in a name ends nothing, and what a terminal would obey is not passed on."""
+    """Newlines and brackets in names do not break the parser, and control characters are replaced."""
     host.process(2150, name="a) S 1 (\n", threads={2155: "CPU 0/KVM\n", 2156: "\x1b[2J)", 2157: "CPU 1/KVM"})
 
     found = seen(host)
@@ -119,8 +119,8 @@ def test_names_of_any_kind_are_read_and_shown_harmlessly(host: FakeHost) -> None
     }
 
 
-def test_probe_tells_by_what_threads_do(host: FakeHost) -> None:
-    """A thread in KVM_RUN is the vCPU of its descriptor."""
+def test_probe_identifies_threads_in_kvm_run(host: FakeHost) -> None:
+    """A thread in KVM_RUN is the vCPU of its file descriptor."""
     host.process(2150, threads={2152: "qemu-system-x86"})
     host.thread(2150, 2155, "qemu-system-x86", call="16 0x1c 0xae80 0x0")
     host.thread(2150, 2156, "qemu-system-x86", call="16 0x1d 0xae80 0x0")
@@ -129,8 +129,8 @@ def test_probe_tells_by_what_threads_do(host: FakeHost) -> None:
     assert (seen(host).told_by, seen(host).vcpus) == ("probe", (2156, 2155))
 
 
-def test_probe_knows_kernel_threads_that_copy_their_maker(host: FakeHost) -> None:
-    """kvm-nx-lpage-re shows the system call of the vCPU that made it."""
+def test_probe_ignores_kernel_workers(host: FakeHost) -> None:
+    """kvm-nx-lpage-re shows the system call of the vCPU that created it, and is ignored."""
     host.process(2150)
     host.thread(2150, 2151, "kvm-nx-lpage-re", call=RUN, flags=USER_WORKER)
     host.thread(2150, 2155, "qemu-system-x86", call=RUN)
@@ -139,8 +139,8 @@ def test_probe_knows_kernel_threads_that_copy_their_maker(host: FakeHost) -> Non
     assert (seen(host).told_by, seen(host).vcpus) == ("probe", (2155,))
 
 
-def test_probe_remembers_what_it_saw(host: FakeHost) -> None:
-    """A busy vCPU is in no system call for as long as one looks: what an earlier look saw counts."""
+def test_probe_uses_earlier_reads(host: FakeHost) -> None:
+    """A busy vCPU is not in a system call, so an earlier read of it counts."""
     host.process(2150)
     host.thread(2150, 2155, "qemu-system-x86", call=RUN)
     host.thread(2150, 2156, "qemu-system-x86", call="running")
@@ -159,8 +159,8 @@ def test_probe_remembers_what_it_saw(host: FakeHost) -> None:
 @pytest.mark.parametrize(
     "call", ["", "running", "-1 0x7ff 0x0", "202 0x7f 0x80", "16 0x7 0xae80 0x0", "16 0x1c"]
 )
-def test_probe_takes_no_other_call_for_a_vcpu(host: FakeHost, call: str) -> None:
-    """Another request, or another descriptor, runs no vCPU."""
+def test_probe_ignores_other_system_calls(host: FakeHost, call: str) -> None:
+    """Other system calls, requests and file descriptors identify no vCPU."""
     host.process(2150)
     host.thread(2150, 2155, "qemu-system-x86", call=call)
     host.open_vcpus(2150, {28: 0})
@@ -168,8 +168,8 @@ def test_probe_takes_no_other_call_for_a_vcpu(host: FakeHost, call: str) -> None
     assert (seen(host).told_by, seen(host).of(Role.VCPU)) == ("", ())
 
 
-def test_without_kvm_and_names_nothing_tells(host: FakeHost) -> None:
-    """QEMU under TCG with debug-threads=off shows nothing from outside; the reason names all that was tried."""
+def test_reason_names_all_failed_methods(host: FakeHost) -> None:
+    """For QEMU under TCG without thread names the reason lists all methods that failed."""
     host.process(2150, threads=NAMELESS)
 
     found = seen(host)
@@ -180,8 +180,8 @@ def test_without_kvm_and_names_nothing_tells(host: FakeHost) -> None:
     )
 
 
-def test_names_of_other_vmms_tell_nothing(host: FakeHost) -> None:
-    """Of a VMM that is not known all threads are alike where KVM says nothing, and the reason says so."""
+def test_names_of_an_unknown_vmm_are_ignored(host: FakeHost) -> None:
+    """Threads of an unknown VMM are not identified by names, and the reason says so."""
     host.process(2150, name="vmm", threads={2155: "CPU 0/KVM"})
 
     found = seen(host, VMM(2150, 500, "other"))
@@ -190,8 +190,8 @@ def test_names_of_other_vmms_tell_nothing(host: FakeHost) -> None:
     assert "the program is none whose vCPUs have known names" in found.reason
 
 
-def test_debugfs_is_asked_for_every_kind_of_vmm(host: FakeHost) -> None:
-    """KVM knows the vCPUs of a VMM whose names nobody knows."""
+def test_debugfs_is_used_for_every_kind_of_vmm(host: FakeHost) -> None:
+    """KVM's debugfs identifies vCPUs of a VMM with unknown thread names."""
     host.process(2150, name="vmm", threads={2155: "a", 2156: "b"})
     host.machine("2150-13", {0: 2156, 1: 2155})
 
@@ -201,8 +201,8 @@ def test_debugfs_is_asked_for_every_kind_of_vmm(host: FakeHost) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root drops a right")
-def test_missing_right_is_a_reason(tmp_path: Path) -> None:
-    """Without SYS_PTRACE the probe may not look, and says so; all else is read."""
+def test_missing_capability_is_a_reason(tmp_path: Path) -> None:
+    """Without SYS_PTRACE the probe fails with a reason, and everything else is read."""
     drop = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
     other = subprocess.Popen(
         ["setpriv", "--reuid", "65534", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -232,10 +232,8 @@ def test_missing_right_is_a_reason(tmp_path: Path) -> None:
     assert done.stdout == ("['cat'] the system calls of its threads may not be read (component vm-probe)\n")
 
 
-def test_a_file_that_closes_meanwhile_is_no_end_of_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program that opens and closes files all the time keeps its machine: what it closed is passed over."""
+def test_file_that_closes_during_a_read_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file descriptor that is closed while the list is read is skipped."""
     spare = os.open(tmp_path / "spare", os.O_CREAT)
     readlink = os.readlink
     closed: list[int] = []
