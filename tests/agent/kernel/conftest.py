@@ -1,4 +1,4 @@
-"""A node whose cgroups of both versions are plain folders, and processes that run where they are told."""
+"""Cgroups of both versions in plain folders, and processes with a chosen affinity."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HERE = frozenset(os.sched_getaffinity(0))
 
 @pytest.fixture(params=[1, 2])
 def version(request: pytest.FixtureRequest) -> int:
-    """Return each version of cgroups."""
+    """Return each cgroup version."""
     return int(request.param)
 
 
 @pytest.fixture
 def cpuset(tmp_path: Path, version: int) -> Path:
-    """Return the cpuset folder of a node with one pod of one container, all on CPUs 0-7."""
+    """Return the cpuset folder of a node with one pod of one container on CPUs 0-7."""
     folder = make_root(tmp_path, version)
     for cgroup in ("/kubepods", "/kubepods/burstable", POD, ONE):
         make_cgroup(folder / cgroup[1:], version)
@@ -31,7 +31,7 @@ def cpuset(tmp_path: Path, version: int) -> Path:
 
 @pytest.fixture
 def cgroups(tmp_path: Path, cpuset: Path) -> Iterator[OpenCgroups]:
-    """Return the agent's view of the node."""
+    """Return the agent's interface to the node's cgroups."""
     found = opened(tmp_path, NEW_KERNEL)
     yield found
     found.watch.close()
@@ -39,7 +39,7 @@ def cgroups(tmp_path: Path, cpuset: Path) -> Iterator[OpenCgroups]:
 
 @pytest.fixture
 def process() -> Iterator[Callable[..., int]]:
-    """Return a starter of processes on some CPUs, and end them."""
+    """Return a function that starts processes on some CPUs; end them afterwards."""
     started = []
 
     def start(cpus: frozenset[int] = HERE, command: str = "sleep") -> int:

@@ -1,4 +1,4 @@
-"""Masks of real threads: set, cut by the kernel, refused, and gone."""
+"""Affinities of real threads: set, truncated and refused by the kernel."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def task() -> Iterator[int]:
     thread.join()
 
 
-def test_thread_is_put_on_a_cpu(task: int) -> None:
-    """What was set is read back."""
+def test_affinity_is_set_and_read_back(task: int) -> None:
+    """The affinity that was set is read back."""
     cpu = CPUSet([USABLE.lowest()])
 
     assert read_affinity(task) == USABLE
@@ -37,22 +37,22 @@ def test_thread_is_put_on_a_cpu(task: int) -> None:
     assert is_movable(task)
 
 
-def test_cpus_that_are_not_there_are_cut_off(task: int) -> None:
-    """Of a mask that is partly usable that part is left; one that is not usable at all changes nothing."""
+def test_nonexistent_cpus_are_cut_off(task: int) -> None:
+    """The usable part of an affinity is set; one without usable CPUs changes nothing."""
     assert set_affinity(task, USABLE | NOWHERE) == USABLE
     assert set_affinity(task, NOWHERE) == USABLE
 
 
-def test_thread_that_ended_runs_nowhere(task: int) -> None:
-    """It is no error."""
-    gone = 2**22 + 1  # above what the kernel numbers threads up to
+def test_ended_thread_has_an_empty_affinity(task: int) -> None:
+    """An ended thread is no error."""
+    gone = 2**22 + 1  # above the kernel's largest thread id
 
     assert set_affinity(gone, USABLE) == read_affinity(gone) == EMPTY
     assert is_movable(gone)
 
 
-def test_bound_thread_of_the_kernel_is_told() -> None:
-    """One of ksoftirqd belongs to its CPU; where no thread of the kernel is to be seen there is nothing to tell."""
+def test_bound_kernel_thread_is_not_movable() -> None:
+    """Threads of ksoftirqd, if visible, are bound to their CPUs."""
     bound = [
         path.parent.name for path in Path("/proc").glob("[0-9]*/comm") if _name(path).startswith("ksoftirqd/")
     ]

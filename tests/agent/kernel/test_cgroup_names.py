@@ -1,4 +1,4 @@
-"""Names of cgroups that systemd and the kubelet derive from others."""
+"""Cgroup names that systemd and the kubelet derive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent.kernel.cgroup_names import pod_roots, pod_uid
     ],
 )
 def test_pods_are_below_the_kubelets_cgroup_root(cgroup_root: str, systemd: str, cgroupfs: str) -> None:
-    """Both drivers put them below `cgroupRoot`; that of systemd makes one name of the parts."""
+    """Both drivers put pods below `cgroupRoot`; systemd's joins the names."""
     assert pod_roots(cgroup_root) == (systemd, cgroupfs)
 
 
@@ -44,6 +44,6 @@ UID = "0e5b0b3c-1d2a-4c51-9b7f-6f8d1c2b3a40"
         pytest.param("burstable", None, id="QoS class of cgroupfs"),
     ],
 )
-def test_pod_is_named_by_its_cgroup(folder: str, uid: str | None) -> None:
-    """The kubelet writes the uid as it is, or for systemd with "_" for each "-"."""
+def test_pod_uid_is_read_from_the_cgroup_name(folder: str, uid: str | None) -> None:
+    """The uid is in the cgroup's name, with "_" for "-" under systemd."""
     assert pod_uid(folder) == uid

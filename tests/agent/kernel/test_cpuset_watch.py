@@ -1,4 +1,4 @@
-"""The watch of cpusets hears what others write, and nothing of what the agent writes itself."""
+"""The cpuset watch reports foreign writes and not the agent's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY_EVENTS = 2 * int(Path("/proc/sys/fs/inotify/max_queued_events").read_text()
 
 
 async def foreign_writes(cgroups: OpenCgroups, interfere: Callable[[], None]) -> list[str]:
-    """Return what the watch tells of what `interfere` does."""
+    """Return the reports of the watch while `interfere` runs."""
     reported: list[str] = []
     any_told = asyncio.Event()
 
@@ -35,8 +35,8 @@ async def foreign_writes(cgroups: OpenCgroups, interfere: Callable[[], None]) ->
     return reported
 
 
-def test_only_foreign_writes_are_told(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
-    """Neither our writes, nor those we asked the runtime for, nor cgroups that are not followed are told."""
+def test_only_foreign_writes_are_reported(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
+    """Own writes, expected runtime updates and cgroups that are not watched are not reported."""
     for name in ("two", "three", "four"):
         make_cgroup(cpuset / POD[1:] / name, version)
     cgroups.watch.follow([ONE, f"{POD}/two", f"{POD}/three", f"{POD}/five"])
@@ -50,8 +50,8 @@ def test_only_foreign_writes_are_told(cgroups: OpenCgroups, cpuset: Path, versio
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [f"{POD}/three"]
 
 
-def test_cpuset_that_is_set_back_is_told(cgroups: OpenCgroups, cpuset: Path) -> None:
-    """After a foreign write our last value is foreign too: in observe mode another program follows it."""
+def test_reset_to_our_own_value_is_reported_after_a_foreign_write(cgroups: OpenCgroups, cpuset: Path) -> None:
+    """After a foreign write our last value is foreign too, because in observe mode others write it."""
     cgroups.cpusets.write(ONE, CPUSet.parse("1"))
     cgroups.watch.follow([ONE])
     for cpus in ("3", "1"):
@@ -62,8 +62,10 @@ def test_cpuset_that_is_set_back_is_told(cgroups: OpenCgroups, cpuset: Path) -> 
         assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
 
 
-def test_cgroup_that_cannot_be_read_hides_no_other(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
-    """What cannot be read is left to a pass, and a write to another cgroup at the same moment is still heard."""
+def test_unreadable_cgroup_is_reported_with_the_others(
+    cgroups: OpenCgroups, cpuset: Path, version: int
+) -> None:
+    """An unreadable cgroup is reported for the next pass, and so is another one written at that time."""
     make_cgroup(cpuset / POD[1:] / "two", version)
     cgroups.watch.follow([ONE, f"{POD}/two"])
 
@@ -76,8 +78,8 @@ def test_cgroup_that_cannot_be_read_hides_no_other(cgroups: OpenCgroups, cpuset:
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE, f"{POD}/two"]
 
 
-def test_removed_cgroups_are_survived(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
-    """A followed cgroup may go and come again, and is watched again when it is followed again."""
+def test_recreated_cgroup_is_watched_again(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
+    """A watched cgroup that is removed and created again is watched after the next `follow`."""
     cgroups.watch.follow([ONE, POD])
     for file in (cpuset / ONE[1:]).iterdir():
         file.unlink()
@@ -94,7 +96,7 @@ def test_removed_cgroups_are_survived(cgroups: OpenCgroups, cpuset: Path, versio
 
 
 def test_writes_are_reported_only_after_a_pause(cgroups: OpenCgroups, cpuset: Path) -> None:
-    """During a pause no write is reported; after it the foreign writes are."""
+    """No write is reported during a pause; foreign ones are reported after it."""
     two = make_cgroup(cpuset / POD[1:] / "two", cgroups.cpusets.version)
     cgroups.watch.follow([ONE, f"{POD}/two"])
     reported: list[str] = []
@@ -111,7 +113,7 @@ def test_writes_are_reported_only_after_a_pause(cgroups: OpenCgroups, cpuset: Pa
         async with asyncio.timeout(60):
             while not reported:
                 await asyncio.sleep(0)
-        with cgroups.watch.paused():  # by a pass that ends after the watch did
+        with cgroups.watch.paused():  # by a pass that ends after the watch
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
@@ -119,15 +121,15 @@ def test_writes_are_reported_only_after_a_pause(cgroups: OpenCgroups, cpuset: Pa
     assert reported == [f"{POD}/two"]
 
 
-def test_overflow_tells_of_every_other_value(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
-    """When the kernel lost events every followed cgroup is compared with what we wrote."""
+def test_overflow_reports_every_changed_cpuset(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
+    """After a queue overflow every watched cgroup is compared with the agent's last write."""
     two, three = (make_cgroup(cpuset / POD[1:] / name, version) for name in ("two", "three"))
     cgroups.watch.follow([ONE, f"{POD}/two", f"{POD}/three"])
     cgroups.cpusets.write(ONE, CPUSet.parse("1"))
 
     def interfere() -> None:
         files = [(folder / "cpuset.cpus").open("w") for folder in (two, three)]
-        for number in range(MANY_EVENTS):  # in turn: equal events that follow each other are one
+        for number in range(MANY_EVENTS):  # alternating, because equal consecutive events are merged
             os.write(files[number % 2].fileno(), b"1")
         for file in files:
             file.truncate(1)
@@ -138,8 +140,8 @@ def test_overflow_tells_of_every_other_value(cgroups: OpenCgroups, cpuset: Path,
     assert set(reported) == {ONE, f"{POD}/two", f"{POD}/three"}
 
 
-def test_inotify_limits_are_told(cgroups: OpenCgroups) -> None:
-    """A queue that cannot watch says which limit to raise."""
+def test_inotify_limit_is_in_the_error(cgroups: OpenCgroups) -> None:
+    """The error names the limits to raise."""
     cgroups.watch.close()
     with pytest.raises(Refused, match=r"raise fs\.inotify\.max_user_instances and max_user_watches"):
         cgroups.watch.follow([ONE])

@@ -1,4 +1,4 @@
-"""Cpusets and tasks of cgroups of both versions as plain folders; `test_kernel_cgroups` has the kernel's."""
+"""Cpusets and tasks of both cgroup versions in plain folders; `test_kernel_cgroups` has the kernel's."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ two_cpus = pytest.mark.skipif(len(HERE) == 1, reason="narrowing a task takes two
 
 
 def test_hierarchy_is_found(tmp_path: Path, cpuset: Path, version: int) -> None:
-    """Version 1 is told by its cpuset mount, version 2 by its list of controllers."""
+    """Version 1 is recognized by its cpuset mount, version 2 by its list of controllers."""
     assert find_hierarchy(tmp_path).version == version
     assert find_hierarchy(tmp_path).cpuset == cpuset
 
 
 def test_hybrid_host_has_its_controllers_in_version_1(tmp_path: Path) -> None:
-    """Where v1 has cpuset, an empty v2 beside it is passed over; cpu and cpuacct may be mounted together."""
+    """With cpuset on v1 an empty v2 beside it is ignored; cpu and cpuacct may be mounted together."""
     make_root(tmp_path, 1)
     (tmp_path / "unified").mkdir()
     (tmp_path / "unified/cgroup.controllers").write_text("")
@@ -47,20 +47,20 @@ def test_hybrid_host_has_its_controllers_in_version_1(tmp_path: Path) -> None:
 
 
 def test_unified_beside_version_1_may_have_cpuset(tmp_path: Path) -> None:
-    """A host whose v1 lacks cpuset has it in the v2 mounted at `unified`."""
+    """If v1 has no cpuset controller, the v2 mounted at `unified` is used."""
     make_root(tmp_path / "unified", 2)
 
     assert find_hierarchy(tmp_path) == Hierarchy(2, tmp_path / "unified", tmp_path / "unified")
 
 
 def test_no_cpuset_controller_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    """An empty /sys/fs/cgroup is told as one that was not mounted."""
+    """An empty /sys/fs/cgroup is reported as not mounted."""
     with pytest.raises(Refused, match=r"no cpuset controller: mount the host's /sys/fs/cgroup there"):
         find_hierarchy(tmp_path)
 
 
 def test_memory_nodes_are_read(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
-    """The NUMA nodes that a cgroup gets memory from are the effective ones; a cgroup that is gone has none."""
+    """The effective memory nodes are read, and a missing cgroup raises Gone."""
     name = {1: "cpuset.effective_mems", 2: "cpuset.mems.effective"}[version]
     (cpuset / ONE[1:] / name).write_text("0,2\n")
 
@@ -70,7 +70,7 @@ def test_memory_nodes_are_read(cgroups: OpenCgroups, cpuset: Path, version: int)
 
 
 def test_write_changes_one_cgroup(cgroups: OpenCgroups, cpuset: Path) -> None:
-    """The container is written, the cgroups above stay."""
+    """Only the container's cgroup is written, not its parents."""
     assert cgroups.cpusets.writable
 
     cgroups.cpusets.write(ONE, CPUSet.parse("2,4-5"))
@@ -79,16 +79,16 @@ def test_write_changes_one_cgroup(cgroups: OpenCgroups, cpuset: Path) -> None:
     assert written(cpuset / POD[1:]) == CPUSet.parse("0-7")
 
 
-def test_read_tells_the_effective_cpus(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
-    """What counts is what the kernel lets the tasks use."""
+def test_read_returns_the_effective_cpus(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
+    """The effective CPUs are returned, which the kernel lets the tasks use."""
     make_cgroup(cpuset / ONE[1:], version, "1-2")
     (cpuset / ONE[1:] / "cpuset.cpus").write_text("")
 
     assert cgroups.cpusets.read(ONE) == CPUSet.parse("1-2")
 
 
-def test_read_without_controller_tells_the_parents_cpus(tmp_path: Path) -> None:
-    """On v2 a cgroup without cpuset files runs where the one above does."""
+def test_read_without_controller_returns_the_parents_cpus(tmp_path: Path) -> None:
+    """On v2 a cgroup without cpuset files has its parent's CPUs, and cannot be written."""
     make_cgroup(make_root(tmp_path, 2) / "pods", 2, "4-5")
     (tmp_path / "pods/one").mkdir()
     (tmp_path / "pods/one/cgroup.controllers").write_text("memory pids\n")
@@ -101,8 +101,8 @@ def test_read_without_controller_tells_the_parents_cpus(tmp_path: Path) -> None:
         cgroups.cpusets.write("/pods/one", CPUSet.parse("4"))
 
 
-def test_cgroup_whose_files_are_not_there_yet_is_gone(cgroups: OpenCgroups, cpuset: Path) -> None:
-    """The kernel makes the folder a moment before its files, and removes it a moment after them."""
+def test_cgroup_without_files_is_gone(cgroups: OpenCgroups, cpuset: Path) -> None:
+    """The kernel creates the folder before its files, and removes it after them."""
     (cpuset / f"{POD}/two"[1:]).mkdir()
 
     with pytest.raises(Gone):
@@ -112,8 +112,8 @@ def test_cgroup_whose_files_are_not_there_yet_is_gone(cgroups: OpenCgroups, cpus
             cgroups.cpusets.read(f"{POD}/two")
 
 
-def test_gone_cgroup_is_told_as_gone(cgroups: OpenCgroups) -> None:
-    """Reading, writing and proving a cgroup that is not there say so."""
+def test_missing_cgroup_raises_gone(cgroups: OpenCgroups) -> None:
+    """Reading, writing and comparing a missing cgroup raise Gone."""
     with pytest.raises(Gone):
         cgroups.cpusets.read(f"{POD}/two")
     with pytest.raises(Gone):
@@ -122,10 +122,10 @@ def test_gone_cgroup_is_told_as_gone(cgroups: OpenCgroups) -> None:
         cgroups.tasks.stray_tasks(f"{POD}/two", CPUSet.parse("1"))
 
 
-def test_cgroup_that_is_removed_while_it_is_read_is_gone(
+def test_cgroup_removed_during_a_read_is_gone(
     cgroups: OpenCgroups, cpuset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CPUs of its parent are no answer for it."""
+    """Its parent's CPUs are not returned in its place."""
     folder = cpuset / ONE[1:]
 
     def removed(path: str) -> CPUSet:
@@ -139,7 +139,7 @@ def test_cgroup_that_is_removed_while_it_is_read_is_gone(
 
 
 def test_empty_set_is_never_written(cgroups: OpenCgroups, cpuset: Path) -> None:
-    """An empty set is a bug of the caller and changes nothing."""
+    """An empty set raises and changes nothing."""
     with pytest.raises(ValueError, match="an empty set is no cpuset"):
         cgroups.cpusets.write(ONE, EMPTY)
     assert written(cpuset / ONE[1:]) == CPUSet.parse("0-7")
@@ -160,18 +160,18 @@ def test_empty_set_is_never_written(cgroups: OpenCgroups, cpuset: Path) -> None:
         pytest.param(errno.ENODEV, Gone, "not there any more", id="gone-while-open"),
     ],
 )
-def test_errors_are_told_in_words(tmp_path: Path, error: int, kind: type[Exception], words: str) -> None:
-    """Every error of the kernel says what was refused and what to do."""
+def test_kernel_errors_have_a_remedy(tmp_path: Path, error: int, kind: type[Exception], words: str) -> None:
+    """Each kernel error is translated into a message with the remedy."""
     translation = translated(OSError(error, os.strerror(error)), tmp_path / "one/cpuset.cpus", "0-1")
 
     assert type(translation) is kind
     assert words in str(translation)
 
 
-def test_missing_cpus_are_given_top_down_on_version_1(
+def test_missing_cpus_are_added_to_parents_on_version_1(
     cgroups: OpenCgroups, cpuset: Path, version: int
 ) -> None:
-    """Where the container's write is refused, the pod and the cgroups above it get what they lack; on v2 they do not."""
+    """On v1 missing CPUs are added to the parents, from the top; on v2 they are not."""
     for cgroup in ("/kubepods", "/kubepods/burstable", POD, ONE):
         make_cgroup(cpuset / cgroup[1:], version, "0-3")
     (cpuset / ONE[1:] / "cpuset.cpus").unlink()
@@ -193,10 +193,10 @@ def test_missing_cpus_are_given_top_down_on_version_1(
         pytest.param("", "", id="not-set"),
     ],
 )
-def test_cgroups_below_a_container_follow(
+def test_child_cgroups_follow_the_container(
     cgroups: OpenCgroups, cpuset: Path, version: int, had: str, expected: str
 ) -> None:
-    """A child with all CPUs of the container gets all of the new ones, one with a choice keeps what is left of it."""
+    """A child with all of the container's CPUs gets all new ones; another keeps the rest of its own."""
     child = make_cgroup(cpuset / ONE[1:] / "child", version, had)
     grandchild = make_cgroup(child / "grandchild", version, had)
 
@@ -209,7 +209,7 @@ def test_cgroups_below_a_container_follow(
 def test_every_task_of_the_subtree_is_compared(
     cgroups: OpenCgroups, cpuset: Path, version: int, process: Callable[..., int]
 ) -> None:
-    """Tasks of the container and of cgroups below it are found; one that ended and a zombie are no error."""
+    """Tasks of the container and of child cgroups are compared; ended tasks and zombies are ignored."""
     below, own = process(), process()
     zombie = process(command="false")
     os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
@@ -224,10 +224,10 @@ def test_every_task_of_the_subtree_is_compared(
 
 
 @two_cpus
-def test_narrower_task_is_no_drift(
+def test_task_on_fewer_cpus_is_narrowed(
     cgroups: OpenCgroups, cpuset: Path, version: int, process: Callable[..., int]
 ) -> None:
-    """A task on fewer CPUs than it has is told as narrowed, unless the others are offline."""
+    """A task on fewer CPUs is reported as narrowed, unless the other CPUs are offline."""
     narrow = process(frozenset({min(HERE)}))
     make_cgroup(cpuset / ONE[1:], version, str(CPUSet(HERE)), (process(), narrow))
     assert cgroups.tasks.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks(narrowed=(narrow,))
@@ -246,20 +246,20 @@ def test_narrower_task_is_no_drift(
         ("7.0-rc1", False),
     ],
 )
-def test_kernels_that_forget_pins(release: str, forgets: bool) -> None:
-    """Pins outlive a change of the cpuset since Linux 6.2."""
+def test_kernels_before_6_2_forget_pins(release: str, forgets: bool) -> None:
+    """Affinities survive a change of the cpuset since Linux 6.2."""
     assert kernel_forgets_pins(release) is forgets
 
 
 def test_release_without_version_is_refused() -> None:
-    """A kernel release that cannot be read is not guessed."""
+    """An unreadable kernel release raises an error."""
     with pytest.raises(ValueError, match="does not start with a version"):
         kernel_forgets_pins("linux")
 
 
 @two_cpus
 def test_pins_are_saved_and_restored(process: Callable[..., int]) -> None:
-    """A task that had pinned itself is pinned again where it still may be; the others are left alone."""
+    """Affinities are restored where the CPUs still allow it, and other tasks are not changed."""
     low, high = min(HERE), max(HERE)
     pinned, outside, free = process(frozenset({low})), process(frozenset({high})), process()
     pins = save_pins([pinned, outside, free, 4_000_000], CPUSet(HERE))
@@ -275,7 +275,7 @@ def test_pins_are_saved_and_restored(process: Callable[..., int]) -> None:
 def test_write_keeps_pins_on_old_kernels(
     tmp_path: Path, cpuset: Path, version: int, process: Callable[..., int]
 ) -> None:
-    """On a kernel before 6.2 a write sets the pins of the container's threads again."""
+    """On a kernel before 6.2 a write restores the affinities of the container's threads."""
     pinned = process(frozenset({min(HERE)}))
     make_cgroup(cpuset / ONE[1:], version, str(CPUSet(HERE)), (pinned, process()))
     cgroups = opened(tmp_path, "6.1.0-56-amd64")

@@ -1,4 +1,4 @@
-"""Processes that entered a container are moved with their descendants, and no other process is."""
+"""Processes that entered a container are moved with their descendants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HAS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
 @pytest.fixture
 def entered() -> Iterator[subprocess.Popen[bytes]]:
-    """Return a shell with a child of its own."""
+    """Return a shell with a child."""
     with subprocess.Popen(["/bin/sh", "-c", "sleep 1000 & wait"], start_new_session=True) as process:
         yield process
         os.killpg(process.pid, 9)
@@ -37,14 +37,14 @@ def last() -> CPUSet:
 
 
 def child_of(process: subprocess.Popen[bytes]) -> int:
-    """Return the child of the shell, once it runs."""
+    """Return the shell's child once it runs."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return int(until("child", children.read_text).split()[0])
 
 
 @pytest.mark.skipif(not HAS_CHILDREN, reason="this kernel lists no children (CONFIG_PROC_CHILDREN)")
-def test_process_is_moved_with_what_it_started(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
-    """A probe by a shell has started its command before the agent knows of it."""
+def test_process_is_moved_with_its_children(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
+    """The child that a probe's shell has started is moved too."""
     child = child_of(entered)
     placed = place_exec(entered.pid, CGROUP, last)
     assert placed
@@ -53,21 +53,21 @@ def test_process_is_moved_with_what_it_started(entered: subprocess.Popen[bytes],
     assert 0.0 <= placed.seconds <= time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_process_of_another_cgroup_is_left_alone(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
-    """A pid may belong to another process by the time that the event is read."""
+def test_process_of_another_cgroup_is_not_moved(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
+    """The pid may be reused by the time the event is read."""
     before = os.sched_getaffinity(entered.pid)
     assert place_exec(entered.pid, f"{CGROUP.rstrip('/')}/other", last) is None
     assert os.sched_getaffinity(entered.pid) == before
 
 
-def test_process_of_another_start_time_is_left_alone(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
-    """A pid that was handed out again is no more the process that was put aside."""
+def test_process_of_another_start_time_is_not_moved(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
+    """A reused pid has another start time."""
     assert place_exec(entered.pid, CGROUP, last, started(entered.pid) - 1) is None
     assert place_exec(entered.pid, CGROUP, last, started(entered.pid))
 
 
-def test_process_that_exited_is_not_placed(last: CPUSet) -> None:
-    """Most probes end within milliseconds."""
+def test_exited_process_is_not_moved(last: CPUSet) -> None:
+    """Most probes exit within milliseconds."""
     with subprocess.Popen(["/bin/true"]) as process:
         process.wait()
     assert place_exec(process.pid, CGROUP, last) is None

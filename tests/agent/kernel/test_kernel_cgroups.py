@@ -1,4 +1,4 @@
-"""What the plain folders of `test_cpusets` cannot tell: the kernel this runs on, cgroup v1 or v2, without a runtime."""
+"""Cgroups of the running kernel, v1 or v2, without a runtime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.agent.cgroup_trees import OpenCgroups, opened
 ROOT = Path("/sys/fs/cgroup")
 HERE = CPUSet(os.sched_getaffinity(0))
 LOW, HIGH = CPUSet([HERE.lowest()]), CPUSet([max(HERE)])
-# Prints its second thread's id, which runs on CPU argv[1] alone; ends when its input does.
+# Prints the id of its second thread, which runs on CPU argv[1]; ends with its input.
 TWO_THREADS = """
 import os, sys, threading
 def second():
@@ -39,7 +39,7 @@ pytestmark = [
 
 
 class Pod:
-    """A cgroup of this test's own, with one more below it that is the container's."""
+    """A cgroup of this test with a child for the container."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self.hierarchy = hierarchy
@@ -50,11 +50,11 @@ class Pod:
         self.make(self.container)
 
     def folder(self, cgroup: str) -> Path:
-        """Return where a cgroup is."""
+        """Return the folder of a cgroup."""
         return self.hierarchy.folder(cgroup)
 
     def make(self, cgroup: str) -> None:
-        """Make a cgroup as a runtime does: with the controller, and on v1 with CPUs and memory nodes."""
+        """Create a cgroup as a runtime does: with the controller, and on v1 with CPUs and memory nodes."""
         folder = self.folder(cgroup)
         if self.hierarchy.version == V2:
             (folder.parent / "cgroup.subtree_control").write_text("+cpuset")
@@ -64,7 +64,10 @@ class Pod:
                 (folder / name).write_text((folder.parent / name).read_text())
 
     def start(self) -> tuple[int, int]:
-        """Start a process of two threads in the container and return their ids; the second is on the lowest CPU."""
+        """Start a process with two threads in the container; return their ids.
+
+        The second is on the lowest CPU.
+        """
         command = [sys.executable, "-c", TWO_THREADS, str(HERE.lowest())]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.processes.append(process)
@@ -82,7 +85,7 @@ class Pod:
 
 @pytest.fixture
 def pod() -> Iterator[Pod]:
-    """Return a pod in the cgroups of this machine."""
+    """Return a pod in this machine's cgroups."""
     try:
         hierarchy = find_hierarchy(ROOT)
     except AgentError as error:
@@ -94,7 +97,7 @@ def pod() -> Iterator[Pod]:
 
 @pytest.fixture
 def cgroups() -> Iterator[OpenCgroups]:
-    """Return the agent's view of this machine."""
+    """Return the agent's interface to this machine's cgroups."""
     cgroups = opened()
     yield cgroups
     cgroups.watch.close()
@@ -103,8 +106,8 @@ def cgroups() -> Iterator[OpenCgroups]:
 @pytest.mark.skipif(
     kernel_forgets_pins(os.uname().release) and len(HERE) == 2, reason="with two CPUs a pin is the whole set"
 )
-def test_pins_of_threads_outlive_changes(pod: Pod, cgroups: OpenCgroups) -> None:
-    """A thread that pinned itself stays there while its container shrinks and grows; its process moves."""
+def test_pinned_thread_keeps_its_cpu(pod: Pod, cgroups: OpenCgroups) -> None:
+    """A pinned thread keeps its CPU while the container's CPUs change, and its process follows."""
     process, thread = pod.start()
     cgroups.cpusets.write(pod.container, HERE)
 
@@ -118,8 +121,8 @@ def test_pins_of_threads_outlive_changes(pod: Pod, cgroups: OpenCgroups) -> None
     assert cgroups.tasks.stray_tasks(pod.container, HIGH) == StrayTasks(outside=(process, thread))
 
 
-def test_pin_that_does_not_fit_gives_way(pod: Pod, cgroups: OpenCgroups) -> None:
-    """A container moved away from its thread's pin takes the thread along."""
+def test_pin_outside_the_container_is_dropped(pod: Pod, cgroups: OpenCgroups) -> None:
+    """A thread pinned to a CPU that the container loses gets the container's CPUs."""
     _, thread = pod.start()
 
     cgroups.cpusets.write(pod.container, HIGH)
@@ -128,8 +131,8 @@ def test_pin_that_does_not_fit_gives_way(pod: Pod, cgroups: OpenCgroups) -> None
     assert cgroups.tasks.stray_tasks(pod.container, HIGH) == StrayTasks()
 
 
-def test_cgroups_below_are_in_no_ones_way(pod: Pod, cgroups: OpenCgroups) -> None:
-    """A cgroup that holds all CPUs of the container, and one below that, follow it everywhere."""
+def test_child_cgroups_follow_every_change(pod: Pod, cgroups: OpenCgroups) -> None:
+    """Child cgroups with all of the container's CPUs follow each change."""
     below = [f"{pod.container}/a", f"{pod.container}/a/b"]
     for cgroup in below:
         pod.make(cgroup)
@@ -142,8 +145,8 @@ def test_cgroups_below_are_in_no_ones_way(pod: Pod, cgroups: OpenCgroups) -> Non
 
 
 @pytest.mark.skipif(not (ROOT / "cgroup.controllers").exists(), reason="cgroup v1 has no threaded cgroups")
-def test_threads_in_a_cgroup_of_their_own_are_compared(pod: Pod, cgroups: OpenCgroups) -> None:
-    """A threaded cgroup below the container lists no processes, and its threads are found."""
+def test_threads_of_a_threaded_cgroup_are_compared(pod: Pod, cgroups: OpenCgroups) -> None:
+    """A threaded child cgroup lists no processes, and its threads are found."""
     process, thread = pod.start()
     below = pod.folder(pod.container) / "threads"
     below.mkdir()
@@ -153,8 +156,8 @@ def test_threads_in_a_cgroup_of_their_own_are_compared(pod: Pod, cgroups: OpenCg
     assert cgroups.tasks.stray_tasks(pod.container, HIGH) == StrayTasks(outside=(process, thread))
 
 
-def test_foreign_write_is_told_after_the_cgroup_came_again(pod: Pod, cgroups: OpenCgroups) -> None:
-    """A removed cgroup ends no watch, and one of the same name is watched anew."""
+def test_foreign_write_to_a_recreated_cgroup_is_reported(pod: Pod, cgroups: OpenCgroups) -> None:
+    """Removing a cgroup does not end the watch, and a new one of the same name is watched."""
     cgroups.watch.follow([pod.container])
     pod.folder(pod.container).rmdir()
     cgroups.watch.follow([pod.container])
@@ -176,8 +179,8 @@ def test_foreign_write_is_told_after_the_cgroup_came_again(pod: Pod, cgroups: Op
     assert asyncio.run(interfere()) == pod.container
 
 
-def test_cgroup_that_came_again_is_read_anew(pod: Pod, cgroups: OpenCgroups) -> None:
-    """The file of a removed cgroup stays open and tells nothing of the one that has its name now."""
+def test_recreated_cgroup_is_read_again(pod: Pod, cgroups: OpenCgroups) -> None:
+    """The open file of a removed cgroup is not used for a new one of the same name."""
     cgroups.cpusets.write(pod.container, LOW)
     assert cgroups.cpusets.read(pod.container) == LOW
 
@@ -194,8 +197,8 @@ def test_cgroup_that_came_again_is_read_anew(pod: Pod, cgroups: OpenCgroups) -> 
 @pytest.mark.skipif(
     not (ROOT / "cpuset").exists(), reason="cgroup v2 lets a cgroup have more than the one above"
 )
-def test_cpus_that_the_pod_lost_are_given_back(pod: Pod, cgroups: OpenCgroups) -> None:
-    """On v1, where a CPU that was offline is in no cgroup any more, the container's write widens its pod."""
+def test_cpus_that_the_pod_lost_are_restored(pod: Pod, cgroups: OpenCgroups) -> None:
+    """On v1 a CPU that was offline is missing in the pod's cgroup, and the container's write adds it."""
     for cgroup in (pod.container, pod.name):
         cgroups.cpusets.write(cgroup, LOW)
 
@@ -205,15 +208,15 @@ def test_cpus_that_the_pod_lost_are_given_back(pod: Pod, cgroups: OpenCgroups) -
 
 
 @pytest.mark.parametrize("cpus", ["8000", "0,8000"])
-def test_cpus_that_do_not_exist(pod: Pod, cgroups: OpenCgroups, cpus: str) -> None:
-    """The kernel's no is told in words, and what was stays."""
+def test_nonexistent_cpus_are_refused(pod: Pod, cgroups: OpenCgroups, cpus: str) -> None:
+    """The kernel's error has a message, and the cpuset is unchanged."""
     with pytest.raises(Refused, match=r"refuses .*: choose CPUs that"):
         cgroups.cpusets.write(pod.container, CPUSet.parse(cpus))
     assert cgroups.cpusets.read(pod.container) == HERE
 
 
-def test_first_process_born_narrower_is_widened(pod: Pod, cgroups: OpenCgroups) -> None:
-    """It runs on all of its cgroup then, and follows it; threads on CPUs of their own choice stay there."""
+def test_first_process_with_fewer_cpus_is_widened(pod: Pod, cgroups: OpenCgroups) -> None:
+    """The process then has its cgroup's CPUs and follows it; threads with their own affinity keep it."""
     process, thread = pod.start()
     os.sched_setaffinity(process, HIGH)
 
@@ -226,8 +229,8 @@ def test_first_process_born_narrower_is_widened(pod: Pod, cgroups: OpenCgroups) 
         assert os.sched_getaffinity(process) == set(cpus)
 
 
-def test_widened_process_follows_when_its_cgroup_grows(pod: Pod, cgroups: OpenCgroups) -> None:
-    """The kernel does not remember the CPUs it had when it was widened as its own choice."""
+def test_widened_process_follows_its_growing_cgroup(pod: Pod, cgroups: OpenCgroups) -> None:
+    """The kernel does not keep the CPUs of the widening as the process's own choice."""
     if len(HERE) == 2:
         pytest.skip("narrower than less than everything takes three CPUs")
     process, _ = pod.start()
@@ -241,7 +244,7 @@ def test_widened_process_follows_when_its_cgroup_grows(pod: Pod, cgroups: OpenCg
 
 
 def test_process_of_another_cgroup_is_not_widened(pod: Pod, cgroups: OpenCgroups) -> None:
-    """The number of a process that ended may be anybody's."""
+    """The pid of an ended process may be reused."""
     pod.start()
     os.sched_setaffinity(0, LOW)
     try:
@@ -251,8 +254,8 @@ def test_process_of_another_cgroup_is_not_widened(pod: Pod, cgroups: OpenCgroups
         os.sched_setaffinity(0, HERE)
 
 
-def test_ended_container_is_gone(pod: Pod, cgroups: OpenCgroups) -> None:
-    """What was removed is told as gone by every call."""
+def test_removed_container_raises_gone(pod: Pod, cgroups: OpenCgroups) -> None:
+    """Each call for a removed cgroup raises Gone."""
     pod.folder(pod.container).rmdir()
     calls: list[Callable[[], object]] = [
         lambda: cgroups.cpusets.read(pod.container),

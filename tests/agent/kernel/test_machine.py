@@ -1,4 +1,4 @@
-"""The node's CPUs as they come and go, on machines captured before and after."""
+"""The node's CPUs with hotplug, on machines captured before and after."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONLINE, LEFT = CPUSet.parse("0-15"), CPUSet.parse("0-2,4-7,10-15")
 
 
 class Node:
-    """A machine in a folder, with its cgroups."""
+    """A machine with cgroups in folders."""
 
     def __init__(self, root: Path, version: int) -> None:
         self.root = root
@@ -38,24 +38,24 @@ class Node:
         materialise(name, self.root)
 
     def show(self, cgroup: str, cpus: CPUSet) -> None:
-        """Show a cgroup with its CPUs."""
+        """Create a cgroup with CPUs."""
         folder = make_cgroup(self.cpuset / cgroup, self.version, str(cpus))
-        if self.version == 1:  # without the file `cpuset.cpus` counts, so that what is written takes effect
+        if self.version == 1:  # without this file `cpuset.cpus` is effective
             (folder / "cpuset.effective_cpus").unlink()
 
     def machine(self, pod_cpus: CPUSet = EMPTY) -> NodeMachine:
-        """Return the agent's view."""
+        """Return the agent's interface to the machine."""
         return NodeMachine(self.root, self.cpusets, widen=self.cpusets.widen, pod_cpus=pod_cpus)
 
 
 @pytest.fixture(params=[1, 2])
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
-    """Return a node of each version of cgroups."""
+    """Return a node with each cgroup version."""
     return Node(tmp_path, request.param)
 
 
 def test_offline_cpus_keep_their_cores(node: Node) -> None:
-    """A CPU that goes offline is remembered with its core, within a run and across the agent's restart."""
+    """An offline CPU is remembered with its core, also across a restart of the agent."""
     machine = node.machine()
     before = machine.topology()
     node.boot(PART)
@@ -69,7 +69,7 @@ def test_offline_cpus_keep_their_cores(node: Node) -> None:
 
 
 def test_topology_is_read_again_only_when_cpus_change(node: Node) -> None:
-    """A poll that finds the same CPUs online costs one file."""
+    """If the online CPUs are unchanged, the topology is not read again."""
     machine = node.machine()
     first = machine.topology()
     assert machine.topology() is first
@@ -82,8 +82,8 @@ def test_topology_is_read_again_only_when_cpus_change(node: Node) -> None:
     assert machine.topology() == first == read_topology(node.root)
 
 
-def test_cpu_that_is_coming_is_read_again(node: Node) -> None:
-    """A CPU told online before its topology is there is found at the next look."""
+def test_cpu_without_topology_is_read_again(node: Node) -> None:
+    """A CPU that is online before its topology files exist is read at the next look."""
     (node.root / "sys/devices/system/cpu/cpu5/topology").rename(node.root / "topology")
     machine = node.machine()
     assert machine.topology().online == ONLINE - CPUSet([5])
@@ -93,8 +93,8 @@ def test_cpu_that_is_coming_is_read_again(node: Node) -> None:
 
 
 @pytest.mark.parametrize("pod_root", ["kubepods", "kubepods.slice"])
-def test_universe_is_what_pods_may_use(node: Node, pod_root: str) -> None:
-    """The universe is bounded by the kubelet's cgroup of either driver once it is there, and by what is online."""
+def test_universe_is_limited_by_the_pod_root_and_online_cpus(node: Node, pod_root: str) -> None:
+    """The universe is the online CPUs in the kubelet's pod cgroup, with either driver."""
     machine = node.machine()
     assert (machine.pod_root(), machine.universe()) == ("/", ONLINE)
 
@@ -106,7 +106,7 @@ def test_universe_is_what_pods_may_use(node: Node, pod_root: str) -> None:
 
 
 def test_pod_root_is_configurable(node: Node) -> None:
-    """A kubelet with a cgroup root of its own has its pods elsewhere."""
+    """A kubelet with its own cgroup root has another pod cgroup."""
     node.show("kubepods", CPUSet.parse("0-15"))
     node.show("kubelet/kubepods", CPUSet.parse("4-7"))
 
@@ -115,8 +115,8 @@ def test_pod_root_is_configurable(node: Node) -> None:
     assert machine.universe() == CPUSet.parse("4-7")
 
 
-def test_cpu_that_came_back_is_given_to_pods_again(tmp_path: Path) -> None:
-    """On v1 a CPU leaves every cpuset with its going, and is written to the pod root when it comes."""
+def test_cpu_back_online_is_added_to_the_pod_root(tmp_path: Path) -> None:
+    """On v1 an offline CPU leaves every cpuset, and is added to the pod root when it is online again."""
     node = Node(tmp_path, 1)
     node.show("kubepods", ONLINE)
     node.show("kubepods/pod1", LEFT)
@@ -132,16 +132,16 @@ def test_cpu_that_came_back_is_given_to_pods_again(tmp_path: Path) -> None:
     assert written(node.cpuset / "kubepods/pod1") == LEFT
 
 
-def test_cpu_lost_while_the_agent_was_away_is_given_back(tmp_path: Path) -> None:
-    """On v1 a new agent knows from the checkpoint what pods may use."""
+def test_cpu_lost_while_no_agent_ran_is_restored(tmp_path: Path) -> None:
+    """On v1 the CPUs of the pod root are restored from the checkpoint."""
     node = Node(tmp_path, 1)
     node.show("kubepods", LEFT)
 
     assert node.machine(pod_cpus=ONLINE).universe() == ONLINE
 
 
-def test_cpus_that_the_operator_took_stay_taken(node: Node) -> None:
-    """A pod root that is narrowed while its CPUs are online is the operator's wish."""
+def test_cpus_removed_from_the_pod_root_are_not_restored(node: Node) -> None:
+    """CPUs removed from the pod root while they are online are the operator's choice."""
     node.show("kubepods", ONLINE)
     machine = node.machine()
     machine.universe()
@@ -151,8 +151,8 @@ def test_cpus_that_the_operator_took_stay_taken(node: Node) -> None:
     assert [machine.universe(), machine.universe()] == [LEFT, LEFT]
 
 
-def test_ids_are_the_hosts(node: Node) -> None:
-    """Boot and machine are told by the files of the root; without one the message names where it was sought."""
+def test_machine_and_boot_ids_are_read_from_the_root(node: Node) -> None:
+    """Machine and boot id are read once from the root's files, and a missing file is named."""
     machine = node.machine()
     with pytest.raises(Refused, match=r"etc/machine-id or .*: mount the host's file"):
         machine.machine_id()
@@ -173,8 +173,8 @@ def test_ids_are_the_hosts(node: Node) -> None:
         pytest.param(None, "0-1", id="the kernel does not say"),
     ],
 )
-def test_memory_that_pods_may_not_use_is_none(node: Node, pods_use: str | None, usable: str) -> None:
-    """A container that was bound to memory which the kubelet's pod root lacks could not start."""
+def test_memory_nodes_are_limited_by_the_pod_root(node: Node, pods_use: str | None, usable: str) -> None:
+    """Memory nodes that the pod root lacks are excluded, because a container bound to them fails."""
     node.show("kubepods", ONLINE)
     name = "cpuset.effective_mems" if node.version == 1 else "cpuset.mems.effective"
     if pods_use:

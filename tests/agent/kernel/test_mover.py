@@ -1,4 +1,4 @@
-"""Moving every thread of a process or cgroup: with threads that start each other, exit, or hand on their id."""
+"""Moving every thread of a process or cgroup, while threads start others, exit or reuse ids."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests import thread_chains
 
 HERE = frozenset(os.sched_getaffinity(0))
 OLD, NEW = CPUSet([0]), CPUSet([1])
-TRIES = 20  # of a move that is not settled: a machine under load may starve the mover
+TRIES = 20  # for an incomplete move, because a loaded machine may starve the mover
 
 
 class Group:
-    """Threads in memory: `masks` has those that run, `listings` are changes right after a listing."""
+    """Threads in memory: `masks` has running ones, `after_listing` runs after each listing."""
 
     def __init__(self, *tasks: int) -> None:
         self.masks = dict.fromkeys(tasks, OLD)
@@ -47,11 +47,11 @@ class Group:
         return Listing(tasks, is_whole)
 
     def has(self, task: int) -> bool:
-        """Say whether one runs."""
+        """Return whether a thread runs."""
         return task in self.masks
 
     def move(self, bound: Bound = BOUND, cpu_seconds: Callable[[], float] = lambda: 0.0) -> Moved:
-        """Move them to the new CPUs."""
+        """Move the threads to the new CPUs."""
 
         def target(_: int, mask: CPUSet) -> CPUSet | None:
             return NEW if mask != NEW else None
@@ -60,7 +60,7 @@ class Group:
 
     @property
     def affinities(self) -> Affinities:
-        """What the kernel would do."""
+        """The kernel's side of affinities."""
         return Affinities(self._read, self._set, lambda _: True)
 
     def _read(self, task: int) -> CPUSet:
@@ -72,7 +72,7 @@ class Group:
 
 
 def test_every_thread_is_moved_and_read_back() -> None:
-    """One that is right already is not set."""
+    """A thread that is on the new CPUs already is not set."""
     group = Group(1, 2)
     group.masks[3] = NEW
 
@@ -81,7 +81,7 @@ def test_every_thread_is_moved_and_read_back() -> None:
 
 
 def test_threads_without_end_are_not_settled() -> None:
-    """A new thread on the old CPUs with each listing: the rounds end, and the result does not say done."""
+    """If each listing has a new thread on the old CPUs, the rounds end and the move is incomplete."""
     group = Group(1)
     group.after_listing = lambda: group.masks.update({max(group.masks) + 1: OLD})
 
@@ -89,8 +89,8 @@ def test_threads_without_end_are_not_settled() -> None:
     assert len(group.masks) == BOUND.rounds + 1
 
 
-def test_listed_ids_are_bounded() -> None:
-    """A round over many thousand threads costs as much as many rounds over a few; the next move goes on from there."""
+def test_number_of_listed_ids_is_limited() -> None:
+    """A round over many threads uses up the limit of listed ids, and the next move continues."""
     group = Group(*range(1, 101))
 
     assert not group.move(Bound(rounds=9, listed=100)).is_settled
@@ -98,8 +98,8 @@ def test_listed_ids_are_bounded() -> None:
     assert group.move(Bound(rounds=9, listed=100)).is_settled
 
 
-def test_cpu_time_after_the_first_round_is_bounded() -> None:
-    """A thread bomb holds the event loop no longer, where a listing takes long: here the limit is five rounds."""
+def test_cpu_time_after_the_first_round_is_limited() -> None:
+    """Slow listings of a thread bomb end at the time limit, so that the event loop is not blocked."""
     group, rounds = Group(1), count()
     group.after_listing = lambda: group.masks.update({max(group.masks) + 1: OLD})
     bound = Bound(rounds=64, listed=16_384, seconds=5.0)
@@ -108,8 +108,8 @@ def test_cpu_time_after_the_first_round_is_bounded() -> None:
     assert len(group.masks) == 1 + 6
 
 
-def test_first_round_goes_through_all_threads() -> None:
-    """Thousands of threads that take longer than the limit are set all the same, and a second round settles them."""
+def test_first_round_has_no_time_limit() -> None:
+    """All threads are set in the first round even above the limit, and a second round confirms them."""
     group, seconds = Group(*range(1, 1_001)), count(step=100)
 
     assert group.move(BOUND, lambda: float(next(seconds))).is_settled
@@ -117,7 +117,7 @@ def test_first_round_goes_through_all_threads() -> None:
 
 
 def test_id_of_a_stranger_is_not_set() -> None:
-    """A thread exits after the listing and another process gets its id: only the kernel's list of threads says whose it is."""
+    """A thread that exits after the listing may have its id reused, so the kernel's list is checked."""
     group = Group(1, 2)
 
     def hand_on() -> None:
@@ -130,8 +130,8 @@ def test_id_of_a_stranger_is_not_set() -> None:
     assert group.strangers == {2: OLD}
 
 
-def test_thread_that_exits_unseen_may_have_started_another() -> None:
-    """It is no thread that is right: the listing that misses it misses the thread that it started too."""
+def test_exited_thread_causes_another_listing() -> None:
+    """A thread that exits before it is set may have started another one, which the next listing finds."""
     group = Group(2)
     group.masks[1] = NEW
 
@@ -145,8 +145,8 @@ def test_thread_that_exits_unseen_may_have_started_another() -> None:
     assert group.masks == {1: NEW, 3: NEW}
 
 
-def test_listing_that_is_not_whole_settles_nothing() -> None:
-    """The kernel ends a listing at a thread that exits in that moment."""
+def test_incomplete_listing_is_not_settled() -> None:
+    """The kernel ends a listing early if a thread exits in the meantime."""
     group = Group(1)
     group.masks[1] = NEW
     group.is_whole = False
@@ -154,16 +154,16 @@ def test_listing_that_is_not_whole_settles_nothing() -> None:
     assert not group.move().is_settled
 
 
-def test_thread_that_the_kernel_refuses_to_move_is_set_once() -> None:
-    """What the kernel made of it is reported, and the move ends."""
+def test_refused_thread_is_set_once() -> None:
+    """The effective affinity is reported, and the move ends."""
     group = Group(1)
     affinities = Affinities(lambda _: OLD, lambda *_: OLD, lambda _: False)
 
     assert move_threads(group, lambda *_: NEW, affinities) == Moved({1: OLD}, is_settled=True)
 
 
-def test_listed_ids_count_while_they_are_fresh() -> None:
-    """A cgroup is listed again before a thread of it is set some milliseconds after the listing."""
+def test_stale_listing_is_repeated_before_a_thread_is_set() -> None:
+    """A cgroup is listed again if the last listing is older than some milliseconds."""
     now, tasks = [100.0], [[1, 2], [1], []]
     threads = ListedThreads(lambda: tasks.pop(0), lambda: now[0])
 
@@ -175,8 +175,8 @@ def test_listed_ids_count_while_they_are_fresh() -> None:
     assert not threads.has(1)
 
 
-def test_cgroup_that_is_gone_has_no_threads() -> None:
-    """Its ids may be those of any process."""
+def test_removed_cgroup_has_no_threads() -> None:
+    """Ids of a removed cgroup may be reused."""
 
     def gone() -> list[int]:
         raise Gone("removed")
@@ -184,8 +184,8 @@ def test_cgroup_that_is_gone_has_no_threads() -> None:
     assert not ListedThreads(gone).has(1)
 
 
-def test_process_of_another_start_is_not_the_one() -> None:
-    """A pid is one process only together with the time at which it started."""
+def test_process_is_identified_by_its_start_time() -> None:
+    """A pid with another start time raises Gone."""
     with process_threads(os.getpid(), started(os.getpid())) as threads:
         assert threads.has(os.getpid())
         assert os.getpid() in threads.list().tasks
@@ -207,8 +207,8 @@ needs_two = pytest.mark.skipif(len(HERE) < 2, reason="one CPU is none to be move
 
 @needs_two
 @pytest.mark.parametrize("microseconds", [200, 0])
-def test_real_threads_that_start_each_other_are_all_moved(program: Path, microseconds: int) -> None:
-    """None of hundreds is left on the old CPUs, however fast they come."""
+def test_real_threads_that_start_others_are_all_moved(program: Path, microseconds: int) -> None:
+    """None of hundreds of threads is left on the old CPUs, however fast they start."""
     cpus = CPUSet([max(HERE)])
     with thread_chains.running(program, microseconds=microseconds, threads=800) as pid:
         tries = 1
@@ -222,7 +222,7 @@ def test_real_threads_that_start_each_other_are_all_moved(program: Path, microse
 
 @needs_two
 def test_real_threads_that_start_the_next_one_and_exit_are_moved(program: Path) -> None:
-    """There is one of them at a time, and it is another one with each look."""
+    """Each thread starts the next and exits, so that every look sees another one."""
     cpus = CPUSet([max(HERE)])
     with thread_chains.running(program, microseconds=50, threads=10**9, stay=False) as pid:
         assert any(put_process(pid, cpus) for _ in range(TRIES))

@@ -1,4 +1,4 @@
-"""Cgroups of containers are told as soon as they are made, wherever the kubelet and the runtime make them."""
+"""New container cgroups are reported at their creation, wherever kubelet and runtime put them."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ POD = "/kubepods/burstable/pod1"
 
 
 class Runtime:
-    """Knows that every id but the sandbox's is the container of a pod."""
+    """A runtime in which every id except the sandbox's is a container."""
 
     def known(self, container_id: str) -> Owner | None:
-        """Know one without a question."""
+        """Return the owner of a known id, or None."""
         if container_id == SANDBOX:
             raise Gone(container_id)
         return Owner("uid", "known") if container_id == KNOWN else None
 
     async def owner(self, container_id: str) -> Owner:
-        """Return whose it is."""
+        """Return the owner of an id."""
         if container_id == SANDBOX:
             raise Gone(container_id)
         return Owner("uid", container_id[0])
 
     async def created(self, _: Collection[str]) -> Mapping[str, Owner | None]:
-        """Ask for none: the watch does not need it."""
+        """Raise, because the watch does not use it."""
         raise NotImplementedError
 
 
 @pytest.fixture
 def cpuset(tmp_path: Path) -> Path:
-    """Return the root of a hierarchy."""
+    """Return the root of a cgroup hierarchy."""
     return make_root(tmp_path, 1)
 
 
@@ -55,7 +55,7 @@ def found_by_watcher(
     *expected: str,
     ordered: bool = True,
 ) -> list[NewContainer]:
-    """Watch while something happens, until as many containers as expected are told; return them."""
+    """Watch while something happens, until the expected containers are reported; return them."""
     watcher = CgroupWatcher(cpuset.parent, Runtime(), PODS)
 
     async def run() -> list[NewContainer]:
@@ -63,7 +63,8 @@ def found_by_watcher(
         all_told = asyncio.Event()
 
         def tell(container: NewContainer) -> None:
-            if container not in created:  # made while its pod begins to be watched, it may come twice
+            # a container created when its pod's watch begins may be reported twice
+            if container not in created:
                 created.append(container)
             if len(created) == len(expected):
                 all_told.set()
@@ -98,13 +99,13 @@ def found_by_watcher(
         pytest.param(ID[1:], None, id="too short"),
     ],
 )
-def test_container_is_known_by_the_name_of_its_cgroup(name: str, found: str | None) -> None:
-    """The id is at the end of the name, as the runtimes write it."""
+def test_container_id_is_read_from_the_cgroup_name(name: str, found: str | None) -> None:
+    """The id is the end of the name, in each runtime's format."""
     assert container_id(name) == found
 
 
-def test_container_beside_a_known_one_is_told(cpuset: Path) -> None:
-    """In the pod of a known container, and in one that is made beside that pod later."""
+def test_new_container_beside_a_known_one_is_reported(cpuset: Path) -> None:
+    """It is reported in the pod of a known container and in a pod created later."""
     (cpuset / POD[1:] / ID).mkdir(parents=True)
 
     async def happens(watcher: CgroupWatcher) -> None:
@@ -117,8 +118,8 @@ def test_container_beside_a_known_one_is_told(cpuset: Path) -> None:
     assert created[-1] == NewContainer(OTHER, Owner("uid", "b"), second)
 
 
-def test_first_container_of_a_node_is_told(cpuset: Path) -> None:
-    """Below the kubelet's cgroup of all pods nothing has to be known before."""
+def test_first_container_of_a_node_is_reported(cpuset: Path) -> None:
+    """Below the kubelet's pod cgroup no container has to be known."""
     (cpuset / "kubepods").mkdir()
 
     async def happens(watcher: CgroupWatcher) -> None:
@@ -130,8 +131,8 @@ def test_first_container_of_a_node_is_told(cpuset: Path) -> None:
     found_by_watcher(cpuset, happens, f"{POD}/{ID}")
 
 
-def test_sandbox_and_what_a_container_makes_are_not_told(cpuset: Path) -> None:
-    """Only containers are; what is below a container is its own."""
+def test_sandboxes_and_child_cgroups_are_not_reported(cpuset: Path) -> None:
+    """Only containers are reported, not their child cgroups."""
     (cpuset / POD[1:]).mkdir(parents=True)
 
     async def happens(watcher: CgroupWatcher) -> None:
@@ -144,8 +145,8 @@ def test_sandbox_and_what_a_container_makes_are_not_told(cpuset: Path) -> None:
     found_by_watcher(cpuset, happens, f"{POD}/{ID}", f"{POD}/{OTHER}")
 
 
-def test_container_of_crio_is_told_by_its_pod(cpuset: Path) -> None:
-    """CRI-O lists it too late; of those that are listed, or that no pod's folder holds, the runtime tells the name."""
+def test_container_of_crio_is_reported_with_its_pod(cpuset: Path) -> None:
+    """CRI-O lists new containers late, so the pod's uid from the path is reported as owner."""
     made = [f"{POD}/crio-{ID}", f"{POD}/crio-{KNOWN}", f"/kubepods/other/crio-{OTHER}"]
     (cpuset / "kubepods").mkdir()
 
@@ -161,8 +162,8 @@ def test_container_of_crio_is_told_by_its_pod(cpuset: Path) -> None:
     assert sorted((it.cgroup, it.owner) for it in watcher_found) == sorted(zip(made, owners, strict=True))
 
 
-def test_pods_that_are_gone_are_forgotten(cpuset: Path) -> None:
-    """Their watches are given back, also when nobody ever knew a container of theirs."""
+def test_watches_of_removed_pods_are_removed(cpuset: Path) -> None:
+    """Watches of removed pods are released, also if no container of theirs was known."""
     (cpuset / POD[1:] / ID).mkdir(parents=True)
     watcher = CgroupWatcher(cpuset.parent, Runtime(), PODS)
 
@@ -180,8 +181,8 @@ def test_pods_that_are_gone_are_forgotten(cpuset: Path) -> None:
     watcher.close()
 
 
-def test_lost_events_mean_a_new_look(cpuset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was made while the queue ran over is found by the next pass."""
+def test_lost_events_are_recovered_by_the_next_pass(cpuset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cgroup created during a queue overflow is found by the next `follow`."""
     (cpuset / POD[1:]).mkdir(parents=True)
 
     async def happens(watcher: CgroupWatcher) -> None:
@@ -195,8 +196,8 @@ def test_lost_events_mean_a_new_look(cpuset: Path, monkeypatch: pytest.MonkeyPat
     found_by_watcher(cpuset, happens, f"{POD}/{ID}")
 
 
-def test_inotify_limits_are_told(cpuset: Path) -> None:
-    """A queue that cannot watch says which limit to raise."""
+def test_inotify_limit_is_in_the_error(cpuset: Path) -> None:
+    """The error names the limits to raise."""
     (cpuset / "kubepods").mkdir()
     watcher = CgroupWatcher(cpuset.parent, Runtime(), PODS)
     watcher.close()

@@ -14,7 +14,7 @@ from agent.kernel.open_files import OpenFiles
 
 
 def open_count() -> int:
-    """Return how many files this process has open."""
+    """Return the number of open files of this process."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_shorter_list_replaces_a_longer_one(file: Path) -> None:
-    """No end of the old list is left behind the new one, by the first write and by those that follow."""
+    """Each write replaces the whole list, the first and later ones."""
     files = OpenFiles()
     for text in ("0,2,4,6", "1", "0-3", "7"):
         files.write(str(file), text)
@@ -35,8 +35,8 @@ def test_shorter_list_replaces_a_longer_one(file: Path) -> None:
     files.keep(())
 
 
-def test_file_stays_open_until_it_is_not_kept(file: Path) -> None:
-    """A second write opens nothing; what is not followed any more is closed."""
+def test_file_stays_open_while_it_is_kept(file: Path) -> None:
+    """A second write opens no file, and files that are not kept are closed."""
     files, before = OpenFiles(), open_count()
     files.write(str(file), "1")
     assert open_count() == before + 1
@@ -47,10 +47,8 @@ def test_file_stays_open_until_it_is_not_kept(file: Path) -> None:
     assert open_count() == before
 
 
-def test_node_with_many_containers_keeps_a_bounded_number_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reads and writes share the limit; a file beyond it is opened for each of them, and closed."""
+def test_number_of_open_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads and writes share the limit; a file beyond it is opened and closed each time."""
     monkeypatch.setattr(open_files, "MOST", 4)
     files, before = OpenFiles(), open_count()
     paths = [tmp_path / str(number) for number in range(10)]
@@ -65,8 +63,8 @@ def test_node_with_many_containers_keeps_a_bounded_number_open(
     assert open_count() == before
 
 
-def test_reads_come_before_writes_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that are read in every pass stay open, those of a large edit make room."""
+def test_files_for_reading_replace_files_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit files that every pass reads stay open, and files for writing are closed."""
     monkeypatch.setattr(open_files, "MOST", 4)
     files, before = OpenFiles(), open_count()
     paths = [tmp_path / str(number) for number in range(4)]
@@ -84,14 +82,14 @@ def test_reads_come_before_writes_at_the_limit(tmp_path: Path, monkeypatch: pyte
 
 
 def test_missing_file_is_gone(tmp_path: Path) -> None:
-    """A write creates no file."""
+    """Writing a missing file raises Gone and does not create it."""
     with pytest.raises(Gone):
         OpenFiles().write(str(tmp_path / "none" / "cpuset.cpus"), "1")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="cgroups are root's")
-def test_kernel_takes_and_refuses_the_writes_of_an_open_file() -> None:
-    """The kernel takes the next list by the same file, refuses a wrong one, and a removed cgroup is gone."""
+def test_kernel_accepts_and_refuses_writes_of_an_open_file() -> None:
+    """Later writes through the same file succeed, invalid ones are refused, and a removed cgroup is gone."""
     hierarchy = find_hierarchy(DEFAULT_ROOT)
     folder = hierarchy.cpuset / f"corepin-open-files-{os.getpid()}"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""How real processes ended."""
+"""Exit status of real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent.kernel.procfs import started
 
 @contextmanager
 def process(script: str) -> Iterator[tuple[int, int, int]]:
-    """Run a shell; yield a descriptor, number and start of it, and collect it."""
+    """Run a shell; yield its pidfd, pid and start time, and reap it."""
     with subprocess.Popen(["/bin/sh", "-c", script]) as running:
         pidfd = os.pidfd_open(running.pid)
         try:
@@ -28,7 +28,7 @@ def process(script: str) -> Iterator[tuple[int, int, int]]:
 
 
 def end(pid: int) -> None:
-    """Wait for the end of a process, and do not collect it."""
+    """Wait for the exit of a process without reaping it."""
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
@@ -38,26 +38,26 @@ def end(pid: int) -> None:
         ("kill -KILL $$", True),
         ("kill -TERM $$", False),
         ("kill -SEGV $$", False),
-        ("exit 0", None),  # or hidden
+        ("exit 0", None),  # or the kernel hides it
         ("exit 137", False),  # as a shell reports the SIGKILL of a child
     ],
 )
-def test_a_zombie_shows_how_it_ended(script: str, is_killed: bool | None) -> None:
-    """Only SIGKILL leaves a process no chance; an exit code of 137 is an ordinary end."""
+def test_exit_status_of_a_zombie(script: str, is_killed: bool | None) -> None:
+    """Only SIGKILL counts as killed; an exit code of 137 is an ordinary exit."""
     with process(script) as (pidfd, pid, began):
         end(pid)
         assert was_killed(pidfd, pid, began) is is_killed
 
 
-def test_a_process_that_runs_has_not_ended() -> None:
-    """Whatever it will end by."""
+def test_running_process_has_no_exit_status() -> None:
+    """A running process gives None."""
     with process("exec sleep 1000") as known:
         assert was_killed(*known) is None
 
 
 @pytest.mark.parametrize(("number", "is_killed"), [(signal.SIGKILL, True), (signal.SIGTERM, False)])
-def test_a_collected_process_is_remembered_or_not_known(number: signal.Signals, is_killed: bool) -> None:
-    """Linux 6.15 remembers its status for the descriptor; before that it is not known, which is neither end."""
+def test_exit_status_of_a_reaped_process(number: signal.Signals, is_killed: bool) -> None:
+    """Linux 6.15 keeps the status for the pidfd; on older kernels it is unknown."""
     with process("exec sleep 1000") as (pidfd, pid, began):
         os.kill(pid, number)
         os.waitpid(pid, 0)
@@ -72,15 +72,15 @@ def _kernel() -> tuple[int, int]:
 
 
 def test_a_number_that_comes_again_is_another_process() -> None:
-    """The zombie of a process with the same number and another start says nothing."""
+    """A zombie with the same pid and another start time gives None."""
     with process("exit 3") as (_, pid, began):
         end(pid)
         assert zombie_status(pid, began) == 3 << 8
         assert zombie_status(pid, began + 1) is None
 
 
-def test_a_status_that_the_kernel_hides_is_not_known() -> None:
-    """To a reader with fewer capabilities, as the agent in its pod, a killed process reads as if it had ended by itself."""
+def test_hidden_exit_status_is_unknown() -> None:
+    """A reader with fewer capabilities sees status 0, which is unknown."""
     look = (
         "import sys; from agent.kernel.process_exit import *; print(zombie_status(*map(int, sys.argv[1:])))"
     )

@@ -1,4 +1,4 @@
-"""The CFS quota of a cgroup, in the files of both versions."""
+"""The CFS quota of a cgroup, on both cgroup versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.agent.cgroup_trees import ONE, OpenCgroups
 
 
 def test_quota_is_read_unset_and_set(tmp_path: Path, cgroups: OpenCgroups, version: int) -> None:
-    """The quota stands in the cpu controller of either version, and so does the count of throttled periods."""
+    """Quota and throttled periods are read from the cpu controller, and the quota can be unset and set."""
     folder = tmp_path / ("cpu" if version == 1 else ".") / ONE[1:]
     folder.mkdir(parents=True, exist_ok=True)
     quota = folder / ("cpu.cfs_quota_us" if version == 1 else "cpu.max")

@@ -1,4 +1,4 @@
-"""Tasks of a container that runs on more than it owns, on a small model of the kernel: new ones, and those before 6.2."""
+"""Tasks of a container with exclusive and shared CPUs, on a model of the kernel, before 6.2 and since."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EVERY = CPUSet(range(8))
 
 
 class Kernel:
-    """One cgroup with its tasks; `asked` is what each task asked for last, empty when it asked for nothing.
+    """One cgroup with its tasks; `asked` has their requested affinities, empty for none.
 
-    Its cpusets' interface has what the split uses.
+    It also has the methods of the cpusets interface that the split uses.
     """
 
     version = 2
@@ -29,37 +29,37 @@ class Kernel:
         self.cpus = cpus
         self.forgets = forgets
         self.asked: dict[int, CPUSet] = {}
-        self.history: list[dict[int, CPUSet]] = []  # where tasks could run after each change
+        self.history: list[dict[int, CPUSet]] = []  # effective affinities after each change
         self.bound: set[int] = set()
-        self.forks: list[int] = []  # tasks of which one is started by each look from now on
+        self.forks: list[int] = []  # tasks that start another one at a listing
         self.split = KernelSplit(
             self.tasks, self, Affinities(self.mask, self.put, lambda _: True), forgets_pins=forgets
         )
 
     def start(self, *masks: str) -> None:
-        """Start a task for each mask; "" asks for nothing."""
+        """Start a task for each affinity; "" requests none."""
         for mask in masks:
             self.asked[len(self.asked) + 1] = CPUSet.parse(mask)
 
     def mask(self, task: int) -> CPUSet:
-        """Return where a task may run."""
+        """Return the effective affinity of a task."""
         if task not in self.asked:
             return EMPTY
         return (self.asked[task] & self.cpus) or self.cpus
 
     def masks(self) -> list[str]:
-        """Return where every task may run, as text."""
+        """Return the effective affinities of all tasks, as text."""
         return [str(self.mask(task)) for task in sorted(self.asked)]
 
     def put(self, task: int, cpus: CPUSet) -> CPUSet:
-        """Set a mask, as sched_setaffinity(2) does."""
+        """Set an affinity, as sched_setaffinity(2) does."""
         if task not in self.bound and cpus & self.cpus:
             self.asked[task] = cpus
             self._changed()
         return self.mask(task)
 
     def tasks(self, cgroup: str) -> list[int]:
-        """List the tasks; one of them may start another one right afterwards."""
+        """List the tasks; one of them may start another afterwards."""
         listed = sorted(self.asked)
         if self.forks:
             parent = self.forks.pop()
@@ -71,7 +71,7 @@ class Kernel:
         return self.cpus
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
-        """Write the cpuset, which old kernels answer by dropping every mask."""
+        """Write the cpuset; old kernels drop every affinity."""
         assert cpus
         self.cpus = cpus
         if self.forgets:
@@ -89,24 +89,24 @@ class Kernel:
     writable = True
 
     def mems(self, cgroup: str) -> CPUSet:
-        """Return nothing."""
+        """Return no memory nodes."""
         return EMPTY
 
 
 def parts(text: str) -> Parts:
-    """Return parts written as "home/others"."""
+    """Return the parts written as "home/others"."""
     home, _, others = text.partition("/")
     return Parts(CPUSet.parse(home), CPUSet.parse(others))
 
 
 @pytest.fixture(params=[False, True], ids=["keeps masks", "forgets masks"])
 def kernel(request: pytest.FixtureRequest) -> Kernel:
-    """Return a container on its own CPUs 2-3, on kernels of both kinds."""
+    """Return a container on its own CPUs 2-3, on both kinds of kernel."""
     return Kernel(CPUSet.parse("2-3"), forgets=bool(request.param))
 
 
 def test_tasks_stay_home_when_a_container_is_widened(kernel: Kernel) -> None:
-    """Who chose nothing stays on the container's own CPUs, and a choice among them is kept."""
+    """Tasks without a choice stay on the exclusive CPUs, and a choice among them is kept."""
     kernel.start("", "3")
     kernel.move(NO_PARTS, "2-3/0-1,6")
 
@@ -114,8 +114,8 @@ def test_tasks_stay_home_when_a_container_is_widened(kernel: Kernel) -> None:
     assert kernel.masks() == ["2-3", "3"]
 
 
-def test_tasks_that_come_meanwhile_are_found(kernel: Kernel) -> None:
-    """A task that starts after a look is looked at again, until there is none."""
+def test_tasks_that_start_during_a_move_are_found(kernel: Kernel) -> None:
+    """The tasks are listed again until there is no new one."""
     kernel.start("")
     kernel.forks = [1, 2, 1]
     kernel.move(NO_PARTS, "2-3/0-1,6")
@@ -123,8 +123,8 @@ def test_tasks_that_come_meanwhile_are_found(kernel: Kernel) -> None:
     assert kernel.masks() == ["2-3"] * 4
 
 
-def test_who_is_right_is_looked_at_once() -> None:
-    """However many tasks come meanwhile, those that are where they shall be cost nothing more."""
+def test_task_with_the_right_affinity_is_read_once() -> None:
+    """New tasks cause more listings, but a task with the right affinity is read once."""
     kernel = Kernel(EVERY)
     kernel.start(*["1,5"] * 50, "")
     looks: list[int] = []
@@ -140,7 +140,7 @@ def test_who_is_right_is_looked_at_once() -> None:
 
 
 def test_helpers_follow_the_shared_part(kernel: Kernel) -> None:
-    """A helper that has all of the shared part has all of the next one; one whose CPU goes gets the rest of it."""
+    """A helper on all shared CPUs gets all new ones, and one that loses its CPU gets the rest."""
     kernel.start("")
     kernel.move(NO_PARTS, "2-3/0-1,6-7")
     kernel.start("0-1,6-7", "6")
@@ -151,8 +151,8 @@ def test_helpers_follow_the_shared_part(kernel: Kernel) -> None:
     assert kernel.masks() == ["2-3", "0-1,7", "0-1,7"]
 
 
-def test_home_moves_with_its_tasks(kernel: Kernel) -> None:
-    """While old and new CPUs are both the container's, nobody has to run anywhere else."""
+def test_tasks_move_with_the_exclusive_cpus(kernel: Kernel) -> None:
+    """During the move tasks run only on the old or new exclusive CPUs."""
     kernel.start("")
     kernel.move(NO_PARTS, "2-3/0-1")
     kernel.start("0")
@@ -165,8 +165,8 @@ def test_home_moves_with_its_tasks(kernel: Kernel) -> None:
         assert all(at[1].isdisjoint(CPUSet.parse("0-1")) for at in kernel.history)
 
 
-def test_parts_that_end_leave_no_masks(kernel: Kernel) -> None:
-    """A container that runs on what it owns again grows as if its tasks had never been put anywhere."""
+def test_split_that_ends_leaves_no_affinities(kernel: Kernel) -> None:
+    """A container that loses the shared set has tasks without affinities, which follow its cpuset."""
     kernel.start("")
     kernel.move(NO_PARTS, "2-3/0-1")
     kernel.start("0")
@@ -176,8 +176,8 @@ def test_parts_that_end_leave_no_masks(kernel: Kernel) -> None:
     assert kernel.masks() == ["2-5", "2-5"]
 
 
-def test_task_that_cannot_be_moved_holds_nobody_up(kernel: Kernel) -> None:
-    """It is tried once in each step, and the others are where they shall be."""
+def test_task_that_cannot_be_moved_does_not_block_others(kernel: Kernel) -> None:
+    """It is tried once in each step, and other tasks are moved."""
     kernel.start("", "")
     kernel.bound.add(1)
     kernel.move(NO_PARTS, "2-3/0-1")
@@ -186,8 +186,8 @@ def test_task_that_cannot_be_moved_holds_nobody_up(kernel: Kernel) -> None:
     assert kernel.split.look(CGROUP, parts("2-3/0-1")) == Tally(home=1, others=0, both=1)
 
 
-def test_choice_of_everything_stays_one() -> None:
-    """Once its tasks are kept apart, what one of them asks for is its own business."""
+def test_affinity_of_all_cpus_is_kept_after_the_split() -> None:
+    """After the split a task's own affinity is not changed, even if it covers all CPUs."""
     kernel = Kernel(CPUSet.parse("2-3"))
     kernel.start("")
     kernel.move(NO_PARTS, "2-3/0-1")
@@ -197,8 +197,8 @@ def test_choice_of_everything_stays_one() -> None:
     assert kernel.masks() == ["0-3"]
 
 
-def test_masks_that_a_foreign_write_dropped_are_made_again() -> None:
-    """Old kernels forget them: who was away is put there again, and everyone else home."""
+def test_affinities_dropped_by_a_foreign_write_are_restored() -> None:
+    """On old kernels helpers return to the shared CPUs and other tasks to the exclusive ones."""
     kernel = Kernel(CPUSet.parse("2-3"), forgets=True)
     kernel.start("")
     kernel.move(NO_PARTS, "2-3/0-1")
@@ -210,7 +210,7 @@ def test_masks_that_a_foreign_write_dropped_are_made_again() -> None:
     assert kernel.masks() == ["2-3", "0-1"]
 
 
-RESERVED = CPUSet([0])  # shared, whoever owns what
+RESERVED = CPUSet([0])  # always shared
 STEPS = st.lists(
     st.tuples(
         cpu_sets(EVERY - RESERVED).filter(lambda cpus: bool(cpus) and len(cpus) < 7),
@@ -223,8 +223,8 @@ STEPS = st.lists(
 
 @given(steps=STEPS, choices=st.lists(cpu_sets(EVERY).filter(bool), max_size=4))
 @settings(max_examples=300, deadline=None)
-def test_helpers_never_come_home(steps: list[Parts], choices: list[CPUSet]) -> None:
-    """Wherever a container moves, at no instant is a helper on its own CPUs, nor another task on shared ones."""
+def test_helpers_never_run_on_the_exclusive_cpus(steps: list[Parts], choices: list[CPUSet]) -> None:
+    """During any moves no helper runs on exclusive CPUs and no other task on shared ones."""
     first, *others = steps
     kernel = Kernel(first.home)
     kernel.start("")
@@ -245,7 +245,7 @@ def test_helpers_never_come_home(steps: list[Parts], choices: list[CPUSet]) -> N
 
 @given(cpus=cpu_sets(EVERY).filter(bool), home=cpu_sets(EVERY))
 def test_parts_make_up_the_whole(cpus: CPUSet, home: CPUSet) -> None:
-    """A cpuset and its home tell the other part."""
+    """The other part is the cpuset without the exclusive CPUs."""
     made = parts_of(cpus, home & cpus)
 
     assert made.cpus == cpus
@@ -253,15 +253,15 @@ def test_parts_make_up_the_whole(cpus: CPUSet, home: CPUSet) -> None:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_tasks_that_outrun_the_move_are_reported_and_keep_no_cpus(forgets: bool) -> None:
-    """The cpuset is written all the same, so that they leave the CPUs of others; the next pass goes on."""
+def test_incomplete_move_is_reported_and_the_cpuset_written(forgets: bool) -> None:
+    """The cpuset is written anyway, so that no task stays on CPUs of others; the next pass continues."""
     kernel = Kernel(EVERY, forgets=forgets)
     kernel.start("", "")
     starting = kernel.tasks
 
     def start_another(cgroup: str) -> list[int]:
         listed = starting(cgroup)
-        kernel.asked[max(listed) + 1] = EMPTY  # which may run on all that the container has
+        kernel.asked[max(listed) + 1] = EMPTY  # without an affinity of its own
         return listed
 
     kernel.split = KernelSplit(

@@ -1,4 +1,4 @@
-"""The sysfs reader: real machines, agreement with lscpu, and files that are wrong."""
+"""The sysfs reader on captured machines: comparison with lscpu, hotplug, and invalid files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def as_lscpu_tells(topology: Topology) -> Topology:
-    """Leave out what lscpu has no column for: the core type, isolcpus and which NUMA nodes have memory."""
+    """Remove the fields that lscpu does not have: core type, isolcpus and nodes with memory."""
     cores = tuple(replace(core, core_type=None) for core in topology.cores)
     return replace(topology, cores=cores, isolated=EMPTY, told_memory=None)
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Topology]:
-    """Return the name of each machine and what is read from its tree."""
+    """Return the name of each machine and its topology."""
     return request.param, read_topology(materialise(request.param, tmp_path_factory.mktemp("machine")))
 
 
 def test_sysfs_and_lscpu_agree(machine: tuple[str, Topology]) -> None:
-    """Of every machine the two readers make the same value."""
+    """Both readers return the same topology for every machine."""
     name, read = machine
 
     assert as_lscpu_tells(read) == read_lscpu(lscpu_text(name))
@@ -64,7 +64,7 @@ SHAPES = {
 
 
 def test_machines_have_their_known_shape(machine: tuple[str, Topology]) -> None:
-    """Packages, nodes, caches and cores are as many as the machine's maker says."""
+    """Numbers of packages, nodes, caches and cores are those of the real machine."""
     name, read = machine
 
     shape = (
@@ -82,7 +82,7 @@ def test_machines_have_their_known_shape(machine: tuple[str, Topology]) -> None:
 
 @pytest.mark.parametrize("name", ["xeon-d-1541-offline", "core-ultra-9-185h", "qemu-2s4c2t-offline"])
 def test_a_capture_keeps_the_tree(name: str, tmp_path: Path) -> None:
-    """Capturing a materialised machine and materialising the capture changes nothing that is read."""
+    """Capturing a materialised machine gives the same tree again."""
     root = materialise(name, tmp_path)
 
     assert sorted(capture(root).splitlines()) == sorted(
@@ -100,12 +100,12 @@ def test_a_capture_keeps_the_tree(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_nodes_with_memory_are_read(name: str, memory_nodes: str, tmp_path: Path) -> None:
-    """The kernel says which NUMA nodes have memory; some have no CPU."""
+    """NUMA nodes with memory are read from the kernel, also those without CPUs."""
     assert str(read_topology(materialise(name, tmp_path)).memory_nodes) == memory_nodes
 
 
 def test_sizes_of_memory_are_read_and_kept(tmp_path: Path) -> None:
-    """A node without memory says 0 kB; CPUs that go offline take no memory along, and a record keeps the nodes only."""
+    """Memory sizes are read, and kept while CPUs are offline; the record keeps only the nodes."""
     root = materialise("qemu-2s4c2t", tmp_path)
     for node, size in (("node0", 2048), ("node1", 0)):
         (root / f"sys/devices/system/node/{node}/meminfo").write_text(
@@ -137,7 +137,7 @@ _ROWS = ("10 21 24", "21 10 14", "24 14 10")
     ],
 )
 def test_distances_are_read(rows: tuple[str, ...], known: bool, tmp_path: Path) -> None:
-    """The kernel's distances are known for all NUMA nodes or for none, and a record keeps them."""
+    """Distances are known for all NUMA nodes or for none, and the record keeps them."""
     root = materialise("xeon-8480-cxl", tmp_path)
     for node, row in enumerate(rows):
         (root / f"sys/devices/system/node/node{node}/distance").write_text(row + "\n")
@@ -150,8 +150,8 @@ def test_distances_are_read(rows: tuple[str, ...], known: bool, tmp_path: Path) 
     assert ("distances" in read.to_dict()) is known
 
 
-def test_distances_of_a_node_that_went_offline_are_remembered(tmp_path: Path) -> None:
-    """A NUMA node without memory goes offline with its last CPU, and its row with it."""
+def test_distances_of_an_offline_node_are_remembered(tmp_path: Path) -> None:
+    """A NUMA node without memory goes offline with its last CPU, and its distances with it."""
     before = replace(
         read_topology(materialise("qemu-2s4c2t", tmp_path / "before")),
         distances={0: {0: 10, 1: 20}, 1: {0: 20, 1: 10}},
@@ -162,7 +162,7 @@ def test_distances_of_a_node_that_went_offline_are_remembered(tmp_path: Path) ->
 
 
 def test_siblings_and_isolated_cpus_of_a_xeon_d(tmp_path: Path) -> None:
-    """Siblings are N and N+8, and isolcpus is read; without NUMA in the kernel all is node 0."""
+    """Siblings are N and N+8, isolcpus is read, and without NUMA there is one node 0."""
     read = read_topology(materialise("xeon-d-1541", tmp_path))
 
     assert [str(core.cpus) for core in read.cores] == [f"{cpu},{cpu + 8}" for cpu in range(8)]
@@ -171,14 +171,14 @@ def test_siblings_and_isolated_cpus_of_a_xeon_d(tmp_path: Path) -> None:
 
 
 def test_core_types_of_a_hybrid_part(tmp_path: Path) -> None:
-    """P-cores are performance, E-cores and low-power E-cores are efficiency."""
+    """P-cores are performance; E-cores and low-power E-cores are efficiency."""
     read = read_topology(materialise("core-ultra-9-185h", tmp_path))
 
     assert read.core_types == {"performance": CPUSet.parse("0-11"), "efficiency": CPUSet.parse("12-21")}
 
 
 def test_core_types_by_capacity(tmp_path: Path) -> None:
-    """Where the kernel lists no types, the cores of the largest capacity are performance; equal ones have no type."""
+    """Without lists of types cores with the largest capacity are performance; equal ones have no type."""
     root = materialise("altra-q80-30", tmp_path)
     cpus = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*"), key=lambda path: int(path.name[3:]))
     for cpu in cpus:
@@ -193,7 +193,7 @@ def test_core_types_by_capacity(tmp_path: Path) -> None:
 
 
 def test_listed_core_types_win_over_capacity(tmp_path: Path) -> None:
-    """The kernel's own lists decide; capacity is read only where there are none."""
+    """The kernel's lists of types are preferred to capacities."""
     root = materialise("core-ultra-9-185h", tmp_path)
     for cpu in (root / "sys/devices/system/cpu").glob("cpu[0-9]*"):
         (cpu / "cpu_capacity").write_text(f"{cpu.name[3:]}\n")
@@ -201,7 +201,7 @@ def test_listed_core_types_win_over_capacity(tmp_path: Path) -> None:
 
 
 def test_an_offline_sibling_is_remembered(tmp_path: Path) -> None:
-    """CPU 9 offline: alone its core is {1}; with the reading from before it is {1, 9} with 9 offline."""
+    """With the earlier topology the core of CPU 1 still has its offline sibling 9."""
     before = read_topology(materialise("xeon-d-1541", tmp_path / "before"))
     now = read_topology(materialise("xeon-d-1541-offline", tmp_path / "now"))
 
@@ -213,15 +213,15 @@ def test_an_offline_sibling_is_remembered(tmp_path: Path) -> None:
 
 
 def test_an_smt_mode_is_remembered(tmp_path: Path) -> None:
-    """POWER8 after `ppc64_cpu --smt=off`: 140 CPUs are gone from sysfs, none from the topology."""
+    """CPUs that `ppc64_cpu --smt=off` removed from sysfs stay in the topology as offline."""
     before = read_topology(materialise("power8-s822lc", tmp_path / "before"))
     now = read_topology(materialise("power8-s822lc-smt-off", tmp_path / "now"))
 
     assert now.remembering(before) == before.with_online(now.online)
 
 
-def test_a_real_kernel_forgets_what_is_remembered(tmp_path: Path) -> None:
-    """Captured before and after: one sibling and one whole core, lowest of its package and cache, went offline."""
+def test_cpus_taken_offline_on_a_real_kernel_are_remembered(tmp_path: Path) -> None:
+    """Captured before and after one sibling and one whole core went offline."""
     before = read_topology(materialise("qemu-2s4c2t", tmp_path / "before"))
     now = read_topology(materialise("qemu-2s4c2t-offline", tmp_path / "now"))
 
@@ -230,8 +230,8 @@ def test_a_real_kernel_forgets_what_is_remembered(tmp_path: Path) -> None:
     assert now.isolated == CPUSet.parse("4-5,12-13")
 
 
-def test_the_lowest_cpu_offline_moves_no_name(tmp_path: Path) -> None:
-    """CPU 0 names its core, caches and package; they keep their names while it is offline."""
+def test_names_stay_while_the_lowest_cpu_is_offline(tmp_path: Path) -> None:
+    """Core, caches and package named after CPU 0 keep their names while it is offline."""
     root = materialise("core-i7-12700h", tmp_path)
     before = read_topology(root)
     take_offline(root, 0)
@@ -240,7 +240,7 @@ def test_the_lowest_cpu_offline_moves_no_name(tmp_path: Path) -> None:
 
 
 def take_offline(root: Path, cpu: int) -> None:
-    """Do to the tree what the kernel does."""
+    """Change the tree as the kernel does when a CPU goes offline."""
     cpu_dir = root / "sys/devices/system/cpu"
     for name in ("topology", "cache"):
         (cpu_dir / f"cpu{cpu}" / name).rename(cpu_dir / f"{name}-of-{cpu}")
@@ -251,8 +251,8 @@ def take_offline(root: Path, cpu: int) -> None:
     online.write_text(f"{CPUSet.parse(online.read_text()) - CPUSet([cpu])}\n")
 
 
-def test_older_and_poorer_kernels(tmp_path: Path) -> None:
-    """Old file names, no cache directory, no package id (-1) and only the node link are enough."""
+def test_old_kernels_with_fewer_files(tmp_path: Path) -> None:
+    """Old file names, no cache folder, no package id (-1) and only the node link are enough."""
     cpu_dir = tmp_path / "sys/devices/system/cpu"
     for cpu in (0, 1):
         topology = cpu_dir / f"cpu{cpu}/topology"
@@ -269,8 +269,8 @@ def test_older_and_poorer_kernels(tmp_path: Path) -> None:
     assert (list(read.packages), list(read.numa_nodes)) == ([0], [3])
 
 
-def test_half_a_cpu_is_no_cpu(tmp_path: Path) -> None:
-    """A CPU that loses an attribute while it is read is left out, as an offline one is."""
+def test_cpu_with_a_missing_attribute_is_ignored(tmp_path: Path) -> None:
+    """A CPU that loses an attribute during the read counts as offline."""
     root = materialise("xeon-d-1541", tmp_path)
     (root / "sys/devices/system/cpu/cpu3/topology/physical_package_id").unlink()
 
@@ -294,7 +294,7 @@ def test_half_a_cpu_is_no_cpu(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_files_are_named(file: str, text: str, message: str, tmp_path: Path) -> None:
-    """A file with another content than the kernel writes is refused with its path and the text."""
+    """An invalid file is refused with its path and content."""
     root = materialise("xeon-d-1541", tmp_path)
     (root / "sys/devices/system/cpu" / file).write_text(text)
 
@@ -303,13 +303,13 @@ def test_wrong_files_are_named(file: str, text: str, message: str, tmp_path: Pat
 
 
 def test_no_sysfs_is_named(tmp_path: Path) -> None:
-    """Without sysfs the message names the file and what to do."""
+    """The error for a missing sysfs names the file and the remedy."""
     with pytest.raises(BadTopology, match=r"cpu/online is missing: mount sysfs below"):
         read_topology(tmp_path)
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    """A file that exists and cannot be read is refused, not taken for absent."""
+    """An unreadable file is refused and not treated as missing."""
     (tmp_path / "sys/devices/system/cpu/online").mkdir(parents=True)
 
     with pytest.raises(

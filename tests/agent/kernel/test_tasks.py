@@ -1,4 +1,4 @@
-"""How far a container has come is read from its processes: who they are called, and how old they are."""
+"""The start state of a container, from the names and ages of its processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent.kernel.cgroupfs import V2, Hierarchy
 from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.tasks import KernelTasks, start_state_of
 
-# Takes a name as runc's processes do, says so, and ends when its input does.
+# Takes a name as runc's processes do, reports it, and ends with its input.
 NAMED = """
 import sys
 open("/proc/self/comm", "w").write(sys.argv[1])
@@ -28,7 +28,7 @@ sys.stdin.read()
 
 @contextmanager
 def process(name: str) -> Iterator[int]:
-    """Run a process of a name until the block ends."""
+    """Run a process with this name until the block ends."""
     command = [sys.executable, "-c", NAMED, name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout
@@ -38,8 +38,8 @@ def process(name: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", ["runc", "exe", "6", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]"])
-def test_process_of_runc_is_no_command_yet(name: str) -> None:
-    """While all processes are runc's own, the container has not begun; with any other one it has."""
+def test_container_with_runc_processes_only_has_not_begun(name: str) -> None:
+    """A container has begun when it has a process that is not runc's."""
     with process(name) as own:
         assert not start_state_of([own]).has_begun
         assert start_state_of([own]).seconds is not None
@@ -48,7 +48,7 @@ def test_process_of_runc_is_no_command_yet(name: str) -> None:
 
 
 def test_age_is_that_of_the_oldest_process() -> None:
-    """It is at least the time since that process came, to a hundredth of a second."""
+    """The age is the time since the oldest process started, in hundredths of a second."""
     with process("sleep") as first:
         since = time.monotonic()
         with process("sleep") as second:
@@ -59,13 +59,13 @@ def test_age_is_that_of_the_oldest_process() -> None:
 
 
 def cgroup_of(folder: Path, *processes: int) -> None:
-    """Make a cgroup of some processes, as a folder."""
+    """Create a cgroup folder with some processes."""
     folder.mkdir()
     (folder / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in processes))
 
 
-def test_processes_below_the_containers_own_cgroup_count(tmp_path: Path) -> None:
-    """A container of crun has its processes in a cgroup of its own, and its program may make many more, which may go."""
+def test_processes_in_child_cgroups_count(tmp_path: Path) -> None:
+    """Processes in crun's child cgroup count, also beside a thousand other child cgroups."""
     hierarchy = Hierarchy(V2, tmp_path, tmp_path)
     tasks = KernelTasks(hierarchy, KernelCpusets(hierarchy))
     cgroup_of(tmp_path / "scope")
@@ -82,8 +82,8 @@ def test_processes_below_the_containers_own_cgroup_count(tmp_path: Path) -> None
         tasks.start_state("/gone")
 
 
-def test_nobody_has_not_begun() -> None:
-    """An empty cgroup, and one whose processes are gone, are neither begun nor of any age."""
+def test_container_without_processes_has_not_begun() -> None:
+    """An empty cgroup, or one with exited processes, has not begun and has no age."""
     with process("sleep") as gone:
         pass
     assert start_state_of([]) == start_state_of([gone]) == (None, False)
