@@ -1,4 +1,4 @@
-"""A kubelet that answers its PodResources API as a test tells it to."""
+"""A fake kubelet with a PodResources API."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Told = Mapping[str, Iterable[int]]  # the CPUs of containers
 
 
 def pod(name: str, containers: Told, cpus: Iterable[int] = ()) -> PodResources:
-    """Return what a kubelet tells of one pod; `cpus` are those of the pod as a whole."""
+    """Return a pod in the kubelet's answer; `cpus` are the pod-level CPUs."""
     told = [ContainerResources(name=key, cpu_ids=list(ids)) for key, ids in containers.items()]
     return PodResources(namespace="ns", name=name, containers=told, cpu_ids=list(cpus))
 
 
 class FakeKubelet:
-    """What it tells may be changed at any time; `asked` counts."""
+    """Answers with the current pods; `asked` counts the calls."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -32,12 +32,12 @@ class FakeKubelet:
         self.asked = 0
 
     def tell(self, *pods: PodResources) -> None:
-        """Tell of these pods from now on."""
+        """Answer with these pods from now on."""
         self.answer = ListPodResourcesResponse(pod_resources=pods).SerializeToString()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Answer on the socket until the block ends."""
+        """Serve on the socket until the block ends."""
         server = grpc.aio.server()
         handler = grpc.unary_unary_rpc_method_handler(self._list)  # bytes in, bytes out
         service = grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": handler})

@@ -1,6 +1,6 @@
-"""In a mount namespace of its own: an agent's work beside a state file that is mounted alone, as in its pod.
+"""The agent's end in a mount namespace where the kubelet's state file is mounted alone, as in its pod.
 
-Arguments: a folder, the policy in the file, and the kind of change. Writes how the work ended.
+Arguments: a folder, the policy in the file, and the kind of change. Prints the reason of the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.errors import Refused
 
 
 async def work(state: Path, mounted: Path, change: str) -> None:
-    """Change the kubelet's file while the agent works, and work on for longer than the agent may need to see it."""
+    """Change the kubelet's file while the agent runs, and run on until the agent can have noticed."""
     await asyncio.sleep(0.01)
     if change == "replaced":
         new = state.with_name("new")

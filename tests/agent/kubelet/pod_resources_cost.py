@@ -1,4 +1,4 @@
-"""A process that asks a kubelet once, and prints its memory in MiB before and at the most."""
+"""A process that asks a kubelet once and prints its memory in MiB, at start and at the peak."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.agent.cri.list_cost import peak_mib
 
 
 def measure(socket: Path) -> dict[str, float]:
-    """Ask, and return what it took."""
+    """Ask the kubelet; return the memory at start and at the peak."""
     start = peak_mib()
     found = asyncio.run(PodResources(socket, timeout_seconds=60).ask())
     return {"containers": len(found), "start": start, "peak": peak_mib()}

@@ -1,4 +1,4 @@
-"""Devices of containers in passes: where containers are placed, what is saved, and what is reported."""
+"""Devices of containers in passes: placement, checkpoint and reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GPU = "nvidia.com/gpu"
 
 @dataclass
 class FakeDevices(NoDevices):
-    """Devices as a test has them; `followed` has the pods of the runtime in the last pass."""
+    """Fake devices; `followed` has the runtime's pods of the last pass."""
 
     devices: dict[Owner, tuple[Device, ...]] = field(default_factory=dict)
     reasons: dict[Owner, str] = field(default_factory=dict)
@@ -39,25 +39,25 @@ class FakeDevices(NoDevices):
     resumed: Mapping[Owner, tuple[Device, ...]] | None = None
 
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
-        """Return them."""
+        """Return the known devices."""
         return dict(self.devices)
 
     def unknown(self) -> Mapping[Owner, str]:
-        """Return the reasons."""
+        """Return the reasons for unknown devices."""
         return self.reasons
 
     def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
-        """Remember what a checkpoint had."""
+        """Record the devices of a checkpoint."""
         self.resumed = known
 
     def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
-        """Remember what was seen."""
+        """Record the runtime's pods."""
         self.followed = names
 
 
 @pytest.fixture(name="node")
 def make_node(tmp_path: Path) -> Iterator[FakeNode]:
-    """Yield a node of four NUMA nodes with a pod `a`."""
+    """Return a node of four NUMA nodes with a pod `a`."""
     node = FakeNode(tmp_path, SNC, NodeConfig(reserved=CPUSet([0])))
     node.add("a", PLAIN)
     yield node
@@ -73,20 +73,20 @@ def given(node: FakeNode, *nodes: int | None) -> FakeDevices:
 
 
 def status(state: NodeState) -> Any:
-    """Return what the annotation says of the container."""
+    """Return the container's status."""
     return json.loads(pod_status(state.pods[0], None) or "{}")["containers"]["c0"]
 
 
 def near(state: NodeState) -> dict[str, float]:
-    """Return the metric of containers with devices."""
+    """Return the metric of containers with devices, by `near`."""
     metrics = Metrics()
     metrics.show(state)
     (gauge,) = (it for it in metrics.registry.collect() if it.name == "corepin_agent_device_containers")
     return {sample.labels["near"]: sample.value for sample in gauge.samples}
 
 
-def test_a_container_is_placed_beside_its_device(node: FakeNode) -> None:
-    """Kernel, status and metric agree; a pass follows the pods of the runtime."""
+def test_a_container_is_placed_near_its_device(node: FakeNode) -> None:
+    """The container gets CPUs on its device's NUMA node, and status and metric report it."""
     devices = given(node, 2)
     number = node.start("a")
     state = node.run(2)
@@ -98,7 +98,7 @@ def test_a_container_is_placed_beside_its_device(node: FakeNode) -> None:
 
 
 def test_devices_known_later_move_the_container(node: FakeNode) -> None:
-    """Until then the status says why they are not known."""
+    """Until the devices are known the status has the reason, and afterwards the container is moved."""
     devices = given(node)
     devices.reasons = {OWNER: "the kubelet is silent"}
     number = node.start("a")
@@ -113,7 +113,7 @@ def test_devices_known_later_move_the_container(node: FakeNode) -> None:
 
 
 def test_a_container_far_from_its_device_is_reported(node: FakeNode) -> None:
-    """With too few CPUs free beside the device an event says so, once."""
+    """If too few CPUs are free near the device, one event reports it."""
     given(node, 2)
     node.add("b", Wish("4", policy="exclusive"))
     node.documents["b"]["metadata"]["creationTimestamp"] = "2025-01-01T00:00:00Z"
@@ -131,8 +131,8 @@ def test_a_container_far_from_its_device_is_reported(node: FakeNode) -> None:
     assert events_between(state, node.run()) == ()
 
 
-def test_devices_that_do_not_count_are_not_reported(tmp_path: Path) -> None:
-    """A device that `nearIgnore` names is neither in the status nor far from the container."""
+def test_ignored_devices_are_not_reported(tmp_path: Path) -> None:
+    """A device named by `nearIgnore` is neither in the status nor in the metric."""
     node = FakeNode(tmp_path, SNC, NodeConfig(reserved=CPUSet([0]), near_ignore=("nvidia.com/*",)))
     node.add("a", PLAIN)
     given(node, 2)
@@ -157,14 +157,14 @@ def test_devices_that_do_not_count_are_not_reported(tmp_path: Path) -> None:
 def test_containers_are_counted_by_nearness(
     node: FakeNode, nodes: list[int | None], word: str | None
 ) -> None:
-    """A container counts once; one without devices does not count."""
+    """A container counts once, and one without devices does not count."""
     given(node, *nodes)
     node.start("a")
     assert near(node.run(2)) == ({word: 1} if word else {})
 
 
-def test_a_container_beside_some_devices_is_partly_near(node: FakeNode) -> None:
-    """A claim of one CPU is beside one of two kinds of devices."""
+def test_a_container_near_some_devices_is_partly_near(node: FakeNode) -> None:
+    """A container near one of its two kinds of devices is partly near."""
     node.add("a", Wish("1", policy="exclusive"))
     devices = given(node)
     devices.devices[OWNER] = (Device(GPU, CPUSet([1])), Device("example.com/nic", CPUSet([2])))
@@ -174,8 +174,8 @@ def test_a_container_beside_some_devices_is_partly_near(node: FakeNode) -> None:
     assert [device["near"] for device in status(state)["devices"]] == [False, True]
 
 
-def test_more_than_sixteen_resources_are_counted(node: FakeNode) -> None:
-    """The annotation has the first sixteen."""
+def test_status_has_at_most_sixteen_resources(node: FakeNode) -> None:
+    """The status has the first sixteen resources and the number of the others."""
     devices = given(node)
     devices.devices[OWNER] = tuple(Device(f"e.com/{at:02}", CPUSet([1])) for at in range(20))
     node.start("a")
@@ -183,16 +183,16 @@ def test_more_than_sixteen_resources_are_counted(node: FakeNode) -> None:
     assert (len(said["devices"]), said["moreDevices"]) == (16, 4)
 
 
-def test_shared_cpus_beside_its_own_do_not_count(node: FakeNode) -> None:
-    """A container that may use the shared set too is near its device by its own CPUs."""
+def test_shared_cpus_do_not_count_for_nearness(node: FakeNode) -> None:
+    """For a container that also uses the shared set only its exclusive CPUs count."""
     node.add("a", Wish("2", policy="exclusive", shared="true"))
     given(node, 2)
     node.start("a")
     assert near(node.run(3)) == {"yes": 1}
 
 
-def test_the_next_agent_goes_on_with_the_devices(node: FakeNode) -> None:
-    """They are in the checkpoint, and are given up with a reboot: nodes may have other numbers then."""
+def test_devices_survive_a_restart_but_no_reboot(node: FakeNode) -> None:
+    """Devices are in the checkpoint, and dropped after a reboot, because node numbers may change."""
     given(node, 2)
     node.start("a")
     node.run()
@@ -207,20 +207,20 @@ def test_the_next_agent_goes_on_with_the_devices(node: FakeNode) -> None:
 
 
 def reasons(before: NodeState | None, after: NodeState) -> list[tuple[Reason, str]]:
-    """Return the events between two states, of refusals and unknown devices."""
+    """Return the events of refusals and unknown devices between two states."""
     shown = {Reason.UNPINNABLE, Reason.DEVICES_UNKNOWN}
     return [(it.reason, it.message) for it in events_between(before, after) if it.reason in shown]
 
 
 def requiring(node: FakeNode, wish: Wish) -> None:
-    """Let the node's pod be this one, with a device in its limits."""
+    """Create the node's pod with this request and a device in its limits."""
     node.add("a", wish)
     (container,) = node.documents["a"]["spec"]["containers"]
     container["resources"]["limits"][GPU] = 1
 
 
-def test_devices_unknown_is_an_event_once_per_cause(node: FakeNode) -> None:
-    """What is usual at a start is none; a container with CPUs has one for each cause, and none when all is known."""
+def test_unknown_devices_are_one_event_for_each_cause(node: FakeNode) -> None:
+    """The usual reason at a start causes no event, and each other reason one."""
     devices = given(node)
     devices.reasons = {OWNER: DEVICES_NOT_NAMED}
     node.start("a")
@@ -238,7 +238,7 @@ def test_devices_unknown_is_an_event_once_per_cause(node: FakeNode) -> None:
 
 
 def test_a_container_that_requires_its_devices_waits_for_them(node: FakeNode) -> None:
-    """Its wait is an event when it is unusual, and in the status at once, which holds the gate."""
+    """The refusal is in the status at once, which holds the gate, and an event if the reason is unusual."""
     devices = given(node)
     requiring(node, Wish("2", policy="exclusive", devices="require"))
     state = node.run(2)
@@ -257,8 +257,8 @@ def test_a_container_that_requires_its_devices_waits_for_them(node: FakeNode) ->
     assert "refusal" not in status(state)
 
 
-def test_without_a_kubelet_a_container_that_requires_its_devices_waits(node: FakeNode) -> None:
-    """The reason says what it waits for; others are not reported."""
+def test_required_devices_without_a_kubelet_are_refused(node: FakeNode) -> None:
+    """The refusal names the missing kubelet; containers that do not require devices have no reason."""
     node.devices = NoDevices()
     node.new_agent()
     requiring(node, Wish("2", policy="exclusive", devices="require"))
@@ -268,8 +268,8 @@ def test_without_a_kubelet_a_container_that_requires_its_devices_waits(node: Fak
     assert "devicesUnknown" not in status(node.run(2))
 
 
-def test_the_nodes_default_waits_for_a_kubelet_too(tmp_path: Path) -> None:
-    """Where `devicePolicy` is `require` the reason is the missing kubelet, and a pod's own `prefer` waits for none."""
+def test_required_devices_by_node_default_without_a_kubelet(tmp_path: Path) -> None:
+    """`devicePolicy: require` refuses with the missing kubelet, and the pod's own `prefer` does not."""
     node = FakeNode(tmp_path, SNC, NodeConfig(reserved=CPUSet([0]), device_policy=DevicePolicy.REQUIRE))
     node.devices = NoDevices(node.config)
     node.new_agent()

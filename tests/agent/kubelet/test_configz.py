@@ -1,4 +1,4 @@
-"""What the kubelet says of CPUs in its configz, and that nothing happens when it says nothing."""
+"""The kubelet's CPU settings from its configz, and the defaults without it."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def document(**config: Any) -> bytes:
     ],
 )
 def test_configz_is_read(config: dict[str, Any], policy: KubeletPolicy, reserved: str) -> None:
-    """On cores 0,4 1,5 2,6 3,7: the named CPUs, else whole cores for the sum of the amounts."""
+    """Reserved CPUs are the named ones, otherwise whole cores for the sum of the amounts."""
     expected = CPUSet.parse(reserved) if reserved else EMPTY
     assert read_configz(document(**config), FLAT) == KubeletConfig(policy, expected)
 
 
-def test_amounts_are_taken_from_cores_that_run() -> None:
-    """A core that is offline holds nothing for the kubelet, and half a core holds half."""
+def test_reserved_amounts_use_online_cpus() -> None:
+    """An offline core is not reserved, and a core with one online CPU counts as one CPU."""
     machine = FLAT.with_online(CPUSet.parse("1-3,6-7"))
 
     assert read_configz(document(kubeReserved={"cpu": "2"}), machine).reserved == CPUSet.parse("1-2,5-6")
@@ -91,8 +91,8 @@ def test_amounts_are_taken_from_cores_that_run() -> None:
         pytest.param(document(kubeReserved=7), id="no amounts"),
     ],
 )
-def test_odd_configz_is_refused(text: bytes) -> None:
-    """What cannot be understood is no answer."""
+def test_invalid_configz_is_refused(text: bytes) -> None:
+    """A malformed document raises Refused."""
     with pytest.raises(Refused, match="configz cannot be understood"):
         read_configz(text, FLAT)
 
@@ -108,7 +108,7 @@ def test_odd_configz_is_refused(text: bytes) -> None:
     ],
 )
 def test_reserved_cpus_are_adopted(chosen: str | None, kubelet_reserves: str, reserved: str | None) -> None:
-    """Only where the operator named none, and where they leave something to give out."""
+    """The kubelet's reserved CPUs are used if the operator named none and some CPUs remain."""
     config = NodeConfig(reserved=CPUSet.parse(chosen) if chosen else None)
     kubelet = KubeletConfig(NONE, CPUSet.parse(kubelet_reserves) if kubelet_reserves else EMPTY)
 
@@ -120,7 +120,7 @@ def test_reserved_cpus_are_adopted(chosen: str | None, kubelet_reserves: str, re
     ("word", "is_strict"), [("true", True), ("1", True), ("false", False), ("yes", False), (None, False)]
 )
 def test_strict_cpu_reservation_is_read(word: str | None, is_strict: bool) -> None:
-    """The kubelet's option is a text that Go parses as a boolean."""
+    """The option is a text that is parsed as Go parses booleans."""
     options = {"strict-cpu-reservation": word} if word else None
     assert read_configz(document(cpuManagerPolicyOptions=options), FLAT).is_strict is is_strict
 
@@ -135,7 +135,7 @@ def test_strict_cpu_reservation_is_read(word: str | None, is_strict: bool) -> No
     ],
 )
 def test_strict_reservation_is_adopted(chosen: bool | None, kubelet_is: bool, strict: bool | None) -> None:
-    """The kubelet's option is the default, also beside CPUs that the operator reserved."""
+    """The kubelet's option is the default, also with CPUs that the operator reserved."""
     kubelet = KubeletConfig(STATIC, CPUSet.parse("1,5"), is_strict=kubelet_is)
     for reserved in (None, CPUSet.parse("0,4")):
         config = NodeConfig(reserved=reserved, strict_reserved=chosen)
@@ -144,7 +144,7 @@ def test_strict_reservation_is_adopted(chosen: bool | None, kubelet_is: bool, st
 
 
 def ask(*answers: int | bytes | Exception, **access: Any) -> tuple[KubeletConfig | None, list[httpx.Request]]:
-    """Ask a kubelet that answers so; return what came of it and the requests."""
+    """Ask a kubelet with these answers; return the result and the requests."""
     script, asked = iter(answers), []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -161,8 +161,8 @@ def ask(*answers: int | bytes | Exception, **access: Any) -> tuple[KubeletConfig
     return asyncio.run(ask_kubelet(server, FLAT, httpx.MockTransport(answer), sleep)), asked
 
 
-def test_kubelet_is_asked_with_the_agents_token(tmp_path: Path) -> None:
-    """One request to the node's own kubelet."""
+def test_configz_is_requested_with_the_agents_token(tmp_path: Path) -> None:
+    """One request with the token goes to the node's own kubelet."""
     token = tmp_path / "token"
     token.write_text("secret")
     found, asked = ask(document(cpuManagerPolicy="none", reservedSystemCPUs="0,4"), token_file=token)
@@ -172,8 +172,8 @@ def test_kubelet_is_asked_with_the_agents_token(tmp_path: Path) -> None:
     assert asked[0].headers["authorization"] == "Bearer secret"
 
 
-def test_kubelet_that_starts_is_asked_again() -> None:
-    """It may come up just after the agent."""
+def test_request_is_retried_while_the_kubelet_starts() -> None:
+    """A connection error or 503 is retried, because the kubelet may start after the agent."""
     found, asked = ask(httpx.ConnectError("refused"), 503, document(cpuManagerPolicy="static"))
 
     assert found == KubeletConfig(STATIC, EMPTY)
@@ -190,10 +190,10 @@ def test_kubelet_that_starts_is_asked_again() -> None:
         pytest.param([b"<html>"], 1, id="not a kubelet"),
     ],
 )
-def test_silent_kubelet_is_told_with_the_remedy(
+def test_failed_request_is_logged_with_the_remedy(
     answers: list[int | bytes | Exception], requests: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The default stays, and the log says why and what to do; a clear no is not asked for again."""
+    """The default is kept and the log has reason and remedy; a definite refusal is not retried."""
     with caplog.at_level(logging.WARNING):
         found, asked = ask(*answers)
 
@@ -203,8 +203,8 @@ def test_silent_kubelet_is_told_with_the_remedy(
     assert record.__dict__["facts"]["reason"]
 
 
-def test_missing_ca_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that is not there does not keep the agent from starting."""
+def test_missing_ca_file_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A missing CA file is logged and does not prevent the start."""
     found, asked = ask(ca_file=tmp_path / "none.crt")
 
     assert (found, asked) == (None, [])
@@ -224,7 +224,7 @@ def test_missing_ca_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     ],
 )
 def test_address_is_read(url: str | None, server: str | None) -> None:
-    """The kubelet's own address, or nothing."""
+    """The kubelet's address is returned, or None."""
     assert parse_configz(url) == server
 
 
@@ -241,7 +241,7 @@ def test_address_is_read(url: str | None, server: str | None) -> None:
     ],
 )
 def test_other_addresses_are_refused(url: str) -> None:
-    """The flag and an example are named."""
+    """The error names the flag and an example."""
     with pytest.raises(BadContract, match=r"--kubelet-configz: .*https://NODE:10250/configz"):
         parse_configz(url)
 
@@ -255,10 +255,10 @@ def test_other_addresses_are_refused(url: str) -> None:
         pytest.param(None, UNKNOWN, UNKNOWN, id="nobody says"),
     ],
 )
-def test_policy_of_configz_counts_where_the_file_says_nothing(
+def test_policy_of_configz_counts_without_a_state_file(
     node: FakeNode, tmp_path: Path, file: str | None, configz: KubeletPolicy, policy: KubeletPolicy
 ) -> None:
-    """The file is read in every pass, the kubelet was asked once: static makes the agent observe either way."""
+    """The state file has precedence over configz, and static makes the agent observe either way."""
     state = tmp_path / "cpu_manager_state"
     if file:
         state.write_text(json.dumps({"policyName": file}))
@@ -272,12 +272,12 @@ def test_policy_of_configz_counts_where_the_file_says_nothing(
 
 @contextmanager
 def kubelet(authority: trustme.CA, document: bytes) -> Iterator[tuple[str, list[str | None]]]:
-    """Run an HTTPS server with a certificate of a CA; yield its address and the credentials it was sent."""
+    """Run an HTTPS server with a certificate of this CA; yield its address and the received credentials."""
     credentials: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Answer."""
+            """Send the document."""
             credentials.append(self.headers["authorization"])
             self.send_response(200 if self.path == "/configz" else 404)
             self.send_header("content-length", str(len(document)))
@@ -285,7 +285,7 @@ def kubelet(authority: trustme.CA, document: bytes) -> Iterator[tuple[str, list[
             self.wfile.write(document)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -301,7 +301,7 @@ def kubelet(authority: trustme.CA, document: bytes) -> Iterator[tuple[str, list[
 
 
 def settings(node: FakeNode, folder: Path, url: str, trusted: trustme.CA) -> Settings:
-    """Return what an agent starts with that may ask a kubelet."""
+    """Return the settings of an agent that may ask this kubelet."""
     trusted.cert_pem.write_to_path(folder / "ca.crt")
     (folder / "token").write_text("secret")
     api = ApiFlags("https://api.test", folder / "ca.crt", folder / "token")
@@ -309,8 +309,8 @@ def settings(node: FakeNode, folder: Path, url: str, trusted: trustme.CA) -> Set
     return asyncio.run(main._settings(config, node.machine))
 
 
-def test_agent_starts_with_what_a_kubelet_says(node: FakeNode, tmp_path: Path) -> None:
-    """Over TLS, with the token and the CA of the agent's account: reserved CPUs and policy are the kubelet's."""
+def test_agent_starts_with_the_kubelets_settings(node: FakeNode, tmp_path: Path) -> None:
+    """Reserved CPUs and policy are read over TLS, with the token and CA of the agent's account."""
     authority = trustme.CA()
     with kubelet(authority, document(cpuManagerPolicy="none", reservedSystemCPUs="1,5")) as (
         url,
@@ -322,8 +322,8 @@ def test_agent_starts_with_what_a_kubelet_says(node: FakeNode, tmp_path: Path) -
     assert credentials == ["Bearer secret"]
 
 
-def test_token_is_sent_to_no_stranger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A kubelet whose certificate the CA did not sign gets nothing, and the default stays."""
+def test_token_is_not_sent_to_an_untrusted_kubelet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A kubelet whose certificate the CA did not sign gets no token, and the default is kept."""
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.crt")
     (tmp_path / "token").write_text("secret")
 

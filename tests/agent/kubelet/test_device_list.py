@@ -1,4 +1,4 @@
-"""How the kubelet's list of devices is read, and what it costs."""
+"""Parsing the kubelet's device list, and its cost."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NEAR = Device(GPU, CPUSet([1]))
 
 
 def entry(resource: str, device: str, *nodes: int) -> ContainerDevices:
-    """Return one entry of the kubelet's list; without nodes one without topology."""
+    """Return one entry of the list, without topology if no nodes are given."""
     topology = TopologyInfo(nodes=[NUMANode(ID=node) for node in nodes]) if nodes else None
     return ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
 
 
 def listed(name: str, *devices: ContainerDevices, container: str = "c", namespace: str = "ns") -> Pod:
-    """Return a pod of the list with one container."""
+    """Return a pod in the list with one container."""
     containers = [ContainerResources(name=container, devices=devices)]
     return Pod(namespace=namespace, name=name, containers=containers)
 
@@ -76,7 +76,7 @@ def listed(name: str, *devices: ContainerDevices, container: str = "c", namespac
     ],
 )
 def test_devices_of_a_container(entries: list[ContainerDevices], devices: tuple[Device, ...] | None) -> None:
-    """An entry is one device and one node, in any order; what is too much is not read."""
+    """Each entry is one device and node, in any order; a container with too many is not read."""
     assert devices_of(ContainerResources(name="c", devices=entries)) == devices
     assert devices_of(ContainerResources(name="c", devices=entries[::-1])) == devices
 
@@ -86,7 +86,7 @@ def play(
     scenario: Callable[[FakeKubelet, DeviceList], Awaitable[None]],
     timeout_seconds: float = 60.0,
 ) -> None:
-    """Run a scenario with a kubelet that serves, and a client that waits so long for an answer."""
+    """Run a scenario with a kubelet and a client with this timeout."""
 
     async def run() -> None:
         fake = FakeKubelet(tmp_path / "kubelet.sock")
@@ -96,8 +96,8 @@ def play(
     asyncio.run(run())
 
 
-def test_only_pods_that_wait_are_read(tmp_path: Path) -> None:
-    """Pods of other names, and of the same name in other namespaces, are skipped; a name may come twice."""
+def test_only_requested_pods_are_read(tmp_path: Path) -> None:
+    """Other names and namespaces are skipped, and a name listed twice gives two entries."""
 
     async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
         gpu = entry(GPU, "x", 1)
@@ -120,8 +120,8 @@ def test_only_pods_that_wait_are_read(tmp_path: Path) -> None:
         pytest.param(None, Unavailable, id="hangs"),
     ],
 )
-def test_answers_that_are_none(tmp_path: Path, answer: Any, error: type[Exception]) -> None:
-    """What cannot be read is an error, a rate limit is like silence."""
+def test_invalid_answers_raise(tmp_path: Path, answer: Any, error: type[Exception]) -> None:
+    """A malformed answer raises Refused, and a rate limit or timeout Unavailable."""
 
     async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
         fake.answer = answer if isinstance(answer, bytes) else b""
@@ -134,7 +134,7 @@ def test_answers_that_are_none(tmp_path: Path, answer: Any, error: type[Exceptio
 
 
 def test_a_container_with_very_many_devices_is_not_decoded(tmp_path: Path) -> None:
-    """With 60,000 devices of one container it is named as too many; the others of the list are read."""
+    """A container with 60,000 devices is None, and the other containers are read."""
 
     async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
         many = listed("b", *(entry("e.com/v", f"{at:030}", 0) for at in range(60_000)))
@@ -149,7 +149,7 @@ def test_a_container_with_very_many_devices_is_not_decoded(tmp_path: Path) -> No
 
 
 def test_a_long_list_does_not_block_the_event_loop(tmp_path: Path) -> None:
-    """While 10,000 devices of 40 waiting pods are read, other work gets its turn again and again."""
+    """While a list of 10,000 devices is read the event loop runs other tasks."""
 
     async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
         names = [f"p{at}" for at in range(40)]

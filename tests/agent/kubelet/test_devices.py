@@ -1,4 +1,4 @@
-"""When the kubelet is asked for devices, and which of its answers count."""
+"""When the kubelet is asked for devices, and which answers count."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NEAR = Device(GPU, CPUSet([1]))
 
 
 def seen(uid: str, name: str = "a", *, devices: bool = True, claims: bool = True, word: str = "") -> SeenPod:
-    """Return a pod of the API, with a device policy if there is a word for it."""
+    """Return a pod of the API, with a device policy if a word is given."""
     limits: dict[str, Any] = {"cpu": 2, **({GPU: 1} if devices else {})}
     annotations = {"cpu-manager.corepin.io/pod": "exclusive"} if claims else {}
     annotations |= {"device-policy.corepin.io/pod": word} if word else {}
@@ -55,13 +55,13 @@ def seen(uid: str, name: str = "a", *, devices: bool = True, claims: bool = True
 
 
 def observed(*pods: SeenPod, live: Iterable[str] = ()) -> Observed:
-    """Return a node with these pods; of those in `live` a container runs."""
+    """Return a node with these pods; those in `live` have a running container."""
     containers = [SeenContainer(uid, Owner(uid, "c"), State.RUNNING, EMPTY) for uid in live]
     return Observed(FLAT, FLAT.online, pods, tuple(containers))
 
 
 class Told:
-    """A kubelet that answers what a test says, and counts how often it is asked."""
+    """A fake kubelet that records the times of its calls."""
 
     def __init__(self) -> None:
         self.pods: dict[Name, list[Named]] = {}
@@ -70,7 +70,7 @@ class Told:
         self.hook: Callable[[], None] = lambda: None
 
     async def ask(self, pods: Iterable[Name]) -> dict[Name, list[Named]]:
-        """Answer."""
+        """Return the devices of the requested pods, or raise the error."""
         self.at.append(perf_counter())
         self.hook()
         await asyncio.sleep(0)
@@ -80,38 +80,38 @@ class Told:
 
 
 class Scene:
-    """A keeper with its kubelet; `passes` counts the passes that it asked for."""
+    """The devices with their kubelet; `passes` counts the requested passes."""
 
     def __init__(self, config: NodeConfig = DEFAULT) -> None:
         self.kubelet, self.metrics, self.passes = Told(), Metrics(), 0
         self.keeper = KubeletDevices(self.kubelet, self.metrics, config)  # type: ignore[arg-type]
 
     def request_pass(self) -> None:
-        """Count."""
+        """Count a requested pass."""
         self.passes += 1
 
     def tell(self, *devices: Device, name: str = "a") -> None:
-        """Let the kubelet name these devices of a pod's container."""
+        """Set the devices of a pod's container in the kubelet."""
         self.kubelet.pods[("ns", name)] = [{"c": devices}]
 
     def see(self, *pods: SeenPod, live: Iterable[str] = (), names: dict[str, Name] | None = None) -> None:
-        """Do a pass that sees these pods, and containers of those in `live`."""
+        """Run a pass with these pods, and containers of those in `live`."""
         self.keeper.follow(observed(*pods, live=live), names or dict.fromkeys(live, ("ns", "a")))
 
     async def calls(self, number: int) -> None:
-        """Wait until the kubelet was asked so often."""
+        """Wait for this number of calls."""
         while len(self.kubelet.at) < number:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.002)
 
     @property
     def known(self) -> dict[Owner, tuple[Device, ...]]:
-        """The devices that are known."""
+        """The known devices."""
         return dict(self.keeper.known())
 
 
 def stage(scenario: Callable[[Scene], Awaitable[None]], config: NodeConfig = DEFAULT) -> Scene:
-    """Run a scenario while the keeper works."""
+    """Run a scenario beside the devices' task."""
     scene = Scene(config)
 
     async def run() -> None:
@@ -126,8 +126,8 @@ def stage(scenario: Callable[[Scene], Awaitable[None]], config: NodeConfig = DEF
     return scene
 
 
-def test_devices_are_known_as_soon_as_the_kubelet_names_them() -> None:
-    """An answer with devices counts at once, asks for a pass, and is the last call."""
+def test_answer_with_devices_counts_at_once() -> None:
+    """An answer with devices counts at once, requests a pass, and ends the calls."""
 
     async def scenario(scene: Scene) -> None:
         scene.tell(NEAR)
@@ -149,8 +149,8 @@ def test_devices_are_known_as_soon_as_the_kubelet_names_them() -> None:
         pytest.param(seen("u", claims=False), id="claims no CPUs"),
     ],
 )
-def test_who_needs_no_answer_makes_no_call(pod: SeenPod) -> None:
-    """The kubelet is asked for pods that have devices and claim CPUs, and for no others."""
+def test_kubelet_is_not_asked_for_other_pods(pod: SeenPod) -> None:
+    """The kubelet is asked only for pods that have devices and claim CPUs."""
 
     async def scenario(scene: Scene) -> None:
         scene.see(pod, live=["u"])
@@ -170,7 +170,7 @@ def test_who_needs_no_answer_makes_no_call(pod: SeenPod) -> None:
     ],
 )
 def test_the_device_policy_decides_whether_the_kubelet_is_asked(node: str, word: str, is_asked: bool) -> None:
-    """The pod's word overrules the node's; a pod whose word is edited to `none` is not asked for any more."""
+    """The pod's policy overrides the node's, and an edit to `none` ends the calls."""
 
     async def scenario(scene: Scene) -> None:
         scene.see(seen("u", word=word))
@@ -181,8 +181,8 @@ def test_the_device_policy_decides_whether_the_kubelet_is_asked(node: str, word:
     stage(scenario, NodeConfig(device_policy=DevicePolicy(node)))
 
 
-def test_an_answer_without_devices_counts_after_the_sandbox() -> None:
-    """A pod is listed without its devices for a moment; what is asked for after its sandbox was seen is final."""
+def test_answer_without_devices_counts_after_the_sandbox_started() -> None:
+    """A pod may be listed before its devices, so an empty answer counts only after the sandbox started."""
 
     async def scenario(scene: Scene) -> None:
         scene.tell()
@@ -196,8 +196,8 @@ def test_an_answer_without_devices_counts_after_the_sandbox() -> None:
     stage(scenario)
 
 
-def test_an_answer_asked_before_the_sandbox_was_seen_does_not_count() -> None:
-    """Without NRI the first container that a pass sees shows the sandbox; a call on its way then is too early."""
+def test_answer_requested_before_the_sandbox_does_not_count() -> None:
+    """Without NRI the first container shows the sandbox, and a call in flight at that time is too early."""
 
     async def scenario(scene: Scene) -> None:
         scene.tell()
@@ -211,8 +211,8 @@ def test_an_answer_asked_before_the_sandbox_was_seen_does_not_count() -> None:
     stage(scenario)
 
 
-def test_an_answer_that_lacks_a_pod_says_nothing() -> None:
-    """A kubelet that has just started lists no pod, though they run: what is known stays, who waits waits on."""
+def test_answer_without_the_pod_changes_nothing() -> None:
+    """A restarted kubelet lists no pods at first: known devices are kept, and calls continue."""
 
     async def scenario(scene: Scene) -> None:
         scene.tell(NEAR)
@@ -229,8 +229,8 @@ def test_an_answer_that_lacks_a_pod_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("before", ["API", "runtime", "checkpoint"])
-def test_a_remade_pod_never_gets_the_devices_of_the_one_before(before: str) -> None:
-    """While the kubelet may still name the old pod of that name, only an answer after the new sandbox counts."""
+def test_recreated_pod_does_not_get_stale_devices(before: str) -> None:
+    """For a pod with a reused name only an answer after the start of the new sandbox counts."""
 
     async def scenario(scene: Scene) -> None:
         scene.tell(NEAR)
@@ -251,8 +251,8 @@ def test_a_remade_pod_never_gets_the_devices_of_the_one_before(before: str) -> N
     stage(scenario)
 
 
-def test_two_entries_of_one_name_count_for_none() -> None:
-    """An old kubelet lists a finished pod beside the new one of its name."""
+def test_duplicate_entries_of_a_pod_do_not_count() -> None:
+    """An old kubelet lists a finished pod beside a new one of the same name."""
 
     async def scenario(scene: Scene) -> None:
         scene.kubelet.pods[("ns", "a")] = [{"c": (NEAR,)}, {"c": ()}]
@@ -263,8 +263,8 @@ def test_two_entries_of_one_name_count_for_none() -> None:
     stage(scenario)
 
 
-def test_devices_are_kept_until_the_pod_is_gone() -> None:
-    """A pod without live containers keeps its devices while the API has it; they are forgotten with it."""
+def test_devices_are_kept_until_the_pod_is_deleted() -> None:
+    """Devices of a pod without live containers are kept until the API deletes the pod."""
 
     async def scenario(scene: Scene) -> None:
         scene.tell(NEAR)
@@ -278,8 +278,8 @@ def test_devices_are_kept_until_the_pod_is_gone() -> None:
     stage(scenario)
 
 
-def test_a_checkpoint_is_gone_on_from() -> None:
-    """What an earlier agent was told is not asked for again."""
+def test_devices_of_a_checkpoint_are_not_requested_again() -> None:
+    """Devices known from the checkpoint cause no call."""
 
     async def scenario(scene: Scene) -> None:
         scene.keeper.resume({Owner("u", "c"): (NEAR,), Owner("gone", "c"): ()})
@@ -291,7 +291,7 @@ def test_a_checkpoint_is_gone_on_from() -> None:
 
 
 def test_a_container_with_too_many_devices_stays_unknown(caplog: pytest.LogCaptureFixture) -> None:
-    """It is not asked for again, the log says so, and so does the reason, until the pod is gone."""
+    """The container's devices stay unknown with a reason and a log message, and no more calls."""
 
     async def scenario(scene: Scene) -> None:
         scene.kubelet.pods[("ns", "a")] = [{"c": None}]
@@ -316,10 +316,10 @@ def test_a_container_with_too_many_devices_stays_unknown(caplog: pytest.LogCaptu
         pytest.param(TooLarge("5 MiB"), "too_large", "list of devices exceeds 4 MiB", id="too large"),
     ],
 )
-def test_a_kubelet_that_does_not_answer_is_asked_again(
+def test_failed_call_is_retried(
     error: Exception, result: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The reason is known, logged once and counted; as soon as it answers a pass is asked for."""
+    """The reason is logged once and counted; the first answer requests a pass."""
 
     async def scenario(scene: Scene) -> None:
         scene.kubelet.error = error
@@ -340,8 +340,8 @@ def test_a_kubelet_that_does_not_answer_is_asked_again(
     assert caplog.text.count("devices not known") == 1
 
 
-def test_causes_that_alternate_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The last cause is the reason; each is logged once until an answer comes, and again after it."""
+def test_alternating_errors_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each error is logged once until an answer succeeds, and again afterwards."""
 
     async def scenario(scene: Scene) -> None:
         scene.see(seen("u"))
@@ -356,7 +356,7 @@ def test_causes_that_alternate_are_logged_once(caplog: pytest.LogCaptureFixture)
 
 
 class SetClock:
-    """A clock that a test moves."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -366,8 +366,8 @@ class SetClock:
         return self.now
 
 
-def test_causes_that_alternate_cause_no_passes_in_a_loop() -> None:
-    """The first reason asks for a pass, others at most every ten seconds, whatever the kubelet answers in turn."""
+def test_passes_for_alternating_errors_are_rate_limited() -> None:
+    """The first error requests a pass, and later ones at most one in ten seconds."""
 
     async def run() -> None:
         clock, kubelet, passes = SetClock(), Told(), list[int]()
@@ -387,8 +387,8 @@ def test_causes_that_alternate_cause_no_passes_in_a_loop() -> None:
     asyncio.run(run())
 
 
-def test_a_kubelet_that_answers_without_the_devices_is_reported_late() -> None:
-    """For five seconds that is usual; then the reason changes, once, and a pass shows it."""
+def test_missing_devices_are_reported_after_five_seconds() -> None:
+    """After five seconds the reason changes once, and requests a pass."""
 
     async def run() -> None:
         clock, owner = SetClock(), Owner("u", "c")
@@ -405,8 +405,8 @@ def test_a_kubelet_that_answers_without_the_devices_is_reported_late() -> None:
     asyncio.run(run())
 
 
-def test_calls_are_limited_however_many_pods_come() -> None:
-    """New pods all the time: a burst, and then five calls a second in the mean, one at a time."""
+def test_calls_are_rate_limited() -> None:
+    """With new pods all the time there is a burst, then five calls a second on average."""
 
     async def scenario(scene: Scene) -> None:
         pods: list[SeenPod] = []

@@ -1,4 +1,4 @@
-"""Memory beside the CPUs: sent before a container starts, never to one that runs, and told as the kernel has it."""
+"""Memory binding: sent before a container starts, never later, and reported as in the kernel."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ STATIC_MEMORY = '{"policyName":"Static","machineState":{},"entries":{},"checksum
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[FakeNode]:
-    """Return a node of two sockets: even CPUs on NUMA node 0, odd ones on node 1, the core 0,6 reserved."""
+    """Return a node of two sockets: even CPUs on NUMA node 0, odd ones on 1, with core 0,6 reserved."""
     node = FakeNode(tmp_path / "state", DUAL)
     yield node
     node.close()
 
 
 def memory(state: NodeState) -> MemoryState | None:
-    """Return what is known of the memory of the one container."""
+    """Return the memory state of the only container."""
     return state.pods[0].containers[0].memory
 
 
 def status(state: NodeState) -> Any:
-    """Return what the annotation of the one pod says of its container."""
+    """Return the status of the only container."""
     return json.loads(pod_status(state.pods[0], None) or "{}")["containers"]["c0"]
 
 
 def born(node: FakeNode, wish: Wish, uid: str = "a") -> str:
-    """Let a container be created, and run after the agent has seen it."""
+    """Create a container, run a pass, and start it."""
     node.add(uid, wish)
     node.run()
     number = node.start(uid, state=State.CREATED)
@@ -56,8 +56,8 @@ def born(node: FakeNode, wish: Wish, uid: str = "a") -> str:
     return number
 
 
-def test_runtime_is_told_before_the_start(node: FakeNode) -> None:
-    """A created container is sent its NUMA node with its CPUs, and the status says `bind` once it runs."""
+def test_memory_node_is_sent_before_the_start(node: FakeNode) -> None:
+    """A created container is sent its memory node with its CPUs, and the status has `bind` once it runs."""
     number = born(node, BOUND)
     assert (node.records[number], node.mems[node.cgroup(number)]) == (CPUSet.parse("2,4,8,10"), CPUSet([0]))
 
@@ -68,8 +68,8 @@ def test_runtime_is_told_before_the_start(node: FakeNode) -> None:
     assert (container.memory, container.memory_note) == ("bind", "")
 
 
-def test_created_container_that_has_its_cpus_already_is_told_too(node: FakeNode) -> None:
-    """Where a runtime makes the cgroup when it creates, and the CPUs are written there, the memory still has to be sent."""
+def test_memory_node_is_sent_once_if_the_cpus_are_right_already(node: FakeNode) -> None:
+    """If the cgroup already has the CPUs the memory node is still sent, once."""
     node.add("a", BOUND)
     node.run()
     number = node.start("a", state=State.CREATED)
@@ -81,8 +81,8 @@ def test_created_container_that_has_its_cpus_already_is_told_too(node: FakeNode)
     assert len(node.runtime.calls) == calls
 
 
-def test_pods_that_say_nothing_are_told_nothing(node: FakeNode) -> None:
-    """Without the annotation neither the runtime nor the status hears of memory."""
+def test_pod_without_the_annotation_gets_no_memory_node(node: FakeNode) -> None:
+    """Without the annotation no memory node is sent, and the status has no memory."""
     number = born(node, replace(BOUND, memory=None))
     state = node.run()
     assert node.cgroup(number) not in node.mems
@@ -91,7 +91,7 @@ def test_pods_that_say_nothing_are_told_nothing(node: FakeNode) -> None:
 
 
 def test_running_container_keeps_its_memory(node: FakeNode) -> None:
-    """One that starts before the runtime was told stays free: no write and no call binds what runs, and that is told."""
+    """A container that started before the memory node was sent stays unbound, with a note and one event."""
     node.add("a", BOUND)
     number = node.start("a")
     before = node.run()
@@ -108,7 +108,7 @@ def test_running_container_keeps_its_memory(node: FakeNode) -> None:
 
 
 def test_edit_leaves_memory_until_the_next_start(node: FakeNode) -> None:
-    """An edited annotation moves nothing: the status says what is so, and the next start follows the edit."""
+    """An edited annotation takes effect at the next start; until then the status has a note."""
     first = born(node, BOUND)
     node.add("a", FREE)
     state = node.run()
@@ -122,8 +122,8 @@ def test_edit_leaves_memory_until_the_next_start(node: FakeNode) -> None:
     assert memory(node.run()) == (NUMAMemory.FREE, "")
 
 
-def test_cpus_that_move_leave_the_memory_behind(node: FakeNode) -> None:
-    """When the CPUs of a bound container go to another NUMA node the memory stays, and that is told."""
+def test_memory_stays_when_the_cpus_move(node: FakeNode) -> None:
+    """If the CPUs move to another NUMA node the memory stays bound, and the status has a note."""
     number = born(node, BOUND)
     node.run()
     node.topology = DUAL.with_online(DUAL.online - CPUSet.parse("2,4,8,10"))
@@ -134,7 +134,7 @@ def test_cpus_that_move_leave_the_memory_behind(node: FakeNode) -> None:
 
 
 def test_limit_above_the_memory_is_an_event(node: FakeNode) -> None:
-    """Before the container runs its user is told that the kernel would kill it."""
+    """A memory limit above the node's memory is reported before the container runs."""
     node.topology = replace(DUAL, memory={0: 2**29, 1: 2**29})
     node.add("a", BOUND)
     state = node.run()
@@ -143,8 +143,8 @@ def test_limit_above_the_memory_is_an_event(node: FakeNode) -> None:
     assert "limit 1024 MiB is above the 512 MiB of NUMA node 0" in event.message
 
 
-def test_beside_the_memory_manager_nothing_is_sent(node: FakeNode, tmp_path: Path) -> None:
-    """The kubelet's Memory Manager with policy Static keeps the agent from binding; the CPUs are given all the same."""
+def test_memory_manager_prevents_binding(node: FakeNode, tmp_path: Path) -> None:
+    """With the kubelet's static Memory Manager the binding is refused, and the CPUs are still granted."""
     (tmp_path / MEMORY_STATE).write_text(STATIC_MEMORY)
     node.settings = Settings("node-1", node.config, tmp_path / "cpu_manager_state")
     node.new_agent()
@@ -156,8 +156,8 @@ def test_beside_the_memory_manager_nothing_is_sent(node: FakeNode, tmp_path: Pat
     assert status(state)["pinned"]
 
 
-def test_memory_the_kubelet_binds_is_told_as_bound(node: FakeNode, tmp_path: Path) -> None:
-    """What the Memory Manager binds is told as the kernel has it, and the refusal says who decides."""
+def test_memory_bound_by_the_kubelet_is_reported(node: FakeNode, tmp_path: Path) -> None:
+    """Memory that the Memory Manager binds is reported as bound."""
     (tmp_path / MEMORY_STATE).write_text(STATIC_MEMORY)
     node.settings = Settings("node-1", node.config, tmp_path / "cpu_manager_state")
     node.new_agent()
@@ -175,17 +175,17 @@ def test_memory_the_kubelet_binds_is_told_as_bound(node: FakeNode, tmp_path: Pat
         pytest.param(None, KubeletPolicy.UNKNOWN, id="absent"),
     ],
 )
-def test_memory_policy_is_read_beside_the_other(
+def test_memory_policy_is_read_from_its_state_file(
     tmp_path: Path, text: str | None, policy: KubeletPolicy
 ) -> None:
-    """The Memory Manager's file lies beside the CPU Manager's, and spells its policies with a capital."""
+    """The Memory Manager's file is beside the CPU Manager's, with capitalized policies."""
     if text is not None:
         (tmp_path / MEMORY_STATE).write_text(text)
     assert read_memory_policy(tmp_path / "cpu_manager_state") is policy
 
 
-def test_policy_of_configz_counts_where_there_is_no_file(node: FakeNode) -> None:
-    """What the kubelet said at start holds while its file says nothing."""
+def test_memory_policy_of_configz_counts_without_a_file(node: FakeNode) -> None:
+    """Without a state file the policy that the kubelet reported at start counts."""
     node.settings = Settings("node-1", node.config, memory_policy=KubeletPolicy.STATIC)
     node.new_agent()
     node.add("a", BOUND)

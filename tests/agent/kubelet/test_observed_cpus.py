@@ -1,4 +1,4 @@
-"""Which CPUs containers have on a node where the kubelet allocates them."""
+"""CPUs of containers on a node where the kubelet allocates them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ OWN, SHARED = CPUSet([2, 3]), CPUSet([0, 1])
 
 @dataclass
 class Others:
-    """A kubelet and a runtime that say what they are told to."""
+    """A fake kubelet and a fake runtime."""
 
     told: Mapping[str, CPUSet] | None = None
     recorded: Mapping[str, CPUSet] = field(default_factory=dict)
     asked: list[tuple[str, ...]] = field(default_factory=list)
 
     async def exclusive(self) -> Mapping[str, CPUSet] | None:
-        """Say what the kubelet does."""
+        """Return the kubelet's CPUs."""
         return self.told
 
     async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
-        """Say what the runtime does, and remember who was asked about."""
+        """Return the runtime's CPUs and record the requested ids."""
         self.asked.append(tuple(container_ids))
         return {key: cpus for key, cpus in self.recorded.items() if key in self.asked[-1]}
 
 
 def container(key: str, *, in_vm: bool = False, state: State = State.RUNNING) -> RuntimeContainer:
-    """Return a container of the pod `ns/p` that is called by the first part of its id."""
+    """Return a container of pod `ns/p`, named by the first part of its id."""
     name = key.partition("-")[0]
     return RuntimeContainer(key, "u", "ns", "p", name, state, 1, None if in_vm else f"/{key}", in_vm)
 
@@ -41,14 +41,14 @@ def container(key: str, *, in_vm: bool = False, state: State = State.RUNNING) ->
 def read(
     assignments: KubeletAssignments, *containers: tuple[RuntimeContainer, CPUSet]
 ) -> dict[str, HeldCPUs]:
-    """Return what containers have, by their names."""
+    """Return the CPUs by container name."""
     held = asyncio.run(assignments.read(containers))
     assert {owner.pod_uid for owner in held} <= {"u"}
     return {owner.container: found for owner, found in held.items()}
 
 
-def test_the_kubelets_word_goes_before_the_cgroup() -> None:
-    """The kubelet writes a cpuset up to ten seconds late: its own CPUs are a container's whatever confines it now."""
+def test_kubelets_cpus_are_preferred_to_the_cgroups() -> None:
+    """The kubelet writes cpusets up to ten seconds late, so the CPUs that it reports count."""
     others = Others({"ns/p/main": OWN, "ns/p/side": EMPTY})
     found = read(
         KubeletAssignments(others, others), (container("main"), SHARED | OWN), (container("side"), SHARED)
@@ -56,33 +56,34 @@ def test_the_kubelets_word_goes_before_the_cgroup() -> None:
     assert found == {"main": HeldCPUs(OWN, is_exclusive=True), "side": HeldCPUs(SHARED, is_exclusive=False)}
 
 
-def test_what_the_kubelet_does_not_name_is_where_it_is_confined() -> None:
-    """Ordinary init containers are not in its answers, and without its socket nobody is."""
+def test_container_unknown_to_the_kubelet_has_its_cpuset() -> None:
+    """Init containers, and all containers without the kubelet's socket, have their cpuset."""
     for others in (Others({}), Others(None)):
         found = read(KubeletAssignments(others, others), (container("init"), OWN))
         assert found == {"init": HeldCPUs(OWN, is_exclusive=None)}
 
 
-def test_of_what_runs_in_a_vm_the_runtime_is_asked() -> None:
-    """It has no cgroup of its own on the host; the runtime has what the kubelet sent last, and is asked each time."""
+def test_cpus_of_a_container_in_a_vm_come_from_the_runtime() -> None:
+    """A container in a VM has no cgroup on the host, so the runtime is asked each time."""
     others = Others({"ns/p/main": OWN, "ns/p/side": EMPTY}, {"side-1": SHARED})
     vm = (container("main-1", in_vm=True), EMPTY), (container("side-1", in_vm=True), EMPTY)
     assignments = KubeletAssignments(others, others)
     assert read(assignments, *vm)["side"] == HeldCPUs(SHARED, is_exclusive=False)
     others.recorded = {"side-1": CPUSet([0])}
     assert read(assignments, *vm)["side"] == HeldCPUs(CPUSet([0]), is_exclusive=False)
-    assert others.asked == [("side-1",), ("side-1",)]  # of the kubelet's own word nobody else is asked
+    # not asked about a container whose CPUs the kubelet reports
+    assert others.asked == [("side-1",), ("side-1",)]
 
 
-def test_nobody_speaks_for_a_container_without_cgroup_record_and_kubelet() -> None:
-    """It is left out, as one that has ended is."""
+def test_container_without_any_source_is_left_out() -> None:
+    """A container without cgroup, runtime record and kubelet is left out, and so is an exited one."""
     others = Others()
     ended = container("main", state=State.EXITED)
     assert read(KubeletAssignments(others, others), (container("vm", in_vm=True), EMPTY), (ended, OWN)) == {}
 
 
-def test_the_kubelets_word_outlives_its_silence() -> None:
-    """A kubelet that restarts takes nobody's CPUs; of the next container of the same name nothing is known then."""
+def test_kubelets_cpus_are_kept_while_it_is_silent() -> None:
+    """While the kubelet restarts a container keeps its reported CPUs, until a new container replaces it."""
     others = Others({"ns/p/main": OWN})
     assignments = KubeletAssignments(others, others)
     read(assignments, (container("main-1"), OWN))
@@ -92,8 +93,8 @@ def test_the_kubelets_word_outlives_its_silence() -> None:
     assert read(assignments, (container("main-1"), SHARED)) == {"main": HeldCPUs(SHARED, is_exclusive=None)}
 
 
-def test_pod_that_was_deleted_by_force_does_not_get_the_cpus_of_the_next() -> None:
-    """The kubelet names pods by their names: while two of one name run, what it said of the first counts, and no more."""
+def test_deleted_pod_does_not_get_the_cpus_of_its_successor() -> None:
+    """While two pods of the same name run, the kubelet's earlier answer counts for the first only."""
     old, new = container("main-1"), replace(container("main-2"), pod_uid="v")
     others = Others({"ns/p/main": OWN})
     assignments = KubeletAssignments(others, others)
@@ -109,8 +110,8 @@ def test_pod_that_was_deleted_by_force_does_not_get_the_cpus_of_the_next() -> No
     assert alone == {Owner("v", "main"): HeldCPUs(CPUSet([4, 5]), is_exclusive=True)}
 
 
-def test_of_two_containers_of_one_name_the_running_one_counts() -> None:
-    """A container may be created while the one that it follows still ends."""
+def test_running_container_counts_among_two_of_one_name() -> None:
+    """A container may be created while its predecessor is still ending."""
     others = Others({})
     created = container("main-2", state=State.CREATED)
     found = read(KubeletAssignments(others, others), (container("main-1"), OWN), (created, SHARED))

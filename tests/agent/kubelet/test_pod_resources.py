@@ -1,4 +1,4 @@
-"""What the kubelet tells of its containers' CPUs, and what becomes of answers that cannot be true."""
+"""CPUs of containers from the kubelet's PodResources API, and invalid answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ONE = pod("a", {"main": [2, 3]})
 
 
 def play(tmp_path: Path, scenario: Callable[[FakeKubelet, PodResources], Awaitable[None]]) -> None:
-    """Run a scenario with a kubelet that does not serve yet, and its client, which waits for a tenth of a second."""
+    """Run a scenario with a kubelet that does not serve yet, and a client with a timeout of 0.1 s."""
 
     async def run() -> None:
         fake = FakeKubelet(tmp_path / "kubelet.sock")
@@ -36,13 +36,13 @@ def play(tmp_path: Path, scenario: Callable[[FakeKubelet, PodResources], Awaitab
 
 
 def told(*pods: Pod) -> dict[str, str]:
-    """Return what is understood of an answer about pods."""
+    """Return the CPUs parsed from an answer, by container."""
     named = chain.from_iterable(own_cpus(each) for each in pods)
     return {name: str(cpus) for name, cpus in agreed(named).items()}
 
 
-def test_own_cpus_by_the_names_of_containers() -> None:
-    """What has CPUs of its own is told with them, what runs in the shared set with none."""
+def test_exclusive_cpus_are_listed_by_container() -> None:
+    """Containers have their exclusive CPUs, and those in the shared set have none."""
     assert told(pod("a", {"main": [3, 2], "side": []}), pod("b", {"main": []})) == {
         "ns/a/main": "2-3",
         "ns/a/side": "",
@@ -50,14 +50,14 @@ def test_own_cpus_by_the_names_of_containers() -> None:
     }
 
 
-def test_cpus_of_a_pod_as_a_whole_are_those_of_its_other_containers() -> None:
-    """A kubelet with resources of pods tells the pod's CPUs with its containers': the rest is shared inside it alone."""
+def test_pod_level_cpus_belong_to_its_other_containers() -> None:
+    """Pod-level CPUs that no container owns belong to the pod's other containers."""
     whole = pod("a", {"main": [2], "one": [], "two": []}, cpus=[2, 4, 5])
     assert told(whole) == {"ns/a/main": "2", "ns/a/one": "4-5", "ns/a/two": "4-5"}
 
 
-def test_of_two_pods_of_one_name_only_what_both_have_is_believed() -> None:
-    """While a pod replaces another one nobody knows which of them an entry is about."""
+def test_duplicate_pods_count_only_where_they_agree() -> None:
+    """While a pod replaces another of the same name, only equal entries count."""
     assert told(pod("a", {"main": [2], "side": []}), pod("a", {"main": [3], "side": []})) == {"ns/a/side": ""}
 
 
@@ -70,16 +70,16 @@ def test_of_two_pods_of_one_name_only_what_both_have_is_believed() -> None:
         pytest.param([2] * (MAX_CPU + 2), id="more than a machine has"),
     ],
 )
-def test_cpus_that_cannot_be_are_an_error(cpus: list[int]) -> None:
-    """An answer with one such CPU is believed in nothing."""
+def test_impossible_cpus_are_an_error(cpus: list[int]) -> None:
+    """One impossible CPU makes the whole answer invalid."""
     with pytest.raises(BadCPUList):
         told(ONE, pod("b", {"main": cpus}))
     with pytest.raises(BadCPUList):
         told(pod("b", {"main": []}, cpus=cpus))
 
 
-def test_kubelet_comes_goes_and_comes_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a socket and after the kubelet's end nothing is known, which the log says once each time."""
+def test_client_reconnects_to_the_kubelet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the kubelet the answer is None, which is logged once for each outage."""
 
     async def scenario(fake: FakeKubelet, client: PodResources) -> None:
         fake.tell(ONE, pod("b", {"main": []}))
@@ -99,7 +99,7 @@ def test_kubelet_comes_goes_and_comes_again(tmp_path: Path, caplog: pytest.LogCa
 
 
 async def answered(client: PodResources) -> object:
-    """Return the first answer; a connection that failed a moment ago is not made again at once."""
+    """Return the first answer; a failed connection is not retried at once."""
     while (found := await client.exclusive()) is None:
         await asyncio.sleep(0)
     return found
@@ -118,8 +118,8 @@ async def answered(client: PodResources) -> object:
         pytest.param(b"\x00" * (17 * 2**20), id="longer than any answer"),
     ],
 )
-def test_answers_that_make_no_sense_are_none(tmp_path: Path, answer: bytes) -> None:
-    """The agent goes on as it does without a kubelet, and believes the next answer that makes sense."""
+def test_invalid_answers_are_none(tmp_path: Path, answer: bytes) -> None:
+    """An invalid answer is None, as without a kubelet, and the next valid one counts."""
 
     async def scenario(fake: FakeKubelet, client: PodResources) -> None:
         async with fake.serving():
@@ -131,8 +131,8 @@ def test_answers_that_make_no_sense_are_none(tmp_path: Path, answer: bytes) -> N
     play(tmp_path, scenario)
 
 
-def test_kubelet_that_hangs_or_refuses_holds_nobody_up(tmp_path: Path) -> None:
-    """A call has a deadline, and a refusal (the kubelet limits how often it is asked) is like silence."""
+def test_hung_or_refusing_kubelet_is_none(tmp_path: Path) -> None:
+    """A timeout and a refusal by the kubelet's rate limit are None."""
 
     async def scenario(fake: FakeKubelet, client: PodResources) -> None:
         async with fake.serving():
@@ -147,13 +147,13 @@ def test_kubelet_that_hangs_or_refuses_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def test_socket_is_beside_the_kubelets_state() -> None:
-    """Whoever names the kubelet's state file names its root folder, where the socket is too."""
+    """The socket is in the kubelet's root folder, as its state file is."""
     state = Path("/var/lib/kubelet/cpu_manager_state")
     assert socket_beside(state) == Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 
 def test_devices_of_a_long_list_are_not_kept(tmp_path: Path) -> None:
-    """A list of 15 MiB, 100 pods with 5,000 devices each, takes less memory than half of it."""
+    """A list of 15 MiB with many devices is read in less than half its size."""
     devices = [field(1, b"example.com/vf"), *(field(2, f"{number:026}".encode()) for number in range(5000))]
     crowded = field(3, field(1, b"main") + field(2, b"".join(devices)) + field(3, bytes([2, 3])))
     pods = (field(1, field(1, f"p{n}".encode()) + field(2, b"ns") + crowded) for n in range(100))
@@ -175,7 +175,7 @@ def test_devices_of_a_long_list_are_not_kept(tmp_path: Path) -> None:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Return a field of protobuf with its length."""
+    """Return a protobuf field with its length."""
     length, size = bytearray(), len(content)
     while size > 127:
         length.append(size & 127 | 128)

@@ -1,4 +1,4 @@
-"""The kubelet's state files, whose policies decide whether the agent acts."""
+"""The kubelet's state files, whose policies decide whether the agent observes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU_STATE = "cpu_manager_state"
 
 @pytest.mark.parametrize("name", [CPU_STATE, MEMORY_STATE])
 def test_every_write_of_the_kubelet_changes_the_versions(tmp_path: Path, name: str) -> None:
-    """A file that appears, is replaced by one of the same text, or disappears is another version; no other time is."""
+    """A file that appears, is replaced or disappears has another version, and none otherwise."""
     state = tmp_path / CPU_STATE
     seen = [versions(state)]
     for _ in range(2):
@@ -45,10 +45,10 @@ def test_every_write_of_the_kubelet_changes_the_versions(tmp_path: Path, name: s
         pytest.param("static", "replaced", False, id="static: replaced with every pod"),
     ],
 )
-def test_agent_ends_when_the_file_that_is_mounted_is_not_the_kubelet_s_any_more(
+def test_agent_ends_when_its_mounted_state_file_is_replaced(
     tmp_path: Path, policy: str, change: str, *, ends: bool
 ) -> None:
-    """Its mount shows the removed file for good, and only a new container sees the new policy; static stays observing."""
+    """The mount keeps the removed file, so the agent ends to read the new one, unless it was static."""
     command = ["unshare", "--mount", sys.executable, "-m", "tests.agent.kubelet.mounted"]
     result = subprocess.run(
         [*command, tmp_path, policy, change], check=True, capture_output=True, text=True, timeout=240
@@ -60,8 +60,8 @@ def test_agent_ends_when_the_file_that_is_mounted_is_not_the_kubelet_s_any_more(
     assert result.stdout.strip() == (f"{problem}: {remedy}" if ends else "worked on")
 
 
-def test_files_of_a_folder_that_is_mounted_whole_are_read_anew(tmp_path: Path) -> None:
-    """Where the folder is visible, as on the host, a replaced file is the new one, and nothing has to end."""
+def test_state_files_in_a_mounted_folder_are_read_again(tmp_path: Path) -> None:
+    """If the whole folder is mounted a replaced file is read, and the agent does not end."""
     for name in (CPU_STATE, MEMORY_STATE):
         (tmp_path / name).write_text('{"policyName":"none"}')
     mounted = MountedState(tmp_path / CPU_STATE)
@@ -73,8 +73,8 @@ def test_files_of_a_folder_that_is_mounted_whole_are_read_anew(tmp_path: Path) -
     assert read_kubelet_policy(tmp_path / CPU_STATE) is KubeletPolicy.STATIC
 
 
-def test_file_without_links_from_the_start_ends_no_agent(tmp_path: Path) -> None:
-    """A file system that counts no links would otherwise end every agent as soon as it starts."""
+def test_file_without_a_link_count_does_not_end_the_agent(tmp_path: Path) -> None:
+    """On a file system without link counts the agent would otherwise end at once."""
     state = tmp_path / CPU_STATE
     state.write_text('{"policyName":"none"}')
     with state.open() as file:
