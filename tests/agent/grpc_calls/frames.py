@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 and messages of gRPC as they are on the wire."""
+"""HTTP/2 frames and gRPC messages in wire format."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ END, ACK, WHOLE, PADDED, PRIORITY = 1, 1, 4, 8, 32
 
 
 def frame(kind: int, flags: int, content: bytes = b"", stream: int = 1) -> bytes:
-    """Return a frame as it is on the wire."""
+    """Return a frame in wire format."""
     return len(content).to_bytes(3) + struct.pack("!BBI", kind, flags, stream) + content
 
 
 def block(*headers: tuple[str, str]) -> bytes:
-    """Return a block of headers that changes no table, so that blocks are read in any order."""
+    """Return a header block that changes no compression table, so that blocks are independent."""
     return b"".join(
         Encoder().encode([header]) if header[0] == ":status" else literal(*header) for header in headers
     )
 
 
 def literal(name: str, value: str) -> bytes:
-    """Return a header that is not indexed and not compressed."""
+    """Return a header without index and compression."""
     return b"\x00" + b"".join(bytes([len(text)]) + text.encode() for text in (name, value))
 
 
 def message(content: bytes, compressed: int = 0) -> bytes:
-    """Return a message of gRPC with its prefix."""
+    """Return a gRPC message with its prefix."""
     return struct.pack("!BI", compressed, len(content)) + content

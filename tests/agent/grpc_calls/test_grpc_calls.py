@@ -1,4 +1,4 @@
-"""gRPC over a unix socket: what a server may send, and what is refused of what it sends."""
+"""The gRPC client on a unix socket: accepted framings, refused answers and limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VERSION = VersionResponse(runtime_name="fake", runtime_version="1").SerializeToS
 
 
 def field(number: int, content: bytes, kind: int = 2) -> bytes:
-    """Return a field of protobuf, whose content is short."""
+    """Return a protobuf field with short content."""
     return bytes([number << 3 | kind]) + (bytes([len(content)]) if kind == 2 else b"") + content
 
 
@@ -51,14 +51,14 @@ ANSWER = frame(DATA, 0, message(VERSION))
 
 
 def against(tmp_path: Path, sent: bytes, ask: Callable[[Calls], Awaitable[object]]) -> tuple[object, bytes]:
-    """Ask a server that sends these bytes to each client; return the result, and what the client sent."""
+    """Call a server that sends these bytes to each client; return the result and the client's bytes."""
     received, over = bytearray(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         received.extend(await reader.readuntil(PREFACE))
         writer.write(sent)
         writer.write_eof()
-        with suppress(ConnectionError):  # a client that gives up leaves something unread
+        with suppress(ConnectionError):  # a client that gives up leaves unread data
             received.extend(await reader.read())
         writer.close()
         over.set()
@@ -75,7 +75,7 @@ def against(tmp_path: Path, sent: bytes, ask: Callable[[Calls], Awaitable[object
 
 
 async def version(calls: Calls) -> str:
-    """Ask for a small answer."""
+    """Call a method with a small answer."""
     return (await calls.ask("Version", VersionRequest(), VersionResponse)).runtime_name
 
 
@@ -104,13 +104,13 @@ async def version(calls: Calls) -> str:
         pytest.param(BEGIN + frame(12, 0, b"new") + ANSWER + OK, id="unknown-frame"),
     ],
 )
-def test_answer_is_read_however_it_is_framed(tmp_path: Path, sent: bytes) -> None:
-    """Padding, pieces, continuations, priorities and frames that are not known change nothing."""
+def test_answer_is_read_in_any_framing(tmp_path: Path, sent: bytes) -> None:
+    """Padding, splits, continuations, priorities and unknown frames do not change the answer."""
     assert against(tmp_path, sent, version)[0] == "fake"
 
 
-def test_no_more_is_in_flight_than_the_window(tmp_path: Path) -> None:
-    """The window is opened again by what was read and by no more, for the connection and for the request."""
+def test_flow_control_window_follows_the_reads(tmp_path: Path) -> None:
+    """The connection's window is increased by what was read, and by no more."""
 
     async def skip(calls: Calls) -> None:
         async with calls.reading("Version", VersionRequest()) as fields:
@@ -128,8 +128,8 @@ def test_no_more_is_in_flight_than_the_window(tmp_path: Path) -> None:
     assert 2**17 <= sum(opened) <= len(message(content))
 
 
-def test_stream_stays_through_pings_and_new_settings(tmp_path: Path) -> None:
-    """A stream of events has no deadline: what a server asks in idle time is answered before the next event comes."""
+def test_stream_survives_pings_and_new_settings(tmp_path: Path) -> None:
+    """Pings and settings on an idle event stream are answered before the next event."""
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -171,7 +171,7 @@ def test_stream_stays_through_pings_and_new_settings(tmp_path: Path) -> None:
     ],
 )
 def test_flood_of_frames_leaves_the_loop_its_turns(tmp_path: Path, flood: bytes) -> None:
-    """A turn takes at most 16 KiB of frames, also of those that carry nothing: an answer behind 65,536 is read."""
+    """At most 16 KiB of frames are handled in one iteration, also empty ones."""
     sent, turns = BEGIN + flood * 2**16 + ANSWER + OK, 0
 
     async def ask(calls: Calls) -> str:
@@ -187,22 +187,22 @@ def test_flood_of_frames_leaves_the_loop_its_turns(tmp_path: Path, flood: bytes)
 
 
 class Unread:
-    """The sending side of a connection whose other end reads nothing until it is released."""
+    """A writer whose peer reads nothing until it is released."""
 
     def __init__(self) -> None:
         self.sent, self.released = 0, asyncio.Event()
 
     def write(self, content: bytes) -> None:
-        """Keep count of what waits."""
+        """Count the unsent bytes."""
         self.sent += len(content)
 
     async def drain(self) -> None:
-        """Wait as for a connection that is full."""
+        """Wait as for a full connection."""
         await self.released.wait()
 
 
-def test_server_that_reads_nothing_is_answered_no_more() -> None:
-    """What waits to be sent never exceeds the answers to one read, however many pings are there."""
+def test_answers_to_an_unreading_server_are_limited() -> None:
+    """Unsent bytes never exceed the answers to one read, however many pings arrive."""
 
     async def flood() -> None:
         reader, unread = asyncio.StreamReader(), Unread()
@@ -213,8 +213,8 @@ def test_server_that_reads_nothing_is_answered_no_more() -> None:
             for _ in range(1000):
                 await asyncio.sleep(0)
             assert not reading.done()
-            assert unread.sent <= 2**14 * (step + 1) + 256  # of the request
-            unread.released.set()  # the next write waits again
+            assert unread.sent <= 2**14 * (step + 1) + 256  # the request's bytes
+            unread.released.set()  # the next write blocks again
             await asyncio.sleep(0)
             unread.released.clear()
         unread.released.set()
@@ -331,10 +331,8 @@ def test_server_that_reads_nothing_is_answered_no_more() -> None:
         ),
     ],
 )
-def test_answer_that_cannot_be_is_an_error(
-    tmp_path: Path, sent: bytes, kind: type[AgentError], reason: str
-) -> None:
-    """Each has its error with the reason: what is broken may be asked for again, what is wrong may not."""
+def test_invalid_answer_is_an_error(tmp_path: Path, sent: bytes, kind: type[AgentError], reason: str) -> None:
+    """Broken connections raise Unavailable and wrong answers Refused, with the reason."""
 
     async def ask(calls: Calls) -> None:
         with pytest.raises(AgentError, match=reason) as raised:
@@ -360,7 +358,7 @@ STATUS = field(1, field(1, b"id")) + field(2, field(1, b"info") + field(2, b'{"p
     ],
 )
 def test_verbose_status_is_read_field_by_field(tmp_path: Path, content: bytes, pid: int) -> None:
-    """Only the document under the key `info` counts; numbers of any kind beside it are passed over."""
+    """Only the document under the key `info` is read, and other fields are skipped."""
     sent = BEGIN + frame(DATA, 0, message(content)) + OK
     for ask in (container_info, sandbox_info):
         assert against(tmp_path, sent, lambda calls, ask=ask: ask(calls, "id"))[0] == ContainerInfo(pid)  # type: ignore[misc]
@@ -376,8 +374,8 @@ def test_verbose_status_is_read_field_by_field(tmp_path: Path, content: bytes, p
         pytest.param(b"\x0a", "longer than its message", id="no-length"),
     ],
 )
-def test_fields_that_cannot_be_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    """A field never reaches beyond its message, however long it says that it is."""
+def test_invalid_fields_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    """A field that claims to be longer than its message is refused."""
 
     async def ask(calls: Calls) -> None:
         with pytest.raises(Refused, match=reason):
@@ -387,7 +385,7 @@ def test_fields_that_cannot_be_are_refused(tmp_path: Path, content: bytes, reaso
 
 
 def test_request_above_a_frame_is_a_bug() -> None:
-    """Requests are ids and cpusets; a larger one is never sent in part."""
+    """Requests are ids and cpusets; a larger one raises and is not sent."""
 
     async def send() -> None:
         reader = asyncio.StreamReader()

@@ -1,4 +1,4 @@
-"""A gRPC service on a unix socket: what it answers, and what a slow, wrong or hostile client costs it."""
+"""The gRPC server on a unix socket: its answers, and slow, wrong and hostile clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HEADERS = [
 
 
 class Service:
-    """Answers with the version it is asked for; `wait` holds answers back."""
+    """Answers with the text of the request; `free` holds answers back."""
 
     def __init__(self) -> None:
         self.free = asyncio.Event()
@@ -43,7 +43,7 @@ class Service:
         self.problem: Exception | None = None
 
     async def answer(self, request: RegistrationStatus) -> PluginInfo:
-        """Return the version of the request as a name."""
+        """Return the text of the request as a name."""
         self.asked += 1
         if self.problem:
             raise self.problem
@@ -56,7 +56,7 @@ class Service:
 
 
 def serving(tmp_path: Path, use: Callable[[Path, Service], Awaitable[None]]) -> None:
-    """Serve, and use the service."""
+    """Run the server and a test with it."""
 
     async def run() -> None:
         service = Service()
@@ -75,12 +75,12 @@ def calls(path: Path, seconds: float = 60) -> Calls:
 
 
 async def version(client: Calls, name: str = "v") -> str:
-    """Ask once."""
+    """Call the service once."""
     return (await client.ask("Version", RegistrationStatus(error=name), PluginInfo)).name
 
 
 class Raw:
-    """A client that sends what it likes."""
+    """A client that sends any frames."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -96,12 +96,12 @@ class Raw:
         self.writer.close()
 
     async def send(self) -> None:
-        """Send what h2 has."""
+        """Send the pending bytes of h2."""
         self.writer.write(self.h2.data_to_send())
         await self.writer.drain()
 
     async def until(self, kind: type[Event], count: int = 1) -> None:
-        """Receive until as many events of a kind have come."""
+        """Receive until this number of events of a kind arrived."""
         while sum(isinstance(event, kind) for event in self.events) < count:
             received = await self.reader.read(65536)
             assert received, "the server has disconnected"
@@ -114,8 +114,8 @@ class Raw:
         return {bytes(name).decode(): bytes(value).decode() for name, value in found.headers}
 
 
-def test_answers_and_goes_on(tmp_path: Path) -> None:
-    """Requests follow each other on one connection, and the socket is root's alone."""
+def test_requests_share_a_connection(tmp_path: Path) -> None:
+    """Several requests use one connection, and only root can use the socket."""
 
     async def use(path: Path, _: Service) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -127,7 +127,7 @@ def test_answers_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
-    """A file that nobody listens at would keep the agent from starting."""
+    """A stale socket file would otherwise prevent the start."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "s"))
     serving(tmp_path, lambda path, _: _asks(path))
@@ -138,7 +138,7 @@ async def _asks(path: Path) -> None:
 
 
 def test_long_path_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    """The kernel takes 107 bytes."""
+    """The error names the kernel's limit of 107 bytes."""
 
     async def run() -> None:
         async with GrpcServer({}).listening(tmp_path / ("x" * 120)):
@@ -148,8 +148,8 @@ def test_long_path_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
-def test_answers_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    """A hundred requests are held back, and one that comes later is answered."""
+def test_requests_are_answered_concurrently(tmp_path: Path) -> None:
+    """A hundred requests are held at the same time, and all are answered."""
 
     async def use(path: Path, service: Service) -> None:
         service.free.clear()
@@ -175,7 +175,7 @@ def test_answers_do_not_wait_for_each_other(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_statuses(tmp_path: Path, problem: Exception, kind: type[Exception], text: str) -> None:
-    """The agent's own say why; a bug says where to look, and ends nothing."""
+    """The status has the message of an AgentError, else a generic one; later requests succeed."""
 
     async def use(path: Path, service: Service) -> None:
         service.problem = problem
@@ -190,8 +190,8 @@ def test_errors_are_statuses(tmp_path: Path, problem: Exception, kind: type[Exce
     serving(tmp_path, use)
 
 
-def test_deadline_of_the_caller_ends_a_request(tmp_path: Path) -> None:
-    """The answer is given up when the caller has."""
+def test_deadline_of_the_client_cancels_a_request(tmp_path: Path) -> None:
+    """At the client's deadline the request is cancelled and answered with DEADLINE_EXCEEDED."""
 
     async def use(path: Path, service: Service) -> None:
         service.free.clear()
@@ -206,8 +206,8 @@ def test_deadline_of_the_caller_ends_a_request(tmp_path: Path) -> None:
     serving(tmp_path, use)
 
 
-def test_request_that_is_reset_or_left_is_cancelled(tmp_path: Path) -> None:
-    """A kubelet that restarts leaves its requests."""
+def test_reset_or_disconnected_request_is_cancelled(tmp_path: Path) -> None:
+    """Requests are cancelled by a reset, and by a disconnect as of a restarted kubelet."""
 
     async def use(path: Path, service: Service) -> None:
         service.free.clear()
@@ -228,8 +228,8 @@ def test_request_that_is_reset_or_left_is_cancelled(tmp_path: Path) -> None:
     serving(tmp_path, use)
 
 
-def test_requests_that_are_reset_at_once_are_never_asked(tmp_path: Path) -> None:
-    """Requests and their resets come in one read: no coroutine is made for a whole one, nor for one that is too large."""
+def test_requests_reset_in_the_same_read_are_not_started(tmp_path: Path) -> None:
+    """A request whose reset arrives in the same read starts no coroutine."""
 
     async def use(path: Path, service: Service) -> None:
         async with Raw(path) as raw:
@@ -254,8 +254,10 @@ def test_requests_that_are_reset_at_once_are_never_asked(tmp_path: Path) -> None
     assert [str(it.message) for it in warned] == []
 
 
-def test_longest_request_ends_with_a_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peer is answered that it took too long, also where it named no deadline."""
+def test_request_above_the_time_limit_ends_with_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request without a deadline ends at the server's limit with DEADLINE_EXCEEDED."""
     monkeypatch.setattr("agent.grpc_server.MOST_SECONDS", 0.01)
 
     async def use(path: Path, service: Service) -> None:
@@ -281,10 +283,10 @@ def test_longest_request_ends_with_a_status(tmp_path: Path, monkeypatch: pytest.
         (message(b"x" * 2 * MOST_BYTES), "Version", "8", "at most"),
     ],
 )
-def test_wrong_requests_are_refused_and_the_next_one_is_served(
+def test_invalid_request_is_refused_and_the_next_one_served(
     tmp_path: Path, body: bytes, path: str, code: str, text: str
 ) -> None:
-    """On the same connection, and without a call of the service."""
+    """The service is not called, and the same connection serves the next request."""
 
     async def use(place: Path, service: Service) -> None:
         async with Raw(place) as raw:
@@ -308,7 +310,7 @@ def test_wrong_requests_are_refused_and_the_next_one_is_served(
 
 
 async def _send_all(raw: Raw, body: bytes) -> None:
-    """Send a body as the window allows; a server that refuses it early resets the stream."""
+    """Send a body within the flow control window, until the server resets the stream."""
     for start in range(0, len(body), 16384):
         while raw.h2.outbound_flow_control_window < 16384 and not _is_reset(raw):
             raw.events += raw.h2.receive_data(await raw.reader.read(65536))
@@ -337,8 +339,8 @@ def _is_reset(raw: Raw) -> bool:
     ],
     ids=["HTTP/1", "nothing sensible", "broken settings", "data without a request"],
 )
-def test_what_is_not_http2_ends_its_connection_alone(tmp_path: Path, sent: bytes) -> None:
-    """The next one is served."""
+def test_invalid_http2_ends_its_own_connection(tmp_path: Path, sent: bytes) -> None:
+    """The next connection is served."""
 
     async def use(path: Path, _: Service) -> None:
         reader, writer = await asyncio.open_unix_connection(path)
@@ -351,8 +353,8 @@ def test_what_is_not_http2_ends_its_connection_alone(tmp_path: Path, sent: bytes
     serving(tmp_path, use)
 
 
-def test_oldest_connection_makes_room(tmp_path: Path) -> None:
-    """A kubelet that restarted gets in, whoever else keeps connections open."""
+def test_oldest_connection_is_closed_at_the_limit(tmp_path: Path) -> None:
+    """A new connection, as of a restarted kubelet, is served at the limit of connections."""
 
     async def use(path: Path, _: Service) -> None:
         idle = [await asyncio.open_unix_connection(path) for _ in range(3 * MOST_CONNECTIONS)]
@@ -364,7 +366,7 @@ def test_oldest_connection_makes_room(tmp_path: Path) -> None:
 
 
 async def _stalls(path: Path, server: GrpcServer) -> socket.socket:
-    """Connect a peer that asks for answers until the server waits for it, and reads none."""
+    """Connect a peer that requests answers and reads none, until the server's write blocks."""
     peer = socket.socket(socket.AF_UNIX)
     peer.setblocking(False)
     peer.connect(str(path))
@@ -381,8 +383,8 @@ async def _stalls(path: Path, server: GrpcServer) -> socket.socket:
     return peer
 
 
-def test_end_of_the_service_disconnects_a_peer_that_does_not_read(tmp_path: Path) -> None:
-    """The server waits to send to it, and for ever if closing waited for what is not sent."""
+def test_shutdown_disconnects_a_peer_that_does_not_read(tmp_path: Path) -> None:
+    """Closing does not wait for unsent data."""
 
     async def run() -> None:
         server = GrpcServer({})
@@ -396,10 +398,8 @@ def test_end_of_the_service_disconnects_a_peer_that_does_not_read(tmp_path: Path
     asyncio.run(run())
 
 
-def test_peer_that_reads_nothing_for_long_is_disconnected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It holds one of a few connections, and memory."""
+def test_peer_that_does_not_read_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that does not read is disconnected after a timeout, because connections are limited."""
     monkeypatch.setattr("agent.grpc_server.STALLED_SECONDS", 0.01)
 
     async def run() -> None:
@@ -415,8 +415,8 @@ def test_peer_that_reads_nothing_for_long_is_disconnected(
     asyncio.run(run())
 
 
-def test_more_streams_than_allowed_end_a_connection(tmp_path: Path) -> None:
-    """The client was told how many it may have."""
+def test_too_many_streams_end_the_connection(tmp_path: Path) -> None:
+    """A client that exceeds the announced number of streams is disconnected."""
 
     async def use(path: Path, service: Service) -> None:
         service.free.clear()
@@ -434,8 +434,8 @@ def test_more_streams_than_allowed_end_a_connection(tmp_path: Path) -> None:
     serving(tmp_path, use)
 
 
-def test_answer_waits_for_the_window_of_the_peer(tmp_path: Path) -> None:
-    """A peer that takes a few bytes at a time gets all of them, and delays nobody."""
+def test_answer_waits_for_the_flow_control_window(tmp_path: Path) -> None:
+    """An answer is sent as a slow peer's window allows, and other connections are not delayed."""
 
     async def use(path: Path, _: Service) -> None:
         async with Raw(path) as raw:

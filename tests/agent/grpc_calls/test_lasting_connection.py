@@ -1,4 +1,4 @@
-"""Calls that follow each other use one connection, and notice that the server was restarted, killed or replaced."""
+"""Calls over one lasting connection, which is replaced when the server restarts, dies or moves."""
 
 from __future__ import annotations
 
@@ -32,57 +32,57 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 Answer = Callable[["Server", asyncio.StreamWriter, int], Awaitable[None]]
-HEAD_BYTES = 9  # of a frame
+HEAD_BYTES = 9  # size of a frame's header
 HELD_SECONDS = 0.05
-MANY_PINGS = 30  # fewer bytes than are held at most
+MANY_PINGS = 30  # fewer bytes than are held back at most
 BEGIN, OK = block((":status", "200")), block(("grpc-status", "0"))
 
 
 async def answered(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
-    """Answer a request with the name of the server."""
+    """Answer a request with the server's name."""
     content = VersionResponse(runtime_name=server.name).SerializeToString()
     data = frame(DATA, 0, message(content), stream)
     writer.write(frame(HEADERS, WHOLE, BEGIN, stream) + data + frame(HEADERS, WHOLE | END, OK, stream))
 
 
 async def closed(_: Server, writer: asyncio.StreamWriter, __: int) -> None:
-    """Disconnect without an answer."""
+    """Close the connection without an answer."""
     writer.close()
 
 
 async def answered_and_closed(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
-    """Answer, and disconnect."""
+    """Answer and close the connection."""
     await answered(server, writer, stream)
     writer.close()
 
 
 async def answered_and_left(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
-    """Answer, and announce in the same turn that no further request is taken."""
+    """Answer, and send GOAWAY at the same time."""
     await answered(server, writer, stream)
     writer.write(frame(GOAWAY, 0, stream.to_bytes(4) + bytes(4), 0))
 
 
 async def answered_and_asked(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
-    """Answer, and check in the same turn that the client lives."""
+    """Answer, and send a ping at the same time."""
     await answered(server, writer, stream)
     writer.write(frame(PING, 0, bytes(8), 0))
 
 
 async def asked_and_answered(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
-    """Check that the client lives, and answer once it has read that, as Go's server does."""
+    """Send a ping, and answer after the client has read it, as Go's server does."""
     writer.write(frame(PING, 0, bytes(8), 0))
     await settle()
     await answered(server, writer, stream)
 
 
 async def begun_and_closed(_: Server, writer: asyncio.StreamWriter, stream: int) -> None:
-    """Disconnect in the middle of an answer."""
+    """Close the connection in the middle of an answer."""
     writer.write(frame(HEADERS, WHOLE, BEGIN, stream))
     writer.close()
 
 
 async def asked_until_heard(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
-    """Ask one question after the other until one is answered, and then answer."""
+    """Send pings until one is answered, then answer the request."""
 
     async def ask() -> None:
         while not server.pongs:
@@ -95,11 +95,11 @@ async def asked_until_heard(server: Server, writer: asyncio.StreamWriter, stream
 
 
 async def held(_: Server, writer: asyncio.StreamWriter, __: int) -> None:
-    """Answer never."""
+    """Never answer."""
 
 
 class Server:
-    """Answers each request as the next word of a script says, and those behind its end."""
+    """Answers each request by the next step of a script, then normally."""
 
     def __init__(self, name: str = "first", *script: Answer) -> None:
         self.name = name
@@ -127,7 +127,7 @@ class Server:
 
     @asynccontextmanager
     async def at(self, socket: Path) -> AsyncIterator[None]:
-        """Listen at a socket, in place of what was there."""
+        """Listen on a socket, replacing an existing one."""
         socket.unlink(missing_ok=True)
         async with await asyncio.start_unix_server(self.serve, socket):
             yield
@@ -135,13 +135,13 @@ class Server:
 
 
 async def settle() -> None:
-    """Let both sides notice what the other did."""
+    """Let both sides handle pending events."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 async def name(calls: Calls) -> str:
-    """Return which server answers."""
+    """Return the name of the server that answers."""
     return (await calls.ask("Version", VersionRequest(), VersionResponse)).runtime_name
 
 
@@ -156,13 +156,13 @@ def run(
             with calls.lasting():
                 await body(calls)
             await settle()
-            assert server.open == 0  # nothing is left open behind the block
+            assert server.open == 0  # no connection stays open after the block
 
     asyncio.run(with_server())
 
 
-def test_thousand_calls_use_one_connection(tmp_path: Path) -> None:
-    """A connection is renewed after 1,000 requests, because h2 remembers each."""
+def test_connection_is_renewed_after_a_thousand_calls(tmp_path: Path) -> None:
+    """A connection is renewed after 1,000 requests, because h2 keeps a record of each."""
     server = Server()
 
     async def ask(calls: Calls) -> None:
@@ -174,8 +174,8 @@ def test_thousand_calls_use_one_connection(tmp_path: Path) -> None:
     assert (server.connections, server.requests) == (2, 1001)
 
 
-def test_question_behind_an_answer_is_answered_with_the_next_request(tmp_path: Path) -> None:
-    """A server that measures its connection by pings, as Go's does after each request, costs no write of its own."""
+def test_ping_after_an_answer_is_answered_with_the_next_request(tmp_path: Path) -> None:
+    """A ping after an answer, as Go's server sends, is answered together with the next request."""
     server = Server("first", answered_and_asked)
 
     async def ask(calls: Calls) -> None:
@@ -185,10 +185,10 @@ def test_question_behind_an_answer_is_answered_with_the_next_request(tmp_path: P
     assert (server.connections, server.pongs) == (1, 1)
 
 
-def test_question_before_an_answer_is_answered_with_the_next_request(
+def test_ping_before_an_answer_is_answered_with_the_next_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ping that arrives alone holds up no answer, so it costs no write of its own either."""
+    """A ping before an answer does not delay the answer and is answered with the next request."""
     monkeypatch.setattr("agent.http2._HELD_SECONDS", 60.0)
     server = Server("first", asked_and_answered)
 
@@ -202,10 +202,8 @@ def test_question_before_an_answer_is_answered_with_the_next_request(
     run(tmp_path, server, ask)
 
 
-def test_questions_that_follow_each_other_are_answered_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time of the first one counts: each later one would otherwise put all answers off."""
+def test_repeated_pings_are_answered_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delay counts from the first ping, so that later pings do not postpone the answer."""
     monkeypatch.setattr("agent.http2._HELD_SECONDS", HELD_SECONDS)
     server = Server("first", asked_until_heard)
 
@@ -216,8 +214,8 @@ def test_questions_that_follow_each_other_are_answered_in_time(
     assert server.pings < MANY_PINGS
 
 
-def test_calls_outside_of_the_block_connect_each(tmp_path: Path) -> None:
-    """A caller that asks once leaves nothing open."""
+def test_calls_outside_of_the_block_have_their_own_connections(tmp_path: Path) -> None:
+    """A single call leaves no connection open."""
     server = Server()
 
     async def ask() -> None:
@@ -241,10 +239,10 @@ def test_calls_outside_of_the_block_connect_each(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "not-noticed"])
-def test_server_that_ended_the_connection_is_asked_over_a_new_one(
+def test_closed_connection_is_replaced(
     tmp_path: Path, script: list[Answer], connections: int, requests: int, *, is_noticed: bool
 ) -> None:
-    """The second call is answered, whether or not the loop has seen the end of the first connection."""
+    """The second call succeeds over a new connection, whether or not the close was noticed before."""
     server = Server("first", *script)
 
     async def ask(calls: Calls) -> None:
@@ -265,10 +263,8 @@ def test_server_that_ended_the_connection_is_asked_over_a_new_one(
         pytest.param([answered, begun_and_closed], 2, id="in-the-middle-of-an-answer"),
     ],
 )
-def test_call_is_repeated_once_and_only_if_nothing_was_answered(
-    tmp_path: Path, script: list[Answer], requests: int
-) -> None:
-    """Then it fails, and the next call finds the server again."""
+def test_call_is_retried_once_if_no_answer_began(tmp_path: Path, script: list[Answer], requests: int) -> None:
+    """Otherwise the call fails, and the next one connects again."""
     server = Server("first", *script)
 
     async def ask(calls: Calls) -> None:
@@ -282,8 +278,8 @@ def test_call_is_repeated_once_and_only_if_nothing_was_answered(
     run(tmp_path, server, ask)
 
 
-def test_server_that_died_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
-    """A socket that leads nowhere, or is missing, is an error of each call and of no later one."""
+def test_missing_server_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
+    """While the socket is missing each call fails, and the next one after that succeeds."""
     server, other = Server(), Server("second")
 
     async def ask(calls: Calls) -> None:
@@ -298,8 +294,8 @@ def test_server_that_died_is_unavailable_until_it_is_back(tmp_path: Path) -> Non
     run(tmp_path, server, ask)
 
 
-def test_replaced_socket_is_noticed_while_the_old_server_still_answers(tmp_path: Path) -> None:
-    """The connection to a server that lost its socket is left."""
+def test_replaced_socket_is_used_at_once(tmp_path: Path) -> None:
+    """The connection to the old server is closed although it still answers."""
     old, new = Server("old"), Server("new")
 
     async def ask(calls: Calls) -> None:
@@ -312,8 +308,8 @@ def test_replaced_socket_is_noticed_while_the_old_server_still_answers(tmp_path:
     run(tmp_path, old, ask)
 
 
-def test_calls_at_the_same_time_wait_for_none_of_each_other(tmp_path: Path) -> None:
-    """Each has a connection then; one of them stays."""
+def test_concurrent_calls_have_their_own_connections(tmp_path: Path) -> None:
+    """Concurrent calls do not wait for each other, and one of their connections is kept."""
     server = Server("first", held)
 
     async def ask(calls: Calls) -> None:
@@ -333,8 +329,8 @@ def test_calls_at_the_same_time_wait_for_none_of_each_other(tmp_path: Path) -> N
     run(tmp_path, server, ask)
 
 
-def test_connection_whose_call_ran_out_of_time_is_not_used_again(tmp_path: Path) -> None:
-    """The late answer of a server that hung belongs to no later request."""
+def test_connection_is_not_reused_after_a_timeout(tmp_path: Path) -> None:
+    """The late answer of a hung server must not reach a later request."""
     server = Server("first", answered, held)
 
     async def ask(calls: Calls) -> None:
