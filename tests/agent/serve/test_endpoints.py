@@ -1,4 +1,4 @@
-"""Health, readiness, metrics and the local socket."""
+"""Health, readiness and metrics endpoints, and the local socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ask = Callable[[bytes], Awaitable[str]]
 
 
 def asked(state: NodeState | None, request: bytes, registry: CollectorRegistry | None = None) -> str:
-    """Return what a real server answers over TCP."""
+    """Return the answer of a real server over TCP."""
 
     async def talk() -> str:
         server = await listen_http(Endpoints(lambda: state, registry or CollectorRegistry()), "127.0.0.1", 0)
@@ -47,31 +47,31 @@ def get(path: str, state: NodeState | None = None, registry: CollectorRegistry |
 
 
 def test_health_is_served_before_anything_is_known() -> None:
-    """A process that answers is alive."""
+    """The health endpoint is served before the first pass."""
     assert get("/healthz").endswith("Connection: close\r\n\r\nok\n")
 
 
 def test_not_ready_before_the_first_pass() -> None:
-    """Readiness says why it is not there yet."""
+    """Before the first pass readiness fails with the reason."""
     answer = get("/readyz")
     assert answer.startswith("HTTP/1.1 503 Service Unavailable")
     assert "pods and containers are not listed yet" in answer
 
 
 def test_ready_when_everything_is_listed(node: FakeNode) -> None:
-    """After a pass with all pods and containers the agent is ready; the query does not matter."""
+    """After a pass with complete lists the agent is ready, whatever the query."""
     assert get("/readyz?verbose", node.run()).startswith("HTTP/1.1 200 OK")
 
 
 def test_not_ready_while_the_runtime_is_down(node: FakeNode) -> None:
-    """A runtime that does not answer is the reason."""
+    """While the runtime does not answer readiness fails with this reason."""
     node.run()
     node.runtime.down = True
     assert "the runtime does not answer" in get("/readyz", node.run())
 
 
 def test_not_ready_names_limit_and_remedy_of_a_list(node: FakeNode) -> None:
-    """A list above the limit is the reason, as the runtime's client words it with the remedy."""
+    """Readiness fails with the limit that a list exceeds, and the remedy."""
     node.run()
     node.runtime.unlisted = TooLarge(
         "ListPodSandbox: the answer exceeds 16 MiB: find the pods and delete them"
@@ -81,8 +81,8 @@ def test_not_ready_names_limit_and_remedy_of_a_list(node: FakeNode) -> None:
     assert f"the runtime does not answer: {node.runtime.unlisted}\n" in answer
 
 
-def test_metrics_show_the_node(node: FakeNode) -> None:
-    """CPUs by set, assignments by policy, refusals by reason, and what was written."""
+def test_metrics_have_the_node(node: FakeNode) -> None:
+    """Metrics have CPUs by set, assignments, refusals, containers, writes and throttled periods."""
     node.add("a", Wish("2", policy="exclusive"))
     node.add("b", Wish("7", policy="share"))
     node.start("a")
@@ -112,18 +112,18 @@ def test_metrics_show_the_node(node: FakeNode) -> None:
         pytest.param("HEAD /healthz HTTP/1.1\r\n\r\n", "200 OK", id="head"),
     ],
 )
-def test_other_requests_are_answered_in_words(request_text: str, status: str) -> None:
-    """Nothing else is served."""
+def test_other_requests_have_their_status(request_text: str, status: str) -> None:
+    """Unknown paths and other methods are answered with their HTTP status."""
     assert asked(None, request_text.encode()).startswith(f"HTTP/1.1 {status}")
 
 
-def test_endless_head_ends_its_own_connection_only() -> None:
-    """A request without end is cut off without an answer."""
+def test_too_long_request_head_is_cut_off() -> None:
+    """A request head without end closes the connection without an answer."""
     assert asked(None, b"GET /" + b"x" * 100_000) == ""
 
 
-def test_socket_gives_the_newest_state(node: FakeNode, tmp_path: Path) -> None:
-    """Whoever connects gets one line of JSON that topology and ledger can be read back from."""
+def test_socket_returns_the_newest_state(node: FakeNode, tmp_path: Path) -> None:
+    """A client of the socket gets one line of JSON, from which topology and ledger can be parsed."""
     node.add("a", Wish("1", smt="isolate"))
     node.add("b", Wish("nonsense", policy="exclusive"))
     node.start("a")
@@ -132,7 +132,7 @@ def test_socket_gives_the_newest_state(node: FakeNode, tmp_path: Path) -> None:
     async def read() -> bytes:
         path = tmp_path / "run/agent.sock"
         path.parent.mkdir()
-        path.write_bytes(b"")  # left behind by an agent that was killed
+        path.write_bytes(b"")  # left by a killed agent
         async with await listen_socket(Endpoints(lambda: state, CollectorRegistry()), path):
             assert path.stat().st_mode & 0o777 == 0o660
             reader, writer = await asyncio.open_unix_connection(path)

@@ -1,4 +1,4 @@
-"""The agent's port beside clients that hold connections, ask without end, or do not read."""
+"""The agent's port with clients that hold connections, flood it, or do not read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from agent.serve.endpoints import SENT_AT_ONCE, Endpoints, listen_http
 from agent.serve.metrics_page import FRESH_SECONDS, MetricsPage
 
 Port = int
-TURNS = 20  # of the event loop: enough for whatever is due by now
+TURNS = 20  # iterations of the event loop, enough for all pending work
 
 
 class Counting(Collector):
-    """One metric; notes who collects it, and which thread formats it."""
+    """One metric that records its collections and the threads that format it."""
 
     def __init__(self, text: str = "x") -> None:
         self.text = text
@@ -28,7 +28,7 @@ class Counting(Collector):
         self.threads: list[int] = []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield it."""
+        """Yield the metric."""
         self.collected += 1
         metric = Metric("numbers", self.text, "gauge")
         metric.samples = Samples(self.threads, metric.samples)
@@ -37,20 +37,20 @@ class Counting(Collector):
 
 
 class Samples(list[Any]):
-    """Samples that note the threads that read them."""
+    """Samples that record the threads that read them."""
 
     def __init__(self, threads: list[int], samples: list[Any]) -> None:
         super().__init__(samples)
         self._threads = threads
 
     def __iter__(self) -> Iterator[Any]:
-        """Note the thread."""
+        """Record the thread."""
         self._threads.append(threading.get_ident())
         return super().__iter__()
 
 
 def registry_of(collector: Collector | None = None) -> CollectorRegistry:
-    """Return a registry with a collector."""
+    """Return a registry with this collector."""
     registry = CollectorRegistry()
     if collector:
         registry.register(collector)
@@ -58,27 +58,27 @@ def registry_of(collector: Collector | None = None) -> CollectorRegistry:
 
 
 def serve(talk: Callable[[Port], Awaitable[None]], collector: Collector | None = None) -> None:
-    """Let a test talk to the port of an agent."""
+    """Run a test with an agent's port."""
 
     async def play() -> None:
         server = await listen_http(Endpoints(lambda: None, registry_of(collector)), "127.0.0.1", 0)
         async with server, asyncio.timeout(60):
             await talk(server.sockets[0].getsockname()[1])
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
-                await asyncio.wait(others)  # what serves the connections that the test has closed
+                await asyncio.wait(others)  # the tasks of connections that the test has closed
 
     asyncio.run(play())
 
 
 async def connect(port: Port) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect, and let the agent take the connection."""
+    """Connect and let the agent accept."""
     streams = await asyncio.open_connection("127.0.0.1", port)
     await turns()
     return streams
 
 
 async def turns() -> None:
-    """Let the loop do what is due."""
+    """Let the event loop do pending work."""
     for _ in range(TURNS):
         await asyncio.sleep(0)
 
@@ -94,8 +94,8 @@ async def get(port: Port, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
-def test_new_connection_takes_the_place_of_the_one_idle_for_longest(path: str) -> None:
-    """While 64 connections stand without a request, one more is answered, and only the oldest is cut."""
+def test_new_connection_replaces_the_longest_idle_one(path: str) -> None:
+    """With 64 idle connections a new one is answered, and only the oldest is closed."""
 
     async def talk(port: Port) -> None:
         idle = [await connect(port) for _ in range(MOST_CONNECTIONS)]
@@ -110,7 +110,7 @@ def test_new_connection_takes_the_place_of_the_one_idle_for_longest(path: str) -
 
 
 def test_probes_are_answered_while_connections_come_without_end() -> None:
-    """Twenty times as many connections as may stand come while probes ask: each probe is answered."""
+    """Every probe is answered while twenty times the limit of connections are opened."""
 
     async def talk(port: Port) -> None:
         opened: list[asyncio.StreamWriter] = []
@@ -133,13 +133,13 @@ def test_probes_are_answered_while_connections_come_without_end() -> None:
     serve(talk)
 
 
-def test_fewer_connections_are_accepted_in_a_turn_than_may_stand() -> None:
-    """A request that has arrived is read before the next turns' connections can take its place."""
+def test_accepts_per_iteration_are_below_the_connection_limit() -> None:
+    """A received request is read before later connections can replace its own."""
     assert 4 * ACCEPTED_AT_ONCE <= MOST_CONNECTIONS
 
 
 def test_metrics_are_rendered_once_a_second_outside_of_the_loop() -> None:
-    """Clients at the same time share a rendering, later ones have it for a second; a thread formats it."""
+    """Requests within a second share one rendering, which runs in another thread."""
     now = [10.0]
     collector = Counting()
     page = MetricsPage(registry_of(collector), lambda: now[0])
@@ -160,8 +160,8 @@ def test_metrics_are_rendered_once_a_second_outside_of_the_loop() -> None:
     assert len(collector.threads) == 2
 
 
-def test_client_that_disconnects_ends_no_rendering_of_others() -> None:
-    """Who asks at the same time gets the metrics although the first client is cut."""
+def test_disconnect_does_not_cancel_the_rendering_for_others() -> None:
+    """A concurrent request gets the metrics although the first client disconnects."""
 
     async def ask() -> None:
         page = MetricsPage(registry_of(Counting()))
@@ -175,7 +175,7 @@ def test_client_that_disconnects_ends_no_rendering_of_others() -> None:
 
 
 def test_unread_response_takes_little_memory() -> None:
-    """Of eight megabytes that a client does not read, less than two parts wait in the agent's memory."""
+    """Of an unread response of 8 MB at most two chunks are buffered."""
     sizes: list[int] = []
 
     async def talk(port: Port) -> None:
