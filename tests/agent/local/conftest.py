@@ -1,4 +1,4 @@
-"""Every test of the runtime runs in the kernel's cgroups and by affinity alone."""
+"""Runs each test of the local runtime with kernel cgroups and with affinity alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.agent.local.world import World
 
 @pytest.fixture(params=[pytest.param("cgroup", marks=pytest.mark.runtime), "affinity"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """Return a world of either kind."""
+    """Return a world with cgroups or with affinity alone."""
     why = cgroups_missing() if request.param == "cgroup" else None
     if why and os.environ.get("CI") == "true":
         pytest.fail(why)

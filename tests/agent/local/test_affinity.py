@@ -1,4 +1,4 @@
-"""Pinning by affinity alone, where a container starts processes faster than they are moved."""
+"""Pinning by affinity alone, while a container starts processes faster than they are moved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST = CPUSet([max(ALL)])
 
 
 class Outrunning(AffinityCgroups):
-    """A cgroup in which a process starts whenever its threads are listed."""
+    """A cgroup in which each listing starts another process."""
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(CGROUP.rpartition("/p/")[0])
@@ -27,7 +27,7 @@ class Outrunning(AffinityCgroups):
         self.starts = True
 
     def tasks(self, cgroup: str) -> list[int]:
-        """Start another thread, and return all."""
+        """Start another process and return all tasks."""
         if self.starts:
             started = subprocess.Popen(["sleep", "1000"], env={**os.environ, MARK: CGROUP})
             self._stack.callback(started.wait)
@@ -37,7 +37,7 @@ class Outrunning(AffinityCgroups):
 
 @pytest.fixture
 def outrunning() -> Iterator[Outrunning]:
-    """Return such a cgroup; its processes are ended."""
+    """Return such a cgroup; its processes are killed afterwards."""
     with ExitStack() as stack:
         made = Outrunning(stack)
         made.make(CGROUP)
@@ -46,8 +46,8 @@ def outrunning() -> Iterator[Outrunning]:
 
 
 @pytest.mark.skipif(len(ALL) == 1, reason="one CPU is all there is")
-def test_an_unsettled_cgroup_is_not_said_to_be_moved(outrunning: Outrunning) -> None:
-    """Others are not granted CPUs that its processes may be on; once it starts no more, the next try moves it."""
+def test_incomplete_move_of_a_cgroup_raises(outrunning: Outrunning) -> None:
+    """The old CPUs are still reported, so that others wait, until a retry moves all processes."""
     with pytest.raises(Unsettled, match="start threads faster than these are moved"):
         outrunning.write(CGROUP, LAST)
     assert outrunning.read(CGROUP) == ALL

@@ -1,4 +1,4 @@
-"""The agent as a process of its own with the local runtime: killed at any moment, and started again."""
+"""The agent process with the local runtime, killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = [
 EXAMPLES = Path("examples/demo")
 
 
-def test_killed_agent_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
-    """After SIGKILL the next agent finds the same process on the same CPUs, and edits reach it again."""
+def test_restarted_agent_keeps_the_containers(tmp_path: Path) -> None:
+    """After SIGKILL the next agent finds the same process on the same CPUs, and applies edits."""
     why = cgroups_missing()
     if why and os.environ.get("CI") == "true":
         pytest.fail(why)

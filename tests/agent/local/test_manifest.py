@@ -1,4 +1,4 @@
-"""Manifest files become pods as the API server would complete them, or are refused with the reason."""
+"""Manifest files are completed as by the API server, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ spec:
 
 
 def test_pod_is_completed() -> None:
-    """Namespace, uid and time of creation are filled in; what the file says otherwise stays."""
+    """Namespace, uid and creation time are filled in."""
     (pod,) = read_manifest(POD, CREATED)
 
     assert pod["metadata"] == {
@@ -32,8 +32,8 @@ def test_pod_is_completed() -> None:
     assert name_of(pod) == "default/web"
 
 
-def test_uid_is_of_the_name_alone() -> None:
-    """The same pod has the same uid on every machine and after every edit."""
+def test_uid_depends_on_the_name_only() -> None:
+    """A pod has the same uid on every machine and after every edit."""
     (edited,) = read_manifest(POD.replace(b"cpu: 2", b"cpu: 3"), "2027-01-01T00:00:00Z")
 
     assert (
@@ -41,8 +41,8 @@ def test_uid_is_of_the_name_alone() -> None:
     )
 
 
-def test_what_the_manifest_states_wins() -> None:
-    """A uid, a namespace and an unquoted time of the manifest are taken as they stand."""
+def test_fields_of_the_manifest_are_kept() -> None:
+    """A uid, a namespace and an unquoted time in the manifest are kept."""
     stated = b"metadata: {name: web, namespace: team, uid: abc-1, creationTimestamp: 2020-02-03T04:05:06Z}"
     (pod,) = read_manifest(POD.replace(b"metadata: {name: web}", stated), CREATED)
 
@@ -55,7 +55,7 @@ def test_what_the_manifest_states_wins() -> None:
 
 
 def test_json_and_several_documents() -> None:
-    """JSON is read too, and a file may hold several pods."""
+    """JSON is read, and a file may have several pods."""
     content = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -96,7 +96,7 @@ def test_json_and_several_documents() -> None:
         pytest.param(b"{a: " * 300_000, "nested more than 200 deep", id="mappings too deep"),
     ],
 )
-def test_what_is_no_pod_is_told(content: bytes, message: str) -> None:
-    """Each mistake has its own words; nothing that could be a path gets through."""
+def test_invalid_manifests_are_refused(content: bytes, message: str) -> None:
+    """Each error has its own message, and names that could be paths are refused."""
     with pytest.raises(BadManifest, match=message.replace("[", r"\[").replace("..", r"\.\.")):
         read_manifest(content, CREATED)

@@ -1,4 +1,4 @@
-"""A folder of manifests as the source of pods: edited, half written, removed, doubled."""
+"""A folder of manifests as the source of pods, with edits, partial writes and duplicates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 60.0
 
 
 def manifest(name: str, policy: str = "exclusive") -> str:
-    """Return the text of a pod."""
+    """Return the manifest of a pod."""
     return (
         "apiVersion: v1\nkind: Pod\nspec: {containers: [{name: app}]}\n"
         f"metadata: {{name: {name}, annotations: {{policy: {policy}}}}}\n"
@@ -26,14 +26,14 @@ def manifest(name: str, policy: str = "exclusive") -> str:
 
 
 def write(path: Path, text: str, age_seconds: float = 60.0) -> None:
-    """Write a file as if it was written some time ago."""
+    """Write a file with a modification time in the past."""
     path.write_text(text)
     then = path.stat().st_mtime - age_seconds
     os.utime(path, (then, then))
 
 
 def names(source: PodsDir) -> list[str]:
-    """Return the names of the pods that the source shows."""
+    """Return the names of the source's pods."""
     return sorted(str((pod["metadata"] or {})["name"]) for pod in source.pods().values())
 
 
@@ -45,7 +45,7 @@ def policy(source: PodsDir, name: str) -> str:
 
 @pytest.fixture
 def source(tmp_path: Path) -> PodsDir:
-    """Return the source of a folder with two pods, looked at once."""
+    """Return the source of a folder with two pods, after its first look."""
     write(tmp_path / "a.yaml", manifest("a"))
     write(tmp_path / "b.json", manifest("b"))
     source = PodsDir(tmp_path)
@@ -54,14 +54,14 @@ def source(tmp_path: Path) -> PodsDir:
 
 
 def test_every_manifest_is_a_pod(source: PodsDir) -> None:
-    """All pods are shown at once, and only then the source is complete."""
+    """All pods are shown together, and then the source is complete."""
     assert names(source) == ["a", "b"]
     assert source.complete
     assert not source.look(), "nothing changed"
 
 
-def test_what_did_not_change_is_the_same_object(source: PodsDir, tmp_path: Path) -> None:
-    """The agent reads a pod again only when it is another object."""
+def test_unchanged_pod_is_the_same_object(source: PodsDir, tmp_path: Path) -> None:
+    """An unchanged pod keeps its object, so that the agent does not read it again."""
     before = dict(source.pods())
     write(tmp_path / "a.yaml", manifest("a", "share"), 30)
 
@@ -71,8 +71,8 @@ def test_what_did_not_change_is_the_same_object(source: PodsDir, tmp_path: Path)
     assert policy(source, "a") == "share"
 
 
-def test_edit_makes_nobody_younger(source: PodsDir, tmp_path: Path) -> None:
-    """The time of creation is that of the first sight."""
+def test_edit_keeps_the_creation_time(source: PodsDir, tmp_path: Path) -> None:
+    """The creation time is that of the first look."""
     uid = uid_for("default/a")
     before = (source.pods()[uid]["metadata"] or {})["creationTimestamp"]
     write(tmp_path / "a.yaml", manifest("a", "share"), 10)
@@ -81,10 +81,10 @@ def test_edit_makes_nobody_younger(source: PodsDir, tmp_path: Path) -> None:
     assert (source.pods()[uid]["metadata"] or {})["creationTimestamp"] == before
 
 
-def test_half_written_file_changes_nothing(
+def test_invalid_file_keeps_its_pod(
     source: PodsDir, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broken file keeps its pod as it was, is told once, and counts again when it is mended."""
+    """A broken file keeps its earlier pod, is logged once, and is read again when repaired."""
     write(tmp_path / "a.yaml", manifest("a", "share")[:-15], 30)
 
     assert not source.look()
@@ -99,8 +99,8 @@ def test_half_written_file_changes_nothing(
     assert source.problems == {}
 
 
-def test_file_that_is_being_written_is_left_alone(source: PodsDir, tmp_path: Path) -> None:
-    """A file changed just now is read when its writer closed it, or when it has been quiet for a while."""
+def test_file_is_read_after_its_writer_is_done(source: PodsDir, tmp_path: Path) -> None:
+    """A file that was just changed is read when it is closed, or unchanged for a while."""
     now = (tmp_path / "a.yaml").stat().st_mtime
     clock = [now + 60]
     source = PodsDir(tmp_path, now=lambda: clock[0])
@@ -117,8 +117,8 @@ def test_file_that_is_being_written_is_left_alone(source: PodsDir, tmp_path: Pat
     assert policy(source, "a") == "none"
 
 
-def test_removed_file_is_a_pod_gone(source: PodsDir, tmp_path: Path) -> None:
-    """A pod goes with its file."""
+def test_removed_file_removes_the_pod(source: PodsDir, tmp_path: Path) -> None:
+    """A pod is removed with its file."""
     (tmp_path / "a.yaml").unlink()
 
     assert source.look()
@@ -126,16 +126,16 @@ def test_removed_file_is_a_pod_gone(source: PodsDir, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".a.yaml.swp", ".#c.yaml", "c.yaml~", "#c.yaml#", "c.txt", ".c.yaml"])
-def test_files_of_editors_are_no_manifests(source: PodsDir, tmp_path: Path, name: str) -> None:
-    """What editors put beside is not read."""
+def test_editor_files_are_ignored(source: PodsDir, tmp_path: Path, name: str) -> None:
+    """Backup and swap files of editors are not read."""
     write(tmp_path / name, manifest("c"))
 
     assert not source.look()
     assert source.problems == {}
 
 
-def test_of_two_files_with_one_pod_the_first_counts(source: PodsDir, tmp_path: Path) -> None:
-    """The second by name is told, and takes its place when the first goes."""
+def test_first_of_two_files_with_the_same_pod_counts(source: PodsDir, tmp_path: Path) -> None:
+    """The second file by name is reported, and counts once the first is removed."""
     write(tmp_path / "z.yaml", manifest("a", "share"))
 
     assert not source.look()
@@ -147,7 +147,7 @@ def test_of_two_files_with_one_pod_the_first_counts(source: PodsDir, tmp_path: P
 
 
 def test_finished_pod_shows_its_phase(source: PodsDir, tmp_path: Path) -> None:
-    """A phase stays over an edit, and goes with the manifest."""
+    """The phase is kept over an edit, and dropped with the manifest."""
     source.finish(uid_for("default/a"), "Succeeded")
     write(tmp_path / "a.yaml", manifest("a", "share"), 30)
     source.look()
@@ -163,8 +163,8 @@ def test_finished_pod_shows_its_phase(source: PodsDir, tmp_path: Path) -> None:
     assert "status" not in source.pods()[uid_for("default/a")]
 
 
-def test_folder_that_is_away_takes_nobody_away(source: PodsDir, tmp_path: Path) -> None:
-    """Without the folder the pods stay, and the source says that it does not know."""
+def test_missing_folder_keeps_the_pods(source: PodsDir, tmp_path: Path) -> None:
+    """Without the folder the pods stay, and the source is not complete."""
     tmp_path.rename(tmp_path.with_name("away"))
 
     assert source.look()
@@ -173,8 +173,8 @@ def test_folder_that_is_away_takes_nobody_away(source: PodsDir, tmp_path: Path) 
     assert "make the folder" in source.problems[""]
 
 
-def test_changes_are_told_at_once(tmp_path: Path) -> None:
-    """Writing, replacing and removing a file is told by the kernel; a rename over the file is one change."""
+def test_changes_are_reported_at_once(tmp_path: Path) -> None:
+    """Writing, replacing and removing a file are reported by inotify, a rename as one change."""
     first, beside = tmp_path / "a.yaml", tmp_path / ".a.yaml.new"
     beside.write_text(manifest("a", "none"))
     edits: list[tuple[Callable[[], object], list[str]]] = [
@@ -199,8 +199,8 @@ def test_changes_are_told_at_once(tmp_path: Path) -> None:
     asyncio.run(edit())
 
 
-def test_one_change_makes_one_look(tmp_path: Path) -> None:
-    """The folder is not read a second time for the event that made it be read."""
+def test_one_change_causes_one_look(tmp_path: Path) -> None:
+    """The folder is not read again for the event that caused the read."""
     looks: list[object] = []
 
     class Counting(PodsDir):
@@ -226,15 +226,15 @@ def test_one_change_makes_one_look(tmp_path: Path) -> None:
 
 
 def test_pod_is_found_by_its_name(source: PodsDir) -> None:
-    """As the files have it, or not at all."""
+    """A pod is found by namespace and name, or None is returned."""
     found = asyncio.run(source.look_up("default", "a"))
 
     assert found is source.pods()[uid_for("default/a")]
     assert asyncio.run(source.look_up("other", "a")) is None
 
 
-def test_finished_pods_stay_so(source: PodsDir, tmp_path: Path) -> None:
-    """A source that is made anew shows the phase again, until it saw the folder without the pod."""
+def test_finished_pods_stay_finished(source: PodsDir, tmp_path: Path) -> None:
+    """A new source has the phase again, until the folder was read without the pod."""
     memory = tmp_path / "state" / FILE
     memory.parent.mkdir()
     uid = uid_for("default/a")
@@ -253,17 +253,17 @@ def test_finished_pods_stay_so(source: PodsDir, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", "1", '{"a": "Running", "b": []}', '"' + "[" * 100_000])
-def test_damaged_memory_is_as_good_as_none(tmp_path: Path, text: str) -> None:
-    """Nobody has to delete it; it is told, and the pods run again."""
+def test_damaged_file_of_finished_pods_is_ignored(tmp_path: Path, text: str) -> None:
+    """A damaged file counts as empty, so that its pods run again."""
     memory = tmp_path / FILE
     memory.write_text(text)
     assert read_finished(memory) == {}
 
 
-def test_memory_that_cannot_be_written_is_told(
+def test_unwritable_file_of_finished_pods_is_logged(
     source: PodsDir, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The agent goes on, and the phase is shown as long as it lives."""
+    """The agent continues, and shows the phase until it ends."""
     source = PodsDir(tmp_path, tmp_path / "nowhere" / FILE)
     source.look()
     source.finish(uid_for("default/a"), "Failed")
@@ -271,8 +271,8 @@ def test_memory_that_cannot_be_written_is_told(
     assert caplog.messages == ["finished pods are not remembered"]
 
 
-def test_links_to_no_file_are_no_manifests(tmp_path: Path) -> None:
-    """A link to itself or to nothing keeps nobody from seeing the other pods."""
+def test_broken_links_are_ignored(tmp_path: Path) -> None:
+    """A broken or circular link does not hide the other pods."""
     write(tmp_path / "a.yaml", manifest("a"))
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "nothing.yaml").symlink_to("nowhere")

@@ -1,4 +1,4 @@
-"""The runtime `local` with real processes, in the kernel's cgroups and by affinity alone."""
+"""The `local` runtime with real processes, with kernel cgroups and with affinity alone."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.agent.local.world import LAST, UID, World, app, reap, run, running
 TELL = "grep Cpus_allowed_list /proc/self/status"
 
 
-def test_first_instruction_is_on_the_sent_cpus(world: World) -> None:
-    """A container that was sent CPUs while it was created never ran elsewhere."""
+def test_container_starts_on_the_sent_cpus(world: World) -> None:
+    """A container that was sent CPUs while created runs its first instruction on them."""
     world.put(app(command=f"{TELL}; exec sleep 1000"))
 
     async def steps() -> None:
@@ -41,13 +41,13 @@ def test_first_instruction_is_on_the_sent_cpus(world: World) -> None:
         assert world.log("app") == f"Cpus_allowed_list:\t{LAST}\n"
         await world.until_seen(
             lambda: world.cgroups.pids(world.cgroup("app")) == [container.pid]
-        )  # without its `grep`
+        )  # once its `grep` has ended
 
     run(world, steps())
 
 
-def test_container_without_sent_cpus_starts_too(world: World) -> None:
-    """What the agent has nothing to say about starts with the next listing."""
+def test_container_without_sent_cpus_starts(world: World) -> None:
+    """A container for which the agent sends no CPUs starts with the next listing."""
     world.put(app())
     world.sent = None
     run(world, _check_runs(world))
@@ -58,8 +58,8 @@ async def _check_runs(world: World) -> None:
     assert world.cpusets.read(str(found["app"].cgroup)) >= LAST
 
 
-def test_running_container_moves(world: World) -> None:
-    """New CPUs are the process's at once, and its children's."""
+def test_running_container_is_moved(world: World) -> None:
+    """New CPUs apply to the process and its children at once."""
     world.put(app(command="sleep 1000 & wait"))
 
     async def steps() -> None:
@@ -77,7 +77,7 @@ def test_running_container_moves(world: World) -> None:
 
 
 def test_memory_is_bound_before_the_start(world: World) -> None:
-    """A created container that was sent a NUMA node is born with memory of it; by affinity alone nothing is known."""
+    """A created container starts with memory of the sent node; with affinity alone memory is unknown."""
     world.sent_mems = CPUSet([0])
     world.put(app())
 
@@ -88,8 +88,8 @@ def test_memory_is_bound_before_the_start(world: World) -> None:
     run(world, steps())
 
 
-def test_init_containers_sidecars_and_main(world: World) -> None:
-    """They start in their order: the init container is over before anything else begins."""
+def test_containers_start_in_order_with_real_processes(world: World) -> None:
+    """The init container ends before any later container starts."""
     init = [app("i", "sleep 0.05; echo i >> $OUT; exit 0"), app("s", restartPolicy="Always")]
     out = [{"name": "OUT", "value": str(world.folder / "order")}]
     init[0]["env"] = out
@@ -102,8 +102,8 @@ def test_init_containers_sidecars_and_main(world: World) -> None:
     run(world, steps())
 
 
-def test_removed_pod_leaves_nothing(world: World) -> None:
-    """Its processes end, what they left behind too, and its cgroups go."""
+def test_removed_pod_leaves_no_process_or_cgroup(world: World) -> None:
+    """All processes of a removed pod end, and its cgroups are deleted."""
     world.put(app(command="sleep 1000 & exec sleep 1000"), app("other"))
 
     async def steps() -> None:
@@ -118,8 +118,8 @@ def test_removed_pod_leaves_nothing(world: World) -> None:
     run(world, steps())
 
 
-def test_process_below_the_cgroup_of_its_container_is_ended_too(world: World) -> None:
-    """A container may make cgroups of its own: what runs there when it ended is killed, and they are removed."""
+def test_process_in_a_child_cgroup_is_killed(world: World) -> None:
+    """Processes in child cgroups that the container made are killed, and these cgroups deleted."""
     world.put(app(command="sleep 1000 & exec sleep 1000"))
 
     async def steps() -> None:
@@ -138,7 +138,7 @@ def test_process_below_the_cgroup_of_its_container_is_ended_too(world: World) ->
 
 
 def move_below(cgroup: str, pid: int) -> None:
-    """Move a process into a new cgroup below its own."""
+    """Move a process into a new child of its cgroup."""
     above = find_hierarchy(DEFAULT_ROOT).folder(cgroup)
     below = above / "inner"
     below.mkdir()
@@ -149,15 +149,15 @@ def move_below(cgroup: str, pid: int) -> None:
 
 
 def put_endless_exec(world: World) -> None:
-    """Write a pod whose process calls execve(2) for as long as it lives."""
+    """Write a pod whose process calls execve(2) in a loop."""
     script = world.folder / "again.sh"
     script.write_text('#!/bin/sh\nexec "$0"\n')
     script.chmod(0o755)
     world.put({"name": "app", "command": [str(script)]})
 
 
-def test_process_that_becomes_another_program_is_found(world: World) -> None:
-    """For a moment it has no environment, by which affinity knows it; no look takes it for gone."""
+def test_process_is_found_during_execve(world: World) -> None:
+    """During execve(2) a process has no environment for a moment, and is still found."""
     put_endless_exec(world)
 
     async def steps() -> None:
@@ -168,8 +168,8 @@ def test_process_that_becomes_another_program_is_found(world: World) -> None:
     run(world, steps())
 
 
-def test_deaf_process_is_killed_after_its_grace(world: World) -> None:
-    """SIGTERM first, SIGKILL when the time is over."""
+def test_process_that_ignores_sigterm_is_killed(world: World) -> None:
+    """SIGTERM is followed by SIGKILL after the grace period."""
     world.put(
         app(command="trap 'echo asked' TERM; while :; do sleep 0.01; done"), terminationGracePeriodSeconds=0.2
     )
@@ -178,7 +178,7 @@ def test_deaf_process_is_killed_after_its_grace(world: World) -> None:
         await world.until(running("app"))
         await world.until_seen(
             lambda: len(world.cgroups.pids(world.cgroup("app"))) == 2
-        )  # past its first command
+        )  # after its first command
         world.remove()
         await world.until(lambda found: not found)
         assert world.log("app") == "asked\n"
@@ -186,8 +186,8 @@ def test_deaf_process_is_killed_after_its_grace(world: World) -> None:
     run(world, steps())
 
 
-def test_pod_that_ends_is_told_its_phase(world: World) -> None:
-    """A pod that never restarts shows Succeeded, its sidecar is ended, and its cgroups go."""
+def test_finished_pod_has_the_phase_succeeded(world: World) -> None:
+    """A pod that never restarts gets its phase, its sidecar is ended, and its cgroups are deleted."""
     world.put(app(command="exit 0"), init=[app("s", restartPolicy="Always")], restartPolicy="Never")
 
     async def steps() -> None:
@@ -198,8 +198,8 @@ def test_pod_that_ends_is_told_its_phase(world: World) -> None:
     run(world, steps())
 
 
-def test_container_of_another_name_starts_beside_the_old_one(world: World) -> None:
-    """An edited manifest that names as many containers as run still names one that does not."""
+def test_renamed_container_is_started(world: World) -> None:
+    """A renamed container in an edited manifest is started while the old one runs."""
 
     async def steps() -> None:
         world.put(app("old"))
@@ -210,8 +210,8 @@ def test_container_of_another_name_starts_beside_the_old_one(world: World) -> No
     run(world, steps())
 
 
-def test_container_that_ends_is_started_again(world: World) -> None:
-    """It is another one then, with an id of its own, in the same cgroup."""
+def test_ended_container_is_restarted(world: World) -> None:
+    """The restarted container has a new id and the same cgroup."""
     world.put(app())
 
     async def steps() -> None:
@@ -226,8 +226,8 @@ def test_container_that_ends_is_started_again(world: World) -> None:
     run(world, steps())
 
 
-def test_next_agent_takes_over(world: World) -> None:
-    """Another agent finds the same process by the same id, and starts neither it nor its init containers again."""
+def test_restarted_agent_takes_over_containers(world: World) -> None:
+    """The next agent finds the same process and id, and does not rerun init containers."""
     world.put(app(), init=[app("i", "echo once; exit 0")])
 
     async def steps() -> None:
@@ -246,8 +246,8 @@ def test_next_agent_takes_over(world: World) -> None:
     run(world, steps())
 
 
-def test_next_agent_knows_a_process_that_becomes_another_program(world: World) -> None:
-    """An agent that starts during an execve(2) of the process finds its container by the id that it had."""
+def test_restarted_agent_finds_a_process_during_execve(world: World) -> None:
+    """An agent that starts during an execve(2) finds the container by its earlier id."""
     put_endless_exec(world)
 
     async def steps() -> None:
@@ -271,15 +271,15 @@ def test_next_agent_knows_a_process_that_becomes_another_program(world: World) -
         pytest.param("", False, id="nothing"),
     ],
 )
-def test_process_tells_no_id_of_another_container(told: str, is_believed: bool) -> None:
-    """It may write what it likes into its environment."""
+def test_forged_container_id_is_not_used(told: str, is_believed: bool) -> None:
+    """A process can write any id into its environment, so one of another container is ignored."""
     container = LocalContainer.new("u", "app", "/u")
     assert (container.known_by(told) == told) is is_believed
     assert container.known_by(told).startswith("u/app/")
 
 
-def test_finished_pod_is_not_run_again_by_the_next_agent(world: World) -> None:
-    """What is done stays done over a restart of the agent; only a manifest that was away is a new pod."""
+def test_finished_pod_is_not_run_again_after_a_restart(world: World) -> None:
+    """A finished pod stays finished over a restart, until its manifest is removed and written again."""
     world.put(app(command="echo ran; exit 3"), restartPolicy="Never")
 
     def phase() -> object:
@@ -299,8 +299,8 @@ def test_finished_pod_is_not_run_again_by_the_next_agent(world: World) -> None:
     run(world, steps())
 
 
-def test_what_runs_of_a_finished_pod_is_ended(world: World) -> None:
-    """An agent that dies after a pod was over and before its last process was killed leaves that to the next."""
+def test_processes_of_a_finished_pod_are_killed_after_a_restart(world: World) -> None:
+    """If an agent dies before it killed a finished pod's last process, the next agent kills it."""
     world.put(app())
 
     async def steps() -> None:
@@ -315,8 +315,8 @@ def test_what_runs_of_a_finished_pod_is_ended(world: World) -> None:
     run(world, steps())
 
 
-def test_pod_that_is_back_waits_for_its_old_processes(world: World) -> None:
-    """A manifest that is removed and written again begins a new process, after the old one ended."""
+def test_recreated_pod_waits_for_its_old_processes(world: World) -> None:
+    """A manifest that is removed and written again starts a process after the old one has ended."""
     world.put(app())
 
     async def steps() -> None:
@@ -332,8 +332,8 @@ def test_pod_that_is_back_waits_for_its_old_processes(world: World) -> None:
 
 
 @pytest.mark.parametrize("command", ["no-such-program", "/"])
-def test_command_that_cannot_run_is_a_container_that_ended(world: World, command: str) -> None:
-    """The pod fails and the log says why; the agent goes on."""
+def test_command_that_cannot_run_fails_the_pod(world: World, command: str) -> None:
+    """The pod fails with the reason in its log, and the agent continues."""
     world.put({"name": "app", "command": [command]}, restartPolicy="Never")
 
     async def steps() -> None:
@@ -344,7 +344,7 @@ def test_command_that_cannot_run_is_a_container_that_ended(world: World, command
 
 
 def test_pod_of_kata_is_a_sandbox(world: World) -> None:
-    """Its containers have no cgroups that anybody but the runtime changes; the cgroup above them is the machine's."""
+    """Containers in a VM have no cgroup for the agent, and the sandbox has the pod's cgroup."""
     world.put(app(), runtimeClassName="kata-qemu")
 
     async def steps() -> None:
@@ -364,10 +364,10 @@ def test_pod_of_kata_is_a_sandbox(world: World) -> None:
     ("resources", "has_quota"),
     [({"limits": {"cpu": "1"}}, True), ({"limits": {"memory": "1Gi"}}, False), ({}, False)],
 )
-def test_pod_of_kata_says_whether_it_has_a_cpu_limit(
+def test_sandbox_has_a_quota_if_a_container_has_a_cpu_limit(
     world: World, resources: dict[str, Any], has_quota: bool
 ) -> None:
-    """Kata adds vCPUs for a cpuset where none is: the report that it has none is of such pods alone."""
+    """`has_quota` follows the CPU limits, because Kata derives vCPUs from cpusets without one."""
     world.put(app(resources=resources), app("beside"), runtimeClassName="kata-qemu")
 
     async def steps() -> None:
@@ -380,8 +380,8 @@ def test_pod_of_kata_says_whether_it_has_a_cpu_limit(
     run(world, steps())
 
 
-def test_two_agents_have_cgroups_of_their_own(tmp_path: Path) -> None:
-    """The name hangs on the state directory, so that nobody ends the other's processes."""
+def test_two_agents_have_different_cgroup_roots(tmp_path: Path) -> None:
+    """The root depends on the state folder, so that no agent kills another one's processes."""
     roots = []
     for name in ("a", "b", "a"):
         runtime, cgroups = open_local(PodsDir(tmp_path), tmp_path / "no-cgroups", tmp_path / name)
@@ -393,7 +393,7 @@ def test_two_agents_have_cgroups_of_their_own(tmp_path: Path) -> None:
 
 
 def test_affinity_has_no_empty_set_and_no_unknown_cgroup() -> None:
-    """The interface's errors are those of cgroups."""
+    """An empty set and an unknown cgroup raise the same errors as with cgroups."""
     affinity = AffinityCgroups("/corepin-test")
 
     assert affinity.read("/") == CPUSet(os.sched_getaffinity(0))

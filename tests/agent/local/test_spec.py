@@ -1,4 +1,4 @@
-"""What is due of a pod, and when it is over: Kubernetes' rules, case by case."""
+"""Which containers of a pod must start, and when the pod is finished, by Kubernetes' rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_of(policy: str | None = None, **containers: Any) -> PodRun:
     ],
 )
 def test_containers_start_in_order(live: str, ended: dict[str, Ended], starts: str) -> None:
-    """Init containers run one after the other, sidecars go on beside, and everything restarts by default."""
+    """Init containers run in order, sidecars run beside them, and all restart by default."""
     assert "".join(spec.name for spec in due(run_of(), frozenset(live), ended)) == starts
 
 
@@ -50,10 +50,10 @@ def test_containers_start_in_order(live: str, ended: dict[str, Ended], starts: s
         pytest.param("Never", {"a": OK}, "b", None, id="never, one has not begun"),
     ],
 )
-def test_pod_is_over_when_nothing_runs_again(
+def test_pod_phase_follows_restart_policy_and_exit_codes(
     policy: str, ended: dict[str, Ended], starts: str, phase: str | None
 ) -> None:
-    """The policy says who starts again; the codes say what the end is called."""
+    """The restart policy decides which containers restart, and the exit codes the phase."""
     all_ended = {"i": OK, "j": OK, **ended}
 
     assert "".join(spec.name for spec in due(run_of(policy), frozenset("s"), all_ended)) == starts
@@ -61,14 +61,14 @@ def test_pod_is_over_when_nothing_runs_again(
 
 
 def test_failed_init_container_of_a_pod_that_never_restarts() -> None:
-    """Its pod has failed, and nothing of it starts any more."""
+    """With `Never` a failed init container fails the pod, and no container starts."""
     assert final_phase(run_of("Never"), frozenset(), {"i": BAD}) == "Failed"
     assert list(due(run_of("Never"), frozenset(), {"i": BAD})) == []
     assert final_phase(run_of("OnFailure"), frozenset(), {"i": BAD}) is None
 
 
 def test_command_and_environment() -> None:
-    """Arguments follow the command, variables are put in, and a container without a command sleeps."""
+    """Arguments follow the command, variables are expanded, and a container without a command sleeps."""
     env = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2"}, {"name": "C", "valueFrom": {}}]
     run = read_run(
         pod(container("a", command=["run", "$(B)"], args=["$(NOT)"], env=env), container("b", args=["x"]))
@@ -79,13 +79,13 @@ def test_command_and_environment() -> None:
     assert run.containers[1].command == SLEEP
 
 
-def test_time_of_grace() -> None:
-    """It is 30 seconds unless the manifest says otherwise, zero included."""
+def test_grace_period() -> None:
+    """The grace period is 30 seconds unless the manifest says otherwise, zero included."""
     assert read_run(pod()).grace_seconds == 30
     assert read_run(pod(terminationGracePeriodSeconds=0)).grace_seconds == 0
 
 
-def test_what_cannot_be_run_is_told() -> None:
-    """A command that is no list is refused with the field."""
+def test_invalid_command_is_refused() -> None:
+    """A command that is not a list is refused with its field."""
     with pytest.raises(BadManifest, match=r"pod default/demo cannot be started: .*command"):
         read_run(pod(container("a", command="sleep 1")))

@@ -1,4 +1,4 @@
-"""A folder of manifests, and the runtime `local` as an agent uses it."""
+"""A folder of manifests with the `local` runtime, used as by an agent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECONDS = 60.0
 
 
 class World:
-    """A folder of manifests, and the runtime as an agent uses it: list, send CPUs to what is created, wait."""
+    """A folder of manifests and the runtime: lists containers and sends CPUs to created ones."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class World:
         self.start()
 
     def start(self) -> None:
-        """Be a new agent."""
+        """Start a new agent."""
         self.source = PodsDir(self.folder / "pods", self.folder / "finished.json")
         self.cpusets: Cpusets
         self.tasks: Tasks
@@ -59,7 +59,7 @@ class World:
         self.runtime = LocalRuntime(self.source, self.cpusets, self.cgroups, root=self.root, logs=self.folder)
 
     def put(self, *containers: dict[str, Any], init: list[dict[str, Any]] | None = None, **spec: Any) -> None:
-        """Write the pod `p`."""
+        """Write the manifest of pod `p`."""
         spec = {"terminationGracePeriodSeconds": 5, **spec, "containers": list(containers)}
         pod = {
             "apiVersion": "v1",
@@ -70,13 +70,13 @@ class World:
         (self.folder / "pods/p.yaml").write_text(yaml.safe_dump(pod))
 
     def remove(self) -> None:
-        """Take the pod away."""
+        """Remove the manifest."""
         (self.folder / "pods/p.yaml").unlink()
 
     async def until(
         self, is_so: Callable[[dict[str, RuntimeContainer]], bool]
     ) -> dict[str, RuntimeContainer]:
-        """List and send until something is so, waiting for the runtime's hints."""
+        """List and send CPUs until a condition holds, waiting for events of the runtime."""
         if not self.watching:
             sources = (self.source, self.runtime)
             self.watching = [asyncio.create_task(source.watch(self.changed.set)) for source in sources]
@@ -90,7 +90,7 @@ class World:
                 await self.changed.wait()
 
     async def until_seen(self, is_so: Callable[[], bool]) -> None:
-        """Wait for what no hint tells of: look again and again."""
+        """Poll until a condition holds that has no event."""
 
         async def nudge() -> None:
             while True:
@@ -103,7 +103,7 @@ class World:
         await asyncio.wait([nudging])
 
     async def stop(self) -> None:
-        """Be the agent no more."""
+        """Stop the agent."""
         for task in self.watching:
             task.cancel()
         await asyncio.wait(self.watching)
@@ -115,7 +115,7 @@ class World:
                 await self.runtime.update_cpus(container.id, self.sent, self.sent_mems)
 
     def log(self, container: str) -> str:
-        """Return what a container wrote."""
+        """Return the log of a container."""
         return (self.folder / f"default_p_{container}.log").read_text()
 
     def cgroup(self, container: str) -> str:
@@ -123,7 +123,7 @@ class World:
         return f"{self.root}/{UID}/{container}"
 
     def close(self) -> None:
-        """End whatever a test left running."""
+        """Kill all processes that a test left."""
         for cgroup in self.cgroups.found():
             while self.cgroups.pids(cgroup):
                 kill_all(lambda cgroup=cgroup: self.cgroups.pids(cgroup))  # type: ignore[misc]
@@ -132,7 +132,7 @@ class World:
 
 
 def reap() -> None:
-    """Take the ends of children that nobody waited for."""
+    """Reap ended children."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -151,12 +151,12 @@ def run(world: World, steps: Coroutine[Any, Any, None]) -> None:
 
 
 def running(*names: str) -> Callable[[dict[str, RuntimeContainer]], bool]:
-    """Return the question whether these containers run, and no others."""
+    """Return a condition: exactly these containers run."""
     return lambda found: (
         {name for name, container in found.items() if container.state is State.RUNNING} == set(names)
     )
 
 
 def app(name: str = "app", command: str = "exec sleep 1000", **more: Any) -> dict[str, Any]:
-    """Return a container that runs a line of shell."""
+    """Return a container that runs a shell command."""
     return {"name": name, "command": ["sh", "-c", command], **more}
