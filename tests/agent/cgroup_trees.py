@@ -1,4 +1,4 @@
-"""Cgroups of the kernel, and plain folders in their shape: what is written there is read, unchecked."""
+"""Kernel cgroups, and plain folders in their shape for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = f"{POD}/one"  # its container
 
 
 class OpenCgroups(NamedTuple):
-    """What the kernel offers of cgroups."""
+    """The kernel's cgroup interfaces."""
 
     cpusets: KernelCpusets
     tasks: KernelTasks
@@ -28,7 +28,7 @@ class OpenCgroups(NamedTuple):
 
 
 def opened(root: Path = DEFAULT_ROOT, kernel_release: str | None = None) -> OpenCgroups:
-    """Return the cgroups below a root."""
+    """Return the cgroup interfaces below a root."""
     hierarchy = find_hierarchy(root)
     cpusets = KernelCpusets(hierarchy, kernel_release)
     watch, quotas = KernelCpusetWatch(cpusets), KernelQuotas(hierarchy)
@@ -36,7 +36,7 @@ def opened(root: Path = DEFAULT_ROOT, kernel_release: str | None = None) -> Open
 
 
 def make_root(root: Path, version: int) -> Path:
-    """Make an empty hierarchy of a version with CPUs 0-7, and return the folder of its cpuset cgroups."""
+    """Create an empty hierarchy with CPUs 0-7; return the folder of its cpuset cgroups."""
     if version == 1:
         (root / "cpu").mkdir(parents=True)
         make_cgroup(root / "cpuset", 1)
@@ -48,7 +48,7 @@ def make_root(root: Path, version: int) -> Path:
 
 
 def make_cgroup(folder: Path, version: int, cpus: str = ALL, tasks: tuple[int, ...] = ()) -> Path:
-    """Make one cgroup with its files."""
+    """Create one cgroup with its files."""
     folder.mkdir(parents=True, exist_ok=True)
     effective, listing = (
         ("cpuset.effective_cpus", "tasks") if version == 1 else ("cpuset.cpus.effective", "cgroup.threads")
@@ -61,5 +61,5 @@ def make_cgroup(folder: Path, version: int, cpus: str = ALL, tasks: tuple[int, .
 
 
 def written(folder: Path) -> CPUSet:
-    """Return what stands in `cpuset.cpus`."""
+    """Return the content of `cpuset.cpus`."""
     return CPUSet.parse((folder / "cpuset.cpus").read_text())

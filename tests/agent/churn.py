@@ -1,4 +1,4 @@
-"""Pods that come, change and go on a simulated machine, and an agent's process that may be killed at any moment."""
+"""Random changes of pods on a simulated machine, with an agent process that can be killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMT = (None, None, None, "require", "isolate")
 
 
 class AgentProcess:
-    """The agent on a simulated machine, started again and again."""
+    """The agent process on a simulated machine, which can be restarted."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -42,17 +42,17 @@ class AgentProcess:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the checkpoint is."""
+        """The path of the checkpoint."""
         return self.state_dir / NAME
 
     def start(self) -> None:
-        """Start the agent; what it logs goes to a file."""
+        """Start the agent, with its log in a file."""
         command = [sys.executable, "-m", "tests.agent.simulated", str(self.root), str(self.state_dir)]
         with (self.root / "agent.log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """Kill it, whatever it does."""
+        """Kill the agent with SIGKILL."""
         if self._process:
             assert self._process.poll() is None, (self.root / "agent.log").read_text()[-3000:]
             self._process.kill()
@@ -60,7 +60,7 @@ class AgentProcess:
             self._process = None
 
     def stop(self) -> int:
-        """Ask it to end; return its exit code."""
+        """Stop the agent with SIGTERM; return its exit code."""
         assert self._process
         self._process.terminate()
         code = self._process.wait(PATIENCE_SECONDS)
@@ -68,7 +68,7 @@ class AgentProcess:
         return code
 
     def state(self) -> dict[str, Any] | None:
-        """Return its state, None while it cannot tell."""
+        """Return the agent's state, or None while it does not answer."""
         try:
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(self.root / SOCKET))
@@ -81,7 +81,7 @@ class AgentProcess:
 
 @dataclass
 class Churn:
-    """A node in change: pods in a file, containers in the machine. The same seed makes the same changes."""
+    """A node under random changes: pods in a file, containers in the machine; a seed repeats them."""
 
     machine: SimulatedMachine
     random: Random
@@ -94,13 +94,13 @@ class Churn:
         self.save()
 
     def save(self) -> None:
-        """Replace the file of pods at once."""
+        """Replace the file of pods atomically."""
         new = self.machine.root / "pods.new"
         new.write_text(json.dumps(self.pods))
         new.replace(self.machine.root / "pods.json")
 
     def step(self) -> None:
-        """Do one change."""
+        """Make one random change."""
         changes = [self.edit, self.edit, self.restart, self.remove]
         if len(self.pods) < self.most_pods:
             changes += [self.add, self.add]
@@ -127,7 +127,7 @@ class Churn:
             self.pods[uid]["metadata"]["creationTimestamp"] = created
 
     def restart(self) -> None:
-        """End a container and start it again."""
+        """Stop a container and start it again."""
         live = self.live()
         if live:
             container = self.random.choice(live)
@@ -136,7 +136,7 @@ class Churn:
             self._start(container["pod_uid"], container["name"])
 
     def remove(self) -> None:
-        """Delete a pod and end its containers."""
+        """Delete a pod and stop its containers."""
         uid = self._pick()
         if uid:
             del self.pods[uid]
@@ -146,7 +146,7 @@ class Churn:
                     self.machine.call("remove", id=container["id"])
 
     def live(self) -> list[dict[str, Any]]:
-        """Return the containers that run, with their CPUs."""
+        """Return the running containers with their CPUs."""
         listed = [container for container in self.machine.call("list") if container["state"] != State.EXITED]
         return [
             {**container, "cpus": self.machine.call("read", cgroup=container["cgroup"])}
@@ -154,7 +154,7 @@ class Churn:
         ]
 
     def observe(self) -> Observed:
-        """Return the node as it is."""
+        """Return the observed node."""
         topology = self.topology()
         return Observed(
             topology,
@@ -172,7 +172,7 @@ class Churn:
         )
 
     def topology(self) -> Topology:
-        """Return the machine."""
+        """Return the machine's topology."""
         return read_topology(self.machine.root)
 
     def _pick(self) -> str | None:
@@ -191,14 +191,14 @@ class Churn:
 
 
 def settled(agent: AgentProcess, churn: Churn) -> Ledger:
-    """Wait until the agent has nothing left to do, and return its ledger; fail when it never has."""
+    """Wait until the agent has no work left; return its ledger, or fail at a timeout."""
     return planned(agent.state, churn.observe, (agent.root / "agent.log").read_text)
 
 
 def planned(
     state: Callable[[], dict[str, Any] | None], observe: Callable[[], Observed], log: Callable[[], str]
 ) -> Ledger:
-    """Wait until the plan of what is observed changes nothing, and return the ledger of the agent's state."""
+    """Wait until a plan of the observed node changes nothing; return the agent's ledger."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     why = "it told nothing"
     while time.monotonic() < deadline:
@@ -214,5 +214,5 @@ def planned(
 
 
 def held_on_disk(agent: AgentProcess) -> Ledger:
-    """Return what the checkpoint holds."""
+    """Return the ledger of the checkpoint."""
     return read(agent.checkpoint.read_bytes(), "machine-1").ledger

@@ -1,4 +1,4 @@
-"""Nodes in memory for the agent's tests."""
+"""In-memory nodes for the agent's tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.agent.fakes import FakeNode
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[FakeNode]:
-    """Return a node of 4 cores with 2 threads each: 0,4 1,5 2,6 3,7, the first of them reserved."""
+    """Return a node of 4 cores with 2 threads each: 0,4 1,5 2,6 3,7, with the first reserved."""
     node = FakeNode(tmp_path / "state")
     yield node
     node.close()

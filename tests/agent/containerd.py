@@ -1,7 +1,7 @@
-"""A containerd of the tests' own: Debian's 1.6 or the built 2.4, with its own folders, socket, image and cgroups.
+"""A containerd for tests, Debian's 1.6 or the built 2.4, with its own folders, socket, image and cgroups.
 
-`install_packages` and `start_containerd` can be called from anywhere; tests ask for the fixture `containerd`.
-Whatever was started is stopped by its process id, and unmounted.
+`install_packages` and `start_containerd` can be called from anywhere; tests use the fixture `containerd`.
+Everything that was started is stopped by its process id, and unmounted.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _numbers = count(1)
 
 
 class RuntimeMissing(Exception):
-    """There is no containerd to test with."""
+    """No containerd is available."""
 
 
 class SkippedRuntimeMissing(RuntimeMissing, SkipTest):
-    """The same outside CI, where pytest takes it for a skip."""
+    """The same outside CI, where pytest skips the test."""
 
 
 def install_packages(packages: Mapping[str, str] = PACKAGES) -> None:
-    """Install the packages whose programs are missing; raise RuntimeMissing with the reason."""
+    """Install packages whose programs are missing; raise RuntimeMissing with the reason."""
     if os.geteuid() != 0:
         raise _missing("containers need root")
     wanted = [package for package, program in packages.items() if shutil.which(program) is None]
@@ -74,7 +74,7 @@ def _missing(why: str) -> RuntimeMissing:
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs of one version of containerd, in folders that must be on PATH."""
+    """The programs of one version of containerd, and folders for PATH."""
 
     version: str
     folders: tuple[Path, ...]
@@ -87,7 +87,7 @@ class Programs:
 
 
 def find_programs(version: str) -> Programs:
-    """Return containerd of a version, installed when it is Debian's; raise RuntimeMissing with the reason."""
+    """Return containerd of a version, installing Debian's; raise RuntimeMissing with the reason."""
     install_packages()
     if version == VERSIONS[0]:
         return Programs(version, ())
@@ -100,7 +100,7 @@ def find_programs(version: str) -> Programs:
 
 @dataclass
 class Containerd:
-    """A running containerd; its pods are made here over CRI as the kubelet would."""
+    """A running containerd, whose pods are created over CRI as by the kubelet."""
 
     programs: Programs
     directory: Path
@@ -122,12 +122,12 @@ class Containerd:
 
     @property
     def name(self) -> str:
-        """What the beginning of its name and version is."""
+        """The start of its name and version."""
         return f"containerd {self.programs.version}"
 
     @property
     def container_prefix(self) -> str:
-        """What precedes a container's id in the name of its cgroup."""
+        """The prefix of a container's id in its cgroup's name."""
         return ""
 
     def container_folder(self, pod_uid: str, container: str) -> Path:
@@ -141,16 +141,16 @@ class Containerd:
         return self.programs.run("containerd", "--config", str(self.directory / "config.toml"))
 
     def sandbox_config(self, config: api_pb2.PodSandboxConfig) -> None:
-        """Add what this runtime needs to a sandbox's configuration."""
+        """Add this runtime's settings to a sandbox's configuration."""
 
     def container_config(self, config: api_pb2.ContainerConfig) -> None:
-        """Add what this runtime needs to a container's configuration."""
+        """Add this runtime's settings to a container's configuration."""
 
     def before_stop(self, sandbox: str) -> None:
-        """Do what this runtime needs before a sandbox is stopped."""
+        """Prepare the stop of a sandbox, if this runtime needs it."""
 
     def call(self, method: str, request: Any, answer: Any) -> Any:
-        """Call CRI as another client than the agent's."""
+        """Call CRI as a client other than the agent."""
         if self._channel is None:
             options = [
                 ("grpc.default_authority", "localhost"),
@@ -200,7 +200,7 @@ class Containerd:
             self.remove_pod(sandbox.id)
 
     def running(self) -> list[str]:
-        """Return the containers that the runtime takes for running: it learns of an end after the kernel."""
+        """Return the containers that the runtime lists as running, which may lag behind the kernel."""
         running = api_pb2.ContainerStateValue(state=api_pb2.CONTAINER_RUNNING)
         request = api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(state=running))
         listed = self.call("ListContainers", request, api_pb2.ListContainersResponse)
@@ -222,12 +222,12 @@ class Containerd:
         self.call("RemovePodSandbox", remove, api_pb2.RemovePodSandboxResponse)
 
     def remove_container(self, container: str) -> None:
-        """Remove one container that does not run."""
+        """Remove one stopped container."""
         request = api_pb2.RemoveContainerRequest(container_id=container)
         self.call("RemoveContainer", request, api_pb2.RemoveContainerResponse)
 
     def start(self) -> None:
-        """Start the daemon and wait until it serves. The kernel ends it with the thread that calls this."""
+        """Start the daemon and wait until it serves. The kernel kills it with the calling thread."""
         log_file = self.directory / f"runtime-{next(_numbers)}.log"
         self.daemon = self._running.enter_context(
             running(f"runtime {self.programs.version}", self.command, log_file)
@@ -235,7 +235,7 @@ class Containerd:
         self.daemon.wait_until(self._answers)
 
     def kill(self) -> None:
-        """Kill the daemon as `kill -9` does; its containers run on."""
+        """Kill the daemon with SIGKILL; its containers keep running."""
         assert self.daemon is not None
         self.daemon.process.kill()
         self.daemon.process.wait()
@@ -247,7 +247,7 @@ class Containerd:
             self._channel.close()
 
     def _answers(self) -> bool:
-        """Say whether CRI is ready: it comes up after the socket."""
+        """Return whether CRI is ready, which is later than the socket."""
         with suppress(grpc.RpcError):
             self.call("Status", api_pb2.StatusRequest(), api_pb2.StatusResponse)
             return True
@@ -259,7 +259,7 @@ class Containerd:
         subprocess.run(command, check=True, capture_output=True, timeout=2 * _SECONDS)
 
     def load(self, image: Path) -> None:
-        """Take an image from an archive."""
+        """Import an image from an archive."""
         local = () if self.programs.version == VERSIONS[0] else ("--local",)
         self.ctr("images", "import", *local, "--snapshotter", self.snapshotter, str(image))
 
@@ -329,7 +329,7 @@ class Pod:
 
 @contextmanager
 def start_containerd(version: str, directory: Path, host: tuple[str, ...] = ()) -> Iterator[Containerd]:
-    """Run a containerd with an image until the block ends; raise RuntimeMissing when there is none."""
+    """Run a containerd with an image until the block ends; raise RuntimeMissing without one."""
     programs = find_programs(version)
     folders = (*programs.folders, install_shim(directory / "shims"))
     snapshotter = best_snapshotter(directory)
@@ -354,7 +354,7 @@ def _import_image(containerd: Containerd) -> None:
 
 
 def _clean(containerd: Containerd) -> None:
-    """End shims that a killed daemon left behind, and remove the mounts and cgroups."""
+    """Kill shims that a killed daemon left, and remove mounts and cgroups."""
     for pid in _shims(containerd.socket):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -369,7 +369,7 @@ def _clean(containerd: Containerd) -> None:
 
 
 def _shims(socket: Path) -> list[int]:
-    """Return the shims that serve this socket, and no others."""
+    """Return the shims that serve this socket."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -380,7 +380,7 @@ def _shims(socket: Path) -> list[int]:
 
 
 def _end_tasks(cgroup: str) -> None:
-    """Kill what still runs in the test's own cgroups, and wait until it is gone."""
+    """Kill the remaining processes in the test's cgroups and wait for their exit."""
     deadline = time.monotonic() + _SECONDS
     while (pids := _pids(cgroup)) and time.monotonic() < deadline:
         for pid in pids:
@@ -392,7 +392,7 @@ def _end_tasks(cgroup: str) -> None:
 def _pids(cgroup: str) -> set[int]:
     found: set[int] = set()
     for folder in cgroup_folders(cgroup):
-        for path, _, _ in os.walk(folder):  # which bears that cgroups go away meanwhile
+        for path, _, _ in os.walk(folder):  # tolerates cgroups that are removed during the walk
             with suppress(OSError):
                 found |= {int(pid) for pid in (Path(path) / "cgroup.procs").read_text().split()}
     return found
@@ -405,7 +405,7 @@ def cgroup_folders(cgroup: str) -> list[Path]:
 
 
 def write_image(path: Path) -> None:
-    """Write a Docker archive of busybox and the commands that the tests call."""
+    """Write a Docker archive with busybox and the commands of the tests."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:
         files.add(str(shutil.which("busybox")), "bin/busybox")

@@ -1,7 +1,8 @@
-"""The pytest plugin of the container runtime: each is started once, and has no pods at the beginning of a test.
+"""The pytest plugin for container runtimes: each is started once, and has no pods when a test begins.
 
-A test that asks for `containerd` runs on each version of it. One that runs on CRI-O too says so by parametrizing
-`containerd_session` with EVERY_RUNTIME.
+A test with the fixture `containerd` runs on each version. To run on CRI-O too, it parametrizes
+`containerd_session`
+with EVERY_RUNTIME.
 """
 
 from __future__ import annotations
@@ -45,6 +46,6 @@ def containerd_session(
 
 @pytest.fixture
 def containerd(containerd_session: Containerd) -> Iterator[Containerd]:
-    """Return a containerd without pods; those that a test makes are removed after it."""
+    """Return a containerd without pods; the test's pods are removed afterwards."""
     yield containerd_session
     containerd_session.remove_pods()

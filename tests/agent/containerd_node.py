@@ -1,4 +1,4 @@
-"""A node without a kubelet: real containers made over CRI, manifests in a folder, the real agent's process."""
+"""A node without a kubelet: real containers over CRI, manifests in a folder, and the real agent process."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class ContainerdNode:
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     sandboxes: dict[str, Pod] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
-    refused: dict[str, list[str]] = field(default_factory=dict)  # by pod: why the runtime made no container
+    refused: dict[str, list[str]] = field(default_factory=dict)  # refusals by pod
 
     @property
     def all(self) -> CPUSet:
-        """Every CPU that pods may have."""
+        """Every CPU that pods can use."""
         return read_topology(Path("/")).online
 
     def write(
@@ -66,7 +66,7 @@ class ContainerdNode:
         cpu: str = "1",
         annotations: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Write the manifest of a pod, or another one in its place."""
+        """Write or replace the manifest of a pod."""
         annotations = {**annotations, **({CRANE: policy} if policy else {})}
         metadata = {"name": name, "uid": f"uid-{name}", "namespace": "default", "annotations": annotations}
         limits = {"cpu": cpu}
@@ -95,12 +95,12 @@ class ContainerdNode:
         return self.start(name, command)
 
     def run_pod(self, name: str) -> None:
-        """Start the sandbox of a pod, with the annotations that it has now."""
+        """Start the sandbox of a pod with its current annotations."""
         annotations = self.documents[name]["metadata"]["annotations"]
         self.sandboxes[name] = self.containerd.run_pod(name, f"uid-{name}", annotations)
 
     def start(self, name: str, command: Sequence[str] = FOREVER) -> Container:
-        """Start the container of a pod, once more if it ended; what NRI refuses is tried again, as the kubelet does."""
+        """Start or restart the container of a pod; retry when NRI refuses it, as the kubelet does."""
         key = until(f"container of {name}", lambda: self.create(name, command))
         self.sandboxes[name].start(key)
         folder = self.containerd.container_folder(f"uid-{name}", key)
@@ -108,7 +108,7 @@ class ContainerdNode:
         return self.containers[name]
 
     def create(self, name: str, command: Sequence[str] = FOREVER) -> str | None:
-        """Create the container of a pod and return its id; None when an NRI plugin refused it."""
+        """Create the container of a pod; return its id, or None if an NRI plugin refused it."""
         try:
             return self.sandboxes[name].create(NAME, command)
         except grpc.RpcError as error:
@@ -119,26 +119,26 @@ class ContainerdNode:
             return None
 
     def stop(self, name: str) -> None:
-        """End the container of a pod; the pod stays."""
+        """Stop the container of a pod and keep the pod."""
         key = self.containers.pop(name).id
         self.sandboxes[name].stop(key)
         self.sandboxes[name].remove(key)
 
     def remove(self, name: str) -> None:
-        """Delete a pod, and end what is left of it."""
+        """Delete a pod with its containers."""
         (self.manifests / f"{name}.json").unlink()
         del self.documents[name]
         self.containers.pop(name, None)
         self.containerd.remove_pod(self.sandboxes.pop(name).id)
 
     def log(self, name: str) -> list[str]:
-        """Return the lines that a pod wrote."""
+        """Return the log lines of a pod."""
         file = self.containerd.directory / "logs" / f"uid-{name}" / f"{NAME}.log"
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         return [line.split(" ", 3)[3].strip() for line in lines if line.endswith("\n")]
 
     def reported(self) -> Mapping[str, Any]:
-        """Return what the agent tells of each pod's container."""
+        """Return the agent's state of each pod's container."""
         return {
             pod["name"]: container
             for pod in self.agent.state()["pods"]
@@ -146,7 +146,7 @@ class ContainerdNode:
         }
 
     def settled(self, expected: Mapping[Container, CPUSet]) -> None:
-        """Wait until every container has its CPUs, in its cgroup and for each of its processes."""
+        """Wait until the cgroup and all processes of each container have these CPUs."""
         for container, cpus in expected.items():
             until_equal(
                 f"cpuset of {container.id[:12]}",
@@ -155,24 +155,24 @@ class ContainerdNode:
             )
 
     def update(self, container: Container, cpus: CPUSet) -> None:
-        """Change the CPUs of a container over CRI as another client than the agent does."""
+        """Update a container's CPUs over CRI as a client other than the agent."""
         linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(cpus))
         request = api_pb2.UpdateContainerResourcesRequest(container_id=container.id, linux=linux)
         self.containerd.call("UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse)
 
     def recorded(self, container: Container) -> CPUSet:
-        """Return what the runtime remembers as the CPUs of a container."""
+        """Return the CPUs of a container in the runtime's record."""
         return self.cpuset_of(container.id)[0]
 
     def cpuset_of(self, container_id: str) -> tuple[CPUSet, CPUSet]:
-        """Return the CPUs and the NUMA nodes that the runtime remembers of a container."""
+        """Return the CPUs and memory nodes of a container in the runtime's record."""
         request = api_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
         answer = self.containerd.call("ContainerStatus", request, api_pb2.ContainerStatusResponse)
         cpu = json.loads(answer.info["info"])["runtimeSpec"]["linux"]["resources"]["cpu"]
         return CPUSet.parse(cpu.get("cpus", "")), CPUSet.parse(cpu.get("mems", ""))
 
     def observe(self) -> Observed:
-        """Return the node as it is."""
+        """Return the observed node."""
         topology = read_topology(Path("/"))
         live = (
             SeenContainer(container.id, Owner(f"uid-{name}", NAME), State.RUNNING, container.cpus)
@@ -187,7 +187,7 @@ class ContainerdNode:
 
 
 class Windows(threading.Thread):
-    """Asks the agent again and again for how long each container may have run elsewhere."""
+    """Polls the agent for the unpinned time of each container."""
 
     def __init__(self, node: ContainerdNode) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Windows(threading.Thread):
         self._node = node
 
     def run(self) -> None:
-        """Ask until it is over."""
+        """Poll until stopped."""
         while not self._over.wait(0.1):
             for name, state in self._node.reported().items():
                 seconds = state.get("applied", {}).get("windowSeconds")
@@ -213,7 +213,7 @@ class Windows(threading.Thread):
 
 
 class Churn:
-    """Changes pods at random; the same seed makes the same changes."""
+    """Random changes of pods; the same seed makes the same changes."""
 
     def __init__(self, node: ContainerdNode, seed: int) -> None:
         self.random = Random(seed)  # noqa: S311  chance is what is wanted
@@ -221,7 +221,7 @@ class Churn:
         self._numbers = count()
 
     def step(self) -> None:
-        """Do one change."""
+        """Make one random change."""
         names = sorted(self._node.documents)
         if len(names) < MOST_PODS and self.random.random() < 0.5:
             self._node.add(f"pod-{next(self._numbers)}", self._policy())
@@ -242,7 +242,7 @@ class Churn:
 
 
 def check_rules(node: ContainerdNode, ledger: Ledger) -> None:
-    """Check that no CPU is owned twice or by somebody gone, and that containers run where they should."""
+    """Check that no CPU is owned twice or by a deleted pod, and that containers run on their CPUs."""
     observed = node.observe()
     sets = node_sets(observed.topology, observed.universe, DEFAULT)
     assert problems(ledger, sets) == ()
@@ -259,7 +259,7 @@ def start_node(
     nri: str = "off",
     process: type[AgentProcess] = AgentProcess,
 ) -> Iterator[ContainerdNode]:
-    """Run an agent beside a containerd until the block ends; `nri` is the path of NRI's socket."""
+    """Run an agent with a containerd until the block ends; `nri` is the path of NRI's socket."""
     manifests = directory / "pods"
     manifests.mkdir()
     flags = (

@@ -1,6 +1,6 @@
-"""A CRI-O of the tests' own, with its own folders, socket, image and cgroups, driven as containerd is.
+"""A CRI-O for tests, with its own folders, socket, image and cgroups, used like containerd.
 
-It runs containers by Debian's runc, or by a wrapper of it that puts their processes where crun puts them.
+It runs containers by Debian's runc, or by a wrapper with crun's layout of cgroups.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def find_crio(version: str) -> Programs:
 
 
 class Crio(Containerd):
-    """A running CRI-O; its pods are made here over CRI as the kubelet would."""
+    """A running CRI-O, whose pods are created over CRI as by the kubelet."""
 
     @property
     def socket(self) -> Path:
@@ -66,12 +66,12 @@ class Crio(Containerd):
 
     @property
     def name(self) -> str:
-        """What the beginning of its name and version is."""
+        """The start of its name and version."""
         return f"cri-o {CRIO.module.version}"
 
     @property
     def container_prefix(self) -> str:
-        """What precedes a container's id in the name of its cgroup."""
+        """The prefix of a container's id in its cgroup's name."""
         return "crio-"
 
     @property
@@ -83,11 +83,11 @@ class Crio(Containerd):
         )
 
     def sandbox_config(self, config: api_pb2.PodSandboxConfig) -> None:
-        """Give each container a PID namespace, as the kubelet does: else CRI-O runs a process for the pod too."""
+        """Give each container a PID namespace as the kubelet does; otherwise CRI-O runs a pod process too."""
         config.linux.security_context.namespace_options.pid = api_pb2.CONTAINER
 
     def container_config(self, config: api_pb2.ContainerConfig) -> None:
-        """Name container and image as the kubelet does: CRI-O takes the name for NRI from a label."""
+        """Name container and image as the kubelet does, because CRI-O reads NRI's name from a label."""
         config.image.user_specified_image = IMAGE
         config.labels["io.kubernetes.container.name"] = config.metadata.name
         config.linux.security_context.namespace_options.CopyFrom(
@@ -95,14 +95,14 @@ class Crio(Containerd):
         )
 
     def before_stop(self, sandbox: str) -> None:
-        """Stop the containers of a pod at once: CRI-O waits a minute for those that ignore SIGTERM."""
+        """Stop the pod's containers at once, because CRI-O waits a minute for those that ignore SIGTERM."""
         of_pod = api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(pod_sandbox_id=sandbox))
         for container in self.call("ListContainers", of_pod, api_pb2.ListContainersResponse).containers:
             request = api_pb2.StopContainerRequest(container_id=container.id, timeout=0)
             self.call("StopContainer", request, api_pb2.StopContainerResponse)
 
     def load(self, image: Path) -> None:
-        """Take an image from an archive, while the daemon does not run."""
+        """Import an image from an archive while the daemon is stopped."""
         folder = self.directory
         command = self.programs.run(
             "copyimg",

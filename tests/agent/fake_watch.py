@@ -1,4 +1,4 @@
-"""A runtime of the fake node that asks the agent before it makes a container (interface `ContainerWatch`)."""
+"""A fake NRI watch that creates containers by the agent's table (interface `ContainerWatch`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeWatch:
-    """Makes containers by the newest table, as long as it holds."""
+    """Creates containers by the newest table while `holds` is true."""
 
     node: FakeNode
     holds: bool = True
@@ -36,29 +36,29 @@ class FakeWatch:
 
     @property
     def start_way(self) -> StartWay:
-        """Return the way of the next start."""
+        """Return the start path and its reason."""
         path = Path.NRI if self.holds else Path.CGROUP
         return StartWay(path, self.reason, self.other_plugins)
 
     def publish(self, table: StartTable | None) -> None:
-        """Keep every table."""
+        """Record the table."""
         self.tables.append(table)
         self.published()
 
     def started(self, container_id: str) -> CPUSet | None:
-        """Return what a container was made with."""
+        """Return the CPUs on which a container was created."""
         return self.births.get(container_id)
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch nothing: tests make containers themselves."""
+        """Ignore the cgroups, because tests create containers themselves."""
 
     async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
-        """Tell of changes until cancelled."""
+        """Report changes until cancelled."""
         self.changed = changed
         await asyncio.get_running_loop().create_future()
 
     def create(self, uid: str, name: str = "c0", *, claims: bool = True) -> str:
-        """Make a container as the table says; return its id, or why it was not made."""
+        """Create a container by the table; return its id, or why it was refused."""
         table = self.tables[-1]
         assert table is not None
         start = table.start(Owner(uid, name), claims=claims)

@@ -1,4 +1,4 @@
-"""A node small enough to see through: honest fakes of the agent's interfaces, in memory, with faults on demand."""
+"""An in-memory node: fakes of the agent's interfaces, with faults on demand."""
 
 from __future__ import annotations
 
@@ -57,24 +57,24 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Time:
-    """A clock that stands still until it is told to go on."""
+    """A clock that the test sets."""
 
     now: float = 1000.0
 
     def clock(self) -> Clock:
-        """Return it in the agent's form."""
+        """Return the clock in the agent's form."""
         return Clock(lambda: self.now, lambda: EPOCH + timedelta(seconds=self.now))
 
 
 @dataclass
 class FakeRuntime:
-    """A runtime that does what it says, unless it is told to lose an update, to fail or to wait."""
+    """A fake runtime that can lose updates, fail or wait on request."""
 
     node: FakeNode
     name: str = "fake 1.0"
     lost: int = 0  # updates that are answered OK and not done
     down: bool = False
-    unlisted: AgentError | None = None  # raised instead of a list, while updates are done
+    unlisted: AgentError | None = None  # raised by lists, while updates succeed
     errors: dict[str, AgentError] = field(default_factory=dict)  # by container id
     gate: asyncio.Event | None = None  # updates wait for it
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class FakeRuntime:
     most_flying: int = 0
     changed: Callable[[], None] = lambda: None
     known: tuple[RuntimeContainer, ...] | None = None  # by the events of the runtime
-    told: tuple[RuntimeChange, ...] | None = None  # by its events; None: it may be anything
+    told: tuple[RuntimeChange, ...] | None = None  # changes by events; None: unknown
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
         """Return every container."""
@@ -93,11 +93,11 @@ class FakeRuntime:
         return tuple(self.node.containers.values())
 
     async def known_containers(self) -> tuple[RuntimeContainer, ...] | None:
-        """Return what events told; a runtime without events tells nothing."""
+        """Return the containers known from events, or None without events."""
         return self.known
 
     def changes(self) -> tuple[RuntimeChange, ...] | None:
-        """Return what events told since the last call."""
+        """Return the changes from events since the last call."""
         changes, self.told = self.told, () if self.told is not None else None
         return changes
 
@@ -106,7 +106,7 @@ class FakeRuntime:
         return tuple(self.node.kata.sandboxes())
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
-        """Write the cgroup of a container, as a runtime does, and remember it."""
+        """Write a container's cgroup and record, as a runtime does."""
         self.calls.append((container_id, str(cpus)))
         self.flying += 1
         self.most_flying = max(self.most_flying, self.flying)
@@ -137,21 +137,21 @@ class FakeRuntime:
             self.node.cpusets[container.cgroup] = cpus
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Tell of changes until cancelled."""
+        """Report changes until cancelled."""
         self.changed = changed
         await asyncio.get_running_loop().create_future()
 
 
 @dataclass
 class FakeCgroups:
-    """Cgroups as the kernel has them: cpusets with their watch, tasks and quotas."""
+    """Fake kernel cgroups: cpusets with their watch, tasks and quotas."""
 
     node: FakeNode
     version: int = 2
     writable: bool = True
     errors: dict[str, AgentError] = field(default_factory=dict)  # by cgroup, for writes
     unreadable: dict[str, AgentError] = field(default_factory=dict)  # by cgroup, for reads and writes
-    unlisted: dict[str, AgentError] = field(default_factory=dict)  # whose processes cannot be listed
+    unlisted: dict[str, AgentError] = field(default_factory=dict)  # cgroups whose processes cannot be listed
     lost: int = 0  # writes that change nothing
     ceiling: dict[str, CPUSet] = field(default_factory=dict)  # a narrower parent, by cgroup
     strays: dict[str, StrayTasks] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class FakeCgroups:
     ages: dict[str, float | None] = field(
         default_factory=dict
     )  # of first processes, by cgroup; None: not known
-    begun: set[str] = field(default_factory=set)  # cgroups of created containers that run without being told
+    begun: set[str] = field(default_factory=set)  # cgroups whose start is not reported yet
     followed: frozenset[str] = frozenset()
     written: Callable[[str], None] = lambda _: None
 
@@ -177,7 +177,7 @@ class FakeCgroups:
         return cpus & self.ceiling.get(cgroup, cpus)
 
     def mems(self, cgroup: str) -> CPUSet:
-        """Return the NUMA nodes that the runtime was told, else all that have memory."""
+        """Return the memory nodes that the runtime was sent, otherwise all with memory."""
         self.read(cgroup)
         return self.node.mems.get(cgroup, self.node.topology.memory_nodes)
 
@@ -196,11 +196,11 @@ class FakeCgroups:
         self.node.check()
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
-        """Return what the test says."""
+        """Return the stray tasks that the test set."""
         return self.strays.get(cgroup, StrayTasks())
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
-        """Widen every task of a cgroup that keeps to fewer CPUs."""
+        """Clear the narrowed tasks of a cgroup and return their number."""
         self.read(cgroup)
         self.widened.append((cgroup, first))
         before = self.strays.get(cgroup, StrayTasks())
@@ -208,7 +208,7 @@ class FakeCgroups:
         return len(before.narrowed)
 
     def start_state(self, cgroup: str) -> StartState:
-        """Return that the container runs for as long as the test says, not at all while it is created."""
+        """Return the start state with the age that the test set, or not started while created."""
         self.read(cgroup)
         if cgroup in self.unlisted:
             raise self.unlisted[cgroup]
@@ -217,14 +217,14 @@ class FakeCgroups:
         return StartState(self.ages.get(cgroup, 0.0) if is_running else None, has_begun=is_running)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
-        """Take no note: tests call `written` themselves."""
+        """Do nothing, because tests call `written` themselves."""
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Remember what is followed."""
+        """Record the watched cgroups."""
         self.followed = frozenset(cgroups)
 
     async def watch(self, written: Callable[[str], None]) -> None:
-        """Tell of foreign writes until cancelled."""
+        """Report foreign writes until cancelled."""
         self.written = written
         await asyncio.get_running_loop().create_future()
 
@@ -238,21 +238,21 @@ class FakeCgroups:
         return self.quotas.get(cgroup)
 
     def set_quota(self, cgroup: str, bandwidth: Bandwidth) -> None:
-        """Give a quota."""
+        """Set a quota."""
         self.fail_quota(cgroup)
         self.quotas[cgroup] = bandwidth
 
     def fail_quota(self, cgroup: str) -> None:
-        """Raise what was set for the quota of a cgroup."""
+        """Raise the error that the test set for the quota of a cgroup."""
         if error := self.quota_errors.get(cgroup):
             raise error
 
     def unset_quota(self, cgroup: str) -> None:
-        """Take the quota away."""
+        """Remove the quota."""
         del self.quotas[cgroup]
 
     def times_throttled(self, cgroup: str) -> int:
-        """Return a number that tells the cgroup."""
+        """Return a constant count."""
         return 7
 
 
@@ -268,7 +268,7 @@ class FakePods:
     changed: Callable[[], None] = lambda: None
 
     async def look_up(self, namespace: str, name: str) -> Any:
-        """Return a pod that the watch missed."""
+        """Return a pod that the watch missed, or raise the next failure."""
         self.asked.append(f"{namespace}/{name}")
         if self.failures:
             raise self.failures.pop()
@@ -279,38 +279,38 @@ class FakePods:
         return self.node.documents
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Tell of changes until cancelled."""
+        """Report changes until cancelled."""
         self.changed = changed
         await asyncio.get_running_loop().create_future()
 
 
 @dataclass
 class FakeMachine:
-    """The CPUs."""
+    """The node's machine."""
 
     node: FakeNode
     boot: str = "boot-1"
     machine: str = "machine-1"
 
     def topology(self) -> Topology:
-        """Return the machine."""
+        """Return the topology."""
         return self.node.topology
 
     def universe(self) -> CPUSet:
-        """Return what is online."""
+        """Return the online CPUs."""
         return self.node.topology.online
 
     def boot_id(self) -> str:
-        """Return the boot."""
+        """Return the boot id."""
         return self.boot
 
     def machine_id(self) -> str:
-        """Return the machine."""
+        """Return the machine id."""
         return self.machine
 
 
 class FakeNode:
-    """Pods, containers and cpusets of one node, and agents that work on it one after the other."""
+    """Pods, containers and cpusets of one node, and its agents, one after the other."""
 
     def __init__(self, state_dir: Path, topology: Topology = FLAT, config: NodeConfig | None = None) -> None:
         self.topology = topology
@@ -318,8 +318,8 @@ class FakeNode:
         self.documents: dict[str, dict[str, Any]] = {}
         self.containers: dict[str, RuntimeContainer] = {}
         self.cpusets: dict[str, CPUSet] = {}
-        self.records: dict[str, CPUSet] = {}  # what the runtime remembers
-        self.mems: dict[str, CPUSet] = {}  # NUMA nodes for memory, by cgroup, where the runtime was told any
+        self.records: dict[str, CPUSet] = {}  # CPUs in the runtime's record
+        self.mems: dict[str, CPUSet] = {}  # memory nodes by cgroup, where the runtime was sent any
         self.runtime = FakeRuntime(self)
         self.cgroups = FakeCgroups(self)
         self.tasks = FakeTasks(self)
@@ -350,12 +350,12 @@ class FakeNode:
         return self.agent
 
     def close(self) -> None:
-        """End the last agent."""
+        """Close the last agent."""
         self.state_dir.close()
         self.runner.close()
 
     def run(self, passes: int = 1) -> NodeState:
-        """Do passes, each followed by what the background does."""
+        """Run passes, each followed by its background work."""
 
         async def run_all() -> NodeState:
             for _ in range(passes):
@@ -365,7 +365,7 @@ class FakeNode:
         return self.runner.run(run_all())
 
     def parts(self, *reporters: Any) -> Parts:
-        """Return what an agent of this node is made of."""
+        """Return the parts of an agent of this node."""
         cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups, self.tasks.split())
         edges = self.runtime, cgroups, self.pods, self.machine, self.container_watch
         beside = self.kubelet, self.kata, self.wrappers, self.boots, self.devices
@@ -374,7 +374,7 @@ class FakeNode:
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 
     def add(self, uid: str, *wishes: Wish, vm: bool = False) -> None:
-        """Create a pod in the API, or replace it by another object; `vm`: KubeVirt's launcher."""
+        """Create or replace a pod in the API; with `vm` it is KubeVirt's launcher."""
         before = self.documents.get(uid)
         self._count += 1
         document = pod_document(uid, list(wishes), created=self._count, vm=vm)
@@ -383,7 +383,7 @@ class FakeNode:
         self.documents[uid] = document
 
     def start(self, uid: str, name: str = "c0", state: State = State.RUNNING) -> str:
-        """Let the runtime have a container, on every CPU; a created one has no cgroup yet. Return its id."""
+        """Add a container to the runtime on every CPU, without a cgroup if created; return its id."""
         self._count += 1
         number = f"{uid}-{name}-{self._count}"
         cgroup = f"/kubepods/{uid}/{number}"
@@ -397,51 +397,51 @@ class FakeNode:
         return number
 
     def begin(self, number: str, *, lost: bool = False) -> None:
-        """Let a created container run, with the cpuset that the runtime remembers."""
+        """Start a created container with the cpuset of the runtime's record."""
         container = self.containers[number]
         self.containers[number] = replace(container, state=State.RUNNING)
         self.cpusets[self.cgroup(number)] = self.topology.online if lost else self.records[number]
 
     def stop(self, number: str) -> None:
-        """Let a container end; Kata counts its CPUs until it is removed."""
+        """Stop a container; Kata counts its CPUs until it is removed."""
         self.containers[number] = replace(self.containers[number], state=State.EXITED)
         self.cpusets.pop(self.cgroup(number), None)
 
     def remove(self, number: str) -> None:
-        """Let the runtime forget a container."""
+        """Remove a container from the runtime."""
         container = self.containers.pop(number)
         self.cpusets.pop(container.cgroup or "", None)
         if container.sandbox in self.kata.machines:
             self.kata.machines[container.sandbox].remove(number)
 
     def cgroup(self, number: str) -> str:
-        """Return where a container's cgroup is."""
+        """Return a container's cgroup."""
         return self.containers[number].cgroup or ""
 
     def cpus(self, number: str) -> str:
-        """Return what the kernel lets a container use."""
+        """Return the effective CPUs of a container."""
         return str(self.cpusets[self.cgroup(number)])
 
     def all_cpus(self) -> Counter[str]:
-        """Return how many containers run on which CPUs."""
+        """Count the containers by CPUs."""
         return Counter(map(str, self.cpusets.values()))
 
     def check(self) -> None:
-        """Check that nobody is on the CPUs of an owner, at this instant."""
+        """Check that no other container or machine runs on an owner's CPUs."""
         machines = {key: machine.cpus() for key, machine in self.kata.machines.items()}
         for cgroup, owned in self.owners.items():
             for other, cpus in {**self.cpusets, **machines}.items():
                 assert other == cgroup or not cpus & owned, f"{other} is on {cpus}, {cgroup} owns {owned}"
 
     async def run_pass(self) -> NodeState:
-        """Let the agent do one pass, and the runtime be told of it."""
+        """Run one pass and its background work."""
         state = await self.agent.reconciler.run_pass()
         assert state is not None
         await self.drain()
         return state
 
     async def drain(self) -> None:
-        """Let the background work until nothing is left, or nothing goes on."""
+        """Run the background work until none is left, or it does not progress."""
         runtime_sync = self.agent.reconciler.runtime_sync
         task = asyncio.create_task(runtime_sync.run())
         waiting = asyncio.create_task(runtime_sync.drained())

@@ -1,4 +1,4 @@
-"""Images as archives that containerd imports, written without a registry."""
+"""Image archives that containerd imports, written without a registry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_link(files: tarfile.TarFile, name: str, target: str) -> None:
 
 
 def write_archive(path: Path, image: str, layer: bytes, settings: Mapping[str, Any]) -> None:
-    """Write a Docker archive of one layer; `settings` are the image's own, e.g. its command."""
+    """Write a Docker archive of one layer; `settings` is the image's configuration."""
     config = {
         "architecture": "amd64",
         "os": "linux",

@@ -1,4 +1,4 @@
-"""Whether the kernel's cgroups can be used here."""
+"""Check for usable kernel cgroups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from agent.kernel.cgroupfs import DEFAULT_ROOT, find_hierarchy
 
 
 def cgroups_missing() -> str | None:
-    """Say why the kernel's cgroups cannot be used here."""
+    """Return why the kernel's cgroups cannot be used here, or None."""
     try:
         return None if find_hierarchy(DEFAULT_ROOT).is_writable() else "cpuset cgroups need root"
     except AgentError as error:

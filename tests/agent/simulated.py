@@ -1,7 +1,8 @@
-"""`python -m tests.agent.simulated MACHINE_ROOT STATE_DIR`: the real agent's process on a simulated machine.
+"""`python -m tests.agent.simulated MACHINE_ROOT STATE_DIR`: the real agent process on a simulated machine.
 
-Everything of the agent runs but the edges: runtime, cgroups and CPUs are those of `tests.machine`, the pods are a file
-`pods.json` in the machine's root. The machine outlives the agent, however the agent ends.
+Only the interfaces to the outside are replaced: runtime, cgroups and CPUs are those of `tests.machine`,
+pods come from
+`pods.json` in the machine's root. The machine keeps running when the agent ends.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MACHINE_ID = "machine-id"
 
 
 class FilePods:
-    """The pods of a file that is replaced at once, as `agent.interfaces.PodSource`."""
+    """Pods of a file that is replaced atomically (`agent.interfaces.PodSource`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,7 +47,7 @@ class FilePods:
         return self._pods
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Read the file whenever it is another one, until cancelled."""
+        """Read the file whenever it was replaced, until cancelled."""
         while True:
             found = self._path.stat()
             stamp = (found.st_ino, found.st_mtime_ns)
@@ -58,32 +59,32 @@ class FilePods:
             await asyncio.sleep(POLL_SECONDS)
 
     async def look_up(self, namespace: str, name: str) -> Any:
-        """Return what the file has under a name now."""
+        """Return the file's pod with this name, or None."""
         names = {"namespace": namespace, "name": name}
         pods = json.loads(self._path.read_text()).values()
         return next((pod for pod in pods if names.items() <= pod["metadata"].items()), None)
 
 
 class TreeMachine:
-    """The CPUs of the simulated machine's sysfs tree, as `agent.interfaces.Machine`."""
+    """The CPUs of the simulated machine's sysfs tree (`agent.interfaces.Machine`)."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: Topology | None = None
 
     def topology(self) -> Topology:
-        """Return the tree's topology, read anew when CPUs came or went."""
+        """Return the tree's topology, read again after CPU hotplug."""
         online = sysfs.read_cpus(self._root / "sys/devices/system/cpu/online")
         if self._known is None or self._known.online != online:
             self._known = sysfs.read_topology(self._root)
         return self._known
 
     def universe(self) -> CPUSet:
-        """Return what is online."""
+        """Return the online CPUs."""
         return self.topology().online
 
     def boot_id(self) -> str:
-        """Return the only boot there is."""
+        """Return a constant boot id."""
         return "boot-1"
 
     def machine_id(self) -> str:
@@ -92,10 +93,10 @@ class TreeMachine:
 
 
 class Runtime(SimulatedRuntime):
-    """Tells of changes by a poll that starts from the newest event, so that a restart does not read all history."""
+    """Reports changes by polling the current list, so that a restart does not read the history."""
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` when the list of containers is another one."""
+        """Call `changed` whenever the list of containers changes."""
         last: object = None
         while True:
             seen = await self.containers()
@@ -106,7 +107,7 @@ class Runtime(SimulatedRuntime):
 
 
 async def serve(root: Path, folder: Path) -> None:
-    """Be the agent until SIGTERM."""
+    """Run the agent until SIGTERM."""
     machine, cpus = SimulatedMachine(root), TreeMachine(root)
     state_dir = StateDir(folder)
     files = SimulatedCgroups(machine)

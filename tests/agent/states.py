@@ -1,4 +1,4 @@
-"""States of a small node for the tests of reports: 4 cores of 2 CPUs (0,4 to 3,7) on 2 sockets, CPU 0 reserved."""
+"""States of a small node for report tests: 4 cores of 2 CPUs (0,4 to 3,7) on 2 sockets, CPU 0 reserved."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ ISOLATE = {"smt-policy.corepin.io/pod": "isolate"}
 
 @dataclass
 class Pods:
-    """A source that shows the pods it was given."""
+    """A pod source with fixed pods."""
 
     shown: Mapping[str, Pod]
     complete: bool = True
 
     def pods(self) -> Mapping[str, Pod]:
-        """Return them."""
+        """Return the pods."""
         return self.shown
 
     async def watch(self, changed: object) -> None:
-        """Nothing ever changes."""
+        """Report no changes."""
 
     async def look_up(self, namespace: str, name: str) -> Pod | None:
-        """There is no more than what is shown."""
+        """Return None, because there are no other pods."""
         return None
 
 
@@ -92,5 +92,5 @@ def state_of(
 
 
 def owner(document: Pod, name: str = "main") -> Owner:
-    """Return who a container of a pod is."""
+    """Return the owner of a pod's container."""
     return Owner(runtime_uid(document), name)

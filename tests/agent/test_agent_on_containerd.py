@@ -1,7 +1,8 @@
-"""The real agent beside real containerd: containers born, moved, restarted, rewritten; daemons killed.
+"""The real agent with a real containerd: starts, moves, restarts, foreign writes and killed daemons.
 
-`COREPIN_BIRTHS` says how many pods are started under churn (200 by default), `COREPIN_KILLS_HERE` how often the agent
-is killed on each version of containerd (10).
+`COREPIN_BIRTHS` sets how many pods start under churn (200 by default), `COREPIN_KILLS_HERE` how often the
+agent is
+killed on each version of containerd (10).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 BIRTHS = int(os.environ.get("COREPIN_BIRTHS", "200"))
 KILLS = int(os.environ.get("COREPIN_KILLS_HERE", "10"))
-AT_ONCE = 8  # pods that are started at the same time
-LONGEST_WAIT = 0.2  # seconds from a change to the kill: passes begin and end within
+AT_ONCE = 8  # pods that start concurrently
+LONGEST_WAIT = 0.2  # seconds from a change to the kill: a pass starts and ends within
 WINDOW = "corepin_agent_unpinned_window_seconds_count"
 pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="moving a container takes two CPUs"),
@@ -51,24 +52,24 @@ def node(containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
 
 
 def telling(wanted: CPUSet) -> tuple[str, ...]:
-    """Return a command that writes its CPUs at its first instruction, and again until they are those wanted."""
+    """Return a command that writes its CPUs at its first instruction, and again until they are `wanted`."""
     return ("/bin/sh", "-c", f"WANTED={wanted}\n{TELLING}")
 
 
 def pinned_and_bystander(node: ContainerdNode) -> tuple[Container, Container, CPUSet]:
-    """Return an exclusive container, one that asks for nothing, and the CPUs of the first."""
+    """Return an exclusive and a plain container, and the CPUs of the first."""
     pinned, bystander = node.add("pinned", "exclusive"), node.add("bystander")
     until("own CPU", lambda: node.reported()["pinned"]["pinned"])
     own = pinned.cpus
     assert len(own) == 1
     node.settled({pinned: own, bystander: node.all - own})
-    # It gets its CPUs before a pass lists it: until then an agent whose runtime is away does not know it.
+    # A pass must list it first, because an agent without its runtime does not know new containers.
     until("a pass has seen it", lambda: node.reported()["bystander"].get("applied"))
     return pinned, bystander, own
 
 
 def test_all_changes_of_policy(node: ContainerdNode) -> None:
-    """Each of the six changes moves the pod and leaves the bystander everything but an exclusive CPU."""
+    """Each change of policy moves the pod, and the other container leaves exclusive CPUs only."""
     pinned, bystander, own = pinned_and_bystander(node)
     for policy in ("share", "none", "exclusive", "none", "share", "exclusive"):
         node.write("pinned", policy)
@@ -78,7 +79,7 @@ def test_all_changes_of_policy(node: ContainerdNode) -> None:
 
 
 def test_restart_keeps_cpus_and_end_frees_them(node: ContainerdNode) -> None:
-    """The next container of the pod has the same CPU, which is nobody else's meanwhile; removed, it is everybody's."""
+    """A restarted container has the same CPU; a removed pod returns it to the shared set."""
     _, bystander, own = pinned_and_bystander(node)
     node.stop("pinned")
     again = node.start("pinned", telling(own))
@@ -88,7 +89,7 @@ def test_restart_keeps_cpus_and_end_frees_them(node: ContainerdNode) -> None:
 
 
 def test_memory_is_bound_before_the_start(node: ContainerdNode) -> None:
-    """Without NRI the runtime is told of the NUMA node with the CPUs, while the container is created and does not run."""
+    """Without NRI the runtime is sent the memory node with the CPUs while the container is created."""
     node.write("bound", annotations=NEAR)
     node.run_pod("bound")
     created = node.create("bound")
@@ -102,20 +103,20 @@ def test_memory_is_bound_before_the_start(node: ContainerdNode) -> None:
 
 
 def is_seen(node: ContainerdNode, rewritten: Container, right: CPUSet, number: float) -> bool:
-    """Rewrite a cpuset that is right, and say whether the agent has counted that.
+    """Rewrite a cpuset that is right; return whether the agent has counted this rewrite.
 
-    What it wrote at the same moment, of a pass that was on its way, may come after the rewrite and before its look.
+    A write of a pass in progress may come between the rewrite and the agent's look.
     """
     is_right = rewritten.cpus == right
     counted = node.agent.metric("corepin_agent_foreign_rewrites_total")
     if is_right and counted < number:
         node.update(rewritten, node.all)
-        time.sleep(FRESH_SECONDS)  # the agent renders its metrics once a second: what is read sooner is older
+        time.sleep(FRESH_SECONDS)  # metrics are rendered once a second
     return counted == number
 
 
-def test_foreign_update_is_repaired_and_a_persistent_one_reported(node: ContainerdNode) -> None:
-    """Two rewrites are put right; the third is a fight, which is told and not fought."""
+def test_third_foreign_update_is_a_conflict(node: ContainerdNode) -> None:
+    """Two foreign updates are repaired; the third is a conflict, which is reported and not repaired."""
     _, bystander, own = pinned_and_bystander(node)
     for number in (1.0, 2.0):
         until("seen", partial(is_seen, node, bystander, node.all - own, number))
@@ -129,8 +130,8 @@ def test_foreign_update_is_repaired_and_a_persistent_one_reported(node: Containe
     assert bystander.cpus == node.all
 
 
-def test_killed_containerd_is_survived(node: ContainerdNode) -> None:
-    """While the daemon is away CPUs stay and policies are still followed; who is started afterwards joins the others."""
+def test_policies_are_applied_while_containerd_is_killed(node: ContainerdNode) -> None:
+    """Without containerd CPUs stay and policy changes are applied; containers started later are pinned."""
     pinned, bystander, own = pinned_and_bystander(node)
     node.containerd.kill()
     assert (pinned.cpus, bystander.cpus) == (own, node.all - own)
@@ -142,11 +143,11 @@ def test_killed_containerd_is_survived(node: ContainerdNode) -> None:
     node.settled({pinned: own, bystander: node.all - own, later: node.all - own})
 
 
-# Starts.
+# Starts
 
 
 def live(node: ContainerdNode, windows: Windows, name: str, wanted: CPUSet) -> list[str]:
-    """Start a pod, wait until it has its CPUs and its window is known, remove it; return the lines it wrote."""
+    """Start a pod, wait for its CPUs and its unpinned time, remove it; return its log lines."""
     container = node.add(name, command=telling(wanted))
     until_equal(f"log of {name}", lambda: node.log(name)[-1:], [str(wanted)])
     until(f"window of {name}", lambda: name in windows.seconds)
@@ -156,8 +157,10 @@ def live(node: ContainerdNode, windows: Windows, name: str, wanted: CPUSet) -> l
     return lines
 
 
-def test_births_under_churn(node: ContainerdNode, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every pod has its CPUs at its first instruction, or the time until then is told; no update is lost."""
+def test_containers_start_on_their_cpus_under_churn(
+    node: ContainerdNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each pod has its CPUs at its first instruction, or a reported unpinned time."""
     _, bystander, own = pinned_and_bystander(node)
     shared = node.all - own
     births = BIRTHS if node.containerd.programs.version == "2.4" else BIRTHS // 5
@@ -175,11 +178,11 @@ def test_births_under_churn(node: ContainerdNode, capsys: pytest.CaptureFixture[
     node.settled({bystander: shared})
 
 
-# Kills.
+# Kills
 
 
 class Recorder(threading.Thread):
-    """Notes every cpuset that containers have while it runs, as far as the kernel tells of writes."""
+    """Records every cpuset of containers, as far as inotify reports writes."""
 
     def __init__(self, containers: dict[str, Container]) -> None:
         super().__init__()
@@ -192,22 +195,22 @@ class Recorder(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Look whenever something was written."""
+        """Read the cpusets after each write."""
         while not self._over.wait(0.001):
             for event in self._queue.news():
                 name = self._of[event.watch]
                 self.seen[name].add(self._containers[name].cpus)
 
     def stop(self) -> dict[str, set[CPUSet]]:
-        """End, and return the cpusets of each container."""
+        """Stop and return the recorded cpusets of each container."""
         self._over.set()
         self.join()
         self._queue.close()
         return self.seen
 
 
-def test_killed_agent_goes_on(node: ContainerdNode) -> None:
-    """After each SIGKILL under churn every CPU has one owner, none is lost, and who was right was never moved."""
+def test_killed_agent_loses_no_cpus(node: ContainerdNode) -> None:
+    """After each SIGKILL every CPU has one owner, and correctly placed containers were not moved."""
     churn = Churn(node, seed=len(node.containerd.programs.version))
     for _ in range(KILLS):
         for _ in range(churn.random.randint(1, 3)):

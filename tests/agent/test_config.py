@@ -1,4 +1,4 @@
-"""What an operator may choose, and what is told when it cannot be."""
+"""The agent's command-line choices, and errors for impossible ones."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pinning.errors import BadContract
     ],
 )
 def test_impossible_choices_are_refused(tmp_path: Path, node: str, runtime: str, message: str) -> None:
-    """The flag to mend is named."""
+    """The error names the flag to change."""
     with pytest.raises(BadContract, match=message):
         AgentConfig(node, tmp_path, runtime)
 
 
-def test_kubelet_is_asked_with_a_token_only(tmp_path: Path) -> None:
-    """Beside a folder of pods there is no account, unless it is named."""
+def test_kubelet_url_needs_a_token(tmp_path: Path) -> None:
+    """With a folder of pods there is no service account, so a kubelet needs an API token."""
     with pytest.raises(BadContract, match="--api-token"):
         AgentConfig("n", tmp_path, pods_dir=tmp_path, kubelet_url="https://n:10250")
     api = ApiFlags("https://api")
@@ -46,7 +46,7 @@ def test_kubelet_is_asked_with_a_token_only(tmp_path: Path) -> None:
     ],
 )
 def test_policy_of_the_kubelet_is_read(tmp_path: Path, text: str | None, policy: KubeletPolicy) -> None:
-    """Whatever the kubelet's file holds, it never stops the agent."""
+    """Any content of the kubelet's file gives a policy and never an error."""
     path = tmp_path / "cpu_manager_state"
     if text is not None:
         path.write_text(text)
@@ -57,6 +57,6 @@ def test_policy_of_the_kubelet_is_read(tmp_path: Path, text: str | None, policy:
     "url", ["", "host:6443", "https://", "ftp://host", "https://host:70000", "https://[::1"]
 )
 def test_other_api_servers_are_refused(url: str) -> None:
-    """The flag and an example are named."""
+    """The error names the flag and an example."""
     with pytest.raises(BadContract, match=r"--api-server: .*https://HOST:6443"):
         ApiFlags(url)

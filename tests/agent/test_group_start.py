@@ -1,4 +1,4 @@
-"""The configuration with which an agent starts: the label's, remembered, waited for; never another group's."""
+"""The agent's configuration by its node's group label: read, saved and waited for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_KEY = Waiting("NoGroupConfiguration", "no key config.big.yaml")
 
 @pytest.fixture
 def files(tmp_path: Path) -> ConfigFiles:
-    """Return the mounted ConfigMap: the default, a group, and a group whose file cannot be read."""
+    """Return the mounted ConfigMap: a default, a group, and a group with an invalid file."""
     folder = tmp_path / "node"
     folder.mkdir()
     (folder / "config.yaml").write_text("reserved: 0")
@@ -35,7 +35,7 @@ def files(tmp_path: Path) -> ConfigFiles:
 
 
 def starting(files: ConfigFiles, *labels: str | None) -> tuple[GroupStart, GroupMemory, list[str | None]]:
-    """Return a start that reads these labels one after the other, its memory, and what is still to be read."""
+    """Return a start that reads these labels in order, its saved choice, and the unread labels."""
     left = list(labels)
 
     async def ask() -> str | None:
@@ -46,7 +46,7 @@ def starting(files: ConfigFiles, *labels: str | None) -> tuple[GroupStart, Group
 
 
 def test_each_node_reads_its_own_file(files: ConfigFiles) -> None:
-    """A file that cannot be read stops the agents of its own group with the reason, and no others."""
+    """An invalid file stops only the agents of its own group, with the reason."""
     assert files.groups() == {"big", "broken"}
     assert (files.load("").reserved, files.load("big").reserved) == (CPUSet([0]), CPUSet([0, 1, 2, 3]))
     with pytest.raises(CommandFailed, match=r"config\.broken\.yaml:1"):
@@ -54,7 +54,7 @@ def test_each_node_reads_its_own_file(files: ConfigFiles) -> None:
 
 
 def test_without_any_file_a_node_has_the_defaults(tmp_path: Path) -> None:
-    """As before there were groups; a file that a flag names has to be there."""
+    """Without any file the defaults apply; a file named by a flag must exist."""
     none = ConfigFiles(tmp_path / "none" / "config.yaml", lambda path: read_node_file(str(path)))
     assert (none.groups(), none.load("")) == (frozenset(), DEFAULT)
     named = ConfigFiles(none.default, none.read, is_named=True)
@@ -62,8 +62,8 @@ def test_without_any_file_a_node_has_the_defaults(tmp_path: Path) -> None:
         named.load("")
 
 
-def test_the_choice_is_remembered_for_a_start_without_the_api_server(files: ConfigFiles) -> None:
-    """Also that a node is in no group; the memory of another node and a damaged file count as none."""
+def test_the_group_is_saved_for_a_start_without_the_api_server(files: ConfigFiles) -> None:
+    """The saved group is used if the API server is unavailable; a damaged or foreign file is ignored."""
     for label in ("big", "", "big"):
         start, memory, _ = starting(files, label)
         assert asyncio.run(start.choose()) == label
@@ -82,10 +82,10 @@ def test_the_choice_is_remembered_for_a_start_without_the_api_server(files: Conf
     assert list(folder.iterdir()) == []
 
 
-def test_a_missing_key_is_waited_for(files: ConfigFiles) -> None:
-    """The files are looked at often, the API server is asked rarely; the first file that appears ends the wait.
+def test_start_waits_for_a_missing_key(files: ConfigFiles) -> None:
+    """Files are polled often and the label rarely, and the first new file ends the wait.
 
-    5000 nodes with a wrong label ask 83 times a second together, not 1000 times.
+    5000 nodes with a wrong label send 83 requests a second together, not 1000.
     """
     start, memory, left = starting(files, "late", "late", "big")
     written: list[Waiting] = []
@@ -106,7 +106,7 @@ def test_a_missing_key_is_waited_for(files: ConfigFiles) -> None:
 
 
 def test_a_corrected_label_ends_the_wait_too(files: ConfigFiles) -> None:
-    """It is read again after a minute of looks."""
+    """The label is read again after a minute."""
     start, _, left = starting(files, "bgi", "big")
     sleeps: list[float] = []
 
@@ -120,8 +120,8 @@ def test_a_corrected_label_ends_the_wait_too(files: ConfigFiles) -> None:
     assert (sum(sleeps), left) == (60.0, [])
 
 
-def test_a_silent_api_server_is_asked_sooner(files: ConfigFiles) -> None:
-    """At the first start of a node nothing is remembered; where there are no groups nothing is waited for."""
+def test_unavailable_api_server_is_asked_sooner(files: ConfigFiles) -> None:
+    """At a node's first start the label is requested every 15 seconds; without groups there is no wait."""
     start, memory, left = starting(files, None, "")
     sleeps: list[float] = []
 
@@ -141,8 +141,8 @@ def test_a_silent_api_server_is_asked_sooner(files: ConfigFiles) -> None:
     assert memory.recall() is None
 
 
-def test_the_label_is_read_off_the_node() -> None:
-    """No label is no group; a server that does not answer, refuses or knows no such node says nothing."""
+def test_the_label_is_read_from_the_node() -> None:
+    """A node without the label has no group, and a failed request gives None."""
     nested = b'{"metadata":{"labels":{"corepin.io/cpu-group":"big"},"managedFields":[%s]}}'
     answers: list[tuple[int, bytes, str | None]] = [
         (200, b'{"metadata":{"labels":{"corepin.io/cpu-group":"big","a":"b"}}}', "big"),
@@ -163,8 +163,8 @@ def test_the_label_is_read_off_the_node() -> None:
         assert asyncio.run(ask_label(api, NODE)) == expected
 
 
-def test_the_node_says_for_what_its_agent_waits() -> None:
-    """It is written once for the same reason; nothing else of the node is touched, and a server that fails ends nothing."""
+def test_waiting_is_a_condition_of_the_node() -> None:
+    """The condition is written once for each reason, and a failed write is ignored."""
 
     async def act(server: Server, api: Api) -> None:
         await write_waiting(api, "node-1", NO_KEY)

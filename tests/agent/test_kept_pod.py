@@ -1,4 +1,4 @@
-"""What is kept of a pod: all that anybody reads, and nothing whose size its user chooses."""
+"""The fields that the pod decoder keeps: everything that is read, and of limited size."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ NOTES = st.dictionaries(
         ]
     ),
     st.sampled_from(["exclusive", "share", "none", "require", "isolate", "single", "bind", "banana"]),
-    max_size=MOST_STRANGE,  # of more that name no container the others are not kept
+    max_size=MOST_STRANGE,  # of more that name no container only some are kept
 )
 
 
 def containers(first: int) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Any few containers, with much that nobody reads."""
+    """Return a strategy for a few containers, with many fields that are not read."""
     fields = st.fixed_dictionaries(
         {"image": st.just("x"), "env": st.just([{"name": "A", "value": "b"}]), "resources": RESOURCES},
         optional={"restartPolicy": st.just("Always")},
@@ -87,7 +87,7 @@ PODS = st.fixed_dictionaries(
 
 
 def kept(document: Any) -> Pod:
-    """Return what is kept of a pod."""
+    """Return the decoded pod."""
     return PodDecoder().decode(msgspec.json.encode(document))
 
 
@@ -95,7 +95,7 @@ AMOUNTS_OF_ALL = sorted(READ)
 
 
 def crowd_of(document: Any, length: int) -> Any:
-    """Return the pod with its first containers over and over: so many that nobody reads them one by one."""
+    """Return the pod with its containers repeated to this number."""
     spec = dict(document["spec"])
     for kind in ("containers", "initContainers"):
         some = spec[kind] or [{"name": "x", "image": "x"}]
@@ -104,8 +104,8 @@ def crowd_of(document: Any, length: int) -> Any:
 
 
 @given(PODS, st.sampled_from([0, 100, 101, 150]))
-def test_whatever_is_counted_of_a_pod_is_as_much_as_of_the_whole_pod(document: Any, length: int) -> None:
-    """What it requests of each resource, its claims, its refusal and its load are the same, however many containers."""
+def test_requests_and_claims_of_a_decoded_pod_are_those_of_the_whole_pod(document: Any, length: int) -> None:
+    """Requests, claims, refusals and load are the same, however many containers the pod has."""
     whole = crowd_of(document, length) if length else document
     part = kept(whole)
     for resource in AMOUNTS_OF_ALL:
@@ -117,7 +117,7 @@ def test_whatever_is_counted_of_a_pod_is_as_much_as_of_the_whole_pod(document: A
 
 @pytest.mark.parametrize("resource", CORE_RESOURCES)
 def test_cores_that_a_crowded_pod_claims_stay_published(resource: str) -> None:
-    """All cores are held by others: less than what the pod claims would make a restarting kubelet kill it."""
+    """The cores that a large pod claims are published, so that a restarting kubelet does not evict it."""
     owners = [bound(f"o{at}", container("main", {CORES: 1})) for at in range(3)]
     crowd = bound("crowd", container("main", {resource: 3}), *[container(f"c{at}") for at in range(200)])
     numbers = [node_resources(state_of(*owners, last), [*owners, last]) for last in (crowd, kept(crowd))]
@@ -127,8 +127,8 @@ def test_cores_that_a_crowded_pod_claims_stay_published(resource: str) -> None:
 
 
 @given(PODS)
-def test_whatever_is_asked_of_a_pod_is_answered_as_by_the_whole_pod(document: Any) -> None:
-    """Its claims, what is wrong with them, and what it requests are the same."""
+def test_decoded_pod_is_seen_as_the_whole_pod(document: Any) -> None:
+    """Claims, their errors, load and sidecars of the decoded pod are those of the whole pod."""
     part = kept(document)
     seen = SeenPod.of(document)
     assert SeenPod.of(part) == seen
@@ -137,8 +137,8 @@ def test_whatever_is_asked_of_a_pod_is_answered_as_by_the_whole_pod(document: An
     assert sidecars([part], [seen], ("1", "64M")) == sidecars([document], [seen], ("1", "64M"))
 
 
-def test_what_nobody_reads_is_not_kept() -> None:
-    """However much a user writes into env, labels, foreign annotations, resource names: the pod is the same."""
+def test_fields_that_are_not_read_are_not_kept() -> None:
+    """Environment, labels, foreign annotations and resource names of any size are dropped."""
     many = {f"example.com/n{number}": "x" for number in range(50)}
     annotated = {"cpu-manager.corepin.io/pod": "exclusive"}
     plain = pod(container("main", {"cpu": "2", "example.com/gpu": "1"}), annotations=annotated)
@@ -157,8 +157,8 @@ def test_what_nobody_reads_is_not_kept() -> None:
     assert kept(full) == kept(plain)
 
 
-def test_annotations_of_ours_are_kept_in_bounds() -> None:
-    """Of those that name no container some are told, those of containers are all read; values are cut, not words."""
+def test_our_annotations_are_kept_up_to_a_limit() -> None:
+    """Annotations of containers are all kept, others up to a limit, and long values are truncated."""
     ghosts = {f"cpu-manager.corepin.io/container.ghost{number}": "x" * 1000 for number in range(1000)}
     ghosts |= {f"cpu-quota.crio.io/ghost{number}": "disable" for number in range(1000)}
     crio = {"cpu-quota.crio.io": "disable", "cpu-quota.crio.io/main": "disable"}
@@ -188,7 +188,7 @@ def test_annotations_of_ours_are_kept_in_bounds() -> None:
 def test_pod_of_very_many_containers_is_refused(
     asking: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It claims nothing, and is told why; nothing else is said of its words, and what was told before is known."""
+    """Such a pod has no claims and one refusal with the reason, and keeps its status annotation."""
     resources = asking.pop("first", {"cpu": "1"})
     crowd = [
         container("first", resources, resources),
@@ -206,8 +206,8 @@ def test_pod_of_very_many_containers_is_refused(
     assert caplog.messages == ["pod has too many containers to be read"]
 
 
-def test_pod_of_very_many_containers_that_asks_for_nothing_is_told_nothing() -> None:
-    """It runs in the shared set, as it would; as many containers as are read are read."""
+def test_plain_pod_of_very_many_containers_is_not_refused() -> None:
+    """A plain pod above the limit of containers runs in the shared set without a refusal."""
     [most, more] = [
         pod(*[container(f"c{at}", 1) for at in range(MOST_CONTAINERS + extra)]) for extra in range(2)
     ]
@@ -217,7 +217,7 @@ def test_pod_of_very_many_containers_that_asks_for_nothing_is_told_nothing() -> 
 
 
 def largest() -> Iterator[Any]:
-    """Yield pods that leave as much to be kept as a user can bring about."""
+    """Yield pods with the largest kept size that a user can cause."""
     resources = {"cpu": "1", "memory": "1Mi", CORES: "1"}
     full = [container(f"{number:0>60}", resources, resources) for number in range(MOST_CONTAINERS)]
     notes = {f"{family}/container.{container['name']}": "x" * 99 for container in full for family in FAMILIES}
@@ -228,7 +228,7 @@ def largest() -> Iterator[Any]:
 
 @pytest.mark.parametrize("document", list(largest()))
 def test_no_pod_takes_more_than_its_share(document: Any) -> None:
-    """What is kept of a pod is below 900 kB, whatever it is: 160 of the worst fit into the agent's limit."""
+    """A decoded pod takes less than 900 kB, so that 160 of the largest fit the agent's limit."""
     body = msgspec.json.encode(document)
     decoder = PodDecoder()
     tracemalloc.start()

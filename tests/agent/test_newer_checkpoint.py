@@ -1,4 +1,4 @@
-"""An agent that finds the checkpoint of a later version: it moves nothing, and says so."""
+"""An agent with the checkpoint of a later version changes nothing and reports it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.servers.daemon import free_port
 
 
 def config(folder: Path, api: int, probes: int) -> AgentConfig:
-    """Return what an agent of this machine is started with, whose API server listens on a port."""
+    """Return the configuration of an agent on this machine with this API server port."""
     flags = ("--node", "n1", "--state-dir", str(folder), "--socket", "off", "--nri", "off")
     where = ("--api-server", f"http://127.0.0.1:{api}", "--metrics-listen", f"127.0.0.1:{probes}")
     return _config(cli.build_parser().parse_args(["agent", *flags, *where]))
 
 
 async def waited(folder: Path) -> tuple[list[str], str]:
-    """Run an agent until it has written to its node; return what it asked of the API server, and its readiness."""
+    """Run an agent until it has written to its node; return its requests and its readiness."""
     requests: list[str] = []
     written = asyncio.Event()
 
@@ -56,8 +56,8 @@ async def waited(folder: Path) -> tuple[list[str], str]:
     return requests, ready
 
 
-def test_a_checkpoint_of_a_later_version_is_waited_for_in_sight(tmp_path: Path) -> None:
-    """The node gets the condition and nothing else, the probe names the word, and the file stays as it was."""
+def test_checkpoint_of_a_later_version_is_reported(tmp_path: Path) -> None:
+    """The node gets only a condition, readiness fails with the reason, and the file is unchanged."""
     checkpoint = tmp_path / "checkpoint.json"
     needs = frozenset({"interrupts"})
     checkpoint.write_bytes(write(Saved(machine_id(Path("/")), "b", FLAT, FLAT.online, Ledger(), needs=needs)))

@@ -1,4 +1,4 @@
-"""How long a change of a pod may wait for a pass."""
+"""Delay of a pass after a change of a pod."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ OWNER = pod(Wish("1", policy="exclusive"))
     ],
 )
 def test_wait_of_a_change(before: Any, after: Any, seconds: float | None) -> None:
-    """A pod that asks for CPUs, asked for them or may be held back at its start is looked at now."""
+    """A pod with a current or earlier request for CPUs, or one that may be held back, gets a pass at once."""
     assert seconds_for_pod(PodChange("a", before, after)) == seconds
 
 
-def test_kata_pod_is_not_plain() -> None:
-    """Its machine boots before the runtime lists it, and is confined."""
+def test_pod_with_a_runtime_class_is_not_plain() -> None:
+    """Its machine must be confined while it boots, before the runtime lists it."""
     document = pod()
     document["spec"]["runtimeClassName"] = "kata"
     assert not is_plain(document, SeenPod.of(document))
@@ -67,14 +67,14 @@ def test_kata_pod_is_not_plain() -> None:
 
 
 def test_readiness_of_a_guard_is_a_change() -> None:
-    """A pass reports it, though no claim changes."""
+    """A change of a guard's readiness requests a pass, though no claim changes."""
     statuses = [{"name": "guard", "ready": False}]
     unready: Any = {**PLAIN, "status": {"phase": "Running", "containerStatuses": statuses}}
     assert seconds_for_pod(PodChange("a", PLAIN, unready)) == GATHER_SECONDS
 
 
-def test_changed_pods_are_other_objects() -> None:
-    """A pod that came, one that went, and one that is another object."""
+def test_changed_pods_are_found_by_object_identity() -> None:
+    """New, removed and replaced pods are changes."""
     same, other = pod(), pod()
     before, after = {"a": same, "b": PLAIN, "c": OWNER}, {"a": same, "b": other, "d": PLAIN}
     assert sorted(changed_pods(before, after), key=str) == sorted(
@@ -82,7 +82,7 @@ def test_changed_pods_are_other_objects() -> None:
     )
 
 
-def test_soonest_wait_counts() -> None:
-    """No wait at all where no change needs a pass."""
+def test_shortest_delay_counts() -> None:
+    """The shortest delay is used, and None if no change needs a pass."""
     assert soonest([None, SETTLE_SECONDS, GATHER_SECONDS]) == GATHER_SECONDS
     assert soonest([None]) is None

@@ -1,4 +1,4 @@
-"""The pods of a node from the API server: no others are asked for, and of those only what is read is kept."""
+"""The pods of a node from the API server: only this node's, and only the fields that are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXCLUSIVE = {"qos.gocrane.io/cpu-manager": "exclusive"}
 
 
 def test_pods_are_listed_then_followed() -> None:
-    """Only this node's are asked for, and what nobody reads of them is not kept."""
+    """List and watch select this node's unfinished pods, and unread fields are dropped."""
     changed = event("ADDED", document("b", "11", note="1", **EXCLUSIVE))
     server = Server(listed(document("a", "9")), streamed(changed, stays=True))
 
@@ -41,7 +41,7 @@ def test_pods_are_listed_then_followed() -> None:
 
 
 def looked_up(server: Server, namespace: str = "team", name: str = "web") -> Any:
-    """Ask a server for one pod of node-1."""
+    """Look up one pod of node-1."""
 
     async def ask() -> Any:
         api = Api(Access(URL), "tests", httpx.MockTransport(server))
@@ -53,8 +53,8 @@ def looked_up(server: Server, namespace: str = "team", name: str = "web") -> Any
     return asyncio.run(ask())
 
 
-def test_one_pod_is_asked_for_by_name_on_this_node_only() -> None:
-    """The server picks by name and node, and the answer is the pod or none."""
+def test_lookup_selects_by_name_and_node() -> None:
+    """The server selects by name and node, and the result is the pod or None."""
     server = Server(listed(document("a", "1")), listed())
 
     assert looked_up(server)["metadata"]["uid"] == "a"
@@ -63,22 +63,22 @@ def test_one_pod_is_asked_for_by_name_on_this_node_only() -> None:
     assert server.asked[0].url.params["fieldSelector"] == "metadata.name=web,spec.nodeName=node-1"
 
 
-def test_odd_name_asks_for_no_other_resource() -> None:
-    """A runtime's container may claim to be of any namespace; it stays one part of the path."""
+def test_lookup_escapes_the_namespace() -> None:
+    """A forged namespace of a container stays one component of the path."""
     server = Server(listed())
     looked_up(server, namespace="../nodes?x")
 
     assert server.asked[0].url.raw_path.startswith(b"/api/v1/namespaces/..%2Fnodes%3Fx/pods?")
 
 
-def test_outage_is_no_answer() -> None:
-    """Whether there is such a pod is not known then."""
+def test_lookup_raises_unavailable_on_an_outage() -> None:
+    """During an outage it is unknown whether the pod exists."""
     with pytest.raises(Unavailable):
         looked_up(Server(httpx.Response(503)))
 
 
-def test_refusal_is_an_answer() -> None:
-    """Who may not ask need not ask again; how long a busy server wants to be left alone is known."""
+def test_lookup_reports_refusal_and_retry_after() -> None:
+    """A 403 raises Refused, and a 503 has the server's Retry-After."""
     with pytest.raises(Refused, match="403"):
         looked_up(Server(httpx.Response(403)))
     with pytest.raises(Unavailable) as caught:

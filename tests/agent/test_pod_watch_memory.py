@@ -1,4 +1,4 @@
-"""The memory of a watch of pods that a user made as large as the API server takes them, on a node of his choice."""
+"""Memory of the pod watch with pods of the maximum size that the API server accepts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EDITED = 12
 
 
 def filled() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield metadata and spec of pods, full in one way each."""
+    """Yield metadata and spec of pods, each large in another field."""
     main = {"name": "main", "image": "x"}
     notes = {f"cpu-manager.corepin.io/container.ghost{number}": "exclusive" for number in range(3500)}
     yield {}, {"containers": [{**main, "env": [{"name": f"A{n}", "value": "x" * 20} for n in range(12_000)]}]}
@@ -51,7 +51,7 @@ def pods() -> Iterator[dict[str, Any]]:
 
 
 def create(server: ApiServer) -> list[int]:
-    """Create the pods; return how many bytes each has."""
+    """Create the pods; return their sizes in bytes."""
 
     def post(pod: dict[str, Any]) -> int:
         with server.client() as client:
@@ -62,7 +62,7 @@ def create(server: ApiServer) -> list[int]:
 
 
 def label(server: ApiServer, number: int) -> None:
-    """Change one pod, so that the whole of it is sent to who watches."""
+    """Change one pod, so that the whole pod is sent to watchers."""
     patch = {"metadata": {"labels": {"edited": "1"}}}
     media = {"content-type": "application/merge-patch+json"}
     with server.client() as client:
@@ -70,14 +70,14 @@ def label(server: ApiServer, number: int) -> None:
 
 
 def done(answer: httpx.Response) -> httpx.Response:
-    """Return an answer that is no failure."""
+    """Return a successful response."""
     assert answer.is_success, answer.text[:500]
     return answer
 
 
 @contextmanager
 def watching(server: ApiServer) -> Iterator[Iterator[Told]]:
-    """Run the watch in a process of its own; yield what it tells."""
+    """Run the watch in a separate process; yield its lines."""
     token = server.directory / "watching.token"
     token.write_text(server.admin_token)
     command = [sys.executable, "-m", "tests.agent.watching", server.url, server.ca_file, token, NODE]
@@ -92,7 +92,7 @@ def watching(server: ApiServer) -> Iterator[Iterator[Told]]:
 
 
 def test_large_pods_do_not_fill_the_agents_memory() -> None:
-    """168 pods, most of 1.2 MB, listed and then changed: the process never has 100 MiB, and gives back what it took."""
+    """168 pods of mostly 1.2 MB are listed and changed in less than 100 MiB, which is released afterwards."""
     with start_servers() as server:
         sizes = create(server)
         with watching(server) as lines:

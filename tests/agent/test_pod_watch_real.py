@@ -22,13 +22,13 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Return an API server of this module's own."""
+    """Return an API server for this module."""
     with start_control_plane(tmp_path_factory.mktemp("restartable-")) as plane:
         yield plane
 
 
 class Seen:
-    """What a watch of the node's pods shows."""
+    """The pods that a watch shows."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -45,7 +45,7 @@ class Seen:
 
 @asynccontextmanager
 async def watching(servers: ControlPlane) -> AsyncIterator[Seen]:
-    """Watch until the block ends."""
+    """Watch the pods until the block ends."""
     token = servers.server.directory / "watch.token"
     token.write_text(servers.server.admin_token)
     seen = Seen(Api(Access(servers.server.url, servers.server.ca_file, token), USER_AGENT))
@@ -64,8 +64,8 @@ def _no_pod_is_left(servers: ControlPlane) -> Iterator[None]:
     remove_all(servers)
 
 
-def test_pods_of_this_node_are_shown_with_what_is_read_of_them(servers: ControlPlane) -> None:
-    """Created, changed and deleted pods are seen, those of other nodes are not, and two requests are all it takes."""
+def test_pods_of_this_node_are_watched(servers: ControlPlane) -> None:
+    """Created, changed and deleted pods of this node are seen with two requests, others are not."""
 
     async def main() -> None:
         async with watching(servers) as seen:
@@ -82,8 +82,8 @@ def test_pods_of_this_node_are_shown_with_what_is_read_of_them(servers: ControlP
     asyncio.run(main())
 
 
-def test_one_pod_is_found_by_its_name(servers: ControlPlane) -> None:
-    """Of this node only; one that is not there, or whose namespace is not, is none."""
+def test_one_pod_is_looked_up_by_its_name(servers: ControlPlane) -> None:
+    """Only this node's pods are found; a missing pod or namespace gives None."""
 
     async def main() -> None:
         async with watching(servers) as seen:
@@ -98,8 +98,8 @@ def test_one_pod_is_found_by_its_name(servers: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_pod_that_is_over_is_shown_no_more(servers: ControlPlane, phase: str) -> None:
-    """It leaves the watch as a deleted one does and no list brings it back; asked for by name it tells its phase."""
+def test_finished_pod_leaves_the_watch(servers: ControlPlane, phase: str) -> None:
+    """A finished pod leaves the watch and later lists, and a lookup by name shows its phase."""
 
     def finish(name: str) -> None:
         body = json.dumps({"status": {"phase": phase}})

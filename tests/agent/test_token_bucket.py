@@ -1,4 +1,4 @@
-"""The token bucket bounds how often something happens, in each stretch of time."""
+"""The token bucket limits the rate of events in every period."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from agent.token_bucket import TokenBucket
 
 
-def test_burst_begins_at_once_and_then_one_turn_each_interval() -> None:
-    """After a quiet time the whole burst is there again, and no more."""
+def test_burst_is_followed_by_the_rate() -> None:
+    """After idle time the whole burst is available again, and no more."""
     bucket = TokenBucket(3, 10.0)
     assert [bucket.take(0.0) for _ in range(5)] == [True] * 3 + [False] * 2
     assert [bucket.take(10.0) for _ in range(2)] == [True, False]
     assert [bucket.take(1000.0) for _ in range(5)] == [True] * 3 + [False] * 2
 
 
-def test_wait_is_the_time_until_the_next_turn() -> None:
-    """A larger burst waits less for the same bucket."""
+def test_wait_is_the_time_until_the_next_token() -> None:
+    """With a larger burst the same bucket waits less."""
     bucket = TokenBucket(1, 10.0)
     assert bucket.wait(0.0) <= 0.0
     bucket.spend(0.0)
@@ -25,10 +25,8 @@ def test_wait_is_the_time_until_the_next_turn() -> None:
 
 
 @given(st.lists(st.floats(0.0, 5.0), max_size=60), st.integers(1, 5), st.sampled_from([0.5, 1.0, 3.0]))
-def test_no_stretch_of_time_has_more_turns_than_burst_and_rate(
-    pauses: list[float], burst: int, seconds: float
-) -> None:
-    """Between any two turns lie at most `burst` turns more than the time between them pays for."""
+def test_no_period_exceeds_burst_and_rate(pauses: list[float], burst: int, seconds: float) -> None:
+    """In any period at most `burst` tokens more are taken than the rate allows."""
     bucket, now, taken = TokenBucket(burst, seconds), 0.0, []
     for pause in pauses:
         now += pause

@@ -1,6 +1,6 @@
-"""`python -m tests.agent.watching URL CA_FILE TOKEN_FILE NODE`: the agent's modules, its watch of pods, and little else.
+"""`python -m tests.agent.watching URL CA_FILE TOKEN_FILE NODE`: the agent's pod watch in its own process.
 
-After every change it prints how many pods are known, how many versions of them were seen, and its own memory.
+After each change it prints the number of known pods and of seen versions, and its memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pinning.planning.observed import SeenPod
 
 
 class Told(NamedTuple):
-    """One line: what is known, and the resident memory of the process in kB."""
+    """One line of output: pods, versions, and resident memory in kB at the peak and now."""
 
     pods: int
     versions: int
@@ -28,13 +28,13 @@ class Told(NamedTuple):
 
 
 def memory() -> tuple[int, int]:
-    """Return the resident memory of this process in kB: the most there ever was, and what there is."""
+    """Return the peak and the current resident memory of this process in kB."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines["VmHWM"].split()[0]), int(lines["VmRSS"].split()[0])
 
 
 class Watching:
-    """Reads the pods as the observer of the agent does, and tells of it."""
+    """Reads pods as the agent's observer does, and prints one line for each change."""
 
     def __init__(self, source: PodWatch) -> None:
         self._source = source
@@ -42,7 +42,7 @@ class Watching:
         self._versions = 0
 
     def tell(self) -> None:
-        """Read what is new and print one line."""
+        """Read the new pods and print one line."""
         before, self._seen = self._seen, {}
         for uid, pod in self._source.pods().items():
             known = before.get(uid)
