@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "cmk"
     ],
 )
 def test_both_of_cmks_files_load_unchanged(name: str, paths: dict[str, str]) -> None:
-    """Service account, host paths and mounts are taken over; mounts of host paths become read-only."""
+    """Service account, host paths and mounts are kept; mounts of host paths become read-only."""
     mutations = load_mutations((EXAMPLES / name).read_bytes())
     assert mutations.service_account == "cmk-serviceaccount"
     assert mutations.host_paths == paths
@@ -32,21 +32,21 @@ def test_both_of_cmks_files_load_unchanged(name: str, paths: dict[str, str]) -> 
 
 
 def test_the_built_in_default_is_typed() -> None:
-    """The hot path never decodes whole objects for the shipped default."""
+    """The shipped default has a typed form, so that the hot path never decodes whole objects."""
     assert BUILT_IN.is_typed
     assert BUILT_IN.service_account is None
 
 
 @pytest.mark.parametrize("document", [b"mutations: {}", b"mutations: {perPod: null, perContainer: null}"])
 def test_an_empty_file_leaves_only_the_marker(document: bytes) -> None:
-    """Nothing to add but the mark that corepin saw the pod."""
+    """An empty file adds only the annotation that shows that corepin has seen the pod."""
     mutations = load_mutations(document)
     assert mutations.per_pod["metadata"] == {"annotations": {"cmk.intel.com/resources-injected": "true"}}
     assert mutations.per_container == {}
 
 
 def test_an_explicit_writable_host_mount_is_made_read_only() -> None:
-    """A container's root must not be able to replace programs of the host that others run."""
+    """A writable mount of a host path becomes read-only: a container could replace programs of the host."""
     mutations = load_mutations(
         b"mutations: {perPod: {spec: {volumes: [{name: v, hostPath: {path: /opt}}, {name: e, emptyDir: {}}]}},"
         b" perContainer: {volumeMounts: [{name: v, mountPath: /opt, readOnly: false}, {name: e, mountPath: /e}]}}"
@@ -57,7 +57,7 @@ def test_an_explicit_writable_host_mount_is_made_read_only() -> None:
 
 
 def test_the_name_of_a_service_account_beats_its_alias() -> None:
-    """As for the API server, serviceAccountName decides."""
+    """If a file has serviceAccountName and its alias, the name wins, as for the API server."""
     mutations = load_mutations(b"mutations: {perPod: {spec: {serviceAccount: a, serviceAccountName: b}}}")
     assert mutations.service_account == "b"
 
@@ -95,7 +95,7 @@ def test_the_name_of_a_service_account_beats_its_alias() -> None:
     ],
 )
 def test_a_wrong_file_is_refused_saying_where(document: bytes, message: str) -> None:
-    """Whatever could break pods later is refused when the file is loaded."""
+    """A mutations file that could break pods is refused when it is loaded."""
     with pytest.raises(BadContract) as refused:
         load_mutations(document)
     assert message in str(refused.value)

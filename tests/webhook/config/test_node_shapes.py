@@ -1,4 +1,4 @@
-"""What nodes tell of their machines: read, joined to kinds, and nonsense ignored."""
+"""The shapes of nodes, read from their annotations: joined to kinds, with invalid texts ignored."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ def test_no_kind_that_is_left_out_could_hold_more(machines: dict[str, CoreShape]
     )
 
 
-def test_a_node_comes_changes_and_goes() -> None:
-    """Each is seen at once; a node that tells nothing (any more) is not known."""
+def test_node_changes_are_seen_at_once() -> None:
+    """A node that is added, changes or is deleted is seen at once; a node without the annotation is unknown."""
     known = Known()
     assert known.kinds == []
     known.take({"a": machine_text(4), "b": None})
@@ -184,8 +184,8 @@ def test_a_node_comes_changes_and_goes() -> None:
     assert known.metric("nodes_known") == 0
 
 
-def test_news_without_a_change_are_no_change() -> None:
-    """Heartbeats of nodes give the same bytes, so that no generation of the configuration is built for them."""
+def test_heartbeats_build_no_new_configuration() -> None:
+    """A heartbeat gives the same bytes, so that no new generation of the configuration is built."""
     known = Known()
     known.take({"a": machine_text(4)})
     before = known.shapes.read()
@@ -195,8 +195,8 @@ def test_news_without_a_change_are_no_change() -> None:
     assert known.shapes.read() is before
 
 
-def test_nonsense_is_told_and_counted_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A node that tells nonsense is not known; the log says so once for each text, with its name and the reason."""
+def test_an_invalid_topology_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A node with an invalid topology is unknown; each text is logged once, with node and reason."""
     known = Known()
     with caplog.at_level(logging.WARNING, "webhook.config.node_shapes"):
         known.take({"a": machine_text(4), "b": "rubbish"})

@@ -128,7 +128,7 @@ HERE = listed(node("a", SMALL))
 
 
 def test_nodes_are_listed_page_by_page_and_watched_from_there() -> None:
-    """Only metadata is asked for, in small pages; the watch begins with the version of the list, with bookmarks."""
+    """The watch lists only metadata, in small pages, and starts at the list's resourceVersion, with bookmarks."""
     scene = Scene(listed(node("a", SMALL), more="next"), listed(node("b", LARGE))).play()
     first, second, watch = scene.requests
     assert dict(first.url.params) == {"limit": "100"}
@@ -143,8 +143,8 @@ def test_nodes_are_listed_page_by_page_and_watched_from_there() -> None:
     assert scene.metric("watch_connected") == 1
 
 
-def test_events_change_what_is_known() -> None:
-    """However the lines are cut into chunks, and with line separators of Unicode inside: all are read."""
+def test_events_are_read_across_chunks() -> None:
+    """Events are read across chunk borders, and with line separators of Unicode inside."""
     lines = event("ADDED", node("b\u2028", LARGE)) + event("BOOKMARK", node("", None))
     lines += event("MODIFIED", node("a", machine_text(16))) + event("DELETED", node("a", machine_text(16)))
     cut = [lines[at : at + 7] for at in range(0, len(lines), 7)]
@@ -155,7 +155,7 @@ def test_events_change_what_is_known() -> None:
 
 
 def test_a_watch_that_ends_in_time_is_followed_by_a_list() -> None:
-    """That is no failure: what is known stays, and a second or two later all is listed again."""
+    """The end of a watch is no failure: known nodes stay, and are listed again a second or two later."""
     scene = Scene(HERE, watched(event("ADDED", node("b", LARGE))), listed(node("c", LARGE))).play()
     assert scene.seen == [[], ["node a"], ["node b"], ["node c"]]
     assert len(scene.waits) == 1
@@ -193,8 +193,8 @@ def test_known_nodes_stay_while_the_watch_fails(answer: Answer, caplog: pytest.L
 
 
 @pytest.mark.parametrize("answer", [failed(503), broken, watched(b"[]")], ids=["503", "broken", "no list"])
-def test_no_hot_loop(answer: Answer) -> None:
-    """An API server that never answers is asked less and less often, up to once in a minute, at random moments."""
+def test_failing_lists_back_off_with_jitter(answer: Answer) -> None:
+    """An API server that does not answer is asked with exponential backoff and jitter, up to a minute."""
     scene = Scene(*[answer] * 20, steps=20).play()
     assert len(scene.requests) == 20
     assert all(0.5 * 2**at <= wait <= 2**at for at, wait in enumerate(scene.waits[:6]))
@@ -205,8 +205,8 @@ def test_no_hot_loop(answer: Answer) -> None:
     assert scene.kinds == []
 
 
-def test_a_server_that_ends_watches_at_once_is_not_asked_at_once() -> None:
-    """A list that works and a watch that does not are a failure too: the waits grow."""
+def test_watches_that_end_at_once_lead_to_backoff() -> None:
+    """Watches that end at once lead to backoff, even if each list succeeds."""
     scene = Scene(*[HERE, watched()] * 8, steps=8)
     scene.watch = NodeWatch(
         scene.connect, scene.shapes, NodeMeter(CollectorRegistry()), scene.sleep, lambda: 0
@@ -216,8 +216,8 @@ def test_a_server_that_ends_watches_at_once_is_not_asked_at_once() -> None:
     assert scene.kinds == ["node a"]
 
 
-def test_patience_that_is_asked_for_is_given() -> None:
-    """Retry-After counts, as far as it makes sense."""
+def test_retry_after_is_respected() -> None:
+    """Retry-After is respected, up to two minutes."""
     scene = Scene(failed(429, **{"retry-after": "20"}), failed(503, **{"retry-after": "999999"})).play()
     assert 20 <= scene.waits[0] <= 24
     assert 120 <= scene.waits[1] <= 144
@@ -260,8 +260,8 @@ def asked(access: Access) -> httpx.Request:
     return requests[0]
 
 
-def test_the_token_is_read_anew(tmp_path: Path) -> None:
-    """Projected tokens rotate: each list has the one of its moment."""
+def test_a_rotated_token_is_used(tmp_path: Path) -> None:
+    """Each list uses the projected token of that time, because tokens rotate."""
     account = mounted(tmp_path)
     assert asked(account).headers["authorization"] == "Bearer one"
     (tmp_path / "token").write_text("two")
@@ -273,7 +273,7 @@ def test_the_token_is_read_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["token", "ca.crt"])
 def test_an_account_that_cannot_be_read_is_tried_again(damage: str, tmp_path: Path) -> None:
-    """While the kubelet swaps files nothing else breaks."""
+    """An unreadable token or CA is Unavailable, because the kubelet may be swapping the files."""
     account = mounted(tmp_path)
     (tmp_path / damage).write_bytes(b"\xff")
     with pytest.raises(Unavailable, match=damage):

@@ -1,4 +1,4 @@
-"""Watched files: taken into service when they change and are good, and only then."""
+"""Watched files: a change is taken into service if it is valid."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def disk(tmp_path: Path) -> Disk:
 
 
 def test_nothing_serves_before_the_first_load(tmp_path: Path) -> None:
-    """Asking too early is a bug of the caller."""
+    """Reading the value before the first load is a programming error."""
     with pytest.raises(RuntimeError):
         Disk(tmp_path).watched.current()
 
 
 def test_unchanged_files_stay_the_same_generation(disk: Disk) -> None:
-    """Bytes are compared: writing the same ones again changes nothing."""
+    """Files are compared by their bytes: writing the same ones again is no new generation."""
     disk.first.write_bytes(b"1")
     disk.watched.refresh()
 
@@ -83,7 +83,7 @@ def test_changed_files_are_a_new_generation(disk: Disk) -> None:
 def test_bad_files_are_refused_once_and_the_old_ones_kept(
     disk: Disk, caplog: pytest.LogCaptureFixture, content: bytes, reason: str
 ) -> None:
-    """However often they are looked at: one log line with the reason, one count, and a gauge that stands."""
+    """A refused change is logged and counted once, keeps the old value, and sets the gauge until it is undone."""
     disk.first.write_bytes(content)
     disk.watched.refresh()
     disk.watched.refresh()
@@ -95,7 +95,7 @@ def test_bad_files_are_refused_once_and_the_old_ones_kept(
     assert bool(record.exc_info) is (content == b"bug")  # a traceback is for bugs
 
 
-def test_the_old_bytes_again_end_the_trouble(disk: Disk) -> None:
+def test_an_undone_change_clears_the_gauge(disk: Disk) -> None:
     """An undone change clears the gauge and is no new generation."""
     disk.first.write_bytes(b"bad")
     disk.watched.refresh()
@@ -106,8 +106,8 @@ def test_the_old_bytes_again_end_the_trouble(disk: Disk) -> None:
     assert disk.metric("reload_refused") == 0
 
 
-def test_file_that_vanishes_is_missed_and_what_it_said_kept(disk: Disk) -> None:
-    """Neither a needed file nor an optional one that was there may go."""
+def test_a_deleted_file_is_a_failure_and_its_value_is_kept(disk: Disk) -> None:
+    """A deleted file, also an optional one, is a failed reload, and the old value is kept."""
     disk.second.write_bytes(b"3")
     disk.watched.refresh()
     disk.second.unlink()
@@ -119,8 +119,8 @@ def test_file_that_vanishes_is_missed_and_what_it_said_kept(disk: Disk) -> None:
     assert disk.metric("reload_failures_total") == 2
 
 
-def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    """At the start a missing or unreadable file is an error that names it."""
+def test_unreadable_file_is_an_error_at_start(tmp_path: Path) -> None:
+    """At start a missing or unreadable file is an error that names it."""
     with pytest.raises(Unusable, match="absent does not exist"):
         File(tmp_path / "absent").read()
     with pytest.raises(Unusable, match=r"cannot be read \(Is a directory\)"):
@@ -128,8 +128,8 @@ def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("then", [b"3", b"bad", None])
-def test_files_that_change_while_they_are_read_wait(tmp_path: Path, then: bytes | None) -> None:
-    """Files in motion are neither taken nor refused: the next look judges them."""
+def test_files_that_change_during_a_reload_wait(tmp_path: Path, then: bytes | None) -> None:
+    """Files that change during a reload are neither taken nor refused until the next refresh."""
     path = tmp_path / "moving"
     path.write_bytes(b"1")
     metrics = Metrics()
@@ -149,8 +149,8 @@ def test_files_that_change_while_they_are_read_wait(tmp_path: Path, then: bytes 
     assert metrics.registry.get_sample_value("corepin_webhook_reload_failures_total", {"files": "both"}) == 0
 
 
-def test_torn_file_that_heals_is_no_failure(tmp_path: Path) -> None:
-    """A half-written file that changes while it is judged raises no alarm."""
+def test_half_written_file_that_is_completed_is_no_failure(tmp_path: Path) -> None:
+    """A half-written file that changes during its reload counts as no failure."""
     path = tmp_path / "torn"
     path.write_bytes(b"1")
 
@@ -170,8 +170,8 @@ def test_torn_file_that_heals_is_no_failure(tmp_path: Path) -> None:
     assert metrics.registry.get_sample_value("corepin_webhook_reload_failures_total", {"files": "both"}) == 0
 
 
-def test_watch_refreshes_for_ever() -> None:
-    """Each target is looked at again and again until the task is cancelled."""
+def test_watch_refreshes_until_it_is_cancelled() -> None:
+    """The watch refreshes each target until its task is cancelled."""
 
     async def look() -> None:
         loop = asyncio.get_running_loop()

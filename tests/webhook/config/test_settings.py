@@ -102,18 +102,18 @@ def test_a_wrong_file_is_refused_saying_where(document: bytes, message: str) -> 
 
 
 def test_off_needs_no_quotes() -> None:
-    """A bare `off` is false to YAML 1.1, and means what the operator wrote."""
+    """A bare `off`, which YAML 1.1 reads as false, is the value off."""
     assert load_settings(b"sidecarLimits: off").sidecar_limits == "off"
 
 
 def test_a_merge_key_may_stand_beside_another() -> None:
-    """YAML's `<<` is no key of the file, so two of them are not one key twice."""
+    """Two merge keys `<<` are no duplicate key."""
     settings = load_settings(b"sidecarResources: {<<: {cpu: 1}, <<: {memory: 2}}")
     assert settings.sidecar_resources.cpu == 1
 
 
 def test_a_deeply_nested_file_is_refused() -> None:
-    """A hostile file ends in a refusal, not in a crash."""
+    """A deeply nested file is refused without a crash."""
     with pytest.raises(BadContract):
         load_settings(b"[" * 100_000)
 

@@ -77,7 +77,7 @@ def test_named_object_is_logged_by_name(edge: Edge) -> None:
     ],
 )
 def test_malformed_review_is_the_callers_mistake(edge: Edge, content: bytes, text: str) -> None:
-    """What does not begin as a review is HTTP 400 naming the path, in one short line."""
+    """A body that is no review is HTTP 400 with the path of the error, in one short line."""
     answer = edge.post(content=content)
 
     assert answer.status_code == 400
@@ -99,7 +99,7 @@ def test_bug_is_told_in_the_log_only(edge: Edge, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("headers", [{"content-type": "application/yaml"}, {"x": "y"}])
 def test_other_content_types_are_refused(edge: Edge, headers: dict[str, str]) -> None:
-    """Only JSON is read; a request that does not say what it carries is not."""
+    """Only the content type JSON is accepted; a request without a content type is not."""
     assert edge.post(headers=headers).status_code == 415
 
 
@@ -111,14 +111,14 @@ async def chunks(size: int) -> AsyncIterator[bytes]:
 
 
 def test_body_of_exactly_the_limit_is_read(edge: Edge) -> None:
-    """20 MiB are taken, in pieces or declared."""
+    """Bodies of up to 20 MiB are read, chunked or with a length."""
     assert edge.post(content=chunks(BODY_LIMIT)).status_code == 200
     assert edge.post(content=review(padding=BODY_LIMIT - len(review()))).status_code == 200
 
 
 @pytest.mark.parametrize("length", [None, "10", "9" * 5000])
 def test_longer_body_is_refused_whatever_its_header_says(edge: Edge, length: str | None) -> None:
-    """One byte more is HTTP 413: without a length, with one that lies, and with one that is absurd."""
+    """A longer body is HTTP 413: without a length, with a false one, and with an absurd one."""
     headers = JSON if length is None else {**JSON, "content-length": length}
 
     answer = edge.post(content=chunks(BODY_LIMIT + 1), headers=headers)
@@ -145,8 +145,8 @@ def test_nothing_else_is_served(edge: Edge, method: str, path: str, status: int)
     assert edge.lines == []
 
 
-def test_caller_that_goes_away_is_no_error(edge: Edge, caplog: pytest.LogCaptureFixture) -> None:
-    """A connection that ends in mid-body gets no answer, no line, no count and no traceback."""
+def test_disconnected_client_is_no_error(edge: Edge, caplog: pytest.LogCaptureFixture) -> None:
+    """A connection that ends in mid-body gets no answer, log line, count or traceback."""
     messages: Iterator[dict[str, Any]] = iter(
         [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
     )
@@ -170,7 +170,7 @@ def test_caller_that_goes_away_is_no_error(edge: Edge, caplog: pytest.LogCapture
 
 
 def test_lines_of_one_turn_are_written_at_once() -> None:
-    """What is logged in one turn of the loop is written in its order by one call, before any answer that it tells of."""
+    """Log lines of one turn of the event loop are written in order by one call, before their answers are sent."""
     written: list[bytes] = []
     lines = GatheredLines(written.append)
 

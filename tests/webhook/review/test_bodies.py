@@ -1,4 +1,4 @@
-"""Bodies in arrival: what they reserve, who waits, and who makes way."""
+"""Bodies that are being received: memory they reserve, which wait, and which are dropped."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_large_body_waits_unread_until_there_is_room(served: Served) -> None:
 
 
 def test_small_bodies_pass_large_ones(served: Served) -> None:
-    """While strangers hold all room for large bodies and more of them wait, a body of 256 KiB is answered at once."""
+    """A body of 256 KiB is answered at once while large bodies of other clients hold all room and more wait."""
 
     async def play() -> None:
         large = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, OTHER_STRANGER, API_SERVER)]
@@ -190,7 +190,7 @@ def test_one_stranger_leaves_room_for_a_body_of_the_api_server(served: Served) -
 
 
 def test_bodies_of_one_address_make_way_for_each_other(served: Served) -> None:
-    """Behind a proxy all share one address: stalled bodies lose their room to one of the same address that waits."""
+    """Clients behind a proxy share one address: a stalled body loses its room to a waiting one of that address."""
 
     async def play() -> None:
         slow = [served.upload(API_SERVER, LIMIT) for _ in range(2)]
@@ -266,8 +266,8 @@ def test_a_fast_body_keeps_its_room(served: Served) -> None:
     asyncio.run(play())
 
 
-def test_a_late_check_drops_none(served: Served) -> None:
-    """When the webhook itself was held up, pieces wait in the kernel: no body is called slow for that."""
+def test_no_body_is_dropped_for_a_delay_of_the_webhook(served: Served) -> None:
+    """After a delay of the webhook itself no body counts as slow, since its data waited in the kernel."""
 
     async def play() -> None:
         held = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, API_SERVER)]
@@ -284,7 +284,7 @@ def test_a_late_check_drops_none(served: Served) -> None:
 
 
 def test_waiting_is_bounded(served: Served) -> None:
-    """Of more than 64 bodies that wait the newest of the address with most is answered 503, never another's."""
+    """Above 64 waiting bodies, the newest of the address with the most is answered 503."""
 
     async def play() -> None:
         strangers = [served.upload(STRANGER, LIMIT) for _ in range(2 + MOST_WAITING)]
@@ -302,8 +302,8 @@ def test_waiting_is_bounded(served: Served) -> None:
     asyncio.run(play())
 
 
-def test_who_waited_past_the_timeout_is_refused(served: Served) -> None:
-    """An API server has stopped waiting after 2 s: its body is answered 503 instead of being judged for nothing."""
+def test_body_that_waited_past_the_timeout_is_refused(served: Served) -> None:
+    """A body that waited longer than the API server's timeout of 2 s is answered 503 and not judged."""
 
     async def play() -> None:
         queue = MemoryQueue(limit=10, peer_limit=10, clock=lambda: served.now)
@@ -356,7 +356,7 @@ def test_a_body_waits_as_long_as_its_api_server(served: Served, query: bytes, se
 
 
 def test_a_cancelled_wait_reserves_nothing(served: Served) -> None:
-    """A request that ends while it waits, or just as it gets its room, leaves none behind."""
+    """A request that is cancelled while it waits, or just as it gets its room, leaves no reservation."""
 
     async def play() -> None:
         queue = MemoryQueue(limit=10, peer_limit=10, clock=lambda: served.now)
@@ -388,7 +388,7 @@ def test_a_declared_length_allocates_nothing(served: Served) -> None:
 
 
 def test_large_bodies_are_judged_one_at_a_time(served: Served) -> None:
-    """Between two large bodies that have arrived a small one is answered."""
+    """A small body is answered between two large ones that have arrived."""
     order: list[str] = []
 
     async def play() -> None:
@@ -413,7 +413,7 @@ def test_large_bodies_are_judged_one_at_a_time(served: Served) -> None:
 
 
 def test_every_slow_reservation_is_judged_by_its_own_time() -> None:
-    """A body that has arrived is not slow however long it waits for its turn; one that has just got its room neither."""
+    """Waiting for a review, and having just got room, do not make a body slow."""
     held = Reservation(STRANGER, LIMIT, since=50.0)
     assert not held.is_slow(50.0 + GRACE_SECONDS)
     assert held.is_slow(50.1 + GRACE_SECONDS)

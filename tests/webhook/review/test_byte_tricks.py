@@ -1,4 +1,4 @@
-"""No byte of an object switches admission off: with it anywhere, a wrong object is refused and a right one is completed."""
+"""No byte of an object bypasses admission: a wrong object is refused and a right one is injected."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def without_flaw(document: Any, metadata: Path) -> Any:
     [(name, did) for name in OBJECTS for did in OPERATIONS if name == "Pod" or did != "resized"],
 )
 def test_a_wrong_object_is_not_admitted_by_a_trick(name: str, did: str) -> None:
-    """With each trick in each value and each key of it: refused, or a warning where the object is a template; never 4xx."""
+    """Each trick in each value and key of a wrong object is a refusal, or a warning for templates; never 4xx."""
     kind, document, metadata = OBJECTS[name]
     operation, sub = OPERATIONS[did]
     before = json.dumps(without_flaw(document, metadata)).encode() if operation == "UPDATE" else b"null"
@@ -221,7 +221,7 @@ def test_a_wrong_object_is_not_admitted_by_a_trick(name: str, did: str) -> None:
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_trick_in_the_old_object_admits_nothing(name: str) -> None:
-    """What was stored before does not decide whether the wrong new object is read."""
+    """A new object that is wrong is refused whatever the old object contains."""
     kind, document, metadata = OBJECTS[name]
     before = without_flaw(document, metadata)
     webhook = Webhook()

@@ -109,14 +109,14 @@ def test_twice_the_input_is_twice_what_is_counted(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("case", "begin"), CROWDS.values(), ids=CROWDS)
-def test_a_crowd_costs_no_more_than_its_size(case: Case, begin: int) -> None:
-    """Thousands of containers cost as much as they are, read or refused."""
+def test_cost_is_linear_in_the_number_of_containers(case: Case, begin: int) -> None:
+    """The cost of thousands of containers is linear in their number, read or refused."""
     costs = counted(case, {"containers": begin})
     assert grows_with_its_size(costs), costs
 
 
-def test_what_is_quadratic_is_counted() -> None:
-    """The counts tell work that grows with the square inside of a method of a text."""
+def test_quadratic_work_inside_text_methods_is_counted() -> None:
+    """The counts reveal quadratic work inside a method of a text."""
     bodies = [b"x;" * 500 * factor for factor in (1, 2, 4)]
     assert not grows_with_its_size([count(body, split_for_each_part) for body in bodies])
 

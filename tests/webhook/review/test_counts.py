@@ -110,7 +110,7 @@ def test_a_cpu_limit_is_taken_or_refused_by_its_amount(
 @given(spelled=amounts())
 @example(("1e99", Fraction(10) ** 99))
 def test_a_count_of_cores_is_taken_or_refused_by_its_amount(spelled: tuple[str, Fraction]) -> None:
-    """CMK's resource has the same bounds; one cause names it."""
+    """CMK's resource has the same bounds as CPUs; a count outside of them is one cause."""
     text, amount = spelled
     document = pod(container("main", {CORES: text}, {CORES: text}))
     is_sound = amount.denominator == 1 and 1 <= amount <= MOST_CPUS
@@ -121,15 +121,15 @@ def test_a_count_of_cores_is_taken_or_refused_by_its_amount(spelled: tuple[str, 
 
 @pytest.mark.parametrize("text", NONSENSE, ids=[ascii(text)[:20] for text in NONSENSE])
 @pytest.mark.parametrize("resource", ["cpu", CORES])
-def test_nonsense_is_refused_where_it_stands(resource: str, text: str) -> None:
-    """What the API server would not take as a quantity is named by its field, and repeated in 40 characters."""
+def test_an_invalid_quantity_is_refused_at_its_field(resource: str, text: str) -> None:
+    """An invalid quantity is refused at its field, repeated in at most 40 characters."""
     document = pod(container("main", {resource: text}), annotations={SMT: "isolate"})
     assert fields(answer_of(document))[0] == f"{LIMIT}[{resource}]"
     assert read_pod(document).claims == ()
 
 
 def test_the_limit_is_named_and_not_what_would_be_injected() -> None:
-    """Nothing is injected for an absurd count: the message tells value, expectation and remedy of the user's own."""
+    """The refusal of an absurd count names the user's own field, and no injected resource."""
     document = pod(container("main", "1e99"), annotations={SMT: "isolate"})
     assert RULES.mutate(request(document)) == Allowed()
 
@@ -143,13 +143,13 @@ def test_the_limit_is_named_and_not_what_would_be_injected() -> None:
 
 
 def test_cores_are_refused_where_the_count_was_taken_from() -> None:
-    """The request counts; a limit that differs from an absurd one is not advised to follow it."""
+    """CMK's cores are refused at the request, from which the count is taken."""
     document = pod(container("main", {CORES: "2"}, {CORES: "1e30"}))
     assert fields(answer_of(document)) == [f"spec.containers[0].resources.requests[{CORES}]"]
 
 
-def test_a_machine_of_absurd_size_is_refused_too() -> None:
-    """A launcher pod claims without an annotation, and is refused at its limit."""
+def test_a_launcher_of_absurd_size_is_refused_at_its_limit() -> None:
+    """A launcher pod, which claims without an annotation, is refused at its limit."""
     document = launcher(compute=container("compute", {"cpu": "1e30", "memory": "1Gi"}))
     assert fields(answer_of(document)) == [f"{LIMIT}[cpu]"]
 
@@ -163,8 +163,8 @@ def test_the_others_of_the_pod_keep_their_claims() -> None:
     assert pod_claims.warnings == ()
 
 
-def test_advice_stays_within_what_machines_have() -> None:
-    """A limit that differs from its request is advised to be both, but never to be absurd."""
+def test_remedy_is_within_the_largest_machine() -> None:
+    """The remedy for a request that differs from its limit is at most the largest count, 8192."""
     document = pod(container("main", "1e30", "1"), annotations={CPU_MANAGER: "exclusive"})
     (cause,) = read_pod(document).causes
     assert cause.message.endswith(", e.g. 8192 for both")

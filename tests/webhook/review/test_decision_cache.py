@@ -1,4 +1,4 @@
-"""Pods that look alike to the rules are decided once, and the answer is the one that each would get alone."""
+"""Pods that are equal to the rules are decided once, and each gets the answer that it would get alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ACCOUNT = load_mutations(b"mutations: {perPod: {spec: {serviceAccount: cmk}}}")
 @given(generated, st.booleans(), st.sampled_from([BUILT_IN, NAMING, ACCOUNT]))
 @settings(max_examples=200, deadline=None)
 def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool, mutations: Mutations) -> None:
-    """For any pod, plan and verdict on the part in its key are those on the pod with all that the key leaves out."""
+    """For any pod, plan and verdict on the cache key's part equal those on the whole pod."""
     rules = load_settings(b"sidecarLimits: claims" if asked else b"")
     part = reader(mutations).read(msgspec.Raw(json.dumps(document).encode()))
     pod_key(part, mutations)
@@ -83,7 +83,7 @@ def sibling(number: int, *before: Any) -> Any:
 
 
 def test_pods_of_one_controller_are_decided_once() -> None:
-    """The same answer, not an equal one, goes to each; another claim is another answer."""
+    """Pods of one controller get the same answer object; a different claim gets another one."""
     rules = Decider(Settings(), BUILT_IN)
     first = rules.mutate(request(sibling(1)))
     assert rules.mutate(request(sibling(2))) is first
@@ -93,7 +93,7 @@ def test_pods_of_one_controller_are_decided_once() -> None:
 
 
 def test_pods_that_lose_their_token_are_decided_once() -> None:
-    """The name of the volume does not count, its place among the others does: it is removed by that."""
+    """The token volume's name is not part of the cache key, but its index is, because removals use it."""
     rules = Decider(Settings(), ACCOUNT)
     first = rules.mutate(request(sibling(1)))
     assert rules.mutate(request(sibling(2))) is first
@@ -109,7 +109,7 @@ def test_pods_that_lose_their_token_are_decided_once() -> None:
 
 
 def test_numbered_pods_are_decided_once() -> None:
-    """What a StatefulSet or an indexed Job labels each pod with does not count; that it is a launcher does."""
+    """Labels that number pods of a StatefulSet or Job are not part of the cache key; a launcher's label is."""
     rules = Decider(Settings(), BUILT_IN)
 
     def numbered(number: int, **labels: str) -> Any:
@@ -123,7 +123,7 @@ def test_numbered_pods_are_decided_once() -> None:
 
 
 def test_pods_with_variables_of_their_own_are_decided_once() -> None:
-    """Annotations and variables that no rule reads do not count; a preset CMK_NUM_CORES does, and what the file adds."""
+    """Annotations and variables that no rule reads are not part of the key; CMK_NUM_CORES and the file's are."""
     rules = Decider(Settings(), NAMING)
 
     def own(*variables: str, value: str = "1", **annotations: str) -> Any:
@@ -139,8 +139,8 @@ def test_pods_with_variables_of_their_own_are_decided_once() -> None:
         assert rules.mutate(request(other)) != first
 
 
-def test_labels_of_the_file_are_looked_at() -> None:
-    """A pod that has a label which the mutations file adds is another one than a pod that has not."""
+def test_labels_of_the_mutations_file_are_part_of_the_key() -> None:
+    """A label that the mutations file adds is part of the cache key."""
     rules = Decider(Settings(), load_mutations(b"mutations: {perPod: {metadata: {labels: {a: b}}}}"))
     without, having = sibling(1), sibling(2)
     without["metadata"]["labels"], having["metadata"]["labels"] = {"other": "x"}, {"other": "x", "a": "y"}
@@ -154,8 +154,8 @@ def answered(rules: Decider, document: Any) -> Patched:
     return answer
 
 
-def test_a_configuration_forgets_what_another_one_decided() -> None:
-    """Each generation decides for itself, and its answers are no part of what it is."""
+def test_each_configuration_has_a_cache_of_its_own() -> None:
+    """Each generation of the configuration has a cache of its own, which its equality ignores."""
     old, new = (Decider(load_settings(text), BUILT_IN) for text in (b"", b"sidecarLimits: claims"))
     assert old.mutate(request(sibling(1))) is not new.mutate(request(sibling(1)))
     assert old == Decider(Settings(), BUILT_IN)
@@ -173,7 +173,7 @@ def test_a_file_beyond_the_usual_keys_decides_each_pod_anew() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    """Neither many kinds of pods nor huge ones, nor small ones with huge answers, fill the memory."""
+    """The cache's memory is bounded, for many kinds of pods, huge pods and huge answers."""
     answers: DecisionCache[int] = DecisionCache(lambda _: 1000)
     decided = []
 
@@ -205,7 +205,7 @@ def test_what_is_kept_is_bounded() -> None:
 def test_an_answer_takes_no_more_than_it_weighs(
     count: int, limits: dict[str, str], annotations: dict[str, str]
 ) -> None:
-    """What is charged for a patch is what its objects take together, and no hundred times that."""
+    """A cached patch is charged with about the memory that its objects take."""
     rules = Decider(Settings(), BUILT_IN)
     seen: set[int] = set()
     taken(vars(BUILT_IN), seen)
@@ -215,7 +215,7 @@ def test_an_answer_takes_no_more_than_it_weighs(
 
 @pytest.mark.parametrize("word", ["k", "\U0001f600"], ids=["narrow", "wide"])
 def test_a_verdict_takes_no_more_than_it_weighs(word: str) -> None:
-    """What is charged for a verdict is what its causes and warnings take, with the names that they keep uncut."""
+    """A cached verdict is charged with the memory of its causes and warnings, uncut names included."""
     rules = Decider(Settings(), BUILT_IN)
     wrong = {f"{CPU_MANAGER}.{word * 300}{at}": "wrong" for at in range(100)}
     verdict = rules.judge_new_pod(request(pod(*like(2, {CORES: "x"}), annotations=wrong)))

@@ -1,8 +1,4 @@
-"""No review costs more than its size: whatever doubles in an object, its review takes twice the work and not four times.
-
-Work is counted in operations and not in seconds, so that no load changes it. Each input is doubled alone, all together,
-and each pair: what two inputs cost together beyond what each costs alone must not grow with their product either.
-"""
+"""The cost of a review is linear: doubling any input of an object at most doubles its work."""
 
 from __future__ import annotations
 

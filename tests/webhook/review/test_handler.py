@@ -49,7 +49,7 @@ NO_POLICY = f"metadata.annotations[{CPU_MANAGER}]"
     ],
 )
 def test_what_is_not_ours_is_admitted_untouched(asked: wire.Request) -> None:
-    """Other kinds and operations are neither changed nor judged, whatever they hold."""
+    """Other kinds and operations are admitted without patch and verdict, whatever they contain."""
     assert RULES.mutate(asked) == Allowed()
     assert RULES.validate(asked) == Allowed()
 
@@ -66,7 +66,7 @@ def test_an_answer_is_a_v1_review_without_the_request() -> None:
 
 
 def test_only_creation_is_patched() -> None:
-    """An UPDATE that reaches /mutate by a wrong registration is left alone."""
+    """An UPDATE that reaches /mutate, by a wrong registration, gets no patch."""
     document = pod(container("main", {CORES: "1"}))
     assert isinstance(RULES.mutate(request(document)), Patched)
     assert RULES.mutate(request(document, document, operation="UPDATE")) == Allowed()
@@ -81,7 +81,7 @@ def test_warnings_come_without_a_patch_too() -> None:
 
 
 def test_a_file_beyond_the_usual_keys_sees_the_whole_pod() -> None:
-    """What the partial types leave out is still found where it is, and stays."""
+    """With a mutations file that adds unusual keys the whole pod is decoded, and its other values stay."""
     rules = Decider(Settings(), load_mutations(b"mutations: {perPod: {spec: {dnsPolicy: Default}}}"))
     document = pod(container("main", {CORES: "1"}), dnsPolicy="None")
     answer = rules.mutate(request(document))
@@ -103,7 +103,7 @@ def test_a_file_beyond_the_usual_keys_sees_the_whole_pod() -> None:
     ],
 )
 def test_an_object_that_cannot_be_read_is_the_callers_fault(document: Any, path: str) -> None:
-    """The complaint names the path inside of the review."""
+    """An unreadable object is an error of the client, with the path inside of the review."""
     for decide in (RULES.mutate, RULES.validate):
         with pytest.raises(Malformed) as refused:
             decide(request(document))
@@ -120,7 +120,7 @@ def test_a_number_of_more_than_64_bits_is_the_callers_fault(number: int) -> None
 
 
 def test_a_refusal_names_the_object() -> None:
-    """Kind, name or generateName, and every cause."""
+    """A refusal names kind, name or generateName, and every cause."""
     wrong = pod(annotations={CPU_MANAGER: "all"})
     answer = RULES.validate(request(wrong, name="demo"))
     assert isinstance(answer, Denied)
@@ -132,8 +132,8 @@ def test_a_refusal_names_the_object() -> None:
     assert named.name == "web-..."
 
 
-def test_a_leaving_pod_is_never_refused() -> None:
-    """Finalizers of a wrong pod that is being deleted can be taken off."""
+def test_a_pod_that_is_being_deleted_is_never_refused() -> None:
+    """A wrong pod that is being deleted may lose its finalizers."""
     old = pod(annotations={CPU_MANAGER: "all"})
     new = pod(annotations={CPU_MANAGER: "worse"})
     new["metadata"] = {**(new["metadata"] or {}), "deletionTimestamp": "2026-01-01T00:00:00Z"}
@@ -141,7 +141,7 @@ def test_a_leaving_pod_is_never_refused() -> None:
 
 
 def test_a_resize_is_judged_by_the_spec() -> None:
-    """What the kubelet still reports in the status does not make a fraction eligible."""
+    """A resize to a fraction is refused even if the status still has the whole number."""
     annotations = {CPU_MANAGER: "exclusive"}
     old, new = (pod(container("main", cpu), annotations=annotations) for cpu in ("2", "2500m"))
     new["status"] = {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "2"}}]}
@@ -169,7 +169,7 @@ def workload(kind: str, template: Any) -> Any:
 
 @pytest.mark.parametrize("kind", WORKLOADS, ids=[kind for _, kind in WORKLOADS])
 def test_a_workload_is_warned_never_refused(kind: tuple[str, str]) -> None:
-    """Its pods' refusals would be seen only in events; the one who applies it sees them here."""
+    """A workload with a wrong template is admitted with a warning, since refusals of its pods are only events."""
     wrong = workload(kind[1], pod(annotations={CPU_MANAGER: "all"}))
     answer = RULES.validate(request(wrong, kind=kind))
     assert isinstance(answer, Allowed)
@@ -184,12 +184,12 @@ def test_a_workload_is_warned_never_refused(kind: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("document", [{}, {"spec": None}, {"spec": {"template": None}}, {"spec": 5}])
 def test_a_workload_without_a_template_is_admitted(document: Any) -> None:
-    """The API server says what is missing; corepin has nothing to judge."""
+    """A workload without a template is admitted: the API server refuses it itself."""
     assert RULES.validate(request(document, kind=("apps", "Deployment"))) == Allowed()
 
 
 def test_a_template_that_cannot_be_read_is_named() -> None:
-    """The path leads to the template inside of the workload."""
+    """The path of an unreadable template starts at its workload."""
     with pytest.raises(Malformed) as refused:
         RULES.validate(request({"spec": {"template": {"spec": 5}}}, kind=("apps", "Deployment")))
     assert refused.value.path == "$.request.object.spec.template.spec"
@@ -227,7 +227,7 @@ def test_machines_are_judged_where_their_spec_lies(kind: tuple[str, str], root: 
 
 
 def test_a_machine_without_its_template_is_refused() -> None:
-    """The missing part is named."""
+    """A machine without its template is refused with that field."""
     assert denied(RULES.validate(request({"spec": {}}, kind=("kubevirt.io", "VirtualMachine")))) == [
         "spec.template"
     ]
@@ -249,7 +249,7 @@ def test_an_update_of_a_virtual_machine_is_judged_by_what_it_changes() -> None:
 
 
 def test_an_update_of_a_virtual_machine_may_repair_it_and_not_take_its_template() -> None:
-    """What is right now is admitted, whatever was wrong; without its template a machine is nothing."""
+    """An update may repair a wrong virtual machine, but not remove its template."""
     kind = ("kubevirt.io", "VirtualMachine")
     wrong, sound = machine(kind, cores=2, isolateEmulatorThread=True), machine(kind, cores=2)
     assert RULES.validate(request(sound, wrong, kind=kind, operation="UPDATE")) == Allowed()
@@ -273,7 +273,7 @@ def test_a_running_machine_is_changed_by_kubevirt_alone() -> None:
 
 
 def test_the_cluster_settings_of_kubevirt_are_heeded() -> None:
-    """Architecture and the Sidecar gate come from the configuration."""
+    """Architecture and feature gate Sidecar come from the configuration."""
     rules = Decider(load_settings(b"{feature-gates: CPUManager, kubevirt: {architecture: arm64}}"), BUILT_IN)
     hooked = machine(
         VMI, {"hooks.kubevirt.io/hookSidecars": "[{}]"}, cores=2, threads=2, dedicatedCpuPlacement=True
@@ -329,7 +329,7 @@ def _forget_lost_token(spec: Any, left: Any) -> None:
 
 
 def test_the_schema_refuses_a_typing_error() -> None:
-    """The check that the patched pods go through can fail."""
+    """The schema that checks patched pods refuses a misspelt field."""
     assert _is_valid({"apiVersion": "v1", "kind": "Pod", **pod()})
     assert not _is_valid({"apiVersion": "v1", "kind": "Pod", **pod(volums=[])})
 
@@ -343,7 +343,7 @@ def _is_valid(document: Any) -> bool:
 
 
 def test_status_that_a_user_writes_decides_nothing() -> None:
-    """Also where whole pods are read: a new pod has no status yet, whatever its user says."""
+    """A status in a new pod is ignored, also where whole pods are read."""
     rules = Decider(
         Settings(), load_mutations(b"mutations:\n  perPod: {spec: {dnsPolicy: Default}}\n  perContainer: {}")
     )

@@ -100,7 +100,7 @@ def test_message_is_always_short_signed_and_complete(name: str, causes: list[Cau
 
 @given(st.lists(TEXTS, max_size=40))
 def test_warnings_keep_the_limits_of_the_api(texts: list[str]) -> None:
-    """Each has at most 256 characters, all have 4096, and none vanishes uncounted."""
+    """Warnings have at most 256 characters each and 4096 in all, and those left out are counted."""
     fitting = fit_warnings(tuple(texts))
 
     assert all(len(text) <= 256 for text in fitting)

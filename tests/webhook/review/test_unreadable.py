@@ -1,4 +1,4 @@
-"""What cannot be read gets an answer: a refusal, a warning, or an admission where nothing can be won by it."""
+"""Unreadable objects: refused, a warning, or admitted where that bypasses no rule."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def test_an_object_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize(("kind", "wrong", "field", "name"), REFUSALS.values(), ids=REFUSALS)
-def test_mutation_passes_on_what_it_cannot_read(
+def test_an_unreadable_object_is_not_mutated(
     kind: tuple[str, str], wrong: Any, field: str, name: str
 ) -> None:
-    """Nothing is added to it, because the validation that follows refuses it."""
+    """An unreadable object gets no patch: the validating webhook refuses it."""
     assert field
     assert name
     outcome = "unreadable" if kind == ("", "Pod") else "allowed"
@@ -94,7 +94,7 @@ def test_mutation_passes_on_what_it_cannot_read(
 
 @pytest.mark.parametrize(("operation", "old"), [("CREATE", None), ("UPDATE", {"spec": {"template": {}}})])
 def test_a_template_that_cannot_be_read_is_a_warning(operation: str, old: Any) -> None:
-    """An apply is not stopped, as for all that is found in workloads."""
+    """An unreadable template of a workload is admitted with a warning."""
     response = answered(
         "/validate", body(DEPLOYMENT, {"spec": {"template": WRONG_POD}}, old, operation), "unreadable"
     )
@@ -137,12 +137,12 @@ GUEST_SPEC = {"template": WRONG_GUEST}
     ],
 )  # fmt: skip
 def test_what_changes_nothing_stays_admitted(asked: bytes) -> None:
-    """Nothing that cannot be read is in the way of a deletion, or of what corepin does not judge."""
+    """An unreadable object may be deleted, and is admitted for operations that corepin does not judge."""
     assert answered("/validate", asked, "allowed") == {"uid": "u", "allowed": True}
 
 
 def test_a_running_machine_is_compared_as_a_whole() -> None:
-    """A change in a part that no other rule reads is one of the fixed spec: it is not passed for being unread there."""
+    """A running VMI's spec is compared as a whole: a changed one that cannot be read is refused."""
     old, new = ({**WRONG_GUEST["spec"], "x": {"a": number}} for number in (1, 2))  # type: ignore[dict-item]
     crowd: list[Any] = [{} for _ in range(MOST.values)]
     asked = body(RUNNING, {"spec": {**new, "y": crowd}}, {"spec": {**old, "y": crowd}}, "UPDATE")
@@ -188,7 +188,7 @@ BEGUN = b'{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request"
 def test_a_review_that_cannot_be_read_is_answered_by_its_beginning(
     rest: bytes, allowed: bool, warned: bool
 ) -> None:
-    """The uid and the kind are enough for an answer, whatever follows them."""
+    """A review that cannot be read is answered by the uid and kind in its first bytes."""
     response = answered("/validate", BEGUN + rest, "unreadable")
     assert (response["allowed"], "warnings" in response) == (allowed, warned)
     assert answered("/mutate", BEGUN + rest, "unreadable") == {"uid": "u", "allowed": True}
@@ -212,7 +212,7 @@ ARGS = {
 @pytest.mark.parametrize("mutations", [BUILT_IN, BEYOND], ids=["typed", "whole pods"])
 @pytest.mark.parametrize(("meta", "args"), [(raw, b"x") for raw in STRANGE.values()] + [(b'"x":1', raw) for raw in ARGS.values()], ids=[*STRANGE, *ARGS])  # fmt: skip
 def test_what_no_rule_reads_changes_no_answer(mutations: Any, meta: bytes, args: bytes) -> None:
-    """A pod beside such bytes is refused, or completed, as it is without them; also for the whole pods of a file."""
+    """Bytes that no rule reads change neither refusal nor patch of a pod, also where whole pods are read."""
     rules = Decider(Settings(), mutations)
     usual = pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive", SMT: "isolate"})
     for document in (usual, pod(annotations={CPU_MANAGER: "nonsense"})):
@@ -227,7 +227,7 @@ def test_what_no_rule_reads_changes_no_answer(mutations: Any, meta: bytes, args:
 
 
 def test_an_object_that_could_not_be_read_is_judged_as_new() -> None:
-    """Who repairs an object is held to all of it; a running machine has to be what it was."""
+    """If the old object is unreadable the new one is judged as a whole; a running VMI is refused."""
     wrong, right = pod(annotations={CPU_MANAGER: "all"}), pod()
     assert denied(RULES.validate(request(wrong, 5, operation="UPDATE"))) == [NO_POLICY]
     assert RULES.validate(request(right, 5, operation="UPDATE")) == Allowed()
@@ -254,8 +254,8 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("number", "why"), NUMBERS)
 @pytest.mark.parametrize("old", ['{"a":1}', '{"a":{"b":[1]}}', '{"c":1}', "null"])
-def test_a_number_out_of_range_is_told(number: str, why: str, old: str) -> None:
-    """Wherever it stands in the spec of a running machine: the caller's mistake, with its place, and no bug."""
+def test_a_number_out_of_range_is_the_clients_error(number: str, why: str, old: str) -> None:
+    """A number out of range anywhere in a running VMI's spec is the client's error, with its path."""
     spec = f'{{"a":{{"b":[{number}]}}}}'
     with pytest.raises(Malformed, match=r"^\$\.request\.object\.spec") as refused:
         RULES.validate(running(spec, old))
@@ -265,8 +265,8 @@ def test_a_number_out_of_range_is_told(number: str, why: str, old: str) -> None:
 
 
 @pytest.mark.parametrize("user", ["jane", CONTROLLER])
-def test_what_does_not_change_is_not_read(user: str) -> None:
-    """An update of something else passes, whatever stands in the spec: it stands there already."""
+def test_an_unchanged_spec_is_not_read(user: str) -> None:
+    """An update that leaves the spec unchanged is admitted, even if the spec cannot be read."""
     spec = '{"a":{"b":1e999},"c":[' + "[" * 300 + "]" * 300 + "]}"
     assert RULES.validate(running(spec, spec, user)) == Allowed()
 

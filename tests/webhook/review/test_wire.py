@@ -1,4 +1,4 @@
-"""The envelope: what is read, and what is said of what cannot be read."""
+"""The AdmissionReview envelope: decoding, and errors for malformed ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_nulls_of_a_delete_are_read() -> None:
     ],
 )
 def test_malformed_reviews_name_the_path(body: bytes, path: str) -> None:
-    """Every unreadable review is refused with the JSON path, in few words."""
+    """A malformed review is refused with the JSON path of the error."""
     with pytest.raises(Malformed) as refusal:
         wire.decode(body)
 
@@ -90,7 +90,7 @@ def test_malformed_reviews_name_the_path(body: bytes, path: str) -> None:
 def test_a_request_is_known_by_its_beginning(
     behind: bytes, begun: tuple[str, str, str | None], swapped: bool
 ) -> None:
-    """Of a body that cannot be read the first 4 KiB say whose request it is, and no more than is there."""
+    """The uid and kind of an unreadable body are taken from its first 4 KiB."""
     type_meta = [b'"kind": "AdmissionReview"', b'"apiVersion": "admission.k8s.io/v1"']
     first, second = reversed(type_meta) if swapped else type_meta
     request = wire.begin(b'{%b, %b, "request": {"uid": "1\\u002d2"%b' % (first, second, behind))
@@ -112,7 +112,7 @@ def test_a_request_is_known_by_its_beginning(
     ],
 )
 def test_what_begins_as_no_review_has_no_request(body: bytes) -> None:
-    """The beginning is looked at where the API server writes it, and nowhere that a user writes."""
+    """The uid is looked for only where the API server writes it, never inside of the object."""
     assert wire.begin(body) is None
 
 
@@ -123,7 +123,7 @@ def test_path_starts_at_the_root_of_the_review() -> None:
 
 @pytest.mark.parametrize("found", [{"metadata": None}, {}, [], {"metadata": {"generateName": 3}}])
 def test_generate_name_is_none_where_there_is_none(found: object) -> None:
-    """A generateName that is absent or unreadable is no error."""
+    """An absent or unreadable generateName is None."""
     request = wire.decode(changed(object=found))
 
     assert wire.generate_name(request) is None
@@ -161,7 +161,7 @@ def test_generate_name_is_peeked_at(raw: bytes, name: str | None) -> None:
     ],
 )
 def test_half_a_surrogate_pair_is_read_as_go_reads_it(text: str, read: str) -> None:
-    """Half a character is U+FFFD in names and in objects; a whole one and an escaped backslash stay as they are."""
+    """Half a surrogate pair is read as U+FFFD, as Go does; whole pairs and escaped backslashes stay."""
     request = wire.decode(review(name="NAME", annotations={"k": "NAME"}).replace(b"NAME", text.encode()))
 
     assert request.name == read
@@ -169,7 +169,7 @@ def test_half_a_surrogate_pair_is_read_as_go_reads_it(text: str, read: str) -> N
 
 
 @pytest.mark.parametrize("body", [r'{"a":"\ud83d', r'{"a":"\u12', '{"a":"x', r'{"a":"\\ud800'])
-def test_a_body_that_is_cut_off_is_told_so(body: str) -> None:
-    """What ends in the middle of a text is truncated."""
+def test_a_truncated_body_is_reported_as_truncated(body: str) -> None:
+    """A body that ends inside of a JSON text is reported as truncated."""
     with pytest.raises(Malformed, match=r"truncated|unexpected end"):
         wire.decode(body.encode())

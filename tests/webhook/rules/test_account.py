@@ -1,4 +1,4 @@
-"""The account that a mutations file sets, and the API token that such a pod loses; tokens of users stay."""
+"""The account that a mutations file sets: such pods lose the API token; token volumes of users stay."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def tokens(document: Any) -> int:
 
 
 def test_token_is_removed_with_all_its_mounts() -> None:
-    """Where the webhook sets the account: the pod mounts none, in no container and init container; all else stays."""
+    """If the webhook sets the account, the token volume and all its mounts are removed, and nothing else."""
     document = with_token({"name": "first", "emptyDir": {}})
     spec = applied(document)["spec"]
     assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("cmk", False)
@@ -94,14 +94,14 @@ def test_token_is_removed_with_all_its_mounts() -> None:
 
 
 def test_pod_with_nothing_but_the_token() -> None:
-    """Its lists are empty afterwards, and what the file adds is appended to them."""
+    """Lists that the removal empties get the file's volumes and mounts appended."""
     spec = applied(pod(mounted("main"), volumes=[token_volume(TOKEN)]))["spec"]
     assert [it["name"] for it in spec["volumes"]] == ["tools"]
     assert [it["name"] for it in spec["containers"][0]["volumeMounts"]] == ["tools"]
 
 
 def test_gate_comes_after_the_removals() -> None:
-    """It moves every init container, so that a later removal would meet another one."""
+    """The gate is inserted after the removals, because it shifts the indexes of init containers."""
     document = with_token()
     document["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "2", "memory": "1Gi"}}
     document["metadata"]["annotations"] = {SMT: "isolate", "cmk.intel.com/mutate": "true"}
@@ -120,15 +120,15 @@ def test_gate_comes_after_the_removals() -> None:
     ],
 )
 def test_pod_that_chooses_keeps_its_volumes(spec: dict[str, Any]) -> None:
-    """The account or the token is the user's own decision; with `false` the plugin has added no volume."""
+    """A pod that sets automountServiceAccountToken keeps its volumes."""
     result = applied(with_token(**spec))
     assert tokens(result) == 4
     stated = spec.get("automountServiceAccountToken")
     assert result["spec"].get("automountServiceAccountToken") is stated
 
 
-def test_true_is_warned_of() -> None:
-    """With the field, the account and the remedy; a pod that names its account, or states false, gets no warning."""
+def test_automount_true_is_warned_about() -> None:
+    """Automounting a token of the webhook's account is a warning that names account and remedy."""
     field = "spec.automountServiceAccountToken"
     (warning,) = [
         it for it in planned(with_token(automountServiceAccountToken=True)).warnings if it.field == field
@@ -145,14 +145,14 @@ def test_true_is_warned_of() -> None:
 
 @pytest.mark.parametrize("mutations", [BUILT_IN, Mutations(BUILT_IN.per_pod, {}, "default")])
 def test_file_without_an_account_leaves_tokens(mutations: Mutations) -> None:
-    """Nor does one that names `default`: the pod's account stays what it was."""
+    """A file without an account, or with `default`, leaves the tokens of pods."""
     result = applied(with_token(), mutations)
     assert tokens(result) == 4
     assert "automountServiceAccountToken" not in result["spec"]
 
 
 def test_file_that_states_the_field_decides() -> None:
-    """With true pods keep their tokens, which is the operator's decision; with false the field is added once."""
+    """The file's automountServiceAccountToken decides: with true pods keep their tokens."""
     for value in (True, False):
         mutations = naming(f"automountServiceAccountToken: {str(value).lower()}")
         result = applied(with_token(), mutations)
@@ -163,7 +163,7 @@ def test_file_that_states_the_field_decides() -> None:
 
 
 def test_file_that_mounts_at_the_place_of_the_token() -> None:
-    """Its own mount is added once the token's is gone."""
+    """A mount of the file at the token's path is added after the token's is removed."""
     spec = applied(with_token(), naming(mount=PATH))["spec"]
     assert [it["mountPath"] for it in spec["containers"][0]["volumeMounts"]] == ["/data", PATH]
     assert tokens({"spec": spec}) == 0
@@ -196,7 +196,7 @@ TOKEN_SOURCE = token_volume(TOKEN)["projected"]["sources"][0]
     ],
 )
 def test_volume_of_another_content_stays(volume: Any) -> None:
-    """A volume may have a generated name by chance or by copy: what the plugin never writes is the user's."""
+    """A volume with a generated token name but another content is the user's, and stays."""
     document = pod(mounted("main"), volumes=[volume])
     assert [it["name"] for it in applied(document)["spec"]["volumes"]] == [TOKEN, "tools"]
 
@@ -205,7 +205,7 @@ def test_volume_of_another_content_stays(volume: Any) -> None:
     "name", ["kube-api-access-mine", "kube-api-access-", "kube-api-access-x7k2pp", "token", ""]
 )
 def test_volume_of_another_name_stays(name: str) -> None:
-    """The plugin generates five letters and digits without vowels."""
+    """A volume whose name the ServiceAccount plugin would not generate stays."""
     document = pod(
         container("main", {CORES: "1"}, volumeMounts=[token_mount(name)]), volumes=[token_volume(name)]
     )
@@ -222,20 +222,20 @@ def test_volume_of_another_name_stays(name: str) -> None:
     ],
 )
 def test_volume_that_is_mounted_otherwise_stays(mounts: list[Any]) -> None:
-    """With all its mounts, because a mount without its volume would make the pod invalid."""
+    """A token volume with an unusual mount stays with all its mounts, so that the pod stays valid."""
     document = pod(container("main", {CORES: "1"}, volumeMounts=mounts), volumes=[token_volume(TOKEN)])
     assert tokens(applied(document)) == 1 + len(mounts)
 
 
 def test_volume_that_one_container_mounts_elsewhere_stays() -> None:
-    """For all containers."""
+    """A token volume that one container mounts elsewhere stays in all containers."""
     elsewhere = container("proxy", volumeMounts=[token_mount(TOKEN, "/vault")])
     document = pod(mounted("main"), elsewhere, volumes=[token_volume(TOKEN)])
     assert tokens(applied(document)) == 3
 
 
 def test_volumes_of_the_users_beside_it() -> None:
-    """The plugin takes a volume of such a name for its own, and adds none beside it: of two, none is its."""
+    """If the user has volumes with token names, none is taken for the plugin's."""
     document = pod(mounted("main"), volumes=[token_volume(TOKEN), token_volume("kube-api-access-mine")])
     assert tokens(applied(document)) == 3
     beside = pod(mounted("main"), volumes=[token_volume(TOKEN), token_volume("mine")])
@@ -243,21 +243,21 @@ def test_volumes_of_the_users_beside_it() -> None:
 
 
 def test_certificates_of_openshift_belong_to_it() -> None:
-    """There the plugin adds a second CA bundle."""
+    """A token volume with OpenShift's second CA bundle is recognized."""
     volume = token_volume(TOKEN, {"configMap": {"name": "openshift-service-ca.crt"}})
     assert tokens(applied(pod(mounted("main"), volumes=[volume]))) == 0
 
 
 @pytest.mark.parametrize("mounts", [1, 30_000])
 def test_patch_does_not_grow_with_repeated_mounts(mounts: int) -> None:
-    """The API server moves a whole list for each removal; the pod is invalid anyway, so that it gets no removal."""
+    """A pod with repeated mounts, which is invalid, gets no removals: each costs the API server a copy of a list."""
     main = container("main", {CORES: "1"}, volumeMounts=[token_mount(TOKEN)] * mounts)
     steps = planned(pod(main, volumes=[token_volume(TOKEN)])).operations
     assert sum(it["op"] == "remove" for it in steps) == (2 if mounts == 1 else 0)
 
 
 def test_patch_does_not_grow_with_volumes() -> None:
-    """Ten thousand volumes like that of the token, each mounted at its path, cost no removal."""
+    """Ten thousand volumes like the token's cost no removal."""
     alphabet = "bcdfghjklm"
     names = [TOKEN[:-4] + "".join(alphabet[int(digit)] for digit in f"{at:04}") for at in range(10_000)]
     main = container("main", {CORES: "1"}, volumeMounts=list(map(token_mount, names)))
@@ -270,7 +270,7 @@ def test_patch_does_not_grow_with_volumes() -> None:
 )
 @settings(max_examples=200, deadline=None)
 def test_second_call_changes_nothing(document: Any, mutations: Mutations) -> None:
-    """For any pod and any place of its token: each patch applies, and no mount is left without its volume."""
+    """For any pod and place of its token each patch applies, a second one is empty, and no mount lacks its volume."""
     rules = Decider(GATED, mutations)
     answer = rules.mutate(request(document))
     if not isinstance(answer, Patched):

@@ -123,7 +123,7 @@ def test_warnings_are_few_and_short() -> None:
 
 
 def test_mutation_works_out_no_causes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only a refusal tells costs the mutating webhook nothing."""
+    """The mutating webhook computes no causes, which only a refusal shows."""
     fields: list[str] = []
     monkeypatch.setattr("pinning.pods.annotations.Cause", lambda *cause, **_: fields.append(cause[0]))
     assert RULES.mutate(request(ghosts(*range(200)))) == Allowed()
@@ -135,8 +135,8 @@ def test_the_agent_reads_few_causes() -> None:
     assert len(read_pod(ghosts(*range(400))).causes) == MOST_REPORTED + 1
 
 
-def test_a_container_that_does_not_exist_is_told_a_few_that_do() -> None:
-    """Ten names are listed, however many containers a pod has."""
+def test_an_unknown_container_is_refused_with_ten_known_names() -> None:
+    """A refusal of an unknown container lists ten of the pod's containers."""
     (cause,) = read_pod(ghosts(1, containers=200)).causes
     assert cause.message.count(", ") == 9
     assert cause.message.endswith(" and 190 more")
@@ -151,14 +151,14 @@ def update(new: Any, old: Any, kind: tuple[str, str] = ("", "Pod")) -> Any:
     return RULES.validate(request(new, old, kind=kind, operation="UPDATE"))
 
 
-def test_a_new_flaw_among_old_ones_is_told() -> None:
-    """A hundred wrong annotations stay wrong, one is added: refused, naming that one and no other."""
+def test_a_new_error_among_old_ones_is_refused() -> None:
+    """An update that adds a wrong annotation to a hundred old ones is refused for the new one alone."""
     old, new = ghosts(*range(100)), ghosts(*range(101))
     assert denied(update(new, old)) == [f"metadata.annotations[{GHOST.format(100)}]"]
     assert denied(update(ghosts(*range(99), 200), old)) == [f"metadata.annotations[{GHOST.format(200)}]"]
 
 
-def test_a_repair_among_old_flaws_is_admitted() -> None:
+def test_a_repair_among_old_errors_is_admitted() -> None:
     """An update that removes or repairs one of a hundred wrong annotations is admitted (ratcheting validation)."""
     old = ghosts(*range(100))
     assert update(ghosts(*range(1, 100)), old) == Allowed()
@@ -206,19 +206,19 @@ WRONG = {"cpu-manager.corepin.io/container.main": "exclusive"}
         ),
     ],
 )
-def test_what_was_wrong_may_stay_wrong_with_other_numbers(old: Any, new: Any) -> None:
-    """A resize does not bring the flaw, and is admitted without a word."""
+def test_a_resize_of_a_wrong_pod_is_admitted(old: Any, new: Any) -> None:
+    """A resize of a pod that was wrong before is admitted without a warning."""
     assert update(new, old) == Allowed()
 
 
-def test_what_a_resize_breaks_is_refused() -> None:
-    """The flaw is new, whatever numbers it has."""
+def test_a_resize_that_breaks_a_policy_is_refused() -> None:
+    """A resize that makes a container ineligible is refused."""
     sound, wrong = (pod(container("main", cpus), annotations=WRONG) for cpus in ("2", "1500m"))
     assert len(denied(update(wrong, sound))) == 1
 
 
 def test_features_of_a_machine_may_move() -> None:
-    """One of many wrong CPU features is taken out, so the others move up: admitted; a new one is refused."""
+    """An update may remove one of many wrong CPU features, which shifts the others; a new wrong one is refused."""
     old = featured(*["wrong"] * 100)
     fewer = featured(*["wrong"] * 100)
     del fewer["spec"]["template"]["spec"]["domain"]["cpu"]["features"][3]
@@ -242,7 +242,7 @@ def test_features_of_a_machine_may_move() -> None:
     ],
 )
 def test_the_limit_rangers_words_are_understood(text: str, is_ranged: bool) -> None:
-    """A container is named in a part of its annotation, at the part's end."""
+    """Containers are found in the LimitRanger's annotation by their whole names."""
     document = pod(
         container("main", {"cpu": "2", "memory": "1Gi"}),
         container("side", "300m"),
@@ -263,7 +263,7 @@ def policies(kind: tuple[str, str], count: int, cpu: str = "2") -> Any:
 
 @pytest.mark.parametrize("kind", [POD, VM, VMI])
 def test_too_many_policies_are_one_refusal(kind: tuple[str, str]) -> None:
-    """More policies than a pod can use are refused with one cause that names the number, however many they are."""
+    """More policies than a pod can use are one refusal with their number."""
     answers = [
         RULES.validate(request(policies(kind, count), kind=kind)) for count in (MOST_POLICIES + 1, 60_000)
     ]
@@ -276,7 +276,7 @@ def test_too_many_policies_are_one_refusal(kind: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("kind", [POD, VM, VMI])
 def test_an_update_is_refused_when_it_brings_too_many_policies(kind: tuple[str, str]) -> None:
-    """An update that exceeds the number is refused; an object that was stored with more can be changed and repaired."""
+    """An update above the limit of policies is refused; an object stored above it can be edited and repaired."""
     few, many, more = (policies(kind, count) for count in (1, MOST_POLICIES + 1, MOST_POLICIES + 2))
 
     def update(old: Any, new: Any) -> Any:

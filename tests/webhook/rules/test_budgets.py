@@ -65,12 +65,12 @@ def counts(document: Any, settings: bytes = NODES) -> dict[str, dict[str, int]]:
 def test_the_first_container_without_a_slice_counts_the_pool(
     annotations: dict[str, str], expected: dict[str, dict[str, int]]
 ) -> None:
-    """spec.resources takes no extended resources."""
+    """The container that carries the pool requests its cores, because spec.resources takes no extended resources."""
     assert counts(budgeted("a", 5, {"m": 2, "log": None, "web": None}, annotations=annotations)) == expected
 
 
 def test_a_pod_of_slices_counts_the_pool_on_the_first_of_them() -> None:
-    """A pool that no container uses is taken from the node all the same."""
+    """If every container has a slice, the first one requests the pool's cores."""
     assert counts(budgeted("a", 5, {"m": 2, "n": 1}, annotations=REQUIRE)) == {
         "m": {WHOLE: 2},
         "n": {WHOLE: 1},
@@ -82,14 +82,14 @@ def test_a_pod_of_slices_counts_the_pool_on_the_first_of_them() -> None:
 
 
 def test_init_containers_count_nothing_of_the_pool() -> None:
-    """The carrier runs as long as the pod; a sidecar does."""
+    """The carrier of the pool's request runs as long as the pod: a main container or a sidecar."""
     inits: Any = {"init": (2, ""), "side": (None, SIDECAR)}
     found = counts(budgeted("a", 4, {"m": 2}, inits, {**SINGLE, **REQUIRE}))
     assert found == {"init": {WHOLE: 1}, "side": {WHOLE: 1, NUMA: 4}, "m": {WHOLE: 1}}
 
 
-def test_a_count_of_the_users_own_for_the_pool_must_be_right() -> None:
-    """A wrong one is refused with the amount that is right."""
+def test_a_wrong_request_for_the_pool_is_refused() -> None:
+    """A user's wrong request for the pool is refused with the right amount."""
     document: Any = budgeted("a", 5, {"m": 2, "log": None}, annotations=ISOLATE)
     for right, given in ((True, 3), (False, 2)):
         document["spec"]["containers"][1]["resources"] = {
@@ -102,7 +102,7 @@ def test_a_count_of_the_users_own_for_the_pool_must_be_right() -> None:
 
 
 def test_a_budget_that_no_node_has_is_refused() -> None:
-    """Slices and pool count together, under policies that take whole cores."""
+    """Slices and pool that need more whole cores than any node has are refused."""
     settings = load_settings(b"nodeShapes: [{name: a, cores: 4, threadsPerCore: 2}]")
     large: Any = budgeted("a", 16, {"m": 2, "p": None}, annotations=REQUIRE)
     causes = review_new_pod(large, settings, Injection(BUILT_IN)).causes
@@ -113,7 +113,7 @@ def test_a_budget_that_no_node_has_is_refused() -> None:
 
 
 def test_a_pod_whose_pool_must_fit_is_marked_and_gated() -> None:
-    """It has no other claim, and waits for its CPUs like a container under require."""
+    """A pod without other claims is marked and gated if its pool must fit."""
     document: Any = budgeted("a", 4, {"p": None}, annotations=REQUIRE)
     settings = load_settings(b"{gate: true, gateImage: registry.example/corepin}")
     operations = plan_mutation(document, settings, Injection(BUILT_IN)).operations
@@ -127,7 +127,7 @@ def test_a_pod_whose_pool_must_fit_is_marked_and_gated() -> None:
     [("6", False), ("2", False), ("3500m", True)],
 )
 def test_a_resize_of_the_budget_is_reviewed(cpu: str, refused: bool) -> None:
-    """It may grow and shrink, but must stay a budget."""
+    """A resize may grow or shrink the budget, to a whole number of CPUs."""
     old: Any = budgeted("a", 4, {"m": 2, "p": None})
     new: Any = budgeted("a", cpu, {"m": 2, "p": None})
     verdict = review_changed_pod(old, new, PLAIN)
@@ -141,7 +141,7 @@ def test_a_resize_of_the_budget_is_reviewed(cpu: str, refused: bool) -> None:
 
 
 def test_a_resize_to_a_fraction_takes_nothing_from_a_pod_whose_pool_is_empty() -> None:
-    """All of its CPUs are slices, which stay."""
+    """A budget whose CPUs are all slices may be resized to a fraction."""
     old: Any = budgeted("a", 4, {"m": 4, "p": None})
     new: Any = budgeted("a", "4500m", {"m": 4, "p": None})
     assert not review_changed_pod(old, new, PLAIN).causes
@@ -149,7 +149,7 @@ def test_a_resize_to_a_fraction_takes_nothing_from_a_pod_whose_pool_is_empty() -
 
 @pytest.mark.parametrize("inits", [{}, {"init": (2, "")}])
 def test_a_pod_without_containers_is_reviewed(inits: Any) -> None:
-    """The API server refuses it later, with its own message; nothing counts the pool."""
+    """A pod without containers is reviewed without an error, since the API server refuses it later."""
     document: Any = budgeted("a", 4, {}, inits, {**SINGLE, **REQUIRE})
     read = load_settings(NODES)
     assert not [
@@ -161,14 +161,14 @@ def test_a_pod_without_containers_is_reviewed(inits: Any) -> None:
 
 
 def test_an_edit_may_give_the_budget_back() -> None:
-    """With `none` for the pod it needs no whole number."""
+    """A budget may become a fraction in the edit that sets the policy `none`."""
     old: Any = budgeted("a", 4, {"p": None})
     new: Any = budgeted("a", 4, {"p": None}, annotations={"cpu-manager.corepin.io/pod": "none"})
     assert not review_changed_pod(old, new, PLAIN).causes
 
 
 def test_a_resize_of_a_pod_without_policies_is_not_looked_at() -> None:
-    """Its budget is Kubernetes' alone."""
+    """A resize of a budget without policies is admitted."""
     old: Any = budgeted("a", 4, {"p": None}, annotations={})
     new: Any = budgeted("a", "3500m", {"p": None}, annotations={})
     verdict = review_changed_pod(old, new, PLAIN)

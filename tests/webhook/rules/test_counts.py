@@ -74,13 +74,13 @@ def test_require_counts_cores_where_all_nodes_agree(
 def test_single_counts_cpus_of_one_numa_node(
     words: dict[str, str], settings: bytes, expected: dict[str, int]
 ) -> None:
-    """Of one NUMA node it takes its CPUs, and their siblings where it owns whole cores."""
+    """`single` requests the claim's CPUs of one NUMA node, with siblings where it owns whole cores."""
     document = pod(container("main", "3"), annotations={**SINGLE, **words})
     assert counts(document, settings) == expected
 
 
 def test_cores_of_cmk_are_counted_by_numa_node_too() -> None:
-    """Their own resource says how many; those of the other pool lie where no zone counts them."""
+    """Cores of CMK are counted by NUMA node too; those of the shared pool are not."""
     words = {"numa-policy.corepin.io/pod": "single"}
     for resource, expected in ((CORES, {NUMA: 4}), (OTHER_CORES, {})):
         amounts = {resource: "2"}
@@ -88,7 +88,7 @@ def test_cores_of_cmk_are_counted_by_numa_node_too() -> None:
 
 
 def test_each_container_is_counted_by_itself() -> None:
-    """The narrower scope wins, and a container without a claim gets nothing."""
+    """Each container is counted by its own policy, and one without a claim requests nothing."""
     words = {**SINGLE, "numa-policy.corepin.io/container.two": "packed"}
     document = pod(
         container("one", "2"),
@@ -106,7 +106,7 @@ def test_each_container_is_counted_by_itself() -> None:
 
 
 def test_a_launcher_is_counted() -> None:
-    """A virtual machine with dedicated CPUs goes where one NUMA node has them."""
+    """A launcher requests CPUs of one NUMA node, so that its VM is scheduled where they fit."""
     document: Any = launcher(compute=container("compute", "4"))
     document["metadata"]["annotations"] = {"numa-policy.corepin.io/pod": "single"}
     assert counts(document, TWO) == {NUMA: 4}
@@ -159,8 +159,8 @@ def stated(cpus: str, resource: str, number: str, words: dict[str, str]) -> Any:
         ),
     ],
 )
-def test_a_count_of_the_users_own(document: Any, settings: bytes, message: str) -> None:
-    """It stays where a node might take as much, and is refused where none does; a template likewise."""
+def test_a_users_request_is_kept_or_refused(document: Any, settings: bytes, message: str) -> None:
+    """A user's own request is kept if some node takes as much, and refused otherwise; also in a template."""
     found = judged(document, settings)
     assert [cause.message[: len(message)] for cause in found.causes] == ([message] if message else [])
     assert review_template(document, load_settings(settings)).causes == found.causes
@@ -189,8 +189,10 @@ def test_a_count_of_the_users_own(document: Any, settings: bytes, message: str) 
         ),
     ],
 )
-def test_a_resize_is_told(resource: str, words: dict[str, str], sentences: tuple[str, str]) -> None:
-    """No update changes what the scheduler counts, so nothing is refused."""
+def test_a_resize_beyond_the_request_is_warned_about(
+    resource: str, words: dict[str, str], sentences: tuple[str, str]
+) -> None:
+    """A resize cannot change the request that the scheduler counts: it is a warning, not a refusal."""
     number = "2" if resource == WHOLE else "4"
     before = stated("4", resource, number, words)
     for cpus, sentence in zip(("5", "2"), sentences, strict=True):
@@ -202,6 +204,6 @@ def test_a_resize_is_told(resource: str, words: dict[str, str], sentences: tuple
 
 
 def test_a_replica_that_knows_the_nodes_earlier_refuses_nothing() -> None:
-    """A pod that the other replica could not count yet is admitted."""
+    """A pod that another replica could not count yet is admitted by one that can."""
     document = mutated(pod(container("main", "3"), annotations={SMT: "require"}), UNKNOWN)
     assert review_new_pod(document, load_settings(TWO), Injection(BUILT_IN)) == Verdict()

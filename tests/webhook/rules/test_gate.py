@@ -78,7 +78,7 @@ def test_pods_whose_claims_must_fit_wait(document: Any, waits: bool) -> None:
 
 
 def test_gate_is_first_and_restricted() -> None:
-    """It has no rights, no token, nothing to write on, and knows the pod's restart policy."""
+    """The gate is the first init container, without rights, token and writable mounts, and has the restart policy."""
     document = pod(TWO, init=[container("setup")], annotations=ISOLATE, restartPolicy="Never")
     spec = applied(document)["spec"]
     assert [it["name"] for it in spec["initContainers"]] == [GATE_CONTAINER, "setup"]
@@ -115,13 +115,13 @@ def test_gate_is_first_and_restricted() -> None:
 
 
 def test_restart_policy_is_the_default_where_none_is_stated() -> None:
-    """As the API server fills it in; a pod that is read from a file may lack it."""
+    """The gate of a pod without a restart policy, as in a file, has the API server's default."""
     (gate,) = gates(applied(pod(TWO, annotations=ISOLATE)))
     assert gate["env"][0]["value"] == "Always"
 
 
-def test_last_step_is_the_gate() -> None:
-    """It moves every init container, so no other step may follow it."""
+def test_gate_is_the_last_patch_step() -> None:
+    """The gate is the last step of the patch, because it shifts the indexes of init containers."""
     init = [container("setup", {CORES: "1"}), container("mesh", restartPolicy="Always")]
     document = pod(container("main", {CORES: "2"}), init=init)
     patch = steps(document)
@@ -139,7 +139,7 @@ def test_last_step_is_the_gate() -> None:
 @given(generated, st.sampled_from([BUILT_IN, NAMED]))
 @hypothesis_settings(max_examples=300, deadline=None)
 def test_gate_changes_nothing_else(document: Any, mutations: Mutations) -> None:
-    """For any pod: with the gate taken out again it is what it is without one, its QoS class stays, and a second call adds nothing."""
+    """For any pod the gate changes neither other fields nor the QoS class, and a second call adds nothing."""
     result = applied(document, ON, mutations)
     assert steps(result, ON, mutations) == []
     without = applied(document, OFF, mutations)
@@ -158,7 +158,7 @@ def test_gate_changes_nothing_else(document: Any, mutations: Mutations) -> None:
 @given(generated)
 @hypothesis_settings(max_examples=200, deadline=None)
 def test_gate_claims_nothing(document: Any) -> None:
-    """For any pod claims, causes and warnings are those that it has without a gate, but for the places of init containers."""
+    """For any pod claims, causes and warnings are the same with the gate, but for init containers' indexes."""
     result = applied(document)
     with_gate, without = read_pod(result), read_pod(applied(document, OFF))
     assert with_gate.claims == without.claims
@@ -168,7 +168,7 @@ def test_gate_claims_nothing(document: Any) -> None:
 
 
 def test_users_volume_of_its_name_stays() -> None:
-    """Whatever a user has under the name of the gate's volume, the gate reads its own."""
+    """The gate reads its own volume, even if the user has one of that name."""
     own: list[Any] = [{"name": name, "emptyDir": {}} for name in ("corepin-gate", "corepin-gate-2")]
     spec = applied(pod(TWO, annotations=ISOLATE, volumes=own))["spec"]
     assert spec["volumes"][:2] == own
@@ -178,7 +178,7 @@ def test_users_volume_of_its_name_stays() -> None:
 
 @pytest.mark.parametrize("own", [[], ["mine"]])
 def test_volume_of_the_mutations_file_stays(own: list[str]) -> None:
-    """A file may add a volume of that name too, to a pod that has some or none."""
+    """A volume of that name from the mutations file stays too."""
     listed: Any = {"volumes": [{"name": name, "emptyDir": {}} for name in own]} if own else {}
     volumes = applied(pod(container("main", {CORES: "1"}), **listed), ON, NAMED)["spec"]["volumes"]
     assert [(it["name"], "downwardAPI" in it) for it in volumes] == [
@@ -188,8 +188,8 @@ def test_volume_of_the_mutations_file_stays(own: list[str]) -> None:
     ]
 
 
-def test_pods_with_another_volume_are_another_pod() -> None:
-    """The answer to a pod whose volume has the gate's name is not given to one without."""
+def test_a_volume_of_the_gates_name_is_part_of_the_cache_key() -> None:
+    """A pod whose volume has the gate's name does not share a cached answer with one without."""
     rules = Decider(ON, BUILT_IN)
     plain = rules.mutate(request(pod(TWO, annotations=ISOLATE, volumes=[{"name": "x"}])))
     own = rules.mutate(request(pod(TWO, annotations=ISOLATE, volumes=[{"name": "corepin-gate"}])))
@@ -206,7 +206,7 @@ def test_another_webhook_may_come_before_it() -> None:
 
 
 def test_gate_of_a_launcher_keeps_it_guaranteed() -> None:
-    """Sidecars get their limits as without it, and it gets none of them."""
+    """In a launcher sidecars get their limits and the gate has its own, so that the pod stays Guaranteed."""
     result = applied(launcher(container("proxy"), init=[container("setup")]))
     assert qos_class(result) is QoSClass.GUARANTEED
     assert gates(result)[0]["resources"]["limits"] == {"cpu": "200m", "memory": "64Mi"}
@@ -224,7 +224,7 @@ def test_gate_of_a_launcher_keeps_it_guaranteed() -> None:
     ],
 )
 def test_gate_states_nothing_where_its_containers_need_not(document: Any) -> None:
-    """Amounts of its own would make a BestEffort pod Burstable, or break the limits of the pod."""
+    """The gate states no resources where they would change the QoS class or exceed the pod's limits."""
     (gate,) = gates(applied(document))
     assert "resources" not in gate
 
@@ -262,7 +262,7 @@ def gated(**changes: Any) -> Any:
     ],
 )
 def test_other_webhooks_may_change_it(changes: Any) -> None:
-    """What others do to every container they may do to the gate."""
+    """Changes that other webhooks make to every container are accepted on the gate."""
     assert refused(gated(**changes)) == []
 
 
@@ -290,7 +290,7 @@ def test_its_name_is_its_own(document: Any, field: str) -> None:
 
 
 def test_annotation_for_it_is_refused() -> None:
-    """It is no container that could have a policy."""
+    """A policy annotation for the gate is refused."""
     key = f"cpu-manager.corepin.io/container.{GATE_CONTAINER}"
     document = gated()
     document["metadata"]["annotations"][key] = "exclusive"
@@ -307,7 +307,7 @@ def test_silent_gate_of_a_users_own_costs_the_machine() -> None:
 
 
 def test_pod_without_its_gate_is_refused() -> None:
-    """A pod that came past the mutating webhook would start unpinned."""
+    """A pod without its gate is refused, since it could start unpinned."""
     document = applied(pod(TWO, annotations=ISOLATE), OFF)
     assert refused(document, OFF) == []
     assert refused(document) == ["spec.initContainers"]

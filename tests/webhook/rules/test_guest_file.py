@@ -1,4 +1,4 @@
-"""The file in the guest of a Kata pod that says where its containers run: who gets it, and what stays the user's."""
+"""The file in a Kata guest that says where containers run: which pods get it, and what stays the user's."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_all_containers_beside_the_command_get_the_file() -> None:
     assert mounts(result) == {"main": [MOUNT], "helper": [MOUNT]}
 
 
-def test_a_name_that_is_said_stays() -> None:
-    """A variable of that name is its user's."""
+def test_a_users_variable_stays() -> None:
+    """A user's variable of that name is kept."""
     own = {"name": "COREPIN_CONTAINER", "value": "another"}
     result = patched(kata(container("main", "2", env=[own])))
 
@@ -93,13 +93,13 @@ def test_a_name_that_is_said_stays() -> None:
     ],
 )
 def test_other_pods_get_none(document: Any) -> None:
-    """Without a virtual machine a container sees its CPUs by itself, and without a claim there is nothing to see."""
+    """A pod without a virtual machine, or without a claim, gets no file."""
     assert plan_mutation(document, Settings(), Injection(BUILT_IN)).operations == ()
 
 
 @pytest.mark.parametrize("mutations", [BUILT_IN, BEYOND], ids=["typed", "beyond the types"])
 def test_it_goes_with_what_else_is_added(mutations: Mutations) -> None:
-    """A pod that CMK's contract completes too gets the mounts and volumes of both, and its mark."""
+    """A pod that also gets CMK's contract gets the mounts and volumes of both, and the mark."""
     result = patched(
         kata(container("main", {CORES: "2"}, {CORES: "2"}), annotations={SMT: "require"}), mutations
     )
@@ -112,7 +112,7 @@ def test_it_goes_with_what_else_is_added(mutations: Mutations) -> None:
 
 
 def test_what_is_the_users_stays() -> None:
-    """Another volume of the name keeps it, and is never taken for the file; a mount in its folder stays alone there."""
+    """A user's volume of that name is kept, and the file gets another; a user's mount at its folder is kept too."""
     own = {"name": CPUS_VOLUME, "emptyDir": {}}
     result = patched(kata(volumes=[own]))
     assert result["spec"]["volumes"] == [own, VOLUME | {"name": f"{CPUS_VOLUME}-2"}]
@@ -137,7 +137,7 @@ def test_a_volume_that_is_there_is_used() -> None:
 
 
 def test_a_name_of_the_mutations_file_is_not_taken() -> None:
-    """An operator who mounts something of that name into every pod keeps it."""
+    """A volume of that name in the mutations file is kept."""
     fragment = {"spec": {"volumes": [{"name": CPUS_VOLUME, "emptyDir": {}}]}}
     result = patched(kata(container("main", {CORES: "1"}, {CORES: "1"})), Mutations(fragment, {}))
 
@@ -146,13 +146,13 @@ def test_a_name_of_the_mutations_file_is_not_taken() -> None:
 
 
 def test_a_pod_without_it_is_admitted() -> None:
-    """It says what is so, and nothing depends on it: the validating webhook asks for none."""
+    """The validating webhook admits a pod without the file, which is only informative."""
     document = kata()
     assert review_new_pod(document, Settings(), Injection(BUILT_IN)).causes == ()
 
 
-def test_answers_are_told_apart_by_what_decides() -> None:
-    """Pods that differ in runtime class, or in a volume of that name, are other pods to the cache."""
+def test_runtime_class_and_volume_are_part_of_the_cache_key() -> None:
+    """Runtime class, and a volume of that name, are part of the cache key."""
     own = {"name": CPUS_VOLUME, "emptyDir": {}}
     documents = [
         kata(),

@@ -1,4 +1,4 @@
-"""How large a JSON text is, without decoding it."""
+"""Counting the lists, objects and members of a JSON text without decoding it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def counted(value: Any) -> tuple[int, int]:
     ],
 )
 def test_strings_count_as_letters_alone(text: bytes, values: int, commas: int, letters: int) -> None:
-    """Brackets and commas in strings are none, wherever quotes and backslashes stand."""
+    """Brackets and commas in strings are not counted, wherever quotes and backslashes are."""
     assert size(text, BEYOND) == Size(values, commas, letters)
 
 
@@ -62,7 +62,7 @@ def test_every_text_is_counted_as_it_is_decoded(document: Any, chunk_length: int
     [(b"{}", Size(9, 9, BEYOND.letters)), (b"1", Size(9, 9, BEYOND.letters)), (b'"x"', Size(BEYOND.values, BEYOND.commas, 9))],
 )  # fmt: skip
 def test_counting_ends_where_it_is_too_much(piece: bytes, most: Size) -> None:
-    """Of a text with more than is asked for one chunk is counted."""
+    """Counting stops in the first chunk that exceeds the limit."""
     found = size(b"[" + b",".join([piece] * CHUNK) + b"]", most)
     assert not found.fits(most)
     assert found.letters <= CHUNK

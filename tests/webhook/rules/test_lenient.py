@@ -1,4 +1,4 @@
-"""Decoding what msgspec alone refuses to skip."""
+"""Decoding JSON whose skipped parts msgspec alone refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nested(depth: int) -> bytes:
     ],
 )
 def test_what_is_skipped_may_be_strange(member: bytes, strange: bytes) -> None:
-    """What no rule reads ends no decoding, and the limit of Python's own recursion is what it was."""
+    """Strange values in skipped members do not fail decoding, and the recursion limit is restored."""
     limit = sys.getrecursionlimit()
     assert lenient.decode(READER, b'{"%b":%b,"name":"a"}' % (member, strange)).name == "a"
     assert sys.getrecursionlimit() == limit
@@ -54,7 +54,7 @@ def test_what_is_skipped_may_be_strange(member: bytes, strange: bytes) -> None:
     ],
 )
 def test_what_is_no_json_still_is_none(text: bytes, error: type[Exception]) -> None:
-    """Nothing is read that no API server sends, and the limit of recursion is what it was."""
+    """Invalid JSON is still refused, and the recursion limit is restored."""
     limit = sys.getrecursionlimit()
     with pytest.raises(error):
         lenient.decode(READER, text)
@@ -62,7 +62,7 @@ def test_what_is_no_json_still_is_none(text: bytes, error: type[Exception]) -> N
 
 
 def test_the_deepest_text_needs_little_stack() -> None:
-    """A sixteenth of a usual stack is enough for the deepest text that is skipped."""
+    """The deepest text that is skipped needs a sixteenth of a usual stack."""
     names: list[str] = []
     text = b'{"deep":' + nested(lenient.DEEPEST - 100) + b',"name":"a"}'
     before = threading.stack_size(STACK)

@@ -55,7 +55,7 @@ def test_a_limit_above_every_node_is_warned(
 
 
 def test_the_warning_names_limit_memory_and_remedy() -> None:
-    """What is too much, what there is, on which kind of node, and both ways out."""
+    """The warning names limit, memory, kind of node and both remedies."""
     verdict = review_new_pod(document(BOUND), load_settings(shapes("4Gi", "2Gi")), Injection(BUILT_IN))
     (warning,) = verdict.warnings
     assert warning.message == (
@@ -66,7 +66,7 @@ def test_the_warning_names_limit_memory_and_remedy() -> None:
 
 @pytest.mark.parametrize("size", ["0", "much"])
 def test_a_size_that_is_none_is_refused(size: str) -> None:
-    """The configuration is refused with the kind of node that it is wrong for."""
+    """An invalid memory size is refused with its kind of node."""
     with pytest.raises(BadContract, match=r"nodeShapes\[kind0\].numaMemory"):
         load_settings(shapes(size))
 
@@ -80,14 +80,16 @@ def test_a_size_that_is_none_is_refused(size: str) -> None:
         pytest.param(BOUND, BOUND | {CPU_MANAGER: "share"}, False, id="another policy"),
     ],
 )
-def test_an_edit_is_told_to_move_nothing(before: dict[str, str], after: dict[str, str], told: bool) -> None:
-    """Who edits where memory lies learns that running containers keep theirs."""
+def test_an_edit_warns_that_running_containers_keep_their_memory(
+    before: dict[str, str], after: dict[str, str], told: bool
+) -> None:
+    """An edit of the memory annotation warns that running containers keep their memory where it is."""
     verdict = review_changed_pod(document(before), document(after), load_settings(b""))
     assert verdict.causes == ()
     assert fields(verdict.warnings) == ([FIELD] if told else [])
 
 
 def test_taking_single_away_beside_bind_is_refused() -> None:
-    """An edit must not leave `bind` without the one NUMA node that it needs."""
+    """An edit that leaves `bind` without `single` is refused."""
     verdict = review_changed_pod(document(BOUND), document(BOUND | {NUMA: "packed"}), load_settings(b""))
     assert fields(verdict.causes) == [FIELD]

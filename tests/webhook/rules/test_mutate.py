@@ -1,4 +1,4 @@
-"""What a new pod gets: every row of the tables of Intel CMK's recorded behaviour, kept or fixed, and the rest."""
+"""The patch of a new pod: every row of the tables of Intel CMK's recorded behaviour, kept or fixed."""
 
 from __future__ import annotations
 
@@ -61,22 +61,22 @@ def test_every_claiming_container_gets_its_own_count() -> None:
 
 
 def test_a_pod_that_asks_for_nothing_gets_nothing() -> None:
-    """Without a resource or the annotation there is no patch."""
+    """A pod without CMK's resource and annotation gets no patch."""
     plan = plan_mutation(pod(container("main", "2")), Settings(), Injection(RESOURCES))
     assert (plan.operations, plan.warnings) == ((), ())
 
 
 @pytest.mark.parametrize("value", ["true", "True", "1"])
 def test_the_annotation_injects_without_a_count(value: str) -> None:
-    """Three spellings ask for the injection; no resource, no CMK_NUM_CORES."""
+    """Three spellings of the annotation ask for the injection; without a resource there is no CMK_NUM_CORES."""
     result = applied(pod(annotations={MUTATE: value}), RESOURCES)
     assert env(result) == [PROC_FS]
     assert result["metadata"]["annotations"] == {MUTATE: value, **INJECTED}
 
 
 @pytest.mark.parametrize("value", ["TRUE", "yes", "on", " true", "", "false", "False", "0"])
-def test_no_other_word_asks(value: str) -> None:
-    """Any other value asks for nothing."""
+def test_other_values_of_the_annotation_inject_nothing(value: str) -> None:
+    """Any other value of the annotation injects nothing."""
     assert not injected(pod(annotations={MUTATE: value}))
 
 
@@ -111,7 +111,7 @@ def test_cmk_num_cores_is_the_containers_own_resource(limits: Any, requests: Any
 
 @pytest.mark.parametrize("count", ["0", "-1", "1500m", "junk"])
 def test_a_count_that_is_none_is_not_passed_on(count: str) -> None:
-    """What /validate refuses is injected without CMK_NUM_CORES, which `cmk isolate` could not read."""
+    """A count that /validate refuses gets no CMK_NUM_CORES, which `cmk isolate` could not read."""
     assert env(applied(pod(container("main", {CORES: count})))) == []
 
 
@@ -127,7 +127,7 @@ def test_neighbours_get_the_mounts_but_no_count() -> None:
 
 
 def test_an_init_container_alone_asks() -> None:
-    """A resource of an init container injects the pod; CMK left it alone."""
+    """A resource of an init container injects the pod; CMK did not."""
     result = applied(pod(container("main"), init=[cores("1")]), RESOURCES)
     assert env(result, kind="initContainers") == [PROC_FS, {"name": "CMK_NUM_CORES", "value": "1"}]
 
@@ -152,7 +152,7 @@ def test_a_request_alone_gets_its_limit(limits: Any) -> None:
 
 
 def test_an_unequal_or_unreadable_limit_is_left_alone() -> None:
-    """What its user wrote is refused, and not replaced."""
+    """An unequal or unreadable limit, which /validate refuses, is not replaced."""
     for limit in ("3", "much"):
         result = applied(pod(container("main", {CORES: limit}, {CORES: "2"})))
         assert result["spec"]["containers"][0]["resources"]["limits"] == {CORES: limit}
@@ -202,13 +202,13 @@ def test_tolerations_are_appended_once() -> None:
 def test_a_chosen_service_account_is_never_replaced(
     mutations: Mutations, given: dict[str, Any], account: str | None, alias: str | None
 ) -> None:
-    """Only what the API server fills in is replaced, and alias and name never disagree."""
+    """Only the default service account is replaced, and alias and name are the same."""
     spec = applied(pod(cores(), **given), mutations)["spec"]
     assert (spec.get("serviceAccountName"), spec.get("serviceAccount")) == (account, alias)
 
 
 def test_what_is_there_already_stays() -> None:
-    """A volume of the same name and a mount at the same path are not added a second time."""
+    """An existing volume of the same name, and a mount at the same path, are not added again."""
     document = pod(
         cores(volumeMounts=[{"name": "tools", "mountPath": "/opt/bin"}]),
         volumes=[{"name": "cmk-host-proc", "emptyDir": {}}, {"name": "tools", "emptyDir": {}}],
@@ -254,7 +254,7 @@ def test_a_directory_that_one_container_lacks_is_added() -> None:
     "mutations", [BUILT_IN, RESOURCES, CLUSTER_INIT], ids=["built-in", "resources", "cluster-init"]
 )
 def test_a_second_pass_adds_nothing(mutations: Mutations) -> None:
-    """Reinvocation finds its own work (`applied` plans twice)."""
+    """A second pass adds nothing (`applied` plans twice)."""
     assert injected(pod(cores(), container("other")), mutations)
 
 
@@ -279,7 +279,7 @@ def test_a_second_pass_adds_nothing(mutations: Mutations) -> None:
     ],
 )
 def test_absent_and_null_parents_are_created(document: Any) -> None:
-    """CMK's webhook died on each of these."""
+    """Absent and null parents of a patched field are created; CMK's webhook crashed on them."""
     assert injected(document)
 
 
@@ -290,7 +290,7 @@ def test_a_pod_without_spec_or_metadata_is_left_alone() -> None:
 
 
 def test_the_marker_is_no_authority() -> None:
-    """A pod that carries the marker by hand is injected all the same."""
+    """A pod with the marker, which users can write, is injected all the same."""
     result = applied(pod(cores(), annotations=INJECTED))
     assert env(result) == [{"name": "CMK_NUM_CORES", "value": "1"}]
 
@@ -313,8 +313,8 @@ def test_host_directories_are_mounted_read_only(mutations: Mutations) -> None:
     assert all(mount["readOnly"] for mount in result["spec"]["containers"][0]["volumeMounts"])
 
 
-def test_every_injected_host_path_is_told() -> None:
-    """One warning for each host directory, also when Pod Security will refuse the pod."""
+def test_every_injected_host_path_is_warned_about() -> None:
+    """Each injected host directory is a warning, also when Pod Security will refuse the pod."""
     messages = [
         warning.message for warning in plan_mutation(pod(cores()), Settings(), Injection(RESOURCES)).warnings
     ]
@@ -330,8 +330,8 @@ def test_every_injected_host_path_is_told() -> None:
     assert len(messages) == 3
 
 
-def test_a_volume_that_takes_cmks_name_is_told() -> None:
-    """A pod's own volume of that name stays, and its owner learns what CMK would have mounted."""
+def test_a_volume_with_cmks_name_is_warned_about() -> None:
+    """A pod's own volume with CMK's name stays, with a warning that names CMK's."""
     document = pod(cores(), volumes=[{"name": "cmk-install-dir", "hostPath": {"path": "/srv"}}])
     messages = [
         warning.message for warning in plan_mutation(document, Settings(), Injection(BUILT_IN)).warnings
@@ -363,13 +363,13 @@ def test_isolate_charges_whole_cores_to_the_scheduler() -> None:
     ],
 )
 def test_nothing_else_is_charged(document: Any, settings: bytes) -> None:
-    """Only exclusive CPUs under `isolate` cost idle siblings, and the operator may switch the count off."""
+    """Only exclusive CPUs under `isolate` request isolated cores, and the operator may switch this off."""
     operations = plan_mutation(document, load_settings(settings), Injection(BUILT_IN)).operations
     assert [step["path"] for step in operations if "resources" in step["path"]] == []
 
 
 def test_isolate_on_cmk_cores_is_not_charged_twice() -> None:
-    """A CMK claim already counts cores for the scheduler."""
+    """A CMK claim under `isolate` requests no isolated cores, because it requests cores already."""
     result = applied(pod(cores("2"), annotations={SMT: "isolate"}))
     assert result["spec"]["containers"][0]["resources"]["limits"] == {CORES: "2"}
 
@@ -393,15 +393,15 @@ def test_any_fragment_of_a_pod_can_be_added() -> None:
 
 
 def test_a_fragment_joins_with_what_the_claim_needs() -> None:
-    """Resources of the file and those of the claim reach the container in one step."""
+    """Resources of the file and of the claim are added to the container in one step."""
     mutations = load_mutations(b"mutations: {perContainer: {resources: {limits: {x.example/y: 1}}}}")
     document = pod(container("main", "2"), annotations={SMT: "isolate", MUTATE: "true"})
     limits = applied(document, mutations)["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "2", "x.example/y": 1, "corepin.io/isolated-cores": "2"}
 
 
-def test_what_does_not_fit_is_left_out_and_told() -> None:
-    """A pod whose values have another shape than the file's keeps them, and gets the rest."""
+def test_a_value_of_another_shape_is_kept_with_a_warning() -> None:
+    """A pod's value of another shape than the file's is kept with a warning, and the rest is added."""
     mutations = load_mutations(
         b"mutations: {perPod: {spec: {hostAliases: [{ip: 10.0.0.1}], dnsConfig: {searches: [x]}}}, perContainer: {ports: []}}"
     )

@@ -64,7 +64,7 @@ def test_pods_whose_claims_must_fit_are_marked(document: Any, *, is_marked: bool
 
 @pytest.mark.parametrize("mutations", [BUILT_IN, BEYOND], ids=["typed", "beyond the types"])
 def test_the_mark_takes_nothing_from_what_cmk_adds(mutations: Mutations) -> None:
-    """A pod without annotations gets those of both."""
+    """A pod without annotations gets CMK's and the mark."""
     document = pod(container("main", {CORES: "2"}, {CORES: "2"}))
     operations = plan_mutation(document, Settings(), Injection(mutations)).operations
     result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
@@ -73,7 +73,7 @@ def test_the_mark_takes_nothing_from_what_cmk_adds(mutations: Mutations) -> None
 
 
 def test_the_default_validator_is_asked_where_that_is_configured() -> None:
-    """NRI's own validator then wants the agent's plugin for marked pods, and for no other ones."""
+    """If configured, marked pods also get the annotation for NRI's default validator; others do not."""
     asking = pod(container("main", "2"), annotations={SMT: "require"})
     found = marked(asking, REQUIRING)
     assert found.keys() == {GUARDED, REQUIRED_PLUGINS}
@@ -82,13 +82,13 @@ def test_the_default_validator_is_asked_where_that_is_configured() -> None:
 
 
 def test_a_mark_of_the_pods_own_stays() -> None:
-    """Who would rather start unpinned than wait may say so of his own pod."""
+    """A pod's own value of the mark is kept, for users who prefer an unpinned start."""
     marks = {GUARDED: "false", REQUIRED_PLUGINS: '["other"]'}
     assert marked(pod(container("main", "2"), annotations={SMT: "require", **marks}), REQUIRING) == marks
 
 
-def test_a_marked_pod_is_another_one_than_the_same_unmarked() -> None:
-    """The webhook is asked again after others changed the pod, and then finds nothing to add."""
+def test_the_mark_is_part_of_the_cache_key() -> None:
+    """The mark is part of the cache key: on reinvocation a marked pod gets no patch."""
     rules = Decider(Settings(), BUILT_IN)
     asking = pod(container("main", "2"), annotations={SMT: "require"})
     answer = rules.mutate(request(asking))
@@ -100,12 +100,12 @@ def test_a_marked_pod_is_another_one_than_the_same_unmarked() -> None:
 @given(generated)
 @settings(max_examples=100, deadline=None)
 def test_exactly_those_are_marked_of_which_a_claim_must_fit(document: Any) -> None:
-    """For any pod."""
+    """For any pod the mark is there if and only if a claim must fit."""
     must_fit = any(claim.must_fit for claim in read_pod(document).claims)
     assert (GUARDED in marked(document)) is (must_fit or GUARDED in own(document))
 
 
 def test_a_pod_without_the_mark_is_admitted() -> None:
-    """Where the mutating webhook was not called the pod starts as it did before there was a guard."""
+    """The validating webhook admits a pod without the mark, which then starts without the guard."""
     document = pod(container("main", "2"), annotations={SMT: "require"})
     assert review_new_pod(document, Settings(), Injection(BUILT_IN)).causes == ()

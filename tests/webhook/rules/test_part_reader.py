@@ -1,4 +1,4 @@
-"""The part of an object is read whatever surrounds it, and is bounded."""
+"""Reading the part of an object that rules need, within bounds."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_the_part_is_cut_out_as_it_was_sent() -> None:
     ],
 )  # fmt: skip
 def test_what_is_read_is_held_to_its_shape_and_bounded(document: bytes, path: str) -> None:
-    """What cannot be read names its place; of what is too much nothing is decoded."""
+    """A part of the wrong shape is refused with its path; one above the bounds is not decoded."""
     with pytest.raises(Malformed) as refused:
         READER.read(msgspec.Raw(document), "$.o")
     assert refused.value.path.startswith(path)
 
 
 def test_as_much_as_fits_is_read() -> None:
-    """Commas, brackets and escapes inside of texts count for nothing, and members as long as they are not too many."""
+    """Characters inside of texts do not count towards the bounds, and long members are read."""
     long = b'{"texts":{"a":"%b","b":"%b"}}' % (b"\\u003c" * MOST.letters, b",{[" * 300_000)
     with pytest.raises(Malformed):
         READER.read(msgspec.Raw(long))
@@ -99,7 +99,7 @@ def test_as_much_as_fits_is_read() -> None:
 
 
 def test_a_machine_keeps_what_it_only_has_to_have() -> None:
-    """Of an object that counts for being there it stays that it is there."""
+    """A member of which only the presence matters is read as present."""
     document = b'{"spec":{"instancetype":{"name":"x"},"preference":null,"domain":{"cpu":{"realtime":{}}}}}'
     reader = PartReader(VirtObject)
     assert (

@@ -1,4 +1,4 @@
-"""Additions: after them everything wanted is there, nothing of the user's is gone, and a second pass is empty."""
+"""Additions to a document: everything wanted is added, nothing of the user's is lost, a second pass is empty."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _null_inside(step: Any) -> bool:
 
 @given(documents, documents, documents)
 def test_prepared_steps_are_those_of_a_plain_walk(have: Any, other: Any, want: Any) -> None:
-    """What was prepared once gives each document the steps that a walk over the two would find."""
+    """Prepared additions give the same steps as a plain comparison of the two documents."""
     prepared = wanted("/at", want)
     for document in (have, other):
         assert missing(document, prepared) == walked("/at", document, want)

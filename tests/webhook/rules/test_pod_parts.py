@@ -35,7 +35,7 @@ class Whole(TypedDict, total=False):
 
 
 def test_a_field_is_in_the_part_until_it_is_left_out() -> None:
-    """However deep a type declares a field, rules see it from then on; unknown ones and those left out they do not."""
+    """Fields at any depth of a type are in the part, but for those left out and unknown ones."""
     part = part_of(Whole, {Entry: {"unread": None}})
     entry = {"kept": 1, "unread": 2, "unknown": 3}
     assert msgspec.convert({"entries": [entry], "by_name": {"a": entry}}, part) == {

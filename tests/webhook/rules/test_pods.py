@@ -48,17 +48,17 @@ def changed(old: Any, new: Any, settings: bytes = b"") -> Verdict:
     ],
 )
 def test_a_sound_pod_is_admitted(document: Any) -> None:
-    """After its injection there is nothing to refuse and nothing to tell."""
+    """An injected pod has no refusal and no warning."""
     assert judged(document) == Verdict()
 
 
 def test_a_request_of_cores_alone_is_admitted() -> None:
-    """A template's pods get the limit when they are made; the API server refuses a pod that never got it."""
+    """A request of cores without a limit is admitted in a template, since its pods get the limit at creation."""
     assert judged(pod(container("main", None, {CORES: "2"}))) == Verdict()
 
 
 def test_every_cause_is_collected() -> None:
-    """Nothing short-circuits: an annotation, a count, a quantity and a preset are refused together."""
+    """All causes are collected: an annotation, a count, a quantity and a preset are refused together."""
     document = pod(
         container("main", {CORES: "2", "memory": "much"}, env=[{"name": "CMK_NUM_CORES", "value": "3"}]),
         container("two", {CORES: "0"}),
@@ -88,7 +88,7 @@ def test_every_cause_is_collected() -> None:
     ],
 )
 def test_a_preset_count_stays_within_the_claim(value: str | None, refused: bool) -> None:
-    """CMK_NUM_CORES above the claim would take cores that the scheduler never counted."""
+    """A preset CMK_NUM_CORES above the claim is refused: it would use cores that the scheduler did not count."""
     document = pod(
         container("main", {CORES: "2"}, env=[{"name": "A"}, {"name": "CMK_NUM_CORES", "value": value}])
     )
@@ -96,7 +96,7 @@ def test_a_preset_count_stays_within_the_claim(value: str | None, refused: bool)
 
 
 def test_a_preset_count_without_a_claim_is_the_users_own() -> None:
-    """Only a container that claims cores is held to their number."""
+    """Without a claim a preset CMK_NUM_CORES is not checked."""
     document = pod(
         container("main", env=[{"name": "CMK_NUM_CORES", "value": "3"}]), annotations={MUTATE: "true"}
     )
@@ -104,7 +104,7 @@ def test_a_preset_count_without_a_claim_is_the_users_own() -> None:
 
 
 def test_a_missing_injection_is_refused_with_the_remedy() -> None:
-    """A pod that reached the API server past the mutating webhook must be created again."""
+    """A pod that was created without the mutating webhook is refused, with the remedy to create it again."""
     verdict = review_new_pod(pod(container("main", {CORES: "1"})), load_settings(b""), Injection(BUILT_IN))
     assert fields(verdict) == ["metadata.annotations[cmk.intel.com/resources-injected]"]
     assert "create the pod again" in verdict.causes[0].message
@@ -154,8 +154,8 @@ def test_a_quota_that_is_unset_throttles_nothing(annotations: dict[str, str], wa
     ("cpu", "settings", "warned"),
     [("1", b"", True), ("2", b"", False), ("2", SHAPES, True), ("4", SHAPES, False)],
 )
-def test_a_limit_below_the_claimed_cores_is_told(cpu: str, settings: bytes, warned: bool) -> None:
-    """Two cores bring at least two CPUs, and four where nodes have two threads a core."""
+def test_a_limit_below_the_claimed_cores_is_warned_about(cpu: str, settings: bytes, warned: bool) -> None:
+    """A CPU limit below the claimed cores' CPUs is a warning, with the nodes' threads per core."""
     verdict = judged(pod(container("main", {CORES: "2", "cpu": cpu})), settings)
     assert [warning.field for warning in verdict.warnings] == (
         ["spec.containers[0].resources.limits[cpu]"] if warned else []
@@ -174,7 +174,7 @@ def test_a_limit_below_the_claimed_cores_is_told(cpu: str, settings: bytes, warn
 def test_large_environment_of_a_claim_is_warned_of(
     annotations: dict[str, str], size: int, warned: bool
 ) -> None:
-    """For it a runtime may let no NRI plugin in; names count, and a value from elsewhere has no size here."""
+    """A large environment is a warning, because the runtime may then bypass NRI plugins; `valueFrom` has no size."""
     source = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     half = size // 2
     variables = [source, {"name": "B" * (half - 1)}, {"name": "C", "value": "x" * (size - half - 1)}]
@@ -201,7 +201,7 @@ def test_cores_that_no_node_has_are_refused(documented: dict[str, str], refused:
         assert all("big, has 8" in cause.message for cause in verdict.causes)
 
 
-def test_the_neediest_moment_of_a_pod_counts() -> None:
+def test_the_largest_need_of_a_pod_counts() -> None:
     """Main containers and sidecars run together; ordinary init containers run before the main ones."""
     isolate = {SMT: "isolate"}
     sidecar = container("mesh", "2", restartPolicy="Always")
@@ -225,7 +225,7 @@ def test_claimed_cores_and_plain_exclusive_cpus_count_beside_whole_ones() -> Non
 
 @pytest.mark.parametrize(("given", "refused"), [("4", False), ("3", True), ("8", True)])
 def test_a_wrong_count_of_isolated_cores_is_refused(given: str, refused: bool) -> None:
-    """The count that the scheduler sees is what `isolate` will take."""
+    """A request for isolated cores that differs from the need of `isolate` is refused."""
     amounts = {"cpu": "4", "corepin.io/isolated-cores": given}
     verdict = judged(pod(container("main", amounts, amounts), annotations={SMT: "isolate"}))
     path = "spec.containers[0].resources.requests[corepin.io/isolated-cores]"
@@ -271,13 +271,13 @@ def test_a_resized_isolated_container_can_be_edited() -> None:
 
 
 def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:
-    """Its pods will be created, so the rule of the creation holds."""
+    """A template with a wrong request for isolated cores is refused like a pod."""
     [cause] = review_template(charged("3"), load_settings(b"")).causes
     assert cause.message == "2 differs from the 3 cores that isolate takes; remove it, corepin sets it"
 
 
 def test_a_dedicated_launcher_must_be_guaranteed() -> None:
-    """KubeVirt gives up on it after it ran (FailedGuaranteePodResources); here each container and field is named."""
+    """A launcher with dedicated CPUs that is not Guaranteed is refused with each container and field."""
     document = launcher(container("istio"), container("log", {"memory": "1Mi"}, {"cpu": "10m"}))
     assert fields(judged(document)) == [
         "spec.containers[1].resources.limits[cpu]",
@@ -312,7 +312,7 @@ WRONG = pod(container("main", "1500m"), annotations={CPU_MANAGER: "exclusive", S
 
 
 def test_an_update_of_something_else_is_admitted_however_wrong_the_pod_is() -> None:
-    """Labels, foreign annotations and images of a wrong pod may change."""
+    """Labels, other annotations and images of a wrong pod may change."""
     new: Any = copy.deepcopy(WRONG)
     new["metadata"] = {**(new["metadata"] or {}), "labels": {"a": "b"}}
     new["metadata"]["annotations"] = {**(new["metadata"]["annotations"] or {}), "example.com/x": "y"}
@@ -320,7 +320,7 @@ def test_an_update_of_something_else_is_admitted_however_wrong_the_pod_is() -> N
 
 
 def test_an_update_is_judged_by_what_it_changes() -> None:
-    """A new wrong value is refused; one that was wrong before, and is left as it was, is not."""
+    """An update is refused for a new wrong value, and admitted with an unchanged one (ratcheting validation)."""
     new = pod(
         container("main", "1500m"),
         annotations={CPU_MANAGER: "none", SMT: "alone", "numa-policy.corepin.io/pod": "x"},
@@ -329,7 +329,7 @@ def test_an_update_is_judged_by_what_it_changes() -> None:
 
 
 def test_a_live_change_of_policy_is_judged() -> None:
-    """A policy may be edited while the pod runs: to a word that is one."""
+    """A policy may change while the pod runs, to a valid one."""
     old = pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"})
     share = pod(container("main", "2"), annotations={CPU_MANAGER: "share"})
     assert changed(old, share) == Verdict()
@@ -341,7 +341,7 @@ def test_a_live_change_of_policy_is_judged() -> None:
     ("cpu", "refused"), [("3", False), ("1500m", True), (None, True)], ids=["whole", "fraction", "absent"]
 )
 def test_a_resize_must_stay_eligible(cpu: str | None, refused: bool) -> None:
-    """A resize after which a container could not keep its policy is refused, naming the container's limit."""
+    """A resize that makes a container ineligible for its policy is refused with its limit."""
     annotations = {CPU_MANAGER: "exclusive"}
     old = pod(container("main", "2"), container("other", "1"), annotations=annotations)
     new = pod(container("main", cpu), container("other", "1"), annotations=annotations)
@@ -357,7 +357,7 @@ def test_a_resize_of_the_only_claimant_is_refused_once() -> None:
 
 
 def test_giving_up_the_policy_with_the_resize_is_no_loss() -> None:
-    """Who edits policy and resources together is judged by the new policy."""
+    """An edit of policy and resources together is judged by the new policy."""
     old = pod(container("main", "2"), container("b", "1"), annotations={CPU_MANAGER: "exclusive"})
     new = pod(container("main", "1500m"), container("b", "1"), annotations={CPU_MANAGER: "none"})
     assert changed(old, new) == Verdict()

@@ -1,4 +1,4 @@
-"""Whatever pod is resized in whatever way: the webhook admits exactly what the agent can follow without a loss."""
+"""For any pod and resize, the webhook admits exactly what the agent can follow without a loss."""
 
 from __future__ import annotations
 
@@ -84,10 +84,7 @@ def kept(before: Claim, after: Claim | None) -> bool:
 
 @given(pods(), st.data())
 def test_a_resize_is_refused_exactly_when_a_container_would_lose_its_policy(document: Any, data: Any) -> None:
-    """Numbers are free, whatever the policy, the role or the origin of a claim; warnings never refuse.
-
-    Beside that only a CMK container is refused that a policy of the whole pod would claim from now on.
-    """
+    """A resize is refused if and only if a container becomes ineligible for its policy."""
     assume(not review_new_pod(document, RULES, Injection(BUILT_IN)).causes)
     names = [member.name for member in members(document)]
     after = resized(document, {name: data.draw(AMOUNTS) for name in names})
@@ -100,7 +97,7 @@ def test_a_resize_is_refused_exactly_when_a_container_would_lose_its_policy(docu
 
 @given(pods(), st.data())
 def test_a_resize_that_the_kubelet_defers_changes_no_claim(document: Any, data: Any) -> None:
-    """While the kubelet has not given an admitted resize, the agent goes on with what it gave."""
+    """While the kubelet defers an admitted resize the agent keeps the claim of the old size."""
     assume(not review_new_pod(document, RULES, Injection(BUILT_IN)).causes)
     after = resized(document, {member.name: data.draw(AMOUNTS) for member in members(document)})
     assume(not review_changed_pod(document, after, RULES).causes)

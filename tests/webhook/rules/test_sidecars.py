@@ -50,7 +50,7 @@ def test_a_silent_sidecar_of_a_launcher_gets_kubevirts_values() -> None:
 
 
 def test_other_resources_of_a_silent_sidecar_stay() -> None:
-    """A container that states only storage states no CPU or memory."""
+    """A container that states only storage gets CPU and memory limits, and its storage stays."""
     result, _ = planned(launcher(container("log", {"ephemeral-storage": "1Gi"})))
     assert result["spec"]["containers"][1]["resources"]["limits"] == {
         "ephemeral-storage": "1Gi",
@@ -88,7 +88,7 @@ def test_the_values_are_configurable() -> None:
     ],
 )
 def test_every_other_pod_is_left_alone(document: Any) -> None:
-    """Without the case that the limits are for, nothing is added and nothing is said."""
+    """Pods that do not need the limits get no addition and no warning."""
     assert planned(document) == (document, [])
 
 
@@ -96,7 +96,7 @@ def test_every_other_pod_is_left_alone(document: Any) -> None:
     "settings", [b"sidecarLimits: 'off'", b"feature-gates: CPUManager"], ids=["off", "gate"]
 )
 def test_the_operator_switches_it_off(settings: bytes) -> None:
-    """`sidecarLimits: off`, or no Sidecar gate, stops it; who asked for it learns that."""
+    """`sidecarLimits: off`, or no Sidecar gate, switches limits off, with a warning for pods that ask."""
     assert planned(launcher(container("log")), settings)[0] == launcher(container("log"))
     document = annotated(container("log"), annotations=ASK)
     assert planned(document, settings) == (
@@ -128,14 +128,14 @@ def test_other_pods_with_a_claim_get_them_on_request(document: Any, settings: by
         pytest.param(annotated(annotations=ASK, resources={"limits": FULL}), "pod-level", id="pod level"),
     ],
 )
-def test_an_unheard_request_is_told(document: Any, why: str) -> None:
-    """Who asks and gets nothing learns why."""
+def test_a_request_for_limits_without_effect_is_warned_about(document: Any, why: str) -> None:
+    """A pod that asks for limits and gets none has a warning with the reason."""
     (warning,) = planned(document)[1]
     assert why in warning
 
 
 def test_a_container_that_states_something_is_never_touched() -> None:
-    """One obstacle that is not ours to remove stops all injection, and is named."""
+    """One container with resources of its own stops the limits for all, and the warning names it."""
     document = launcher(container("istio-proxy"), container("log", None, {"cpu": "10m"}))
     result, warnings = planned(document)
     assert result == document
@@ -185,7 +185,7 @@ def test_a_warning_says_why_requested_limits_are_not_set(
 
 
 def test_a_container_with_a_claim_gets_none() -> None:
-    """A CMK claim without CPU limits is an obstacle, never a target."""
+    """A container with a CMK claim and no CPU limit gets no limits, and prevents those of others."""
     document = annotated(container("dpdk", {CORES: "1"}), container("log"))
     result, warnings = planned(document, CLAIMS)
     assert "cpu" not in result["spec"]["containers"][1]["resources"]["limits"]

@@ -1,4 +1,4 @@
-"""Which updates of an object that cannot be read are admitted."""
+"""Updates of an unreadable object that are admitted because they change nothing relevant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRONG = POD % (b"5", b'"f"', b'"c"', b'"i"')
     ],
 )
 def test_an_object_that_is_deleted_is_known(document: bytes, leaving: bool) -> None:
-    """The member of its metadata counts, and no text or key that looks like it."""
+    """A deletionTimestamp counts in the object's metadata only, not in a similar text or key."""
     assert is_leaving(msgspec.Raw(document)) is leaving
 
 
@@ -53,6 +53,6 @@ def test_an_object_that_is_deleted_is_known(document: bytes, leaving: bool) -> N
 def test_an_update_of_something_else_changes_nothing(
     old: bytes, new: bytes, unchanged: bool, unchanged_but_for_metadata: bool
 ) -> None:
-    """What a reader reads is compared as bytes; where it cannot be cut out, spec and annotations are."""
+    """The parts that rules read are compared as bytes; if they cannot be cut out, spec and annotations are."""
     assert is_unchanged(msgspec.Raw(old), msgspec.Raw(new), PODS) is unchanged
     assert is_unchanged(msgspec.Raw(old), msgspec.Raw(new)) is unchanged_but_for_metadata

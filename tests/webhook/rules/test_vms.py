@@ -1,4 +1,4 @@
-"""What the SMT policy of a virtual machine says to the shape of its guest."""
+"""SMT policies of virtual machines against the topology of their guests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fields(document: VirtObject) -> list[str]:
     ],
 )
 def test_isolated_guests_have_no_siblings(document: VirtObject, expected: list[str]) -> None:
-    """Where each vCPU has a core of its own, no core of the guest has two threads."""
+    """A guest under `isolate` may have only one thread per core."""
     assert fields(document) == expected
 
 
@@ -68,7 +68,7 @@ def test_machines_do_not_use_the_shared_set(scope: str) -> None:
 
 
 def test_templates_and_updates() -> None:
-    """The field is that of the template, and who was admitted so before may be changed elsewhere."""
+    """A cause names the template's field, and a machine admitted earlier may be edited elsewhere."""
     inner = vmi(smt="isolate")
     machine: VirtObject = {
         "metadata": {},

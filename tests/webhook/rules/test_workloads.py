@@ -1,4 +1,4 @@
-"""Where the template of a workload stands."""
+"""The path of a workload's pod template."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ PATH = ("spec", "template")
     ],
 )
 def test_what_stands_at_a_path_is_found(document: Any, found: Any) -> None:
-    """A path that ends early leads to nothing, whatever stands there."""
+    """A path that ends early yields nothing."""
     assert below(document, PATH) == found

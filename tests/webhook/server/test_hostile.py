@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ],
 )
 def test_a_head_without_end_is_cut(piece: bytes, server: Server) -> None:
-    """A head of some 64 kB ends the connection, long before it fills the memory."""
+    """A head above 64 kB ends the connection."""
     before = server.resident_megabytes()
     with connected(server) as connection:
         connection.sendall(request_head(5)[:-2] + b"X-First: ")
@@ -63,7 +63,7 @@ def test_a_head_without_end_is_cut(piece: bytes, server: Server) -> None:
 
 
 def test_trailers_without_end_are_cut(server: Server) -> None:
-    """Behind the last chunk of a body headers may come again: they are counted with the request."""
+    """Trailers after the last chunk count towards the limit of the head."""
     head = b"POST /mutate HTTP/1.1\r\nHost: w\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     with connected(server) as connection:
         connection.sendall(head + b"1\r\nx\r\n0\r\n")
@@ -80,7 +80,7 @@ def sent_until_cut(connection: socket.socket, piece: bytes, limit: int) -> bool:
 
 
 def test_a_body_of_nothing_but_brackets_is_not_read(server: Server) -> None:
-    """Three bytes of JSON can take hundreds in memory: 7 MB of them would take 2 GB, and all reviews a minute."""
+    """A body of nothing but brackets is refused unread, since it would need hundreds of times its size in memory."""
     values = b"{}," * (2 * MOST.values + 1)
     body = review().replace(b'"containers": [', b'"containers": [' + values)
     assert LARGE < len(body) < BODY_LIMIT
@@ -94,7 +94,7 @@ def test_a_body_of_nothing_but_brackets_is_not_read(server: Server) -> None:
 
 
 def test_idle_connections_make_room(server: Server) -> None:
-    """When there are too many the one that is idle for longest is cut, and the new one is served."""
+    """At the limit of connections the one that has been idle for longest is closed for a new one."""
     with contextlib.ExitStack() as stack:
         server.wait_for_connections(0)
         idle = [stack.enter_context(connected(server)) for _ in range(4)]
@@ -118,7 +118,7 @@ def test_idle_connections_are_closed_after_a_while(tmp_path: Path) -> None:
 
 
 def test_slow_connections_make_room(server: Server) -> None:
-    """When all of them are busy the one that is busy for longest is cut: it is slow, or worse."""
+    """If all connections are busy the one that has been busy for longest is closed."""
     with contextlib.ExitStack() as stack:
         server.wait_for_connections(0)
         slow = []
@@ -154,7 +154,7 @@ def crowd(count: int, asking: bool = False, **more: Any) -> Any:
 
 
 def test_a_crowded_pod_is_refused_before_its_rules_run() -> None:
-    """What takes the rules seconds is refused by its number; it is not mutated, and where it stands it may be changed."""
+    """A pod with too many containers is refused before rules run, and not mutated; a stored one may be edited."""
     fits, crowded = crowd(MOST_JUDGED), crowd(MOST_JUDGED + 1)
     assert isinstance(RULES.validate(request(fits)), Allowed)
     answer = RULES.validate(request(crowded))
@@ -187,7 +187,7 @@ def asking(count: int, first: Any = None, **more: Any) -> Any:
 
 @pytest.mark.parametrize("how", ASKING)
 def test_a_pod_that_would_get_no_cpus_for_its_number_is_refused_at_admission(how: dict[str, Any]) -> None:
-    """The agent gives none to a pod of more than 200 containers; the webhook says so, with what the agent says."""
+    """A pod of more than 200 containers, which the agent would not pin, is refused with the agent's reason."""
     for count in (MOST_CONTAINERS + 1, MOST_JUDGED + 1):
         crowded = asking(count, **how)
         answer = RULES.validate(request(crowded))
@@ -205,7 +205,7 @@ def test_a_pod_that_would_get_no_cpus_for_its_number_is_refused_at_admission(how
 
 @pytest.mark.parametrize("how", ASKING)
 def test_as_many_containers_as_the_agent_reads_are_admitted(how: dict[str, Any]) -> None:
-    """Neither of the two refuses it for its number."""
+    """A pod of as many containers as the agent reads is admitted."""
     fits = asking(MOST_CONTAINERS, **how)
     answer = RULES.validate(request(fits))
     assert not isinstance(answer, Denied) or all("200" not in cause.message for cause in answer.causes)
@@ -214,7 +214,7 @@ def test_as_many_containers_as_the_agent_reads_are_admitted(how: dict[str, Any])
 
 @pytest.mark.parametrize("count", [MOST_CONTAINERS + 1, MOST_JUDGED + 1])
 def test_a_crowded_pod_may_not_begin_to_ask_for_cpus(count: int) -> None:
-    """Where it asked before it may be changed in everything, and it may stop asking."""
+    """An oversized pod may not begin to ask for CPUs; one that asked before may be edited, or stop asking."""
     plain, asks = crowd(count), crowd(count, asking=True)
     assert isinstance(RULES.validate(request(asks, plain, operation="UPDATE")), Denied)
     other = crowd(count, asking=True)
@@ -223,8 +223,8 @@ def test_a_crowded_pod_may_not_begin_to_ask_for_cpus(count: int) -> None:
         assert RULES.validate(request(new, asks, operation="UPDATE")) == Allowed()
 
 
-def test_a_crowded_template_that_asks_for_cpus_is_told() -> None:
-    """A workload is warned of what its pods will be refused for, once; and of what is left when it shrinks."""
+def test_an_oversized_template_that_asks_for_cpus_is_warned_about() -> None:
+    """An oversized template that asks for CPUs is one warning, and has its other warnings once it shrinks."""
     few, asks, plain = (
         {"spec": {"template": crowd(count, asking=how)}}
         for count, how in ((3, True), (MOST_CONTAINERS + 1, True), (MOST_CONTAINERS + 1, False))
@@ -239,8 +239,8 @@ def test_a_crowded_template_that_asks_for_cpus_is_told() -> None:
     assert "banana" in answer.warnings[0]
 
 
-def test_a_crowded_template_is_told() -> None:
-    """A workload is warned, as always."""
+def test_an_oversized_template_is_warned_about() -> None:
+    """An oversized template is a warning, not a refusal."""
     new = {"spec": {"template": crowd(MOST_JUDGED + 1)}}
     for old, operation in ((None, "CREATE"), ({"spec": {"template": crowd(1)}}, "UPDATE")):
         answer = RULES.validate(request(new, old, kind=("apps", "Deployment"), operation=operation))
@@ -251,7 +251,7 @@ def test_a_crowded_template_is_told() -> None:
 
 
 def test_answers_to_many_containers_do_not_fill_the_memory(tmp_path: Path) -> None:
-    """Answers are kept by the bytes of their pods: hundreds of pods with hundreds of containers leave no trace."""
+    """The cache of decisions stays bounded for hundreds of pods with hundreds of containers."""
     with serving(*tls_flags(Mounted(tmp_path / "tls", pair(CA)))) as running, client(running) as http:
         before = running.resident_megabytes()
         for number in range(150):
@@ -267,7 +267,7 @@ def test_answers_to_many_containers_do_not_fill_the_memory(tmp_path: Path) -> No
 
 
 def test_log_lines_are_short_whatever_the_names_are() -> None:
-    """Names and uid are repeated up to the length of the longest name there is; line breaks in them stay escaped."""
+    """Names and uid in log lines are truncated to the longest valid name, with line breaks escaped."""
     edge = Edge()
     uid = LONG[:LONGEST_UID]
     document = json.loads(review(name=f"a\n{LONG}", namespace=LONG, uid=uid))

@@ -1,4 +1,4 @@
-"""Large bodies over real sockets: those of strangers that stall make way for those of the API server."""
+"""Large bodies over real sockets: stalled bodies of other clients give way to the API server's."""
 
 from __future__ import annotations
 
@@ -31,11 +31,8 @@ def ask(connection: ssl.SSLSocket, body: bytes) -> int:
     return response.status
 
 
-def test_strangers_that_stall_hold_back_no_review_of_the_api_server(tmp_path: Path) -> None:
-    """While they hold all room for large bodies small ones are answered, and the largest one gets its room in time.
-
-    A body that waits for longer than the API server does, 2 s, would get 503.
-    """
+def test_stalled_bodies_delay_no_review_of_the_api_server(tmp_path: Path) -> None:
+    """While stalled bodies hold all room small reviews are answered, and the largest one gets room in time."""
     largest = review(padding=BODY_LIMIT - len(review()))
     assert len(largest) == BODY_LIMIT
     tls = tls_flags(Mounted(tmp_path / "tls", pair(CA)))

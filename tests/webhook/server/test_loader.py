@@ -1,4 +1,4 @@
-"""What the log says when a configuration begins to serve."""
+"""Log lines about a configuration that begins to serve."""
 
 from __future__ import annotations
 

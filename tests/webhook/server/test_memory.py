@@ -58,7 +58,7 @@ def test_no_body_takes_much_memory(tmp_path: Path, mutations: bytes | None) -> N
 
 
 def test_a_replica_stays_below_its_limit(tmp_path: Path) -> None:
-    """Not even the heaviest review, with as many bodies in arrival as may be, after thousands of hostile pods."""
+    """A replica stays below its memory limit under the heaviest reviews, after thousands of hostile pods."""
     tls = tls_flags(Mounted(tmp_path / "tls", pair(CA)))
     with serving(*tls, request_seconds=10 * PATIENCE_SECONDS) as server, client(server) as http:
         idle = server.resident_megabytes()
@@ -80,7 +80,7 @@ def test_a_replica_stays_below_its_limit(tmp_path: Path) -> None:
 
 
 def test_reviews_share_the_memory_they_are_read_into(tmp_path: Path) -> None:
-    """The C library keeps the buffers of TLS: a mapping for each review would cost a page fault, and 7 us."""
+    """TLS buffers stay mapped between reviews, because each new mapping costs a page fault of 7 us."""
     with serving(*tls_flags(Mounted(tmp_path / "tls", pair(CA)))) as server, client(server) as http:
         body = review()
         for _ in range(REVIEWS):
@@ -92,7 +92,7 @@ def test_reviews_share_the_memory_they_are_read_into(tmp_path: Path) -> None:
 
 
 def test_a_large_body_is_read_into_memory_once(tmp_path: Path) -> None:
-    """The buffers in which its pieces arrive stay mapped: a page fault costs as much as the piece in it."""
+    """The buffers of a large body stay mapped, because a page fault costs as much as the data in it."""
     with serving(*tls_flags(Mounted(tmp_path / "tls", pair(CA)))) as server, client(server) as http:
         body = review(padding=BODY_LIMIT - len(review()))
         for _ in range(3):

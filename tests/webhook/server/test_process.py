@@ -63,7 +63,7 @@ def test_reviews_and_status_are_served(secret: Mounted) -> None:
 
 
 def test_an_answer_is_one_record(secret: Mounted) -> None:
-    """Head and body are encrypted and sent together, on a connection that stays and on one that ends."""
+    """Head and body are sent in one TLS record, on a persistent connection and on one that ends."""
     for ending in (b"", b"Connection: close\r\n"):
         with serving(*tls_flags(secret)) as server, connected(server) as secured:
             head = request_head(len(review()), ending)
@@ -74,8 +74,8 @@ def test_an_answer_is_one_record(secret: Mounted) -> None:
             assert record.endswith(b"}")
 
 
-def test_a_caller_that_asks_first_is_told_to_go_on(secret: Mounted) -> None:
-    """`100 Continue` is sent while the body is still awaited."""
+def test_expect_100_continue_is_answered(secret: Mounted) -> None:
+    """A request with `Expect: 100-continue` gets `100 Continue` before its body."""
     with serving(*tls_flags(secret)) as server, connected(server) as secured:
         secured.sendall(request_head(len(review()), b"Expect: 100-continue\r\n"))
         assert secured.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -85,7 +85,7 @@ def test_a_caller_that_asks_first_is_told_to_go_on(secret: Mounted) -> None:
 
 
 def test_new_pair_is_served_and_a_bad_one_is_not(secret: Mounted) -> None:
-    """New connections see the new certificate, old ones go on, and a broken pair changes nothing but a metric."""
+    """New connections get the new certificate, old ones continue, and an invalid pair changes only a metric."""
     refused = 'corepin_webhook_reload_refused{files="certificate"}'
     second, third = pair(OTHER_CA), pair(CA)
     with serving(*tls_flags(secret)) as server, client(server) as http:
@@ -162,7 +162,7 @@ def test_slow_clients_delay_nobody_and_are_dropped(secret: Mounted) -> None:
 
 
 def test_body_that_is_too_long_is_read_to_its_end(secret: Mounted) -> None:
-    """The caller gets its 413 instead of a broken pipe, and its connection serves on."""
+    """A body above the limit is read to its end, so that the client gets 413 and keeps its connection."""
     with serving(*tls_flags(secret)) as server, client(server) as http:
         codes = [
             http.post("/mutate", content=body).status_code for body in (b"x" * (BODY_LIMIT + 1), review())
@@ -173,7 +173,7 @@ def test_body_that_is_too_long_is_read_to_its_end(secret: Mounted) -> None:
 
 
 def test_request_that_has_begun_is_answered_after_sigterm(secret: Mounted) -> None:
-    """Readiness goes at once; the request ends with `Connection: close`; the exit code is 0."""
+    """After SIGTERM readiness fails at once, the running request is answered, and the exit code is 0."""
     body = review()
     with serving(*tls_flags(secret), linger_seconds=0.2, grace_seconds=PATIENCE_SECONDS) as server:
         with connected(server) as begun:
@@ -193,7 +193,7 @@ def test_request_that_has_begun_is_answered_after_sigterm(secret: Mounted) -> No
 
 
 def test_request_on_an_idle_connection_is_answered_while_lingering(secret: Mounted) -> None:
-    """A request that was on its way when SIGTERM came is answered, and the connection closed after it."""
+    """A request that was sent before SIGTERM is answered, and its connection closed afterwards."""
     with serving(*tls_flags(secret), linger_seconds=PATIENCE_SECONDS) as server:
         with connected(server) as idle:
             server.wait_for_connections(1)
@@ -207,7 +207,7 @@ def test_request_on_an_idle_connection_is_answered_while_lingering(secret: Mount
 
 
 def test_idle_peers_do_not_hold_the_exit(secret: Mounted) -> None:
-    """A peer that never answers the end of TLS, and one in mid-handshake, are left behind soon."""
+    """Peers that never close TLS, or stall in the handshake, do not delay the exit."""
     with serving(*tls_flags(secret), linger_seconds=0.1, tls_close_seconds=0.2) as server:
         with connected(server), socket.create_connection((server.host, server.port)):
             server.wait_for_connections(1)

@@ -1,4 +1,4 @@
-"""Identities: what is taken from disk, and what is refused with its reason."""
+"""Certificate pairs: loading from disk, and refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Disk:
         return self.identities(tuple(file.read() for file in self.files.watched()))
 
 
-def test_pair_is_taken_with_its_end(tmp_path: Path) -> None:
-    """The context asks for TLS 1.2 or later and gives no tickets."""
+def test_tls_context_of_a_valid_pair(tmp_path: Path) -> None:
+    """The context of a valid pair has its expiry, requires TLS 1.2 and issues no tickets."""
     identity = Disk(tmp_path, pair(CA, FUTURE)).build()
 
     assert identity.not_after == FUTURE
@@ -71,7 +71,7 @@ def encrypted(files: dict[str, bytes]) -> dict[str, bytes]:
         pytest.param(encrypted(pair(CA)), "the key is encrypted", id="encrypted key"),
     ],
 )
-def test_what_is_no_pair_is_refused(tmp_path: Path, files: dict[str, bytes], reason: str) -> None:
+def test_a_mismatched_pair_is_refused(tmp_path: Path, files: dict[str, bytes], reason: str) -> None:
     """A pair that does not match or is encrypted is refused with its file names, without a password prompt."""
     with pytest.raises(Unusable, match=reason) as refusal:
         Disk(tmp_path, files).build()
@@ -89,7 +89,7 @@ def test_what_is_no_pair_is_refused(tmp_path: Path, files: dict[str, bytes], rea
     ],
 )
 def test_file_without_pem_is_named_alone(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    """A file that is empty or holds something else is named with what belongs into it, and no other file is."""
+    """A file without the right PEM blocks is refused by its name, with what it should contain."""
     disk = Disk(tmp_path, {**pair(CA), "ca.crt": CA.cert_pem.bytes(), name: content})
     with pytest.raises(Unusable) as refusal:
         disk.build()
@@ -101,7 +101,7 @@ def test_file_without_pem_is_named_alone(tmp_path: Path, name: str, content: byt
 
 
 def test_expired_pair_does_not_displace_one_that_works(tmp_path: Path) -> None:
-    """At the start an expired pair is better than none; later it would be worse."""
+    """An expired pair is accepted at start, and refused as a replacement."""
     disk = Disk(tmp_path, pair(CA, PAST))
 
     assert disk.build().not_after == PAST
@@ -120,7 +120,7 @@ def test_client_ca_must_hold_certificates(tmp_path: Path, inside: bytes) -> None
 
 
 def test_client_ca_makes_the_server_ask(tmp_path: Path) -> None:
-    """With a CA for clients their certificates are verified."""
+    """With a client CA the server verifies client certificates."""
     context = Disk(tmp_path, {**pair(CA), "ca.crt": CA.cert_pem.bytes()}).build().context
 
     assert context.verify_mode is ssl.CERT_OPTIONAL
@@ -134,7 +134,7 @@ CERTIFICATE = {
 
 
 def test_names_of_a_peer_are_its_common_name_and_alternatives() -> None:
-    """The organization is no name."""
+    """A client's names are common name and alternative names, not its organization."""
     assert peer_names(CERTIFICATE) == {"kube-apiserver", "api.example", "10.0.0.1"}
     assert peer_names({}) == frozenset()
 

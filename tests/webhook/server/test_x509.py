@@ -29,7 +29,7 @@ def test_end_of_validity_is_read(year: int, issuer: trustme.KeyType) -> None:
 
 
 def test_first_certificate_of_a_chain_counts() -> None:
-    """A text before it and the issuers after it do not matter."""
+    """The first certificate of a chain counts; text before it and issuers after it do not."""
     assert not_after(b"subject: x\n" + CERTIFICATE + CERTIFICATE) == not_after(CERTIFICATE)
 
 
