@@ -1,4 +1,4 @@
-"""Facts of nodes: one on which all is well, and one of which little is known."""
+"""Facts of a node without findings, and of one of which little is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is examined and what comes of it, case by case."""
+"""The checks of the doctor and their verdicts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PROC = Path("/proc")
 
 
 def of(facts: Facts, verdict: Verdict) -> list[Check]:
-    """Return the checks of one verdict."""
+    """Return the checks with one verdict."""
     return [check for check in examine(facts) if check.verdict is verdict]
 
 
 def test_fine_node_has_no_findings() -> None:
-    """Everything is looked at, nothing is to be mended, and nothing stayed unknown."""
+    """Every check passes, without findings or unknowns."""
     checks = examine(FINE)
 
     assert {check.verdict for check in checks} == {Verdict.OK}
@@ -163,8 +163,8 @@ def test_fine_node_has_no_findings() -> None:
         ),
     ],
 )
-def test_finding_has_its_remedy(facts: dict[str, object], subject: str, message: str, remedy: str) -> None:
-    """Each thing that is wrong is one finding that says what to do."""
+def test_finding_has_a_remedy(facts: dict[str, object], subject: str, message: str, remedy: str) -> None:
+    """Each fault gives one finding with a remedy."""
     (finding,) = of(replace(FINE, **facts), Verdict.FINDING)  # type: ignore[arg-type]
 
     assert finding.subject == subject
@@ -172,8 +172,8 @@ def test_finding_has_its_remedy(facts: dict[str, object], subject: str, message:
     assert remedy in finding.remedy
 
 
-def test_bare_machine_says_what_is_missing() -> None:
-    """Without agent, kubelet and runtime nothing is wrong by that; what could not be seen has its reason."""
+def test_missing_parts_are_unknown_with_a_reason() -> None:
+    """A missing agent, kubelet or runtime is no finding; unknown checks have a reason and a remedy."""
     unknown = {check.subject: check for check in of(BARE, Verdict.UNKNOWN)}
 
     assert unknown.keys() == {"runtime", "kubelet's CPUs", "agent", "strangers", "L2 cache"}
@@ -183,7 +183,7 @@ def test_bare_machine_says_what_is_missing() -> None:
 
 
 def test_static_pools_leave_less_to_plain_containers() -> None:
-    """The CPUs that the scheduler may fill are shown beside those on which plain containers run."""
+    """The CPUs of plain containers are shown beside those that the scheduler may fill."""
     assert FINE.agent
     facts = replace(FINE, agent=replace(FINE.agent, static_shared=CPUSet.parse("0,4")))
     (check,) = (check for check in examine(facts) if check.subject == "kubelet's CPUs")
@@ -191,8 +191,8 @@ def test_static_pools_leave_less_to_plain_containers() -> None:
     assert check.message.endswith(", containers without CPUs of their own share 2000m (CPUs 0,4)")
 
 
-def test_a_strict_reserve_leaves_one_cpu_less() -> None:
-    """A kubelet that may fill all allocatable CPUs places one more than corepin gives out."""
+def test_strict_reserved_cpus_need_a_smaller_allocatable() -> None:
+    """If all allocatable CPUs can be filled, the kubelet places one more than the agent allocates."""
     assert FINE.agent
     facts = replace(FINE, agent=replace(FINE.agent, is_strict=True))
     (check,) = (check for check in examine(facts) if check.subject == "kubelet's CPUs")
@@ -227,10 +227,10 @@ def test_a_strict_reserve_leaves_one_cpu_less() -> None:
         ),
     ],
 )
-def test_requests_of_system_namespaces_stand_beside_the_reserve(
+def test_system_namespaces_are_compared_with_the_reserved_cpus(
     agent: dict[str, Any], verdict: Verdict, said: str
 ) -> None:
-    """The doctor proposes system namespaces where their containers fit, and finds those that do not."""
+    """Fitting system namespaces are proposed, and configured ones that do not fit are a finding."""
     assert FINE.agent
     given = {"reserved": CPUSet.parse("0,4"), "system_millicores": 750, **agent}
     (check,) = (
@@ -242,15 +242,15 @@ def test_requests_of_system_namespaces_stand_beside_the_reserve(
 
 
 @pytest.mark.parametrize("agent", [None, {"observes": True}])
-def test_nothing_is_said_of_a_reserve_that_the_agent_does_not_use(agent: dict[str, Any] | None) -> None:
-    """An agent that does not answer, or only observes, keeps nothing anywhere."""
+def test_unused_reserved_cpus_are_not_checked(agent: dict[str, Any] | None) -> None:
+    """An agent that does not answer, or only observes, reserves nothing."""
     assert FINE.agent
     facts = replace(FINE, agent=replace(FINE.agent, **agent) if agent else None)
     assert "reserved CPUs" not in {check.subject for check in examine(facts)}
 
 
 def test_local_runtime_needs_no_kubelet_and_no_cluster() -> None:
-    """Beside the agent's own processes nothing of the kubelet is missing, even where one runs for others."""
+    """With local processes no check of the kubelet is missing, even if a kubelet runs on the machine."""
     facts = replace(FINE, agent=LOCAL, pod_root=None, kubelet_millicores=None, runtime=None)
     checks = {check.subject: check for check in examine(facts)}
 
@@ -263,22 +263,22 @@ def test_local_runtime_needs_no_kubelet_and_no_cluster() -> None:
     )
 
 
-def test_who_is_not_root_is_told_what_only_root_can_see() -> None:
-    """That he may not write cgroups says nothing of the agent."""
+def test_checks_that_need_root_are_unknown_to_others() -> None:
+    """A user without write access to cgroups does not know whether the agent has it."""
     (check,) = of(replace(FINE, cgroup_writable=None), Verdict.UNKNOWN)
 
     assert (check.subject, check.remedy) == ("cgroups", "run this command as root")
 
 
-def test_kubelet_with_unknown_policy_is_said() -> None:
-    """A kubelet whose state file is elsewhere is no finding, and not fine either."""
+def test_unknown_kubelet_policy_is_unknown() -> None:
+    """With its state file elsewhere, the kubelet's check is unknown and names the flag."""
     (check,) = of(replace(FINE, kubelet=KubeletPolicy.UNKNOWN), Verdict.UNKNOWN)
 
     assert "--kubelet-state" in check.remedy
 
 
-def test_many_foreign_threads_stay_readable() -> None:
-    """The busiest cgroups are named, the rest is counted."""
+def test_number_of_foreign_cgroups_is_limited() -> None:
+    """The busiest cgroups are named, and the others are counted."""
     foreign_threads = ForeignThreads({f"/s{number}": Counter(x=number) for number in range(1, 12)})
     findings = of(replace(FINE, foreign_threads=foreign_threads), Verdict.FINDING)
 
@@ -287,14 +287,14 @@ def test_many_foreign_threads_stay_readable() -> None:
     assert len(findings) == 9
 
 
-def test_no_exclusive_cpu_has_no_strangers() -> None:
-    """Where nothing is exclusive nobody is in the wrong place."""
+def test_without_exclusive_cpus_no_thread_is_foreign() -> None:
+    """The check of foreign threads passes and says that no CPU is exclusive."""
     checks = of(replace(FINE, agent=replace(AGENT, exclusive=EMPTY)), Verdict.OK)
 
     assert "no CPU is exclusive now" in {check.message for check in checks}
 
 
-def test_l2_shared_by_several_cores_is_told(tmp_path: Path) -> None:
+def test_l2_shared_by_several_cores_is_a_finding(tmp_path: Path) -> None:
     """Efficiency cores in groups of four share their L2."""
     topology = read_topology(materialise("core-i7-12700h", tmp_path))
     (finding,) = of(replace(FINE, topology=topology), Verdict.FINDING)
@@ -303,8 +303,8 @@ def test_l2_shared_by_several_cores_is_told(tmp_path: Path) -> None:
     assert "CPUs 12-15, 16-19" in finding.message
 
 
-def test_agent_that_observes_is_told() -> None:
-    """What it gives out is nothing, so that there is nothing to compare with the kubelet."""
+def test_observing_agent_has_no_findings() -> None:
+    """An observing agent allocates nothing, so nothing is compared with the kubelet."""
     observing = replace(FINE, agent=replace(AGENT, observes=True), kubelet_millicores=4000)
     checks = {check.subject: check for check in examine(observing)}
 
@@ -314,8 +314,8 @@ def test_agent_that_observes_is_told() -> None:
     assert "allocates none" in checks["kubelet's CPUs"].message
 
 
-def test_cluster_out_of_reach_is_said() -> None:
-    """Without the node's amounts they are not compared; how to reach it is told."""
+def test_unreachable_cluster_is_unknown() -> None:
+    """The node's amounts are not compared, and the remedy says how to reach the cluster."""
     facts = replace(FINE, kubelet_millicores=None, missing={"kubelet_millicores": "no cluster"})
     (check,) = of(facts, Verdict.UNKNOWN)
 

@@ -1,4 +1,4 @@
-"""The facts that the checks rest on, read from the agent's state and from this machine."""
+"""The facts for the checks, read from the agent's state and from this machine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tests.agent.containerd import Containerd
 
 
-def test_facts_of_the_agents_state() -> None:
-    """Exclusive CPUs are those of exclusive containers with their idle siblings; refusals come with their names."""
+def test_exclusive_cpus_and_refusals_are_read_from_the_state() -> None:
+    """Exclusive CPUs include idle siblings, and refusals have the container's name."""
     share = {"cpu-manager.corepin.io/pod": "share"}
     isolated = bound("a", container("main", 1), annotations=ISOLATE)
     shared = bound("b", container("main", 1), annotations=share)
@@ -38,15 +38,15 @@ def test_facts_of_the_agents_state() -> None:
     assert [refusal.partition(":")[0] for refusal in facts.refusals] == ["default/c/main"]
 
 
-def test_shared_set_beside_static_pools_comes_from_the_agents_state() -> None:
-    """It matters only where the pools are static."""
+def test_shared_set_of_static_pools_is_read_from_the_state() -> None:
+    """It is None without static pools."""
     state = agent_state(state_of(config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))))
     assert agent_facts(state).static_shared == CPUSet.parse("0,4")
     assert agent_facts(agent_state(state_of())).static_shared is None
 
 
-def test_requests_of_system_namespaces_come_from_the_agents_state() -> None:
-    """Those of the configured namespaces, else those of kube-system; claims and ended pods do not count."""
+def test_requests_of_system_namespaces_are_read_from_the_state() -> None:
+    """Requests of the configured namespaces, or kube-system, without claims and ended pods are summed."""
     pods = []
     for name, namespace in (("a", "kube-system"), ("b", "monitoring-1"), ("c", "test")):
         pod = bound(name, container("main", 2), container("side", requests="500m"), annotations=EXCLUSIVE)
@@ -58,8 +58,8 @@ def test_requests_of_system_namespaces_come_from_the_agents_state() -> None:
         assert (facts.system_namespaces, facts.system_millicores) == (namespaces, requested)
 
 
-def test_a_strict_reserve_comes_from_the_agents_state() -> None:
-    """With static pools no claim takes CPUs of the shared set, so that the sums stay."""
+def test_strict_reserved_is_read_from_the_state() -> None:
+    """With static pools it is false, because no claim takes CPUs of the shared set."""
     strict = NodeConfig(strict_reserved=True)
     assert agent_facts(agent_state(state_of(config=strict))).is_strict
     assert not agent_facts(agent_state(state_of())).is_strict
@@ -67,16 +67,16 @@ def test_a_strict_reserve_comes_from_the_agents_state() -> None:
     assert not agent_facts(agent_state(state_of(config=pools))).is_strict
 
 
-def test_reason_of_the_runtime_and_kills_come_from_the_agents_state() -> None:
-    """Why no containers are listed, and which of corepin's own were killed for their memory."""
+def test_runtime_reason_and_memory_kills_are_read_from_the_state() -> None:
+    """The facts have the reason of a missing list, and our containers that were killed for memory."""
     kill = MemoryKill("u", "corepin-agent-x", "agent", "2026-11-23T10:00:00Z")
     facts = agent_facts(agent_state(replace(state_of(), runtime_reason="exceeds 16 MiB", kills=(kill,))))
     assert facts.runtime_reason == "exceeds 16 MiB"
     assert facts.memory_kills == ("corepin-agent-x/agent: 2026-11-23T10:00:00Z",)
 
 
-def test_way_of_new_containers_comes_from_the_agents_state() -> None:
-    """Whether NRI holds, why not, and which other plugins there are."""
+def test_nri_is_read_from_the_state() -> None:
+    """The facts say whether NRI holds, why not, and which other plugins there are."""
     held = replace(state_of(), start_path=Path.NRI, other_plugins=("10-a",))
     lost = replace(state_of(), start_reason="it is gone")
 
@@ -95,7 +95,7 @@ def test_way_of_new_containers_comes_from_the_agents_state() -> None:
     ],
 )
 def test_guard_is_found_by_its_command(tmp_path: File, command: str, guards: bool) -> None:
-    """A guard that runs on the node is seen; other programs, and those that end meanwhile, are none."""
+    """A guard is found among processes; other programs, and processes that end during the read, are not."""
     for number, line in (("7", command), ("8", None)):
         (tmp_path / number).mkdir()
         if line is not None:
@@ -105,7 +105,7 @@ def test_guard_is_found_by_its_command(tmp_path: File, command: str, guards: boo
 
 
 def test_facts_of_this_machine(tmp_path: File) -> None:
-    """Reading survives a machine on which nothing of Kubernetes is there, and says why it does not know."""
+    """On a machine without Kubernetes facts are read, and each missing one has a reason."""
     places = Places(
         tmp_path,
         tmp_path,
@@ -122,8 +122,8 @@ def test_facts_of_this_machine(tmp_path: File) -> None:
     assert facts.missing.keys() == {"topology", "runtime", "cgroup_version"}
 
 
-def test_real_runtimes_are_named(containerd: Containerd, tmp_path: File) -> None:
-    """Debian's containerd and the newest one tell their names; the old one has no NRI, the other may have."""
+def test_real_runtimes_have_name_and_nri_remedy(containerd: Containerd, tmp_path: File) -> None:
+    """The runtime's version is in the check, and the remedy for NRI fits the version."""
     places = Places(runtime=containerd.socket, nri=tmp_path / "no.sock")
     checks = {check.subject: check for check in examine(read_facts(places, None, 0))}
     is_old = containerd.programs.version == "1.6"

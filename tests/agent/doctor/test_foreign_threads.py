@@ -1,4 +1,4 @@
-"""Threads on exclusive CPUs: whose they are, and whether they ran."""
+"""Foreign threads on exclusive CPUs: their cgroups, and whether they ran."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROC = Path("/proc")
     ],
 )
 def test_cgroup_of_a_thread_is_read(tmp_path: Path, text: str, cgroup: str) -> None:
-    """By its path below the root, as far as the reader may know it."""
+    """Return the path below the root, as far as the reader's namespace shows it."""
     (tmp_path / "cgroup").write_text(text)
     assert cgroup_of(tmp_path) == cgroup
 
@@ -41,10 +41,10 @@ def test_cgroup_of_a_thread_is_read(tmp_path: Path, text: str, cgroup: str) -> N
         pytest.param("kswapd0", 0x00A40840, True, id="reclaim"),
     ],
 )
-def test_kernel_thread_that_a_setting_moves_is_known(
+def test_movable_kernel_threads_are_recognized(
     tmp_path: Path, name: str, flags: int, *, movable: bool
 ) -> None:
-    """The kernel forbids the affinity of each worker, but a mask moves those that no CPU has for itself."""
+    """Workers of unbound workqueues are movable by the workqueue cpumask, those of one CPU are not."""
     task = tmp_path / "7/task/7"
     task.mkdir(parents=True)
     (task / "stat").write_text(f"7 ({name}) I 2 0 0 0 -1 {flags} " + " ".join(["0"] * 29) + " 1 0 0")
@@ -55,8 +55,8 @@ def test_kernel_thread_that_a_setting_moves_is_known(
     assert (thread.name, thread.is_kernel, thread.is_fixed) == (name, True, not movable)
 
 
-def test_thread_that_runs_is_seen() -> None:
-    """A busy process of nobody's is found on the CPUs it runs on; the pods that own CPUs are not."""
+def test_running_foreign_thread_is_found() -> None:
+    """A busy process is found on its CPUs, this one is not, and without owners nothing is found."""
     owned = {"of nobody that runs": CPUSet(range(1024))}
     with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
         try:

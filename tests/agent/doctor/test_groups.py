@@ -1,4 +1,4 @@
-"""What the doctor says of a node's group: a missing key, another label than at the start, what is not known."""
+"""The checks of a node's group: a missing key, a changed label, and unknown facts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ THERE = frozenset({"big", "small"})
         pytest.param(GroupFacts(None, "big", THERE), "unknown", "is not known", id="no cluster"),
     ],
 )
-def test_the_group_is_compared(facts: GroupFacts, verdict: str, words: str) -> None:
-    """One check, with the label, the keys and the remedy."""
+def test_group_and_label_are_compared(facts: GroupFacts, verdict: str, words: str) -> None:
+    """The check names the label and the keys, and has a remedy."""
     (check,) = group_checks(facts)
     assert check.verdict == verdict
     assert words in check.message
@@ -55,6 +55,6 @@ def test_the_group_is_compared(facts: GroupFacts, verdict: str, words: str) -> N
         GroupFacts(None, None),
     ],
 )
-def test_without_groups_nothing_is_said(facts: GroupFacts) -> None:
-    """A node in no group, and a node of which nothing is known."""
+def test_without_groups_there_is_no_check(facts: GroupFacts) -> None:
+    """There is no check for a node in no group, or without any known facts."""
     assert list(group_checks(facts)) == []

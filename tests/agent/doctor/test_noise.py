@@ -1,4 +1,4 @@
-"""What disturbs exclusive CPUs, as an operator reads it."""
+"""The checks of noise on exclusive CPUs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ QUIET = Noise(interrupts=(), softirqs=())
 def checks(
     noise: Noise, *, movable: dict[str, int] | None = None, fixed: dict[str, int] | None = None
 ) -> list[Check]:
-    """Return what the doctor says of noise on the exclusive CPU 2 of a machine with CPUs 0-7."""
+    """Return the checks of noise on the exclusive CPU 2 of a machine with CPUs 0-7."""
     threads = ForeignThreads({}, Counter(fixed or {}), Counter(movable or {}))
     facts = replace(FINE, noise=noise, foreign_threads=threads)
     return [check for check in examine(facts) if check.subject in SUBJECTS]
 
 
-def test_nothing_is_said_of_noise_that_was_not_measured() -> None:
-    """Without --noise the answer is as short as before."""
+def test_without_measurement_there_is_no_noise_check() -> None:
+    """Without --noise these checks are left out."""
     assert not SUBJECTS & {check.subject for check in examine(FINE)}
 
 
 def test_quiet_cpus_have_no_finding() -> None:
-    """No interrupt, no thread, no process: everything is fine."""
+    """Without interrupts, threads and processes all checks pass."""
     assert {check.verdict for check in checks(QUIET)} == {Verdict.OK}
 
 
@@ -67,17 +67,17 @@ def test_quiet_cpus_have_no_finding() -> None:
         ),
     ],
 )
-def test_source_that_can_be_moved_is_a_finding(
+def test_movable_source_is_a_finding(
     noise: dict[str, Any], threads: dict[str, int], message: str, remedy: str
 ) -> None:
-    """It is named with its count and with what moves it to the other CPUs."""
+    """The finding has the count and the command that moves the source to other CPUs."""
     found = [it for it in checks(replace(QUIET, **noise), movable=threads) if it.verdict is Verdict.FINDING]
 
     assert [message in it.message and remedy in it.remedy for it in found] == [True]
 
 
-def test_source_that_no_setting_moves_is_counted() -> None:
-    """Timer ticks, softirqs and threads of one CPU are shown with what a boot parameter changes."""
+def test_immovable_sources_are_counted() -> None:
+    """Timer ticks, softirqs and threads of one CPU are shown with the boot parameter against them."""
     noise = Noise((Row("LOC", "Local timer interrupts", 2084),), (Row("RCU", "", 295),))
     said = [it for it in checks(noise, fixed={"ksoftirqd/2": 1}) if it.subject == "not movable"]
 
@@ -90,8 +90,8 @@ def test_source_that_no_setting_moves_is_counted() -> None:
     assert all("nohz_full=2 rcu_nocbs=2" in it.remedy for it in said)
 
 
-def test_interrupt_that_the_kernel_manages_is_no_finding() -> None:
-    """No write moves it, so that it is named with what keeps it away."""
+def test_managed_interrupt_is_no_finding() -> None:
+    """A managed interrupt cannot be moved by a write; the remedy says how to avoid it."""
     rows = (Row("40", "nvme0q3", 9), Row("25", "eth0", 5))
     said = checks(Noise(rows, (), managed=frozenset({"40"})))
     found = [it.message for it in said if it.verdict is Verdict.FINDING]
@@ -103,7 +103,7 @@ def test_interrupt_that_the_kernel_manages_is_no_finding() -> None:
 
 
 def test_counters_that_cannot_be_read_are_unknown() -> None:
-    """The reason is named, and no table counts as quiet."""
+    """The check has the reason, and unreadable tables are not quiet."""
     said = checks(Noise("/proc/interrupts is empty", "/proc/softirqs: Permission denied"))
     unknown = [it.message for it in said if it.verdict is Verdict.UNKNOWN]
 
@@ -113,8 +113,8 @@ def test_counters_that_cannot_be_read_are_unknown() -> None:
     ]
 
 
-def test_waits_of_owners_are_shown_longest_first() -> None:
-    """Each container with the threads that were read, of how many, their wait and their switches."""
+def test_waits_are_sorted_longest_first() -> None:
+    """Each container is shown with its number of threads, their wait and their switches."""
     waited = {
         "ns/a/short": Waited(2, 2, 0.001, 3, Counter()),
         "ns/b/long": Waited(256, 9000, 2.5, 700, Counter()),
@@ -129,8 +129,8 @@ def test_waits_of_owners_are_shown_longest_first() -> None:
     ]
 
 
-def test_answer_is_bounded() -> None:
-    """4,000 interrupts, 1,000 names of threads and 500 containers stay readable."""
+def test_number_of_noise_checks_is_limited() -> None:
+    """4,000 interrupts, 1,000 thread names and 500 containers give less than 60 checks."""
     noise = Noise(
         tuple(Row(str(number), f"q{number}", 1) for number in range(4000)),
         tuple(Row(f"S{number}", "", 1) for number in range(4000)),

@@ -1,4 +1,4 @@
-"""Which of the ways a node has to give containers their CPUs, and how it gets the better one."""
+"""The checks of NRI and of held back containers, by runtime and version."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def check(socket: Socket, agent: AgentNRI | None = None, runtime: str = NEW) -> 
         pytest.param(Socket.SILENT, NOT_WANTED, Verdict.OK, "--nri off", id="not wanted"),
     ],
 )  # fmt: skip
-def test_the_way_of_a_node_is_told(
+def test_nri_is_a_finding_only_if_it_is_offered_and_unusable(
     socket: Socket, agent: AgentNRI | None, verdict: Verdict, message: str
 ) -> None:
-    """Something is to be mended only where the runtime offers NRI and the agent wants it and cannot use it."""
+    """It is a finding only if the runtime offers NRI and the agent wants it but cannot use it."""
     checked = check(socket, agent)
 
     assert (checked.subject, checked.verdict) == ("NRI", verdict)
@@ -62,7 +62,7 @@ def test_the_way_of_a_node_is_told(
     ],
 )
 def test_the_remedy_names_how_to_enable_nri_in_this_version(runtime: str, remedy: str) -> None:
-    """How it is done depends on runtime and version; where nothing is known of these nothing is advised."""
+    """The remedy depends on runtime and version; for unknown ones there is none."""
     checked = check(Socket.ABSENT, OUT, runtime)
 
     assert checked.verdict is Verdict.OK
@@ -70,8 +70,8 @@ def test_the_remedy_names_how_to_enable_nri_in_this_version(runtime: str, remedy
     assert bool(checked.remedy) == bool(remedy)
 
 
-def test_folder_that_is_not_mounted_is_told() -> None:
-    """From within the agent's pod a runtime with NRI and a pod without the component look the same: both are told."""
+def test_remedy_without_a_folder_names_the_component() -> None:
+    """Without the folder either NRI or the pod's component is missing, so the remedy has both."""
     assert check(Socket.NO_FOLDER).remedy.startswith("for the agent's pod take the component nri")
     assert "component" not in check(Socket.ABSENT).remedy
     assert "component" not in check(Socket.NO_FOLDER, runtime="containerd 1.6.20").remedy
@@ -89,14 +89,14 @@ def test_folder_that_is_not_mounted_is_told() -> None:
         pytest.param("containerd 1.6.20", False, False, "in the shared set", "`gate: true`", id="no NRI"),
     ],
 )  # fmt: skip
-def test_what_becomes_of_claims_that_must_fit_is_told(
+def test_must_fit_check_has_the_remedy_of_the_runtime(
     runtime: str,
     holds: bool,
     is_guarded: bool,
     message: str,
     remedy: str,
 ) -> None:
-    """Who holds them back, and how the node gets one that does."""
+    """The check says who holds back such claims, or how to get a guard."""
     (checked,) = held_back_checks(runtime, holds=holds, is_guarded=is_guarded)
 
     assert (checked.subject, checked.verdict) == ("must fit", Verdict.OK)
@@ -105,8 +105,8 @@ def test_what_becomes_of_claims_that_must_fit_is_told(
     assert bool(checked.remedy) == bool(remedy)
 
 
-def test_what_is_there_is_seen(tmp_path: Path) -> None:
-    """A listener, a socket that its owner left behind, a folder without one, and no folder."""
+def test_socket_and_folder_are_seen(tmp_path: Path) -> None:
+    """A listening socket, a stale socket, an empty folder and no folder are distinguished."""
     folder = tmp_path / "nri"
     path = folder / "nri.sock"
     assert look_at(path) is Socket.NO_FOLDER
@@ -119,8 +119,8 @@ def test_what_is_there_is_seen(tmp_path: Path) -> None:
     assert look_at(path) is Socket.SILENT
 
 
-def test_folder_of_root_is_not_judged(tmp_path: Path) -> None:
-    """Who may not look into it does not know."""
+def test_unreadable_folder_is_hidden(tmp_path: Path) -> None:
+    """Without permission to read the folder the socket is HIDDEN."""
     tmp_path.chmod(0)
     is_root = os.geteuid() == 0
     if is_root:

@@ -1,4 +1,4 @@
-"""What `corepin doctor` says of scheduling by NUMA node."""
+"""The checks of scheduling by NUMA node."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ FOREIGN = ZoneFacts(is_ours=False, cpus={})
         ),
     ],
 )
-def test_what_is_said(facts: NUMAFacts, observes: bool, verdict: Verdict, message: str) -> None:
-    """One line: what a scheduler sees, or why it sees nothing and what to do."""
+def test_numa_check_has_the_published_cpus_or_a_remedy(
+    facts: NUMAFacts, observes: bool, verdict: Verdict, message: str
+) -> None:
+    """The check has the published CPUs, or why none are published and a remedy."""
     [check] = numa_checks(facts, observes=observes)
     assert check.verdict is verdict
     assert message in check.message
     assert bool(check.remedy) is (verdict is not Verdict.OK)
 
 
-def test_nothing_is_said_where_nobody_asked() -> None:
-    """Without the component there is nothing to look at."""
+def test_without_the_component_there_is_no_numa_check() -> None:
+    """Without the component there is no check."""
     assert not list(numa_checks(NUMAFacts(), observes=False))

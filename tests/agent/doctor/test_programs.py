@@ -1,4 +1,4 @@
-"""Which programs of a node count as writers of cpusets: by name, by where they run, and only while they live."""
+"""Programs that count as writers of cpusets: by name and cgroup, and only while alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.doctor.programs import kubelet_runs, programs, writers
 
 UID = "11111111-2222-3333-4444-555555555555"
 POD = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-a.scope"
-BESIDE = f"/../../pod{UID}/a"  # as a pod without QoS folder between sees another one's
+BESIDE = f"/../../pod{UID}/a"  # as seen from a pod of another QoS class
 SERVICE = "/system.slice/tuned.service"
 ABOVE = "/../../../../system.slice/tuned.service"
 
@@ -35,10 +35,10 @@ ABOVE = "/../../../../system.slice/tuned.service"
         (") S 1 (tuned", "S", SERVICE, ()),
     ],
 )
-def test_a_name_counts_where_such_a_program_runs(
+def test_program_counts_by_name_and_cgroup(
     tmp_path: Path, name: str, state: str, cgroup: str, found: tuple[str, ...]
 ) -> None:
-    """A service of the node runs in no pod, an agent of another manager also in one; a zombie is neither."""
+    """Services count outside pods only, agents of other managers also in a pod, zombies never."""
     process(tmp_path, name, state, cgroup)
     assert writers(programs(tmp_path)) == found
 
@@ -46,14 +46,14 @@ def test_a_name_counts_where_such_a_program_runs(
 @pytest.mark.parametrize(
     ("state", "cgroup", "runs"), [("S", "/system.slice", True), ("Z", "/", False), ("S", POD, False)]
 )
-def test_a_kubelet_is_the_nodes_own(tmp_path: Path, state: str, cgroup: str, runs: bool) -> None:
-    """A container whose process calls itself kubelet makes no kubelet of the node."""
+def test_kubelet_counts_outside_pods_only(tmp_path: Path, state: str, cgroup: str, runs: bool) -> None:
+    """A container's process named kubelet is not the node's kubelet."""
     process(tmp_path, "kubelet", state, cgroup)
     assert kubelet_runs(programs(tmp_path)) is runs
 
 
-def test_what_ends_meanwhile_is_passed_over(tmp_path: Path) -> None:
-    """A process without files any more, and one whose files are empty, are none."""
+def test_ending_processes_are_skipped(tmp_path: Path) -> None:
+    """Processes whose files are missing or empty are left out."""
     (tmp_path / "8").mkdir()
     (tmp_path / "9").mkdir()
     (tmp_path / "9/stat").write_text("")
@@ -62,7 +62,7 @@ def test_what_ends_meanwhile_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_real_zombie_does_not_count() -> None:
-    """The kernel lists a process that ended and was not waited for; here it is not alive, and this one is."""
+    """A zombie is left out, and this process is found."""
     zombie = os.fork()
     if not zombie:
         os._exit(0)
@@ -74,7 +74,7 @@ def test_a_real_zombie_does_not_count() -> None:
 
 
 def process(proc: Path, name: str, state: str, cgroup: str) -> None:
-    """Make the files of process 7."""
+    """Create the files of process 7."""
     (proc / "7").mkdir()
     (proc / "7/stat").write_text(f"7 ({name}) {state} 1 7 7 0 -1 4194304\n")
     (proc / "7/cgroup").write_text(f"12:cpuset:{cgroup}\n0::{cgroup}\n")

@@ -1,4 +1,4 @@
-"""What a cgroup whose threads ran on exclusive CPUs is called, and what moves it."""
+"""Names and remedies of cgroups whose threads ran on exclusive CPUs."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ SLICE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.re
     ],
 )
 def test_cgroup_has_a_name_and_a_remedy(cgroup: str, name: str, remedy: str) -> None:
-    """A unit is named with its slice, because the slice is what keeps all of its units off."""
+    """A unit is named with its slice, because the remedy confines the slice."""
     found = stranger(cgroup, OTHERS, {UID: "team/web"})
     assert found.name == name
     assert remedy in found.remedy
 
 
-def test_nothing_is_said_of_cgroups_without_exclusive_cpus() -> None:
-    """There is nothing that could be disturbed."""
+def test_without_exclusive_cpus_the_check_passes() -> None:
+    """The check says that no CPU is exclusive."""
     (check,) = stranger_checks({"/system.slice": Counter(x=1)}, EMPTY, OTHERS, {})
     assert (check.verdict, check.message) == (Verdict.OK, "no CPU is exclusive now")

@@ -1,4 +1,4 @@
-"""What doctor says of virtual machines, and what it looks at for that."""
+"""The checks of virtual machines and their facts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FALSE = HANDLER | {"cpumanager": "false", "kubevirt.io/cpumanager": "false"}
 
 
 def the_check(facts: VMFacts, *, can_pin: bool = True) -> Check:
-    """Return the one thing that is said."""
+    """Return the only check."""
     (check,) = vm_checks(facts, can_pin=can_pin)
     return check
 
 
-def test_node_without_machines_hears_nothing_of_them() -> None:
-    """Neither KVM nor KubeVirt, and a kubelet that gives nothing out: there is nothing to say."""
+def test_node_without_virtual_machines_has_no_check() -> None:
+    """Without KVM, KubeVirt or a kubelet that allocates there is no check."""
     assert list(vm_checks(VMFacts(), can_pin=True)) == []
     assert list(vm_checks(VMFacts(labels={"x": "y"}), can_pin=True)) == []
 
@@ -44,8 +44,8 @@ def test_node_without_machines_hears_nothing_of_them() -> None:
         pytest.param(VMFacts(has_kvm=True), "names alone", "component vm-probe", id="names alone"),
     ],
 )
-def test_ways_to_tell_vcpus_are_never_wrong(facts: VMFacts, message: str, remedy: str) -> None:
-    """What could be better is said, since most machines name their threads."""
+def test_vcpu_recognition_is_no_finding(facts: VMFacts, message: str, remedy: str) -> None:
+    """A better way is a remedy but no finding, because most machines name their threads."""
     check = the_check(facts)
     assert check.verdict is Verdict.OK
     assert message in check.message
@@ -55,10 +55,10 @@ def test_ways_to_tell_vcpus_are_never_wrong(facts: VMFacts, message: str, remedy
 @pytest.mark.parametrize(
     ("labels", "can_pin", "verdict", "message"),
     [
-        pytest.param(TRUE, True, Verdict.OK, "may be placed here", id="as they shall be"),
+        pytest.param(TRUE, True, Verdict.OK, "may be placed here", id="right labels"),
         pytest.param(FALSE, True, Verdict.FINDING, "cpumanager=false", id="overwritten"),
         pytest.param(HANDLER, True, Verdict.FINDING, "kubevirt.io/cpumanager=", id="never written"),
-        pytest.param(FALSE, False, Verdict.OK, "no machine with dedicated CPUs", id="nobody allocates"),
+        pytest.param(FALSE, False, Verdict.OK, "no machine with dedicated CPUs", id="no allocation"),
     ],
 )
 def test_labels_beside_kubevirts_handler(
@@ -67,7 +67,7 @@ def test_labels_beside_kubevirts_handler(
     verdict: Verdict,
     message: str,
 ) -> None:
-    """A node that can pin and is not labelled so gets no machines with dedicated CPUs."""
+    """Without the label a node that can pin gets no machines with dedicated CPUs."""
     check = the_check(VMFacts(labels=labels), can_pin=can_pin)
     assert (check.subject, check.verdict) == ("KubeVirt", verdict)
     assert message in check.message
@@ -77,13 +77,13 @@ def test_labels_beside_kubevirts_handler(
     ("facts", "can_pin"),
     [
         pytest.param(FINE, True, id="the agent allocates"),
-        pytest.param(replace(FINE, agent=replace(AGENT, observes=True)), False, id="nobody allocates"),
+        pytest.param(replace(FINE, agent=replace(AGENT, observes=True)), False, id="no allocation"),
         pytest.param(replace(BARE, kubelet=KubeletPolicy.STATIC), True, id="the kubelet allocates"),
         pytest.param(BARE, False, id="nothing is known"),
     ],
 )
-def test_who_can_pin(facts: object, can_pin: bool) -> None:
-    """A label that says "false" is a finding only where somebody gives CPUs out."""
+def test_label_is_a_finding_only_if_cpus_are_allocated(facts: object, can_pin: bool) -> None:
+    """A label "false" is a finding only if the agent or the kubelet allocates CPUs."""
     facts = replace(facts, vms=VMFacts(labels=FALSE))  # type: ignore[type-var]
     (check,) = (check for check in examine(facts) if check.subject == "KubeVirt")  # type: ignore[arg-type]
     assert (check.verdict is Verdict.FINDING) is can_pin
@@ -91,7 +91,7 @@ def test_who_can_pin(facts: object, can_pin: bool) -> None:
 
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
-    """Return a machine with a kubelet whose policy is static."""
+    """Return a machine whose kubelet has the static policy."""
     (tmp_path / "cpu_manager_state").write_text('{"policyName": "static"}')
     return Places(
         tmp_path,
@@ -103,8 +103,8 @@ def places(tmp_path: Path) -> Places:
     )
 
 
-def test_kernel_and_rights_are_seen(places: Places) -> None:
-    """KVM by its module, debugfs by KVM's folder in it, the right to look into others by the capability."""
+def test_kvm_debugfs_and_capability_are_seen(places: Places) -> None:
+    """The module shows KVM, a folder its debugfs, and the capability the right to probe."""
     assert read_facts(places, None, 0).vms[:3] == (False, False, False)
     for folder in ("sys/module/kvm", "debug/kvm", "proc/self"):
         (places.root / folder).mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_kernel_and_rights_are_seen(places: Places) -> None:
 
 @pytest.fixture
 def kubelet(places: Places) -> Iterator[FakeKubelet]:
-    """Return a kubelet that tells of one pod."""
+    """Return a kubelet that reports one pod."""
     socket = socket_beside(places.kubelet_state)
     socket.parent.mkdir()
     fake = FakeKubelet(socket)
@@ -147,7 +147,7 @@ def test_static_kubelet_is_asked(places: Places, kubelet: FakeKubelet) -> None:
 
 
 def test_silent_static_kubelet_is_a_finding(places: Places) -> None:
-    """The reason and the folder that is to be mounted are told; another kubelet is not asked at all."""
+    """The finding has the reason and the folder to mount; a kubelet without static policy is not asked."""
     check = the_check(read_facts(places, None, 0).vms)
     assert check.verdict is Verdict.FINDING
     assert str(socket_beside(places.kubelet_state)) in check.message
