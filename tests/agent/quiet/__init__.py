@@ -1,1 +1,1 @@
-"""What disturbs exclusive CPUs, counted."""
+"""Tests of the counts of what disturbs exclusive CPUs."""

@@ -1,4 +1,4 @@
-"""Interrupts and an irqbalance as the kernel and the daemon behave, in memory, with a kill at any write."""
+"""In-memory interrupts and an irqbalance, with a kill of the agent at any write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MACHINE: Final = CPUSet(range(8))
 
 
 class Killed(BaseException):
-    """The agent ends here, as by SIGKILL."""
+    """The agent is killed here, as by SIGKILL."""
 
 
 def cpus(text: str) -> CPUSet:
@@ -30,15 +30,15 @@ class FakeInterrupts:
     affinities: dict[str, CPUSet] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     nears: dict[str, CPUSet] = field(default_factory=dict)
-    managed: set[str] = field(default_factory=set)  # by an error when written, as up to Linux 6.1
-    read_only: set[str] = field(default_factory=set)  # by the mode of their files too
+    managed: set[str] = field(default_factory=set)  # a write raises an error, as up to Linux 6.1
+    read_only: set[str] = field(default_factory=set)  # also by the mode of their files
     refused: dict[str, str] = field(default_factory=dict)
     up: CPUSet = MACHINE
     possible: CPUSet = MACHINE
-    missing: str = ""  # why there are none at all
+    missing: str = ""  # why none can be listed
     writes: list[tuple[str, str]] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)  # of everything that is written
-    kill_after: int | None = None  # how many more writes succeed
+    order: list[str] = field(default_factory=list)  # of all writes
+    kill_after: int | None = None  # the number of further writes that succeed
 
     def numbers(self) -> list[str]:
         """Return all numbers."""
@@ -47,11 +47,11 @@ class FakeInterrupts:
         return [number for number in self.affinities if number != DEFAULT]
 
     def online(self) -> CPUSet:
-        """Return the CPUs that are online."""
+        """Return the online CPUs."""
         return self.up
 
     def affinity(self, number: str) -> CPUSet:
-        """Return the CPUs of an interrupt."""
+        """Return the affinity of an interrupt."""
         if number not in self.affinities:
             raise Gone(number)
         return self.affinities[number]
@@ -85,26 +85,26 @@ class FakeInterrupts:
         self.affinities[number] = wanted
 
     def set_online(self, up: CPUSet) -> None:
-        """Take CPUs offline and back: an interrupt that loses its last one is spread over all others, and stays so."""
+        """Set the online CPUs. An interrupt without an online CPU gets all of them, and keeps them."""
         self.up = up
         for number, affinity in self.affinities.items():
             if number != DEFAULT and affinity.isdisjoint(up):
                 self.affinities[number] = self.possible & up
 
     def request(self, number: str, name: str) -> None:
-        """Make an interrupt, as a driver that is loaded does."""
+        """Create an interrupt, as a loaded driver does."""
         online = self.affinities[DEFAULT] & self.up
         self.affinities[number] = online or self.up
         self.names[number] = name
 
     def quiet(self, quiet: CPUSet) -> bool:
-        """Return whether no movable interrupt may fire on these CPUs."""
+        """Return whether no movable interrupt has these CPUs."""
         fixed = self.managed | self.read_only
         return all(it.isdisjoint(quiet) for number, it in self.affinities.items() if number not in fixed)
 
 
 class FakeIrqbalance(Irqbalance):
-    """A daemon in memory, whose ban takes effect with its next interval."""
+    """An in-memory daemon, whose ban takes effect with its next interval."""
 
     def __init__(self) -> None:
         super().__init__(Path("/run/irqbalance"), Path("/proc"))
@@ -122,7 +122,7 @@ class FakeIrqbalance(Irqbalance):
         return self.daemon
 
     def without_socket(self) -> Daemon | None:
-        """Return one without a socket."""
+        """Return a daemon without a socket."""
         self.searches += 1
         return self.hidden
 
@@ -133,12 +133,12 @@ class FakeIrqbalance(Irqbalance):
         return Setup(self.banned, 10)
 
     def ban(self, daemon: Daemon, wanted: CPUSet) -> None:
-        """Take a ban."""
+        """Accept a ban."""
         self.bans.append(str(wanted))
         self.order.append("ban")
         if not self.is_deaf:
             self.pending = wanted
 
     def interval(self) -> None:
-        """Take the ban into effect."""
+        """Apply the ban."""
         self.banned = self.pending

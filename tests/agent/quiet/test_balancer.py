@@ -1,4 +1,4 @@
-"""irqbalance: its process and socket, its answers, and the ban that is sent to it and lifted again."""
+"""irqbalance: its process, socket and answers, and the ban that it is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STAT = "{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0\n"
 def process(
     proc: Path, pid: int, name: str = "irqbalance", cgroup: str = "/system.slice/irqbalance.service"
 ) -> None:
-    """Make a process as /proc shows it."""
+    """Create a process as /proc shows it."""
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     (folder / "stat").write_text(STAT.format(pid=pid, name=name, started=100 + pid))
@@ -32,7 +32,7 @@ def process(
 
 @contextmanager
 def serving(path: Path, answer: Callable[[str], bytes]) -> Iterator[list[str]]:
-    """Answer one text on each connection, as irqbalance does, until the block ends; yield what was asked."""
+    """Serve the answer once on each connection, as irqbalance does; yield the requests."""
     asked: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
@@ -66,8 +66,8 @@ def socket_of(client: Irqbalance, pid: int = 7) -> Path:
     return client.folder / f"irqbalance{pid}.sock"
 
 
-def test_the_running_one_is_found_by_its_socket(client: Irqbalance) -> None:
-    """A killed one leaves its socket behind, and other files say nothing."""
+def test_running_irqbalance_is_found_by_its_socket(client: Irqbalance) -> None:
+    """The socket of a killed process and files with other names are ignored."""
     assert client.with_socket() is None
     for name in ("irqbalance6.sock", "irqbalance.sock", "irqbalancex.sock", "irqbalance7.sock"):
         (client.folder / name).touch()
@@ -86,7 +86,7 @@ def test_the_running_one_is_found_by_its_socket(client: Irqbalance) -> None:
 def test_a_process_is_believed_outside_of_pods_alone(
     tmp_path: Path, name: str, cgroup: str, is_one: bool
 ) -> None:
-    """Each container may call a process irqbalance, and must not stop the agent by it."""
+    """A container could run a process with this name, which must not stop the agent."""
     process(tmp_path, 9, name, cgroup)
     (tmp_path / "self").mkdir()
     (tmp_path / "10").mkdir()
@@ -103,8 +103,8 @@ def test_a_process_is_believed_outside_of_pods_alone(
         (b"SLEEP 10 BANNED 0\x00", Setup(EMPTY, 10)),
     ],
 )
-def test_an_answer_to_setup(client: Irqbalance, answer: bytes, setup: Setup) -> None:
-    """Banned CPUs are a mask in hex."""
+def test_setup_answer_is_parsed(client: Irqbalance, answer: bytes, setup: Setup) -> None:
+    """Banned CPUs are a hexadecimal mask."""
     with serving(socket_of(client), lambda _: answer) as asked:
         assert client.setup(Daemon(7, 107, socket_of(client))) == setup
     assert asked == ["setup"]
@@ -123,13 +123,13 @@ def test_an_answer_to_setup(client: Irqbalance, answer: bytes, setup: Setup) -> 
     ],
 )
 def test_nonsense_is_no_answer(client: Irqbalance, answer: bytes, reason: str) -> None:
-    """It is bounded, and says why."""
+    """The size of an answer is limited, and the error has the reason."""
     with serving(socket_of(client), lambda _: answer), pytest.raises(Unavailable, match=reason):
         client.setup(Daemon(7, 107, socket_of(client)))
 
 
-def test_a_late_answer_is_given_up(client: Irqbalance, tmp_path: Path) -> None:
-    """Whether nothing comes, or a byte at a time."""
+def test_slow_answer_times_out(client: Irqbalance, tmp_path: Path) -> None:
+    """This holds for no answer and for an answer in single bytes."""
     times = iter(range(0, 10_000, 40))
     slow = Irqbalance(tmp_path / "run", tmp_path / "proc", 30.0, lambda: float(next(times)))
     with (
@@ -145,15 +145,15 @@ def test_a_late_answer_is_given_up(client: Irqbalance, tmp_path: Path) -> None:
             hasty.setup(Daemon(8, 1, socket_of(client, 8)))
 
 
-def test_a_dead_socket_is_said(client: Irqbalance) -> None:
-    """Nothing listens."""
+def test_stale_socket_raises_unavailable(client: Irqbalance) -> None:
+    """Nothing listens on the socket."""
     socket_of(client).touch()
     with pytest.raises(Unavailable, match="refused"):
         client.ban(Daemon(7, 107, socket_of(client)), cpus("4"))
 
 
-def test_a_ban_is_one_list(client: Irqbalance) -> None:
-    """Without blanks, because only the first word is read; NULL for what the environment says."""
+def test_ban_is_one_list_without_spaces(client: Irqbalance) -> None:
+    """The daemon reads the first word only; NULL restores the list of its environment."""
     with serving(socket_of(client), lambda _: b"") as asked:
         client.ban(Daemon(7, 107, socket_of(client)), cpus("4-7,9"))
         client.ban(Daemon(7, 107, socket_of(client)), EMPTY)
@@ -176,7 +176,7 @@ class Beside:
         self.balancer = Balancer(self.daemon, saved, lambda: self.now, is_told=self.is_told)
 
     def ask(self, quiet: str, seconds: float = 10.0) -> Told:
-        """Ask for a ban, some time after the last question."""
+        """Request a ban, some time after the last request."""
         self.now += seconds
         told = self.balancer.keep_off(cpus(quiet))
         self.daemon.interval()
@@ -185,12 +185,12 @@ class Beside:
 
 @pytest.fixture
 def beside(tmp_path: Path) -> Beside:
-    """Return an agent that has not asked yet."""
+    """Return an agent without a request yet."""
     return Beside(tmp_path)
 
 
-def test_its_ban_is_read_first_and_united(beside: Beside) -> None:
-    """And afterwards what was banned before is banned again."""
+def test_ban_is_united_with_the_earlier_one(beside: Beside) -> None:
+    """Afterwards only the earlier ban is in effect again."""
     beside.daemon.banned = beside.daemon.pending = cpus("1")
     beside.ask("4-5")
     beside.ask("4-6")
@@ -202,29 +202,29 @@ def test_its_ban_is_read_first_and_united(beside: Beside) -> None:
     assert not (beside.folder / FILE).exists()
 
 
-def test_without_a_ban_of_its_own_it_goes_back_to_its_environment(beside: Beside) -> None:
-    """That is what the empty list asks for."""
+def test_without_an_earlier_ban_the_environment_is_restored(beside: Beside) -> None:
+    """The empty list restores the list of irqbalance's environment."""
     beside.ask("4")
     beside.ask("")
     assert beside.daemon.bans == ["4", ""]
 
 
-def test_a_ban_that_is_there_already_is_not_sent(beside: Beside) -> None:
-    """The operator has written it into its file; it stays."""
+def test_existing_ban_is_not_sent(beside: Beside) -> None:
+    """A ban of the operator that has all quiet CPUs stays."""
     beside.daemon.banned = beside.daemon.pending = cpus("4-7")
     assert beside.ask("4-5") == Told()
     beside.ask("")
     assert (beside.daemon.bans, beside.balancer.has_banned) == ([], False)
 
 
-def test_it_has_settled_two_intervals_after_its_ban_was_read_back(beside: Beside) -> None:
-    """Until then what it moves is no foreign write."""
+def test_ban_is_settled_two_intervals_after_it_was_read_back(beside: Beside) -> None:
+    """Until then irqbalance's moves are no foreign writes."""
     assert not beside.ask("4").is_settled
     assert [beside.ask("4").is_settled for _ in range(4)] == [False, False, True, True]
 
 
-def test_the_next_agent_goes_on_with_the_ban(beside: Beside) -> None:
-    """It neither takes it for the one before, nor sends it again."""
+def test_restarted_agent_continues_the_ban(beside: Beside) -> None:
+    """The ban is not taken for an earlier one, and not sent again."""
     beside.ask("4")
     beside.start()
     beside.ask("4")
@@ -232,8 +232,8 @@ def test_the_next_agent_goes_on_with_the_ban(beside: Beside) -> None:
     assert beside.daemon.bans == ["4", ""]
 
 
-def test_an_agent_killed_before_it_sent_the_ban_leaves_what_was(beside: Beside) -> None:
-    """The record was saved first, and the list is still the one before."""
+def test_agent_killed_before_the_ban_restores_the_earlier_list(beside: Beside) -> None:
+    """The record is saved before the ban is sent."""
     beside.daemon.is_deaf = True
     beside.ask("4")
     beside.start()
@@ -241,8 +241,8 @@ def test_an_agent_killed_before_it_sent_the_ban_leaves_what_was(beside: Beside) 
     assert beside.daemon.banned == EMPTY
 
 
-def test_a_restarted_one_is_banned_again(beside: Beside) -> None:
-    """The ban ended with it; what its environment bans now is what it had before."""
+def test_restarted_irqbalance_is_banned_again(beside: Beside) -> None:
+    """The ban ended with the process, and the new one's own list is restored later."""
     beside.ask("4")
     beside.daemon.daemon = Daemon(8, 200, Path("/run/irqbalance/irqbalance8.sock"))
     beside.daemon.banned = beside.daemon.pending = cpus("2")
@@ -251,8 +251,8 @@ def test_a_restarted_one_is_banned_again(beside: Beside) -> None:
     assert beside.daemon.bans == ["4", "2,4", "2"]
 
 
-def test_one_that_ended_has_nothing_to_lift(beside: Beside) -> None:
-    """And none is needed while none runs; its name is looked for once a minute."""
+def test_ended_irqbalance_needs_no_restore(beside: Beside) -> None:
+    """No ban is needed without a process, whose name is searched for once a minute."""
     beside.ask("4")
     beside.daemon.daemon = None
     for _ in range(7):
@@ -262,16 +262,16 @@ def test_one_that_ended_has_nothing_to_lift(beside: Beside) -> None:
     assert beside.balancer.restore()
 
 
-def test_one_without_a_socket_is_said_with_the_line_for_its_file(beside: Beside) -> None:
-    """The interrupts are then left alone."""
+def test_irqbalance_without_a_socket_is_an_error_with_its_setting(beside: Beside) -> None:
+    """The reason has the line for irqbalance's configuration file."""
     beside.daemon.daemon, beside.daemon.hidden = None, Daemon(9, 1)
     reason = beside.ask("4-5").reason
     assert reason.startswith("irqbalance (9) runs and has no socket below /run/irqbalance")
     assert reason.endswith("IRQBALANCE_BANNED_CPULIST=4-5")
 
 
-def test_one_that_does_not_answer_is_asked_once_a_minute(beside: Beside) -> None:
-    """Each question may take twelve seconds."""
+def test_unavailable_irqbalance_is_asked_once_a_minute(beside: Beside) -> None:
+    """Each request may take twelve seconds."""
     beside.daemon.silence = "no answer in time"
     assert beside.ask("4").reason == "irqbalance runs and cannot be asked: no answer in time"
     beside.daemon.silence = ""
@@ -280,8 +280,8 @@ def test_one_that_does_not_answer_is_asked_once_a_minute(beside: Beside) -> None
     assert beside.daemon.bans == ["4"]
 
 
-def test_one_that_does_not_take_the_ban_is_said(beside: Beside) -> None:
-    """It is asked with each of its intervals, and believed when it shows it."""
+def test_ignored_ban_is_an_error(beside: Beside) -> None:
+    """The ban is sent several times; the error ends when irqbalance has the ban."""
     beside.daemon.is_deaf = True
     reasons = [beside.ask("4").reason for _ in range(MOST_SENDS + 1)]
     assert reasons == [""] * MOST_SENDS + ["irqbalance (7) does not take over the CPUs that it must not use"]
@@ -290,8 +290,8 @@ def test_one_that_does_not_take_the_ban_is_said(beside: Beside) -> None:
     assert beside.ask("4") == Told("", is_settled=False)
 
 
-def test_a_program_that_replaces_the_ban_three_times_is_left_alone(beside: Beside) -> None:
-    """Its list is what was there before; what quiet CPUs add is sent twice again."""
+def test_third_replaced_ban_is_a_conflict(beside: Beside) -> None:
+    """Two replaced bans are sent again; the third is an error, and the other program's list stays."""
     for at in range(3):
         beside.ask("4")
         beside.ask("4", 10.0)
@@ -303,8 +303,8 @@ def test_a_program_that_replaces_the_ban_three_times_is_left_alone(beside: Besid
     assert beside.balancer.restore()
 
 
-def test_one_that_the_operator_configured_is_not_told(tmp_path: Path) -> None:
-    """A ban from before is lifted."""
+def test_irqbalance_of_the_operator_is_not_banned(tmp_path: Path) -> None:
+    """An earlier ban is removed."""
     beside = Beside(tmp_path)
     beside.ask("4")
     beside.is_told = False
@@ -315,8 +315,8 @@ def test_one_that_the_operator_configured_is_not_told(tmp_path: Path) -> None:
     assert beside.daemon.bans == ["4", ""]
 
 
-def test_without_a_saved_ban_none_is_sent(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the next agent would take it for the operator's."""
+def test_ban_is_not_sent_without_a_saved_record(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a record the next agent would take the ban for the operator's."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -328,8 +328,8 @@ def test_without_a_saved_ban_none_is_sent(beside: Beside, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("text", ["", "[]", '["x", 1, "", []]', "[7, 107, [4], [1]]", "{"])
-def test_a_damaged_record_is_none(beside: Beside, text: str) -> None:
-    """Nothing is invented."""
+def test_damaged_record_is_ignored(beside: Beside, text: str) -> None:
+    """A damaged record restores no ban."""
     Restorable(beside.folder / FILE, "boot").remember({"ban": text})
     beside.start()
     assert not beside.balancer.has_banned

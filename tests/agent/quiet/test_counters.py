@@ -1,4 +1,4 @@
-"""Tables of counters by CPU, as the kernel writes them."""
+"""Tables of counters by CPU, in the kernel's format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.quiet.counters import rows as rows_of
 from agent.quiet.cpu_counts import Table, parse_table
 from pinning.machine.cpuset import CPUSet
 
-# Of a machine whose CPU 2 is offline: the columns are the online CPUs.
+# CPU 2 is offline: columns are the online CPUs
 INTERRUPTS = """\
            CPU0       CPU1       CPU3
   0:         42          0          0   IO-APIC   2-edge      timer
@@ -28,14 +28,14 @@ SOFTIRQS = """\
 
 
 def rows(text: str, cpus: CPUSet) -> tuple[Row, ...]:
-    """Return the rows of a table as the kernel writes it."""
+    """Return the rows of a table for these CPUs."""
     table = parse_table(text.encode(), Path("interrupts"))
     assert isinstance(table, Table)
     return rows_of(table, cpus)
 
 
 def test_counts_of_some_cpus_are_added_up() -> None:
-    """Columns are found by their names, and rows with one count for the machine are left out."""
+    """Columns are found by name; rows with one count for the machine are left out."""
     assert rows(INTERRUPTS, CPUSet([1, 3])) == (
         Row("0", "IO-APIC 2-edge timer", 0),
         Row("25", "PCI-MSI-0000:00:02.0 1-edge eth1-rx-0", 24),
@@ -50,7 +50,7 @@ def test_cpus_without_a_column_count_nothing() -> None:
 
 
 def test_devices_are_distinct_from_the_kernel() -> None:
-    """A device's interrupt has a number."""
+    """Interrupts of devices have numbers."""
     assert [row.name for row in rows(INTERRUPTS, CPUSet([1])) if row.is_device] == ["0", "25"]
 
 
@@ -61,7 +61,7 @@ def test_garbled_row_is_left_out(line: str) -> None:
 
 
 def test_growth_is_by_source() -> None:
-    """A number that names another device now has grown from 0, and what stood still is left out."""
+    """A number with another device grows from 0, and unchanged rows are left out."""
     before = (Row("25", "eth0", 100), Row("26", "nvme0q1", 5), Row("LOC", "Local timer interrupts", 9))
     after = (Row("25", "eth1", 3), Row("26", "nvme0q1", 5), Row("LOC", "Local timer interrupts", 19))
 
@@ -69,7 +69,7 @@ def test_growth_is_by_source() -> None:
 
 
 def test_large_machine_is_read() -> None:
-    """4,000 interrupts on 256 CPUs are read whole."""
+    """All of 4,000 interrupts on 256 CPUs are read."""
     head = " ".join(f"CPU{cpu}" for cpu in range(256))
     line = " ".join(["1"] * 256)
     text = f"{head}\n" + "".join(f"{number}: {line} PCI-MSI q{number}\n" for number in range(4000))

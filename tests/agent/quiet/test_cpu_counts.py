@@ -1,4 +1,4 @@
-"""Counters by CPU, and by how much they grew between two readings of files like those of the kernel."""
+"""Counters by CPU and their growth between two readings of /proc files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BEFORE = table(
     ],
 )
 def test_growth_is_by_cpu(after: str, grown: dict[int, int]) -> None:
-    """Columns are found by the names in the head, and the kernel's own rows do not count as devices."""
+    """Columns are found by name, and the kernel's own rows are left out."""
     assert growth(BEFORE, table(after), ALL) == grown
 
 
@@ -77,8 +77,8 @@ def test_growth_is_by_cpu(after: str, grown: dict[int, int]) -> None:
         ),
     ],
 )
-def test_growth_that_cannot_be_known_has_a_reason(after: str, reason: str) -> None:
-    """No such table counts as quiet."""
+def test_unknown_growth_has_a_reason(after: str, reason: str) -> None:
+    """Such a table does not count as quiet."""
     assert reason in str(growth(BEFORE, table(after), ALL))
 
 
@@ -95,7 +95,7 @@ def test_softirqs_have_the_same_form() -> None:
 
 
 def test_reason_of_either_reading_is_kept(tmp_path: Path) -> None:
-    """A file that is masked, garbled, missing, a folder or endless is not known, before or after."""
+    """A masked, garbled, large, missing or unreadable file gives its reason, before or after."""
     (tmp_path / "masked").touch()
     (tmp_path / "garbled").write_bytes(b"\xff\xfe CPU0\n25: 1\n")
     (tmp_path / "large").write_bytes(b"0" * (MOST_BYTES + 1))
@@ -114,7 +114,7 @@ def test_reason_of_either_reading_is_kept(tmp_path: Path) -> None:
 
 
 def test_slices_of_cpus_are_read(tmp_path: Path) -> None:
-    """The ninth field of a CPU's line; lines of domains and other CPUs are left out."""
+    """The ninth field of a CPU's line is read; lines of domains and other CPUs are left out."""
     file = tmp_path / "schedstat"
     file.write_text(
         "version 15\ntimestamp 4\ncpu0 0 0 0 0 0 0 11 22 33\ndomain0 3 1 2\ncpu1 0 0 0 0 0 0 1 2 44\ncpuX\n"
@@ -124,8 +124,8 @@ def test_slices_of_cpus_are_read(tmp_path: Path) -> None:
     assert "No such file" in str(read_slices(tmp_path / "none", ALL))
 
 
-def test_this_machine_is_read() -> None:
-    """The kernel's own files have these forms here."""
+def test_files_of_this_machine_are_read() -> None:
+    """The parsers accept the files of this kernel."""
     online = CPUSet(os.sched_getaffinity(0))
     for name in ("interrupts", "softirqs"):
         reading = read_table(Path("/proc") / name, devices=name == "interrupts")

@@ -1,4 +1,4 @@
-"""Which execs are counted, where they are put, and when the runtime is asked for them."""
+"""Counting and placement of execs, and the stream of the runtime's events."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ LABELS = '{container="main",namespace="default",pod="web"}'
 
 
 class Events:
-    """A runtime that reports what a test gives it."""
+    """A runtime with events from the test."""
 
     def __init__(self) -> None:
         self.waiting: asyncio.Queue[StartedExec | Exception] = asyncio.Queue()
         self.asked, self.ended = 0, 0
 
     async def started(self) -> AsyncIterator[StartedExec]:
-        """Yield what was given; raise what is an error."""
+        """Yield the test's events; raise its exceptions."""
         self.asked += 1
         try:
             while True:
@@ -54,7 +54,7 @@ class Events:
 
 
 class Node:
-    """A watch, its events, and the processes that were moved."""
+    """A watch with its events and the processes that it moved."""
 
     def __init__(self, affinity: ExecAffinity = ExecAffinity.LAST) -> None:
         self.registry = CollectorRegistry()
@@ -66,33 +66,33 @@ class Node:
         self.watch = ExecWatch(self.events, metrics, affinity, self.place, sleep=self.sleep)
 
     async def sleep(self, seconds: float) -> None:
-        """Note a pause."""
+        """Record a pause."""
         self.pauses.append(seconds)
         await asyncio.sleep(0)
 
     def place(self, pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
-        """Move a process that has not exited; it takes as many hundredths of a second as its pid says."""
+        """Move a process that has not exited, in as many hundredths of a second as its pid."""
         if pid in self.exited:
             return None
         self.moved.append((pid, cgroup, cpus, started))
         return PlacedExec(started=1000 + pid, seconds=pid / 100)
 
     def metrics(self) -> list[str]:
-        """Return the series of the count."""
+        """Return the series of the counter."""
         lines = generate_latest(self.registry).decode().splitlines()
         return [line for line in lines if line.startswith("corepin_agent_execs_total{")]
 
 
 @pytest.fixture
 def node() -> Node:
-    """Return a watch that follows an exclusive container and a plain one."""
+    """Return a watch that follows an exclusive and a plain container."""
     node = Node()
     node.watch.follow(STATE)
     return node
 
 
-def test_execs_of_exclusive_containers_alone_are_counted(node: Node) -> None:
-    """A probe of a container in the shared set, and one of a container that is not known, count nowhere."""
+def test_only_execs_of_exclusive_containers_are_counted(node: Node) -> None:
+    """Execs in shared or unknown containers are not counted."""
     for key, pid in ((WEB_ID, 3), (PLAIN_ID, 4), ("c" * 64, 5), (WEB_ID, 2)):
         node.watch.started(StartedExec(key, pid))
     execs = node.watch.execs
@@ -104,7 +104,7 @@ def test_execs_of_exclusive_containers_alone_are_counted(node: Node) -> None:
 
 
 def test_exec_that_has_ended_is_counted_and_not_placed(node: Node) -> None:
-    """It may take a millisecond."""
+    """A short exec can exit before it is placed."""
     node.exited.add(7)
     node.watch.started(StartedExec(WEB_ID, 7))
     found = node.watch.execs[owner(WEB)]
@@ -118,8 +118,8 @@ def test_exec_that_has_ended_is_counted_and_not_placed(node: Node) -> None:
         pytest.param(ExecAffinity.LAST, replace(STATE, observes=True), id="observing"),
     ],
 )
-def test_counting_alone_moves_nothing(affinity: ExecAffinity, state: NodeState) -> None:
-    """Nothing is moved unless the operator wants that, nor where another program gives out the CPUs."""
+def test_execs_are_not_moved_without_the_option(affinity: ExecAffinity, state: NodeState) -> None:
+    """Without the option, or while observing, no process is moved."""
     node = Node(affinity)
     node.watch.follow(state)
     node.watch.started(StartedExec(WEB_ID, 3))
@@ -127,14 +127,14 @@ def test_counting_alone_moves_nothing(affinity: ExecAffinity, state: NodeState) 
 
 
 def moved_to(cpus: str) -> NodeState:
-    """Return the state in which the exclusive container has other CPUs."""
+    """Return the state with other CPUs of the exclusive container."""
     web = next(pod for pod in STATE.pods if pod.name == "web")
     moved = replace(web, containers=(replace(web.containers[0], cpus=CPUSet.parse(cpus)),))
     return replace(STATE, pods=(moved, *(pod for pod in STATE.pods if pod.name != "web")))
 
 
-def test_what_still_runs_is_moved_with_its_container(node: Node) -> None:
-    """A process is known by pid and start time, and forgotten once it has exited."""
+def test_running_execs_are_moved_with_their_container(node: Node) -> None:
+    """A process is identified by pid and start time, and removed once it has exited."""
     for pid in (3, 4):
         node.watch.started(StartedExec(WEB_ID, pid))
     node.exited.add(4)
@@ -152,8 +152,8 @@ def test_what_still_runs_is_moved_with_its_container(node: Node) -> None:
     assert [pid for pid, *_ in node.moved] == [3], "an observing agent moves none, and remembers none"
 
 
-def test_a_bounded_number_of_processes_is_remembered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container with a probe each second costs the same after a year."""
+def test_number_of_remembered_processes_is_limited(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are dropped, so that frequent probes do not fill the memory."""
     monkeypatch.setattr(module, "MOST_KEPT", 2)
     for pid in (3, 4, 5):
         node.watch.started(StartedExec(WEB_ID, pid))
@@ -162,15 +162,15 @@ def test_a_bounded_number_of_processes_is_remembered(node: Node, monkeypatch: py
     assert [pid for pid, *_ in node.moved] == [4, 5]
 
 
-def test_container_that_is_gone_has_no_series(node: Node) -> None:
-    """Neither count nor series outlive it."""
+def test_removed_container_has_no_series(node: Node) -> None:
+    """Counts and series are removed with the container."""
     node.watch.started(StartedExec(WEB_ID, 3))
     node.watch.follow(EMPTY_NODE)
     assert (node.watch.execs, node.metrics()) == ({}, [])
 
 
-def test_counts_are_on_the_socket(node: Node) -> None:
-    """With where the processes were put, and how late at most."""
+def test_counts_are_in_the_agents_state(node: Node) -> None:
+    """The state has the count, the CPUs of the processes and the longest delay."""
     node.watch.started(StartedExec(WEB_ID, 3))
     state = replace(STATE, execs=node.watch.execs)
     found = {pod.name: pod.containers["main"].execs for pod in agent_state(state).pods}
@@ -181,18 +181,18 @@ def test_counts_are_on_the_socket(node: Node) -> None:
 
 
 def test_containers_in_machines_are_not_counted() -> None:
-    """Their execs happen in the guest, whose container has no cgroup here."""
+    """Their execs are in the guest, and the container has no cgroup on the host."""
     assert list(exec_targets(replace(STATE, cgroups={}), ExecAffinity.LAST)) == []
 
 
 async def turns(number: int = 20) -> None:
-    """Let the watch work."""
+    """Let the watch run."""
     for _ in range(number):
         await asyncio.sleep(0)
 
 
-def test_runtime_is_asked_only_while_there_are_exclusive_containers() -> None:
-    """A node without any has no stream; the stream ends with the last one and begins again with the next."""
+def test_stream_is_open_only_while_there_are_exclusive_containers() -> None:
+    """The stream ends with the last exclusive container and begins with the next."""
 
     async def scenario() -> list[tuple[int, int]]:
         node, seen = Node(), []
@@ -223,7 +223,7 @@ def test_runtime_is_asked_only_while_there_are_exclusive_containers() -> None:
 def test_stream_that_ends_is_opened_again(
     node: Node, caplog: pytest.LogCaptureFixture, problem: Exception, logged: str
 ) -> None:
-    """After a pause, because a runtime that restarts takes a moment; the agent goes on in any case."""
+    """It is opened after a pause, and the agent goes on in any case."""
 
     async def scenario() -> None:
         running = asyncio.create_task(node.watch.run())
@@ -239,10 +239,8 @@ def test_stream_that_ends_is_opened_again(
     assert caplog.messages == [logged]
 
 
-def test_runtime_that_answers_with_errors_is_asked_ever_more_rarely(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An error of a moment must not end counting; after an event, or a restart, the pauses are short again."""
+def test_errors_are_retried_with_backoff(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """Pauses grow up to 300 seconds, and an event or a restart resets them."""
 
     async def scenario() -> None:
         running = asyncio.create_task(node.watch.run())
@@ -264,8 +262,8 @@ def test_runtime_that_answers_with_errors_is_asked_ever_more_rarely(
     assert set(caplog.messages) == {"execs are not counted"}
 
 
-def test_runtime_without_such_events_is_asked_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """CRI-O has neither the events nor an interface of NRI for them; its own option does the same."""
+def test_runtime_without_exec_events_is_not_retried(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """CRI-O has no such events, but an option with the same effect."""
     caplog.set_level("INFO")
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Reading and writing /proc/irq, on a tree like the kernel's."""
+"""Reads and writes of /proc/irq, on a tree like the kernel's."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def kernel(tmp_path: Path) -> KernelInterrupts:
     return KernelInterrupts(irq, system)
 
 
-def test_facts_are_read(kernel: KernelInterrupts) -> None:
-    """Numbers, affinity, actions, NUMA node, and the mask of the default."""
+def test_interrupts_are_read(kernel: KernelInterrupts) -> None:
+    """Numbers, affinity, actions, NUMA node and the default mask are read."""
     assert sorted(kernel.numbers()) == ["25", "26"]
     assert kernel.online() == cpus("0-7")
     assert (kernel.affinity("25"), kernel.affinity(DEFAULT)) == (cpus("0-3,8"), cpus("8-35"))
@@ -39,8 +39,8 @@ def test_facts_are_read(kernel: KernelInterrupts) -> None:
     assert not kernel.is_managed("25")
 
 
-def test_an_affinity_is_written_as_the_kernel_reads_it(kernel: KernelInterrupts, tmp_path: Path) -> None:
-    """A list for an interrupt, a mask with groups of eight digits for the default."""
+def test_affinity_is_written_in_the_kernels_format(kernel: KernelInterrupts, tmp_path: Path) -> None:
+    """An interrupt has a list, and the default a mask in groups of eight digits."""
     kernel.move("25", cpus("0-3,6"))
     kernel.move(DEFAULT, cpus("0,33-35,64"))
     assert (tmp_path / "irq/25/smp_affinity_list").read_text().splitlines()[0] == "0-3,6"
@@ -49,8 +49,8 @@ def test_an_affinity_is_written_as_the_kernel_reads_it(kernel: KernelInterrupts,
     assert kernel.affinity(DEFAULT) == cpus("0,33-35,64")
 
 
-def test_a_freed_interrupt_is_gone(kernel: KernelInterrupts) -> None:
-    """Whatever is asked of it."""
+def test_freed_interrupt_raises_gone(kernel: KernelInterrupts) -> None:
+    """Reads and writes raise Gone, and it has neither a node nor a managed affinity."""
     for ask in (kernel.affinity, kernel.name, lambda number: kernel.move(number, cpus("0"))):
         with pytest.raises(Gone):
             ask("99")
@@ -59,8 +59,8 @@ def test_a_freed_interrupt_is_gone(kernel: KernelInterrupts) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "x", "3-1", "99999", "\xff\x00"])
-def test_garbled_files_are_said(kernel: KernelInterrupts, tmp_path: Path, text: str) -> None:
-    """No affinity is made up, and nothing else is taken for a CPU."""
+def test_garbled_files_raise_errors(kernel: KernelInterrupts, tmp_path: Path, text: str) -> None:
+    """A garbled file never gives an affinity or CPUs."""
     for file in ("irq/25/smp_affinity_list", "irq/25/node", "system/cpu/online"):
         (tmp_path / file).write_text(text, encoding="latin-1")
     (tmp_path / "irq/default_smp_affinity").write_text("" if text.strip() == "99999" else text, "latin-1")
@@ -73,8 +73,8 @@ def test_garbled_files_are_said(kernel: KernelInterrupts, tmp_path: Path, text: 
             kernel.online()
 
 
-def test_folders_that_are_missing_are_said(tmp_path: Path) -> None:
-    """Then nothing is moved."""
+def test_missing_folders_raise_unavailable(tmp_path: Path) -> None:
+    """The error has the kernel's reason."""
     missing = KernelInterrupts(tmp_path / "none", tmp_path)
     with pytest.raises(Unavailable, match="No such file"):
         missing.numbers()
@@ -82,8 +82,10 @@ def test_folders_that_are_missing_are_said(tmp_path: Path) -> None:
         missing.online()
 
 
-def test_a_read_only_mount_is_said(kernel: KernelInterrupts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to do."""
+def test_read_only_mount_raises_unavailable(
+    kernel: KernelInterrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says how to mount it."""
 
     class Flags:
         f_flag = os.ST_RDONLY
@@ -94,7 +96,7 @@ def test_a_read_only_mount_is_said(kernel: KernelInterrupts, monkeypatch: pytest
 
 
 def test_files_without_write_permission_are_managed(kernel: KernelInterrupts, tmp_path: Path) -> None:
-    """As the kernel marks them from Linux 6.12 on."""
+    """The kernel marks them so from Linux 6.12 on."""
     (tmp_path / "irq/25/smp_affinity_list").chmod(0o444)
     assert kernel.is_managed("25")
 
@@ -110,10 +112,10 @@ def test_files_without_write_permission_are_managed(kernel: KernelInterrupts, tm
         (errno.ENOENT, Gone),
     ],
 )
-def test_what_the_kernel_answers_to_a_write(
+def test_errors_of_a_write_are_translated(
     kernel: KernelInterrupts, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception]
 ) -> None:
-    """Managed ones, exhausted vectors, no online CPU, and one freed in between."""
+    """Managed, refused and freed interrupts have different errors."""
 
     def answer(*_: Any) -> int:
         raise OSError(number, os.strerror(number))

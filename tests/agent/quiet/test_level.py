@@ -1,4 +1,4 @@
-"""When a container is called noisy, and that this changes at most once in ten minutes."""
+"""Noise levels of containers, which change at most once in ten minutes."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ BY_NOTHING = NoiseLevel(None)
 def test_level_follows_the_counts(
     before: Watched | None, noise: ContainerNoise, now: float, level: NoiseLevel | None
 ) -> None:
-    """Above the limit in a second it begins at once, and ends when the limit was kept for ten minutes."""
+    """It begins at once above the limit, and ends after ten minutes below it."""
     assert next_level(before, noise, LIMITS, now, "now").level == level
 
 
 def test_nothing_is_noisy_without_limits() -> None:
-    """A limit that was removed ends what an earlier agent reported."""
+    """Without limits an earlier level ends."""
     first = next_level(None, INTERRUPTED, (), 0.0, "now")
     assert (first.level, next_level(first, INTERRUPTED, (), LATE, "now").level) == (None, BY_NOTHING)
 
@@ -70,7 +70,7 @@ ROUNDS = st.lists(
 
 @given(ROUNDS)
 def test_level_changes_at_most_once_in_ten_minutes(rounds: list[tuple[float, ContainerNoise]]) -> None:
-    """Whatever is counted, and in rounds of any length."""
+    """This holds for any counts and any length of rounds."""
     watched: Watched | None = None
     now, changes = 0.0, []
     for seconds, noise in rounds:

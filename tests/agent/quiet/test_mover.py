@@ -1,4 +1,4 @@
-"""Moving interrupts off quiet CPUs and back, on interrupts that behave as the kernel's do."""
+"""Moves of interrupts off quiet CPUs and back, on interrupts that behave as the kernel's."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class Node:
         )
 
     def round(self, quiet: str = "", **facts: bool) -> Moved:
-        """Do one round, ten seconds after the last one."""
+        """Run one round, ten seconds after the last."""
         self.now += 10.0
         return self.mover.round(Quiet(cpus(quiet), self.kernel.up), **facts)
 
     def shown(self) -> dict[str, str]:
-        """Return all affinities as texts."""
+        """Return all affinities as text."""
         return {number: str(it) for number, it in self.kernel.affinities.items()}
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """Return a node with four interrupts; no CPU is quiet yet."""
+    """Return a node with four interrupts and no quiet CPUs."""
     return Node(tmp_path, irq25="0-7", irq26="4", irq27="0-1", irq28="5-6")
 
 
-def test_interrupts_leave_quiet_cpus_and_come_back(node: Node) -> None:
-    """Each keeps what is not quiet; one that has nothing else gets all others; then everything is as before."""
+def test_interrupts_leave_quiet_cpus_and_are_restored(node: Node) -> None:
+    """Quiet CPUs are removed from each affinity; if none is left, it is all other CPUs."""
     before = node.shown()
     assert node.round("4-5") == Moved()
     assert node.shown() == {DEFAULT: "0-3,6-7", "25": "0-3,6-7", "26": "0-3,6-7", "27": "0-1", "28": "6"}
@@ -69,8 +69,8 @@ def test_interrupts_leave_quiet_cpus_and_come_back(node: Node) -> None:
     assert list(node.folder.iterdir()) == []
 
 
-def test_a_round_without_change_writes_nothing(node: Node) -> None:
-    """Neither to the kernel nor to the disk."""
+def test_round_without_changes_writes_nothing(node: Node) -> None:
+    """Neither affinities nor the file are written."""
     node.round("4-5")
     file = node.folder / FILE
     writes, written = list(node.kernel.writes), file.stat().st_mtime_ns
@@ -78,14 +78,14 @@ def test_a_round_without_change_writes_nothing(node: Node) -> None:
     assert (node.kernel.writes, file.stat().st_mtime_ns) == (writes, written)
 
 
-def test_the_default_is_narrowed_first(node: Node) -> None:
-    """A driver that is loaded in between must not get quiet CPUs."""
+def test_default_affinity_is_narrowed_first(node: Node) -> None:
+    """Interrupts of a driver that is loaded in between must not get quiet CPUs."""
     node.round("4-5")
     assert node.kernel.writes[0] == (DEFAULT, "0-3,6-7")
 
 
-def test_quiet_cpus_may_change_step_by_step(node: Node) -> None:
-    """What is no longer quiet is given back at once, what becomes so is taken."""
+def test_changed_quiet_cpus_are_followed(node: Node) -> None:
+    """CPUs that are no longer quiet are restored at once, and new quiet ones are removed."""
     node.round("4-5")
     node.round("5-6")
     assert node.shown() == {DEFAULT: "0-4,7", "25": "0-4,7", "26": "4", "27": "0-1", "28": "0-4,7"}
@@ -93,8 +93,8 @@ def test_quiet_cpus_may_change_step_by_step(node: Node) -> None:
     assert node.shown() == {DEFAULT: "0-7", "25": "0-7", "26": "4", "27": "0-1", "28": "5-6"}
 
 
-def test_a_default_that_was_narrower_gets_its_own_back(node: Node) -> None:
-    """Only quiet bits are taken, and put back."""
+def test_narrow_default_affinity_is_restored(node: Node) -> None:
+    """Only quiet CPUs are removed from it and restored."""
     node.kernel.affinities[DEFAULT] = cpus("0-4")
     node.round("4-5")
     assert node.shown()[DEFAULT] == "0-3"
@@ -102,8 +102,8 @@ def test_a_default_that_was_narrower_gets_its_own_back(node: Node) -> None:
     assert node.shown()[DEFAULT] == "0-4"
 
 
-def test_an_interrupt_of_a_driver_loaded_later_gets_what_it_would_have_had(node: Node) -> None:
-    """It is born off quiet CPUs; one agent takes note of it, the next one restores it."""
+def test_interrupt_of_a_later_driver_gets_the_original_default(node: Node) -> None:
+    """The record of its original default works across a restart of the agent."""
     node.round("4-5")
     node.kernel.request("40", "eth1")
     node.round("4-5")
@@ -115,8 +115,8 @@ def test_an_interrupt_of_a_driver_loaded_later_gets_what_it_would_have_had(node:
     assert {node.shown()[number] for number in ("40", "41")} == {"0-7"}
 
 
-def test_an_interrupt_that_was_there_keeps_its_few_cpus(node: Node) -> None:
-    """It was not narrowed by anything that the agent did, also not in the eyes of the next agent."""
+def test_narrow_affinity_is_not_widened(node: Node) -> None:
+    """An affinity without quiet CPUs stays as it is, also after a restart of the agent."""
     node.round("4-5")
     node.start()
     node.round("4-5")
@@ -125,8 +125,8 @@ def test_an_interrupt_that_was_there_keeps_its_few_cpus(node: Node) -> None:
 
 
 @pytest.mark.parametrize("fixed", ["managed", "read_only"])
-def test_managed_interrupts_are_said_and_left(node: Node, fixed: str) -> None:
-    """The kernel refuses the write once and is not asked again, or its file shows it before."""
+def test_managed_interrupts_are_reported_and_skipped(node: Node, fixed: str) -> None:
+    """The kernel's error, after which no write is tried again, or the file mode shows them."""
     getattr(node.kernel, fixed).add("26")
     for _ in range(3):
         assert node.round("4-5").managed == ("26 (eth0-rx-1)",)
@@ -136,8 +136,8 @@ def test_managed_interrupts_are_said_and_left(node: Node, fixed: str) -> None:
     assert not node.mover.has_taken
 
 
-def test_all_interrupts_may_be_managed(node: Node) -> None:
-    """Then the default alone is changed."""
+def test_number_of_reported_managed_interrupts_is_limited(node: Node) -> None:
+    """If all are managed, only the default is changed."""
     for number in range(100, 100 + MOST_NAMES + 3):
         node.kernel.affinities[str(number)] = cpus("5")
     node.kernel.read_only = set(node.kernel.affinities) - {DEFAULT}
@@ -147,8 +147,8 @@ def test_all_interrupts_may_be_managed(node: Node) -> None:
     assert node.shown()[DEFAULT] == "0-3,6-7"
 
 
-def test_a_number_that_another_driver_got_is_not_restored(node: Node) -> None:
-    """It was freed and requested again: its affinity is not one that the agent changed."""
+def test_reused_number_is_not_restored(node: Node) -> None:
+    """The affinity of another driver's interrupt was not changed by the agent."""
     node.round("4-5")
     node.kernel.names["25"] = "eth9"
     node.round()
@@ -156,8 +156,8 @@ def test_a_number_that_another_driver_got_is_not_restored(node: Node) -> None:
     assert not node.mover.has_taken
 
 
-def test_a_number_that_another_driver_got_is_no_foreign_write(node: Node) -> None:
-    """Its new affinity is its original."""
+def test_reused_number_is_no_foreign_write(node: Node) -> None:
+    """The affinity of the new interrupt is its original."""
     node.round("4-5")
     for at in range(5):
         node.kernel.names["25"], node.kernel.affinities["25"] = f"nvme{at}", cpus("5")
@@ -166,8 +166,8 @@ def test_a_number_that_another_driver_got_is_no_foreign_write(node: Node) -> Non
     assert node.shown()["25"] == "5"
 
 
-def test_a_freed_interrupt_is_forgotten(node: Node) -> None:
-    """Nothing is left to restore of it."""
+def test_record_of_a_freed_interrupt_is_removed(node: Node) -> None:
+    """A later interrupt with its number gets the original default."""
     node.round("4-5")
     del node.kernel.affinities["25"]
     node.round("4-5")
@@ -176,8 +176,8 @@ def test_a_freed_interrupt_is_forgotten(node: Node) -> None:
     assert node.shown()["25"] == "0-7"
 
 
-def test_a_driver_that_refuses_is_said_and_tried_again(node: Node) -> None:
-    """For example without free vectors on the other CPUs; the others are moved."""
+def test_refused_write_is_reported_and_retried(node: Node) -> None:
+    """The other interrupts are moved; a refused restore is retried too."""
     node.kernel.refused = {"25": "smp_affinity_list: No space left on device"}
     assert node.round("4-5").failed == ("smp_affinity_list: No space left on device",)
     assert (node.shown()["25"], node.shown()["26"]) == ("0-7", "0-3,6-7")
@@ -191,8 +191,8 @@ def test_a_driver_that_refuses_is_said_and_tried_again(node: Node) -> None:
     assert node.shown()["25"] == "0-7"
 
 
-def test_the_third_foreign_write_is_a_conflict_and_ten_quiet_minutes_end_it(node: Node) -> None:
-    """Two are corrected at once; then this interrupt is left alone, and no other one."""
+def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
+    """Two are corrected; then this interrupt is left alone, while others are still moved."""
     node.round("4-5")
     for _ in range(2):
         node.kernel.affinities["25"] = cpus("5")
@@ -210,16 +210,16 @@ def test_the_third_foreign_write_is_a_conflict_and_ten_quiet_minutes_end_it(node
     assert node.shown()["25"] == "5"
 
 
-def test_writes_of_an_irqbalance_that_has_not_acted_by_its_ban_are_no_conflict(node: Node) -> None:
-    """Interrupts are moved off again as often as it takes."""
+def test_writes_before_irqbalance_has_settled_are_no_conflict(node: Node) -> None:
+    """Interrupts are moved off again without a limit."""
     for _ in range(9):
         node.kernel.affinities["25"] = cpus("5")
         assert node.round("4-5", is_settled=False).conflicts == ()
         assert node.shown()["25"] == "0-3,6-7"
 
 
-def test_nothing_is_taken_while_irqbalance_would_undo_it(node: Node) -> None:
-    """What is taken already stays, and what is no longer quiet is given back."""
+def test_nothing_is_moved_off_while_irqbalance_would_undo_it(node: Node) -> None:
+    """Earlier moves stay, and CPUs that are no longer quiet are restored."""
     assert node.round("4-5", may_take=False) == Moved()
     assert node.kernel.writes == []
     node.round("4-5")
@@ -229,8 +229,8 @@ def test_nothing_is_taken_while_irqbalance_would_undo_it(node: Node) -> None:
     assert node.shown()["25"] == "0-3,5-7"
 
 
-def test_an_original_that_is_offline_is_restored_when_it_is_back(node: Node) -> None:
-    """The kernel refuses an affinity without an online CPU; until then the interrupt keeps off quiet CPUs."""
+def test_offline_original_is_restored_once_online(node: Node) -> None:
+    """The kernel refuses an affinity without online CPUs; until then it has no quiet CPU."""
     node.round("4-5")
     node.kernel.set_online(cpus("0-3,6-7"))
     assert node.round() == Moved()
@@ -244,8 +244,8 @@ def test_an_original_that_is_offline_is_restored_when_it_is_back(node: Node) -> 
     assert not node.mover.has_taken
 
 
-def test_cpus_that_go_offline_and_come_back_are_no_foreign_writes(node: Node) -> None:
-    """The kernel spreads an interrupt that loses its last CPU over all others, the quiet ones too."""
+def test_cpu_hotplug_is_no_foreign_write(node: Node) -> None:
+    """The kernel gives an interrupt without an online CPU all others, with the quiet ones."""
     node.round("4-5")
     for up in ("0-5,7", "0-7", "2-7", "0-7", "0-5,7", "0-7"):
         node.kernel.set_online(cpus(up))
@@ -253,15 +253,15 @@ def test_cpus_that_go_offline_and_come_back_are_no_foreign_writes(node: Node) ->
         assert node.kernel.quiet(cpus("4-5"))
 
 
-def test_a_machine_that_changes_while_it_is_read_is_read_again(node: Node) -> None:
-    """Nothing is written by facts of which some are old."""
+def test_change_during_a_round_ends_it_without_writes(node: Node) -> None:
+    """The round reports that it must be repeated."""
     quiet = Quiet(cpus("4-5"), cpus("0-3,5-7"))
     assert node.mover.round(quiet) == Moved(is_steady=False)
     assert node.kernel.writes == []
 
 
 def test_records_of_another_boot_are_not_restored(node: Node) -> None:
-    """A reboot has reset everything."""
+    """A reboot resets all affinities."""
     node.round("4-5")
     node.boot = "another"
     node.start()
@@ -278,16 +278,16 @@ def test_records_of_another_boot_are_not_restored(node: Node) -> None:
         '{"version":1,"bootID":"boot","originals":{"irq/25":"[\\"0-7\\",[],\\"a\\"]","irq/26":"[\\"\\",[\\"1\\"],\\"\\"]"}}',
     ],
 )
-def test_a_damaged_file_restores_nothing(node: Node, text: str) -> None:
-    """No invented value is ever written."""
+def test_damaged_file_restores_nothing(node: Node, text: str) -> None:
+    """A value that is not valid is never written."""
     (node.folder / FILE).write_text(text)
     node.start()
     assert not node.mover.has_taken
     assert node.mover.restore()
 
 
-def test_without_a_saved_original_nothing_is_written(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk leaves the interrupts where they are."""
+def test_nothing_is_written_without_a_saved_original(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a full disk interrupts stay where they are."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -311,10 +311,10 @@ HISTORY = st.lists(
 
 @settings(max_examples=200)
 @given(HISTORY)
-def test_a_kill_at_any_write_leaves_originals_or_the_right_state(
+def test_kill_at_any_write_is_recovered(
     history: list[tuple[str, str | None, int | None, bool]],
 ) -> None:
-    """Quiet CPUs change, CPUs go offline, drivers are loaded, agents are killed; the next round is right, and the end too."""
+    """After hotplug, drivers and kills the next round is right, and originals can be restored."""
     with tempfile.TemporaryDirectory() as folder:
         node = Node(Path(folder), irq25="0-7", irq26="4", irq27="0-1", irq28="5-6")
         hotplugged = False

@@ -1,4 +1,4 @@
-"""One measurement, on files like those of /proc and on this machine."""
+"""One measurement of noise, on files as in /proc and on this machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pinning.machine.cpuset import CPUSet
 ONE = CPUSet([1])
 
 
-def test_what_happens_while_it_watches_is_counted(tmp_path: Path) -> None:
-    """Counts are those between the beginning and the end, and the result of the watch is returned."""
+def test_counts_during_the_watch_are_returned(tmp_path: Path) -> None:
+    """Counts are differences between beginning and end, and the result of the watch is returned."""
     interrupts, softirqs = tmp_path / "interrupts", tmp_path / "softirqs"
     interrupts.write_text("CPU0 CPU1\n25: 9 10 eth0\n26: 0 0 eth1\n")
     softirqs.write_text("CPU0 CPU1\nTIMER: 1 1\n")
@@ -29,7 +29,7 @@ def test_what_happens_while_it_watches_is_counted(tmp_path: Path) -> None:
 
 
 def test_file_that_is_missing_masked_or_garbled_is_not_known(tmp_path: Path) -> None:
-    """Each names its file and why; none is a table without interrupts."""
+    """The reason names the file, and it does not count as quiet."""
     masked, garbled = tmp_path / "masked", tmp_path / "garbled"
     masked.write_text("")
     garbled.write_bytes(b"\xff\xfe\n")
@@ -43,7 +43,7 @@ def test_file_that_is_missing_masked_or_garbled_is_not_known(tmp_path: Path) -> 
 
 
 def test_file_that_disappears_is_not_known(tmp_path: Path) -> None:
-    """A table that is there before and not after has not stood still."""
+    """A table that exists only at the beginning is unknown."""
     interrupts = tmp_path / "interrupts"
     interrupts.write_text("CPU0 CPU1\n25: 9 10 eth0\n")
     noise, _ = measure(interrupts, tmp_path, ONE, {}, interrupts.unlink)
@@ -52,7 +52,7 @@ def test_file_that_disappears_is_not_known(tmp_path: Path) -> None:
 
 
 def test_interrupt_that_cannot_be_written_is_managed(tmp_path: Path) -> None:
-    """Linux 6.12 and later make its file read-only; what is not there is not known to be managed."""
+    """Linux 6.12 and later make its file read-only; a missing file is not managed."""
     for number, mode in (("25", 0o644), ("40", 0o444)):
         folder = tmp_path / "irq" / number
         folder.mkdir(parents=True)
@@ -66,8 +66,8 @@ def test_interrupt_that_cannot_be_written_is_managed(tmp_path: Path) -> None:
     assert measure(file, tmp_path, ONE, {}, watch)[0].managed == {"40"}
 
 
-def test_this_machine_is_read() -> None:
-    """The kernel's tables have their form here, and a process in no container has no owner."""
+def test_noise_of_this_machine_is_measured() -> None:
+    """The tables of this kernel are read, and a process outside containers has no owner."""
     every = CPUSet(range(1024))
     noise, _ = measure(Path("/proc/interrupts"), Path("/proc"), every, {"ns/pod/c": 1}, lambda: None)
 
@@ -76,8 +76,8 @@ def test_this_machine_is_read() -> None:
     assert isinstance(noise.waited, dict)
 
 
-def test_thread_whose_number_is_used_again_is_not_compared(tmp_path: Path) -> None:
-    """What another thread waited says nothing of this one, and would be less than it waited before."""
+def test_thread_with_a_reused_id_is_not_compared(tmp_path: Path) -> None:
+    """The wait of another thread with the same id does not count."""
 
     def thread(began: int, waited: int) -> None:
         (tmp_path / "100/task/100").mkdir(parents=True, exist_ok=True)

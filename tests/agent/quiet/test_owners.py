@@ -1,4 +1,4 @@
-"""Threads of containers, and which of their processes entered from outside."""
+"""Threads of containers, and processes that entered them from outside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTAINER = "/kubepods/pod1/abc"
 
 
 class Proc:
-    """A folder like /proc."""
+    """A folder in the form of /proc."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -20,7 +20,7 @@ class Proc:
     def process(
         self, pid: int, name: str, parent: int, *, cgroup: str = CONTAINER, pids: str = "", threads: int = 1
     ) -> None:
-        """Add a process; `pids` are its numbers in the PID namespaces below that of the reader."""
+        """Add a process; `pids` are its ids in PID namespaces below the reader's."""
         folder = self.root / str(pid)
         stat = f"{pid} ({name}) S {parent} " + " ".join(["0"] * 48)
         status = f"Name:\t{name}\nNSpid:\t{pid}{pids}\nvoluntary_ctxt_switches:\t5\n"
@@ -34,7 +34,7 @@ class Proc:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Proc:
-    """Return a /proc with a container whose first process a shim started."""
+    """Return a /proc with a container whose first process is a shim's child."""
     proc = Proc(tmp_path)
     proc.process(1, "systemd", 0, cgroup="/init.scope")
     proc.process(50, "shim", 1, cgroup="/system.slice")
@@ -52,10 +52,10 @@ def proc(tmp_path: Path) -> Proc:
         pytest.param(50, "", False, id="in the node's PID namespace, where the shim adopts orphans"),
     ],
 )
-def test_process_that_entered_is_known_by_its_ancestors(
+def test_entered_process_is_recognized_by_its_ancestors(
     proc: Proc, parent: int, pids: str, *, entered: bool
 ) -> None:
-    """Only a process whose ancestors are outside of the container was started from outside."""
+    """A process entered if none of its ancestors is in the container."""
     proc.process(101, "child", 100, pids="\t2")
     proc.process(200, "curl", parent, pids=pids)
 
@@ -64,8 +64,8 @@ def test_process_that_entered_is_known_by_its_ancestors(
     assert dict(owner.entered) == ({"curl": 1} if entered else {})
 
 
-def test_orphan_of_another_init_is_not_taken_for_entered(proc: Proc) -> None:
-    """In a pod with one PID namespace for all containers its sandbox adopts orphans."""
+def test_orphan_adopted_by_the_sandbox_did_not_enter(proc: Proc) -> None:
+    """In a shared PID namespace the sandbox adopts orphans."""
     proc.process(90, "pause", 50, cgroup="/kubepods/pod1/sandbox", pids="\t1")
     proc.process(150, "first", 50, cgroup="/kubepods/pod1/other", pids="\t20")
     proc.process(200, "orphan", 90, cgroup="/kubepods/pod1/other", pids="\t30")
@@ -73,8 +73,8 @@ def test_orphan_of_another_init_is_not_taken_for_entered(proc: Proc) -> None:
     assert not find_owners(proc.root, {"ns/a/other": 150})["ns/a/other"].entered
 
 
-def test_threads_below_its_own_cgroup_count(proc: Proc) -> None:
-    """Crun puts a container's processes one cgroup lower; another container's are not its own."""
+def test_threads_in_child_cgroups_count(proc: Proc) -> None:
+    """Crun puts processes into a child cgroup; those of a similarly named cgroup do not count."""
     proc.process(300, "worker", 100, cgroup=f"{CONTAINER}/container", pids="\t5", threads=2)
     proc.process(400, "other", 50, cgroup="/kubepods/pod1/abcd", pids="\t1")
 
@@ -82,13 +82,13 @@ def test_threads_below_its_own_cgroup_count(proc: Proc) -> None:
 
 
 def test_container_that_ended_is_left_out(proc: Proc) -> None:
-    """A first process that exited has no threads, and others are found."""
+    """A container whose first process exited is left out, and others are found."""
     found = find_owners(proc.root, {"ns/gone/c": 999, "ns/a/c": 100})
     assert set(found) == {"ns/a/c"}
 
 
-def test_circle_of_parents_ends(proc: Proc) -> None:
-    """Numbers that are reused while they are read may name each other."""
+def test_cyclic_parents_terminate(proc: Proc) -> None:
+    """If pids are reused during the read, parents can form a cycle."""
     proc.process(200, "a", 201, pids="\t2")
     proc.process(201, "b", 200, pids="\t3")
 

@@ -1,4 +1,4 @@
-"""Rounds after passes, off the event loop: what is asked of the keeper, and what states say."""
+"""Rounds of the keeper after passes, outside the event loop, and their results in states."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EMPTY_STATE = state_of()
 
 
 class Keeper:
-    """A keeper that answers as it is told to (interface of `QuietKeeper`)."""
+    """A keeper whose answers the test sets (interface of `QuietKeeper`)."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -56,7 +56,7 @@ class Keeper:
         self.restored = True
 
     def round(self, quiet: CPUSet) -> QuietResult | None:
-        """Take note of a round."""
+        """Record a round."""
         self.asked.append(str(quiet))
         self.threads.add(threading.current_thread().name)
         self.is_idle = not quiet
@@ -66,7 +66,7 @@ class Keeper:
         return answer
 
     def restore(self) -> bool:
-        """Say whether everything is restored."""
+        """Return whether everything is restored."""
         return self.restored
 
 
@@ -79,7 +79,7 @@ class Scene:
         self.news = asyncio.Event()
 
     async def see(self, state: NodeState) -> NodeState:
-        """Show a state, wait for the news of it, and return it as it is published then."""
+        """Add a state, wait for its round, and return the state with the result."""
         self.news.clear()
         self.quieting.add(state)
         await self.news.wait()
@@ -87,7 +87,7 @@ class Scene:
 
 
 def play(scenario: Callable[[Scene], Awaitable[None]], scene: Scene | None = None) -> Scene:
-    """Run a scenario while the node's rounds take place."""
+    """Run a scenario while the node's rounds run."""
 
     async def run() -> Scene:
         played = scene or Scene()
@@ -102,12 +102,12 @@ def play(scenario: Callable[[Scene], Awaitable[None]], scene: Scene | None = Non
 
 
 def quiet_of(state: NodeState) -> str | None:
-    """Return what a state says of the container."""
+    """Return the container's result in a state."""
     return state.pods[0].containers[0].quiet
 
 
-def test_a_round_follows_each_state_with_other_quiet_cpus() -> None:
-    """In a thread of its own; before the first one it is not known."""
+def test_changed_quiet_cpus_start_a_round() -> None:
+    """It runs in its own thread; before the first result the state is pending."""
 
     async def scenario(scene: Scene) -> None:
         assert quiet_of(scene.quieting.add(STATE)) == QUIET_PENDING
@@ -120,7 +120,7 @@ def test_a_round_follows_each_state_with_other_quiet_cpus() -> None:
     assert scene.keeper.threads == {"quiet"}
 
 
-def test_a_node_without_quiet_cpus_has_no_round() -> None:
+def test_without_quiet_cpus_there_is_no_round() -> None:
     """No thread is started, and no file is read."""
 
     async def scenario(scene: Scene) -> None:
@@ -129,8 +129,8 @@ def test_a_node_without_quiet_cpus_has_no_round() -> None:
     assert play(scenario).keeper.asked == []
 
 
-def test_hotplug_is_followed() -> None:
-    """The kernel spreads interrupts of a CPU that goes offline."""
+def test_cpu_hotplug_starts_a_round() -> None:
+    """The kernel moves interrupts of a CPU that goes offline to others."""
 
     async def scenario(scene: Scene) -> None:
         await scene.see(STATE)
@@ -141,7 +141,7 @@ def test_hotplug_is_followed() -> None:
     assert play(scenario).keeper.asked == ["1,5", "1,5"]
 
 
-def test_a_round_that_crashes_is_said_and_not_the_last() -> None:
+def test_crashed_round_is_reported_and_others_follow() -> None:
     """A bug must not end the agent."""
 
     async def scenario(scene: Scene) -> None:
@@ -160,8 +160,10 @@ def test_a_round_that_crashes_is_said_and_not_the_last() -> None:
         pytest.param(lambda: Scene().quieting, replace(STATE, observes=True), OBSERVES, id="observes"),
     ],
 )
-def test_a_node_that_cannot_says_why(quieting: Callable[[], Quieting], state: NodeState, reason: str) -> None:
-    """The pod's status has the reason; the node says nothing where the operator has not asked for it."""
+def test_status_says_why_cpus_are_not_quiet(
+    quieting: Callable[[], Quieting], state: NodeState, reason: str
+) -> None:
+    """The node has no result if the operator has not enabled it."""
     given = quieting()
     said = given.add(state)
     assert quiet_of(said) == reason
@@ -172,14 +174,14 @@ def test_a_node_that_cannot_says_why(quieting: Callable[[], Quieting], state: No
     assert status.containers["main"].not_quiet == reason
 
 
-def test_without_the_component_there_is_nothing_to_do() -> None:
-    """Neither now nor at uninstall."""
+def test_without_the_component_rounds_and_restore_do_nothing() -> None:
+    """Run and restore return at once."""
     asyncio.run(Quieting(None, NO_COMPONENT).run(lambda: None))
     assert Quieting(None, NO_COMPONENT).restore()
 
 
-def test_a_pod_status_is_written_once() -> None:
-    """While nothing is known it says what it said before, and nothing where interrupts are kept off."""
+def test_pending_result_does_not_change_the_pod_status() -> None:
+    """Pending keeps the earlier status, and success has no `notQuiet`."""
     (pod,) = STATE.pods
 
     def told(quiet: str | None, before: str | None) -> str | None:
@@ -195,8 +197,8 @@ def test_a_pod_status_is_written_once() -> None:
     assert told(QUIET_PENDING, refused) == refused
 
 
-def test_the_socket_says_what_is_quiet() -> None:
-    """Of the container, and of the node what is left."""
+def test_quiet_cpus_are_in_the_agents_state() -> None:
+    """The container has its result, and the node its CPUs, managed interrupts and conflicts."""
     result = QuietResult(QUIET, "", ("30 (nvme0q1)",), ("25 (eth0)",))
     (pod,) = STATE.pods
     quiet = replace(pod, containers=(replace(pod.containers[0], quiet=""),))
@@ -207,25 +209,25 @@ def test_the_socket_says_what_is_quiet() -> None:
 
 
 class Sink:
-    """A publisher that keeps the last state."""
+    """A publisher that records the last state."""
 
     last: NodeState | None = None
 
     def tell(self, state: NodeState) -> None:
-        """Keep it."""
+        """Record a state."""
         self.last = state
 
 
-def test_states_get_what_is_known_on_their_way() -> None:
-    """Beside the noise levels."""
+def test_published_states_have_the_quiet_result() -> None:
+    """The publisher of noise levels adds it."""
     sink = Sink()
     LevelPublisher(sink, dict, Quieting(None, NO_COMPONENT)).tell(STATE)  # type: ignore[arg-type]
     assert sink.last
     assert quiet_of(sink.last) == NO_COMPONENT
 
 
-def test_work_in_a_daemon_thread() -> None:
-    """Its result or its error arrives; an agent that stops neither waits for it nor hears of it."""
+def test_daemon_thread_returns_results_and_errors() -> None:
+    """A cancelled caller does not wait, and ignores a late result."""
 
     async def both() -> None:
         assert await in_daemon_thread(lambda: 7) == 7
@@ -276,7 +278,7 @@ class Whole:
         self.daemon.order = self.kernel.order = self.order
 
     def round(self, quiet: str) -> QuietResult | None:
-        """Do one round."""
+        """Run one round."""
         self.now += 10.0
         result = self.keeper.round(cpus(quiet))
         self.daemon.interval()
@@ -285,12 +287,12 @@ class Whole:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Whole:
-    """Return a keeper that has done nothing."""
+    """Return a keeper without a round yet."""
     return Whole(tmp_path)
 
 
-def test_the_order_on_and_off(whole: Whole) -> None:
-    """irqbalance, the default, interrupts; and backwards."""
+def test_interrupts_are_moved_and_restored_in_order(whole: Whole) -> None:
+    """First irqbalance is banned, then default and interrupts move; the restore is in reverse order."""
     assert whole.round("4-5") == QuietResult(cpus("4-5"))
     assert whole.order == ["ban", DEFAULT, "25"]
     whole.order.clear()
@@ -299,8 +301,8 @@ def test_the_order_on_and_off(whole: Whole) -> None:
     assert whole.keeper.is_idle
 
 
-def test_too_few_other_cpus_put_everything_back(whole: Whole) -> None:
-    """The reason is said, with what is left."""
+def test_too_few_other_cpus_restore_everything(whole: Whole) -> None:
+    """The reason has the CPUs that are left."""
     whole.round("4-5")
     whole.kernel.set_online(cpus("3-6"))
     assert whole.round("3-5") == QuietResult(
@@ -310,8 +312,8 @@ def test_too_few_other_cpus_put_everything_back(whole: Whole) -> None:
     assert whole.keeper.is_idle
 
 
-def test_reasons_of_a_round(whole: Whole) -> None:
-    """An irqbalance that does not answer comes before programs that write, and these before drivers that refuse."""
+def test_first_reason_of_a_round_is_reported(whole: Whole) -> None:
+    """Errors of irqbalance come first, then foreign writes, then refused writes."""
     whole.kernel.refused = {"25": "No space left on device"}
     result = whole.round("4-5")
     assert result
@@ -334,8 +336,8 @@ def test_reasons_of_a_round(whole: Whole) -> None:
     assert result.reason == "irqbalance runs and cannot be asked: no answer in time"
 
 
-def test_a_missing_folder_is_the_reason(whole: Whole) -> None:
-    """Nothing is changed, and uninstall says that it could not look."""
+def test_missing_folder_is_the_reason(whole: Whole) -> None:
+    """Nothing is changed, and the restore reports failure until the folder is back."""
     whole.round("4-5")
     whole.kernel.missing = "/host/proc/irq: No such file or directory"
     result = whole.round("4-5")
@@ -347,10 +349,8 @@ def test_a_missing_folder_is_the_reason(whole: Whole) -> None:
     assert whole.kernel.affinities[DEFAULT] == cpus("0-7")
 
 
-def test_a_machine_that_changes_in_a_round_is_looked_at_again(
-    whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The round comes to nothing."""
+def test_change_during_a_round_is_retried(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round has no result."""
     online = iter([cpus("0-7"), cpus("0-6"), cpus("0-6"), cpus("0-6")])
     monkeypatch.setattr(whole.kernel, "online", lambda: next(online))
     assert whole.round("4-5") is None
@@ -358,14 +358,14 @@ def test_a_machine_that_changes_in_a_round_is_looked_at_again(
 
 
 def test_quiet_cpus_of_a_state() -> None:
-    """The state of these tests has two, a CPU with its idle sibling."""
+    """A quiet core is a CPU with its idle sibling."""
     assert quiet_cpus(STATE.ledger) == QUIET
     assert quiet_cpus(EMPTY_STATE.ledger) == EMPTY
 
 
 @pytest.mark.parametrize("is_restored", [True, False])
-def test_reset_of_an_agent(tmp_path: Path, is_restored: bool) -> None:
-    """It gives interrupts back with everything else, and fails at the end where some could not be given back."""
+def test_reset_restores_interrupts(tmp_path: Path, is_restored: bool) -> None:
+    """If some cannot be restored, the reset fails after everything else."""
     keeper, reports = Keeper(), Reports()
     keeper.restored = is_restored
     node = FakeNode(tmp_path)
@@ -383,8 +383,8 @@ def test_reset_of_an_agent(tmp_path: Path, is_restored: bool) -> None:
         pytest.param(NodeConfig(quiet_interrupts=True), QUIET_PENDING, id="allowed"),
     ],
 )
-def test_the_component_alone_moves_nothing(tmp_path: Path, config: NodeConfig, reason: str) -> None:
-    """Where it was installed to count interrupts, an upgrade must not begin to write to /proc/irq."""
+def test_interrupts_are_moved_only_with_the_option(tmp_path: Path, config: NodeConfig, reason: str) -> None:
+    """On nodes with the component for counting, an upgrade must not write to /proc/irq."""
     agent = AgentConfig("n", tmp_path, irq=tmp_path / "irq", config=config)
     node = FakeNode(tmp_path / "state")
     quieting = _quieting(agent, node.state_dir, node.machine)

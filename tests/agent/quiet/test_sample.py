@@ -1,4 +1,4 @@
-"""What disturbed containers between two samples of files like those of the kernel."""
+"""Noise of containers between two samples of /proc files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTHING = ContainerNoise(10.0, 0, 0, 0.0, 0, 0)
 
 @dataclass
 class Node:
-    """A machine with 4 CPUs, as /proc shows it."""
+    """A machine of 4 CPUs in the form of /proc."""
 
     proc: Path
     interrupts: list[int] = field(default_factory=lambda: [0] * 4)
@@ -40,7 +40,7 @@ class Node:
         self.thread(200, "2")
 
     def thread(self, task: int, allowed: str, waited: int = 0, slices: int = 0, switches: int = 0) -> None:
-        """Write what /proc says of a thread."""
+        """Write the files of a thread."""
         folder = self.proc / str(task)
         folder.mkdir(exist_ok=True)
         (folder / "stat").write_text(f"{task} (a) S " + " ".join(map(str, range(1, 50))))
@@ -55,7 +55,7 @@ class Node:
         return self.tasks[cgroup]
 
     def sample(self, *containers: Measured, before: Sample | None = None) -> Sample:
-        """Take a sample, ten seconds after the last one."""
+        """Take a sample, ten seconds after the last."""
         head = "CPU0 CPU1 CPU2 CPU3\n"
         (self.proc / "interrupts").write_text(f"{head}25: {_row(self.interrupts)} eth0\nLOC: 9 9 9 9 x\n")
         (self.proc / "softirqs").write_text(f"{head}TIMER: {_row(self.softirqs)}\n")
@@ -72,12 +72,12 @@ def _row(counts: list[int]) -> str:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """Return a machine on which nothing has happened yet."""
+    """Return a machine with all counters at zero."""
     return Node(tmp_path)
 
 
-def test_container_is_disturbed_on_its_cpus_and_idle_siblings(node: Node) -> None:
-    """Each count is that of the container's own CPUs; its own slices are not those of others."""
+def test_noise_is_counted_on_cpus_and_idle_siblings(node: Node) -> None:
+    """Counts are of the container's CPUs, and its own slices are subtracted."""
     before = node.sample()
     node.interrupts, node.softirqs, node.slices = [90, 3, 0, 4], [90, 1, 0, 1], [900, 30, 5, 2]
     node.thread(100, "1", waited=2_000_000_000, slices=20, switches=6)
@@ -88,7 +88,7 @@ def test_container_is_disturbed_on_its_cpus_and_idle_siblings(node: Node) -> Non
 
 
 def test_slices_of_others_are_never_below_zero(node: Node) -> None:
-    """The threads are read after the CPUs, and may have run once more by then."""
+    """Threads are read after the CPUs, and may have run once more by then."""
     before = node.sample()
     node.thread(100, "1", slices=2)
     assert compare(before, node.sample(before=before))[WEB.owner] == NOTHING
@@ -107,7 +107,7 @@ def test_slices_of_others_are_never_below_zero(node: Node) -> None:
 def test_one_counter_that_cannot_be_read_leaves_the_others(
     node: Node, file: str, text: str, known: tuple[str, ...]
 ) -> None:
-    """What it would say is not known, with the reason, and nothing else."""
+    """The count of the unreadable file is unknown with a reason, and the others are known."""
     before = node.sample(WEB)
     (node.proc / file).write_text(text)
     places = Places(node.proc, node.proc / "interrupts", node.listed)
@@ -118,8 +118,8 @@ def test_one_counter_that_cannot_be_read_leaves_the_others(
     assert [file in reason for reason in noise.unknown] == [True]
 
 
-def test_cgroup_that_is_gone_leaves_the_counts_of_cpus(node: Node) -> None:
-    """A container that ended, or runs in a virtual machine, has no threads to read."""
+def test_counts_of_cpus_are_known_without_a_cgroup(node: Node) -> None:
+    """A container that ended, or is in a virtual machine, has no threads to read."""
     kata = DB._replace(cgroup="")
     before = node.sample(WEB, kata)
     del node.tasks["/pod1/web"]
@@ -132,8 +132,8 @@ def test_cgroup_that_is_gone_leaves_the_counts_of_cpus(node: Node) -> None:
     assert "runs in a virtual machine" in noise[kata.owner].unknown[0]
 
 
-def test_slices_are_not_known_beside_threads_that_were_not_read(node: Node) -> None:
-    """The slices of a thread that ended would look like those of others."""
+def test_slices_are_unknown_if_a_thread_was_not_read(node: Node) -> None:
+    """Slices of a thread that ended would count as those of others."""
     node.tasks["/pod1/web"] = [100, 101]
     before = node.sample(WEB)
     noise = compare(before, node.sample(WEB, before=before))[WEB.owner]
@@ -142,7 +142,7 @@ def test_slices_are_not_known_beside_threads_that_were_not_read(node: Node) -> N
     assert noise.unknown == ("how often its threads ran is not known of all",)
 
 
-def test_container_without_threads_on_its_cpus_has_no_wait(node: Node) -> None:
+def test_threads_on_other_cpus_have_no_wait(node: Node) -> None:
     """Threads that may run elsewhere wait for other CPUs."""
     node.thread(100, "0-3")
     before = node.sample(WEB)
@@ -150,8 +150,8 @@ def test_container_without_threads_on_its_cpus_has_no_wait(node: Node) -> None:
     assert (noise.wait_seconds, noise.involuntary_switches) == (None, None)
 
 
-def test_counters_that_went_back_are_not_known(node: Node) -> None:
-    """A CPU whose slices are fewer than before was offline in between."""
+def test_decreased_counters_are_unknown(node: Node) -> None:
+    """A CPU whose slices decreased was offline in between."""
     node.slices = [9, 9, 9, 9]
     before = node.sample()
     node.slices = [9, 0, 9, 9]
@@ -169,7 +169,7 @@ def test_counters_that_went_back_are_not_known(node: Node) -> None:
         pytest.param(DB, id="not there"),
     ],
 )
-def test_container_that_changed_in_between_is_not_compared(node: Node, earlier: Measured) -> None:
-    """What happened on CPUs that it did not have, or to other threads, is not its noise."""
+def test_changed_container_is_not_compared(node: Node, earlier: Measured) -> None:
+    """Counts of other CPUs or other threads are not the container's noise."""
     before = node.sample(earlier)
     assert compare(before, node.sample(WEB, before=before)) == {}

@@ -1,4 +1,4 @@
-"""What threads lost to others between two readings, and what is not known of it."""
+"""Wait and switches of threads between two readings, and what is unknown."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def threads(*times: Times, of: int | None = None) -> Threads:
         pytest.param(threads(FIRST), threads(LAST._replace(allowed="0-7")), None, id="all are elsewhere"),
     ],
 )
-def test_loss_is_known_of_threads_that_were_read(before: Threads, after: Threads, known: Lost | None) -> None:
-    """Waits and switches add up; how often all threads ran is known only of all of them."""
+def test_loss_is_the_sum_over_read_threads(before: Threads, after: Threads, known: Lost | None) -> None:
+    """Waits and switches are summed; slices are known only if all threads were read."""
     assert lost(before, after, CPUS) == known
 
 
 @dataclass
 class Proc:
-    """A folder like /proc that counts what is read."""
+    """A folder in the form of /proc."""
 
     root: Path
 
     def thread(self, task: int, *, waited: int = 5, slices: int = 1) -> None:
-        """Make a thread, or let it run on."""
+        """Create a thread, or advance its counters."""
         folder = self.root / str(task)
         folder.mkdir(exist_ok=True)
         (folder / "stat").write_text(f"{task} (a) b) S " + " ".join(map(str, range(1, 50))))
@@ -102,7 +102,7 @@ def proc(tmp_path: Path) -> Proc:
 
 
 def test_thread_is_read(proc: Proc) -> None:
-    """One that ended before it could be read, or is garbled, makes the reading a part."""
+    """If a thread ended or is garbled, the reading is not complete."""
     proc.thread(101)
     (proc.root / "101/schedstat").write_text("nonsense")
     read = read_threads(str(proc.root), [100, 101, 999], NO_THREADS)
@@ -112,7 +112,7 @@ def test_thread_is_read(proc: Proc) -> None:
 
 
 def test_thread_that_did_not_run_costs_one_read(proc: Proc) -> None:
-    """What it lost cannot have changed, so that its other files are not read again."""
+    """Its loss cannot have changed, so that its other files are not read again."""
     first = read_threads(str(proc.root), [100], NO_THREADS)
     (proc.root / "100/status").unlink()
 
@@ -122,7 +122,7 @@ def test_thread_that_did_not_run_costs_one_read(proc: Proc) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, MOST_THREADS, MOST_THREADS + 1, 40 * MOST_THREADS])
-def test_sample_is_bounded(count: int) -> None:
+def test_number_of_sampled_threads_is_limited(count: int) -> None:
     """Of many threads every n-th is read, from the first to the last."""
     sample = sampled(range(count))
 
@@ -131,8 +131,8 @@ def test_sample_is_bounded(count: int) -> None:
     assert list(sample[:1]) == list(range(count))[:1]
 
 
-def test_number_of_threads_is_bounded(proc: Proc) -> None:
-    """Of ten thousand threads 256 are read."""
+def test_number_of_read_threads_is_limited(proc: Proc) -> None:
+    """Of ten thousand threads at most 256 are read."""
     tasks = list(range(1, 10_001))
     for task in tasks[::10]:
         proc.thread(task)
@@ -158,7 +158,7 @@ def busy() -> Iterator[int]:
 
 
 def test_wait_of_a_real_thread_grows(busy: int) -> None:
-    """A thread on a CPU that another one uses too waits, is preempted and runs again."""
+    """With another thread on the same CPU it waits, is preempted and runs again."""
     cpus = CPUSet([min(os.sched_getaffinity(0))])
     first = read_threads("/proc", [busy], NO_THREADS)
     deadline = time.monotonic() + 30

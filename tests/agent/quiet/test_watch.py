@@ -1,4 +1,4 @@
-"""The watch: which containers it counts for, how often, and what it shows of them."""
+"""The noise watch: its containers, its rounds, and what it reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LABELS = '{container="main",namespace="default",pod="web"}'
 
 
 class Counted:
-    """A watch on files like those of the kernel."""
+    """A watch on files in the kernel's format."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -46,17 +46,17 @@ class Counted:
         self.interrupts(0)
 
     def interrupts(self, count: int | None) -> None:
-        """Write how often a device interrupted each CPU; None: the file is masked."""
+        """Write the count of a device's interrupts on each CPU; None: the file is masked."""
         names, row = (" ".join(it) for it in ([f"CPU{cpu}" for cpu in range(8)], [str(count)] * 8))
         (self.root / "interrupts").write_text("" if count is None else f"{names}\n25: {row} eth0\n")
 
     def count(self, state: NodeState | None = STATE) -> float:
-        """Do one round."""
+        """Run one round."""
         self.now += 10.0
         return asyncio.run(self.watch.count(state))
 
     def metric(self, name: str) -> float | None:
-        """Return the value of a counter of the container."""
+        """Return the value of one of the container's counters."""
         lines = generate_latest(self.registry).decode().splitlines()
         values = [
             line.rpartition(" ")[2] for line in lines if line.startswith(f"corepin_agent_noise_{name}_total")
@@ -66,12 +66,12 @@ class Counted:
 
 @pytest.fixture
 def counted(tmp_path: Path) -> Counted:
-    """Return a watch that has not counted yet."""
+    """Return a watch without any round."""
     return Counted(tmp_path)
 
 
 def test_containers_with_exclusive_cpus_are_counted() -> None:
-    """With the siblings that idle for them; containers of the shared set are not."""
+    """The measured CPUs include idle siblings; shared containers are left out."""
     share = bound("share", container("main", 1), annotations={"cpu-manager.corepin.io/pod": "share"})
     state = state_of(WEB, PLAIN, share, bound("two", annotations=EXCLUSIVE))
     found = {it.owner: it for it in measured_containers(state)}
@@ -80,8 +80,8 @@ def test_containers_with_exclusive_cpus_are_counted() -> None:
     assert found[owner(WEB)][1:] == (CPUSet([3]), CPUSet([7]), "")
 
 
-def test_counts_are_shown_from_the_second_round_on(counted: Counted) -> None:
-    """On the socket those of the last round, in the metrics all of them together."""
+def test_counts_are_reported_from_the_second_round_on(counted: Counted) -> None:
+    """The socket has the counts of the last round, metrics the total."""
     counted.count()
     assert (counted.watch.noise, counted.metric("interrupts")) == ({}, None)
     counted.interrupts(5)
@@ -97,8 +97,8 @@ def test_counts_are_shown_from_the_second_round_on(counted: Counted) -> None:
     assert counted.metric("cpu_seconds") == 3
 
 
-def test_series_of_what_is_not_known_ends(counted: Counted) -> None:
-    """A masked file must not look like one of a quiet machine."""
+def test_series_of_an_unknown_count_is_removed(counted: Counted) -> None:
+    """A masked file must not look like a quiet machine."""
     counted.count()
     counted.count()
     assert counted.metric("interrupts") == 0
@@ -112,13 +112,13 @@ def test_series_of_what_is_not_known_ends(counted: Counted) -> None:
 
 
 class Told:
-    """A publisher that keeps what it is told."""
+    """A publisher that records the states."""
 
     def __init__(self) -> None:
         self.states: list[NodeState] = []
 
     def tell(self, state: NodeState) -> None:
-        """Keep a state."""
+        """Record a state."""
         self.states.append(state)
 
     def paused(self) -> AbstractContextManager[None]:
@@ -129,8 +129,8 @@ class Told:
         """Publish nothing."""
 
 
-def test_level_goes_to_the_reporters_when_it_changes(counted: Counted) -> None:
-    """At once and not in every round, with the last state; a container that is not measured any more has none."""
+def test_changed_level_is_published_with_the_last_state(counted: Counted) -> None:
+    """It is published at once and only on a change; a container that is not measured has none."""
     counted.watch.limits = ((NoiseKind.INTERRUPTS, 0.5),)
     told, rounds = Told(), iter(range(1, 5))
     publisher = LevelPublisher(told, lambda: counted.watch.levels)
@@ -156,8 +156,8 @@ def test_level_goes_to_the_reporters_when_it_changes(counted: Counted) -> None:
 
 
 @pytest.mark.parametrize("state", [None, state_of(PLAIN)], ids=["no state yet", "no exclusive CPU"])
-def test_nothing_is_read_without_exclusive_cpus(counted: Counted, state: NodeState | None) -> None:
-    """It costs nothing, and what was shown before is taken back."""
+def test_without_exclusive_cpus_nothing_is_read(counted: Counted, state: NodeState | None) -> None:
+    """No file is read, and earlier counts are removed."""
     counted.count()
     counted.count()
     (counted.root / "interrupts").unlink()
@@ -167,7 +167,7 @@ def test_nothing_is_read_without_exclusive_cpus(counted: Counted, state: NodeSta
 
 
 def test_rounds_rest_in_proportion_to_their_cost(counted: Counted) -> None:
-    """A round of one second of CPU time is followed by 500 seconds of rest, a crash by the usual ten."""
+    """One second of CPU time is followed by 500 seconds of rest, and a crash by the usual ten."""
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
