@@ -1,1 +1,1 @@
-"""The driver of ResourceClaims, without a kubelet."""
+"""Tests of the driver of ResourceClaims, without a kubelet."""

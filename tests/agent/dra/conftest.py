@@ -1,4 +1,4 @@
-"""A folder for the sockets of the kubelet's plugins."""
+"""A short folder for sockets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """Return a folder with a short path: a socket has at most 107 bytes, and in one of two workers it has more."""
+    """Return a folder with a short path, because a socket's path has at most 107 bytes."""
     with TemporaryDirectory(prefix="dra-") as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""Prepare and Unprepare that meet in the middle of a pass."""
+"""Prepare and Unprepare during a pass."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Reader:
     """An API server with one claim."""
 
     async def read(self, *_: str) -> DeviceClaim:
-        """Return it."""
+        """Return the claim."""
         return claim("x", 2)
 
 
 def granted(*cpus: int) -> Ledger:
-    """Return a ledger in which the claim is prepared."""
+    """Return a ledger with the claim prepared."""
     return Ledger().grant(ClaimGrant(claim("x", 2), (CPUSet(cpus),), is_prepared=True))
 
 
-def test_prepare_does_not_take_what_a_pass_is_giving_back() -> None:
-    """The CPUs may be another's after that pass: the answer, also to a second call, is of a pass that began later."""
+def test_prepare_waits_for_a_pass_after_the_release() -> None:
+    """CPUs that a running pass releases are not the answer; both calls wait for a later pass."""
 
     async def run() -> None:
         book = ClaimBook(Reader())  # type: ignore[arg-type]
@@ -51,8 +51,8 @@ def test_prepare_does_not_take_what_a_pass_is_giving_back() -> None:
     asyncio.run(run())
 
 
-def test_grants_that_no_pass_took_back_count_after_the_next_pass() -> None:
-    """Unprepare and Prepare come between two passes: the claim keeps its CPUs."""
+def test_prepare_after_unprepare_keeps_the_cpus() -> None:
+    """If no pass ran between Unprepare and Prepare, the claim keeps its CPUs."""
 
     async def run() -> None:
         book = ClaimBook(Reader())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Claims of pods, and what reads them, when the API server is away for a while."""
+"""Reading of pods' claims during outages of the API server."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def pod(uid: str, *names: str) -> SeenPod:
 
 
 class Clock:
-    """Time that passes while callers sleep."""
+    """A clock that advances while callers sleep."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.is_cut = False  # callers are cancelled in their sleep
+        self.is_cut = False  # sleeping callers are cancelled
 
     def __call__(self) -> float:
-        """Return the seconds."""
+        """Return the time in seconds."""
         return self.now
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep, or be cancelled by the caller's patience after a second."""
+        """Sleep; if `is_cut`, raise TimeoutError after a second as the caller does."""
         if self.is_cut and seconds > 1:
             self.now += 1
             raise TimeoutError
@@ -55,8 +55,8 @@ class Clock:
         await asyncio.sleep(0)
 
 
-def test_claims_are_read_after_an_outage_by_callers_with_less_patience_than_the_delay() -> None:
-    """Each try sleeps what the one before left of the delay."""
+def test_claims_are_read_after_an_outage_despite_cancelled_waits() -> None:
+    """Each try sleeps only the rest of the delay."""
 
     async def run() -> None:
         api, clock = FakeApi({"x": document(result("2"), uid=uid_of("x"))}), Clock()
@@ -80,8 +80,8 @@ def test_claims_are_read_after_an_outage_by_callers_with_less_patience_than_the_
     asyncio.run(run())
 
 
-def test_reads_that_decide_nothing_are_repeated_ever_less_often() -> None:
-    """A refusal, and a claim that is not reserved for one of its pods yet; then there are no more requests."""
+def test_inconclusive_reads_are_repeated_with_backoff() -> None:
+    """A refused read and a claim without the pod's reservation are retried, a conclusive one is not."""
 
     async def run() -> None:
         given = document(result("2"), uid=uid_of("x"))
