@@ -82,6 +82,7 @@ class QuietResult:
     reason: str = ""  # why they are not; empty: they are, except managed ones
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
+    irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
 
 
 QUIET_PENDING: Final = "not done yet"  # of a container whose CPUs no round has looked at

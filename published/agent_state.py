@@ -73,6 +73,7 @@ class Quiet(Part, frozen=True):
     reason: str = ""  # why they are not; empty: they are
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
+    irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
 
 
 class AgentSets(Sets, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from agent.doctor.noise import noise_checks
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
 from agent.doctor.numa import NOT_WANTED as NO_TOPOLOGY
 from agent.doctor.numa import NUMAFacts, numa_checks
+from agent.doctor.quiet import quiet_checks
 from agent.doctor.strangers import stranger_checks
 from agent.doctor.vms import NO_VMS, VMFacts, vm_checks
 from pinning.contract import KUBE_SYSTEM, KubeletPolicy
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from agent.quiet.noise import Noise
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
+    from published.agent_state import Quiet
 
 _LISTED: Final = 8  # entries of a list, to keep the output readable
 
@@ -52,6 +54,7 @@ class AgentFacts:
     is_strict: bool = False  # containers without CPUs of their own keep off the reserved CPUs
     static_shared: CPUSet | None = None  # the shared set beside static pools; None: without them
     pod_names: Mapping[str, str] = field(default_factory=dict)  # namespace/pod by uid
+    quiet: Quiet | None = None  # None: the agent is not to move interrupts here
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             vm_checks(facts.vms, can_pin=facts.can_pin),
             _troubles(facts),
             _foreign_threads(facts),
+            quiet_checks(facts.agent.quiet if facts.agent else None),
             _noise(facts),
             _l2(facts),
         )

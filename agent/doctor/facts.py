@@ -104,6 +104,7 @@ def agent_facts(state: AgentState) -> AgentFacts:
         is_strict=state.strict_reserved and not state.static_pools,
         pod_names={pod.uid: f"{pod.namespace}/{pod.name}" for pod in state.pods},
         static_shared=CPUSet.parse(state.sets.shared) if state.static_pools else None,
+        quiet=state.quiet,
     )
 
 

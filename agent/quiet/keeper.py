@@ -51,7 +51,8 @@ class QuietKeeper:
         foreign = (
             f"another program moves interrupts back: {', '.join(moved.conflicts)}" if moved.conflicts else ""
         )
-        return QuietResult(cpus, reason or told.reason or foreign or failed, moved.managed, moved.conflicts)
+        why = reason or told.reason or foreign or failed
+        return QuietResult(cpus, why, moved.managed, moved.conflicts, told.reason)
 
     def restore(self) -> bool:
         """Give interrupts and irqbalance what they had before; return whether nothing is left to restore."""

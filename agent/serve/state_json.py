@@ -89,7 +89,11 @@ def agent_state(state: NodeState) -> AgentState:
 
 def _quiet(result: QuietResult) -> Quiet:
     return Quiet(
-        cpus=str(result.cpus), reason=result.reason, managed=result.managed, conflicts=result.conflicts
+        cpus=str(result.cpus),
+        reason=result.reason,
+        managed=result.managed,
+        conflicts=result.conflicts,
+        irqbalance=result.irqbalance,
     )
 
 

@@ -1,0 +1,44 @@
+"""Check that interrupts keep off the CPUs of pods under `quiet`, by what the node's agent reports. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.doctor.check import finding, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.doctor.check import Check
+    from published.agent_state import Quiet
+
+
+def quiet_checks(quiet: Quiet | None) -> Iterator[Check]:
+    """Yield what the agent reports; nothing where it moves no interrupts, or no pod asks for that."""
+    if quiet is None or not quiet.cpus:
+        return
+    yield from _moved(quiet)
+    if quiet.managed:
+        message = f"the kernel alone places {', '.join(quiet.managed)}, which may use CPUs {quiet.cpus}"
+        remedy = "submit I/O to these devices from other CPUs: such an interrupt comes to the CPU that submitted the I/O"
+        yield ok("managed interrupts", message, remedy)
+
+
+def _moved(quiet: Quiet) -> Iterator[Check]:
+    subject = "quiet CPUs"
+    if quiet.irqbalance:
+        remedy = (
+            f"write IRQBALANCE_BANNED_CPULIST={quiet.cpus} into its file (/etc/default/irqbalance or "
+            "/etc/sysconfig/irqbalance), with every CPU that pods under quiet may get, restart it, and set "
+            "quiet.irqbalance: ignore in the agents' configuration"
+        )
+        yield finding(subject, f"no interrupt is moved: {quiet.irqbalance}", remedy)
+    elif quiet.reason and not quiet.conflicts:
+        remedy = "do what the message says; the agent tries again with each of its rounds"
+        yield finding(subject, f"interrupts may use CPUs {quiet.cpus}: {quiet.reason}", remedy)
+    for name in quiet.conflicts:
+        message = f"another program keeps moving interrupt {name} back to CPUs {quiet.cpus}"
+        remedy = "stop it (TuneD, a driver's script, an irqbalance in a container), or let it ban these CPUs"
+        yield finding(subject, message, remedy)
+    if not quiet.reason:
+        yield ok(subject, f"interrupts are kept off CPUs {quiet.cpus}")
