@@ -1,0 +1,157 @@
+"""Measure for how long keeping 4,000 interrupts off quiet CPUs holds the agent's event loop.
+
+`python -m bench.quiet` writes a tree like /proc/irq into memory, runs rounds as the agent does, and beside them a task
+that sleeps for a millisecond at a time, seven times over. What counts is the CPU time that the round's thread takes from when the task is
+due until it runs, because only that holds the loop; time in which other programs run is not in it. The kernel's own work
+for each file is not in it either: the agent holds no lock of Python's during a system call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from agent.quiet.balancer import FILE as BAN
+from agent.quiet.balancer import Balancer
+from agent.quiet.interrupts import DEFAULT, KernelInterrupts
+from agent.quiet.irqbalance import Irqbalance
+from agent.quiet.keeper import QuietKeeper
+from agent.quiet.mover import InterruptMover
+from agent.quiet.quieting import in_daemon_thread
+from agent.quiet.taken import FILE as TAKEN
+from agent.quiet.taken import TakenStore
+from agent.reconcile.restorable import Restorable
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CPUS: Final = 256
+INTERRUPTS: Final = 4000
+QUIET: Final = CPUSet(range(4, CPUS))
+TICK_SECONDS: Final = 0.001
+REPEATS: Final = 7
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+
+
+Value = TypeVar("Value")
+
+
+def write_node(folder: Path) -> None:
+    """Write interrupts, each with one action and on all CPUs."""
+    cpu = folder / "sys" / "cpu"
+    cpu.mkdir(parents=True)
+    (cpu / "online").write_text(f"0-{CPUS - 1}\n")
+    for number in range(INTERRUPTS):
+        actions = folder / "irq" / str(number) / f"queue{number}"
+        actions.mkdir(parents=True)
+        (actions.parent / "smp_affinity_list").write_text(f"0-{CPUS - 1}\n")
+        (actions.parent / "node").write_text("-1\n")
+    (folder / "irq" / "default_smp_affinity").write_text(",".join(["ffffffff"] * (CPUS // 32)) + "\n")
+
+
+class MemoryInterrupts(KernelInterrupts):
+    """Files that keep what is longer than the text written over it, as the kernel's do not."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "irq", folder / "sys")
+        self._folder = folder / "irq"
+
+    def move(self, number: str, cpus: CPUSet) -> None:
+        """Set the affinity of an interrupt."""
+        name = "default_smp_affinity" if number == DEFAULT else f"{number}/smp_affinity_list"
+        os.truncate(self._folder / name, 0)
+        super().move(number, cpus)
+
+
+def keeper_of(folder: Path) -> QuietKeeper:
+    """Return a keeper on a tree; no irqbalance runs there."""
+    interrupts = MemoryInterrupts(folder)
+    store = TakenStore(Restorable(folder / TAKEN, "boot"))
+    balancer = Balancer(
+        Irqbalance(folder / "run", folder / "proc"), Restorable(folder / BAN, "boot"), time.monotonic
+    )
+    return QuietKeeper(interrupts, InterruptMover(interrupts, store, time.monotonic), balancer)
+
+
+async def longest_hold(work: Callable[[], Value]) -> tuple[Value, float, float]:
+    """Return what work in a thread came to, its CPU time, and for how much of it the loop was held at once."""
+    clocks: list[int] = []
+
+    def clocked() -> tuple[Value, float]:
+        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+        value = work()
+        return value, time.thread_time()
+
+    task = asyncio.ensure_future(in_daemon_thread(clocked))
+    held = 0.0
+    while not task.done():
+        due = time.perf_counter() + TICK_SECONDS
+        before, waited = _clock(clocks), _waited()
+        await asyncio.sleep(TICK_SECONDS)
+        late = time.perf_counter() - due
+        held = max(held, min(late - (_waited() - waited), _clock(clocks) - before))
+    value, took = await task
+    return value, took, held
+
+
+def _clock(clocks: list[int]) -> float:
+    """Return the CPU time of the thread; 0 before it runs and when it has ended."""
+    with suppress(OSError):
+        return time.clock_gettime(clocks[0]) if clocks else 0.0
+    return 0.0
+
+
+def _waited() -> float:
+    """Return for how long the loop's thread was ready to run and others ran instead."""
+    return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+
+
+def measure(folder: Path) -> None:
+    """Print the figures of rounds that move all interrupts, find nothing to do, and give all back."""
+    keeper = keeper_of(folder)
+    rounds = {
+        "all moved": QUIET,
+        "nothing to do": QUIET,
+        "one CPU less": QUIET - CPUSet([4]),
+        "all given back": EMPTY,
+    }
+    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in rounds}
+    for _ in range(REPEATS):
+        for name, quiet in rounds.items():
+            result, took, held = asyncio.run(longest_hold(partial(keeper.round, quiet)))
+            if result is None or result.reason:
+                raise SystemExit(f"{name}: {result}")
+            figures[name].append((1000 * took, 1000 * held))
+    for name, found in figures.items():
+        took, held = (statistics.median(each) for each in zip(*found, strict=True))
+        worst = max(held for _, held in found)
+        sys.stdout.write(
+            f"{name}: {took:.0f} ms of CPU time, loop held for {held:.1f} ms at once, {worst:.1f} in the worst round\n"
+        )
+
+
+def main() -> int:
+    """Measure on a tree in memory."""
+    argparse.ArgumentParser(prog="python -m bench.quiet", description=__doc__).parse_args()
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        write_node(Path(folder))
+        gc.collect()
+        gc.freeze()  # as the agent's process does
+        measure(Path(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
