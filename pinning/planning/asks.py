@@ -58,12 +58,20 @@ def asks(observed: Observed, ledger: Ledger, config: NodeConfig) -> tuple[Ask, .
             claim,
             Owner(pod.uid, claim.container),
             EffectivePolicies.of(claim, config),
-            uncounted(claim, pod.counts, kinds, threads),
+            uncounted(claim, pod.counts, kinds, threads, _counted_together(pod, claim)) if kinds else "",
             wanted,
         )
         for pod in observed.by_age
         for claim, wanted in (_parts(pod, pod.budget, ledger) if pod.budget else _whole(pod))
     )
+
+
+def _counted_together(pod: SeenPod, claim: Claim) -> tuple[Claim, ...]:
+    """Return the parts of the pod's budget if the claim is one of them."""
+    budget = pod.budget
+    if not budget or not budget.rest or not (claim.can_be_slice or claim.pool):
+        return ()
+    return (*budget.slices, budget.rest)
 
 
 def _whole(pod: SeenPod) -> Iterator[tuple[Claim, int]]:

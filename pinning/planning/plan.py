@@ -144,7 +144,8 @@ def _observing(observed: Observed) -> Iterator[Refusal]:
         " set the kubelet's cpuManagerPolicy to none, and observe to false in the node's configuration"
     )
     for pod in observed.by_age:
-        for claim in pod.claims:
+        pool = pod.budget.rest if pod.budget else None
+        for claim in (*pod.claims, pool) if pool and pool.count else pod.claims:
             if claim.origin is not Origin.LAUNCHER:
                 owner = Owner(pod.uid, claim.container)
                 yield Refusal(owner, pod.namespace, pod.name, Reason.OBSERVING, message)

@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pinning.contract import ISOLATED_CORES, MIRROR_POD, WHOLE_CORES, SMTPolicy
 from pinning.pods.claims import Origin
 from pinning.pods.quantity import whole
+from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from pinning.pods.claims import Claim, PodClaims
+    from pinning.pods.resources import Member
     from pinning.pods.types import Pod
 
 RESOURCES: Final = {SMTPolicy.ISOLATE: ISOLATED_CORES, SMTPolicy.REQUIRE: WHOLE_CORES}
 
 
 class Count(NamedTuple):
-    """Amount of its claim's extended resource that a container requests."""
+    """Amount of an extended resource that a container requests, or all lasting containers of a pod with a budget."""
 
-    container: str
+    container: str  # empty: the pod with a budget
     amount: int  # 0: it requests none
+    smt: SMTPolicy  # the policy that the resource counts
 
 
 def counts_of(pod: Pod, asked: PodClaims) -> tuple[Count, ...]:
@@ -35,26 +38,61 @@ def counts_of(pod: Pod, asked: PodClaims) -> tuple[Count, ...]:
     """
     if MIRROR_POD in ((pod.get("metadata") or {}).get("annotations") or {}):
         return ()
-    return tuple(
-        Count(claim.container, whole(asked.member_of(claim).requests.get(RESOURCES[claim.smt], 0)) or 0)
+    alone = tuple(
+        Count(claim.container, _requested(asked.member_of(claim), claim.smt), claim.smt)
         for claim in asked.claims
         if claim.origin is Origin.ANNOTATION and claim.smt in RESOURCES
     )
+    return (*alone, *_of_budget(asked)) if asked.budget else alone
 
 
-def uncounted(claim: Claim, counts: tuple[Count, ...], kinds: Collection[SMTPolicy], threads: int) -> str:
+def _of_budget(asked: PodClaims) -> Iterator[Count]:
+    """Yield what the lasting containers of a pod with a budget request together.
+
+    One of them requests the cores of the pool, so that a container alone may have too few or more than it takes.
+    """
+    pool = asked.pool
+    parts = (*asked.slices, pool) if pool else asked.slices
+    for smt in dict.fromkeys(part.smt for part in parts if part.smt in RESOURCES):
+        lasting = (member for member in asked.members if member.role is not Role.INIT)
+        yield Count("", sum(_requested(member, smt) for member in lasting), smt)
+
+
+def _requested(member: Member, smt: SMTPolicy) -> int:
+    return whole(member.requests.get(RESOURCES[smt], 0)) or 0
+
+
+def uncounted(
+    claim: Claim,
+    counts: Collection[Count],
+    kinds: Collection[SMTPolicy],
+    threads: int,
+    parts: Collection[Claim] = (),
+) -> str:
     """Return a message if the scheduler counts fewer cores than a claim takes; else an empty text.
 
-    `threads` is the largest number of CPUs per core on the node.
+    `threads` is the largest number of CPUs per core on the node. `parts` are the slices and the pool of a pod with a
+    budget, if the claim is one of them: it is counted too where the pod requests enough for all of them together.
     """
-    amount = dict(counts).get(claim.container)
-    if amount is None or claim.smt not in RESOURCES or claim.smt not in kinds:
+    if claim.smt not in RESOURCES or claim.smt not in kinds or not claim.count:
         return ""
-    resource = RESOURCES[claim.smt]
-    needed = claim.count if claim.smt is SMTPolicy.ISOLATE else -(-claim.count // threads)
-    if amount >= needed:
+    amounts = {count.container: count.amount for count in counts if count.smt is claim.smt}
+    amount, needed = amounts.get(claim.container), _cores(claim, threads)
+    if amount is None or (claim.container and amount >= needed):
         return ""
-    return f"it requests {amount} {resource}, and smt-policy {claim.smt} takes {needed}: {REMEDY}"
+    if parts:
+        lasting = (part for part in parts if part.role is not Role.INIT and part.smt is claim.smt)
+        together = sum(_cores(part, threads) for part in lasting)
+        if together <= amounts[""]:
+            return ""
+        if not claim.container:
+            needed = together
+    who = "it requests" if claim.container else "its containers request"
+    return f"{who} {amount} {RESOURCES[claim.smt]}, and smt-policy {claim.smt} takes {needed}: {REMEDY}"
+
+
+def _cores(claim: Claim, threads: int) -> int:
+    return claim.count if claim.smt is SMTPolicy.ISOLATE else -(-claim.count // threads)
 
 
 REMEDY: Final = "create the pod again while the webhook answers, which adds the resource"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from pinning.contract import SMTPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
@@ -135,12 +137,69 @@ def test_the_scheduler_counts_the_pool_on_one_container() -> None:
     assert charged(Ledger(), "a", is_whole=True) == {}
 
 
-def test_uncounted_claims_are_refused_as_before() -> None:
-    """A slice whose cores the scheduler does not count gets none where the operator refuses that."""
-    node = world(counted_claims=frozenset({SMTPolicy.REQUIRE}), uncounted_claims=UncountedClaims.REFUSE)
-    annotations = {"smt-policy.corepin.io/pod": "require"}
-    started(budgeted("a", 4, {"m": 2, "p": None}, annotations=annotations), "m", "p", node=node)
-    assert reasons(node.plan())["test/pod-a/m"] == "Uncounted"
+def counting(smt: SMTPolicy, containers: dict[str, int | None], requested: dict[str, int]) -> World:
+    """Return a node that refuses uncounted claims, with a pod with a budget of 4 whose containers request cores."""
+    node = world(counted_claims=frozenset({smt}), uncounted_claims=UncountedClaims.REFUSE)
+    document = budgeted("a", 4, containers, annotations={"smt-policy.corepin.io/pod": str(smt)})
+    resource = {SMTPolicy.REQUIRE: "corepin.io/whole-cores", SMTPolicy.ISOLATE: "corepin.io/isolated-cores"}[
+        smt
+    ]
+    for listed in document["spec"]["containers"]:
+        amounts = listed.setdefault("resources", {}).setdefault("limits", {})
+        if listed["name"] in requested:
+            amounts[resource] = str(requested[listed["name"]])
+    return started(document, *containers, node=node)
+
+
+@pytest.mark.parametrize(
+    ("smt", "requested", "refused"),
+    [
+        pytest.param(SMTPolicy.REQUIRE, {}, {"m", ""}, id="none"),
+        pytest.param(SMTPolicy.REQUIRE, {"m": 1}, {""}, id="the slice alone"),
+        pytest.param(SMTPolicy.REQUIRE, {"p": 1}, {"m", ""}, id="too few for both"),
+        pytest.param(SMTPolicy.REQUIRE, {"m": 1, "p": 1}, set(), id="both"),
+        pytest.param(SMTPolicy.REQUIRE, {"p": 2}, set(), id="on another container, as after an edit"),
+        pytest.param(SMTPolicy.ISOLATE, {"m": 2}, {""}, id="the slice alone, isolate"),
+        pytest.param(SMTPolicy.ISOLATE, {"m": 2, "p": 2}, set(), id="both, isolate"),
+    ],
+)
+def test_whole_cores_of_a_pool_are_refused_unless_the_scheduler_counts_them(
+    smt: SMTPolicy, requested: dict[str, int], refused: set[str]
+) -> None:
+    """Slices and pool take whole cores only if the pod's containers request as many of the extended resource."""
+    node = counting(smt, {"m": 2, "p": None}, requested)
+    assert {it.owner.container for it in node.plan().refusals} == refused
+    assert {part.owner.container for part in node.ledger.of_pod("a")} == {"m", ""} - refused
+
+
+def test_a_refused_pool_names_what_its_pod_requests_and_takes() -> None:
+    """Both numbers are those of slices and pool together."""
+    node = counting(SMTPolicy.ISOLATE, {"m": 2, "p": None}, {"m": 2})
+    (refusal,) = node.plan().refusals
+    assert refusal.message.startswith(
+        "its containers request 2 corepin.io/isolated-cores, and smt-policy isolate takes 4: create the pod again"
+    )
+
+
+def test_a_pool_without_users_is_counted_on_a_slice() -> None:
+    """Where every container has a slice, one of them requests the cores of the pool besides its own."""
+    assert not counting(SMTPolicy.ISOLATE, {"m": 2}, {"m": 4}).plan().refusals
+    assert len(counting(SMTPolicy.ISOLATE, {"m": 2}, {"m": 3}).plan().refusals) == 1
+
+
+def test_an_empty_pool_takes_no_cores() -> None:
+    """Nothing of it has to be counted."""
+    assert not counting(SMTPolicy.ISOLATE, {"m": 4}, {"m": 4}).plan().refusals
+
+
+def test_edits_between_slice_and_pool_stay_counted() -> None:
+    """A running container gets a slice though the scheduler counts its cores on the one that had the pool's."""
+    node = counting(SMTPolicy.REQUIRE, {"m": 2, "p": None}, {"m": 1, "p": 1})
+    document = node.documents["a"]
+    for word in ("none", "exclusive"):
+        annotations = {**document["metadata"]["annotations"], f"{CONTAINER}m": word}
+        put(node, {**document, "metadata": {**document["metadata"], "annotations": annotations}})
+        assert not node.run_all().refusals
 
 
 def test_a_created_container_of_the_pool_is_moved_at_once() -> None:
@@ -167,3 +226,11 @@ def test_containers_of_other_pods_do_not_end_an_init_container() -> None:
     held = node.ledger.of(Owner("a", "init"))
     assert held
     assert starting_cpus(node.observe(), node.ledger) == {"a": held.footprint}
+
+
+def test_an_agent_that_only_observes_reports_pools() -> None:
+    """A pod that has a pool alone is not passed over in silence; an empty pool asks for nothing."""
+    node = world(observe=True)
+    started(budgeted("a", 4, {"p": None}), "p", node=node)
+    started(budgeted("b", 2, {"m": 2, "p": None}), "m", "p", node=node)
+    assert reasons(node.plan()) == {"test/pod-a": "ObserveMode", "test/pod-b/m": "ObserveMode"}
