@@ -78,7 +78,11 @@ def _cpus_of_pod(ledger: Ledger, pool: Assignment, user: PoolUser) -> CPUSet:
 
 
 def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
-    """Return the CPUs of init containers with slices that have not ended, by pod: no later container is live."""
+    """Return the CPUs of init containers with slices that have not ended, by pod.
+
+    One that does not run has ended if the runtime lists a later container, in whatever state: the later one may be
+    between two starts.
+    """
     starting = {
         uid: [it for it in ledger.pods.get(uid, ()) if it.claim.role is Role.INIT and it.claim.can_be_slice]
         for uid in ledger.pools
@@ -86,12 +90,13 @@ def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
     if not any(starting.values()):
         return NONE_STARTING
     last: dict[str, int] = {}
-    for seen in observed.live:
+    for seen in observed.containers:
         uid = seen.owner.pod_uid
         if starting.get(uid):
             last[uid] = max(last.get(uid, -1), _start_index(ledger, uid, seen.owner))
+    live = {seen.owner for seen in observed.live if starting.get(seen.owner.pod_uid)}
     return {
-        uid: union(it.footprint for it in inits if it.start_index >= last.get(uid, -1))
+        uid: union(it.footprint for it in inits if it.owner in live or it.start_index >= last.get(uid, -1))
         for uid, inits in starting.items()
         if inits
     }

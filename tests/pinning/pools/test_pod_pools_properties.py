@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -18,6 +18,7 @@ from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import SeenContainer
 from pinning.planning.plan import Plan, plan
 from pinning.planning.pod_pools import part_of
+from pinning.pods.resources import Role
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, taken
 from tests.pinning.nodes import SNC, smt_machine
 from tests.pinning.world import World
@@ -171,6 +172,13 @@ class Story:
         assert (again.ledger, again.refusals) == (planned.ledger, planned.refusals)
         for seen in self.world.live():
             assert seen.cpus == planned.run_sets.of(seen.owner).cpus
+        self.check_apart(planned)
+
+    def check_apart(self, planned: Plan) -> None:
+        """Check that after a pass only containers that may share CPUs run on the same ones."""
+        for one, two in combinations(self.world.live(), 2):
+            if planned.run_sets.part(one.owner) or planned.run_sets.part(two.owner):
+                assert self._share(one, two, planned.ledger) or one.cpus.isdisjoint(two.cpus)
 
     def check(self, planned: Plan) -> None:
         """Check the ledger: each pod has its budget or says what is short, and one pass is enough."""
@@ -204,11 +212,27 @@ class Story:
 
     @staticmethod
     def _share(mover: SeenContainer, other: SeenContainer, ledger: Ledger) -> bool:
-        """Return whether two containers of a pod may share CPUs: both in the pool, or never at the same time."""
-        if mover.owner.pod_uid != other.owner.pod_uid:
+        """Return whether two containers of a pod may share CPUs: both without slices, or never at the same time.
+
+        Debug containers and those of an empty pool are in no pool, and share nothing with the rest of the pod.
+        """
+        uid = mover.owner.pod_uid
+        if uid != other.owner.pod_uid:
             return False
         one, two = ledger.of(mover.owner), ledger.of(other.owner)
-        return not (one and two and one.meets(two))
+        if one and two:
+            return not one.meets(two)
+        if not one and not two:
+            return True
+        held = one or two
+        user = other if one else mover
+        found = ledger.pools.get(uid)
+        purpose = found.claim.pool if found else None
+        placed = purpose.user(user.owner.container) if purpose else None
+        if not held or not placed:
+            return False
+        first, _ = sorted([(held.start_index, held.claim.role), (placed.start_index, placed.role)])
+        return first[1] is Role.INIT
 
 
 @pytest.mark.parametrize("machine", TOPOLOGIES)
@@ -239,6 +263,7 @@ def test_upgrade_downgrade_and_upgrade_move_no_exclusive_cpu(machine: str) -> No
         for _ in range(2):
             world.run_all()
             assert {owner: it.footprint for it in world.ledger if (owner := it.owner) in held} == held
+            assert world.ledger.pools
             saved = ledger_to_dict(world.ledger)
             world.ledger = ledger_from_dict({key: saved[key] for key in ("version", "assignments")})
-            assert replace(world.ledger, pools={}) == world.ledger
+            assert {owner: it.footprint for it in world.ledger if (owner := it.owner) in held} == held
