@@ -173,16 +173,16 @@ class Regions:
     def _choose(self, ask: Ask) -> CPUSet | None:
         held = [part for part in self._before.of_pod(ask.pod.uid) if _lasts(part)]
         keep = Placement(union(part.cpus for part in held), union(part.idle for part in held))
-        uid = ask.pod.uid
-        others = self._draft.ledger.held - union(part.footprint for part in self._draft.ledger.of_pod(uid))
-        free = self._draft.sets.allocatable - others
+        ledger = self._draft.ledger
+        own = union(part.footprint for part in ledger.of_pod(ask.pod.uid))
+        free = self._draft.sets.allocatable - (ledger.held - own)
         try:
             chosen = self._placed(ask, keep, free)
         except NotEnoughCPUs:
             if held:
                 return EMPTY
             raise
-        shared = self._draft.sets.common - others
+        shared = self._draft.sets.common - (ledger.exclusive - own)  # with the CPUs of `share` containers
         if not shared <= chosen:
             return chosen
         with suppress(NotEnoughCPUs):

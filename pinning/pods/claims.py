@@ -118,8 +118,8 @@ class Claim:
 
     @property
     def can_be_slice(self) -> bool:
-        """Return whether the claim is a part of its pod's budget, if the pod has one."""
-        return self.origin is Origin.ANNOTATION and self.policy is CPUPolicy.EXCLUSIVE
+        """Return whether the claim is a part of its pod's budget, if the pod has one, also with `share`."""
+        return self.origin is Origin.ANNOTATION
 
     @property
     def loses_quota(self) -> bool:

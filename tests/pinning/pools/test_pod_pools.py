@@ -95,6 +95,16 @@ def test_the_last_cpu_of_the_shared_set_is_not_taken() -> None:
     assert not strict.ledger.held
 
 
+def test_a_budget_may_take_all_cpus_but_those_of_share() -> None:
+    """CPUs of another pod's `share` container are in the shared set, which is not empty then."""
+    strict = world(4, reserved=cpus("0"), strict_reserved=True)
+    shares = budgeted("b", None, {"s": 1}, annotations={f"{CONTAINER}s": "share"}, created=1)
+    started(shares, "s", node=strict)
+    started(budgeted("a", 5, {"m": 2, "p": None}, created=2), "m", "p", node=strict)
+    assert not strict.plan().refusals
+    assert strict.sets.shared(strict.ledger) == strict.ledger.share
+
+
 def test_isolated_cpus_are_left_to_claims_where_the_shared_set_needs_the_others() -> None:
     """The budget is placed again without the last shared CPU if that leaves enough."""
     node = world(8, isolated="4-7,12-15", strict_reserved=True)

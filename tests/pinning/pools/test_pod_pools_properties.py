@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet, union
 from pinning.machine.topology import Topology
 from pinning.planning.actions import Action
 from pinning.planning.invariants import problems
@@ -54,6 +54,8 @@ def some_pod(uid: str, random: Random, *, is_plain: bool = False) -> dict[str, A
         most = budget - (inits.get("side", (0, ""))[0] or 0)  # type: ignore[operator]
         inits["init"] = (random.choice([None, random.randint(1, most)]) if most else None, "")
     if not is_plain:
+        if random.random() < 0.2:
+            annotations["cpu-manager.corepin.io/container.c0"] = "share"
         for family, words in (
             ("smt-policy", ("prefer", "require", "isolate")),
             ("numa-policy", ("packed", "single", "distributed")),
@@ -82,7 +84,12 @@ def resized(document: dict[str, Any], random: Random) -> dict[str, Any]:
     if random.random() < 0.4:
         annotations = other["metadata"]["annotations"]
         annotations |= random.choice(
-            [{}, {"cpu-manager.corepin.io/container.c0": "none"}, {"cpu-manager.corepin.io/pod": "none"}]
+            [
+                {},
+                {"cpu-manager.corepin.io/container.c0": "none"},
+                {"cpu-manager.corepin.io/container.c0": "share"},
+                {"cpu-manager.corepin.io/pod": "none"},
+            ]
         )
         new["metadata"] = {**document["metadata"], "annotations": annotations}
     return new
@@ -178,7 +185,8 @@ class Story:
         """Check that after a pass only containers that may share CPUs run on the same ones."""
         for one, two in combinations(self.world.live(), 2):
             if planned.run_sets.part(one.owner) or planned.run_sets.part(two.owner):
-                assert self._share(one, two, planned.ledger) or one.cpus.isdisjoint(two.cpus)
+                both = (one.cpus & two.cpus) - planned.ledger.share
+                assert not both or self._share(one, two, planned.ledger)
 
     def check(self, planned: Plan) -> None:
         """Check the ledger: each pod has its budget or says what is short, and one pass is enough."""
@@ -206,15 +214,15 @@ class Story:
             left = part_of(before, other.owner)
             if theirs:
                 was = left.footprint if left else theirs.footprint
-                assert gains.isdisjoint(other.cpus & (theirs.footprint | was))
+                assert gains.isdisjoint((other.cpus & (theirs.footprint | was)) - planned.ledger.share)
             if own and action.kind == "grant":
-                assert own.cpus.isdisjoint(other.cpus)
+                assert (own.cpus - planned.ledger.share).isdisjoint(other.cpus)
 
     @staticmethod
     def _share(mover: SeenContainer, other: SeenContainer, ledger: Ledger) -> bool:
         """Return whether two containers of a pod may share CPUs: both without slices, or never at the same time.
 
-        Debug containers and those of an empty pool are in no pool, and share nothing with the rest of the pod.
+        An init container may take all CPUs of its pod; a sidecar without a slice stays beside it then.
         """
         uid = mover.owner.pod_uid
         if uid != other.owner.pod_uid:
@@ -232,7 +240,9 @@ class Story:
         if not held or not placed:
             return False
         first, _ = sorted([(held.start_index, held.claim.role), (placed.start_index, placed.role)])
-        return first[1] is Role.INIT
+        lasting = (part for part in ledger.of_pod(uid) if part.is_pool or part.is_lasting_slice)
+        has_all = held.claim.role is Role.INIT and union(part.cpus for part in lasting) <= held.footprint
+        return first[1] is Role.INIT or has_all
 
 
 @pytest.mark.parametrize("machine", TOPOLOGIES)

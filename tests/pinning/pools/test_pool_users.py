@@ -10,6 +10,7 @@ import pytest
 from pinning.contract import SMTPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
+from pinning.planning.invariants import problems
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import UncountedClaims
 from pinning.planning.observed import Owner, State
@@ -108,16 +109,39 @@ def test_a_pod_is_placed_beside_all_its_devices() -> None:
 
 
 def test_claims_outside_of_the_budget_stay_outside() -> None:
-    """CMK's cores and `share` are neither slices nor in the pool."""
-    document = budgeted(
-        "a", 2, {"m": 1, "s": 1, "k": None}, annotations={**EXCLUSIVE, f"{CONTAINER}s": "share"}
-    )
-    document["spec"]["containers"][2]["resources"] = {
+    """CMK's cores are neither a slice nor in the pool."""
+    document = budgeted("a", 2, {"m": 1, "k": None})
+    document["spec"]["containers"][1]["resources"] = {
         kind: {"cmk.intel.com/exclusive-cores": 1} for kind in ("limits", "requests")
     }
-    node = started(document, "m", "s", "k")
-    assert (taken(node), len(node.ledger.held)) == (2, 5)
+    node = started(document, "m", "k")
+    assert (taken(node), len(node.ledger.held)) == (2, 4)
     assert not node.plan().refusals
+
+
+def test_share_is_a_slice_that_others_may_use() -> None:
+    """The budget pays for its CPUs once: they are no part of the pool, and stay in the shared set."""
+    annotations = {**EXCLUSIVE, f"{CONTAINER}s": "share"}
+    node = started(budgeted("a", 5, {"m": 2, "s": 1, "p": None}, annotations=annotations), "m", "s", "p")
+    assert (len(pool(node)), taken(node), len(node.ledger.held)) == (2, 5, 5)
+    assert runs(node, "s") == node.ledger.share <= node.sets.shared(node.ledger)
+    assert runs(node, "s").isdisjoint(pool(node))
+    before = runs(node, "s")
+    put(node, budgeted("a", 5, {"m": 2, "s": 1, "p": None}))
+    node.run_all()
+    assert (runs(node, "s"), taken(node)) == (before, 5)
+    assert before.isdisjoint(node.sets.shared(node.ledger))
+
+
+def test_share_and_pool_together_never_exceed_the_budget() -> None:
+    """The check of a ledger counts `share` too."""
+    annotations = {**EXCLUSIVE, f"{CONTAINER}s": "share"}
+    node = started(budgeted("a", 3, {"s": 1, "p": None}, annotations=annotations), "s", "p")
+    held = node.ledger.pools["a"]
+    larger = node.ledger.change(replace(held, cpus=held.cpus | CPUSet([7])))
+    assert problems(larger, node.sets) == (
+        "test/pod-a: its slices and its pool have 4 CPUs, and its budget is 3",
+    )
 
 
 def test_the_scheduler_counts_the_pool_on_one_container() -> None:
