@@ -103,7 +103,7 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
 def test_unreadable_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, text: str, message: str
 ) -> None:
-    """Both commands tell file, line and what is wrong in the same words."""
+    """Both commands report file, line and error in the same words."""
     source = written(tmp_path, text)
 
     assert failure(capsys, verb, source) == f"corepin {verb}: {source}{message}"
@@ -127,7 +127,7 @@ def test_unreadable_document(
 def test_object_of_the_wrong_shape(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, document: str, message: str
 ) -> None:
-    """What the server would answer with 400 names the object and the field; the annotation by its key."""
+    """An object of the wrong shape is refused with object and field, or the annotation's key."""
     source = written(tmp_path, POD, document)
 
     assert failure(capsys, verb, source).startswith(f"corepin {verb}: {source}:13: Pod team/")
@@ -154,19 +154,17 @@ def test_object_of_the_wrong_shape(
     ids=["amount", "name", "containers"],
 )
 @pytest.mark.parametrize("verb", ["inject", "validate"])
-def test_what_was_expected_is_told_in_words(
+def test_expected_shapes_are_named_in_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, spec: str, message: str
 ) -> None:
-    """Each shape that a field may have is named as people name it, with what to write."""
+    """A field of the wrong shape is refused with the expected one in words."""
     source = written(tmp_path, f"apiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec: {spec}\n")
 
     assert message in failure(capsys, verb, source)
 
 
-def test_template_field_is_told_from_the_whole_object(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A mistake in a CronJob's template has the path that its owner can follow."""
+def test_template_path_starts_at_the_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The path of a mistake in a CronJob's template starts at the CronJob."""
     template = "{spec: {containers: 3}}"
     source = written(
         tmp_path,
@@ -181,7 +179,7 @@ def test_template_field_is_told_from_the_whole_object(
 
 @pytest.mark.parametrize("number", ["1" + "0" * 30, "-" + "9" * 40])
 def test_json_numbers_beyond_64_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    """A number that no API server could hold never ends in a traceback."""
+    """JSON numbers beyond 64 bits cause no traceback."""
     source = written(tmp_path, POD.replace("name: app", f"name: app\n    x: {number}"))
 
     assert main(["validate", "-f", source]) == 0
@@ -225,7 +223,7 @@ def test_json_objects_one_after_the_other(
 
 
 def test_much_json_costs_no_more_than_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ten thousand objects are read one by one, none of them twice."""
+    """Reading ten thousand objects is linear: none is read twice."""
     source = written(tmp_path, '{"apiVersion": "v1", "kind": "X"}\n' * 10_000)
 
     assert main(["validate", "-f", source]) == 0
@@ -233,7 +231,7 @@ def test_much_json_costs_no_more_than_its_size(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_deepest_object_is_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is just not nested too deeply goes through every step."""
+    """The deepest accepted object is injected without an error."""
     deep = "[" * (DEPTH_LIMIT - 1) + "]" * (DEPTH_LIMIT - 1)
 
     assert main(["inject", "-f", written(tmp_path, f"{POD}x: {deep}\n")]) == 0
@@ -244,7 +242,7 @@ def test_deepest_object_is_completed(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("escape", ["", "\\ud83d\\ude00"])
 @pytest.mark.parametrize("verb", ["inject", "validate"])
 @pytest.mark.parametrize("depth", [500, 5000])
-def test_deep_json_is_told(
+def test_deep_json_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], escape: str, verb: str, depth: int
 ) -> None:
     """JSON nested deeper than any object is refused before anything walks it, with escapes or without."""
@@ -275,7 +273,7 @@ def test_other_encodings_are_refused(
 
 
 def test_byte_order_mark_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file saved by an editor that writes a mark is read all the same."""
+    """A byte order mark at the beginning of a file is skipped."""
     path = tmp_path / "f.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + POD.encode())
 
@@ -293,7 +291,7 @@ def test_places_that_are_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert failure(capsys, "inject", "/dev/zero").endswith(f"is larger than {SIZE_LIMIT >> 20} MB: split it")
 
 
-def test_standard_input_is_told_as_such(
+def test_standard_input_is_named_in_errors(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`-` reads standard input, and a mistake in it names it."""
@@ -371,7 +369,7 @@ def test_closed_output_is_one_line(tmp_path: Path, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["inject", "validate"])
 def test_output_is_utf_8_under_any_locale(tmp_path: Path, verb: str) -> None:
-    """A name that the locale cannot spell is written as the file has it."""
+    """Output is UTF-8, whatever the locale."""
     ended = subprocess.run(
         _command(verb, written(tmp_path, POD.replace("name: fast", "name: ünï-fast"))),
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
@@ -384,7 +382,7 @@ def test_output_is_utf_8_under_any_locale(tmp_path: Path, verb: str) -> None:
 
 
 def test_names_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A control character in a hostile file is shown, not obeyed."""
+    """Control characters in a file are escaped in the output."""
     source = written(tmp_path, POD.replace("name: fast", 'name: "a\\e[31m\\n"'))
 
     assert main(["validate", "-f", source]) == 0

@@ -18,7 +18,7 @@ from corepin.flags import address, optional_address, remote_address
     ],
 )
 def test_address_is_read(text: str, found: tuple[str, int]) -> None:
-    """A host, which may be every interface, and a port, which may be any."""
+    """An address is read as host, which may be empty, and port."""
     assert address("--listen", text, ":1") == optional_address("--listen", text, ":1") == found
 
 
@@ -27,7 +27,7 @@ def test_address_is_read(text: str, found: tuple[str, int]) -> None:
     ["8081", "host:", "host:http", ":70000", ":0000070000", ":" + "9" * 5000, "a:\u00b2", "a:\u0663"],
 )
 def test_other_texts_are_refused(text: str) -> None:
-    """The flag, what was given, and an example are named."""
+    """Any other text is refused with flag, value and example."""
     with pytest.raises(
         CommandFailed, match=r"^--listen: .* is not HOST:PORT: write for example :8081, or off$"
     ):
@@ -36,7 +36,7 @@ def test_other_texts_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["off", ""])
 def test_listener_may_be_off(text: str) -> None:
-    """Only where that is a choice."""
+    """A listener may be `off` only where the flag allows it."""
     assert optional_address("--listen", text, ":1") is None
     with pytest.raises(CommandFailed, match=r"write for example :1$"):
         address("--listen", text, ":1")

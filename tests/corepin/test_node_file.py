@@ -36,10 +36,10 @@ def test_file_is_read(tmp_path: Path) -> None:
         pytest.param("- 1", "no mapping", id="no mapping"),
     ],
 )
-def test_bad_file_is_told(
+def test_an_invalid_file_is_refused(
     tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """File, place and what is wrong are named, in the same words by the agent and by the plan."""
+    """An invalid file is refused with file, place and error, alike by agent and plan."""
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(CommandFailed, match=f"config.yaml.*{message}") as failure:

@@ -1,4 +1,4 @@
-"""What corepin thinks of its terminal, asked of a real pseudo-terminal."""
+"""Colour and width of the output, on a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -34,15 +34,13 @@ def terminal() -> Iterator[TextIO]:
         pytest.param({"TERM": "dumb"}, False, id="dumb"),
     ],
 )
-def test_a_terminal_has_colour_unless_told_otherwise(
-    terminal: TextIO, environ: dict[str, str], expected: bool
-) -> None:
-    """Colour goes to terminals, unless NO_COLOR or TERM says no."""
+def test_a_terminal_has_colour_by_default(terminal: TextIO, environ: dict[str, str], expected: bool) -> None:
+    """Output on a terminal has colour, unless NO_COLOR or TERM says no."""
     assert wants_colour(terminal, environ) is expected
 
 
 def test_a_pipe_has_no_colour() -> None:
-    """What is no terminal gets plain text."""
+    """Output into a pipe has no colour."""
     assert not wants_colour(io.StringIO(), {"TERM": "xterm"})
 
 
@@ -58,10 +56,10 @@ def test_a_pipe_has_no_colour() -> None:
     ],
 )
 def test_columns(terminal: TextIO, environ: dict[str, str], expected: int) -> None:
-    """$COLUMNS counts first, then the terminal; always 40 to 200."""
+    """The width is $COLUMNS, else the terminal's, within 40 to 200."""
     assert columns(terminal, environ) == expected
 
 
 def test_a_pipe_has_80_columns() -> None:
-    """What is no terminal gets 80 columns."""
+    """The width of a pipe is 80."""
     assert columns(io.StringIO(), {}) == 80

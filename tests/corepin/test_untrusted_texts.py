@@ -1,4 +1,4 @@
-"""What verbs print of texts that tenants chose: in a cluster, on a node, in a file."""
+"""Texts of tenants in the output of commands, from the cluster, the node and files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def annotated() -> dict[str, Any]:
 def test_names_in_published_pools_are_harmless_on_the_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
 ) -> None:
-    """The legend, the list of containers and the JSON of `map` show them escaped, each on its own line."""
+    """`map` prints names of published pools escaped, each on its own line, also as JSON."""
     with api_objects(tmp_path, {"/api/v1/nodes/n1": annotated()}) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
         assert kubectl(["map", "--node", "n1", "-o", output]) == 0
@@ -64,7 +64,7 @@ def test_names_in_published_pools_are_harmless_on_the_map(
 
 
 def test_state_of_the_local_socket_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What answers on the socket, broken UTF-8 too, chooses no byte of the terminal."""
+    """`map` prints the socket's answer escaped, broken UTF-8 included."""
     said = json.dumps({"node": NASTY}, ensure_ascii=False).encode() + b"\xff"
     with agent_socket(tmp_path / "socket", said, said.rstrip(b"\xff")) as path:
         assert main(["map", "--socket", path]) == 2
@@ -123,7 +123,7 @@ def test_timeline_of_a_pod_is_complete_and_harmless(
     sent: Callable[[bytes], bytes],
     output: str,
 ) -> None:
-    """Title, moments and waits of `why`; what users put into `managedFields` ends nothing."""
+    """`why` prints title, entries and waits escaped, and unreadable `managedFields` do not stop it."""
     folder = "/api/v1/namespaces/default"
     event = {"metadata": {"name": "e"}, "type": "Warning", "reason": NASTY, "message": f"{NASTY}{FORGED}"}
     objects = {
@@ -140,13 +140,13 @@ def test_timeline_of_a_pod_is_complete_and_harmless(
 
 
 @pytest.mark.parametrize("sent", [_with_raw_byte, _with_brackets])
-def test_such_an_object_hides_no_node(
+def test_map_of_such_a_node_is_harmless(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     sent: Callable[[bytes], bytes],
 ) -> None:
-    """The same in a node, as `map` and `doctor` read it."""
+    """`map` draws a node with such texts, and prints them escaped."""
     with api_objects(tmp_path, {"/api/v1/nodes/n1": sent(json.dumps(annotated()).encode())}) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
         assert kubectl(["map", "--node", "n1"]) == 0
@@ -157,7 +157,7 @@ def test_such_an_object_hides_no_node(
 def test_failure_is_one_harmless_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An answer that names nodes in an error is shown escaped."""
+    """An error that contains names is printed escaped."""
     names = {"items": [{"metadata": {"name": f"{NASTY}{FORGED}{at}"}} for at in range(2)]}
     path = "/api/v1/nodes?labelSelector=cmk.intel.com/cmk-node=true&limit=6"
     with api_objects(tmp_path, {path: names}) as config:
@@ -186,7 +186,7 @@ def manifest(folder: Path) -> Path:
 def test_injected_document_is_harmless_and_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`inject` prints YAML that says what the file said."""
+    """`inject` prints escaped YAML with the content of the file."""
     file = manifest(tmp_path)
     assert main(["inject", "-f", str(file)]) == 0
 
@@ -197,7 +197,7 @@ def test_injected_document_is_harmless_and_the_same(
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_verdict_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str) -> None:
-    """`validate` names a pod as its file does."""
+    """`validate` prints a pod's name escaped."""
     assert main(["validate", "-f", str(manifest(tmp_path)), "-o", output]) in {0, 1}
 
     assert_harmless(capsys.readouterr().out)

@@ -47,14 +47,14 @@ def warned(of_cluster: list[Any], of_places: list[Any], asked: list[str] | None 
     ],
 )
 def test_binding_that_names_the_account(subject: dict[str, Any], *, is_named: bool) -> None:
-    """By its own kind or as a user, in any namespace; others of like names are none."""
+    """Bindings of any namespace that name the account are found, as ServiceAccount or as user; similar names are not."""
     other = {"kind": "User", "name": "jane"}
     assert bool(warned([binding("b", other, subject), binding("none")], [])) is is_named
     assert bool(warned([], [binding("b", other, subject, place="telco")])) is is_named
 
 
 def test_warning_names_bindings_and_remedy() -> None:
-    """With the namespace of a RoleBinding."""
+    """The warning names bindings, with the namespace of a RoleBinding, and the remedy."""
     (warning,) = warned([binding("a", ACCOUNT)], [binding("b", ACCOUNT, place="telco")])
     assert warning == (
         "warning: --saname: pods get an account cmk, and ClusterRoleBinding a, RoleBinding telco/b give it rights:"
@@ -73,5 +73,5 @@ def test_thousands_of_bindings_are_read_in_pages() -> None:
 
 
 def test_default_is_no_account_that_pods_get() -> None:
-    """The injection leaves pods with it alone, so that the cluster is not asked."""
+    """For `default`, which pods keep without an injection, the cluster is not queried."""
     assert list(account_warnings(None, "default")) == []

@@ -71,8 +71,8 @@ def test_all_hosts_are_labelled_together(capsys: pytest.CaptureFixture[str]) -> 
     assert "kubectl label node -l kubernetes.io/os=linux corepin.io/agent=true" in told
 
 
-def test_no_mark_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    """Namespaces stand wherever they are named, also those that were chosen."""
+def test_no_placeholder_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """The namespace replaces its placeholder everywhere, also a chosen one."""
     assert main(["cmk", "cluster-init", HOSTS, "--namespace=cmk-agents"]) == 0
     text = capsys.readouterr().out
     assert AGENT_MARK not in text
@@ -105,7 +105,7 @@ def test_another_namespace_is_not_printed(place: str, capsys: pytest.CaptureFixt
 
 
 def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
-    """And what else stands in their configuration stays."""
+    """Numbers and modes are set in the agents' configuration, and its other keys stay."""
     documents, told = printed(
         capsys,
         *(HOSTS, "--num-exclusive-cores=6", "--num-shared-cores=0", "--exclusive-mode=spread"),
@@ -147,7 +147,7 @@ def test_reserved_cpus_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_images_reach_every_pod(capsys: pytest.CaptureFixture[str]) -> None:
-    """Image, policy and pull secret."""
+    """Image, pull policy and pull secret are set in every pod."""
     documents, _ = printed(
         capsys,
         *(HOSTS, "--cmk-img=registry.example/corepin:1", "--cmk-img-pol=Always", "--pull-secret=registry"),
@@ -161,7 +161,7 @@ def test_images_reach_every_pod(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_directory_and_account_reach_the_injection(capsys: pytest.CaptureFixture[str]) -> None:
-    """Containers go on to see the directory where they always did."""
+    """The injection mounts the chosen directory where containers expect it, and sets the chosen account."""
     documents, _ = printed(capsys, HOSTS, "--install-dir=/usr/local/cmk/", "--saname=mine")
     mutations = config(documents, "webhook", "mutations.yaml")["mutations"]
     volumes = {it["name"]: it["hostPath"]["path"] for it in mutations["perPod"]["spec"]["volumes"]}
@@ -174,8 +174,8 @@ def test_directory_and_account_reach_the_injection(capsys: pytest.CaptureFixture
     } <= {"/usr/local/cmk"}
 
 
-def test_cmks_other_flags_are_taken_and_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Scripts that call CMK go on to work, and their owners learn what has no effect."""
+def test_obsolete_flags_are_accepted_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """CMK's obsolete flags are accepted with a warning, so that scripts go on to work."""
     before, _ = printed(capsys)
     flags = ("--cmk-cmd-list=init,reconcile", "--cafile=/ca.crt", "--insecure=False", "--conf-dir=/etc/cmk")
     documents, told = printed(capsys, HOSTS, *flags)
@@ -238,14 +238,14 @@ def test_what_cannot_be_meant_is_refused(flag: str, message: str, capsys: pytest
     "action", ["isolate", "install", "webhook", "reconfigure", "reconfigure_setup", "reaffinitize"]
 )
 def test_commands_that_went_elsewhere_say_where(action: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever flags follow them."""
+    """Commands of CMK that moved name the new one, whatever flags they have."""
     assert main(["cmk", action, "--pool=exclusive", "sleep", "--", "inf"]) == 2
     assert f"corepin cmk: {action}: " in capsys.readouterr().err
 
 
 @pytest.mark.server
-def test_what_is_carried_is_the_overlay() -> None:
-    """It is what `make chart` writes of manifests/cmk: nothing was changed by hand."""
+def test_packaged_manifests_are_the_overlay() -> None:
+    """The packaged manifests are what `make chart` writes of manifests/cmk."""
     from scripts.cmk_overlay import overlay_text
 
     assert Path(FILE).read_text(encoding="utf-8") == overlay_text(), "run `make chart`"

@@ -31,8 +31,8 @@ OVERRULE = "nothing was changed: to take these fields over, add --force-conflict
         pytest.param({"a": {"b": 1}}, {"a": "b"}, ["a"], id="another kind"),
     ],
 )
-def test_the_first_fields_that_differ_are_named(before: Any, after: Any, paths: list[str]) -> None:
-    """By their paths, at the depth at which the objects part."""
+def test_changed_fields_are_named(before: Any, after: Any, paths: list[str]) -> None:
+    """Changed fields are named by their paths, at the depth at which the objects differ."""
     assert list(changed_fields(before, after)) == paths
 
 
@@ -69,7 +69,7 @@ def checked(
     ],
 )
 def test_refusals_are_found_before_anything_is_changed(answers: list[tuple[int, str]], remedy: str) -> None:
-    """The error has the API server's words for each object, and the remedy that helps all."""
+    """Refused objects fail the dry run before any change, with the API server's messages and one remedy."""
     said = checked({f"d{number}": answer for number, answer in enumerate(answers)})
     assert all(f"PATCH /d{number}: the API server answered" in said for number in range(len(answers)))
     assert remedy in said
@@ -77,7 +77,7 @@ def test_refusals_are_found_before_anything_is_changed(answers: list[tuple[int, 
 
 @pytest.mark.parametrize("answer", [NEW, CANNOT])
 def test_what_a_dry_run_cannot_show_is_no_refusal(answer: tuple[int, str]) -> None:
-    """An object in a namespace that does not exist yet, and webhooks of others that refuse every dry run."""
+    """An object in a namespace that does not exist yet, and webhooks that refuse dry runs, are no refusal."""
     assert checked({"a": answer, "b": (200, "")}, "corepin-agent") == ""
 
 
@@ -89,14 +89,14 @@ def test_what_a_dry_run_cannot_show_is_no_refusal(answer: tuple[int, str]) -> No
     ],
 )
 def test_kind_that_is_not_served_is_a_refusal(namespace: str | None, *, has_namespace: bool) -> None:
-    """It is answered with 404 too, and applying it would stop the installation halfway."""
+    """A kind that is not served, a 404, is a refusal, because it would stop the installation halfway."""
     said = checked({"a": UNSERVED, "b": (200, "")}, namespace, has_namespace=has_namespace)
     assert "PATCH /a: the API server answered 404: the server could not find" in said
     assert "correct what the API server refuses" in said
 
 
 def test_only_some_of_many_refusals_are_named() -> None:
-    """The error stays readable when every object conflicts."""
+    """The error names only some of many refusals."""
     said = checked({f"d{number}": TAKEN for number in range(30)})
     assert said.count("Apply failed") == 3
     assert f"; and 27 objects more: {OVERRULE}" in said

@@ -156,7 +156,7 @@ def test_machine_of_cmks_manual(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_stranded_and_partly_isolated_cores_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An isolated core in no pool is in none, as on a node, and a core isolated in part counts as not isolated."""
+    """Isolated cores in no pool are named as such, and a partly isolated core counts as not isolated."""
     root = write_tree(tmp_path, *octo("0-4,6,8-12"))
     flags = ("--num-exclusive-cores=3", "--num-shared-cores=1", f"--topology={root}")
     assert main(["cmk", "init", "--dry-run", *flags]) == 0
@@ -169,7 +169,7 @@ def test_stranded_and_partly_isolated_cores_are_named(
 def test_cores_stand_in_the_order_of_their_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the two sockets with 12 cores of CMK's documents; CMK wrote 0, 1, 10, 11, 2."""
+    """Cores are in numerical order; CMK's was 0, 1, 10, 11, 2."""
     sockets: list[list[Core]] = [[(core, core + 24) for core in range(at, at + 12)] for at in (0, 12)]
     root = write_tree(tmp_path, sockets, "0-11,24-35")
     flags = (
@@ -222,7 +222,7 @@ def test_a_real_xeon_d(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_numbers_that_do_not_fit_are_refused(
     flags: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the flag, the number and what there is."""
+    """Numbers that do not fit are refused with flag, number and what the machine has."""
     root = write_tree(tmp_path, *quad())
     assert main(["cmk", "init", "--dry-run", f"--topology={root}", *flags.split()]) == 2
     assert message in capsys.readouterr().err

@@ -182,7 +182,7 @@ def uids(api: ApiServer, objects: list[dict[str, Any]]) -> list[str]:
 def test_the_script_deletes_all_of_cmk_and_nothing_else(
     here: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every object by its name in any namespace; then the command says that nothing is left, and exits with 0."""
+    """The printed script deletes every object of CMK and no other; afterwards nothing is left, with exit code 0."""
     put(here, of_cmk())
     put(here, of_others())
     here.kubectl("create", "-f", "-", input=json.dumps(node("node-1")))
@@ -215,7 +215,7 @@ def test_the_script_deletes_all_of_cmk_and_nothing_else(
 
 @pytest.mark.server
 def test_definitions_that_corepin_took_over_stay(here: ApiServer) -> None:
-    """They bear its label; reports in the namespaces of agents stay as well, those elsewhere are CMK's."""
+    """CRDs with corepin's label stay, and reports in agents' namespaces; reports elsewhere are CMK's leftovers."""
     put(here, [definition(kind, OURS) for kind in ("nodereport", "reconcilereport")])
     here.kubectl("wait", "--for=condition=Established", "crd/cmk-nodereports.intel.com")
     put(here, [made("apps/v1", "DaemonSet", "corepin-agent", "agents", AGENTS, spec=APP)])
@@ -239,7 +239,7 @@ def test_definitions_that_corepin_took_over_stay(here: ApiServer) -> None:
 def test_what_the_caller_may_not_list_is_not_taken_for_gone(
     here: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What could be read is printed; the refusals follow with exit code 2, and no statement that nothing is left."""
+    """Kinds that the caller may not list are errors with exit code 2, not proof that nothing is left."""
     put(here, [made("v1", "ConfigMap", "cmk-config-node-1", "telco")])
     rules = [{"apiGroups": ["", "apps"], "resources": ["configmaps", "daemonsets"], "verbs": ["list"]}]
     role = made(RBAC, "ClusterRole", "maps", rules=rules)

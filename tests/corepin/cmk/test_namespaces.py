@@ -197,7 +197,7 @@ def test_a_second_installation_is_refused(here: ApiServer, capsys: pytest.Captur
 def test_a_namespace_that_is_being_deleted_is_refused(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The remedy is to wait."""
+    """A namespace that is being deleted is refused with the remedy to wait."""
     here.kubectl("create", "namespace", "ending")
     here.kubectl("delete", "namespace", "ending", "--wait=false")
     assert init("ending") == 2

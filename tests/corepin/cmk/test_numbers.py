@@ -1,4 +1,4 @@
-"""Which key and group nodes get from the flags, beside what is installed; pure."""
+"""Keys and groups of the agents' configuration that the flags give nodes; pure."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def pools(keys: Any, group: str = "") -> Any:
 
 
 def test_the_first_numbers_are_those_of_all_nodes() -> None:
-    """No group is needed while all nodes have the same numbers."""
+    """The first numbers are for all nodes, without a group."""
     planned = plan_numbers(SIX, None, SHIPPED, {"a": ""})
     assert (list(planned.keys), pools(planned.keys), planned.groups) == (["config.yaml"], (6, 1), {"a": ""})
 
 
 def test_without_numbers_what_is_installed_stays() -> None:
-    """Every key word for word, comments too, and the group of each node."""
+    """Without numbers in the flags the configuration stays as it is, comments and groups too."""
     keys = {"config.yaml": MINE, "config.big.yaml": "reserved: ["}
     planned = plan_numbers(Wanted(), keys, SHIPPED, {"a": "", "b": "big"})
     assert (planned.keys, planned.groups) == (keys, {"a": "", "b": "big"})
@@ -52,7 +52,7 @@ def test_other_numbers_for_some_nodes_are_a_group() -> None:
 
 
 def test_the_same_command_again_changes_nothing() -> None:
-    """Also for another node; and the numbers of all nodes bring a node back to their key."""
+    """A repeated command changes nothing; numbers for all nodes put a node back into their key."""
     first = plan_numbers(SIX, {"config.yaml": MINE}, SHIPPED, {"a": ""})
     again = plan_numbers(SIX, first.keys, SHIPPED, {**first.groups, "b": ""})
     assert again.keys == first.keys
@@ -84,7 +84,7 @@ def test_a_key_of_another_meaning_is_not_overwritten(taken: str) -> None:
 
 
 def test_a_named_group_is_made_and_changed() -> None:
-    """Its nodes follow; another flag keeps what it has."""
+    """A named group is created and updated with its nodes; other flags keep its numbers."""
     made = plan_numbers(Wanted(SIX.numbers, "big"), {"config.yaml": SHIPPED}, SHIPPED, {"a": ""})
     assert (made.groups, pools(made.keys, "big")) == ({"a": "big"}, (6, 1))
     wanted = Wanted(Numbers(shared_cores=0, reserved="0,8", non_isolcpus="3"), "big", is_for_all=True)
@@ -97,7 +97,7 @@ def test_a_named_group_is_made_and_changed() -> None:
 
 
 def test_numbers_for_all_hosts_leave_groups_theirs() -> None:
-    """They are those of nodes in no group; a configuration without pools gets CMK's other numbers."""
+    """Numbers for all hosts leave groups as they are."""
     keys = {"config.yaml": "pools: dynamic", "config.big.yaml": SHIPPED}
     planned = plan_numbers(Wanted(SIX.numbers, is_for_all=True), keys, SHIPPED, {"a": "", "b": "big"})
     assert (pools(planned.keys), planned.groups) == ((6, 1), {"a": "", "b": "big"})
@@ -105,7 +105,7 @@ def test_numbers_for_all_hosts_leave_groups_theirs() -> None:
 
 
 def test_what_cannot_be_read_or_meant_is_refused() -> None:
-    """With the key or the flag; an unreadable key of a group that is not asked for stays as it is."""
+    """Unreadable configuration is refused with its key or flag; an unreadable key of another group stays."""
     broken = {"config.yaml": SHIPPED, "config.big.yaml": "reserved: ["}
     with pytest.raises(CommandFailed, match=r"ConfigMap corepin-agent: config\.big\.yaml: line 1"):
         plan_numbers(Wanted(SIX.numbers, "big"), broken, SHIPPED, {"a": ""})
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_or_meant_is_refused() -> None:
 
 
 def test_a_thousand_groups_fit_and_a_mebibyte_does_not() -> None:
-    """The API server refuses more; the command says before what to remove."""
+    """A ConfigMap above 1 MiB is refused before the API server does, with what to remove."""
     wanted = Wanted(Numbers(exclusive_cores=99, reserved="0-1"), "g0")
     one = plan_numbers(wanted, {"config.yaml": SHIPPED}, SHIPPED, {"a": ""}).keys["config.g0.yaml"]
     keys = {"config.yaml": SHIPPED, **{f"config.g{number}.yaml": one for number in range(1000)}}
@@ -135,7 +135,7 @@ def node(**annotations: str) -> Any:
     }
 
 
-def test_a_known_node_is_held_against_its_numbers() -> None:
+def test_numbers_are_checked_against_a_known_node() -> None:
     """Four cores do not hold six; a reserve that the kubelet named counts, and what was never reported is not known."""
     topology = topology_text(state_of())
     cores = len(MACHINE.cores)
@@ -167,12 +167,12 @@ def test_a_known_node_is_held_against_its_numbers() -> None:
     ],
 )
 def test_what_an_agent_cannot_have_written_is_not_known(texts: dict[str, str]) -> None:
-    """It refuses nothing and proves nothing."""
+    """An annotation that no agent could have written counts as unknown."""
     assert machine_of(node(**{"topology": topology_text(state_of()), **texts})) is None
 
 
 def test_the_kubelets_reserve_counts_where_it_fits() -> None:
-    """As the agent takes it; beyond it the default serves."""
+    """The kubelet's reserved CPUs are used if they fit the machine, as the agent does, else the default."""
     text = topology_text(state_of())
     pools = '{"universe":"%s","reserved":"%s","shared":"","setAside":"","reservedBy":"kubelet"}'
     for reserved in (MACHINE.cores[0].cpus, MACHINE.cpus):
@@ -185,7 +185,7 @@ def test_the_kubelets_reserve_counts_where_it_fits() -> None:
 
 
 def test_the_difference_is_read_line_by_line() -> None:
-    """Keys, what holds for all nodes, and labels; a terminal obeys nothing of it."""
+    """The diff has keys, numbers of all nodes and labels, without control characters."""
     before, after = (
         {"config.yaml": "a: 1\nb: 2\n"},
         {"config.yaml": "a: 1\nb: \x1b[2J\n", "config.b.yaml": "c: 3\n"},

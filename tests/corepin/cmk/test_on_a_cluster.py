@@ -81,7 +81,7 @@ def init(*flags: str) -> int:
 
 
 def test_apply_may_be_repeated(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second time nothing changes; another list adds its nodes, and all hosts are those that take pods."""
+    """A second `--apply` changes nothing; another host list adds nodes; --all-hosts takes schedulable nodes."""
     assert init("--host-list=n1") == 0
     assert "node n1: corepin.io/agent=true" in capsys.readouterr().out
     assert labelled(here) == {"n1"}
@@ -97,7 +97,7 @@ def test_apply_may_be_repeated(here: ApiServer, capsys: pytest.CaptureFixture[st
 def test_a_node_that_is_not_there_is_refused_before_anything_is_done(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the name that may be meant; a node is never made by a typing error."""
+    """An unknown node is refused before any change, with a similar name."""
     before = versions(here)
     assert init("--host-list=n1,n3.exampel.com") == 2
     assert (
@@ -236,7 +236,7 @@ def test_another_client_that_writes_at_the_same_time_loses_nothing(here: ApiServ
 
 
 def test_bindings_of_the_account_are_warned_of(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of CMK and of a namespace; what the caller may not list is not known, and never none."""
+    """Bindings of the account are warned about; bindings that the caller may not list are reported as unknown."""
     account = "cmk-namespace:cmk-serviceaccount"
     binding = ("create", "clusterrolebinding", "cmk-role-binding-node", "--clusterrole=system:node")
     here.kubectl(*binding, f"--serviceaccount={account}")
@@ -262,7 +262,7 @@ def test_bindings_of_the_account_are_warned_of(here: ApiServer, capsys: pytest.C
 def test_a_node_is_described_from_what_its_agent_wrote(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The ConfigMap and the annotation serve; a node without an agent is one line."""
+    """A node is described from ConfigMap and annotation; a node without an agent is one line."""
     assert init("--host-list=n1") == 0
     here.kubectl(
         "-n", AGENTS, "create", "configmap", "cmk-config-n1", f"--from-literal=config={cmk_yaml(POOLS)}"
@@ -279,7 +279,7 @@ def test_a_node_is_described_from_what_its_agent_wrote(
 
 
 def test_a_report_is_published_in_place(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """Twice the same is one version."""
+    """A report is updated in place, and an unchanged one is not written again."""
     assert init("--host-list=n1") == 0
     here.kubectl(
         *("-n", AGENTS, "create", "configmap", "cmk-config-n1", f"--from-literal=config={cmk_yaml(POOLS)}"),
@@ -323,7 +323,7 @@ def finish(api: ApiServer, pod: str) -> Any:
 
 
 def test_uninstall_cleans_the_chosen_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --apply nothing changes; with it the agent's own pod resets the node, and what it wrote is gone."""
+    """`uninstall` only prints without --apply; with it the agent's pod resets the node and its objects are deleted."""
     assert init("--host-list=n1,n2", "--cpu-group=mine") == 0
     assert group(here, "n1") == "mine"
     for plural, kind in (
@@ -355,7 +355,7 @@ def test_uninstall_cleans_the_chosen_nodes(here: ApiServer, capsys: pytest.Captu
 def test_agents_on_every_node_are_not_uninstalled_one_by_one(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where they do not wait for the label, taking it away would send none of them away."""
+    """Agents that run on every node are not uninstalled from single nodes, since no label would stop them."""
     assert main(["cmk", "uninstall", "--host-list=n1", "--namespace=elsewhere"]) == 2
     assert "name the agents' namespace with --namespace" in capsys.readouterr().err
     assert init("--host-list=n1") == 0

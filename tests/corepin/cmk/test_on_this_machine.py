@@ -25,10 +25,8 @@ def tasks(described: Any) -> list[Any]:
     return [task for found in lists for task in found["tasks"]]
 
 
-def test_a_wrapped_process_is_told_by_all_commands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Beside the agent and in a container: its pid on the host while it runs, and what it had once it is killed."""
+def test_all_commands_show_a_wrapped_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All commands show the host pid of a wrapped process while it runs, and its pid and pool after it was killed."""
     if why := cgroups_missing():
         pytest.skip(why)
     agent = CMKAgent(tmp_path)

@@ -52,7 +52,7 @@ def test_what_the_agent_knows_is_shown(
 
 
 def test_what_the_agent_wrote_says_the_same() -> None:
-    """From the ConfigMap, the node's annotation and the last report: nothing is lost on the way."""
+    """ConfigMap, annotation and last report give the same as the agent's socket."""
     lists = reconcile_report(STATE.reclaimed, 9)
     view = view_of_objects(
         "n", topology_text(STATE), {"data": {"config": cmk_yaml(POOLS)}}, {"spec": {"report": lists}}
@@ -71,13 +71,13 @@ def test_what_the_agent_wrote_says_the_same() -> None:
     ],
 )
 def test_damaged_objects_are_one_line(written: dict[str, Any], topology: str) -> None:
-    """A reader gets the node and a remedy, no traceback."""
+    """A damaged object is one line with node and remedy, without a traceback."""
     with pytest.raises(Exception, match="node n: what its agent wrote is of another version of corepin, or"):
         view_of_objects("n", topology, written, {})
 
 
 def test_an_agent_of_another_version_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same for its socket."""
+    """An agent of another version on the socket is one line."""
     with agent_socket(tmp_path / "s", b'{"version": 0}\n') as path:
         assert main(["cmk", "describe", "--socket", path]) == 2
     assert "by another version of corepin" in capsys.readouterr().err
@@ -86,7 +86,7 @@ def test_an_agent_of_another_version_is_one_line(tmp_path: Path, capsys: pytest.
 def test_interval_shows_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until Ctrl-C, which is no failure."""
+    """With an interval the report is printed again until Ctrl-C, which is no failure."""
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -118,7 +118,7 @@ def test_flags_that_cannot_be_read_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_cmks_directory_is_taken_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cmks_configuration_directory_is_accepted_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     """As its 1.4 had it; without an agent the command says what is missing."""
     assert main(["cmk", "describe", "--conf-dir=/etc/cmk", "--socket=/nonexistent"]) == 2
     told = capsys.readouterr().err

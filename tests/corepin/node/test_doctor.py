@@ -37,7 +37,7 @@ def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_machine_without_anything(
     doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is wrong, and a newcomer reads what is missing and how to get it."""
+    """Without agent and cluster no check fails, and the output says what is missing and how to get it."""
     assert main([*doctor, "--socket", str(tmp_path / "s")]) == 0
 
     shown = capsys.readouterr().out
@@ -51,7 +51,7 @@ def test_machine_without_anything(
 def test_finding_is_exit_code_1(
     doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The kubelet's static policy is found by its file."""
+    """A finding, here the kubelet's static policy, is exit code 1."""
     (tmp_path / "state").write_text('{"policyName": "static"}')
 
     assert main([*doctor, "--socket", str(tmp_path / "s")]) == 1
@@ -59,7 +59,7 @@ def test_finding_is_exit_code_1(
 
 
 def test_json_has_every_check(doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Programs get subject, verdict, words and remedy."""
+    """JSON has subject, verdict and texts of every check."""
     main([*doctor, "--socket", str(tmp_path / "s"), "-o", "json"])
     checks = json.loads(capsys.readouterr().out)["checks"]
 
@@ -69,7 +69,7 @@ def test_json_has_every_check(doctor: list[str], tmp_path: Path, capsys: pytest.
 def test_agent_and_cluster_are_compared(
     doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The node's allocatable CPUs are read from the cluster, and the agent's from its socket."""
+    """Doctor compares the node's allocatable CPUs in the cluster with the agent's."""
     state = state_of(bound("web", annotations=EXCLUSIVE))
     with (
         agent_socket(tmp_path / "s", to_json(state)) as path,
@@ -86,7 +86,7 @@ def test_agent_and_cluster_are_compared(
 def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
     doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The topology is read from the cluster; where there is none that is found, and elsewhere nothing is said."""
+    """A missing NodeResourceTopology is found where the agent should publish it, and ignored elsewhere."""
     labels = {"app.kubernetes.io/managed-by": "corepin"}
     numa = {"name": "corepin.io/numa-cpus", "allocatable": "6", "available": "2"}
     zones = [{"name": "node-0", "resources": [numa, {"name": "cpu"}]}]
@@ -118,7 +118,7 @@ def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
 def test_what_cannot_be_done_is_exit_code_2(
     doctor: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
-    """A mistake of the caller is one line."""
+    """Wrong flags are one line with exit code 2."""
     assert main([*doctor, *flags]) == 2
     assert message in capsys.readouterr().err
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_done_is_exit_code_2(
 def test_agent_of_another_version(
     doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A state that cannot be read ends the command with its reason."""
+    """The state of an agent of another version is refused with the reason."""
     with agent_socket(tmp_path / "s", b"{}\n") as path:
         assert main([*doctor, "--socket", path]) == 2
 

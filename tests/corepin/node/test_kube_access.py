@@ -40,7 +40,7 @@ def use(monkeypatch: pytest.MonkeyPatch, folder: Path, user: dict[str, Any], **c
 def test_token_and_context_of_the_kubeconfig_are_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where it is, who asks, and another cluster by its context."""
+    """URL, token and context of the kubeconfig are used, another context too."""
     use(monkeypatch, tmp_path, {"token": "secret"})
     access = cluster_access()
     assert (access.url, access.headers()) == ("https://api.test:6443", {"authorization": "Bearer secret"})
@@ -49,7 +49,7 @@ def test_token_and_context_of_the_kubeconfig_are_used(
 
 
 def test_certificate_of_the_user_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a token nothing is sent; a certificate that cannot be read is said so."""
+    """A client certificate is used without a token; an unreadable one is an error."""
     pair = AUTHORITY.issue_cert("localhost", common_name="me")
     pair.cert_chain_pems[0].write_to_path(tmp_path / "me.crt")
     pair.private_key_pem.write_to_path(tmp_path / "me.key")
@@ -67,7 +67,7 @@ def test_certificate_of_the_user_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_plugin_is_asked_for_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As those of cloud providers bring one."""
+    """An exec plugin of the kubeconfig, as cloud providers have, provides the token."""
     answer = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",
@@ -83,8 +83,8 @@ def test_plugin_is_asked_for_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert cluster_access().headers() == {"authorization": "Bearer fresh"}
 
 
-def test_cluster_that_shall_not_be_verified_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where the kubeconfig says so itself."""
+def test_insecure_skip_tls_verify_is_respected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The certificate is not verified if the kubeconfig says insecure-skip-tls-verify."""
     use(monkeypatch, tmp_path, {"token": "x"}, **{"insecure-skip-tls-verify": True})
     context = cluster_access().context()
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)

@@ -87,7 +87,7 @@ def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "attention" not in shown
 
 
-def test_aligned_caches_are_told() -> None:
+def test_cache_alignment_is_shown() -> None:
     """The published sets say whether claims keep to caches; those of an earlier agent, or of one that observes, do not."""
     state = to_dict(replace(STATE, sets=replace(STATE.sets, align_uncore=True)))
     view = view_of_state(json.dumps(state).encode())
@@ -109,16 +109,18 @@ def test_free_cores_of_static_pools_have_their_own_sign(
     assert "not for pods" not in words
 
 
-def test_refused_container_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says that it is not pinned, and why."""
+def test_refused_container_is_shown_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refused container is shown as not pinned, with the reason."""
     with agent_socket(tmp_path / "s", to_json(FULL)) as path:
         main(["map", "--socket", path])
 
     assert "NOT PINNED (NotEnoughCPUs:" in " ".join(capsys.readouterr().out.split())
 
 
-def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Drift, strangers, fights, failures and gaps each have their words."""
+def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Drift, foreign tasks, conflicts, failures and gaps are each shown in words."""
     state = to_dict(STATE)
     web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
     web["applied"] |= {"cpus": "0-7", "outside": 2, "narrowed": 1}
@@ -280,7 +282,7 @@ def test_execs_are_shown(
 
 
 def test_json_is_the_agents_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Programs get what the socket says."""
+    """JSON output is the agent's own state."""
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:
         main(["map", "--socket", path, "-o", "json"])
 
@@ -334,15 +336,15 @@ def test_plan_uses_the_published_node(
 def test_odd_answers_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes, message: str
 ) -> None:
-    """What answers on the socket may be young, old or something else."""
+    """Answers of an older or newer agent, or of another program, on the socket are one line."""
     with agent_socket(tmp_path / "s", answer) as path:
         assert main(["map", "--socket", path]) == 2
 
     assert message in capsys.readouterr().err
 
 
-def test_without_agent_the_remedy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No socket: start an agent or name a node."""
+def test_without_agent_the_remedy_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a socket the error says to start an agent or to name a node."""
     assert main(["map", "--socket", str(tmp_path / "none")]) == 2
     assert "start `corepin agent` here" in capsys.readouterr().err
 
@@ -379,7 +381,7 @@ def test_cluster_without_the_node(
 def test_cluster_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No kubeconfig, and one of a server that is gone, are both said."""
+    """A missing kubeconfig, and a server that cannot be reached, are each an error."""
     assert main(["map", "--node", "n1"]) == 2
     assert "no cluster" in capsys.readouterr().err
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, 1)))
@@ -413,7 +415,7 @@ def read_until(descriptor: int, words: str) -> str:
 
 
 def test_watch_shows_each_change_once(tmp_path: Path) -> None:
-    """Into a pipe every new picture is written below the last; Ctrl-C ends it without a word."""
+    """`--watch` into a pipe writes every new picture below the last; Ctrl-C ends it silently."""
     inner, outer = os.pipe()
     answers = (to_json(STATE), to_json(STATE), to_json(FULL))
     with agent_socket(tmp_path / "s", *answers) as path, watching(path, outer) as process:
@@ -428,7 +430,7 @@ def test_watch_shows_each_change_once(tmp_path: Path) -> None:
 
 
 def test_watch_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
-    """On a terminal it uses the other screen, says when the agent is away, and gives the screen back."""
+    """`--watch` on a terminal uses the alternate screen, reports a missing agent, and restores the screen."""
     control, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (21, 80))
     with agent_socket(tmp_path / "s", b"\n", to_json(STATE)) as path, watching(path, terminal) as process:

@@ -24,7 +24,7 @@ def put(*given: Any, **more: Any) -> Any:
 
 
 def test_the_map_draws_a_pool_as_one_holder() -> None:
-    """All containers that run there have one letter, and a line says what the pod pays for."""
+    """The map draws a pod's pool as one owner, with a line for its budget."""
     view = view_of_state(to_json(state_of(put(4, {"m": 2, "log": None, "web": None}))))
     assert [(holder.name, str(holder.cpus)) for holder in view.picture.owners] == [
         ("test/pod-a/(pool)", "3,7"),
@@ -38,7 +38,7 @@ def test_the_map_draws_a_pool_as_one_holder() -> None:
 
 
 def test_why_says_how_a_budget_is_cut() -> None:
-    """One line for the budget: each slice, and the pool with its containers."""
+    """The timeline has the budget in one line: each slice, and the pool with its containers."""
     wishes = [
         entry.message
         for document in (put(5, {"m": 2, "log": None}), put(1, {"p": None}), put(2, {"m": 2}))
@@ -53,7 +53,7 @@ def test_why_says_how_a_budget_is_cut() -> None:
 
 
 def test_the_doctor_counts_pools_among_the_cpus_of_pods() -> None:
-    """Threads of the host have no business on them."""
+    """Doctor reports host threads on the CPUs of pools too."""
     state = decode(AgentState, to_json(state_of(put(4, {"m": 2, "log": None}))))
     assert exclusive_cpus(state) == {"a": CPUSet.parse("2-3,6-7")}
     assert json.loads(to_json(state_of()))["pods"] == []

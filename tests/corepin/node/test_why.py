@@ -57,8 +57,8 @@ def changed(pod: dict[str, Any], **status: Any) -> dict[str, Any]:
     return {**pod, "status": {**pod["status"], **status}}
 
 
-def test_pinned_pod_is_told_from_claim_to_proof() -> None:
-    """Claim, node, start, decision and proof stand in the order of their times, and nothing is waited for."""
+def test_timeline_of_a_pinned_pod() -> None:
+    """The timeline has claim, node, start, decision and proof in the order of their times, and no waits."""
     timeline = timeline_of(
         *shown(
             bound(
@@ -93,14 +93,14 @@ def test_pinned_pod_is_told_from_claim_to_proof() -> None:
 
 
 def test_decision_outlives_its_event() -> None:
-    """The API server forgets events; the annotation still says what was decided."""
+    """Without the event, which the API server deletes, the annotation still has the decision."""
     pod, _ = shown(bound("web", annotations=ISOLATE))
 
     decided = [entry.message for entry in timeline_of(pod, []).entries if entry.stage == "decision"]
     assert decided == ["main gets CPUs 2-3, siblings 6-7 idle (cpu exclusive, smt isolate, numa packed)"]
 
 
-def test_shared_cpus_of_a_container_are_told() -> None:
+def test_timeline_has_the_shared_cpus_of_a_container() -> None:
     """What it may run on beside its own CPUs follows the decision, whether the event of that is still there or not."""
     asked = {**ISOLATE, "shared-cpus.corepin.io/pod": "true"}
     pod, events = shown(bound("web", container("main", 1), annotations=asked), when=LATER)
@@ -119,7 +119,7 @@ def test_shared_cpus_of_a_container_are_told() -> None:
 
 
 def test_noise_is_in_the_timeline() -> None:
-    """What disturbs a container, from when on; a kind of a later agent is shown as it is."""
+    """The timeline has noise on the container's CPUs with its start, also of a kind from a later agent."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     status["containers"]["main"]["noise"] = {"kind": "interrupts", "since": LATER}
@@ -145,7 +145,7 @@ def test_cpus_that_are_not_quiet_are_among_the_proofs() -> None:
 
 
 def test_devices_are_among_the_proofs() -> None:
-    """The status says beside which devices a container runs."""
+    """The timeline names the devices that a container's CPUs are near."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     status["containers"]["main"]["devices"] = [{"resource": "a.b/c", "count": 1, "nodes": [1], "near": True}]
@@ -178,7 +178,7 @@ def test_claim_that_the_scheduler_does_not_count_is_shown_once() -> None:
 
 
 def test_refused_claim_says_what_it_waits_for() -> None:
-    """The refusal with its remedy is both in the timeline and at its end."""
+    """A refusal with its remedy is in the timeline and among the waits."""
     full = bound("big", container("main", 6), annotations=EXCLUSIVE)
     timeline = timeline_of(*shown(bound("late", annotations=EXCLUSIVE), full))
 
@@ -189,7 +189,7 @@ def test_refused_claim_says_what_it_waits_for() -> None:
 
 
 def test_pod_without_a_node_waits_for_the_scheduler() -> None:
-    """What the scheduler says is the reason; without a word of it, that is said."""
+    """A pod without a node waits for the scheduler, with its message if there is one."""
     pod = {**bound("web", annotations=EXCLUSIVE)}
     condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
 
@@ -221,7 +221,7 @@ def test_silent_agent_is_named() -> None:
 
 
 def test_everything_that_can_be_waited_for_is_named() -> None:
-    """Gate, kubelet, kernel, drift, intruders and unreadable annotations each have their words."""
+    """Waits for gate, kubelet, kernel, and for drift, foreign tasks and unreadable annotations are named."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     main_status = {"policy": "exclusive", "cpus": "1,5", "smtPolicy": "prefer", "numaPolicy": "packed"}
     main_status |= {"pinned": False, "drift": True, "intruders": ["a/b/c"]}  # type: ignore[dict-item]
@@ -243,8 +243,8 @@ def test_everything_that_can_be_waited_for_is_named() -> None:
     assert timeline_of(changed(pod, phase="Failed"), []).waits == ()
 
 
-def test_what_the_webhook_added_is_told() -> None:
-    """CMK's contract, the guard's mark and the gate are seen on the pod."""
+def test_timeline_has_what_the_webhook_added() -> None:
+    """The timeline names what the webhook added: CMK's contract, the guard's mark and the gate."""
     pod, _ = shown(bound("web", annotations={**ISOLATE, CMK_INJECTED: "1", GUARDED: "true"}))
     pod["spec"]["initContainers"] = [{"name": GATE_CONTAINER}]
 
@@ -333,7 +333,7 @@ def test_command_prints_the_timeline(
 def test_failures_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pod that is not there, and an annotation of another version, end with the reason."""
+    """A missing pod, and an annotation of another version, are errors in one line."""
     pod, _ = shown(bound("web", annotations=ISOLATE))
     pod["metadata"]["annotations"][STATUS_CPUS] = '{"version": 2, "containers": {}}'
     with api_objects(tmp_path, served(pod, [])) as config:
@@ -349,7 +349,7 @@ def test_failures_are_one_line(
 def test_refused_pod_shows_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last lines are what the pod waits for."""
+    """The output ends with what a refused pod waits for."""
     full = bound("big", container("main", 6), annotations=EXCLUSIVE)
     pod, events = shown(bound("late", annotations=EXCLUSIVE), full)
     with api_objects(tmp_path, served(pod, events)) as config:

@@ -1,4 +1,4 @@
-"""Damaged documents: whatever happened to a file, the offline commands answer, and never with a traceback."""
+"""Damaged documents: the offline commands refuse or judge them, without a traceback."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def damaged(draw: st.DrawFn) -> str:
 
 @settings(max_examples=300)
 @given(text=damaged() | st.text())
-def test_damage_is_told_or_judged(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_files_are_refused_or_judged(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A damaged file is refused as unreadable, or judged; what injection prints of it can be read again."""
     path = tmp_path_factory.getbasetemp() / "f.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))

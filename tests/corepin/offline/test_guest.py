@@ -45,7 +45,7 @@ def text(
 
 
 def test_each_thread_has_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Programs get the CPU of each vCPU in order, people the number of each."""
+    """JSON has the CPU of each vCPU in order; the text has the number of each."""
     document = vmi("cores: 3, isolateEmulatorThread: true")
 
     assert machines(capsys, tmp_path, document) == {

@@ -46,7 +46,7 @@ def test_pod_gets_the_contract_and_its_warnings(tmp_path: Path, capsys: pytest.C
 
 
 def test_pods_get_their_gate_and_templates_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A gate in a template would keep the image of that day; its pods get theirs when they are created."""
+    """A pod gets its gate, and a template does not, because its pods get theirs at creation."""
     config = tmp_path / "config.yaml"
     config.write_text("gate: true\ngateImage: registry.example/corepin:1\n")
     flags = ("--config", str(config))
@@ -61,7 +61,7 @@ def test_pods_get_their_gate_and_templates_none(tmp_path: Path, capsys: pytest.C
 
 
 def test_second_pass_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What inject prints is complete: given back to it, it comes out byte by byte, without a warning."""
+    """A second `inject` on the output changes no byte and has no warning."""
     assert main(["inject", "-f", written(tmp_path, POD, DEPLOYMENT, CONFIG_MAP)]) == 0
     once = capsys.readouterr().out
 
@@ -73,7 +73,7 @@ def test_second_pass_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_keys_keep_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is sorted, and what is added comes after what was there."""
+    """Keys keep their order, and additions come last."""
     (pod, config_map), _ = inject(capsys, "-f", written(tmp_path, POD, CONFIG_MAP))
 
     assert list(pod) == ["apiVersion", "kind", "metadata", "spec"]
@@ -114,7 +114,7 @@ def test_every_workload_is_completed_in_its_template(
 def test_other_documents_pass_through(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str
 ) -> None:
-    """What carries no pod comes out as it went in, and nothing is said about it."""
+    """Documents without a pod are printed as they are."""
     ((_, before),) = read_yaml(document)
 
     assert inject(capsys, "-f", written(tmp_path, document)) == ([before], "")
@@ -151,15 +151,15 @@ def test_aliased_containers_are_completed_apart(tmp_path: Path, capsys: pytest.C
     assert cores_told(pod) == ["2", "2"]
 
 
-def test_refused_pod_is_injected_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Judging is the other command's work, as it is the other webhook's."""
+def test_a_pod_that_would_be_refused_is_injected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod that the validating webhook would refuse is injected, without a verdict."""
     (pod,), _ = inject(capsys, "-f", written(tmp_path, BAD_POD))
 
     assert pod["metadata"]["annotations"]["qos.gocrane.io/cpu-manager"] == "exlusive"
 
 
 def test_one_bad_document_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Half an output would be applied by the next command in the pipe; not even warnings come before the error."""
+    """If one document is unreadable nothing is printed, since a pipe would apply half of the output."""
     assert (
         main(["inject", "-f", written(tmp_path, POD, POD.replace("name: fast", "annotations: {a: 1}"))]) == 2
     )

@@ -118,10 +118,10 @@ def test_what_is_owned_counts_with_its_controller(
         ),
     ],
 )
-def test_everybody_else_counts(
+def test_a_pod_without_its_controller_is_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], documents: tuple[str, ...], names: list[str]
 ) -> None:
-    """Only a controller that is there, and is the one that is meant, stands for what it owns."""
+    """A pod whose controller is not in the files, or is another object, is planned for itself."""
     events, notes = planned(capsys, tmp_path, *documents)
 
     assert [event["pod"] for event in events] == names

@@ -29,7 +29,7 @@ def lines(
 
 
 def test_a_line_after_each_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line is the whole node after its event, in the shape that programs read."""
+    """Each JSON line is the whole node after its event."""
     first, second = lines(
         capsys,
         tmp_path,
@@ -50,7 +50,7 @@ def test_a_line_after_each_event(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_documents_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name seen again is an update, a deleted pod is gone, and who waits gets what comes free, oldest first."""
+    """A repeated name is an update, a deleted pod frees its CPUs, and waiting pods get them, oldest first."""
     events = lines(
         capsys,
         tmp_path,
@@ -103,7 +103,7 @@ def test_names_and_words_are_as_people_read_them(tmp_path: Path, capsys: pytest.
 
 
 def test_age_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A stated time of creation decides who is older, and pods that the API server names are all different."""
+    """The creationTimestamp decides which pod is older, and pods with generateName get different names."""
     events = lines(
         capsys,
         tmp_path,
@@ -119,7 +119,7 @@ def test_age_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_flags_and_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file configures the node, and --reserved wins over it."""
+    """The file of --config configures the node, and --reserved overrides it."""
     config = tmp_path / "node.yaml"
     config.write_text("reserved: 3\nsmtPolicy: isolate\n")
     (line,) = lines(capsys, tmp_path, pod("name: a", policy="exclusive"), flags=("--config", str(config)))
@@ -159,7 +159,7 @@ def test_the_machine_from_standard_input(
 def test_the_text_shows_machine_reasons_and_hidden_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """People see the machine, who got what by which rule, what was refused and what it costs beside."""
+    """The text has machine, owners with their rules, refusals and the cores that are lost beside them."""
     config = tmp_path / "node.yaml"
     config.write_text("pools: {exclusive_cores: 6, shared_cores: 1}\n")
     beside = "- {name: proxy, resources: {requests: {cpu: 700m}}}\n"
@@ -311,7 +311,7 @@ spec:
 """
 
 
-def test_bound_memory_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bound_memory_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The NUMA node that memory comes from is a field and a word of the reason, and a limit above it a warning."""
     root = materialise("qemu-2s4c2t", tmp_path / "machine")
     (root / "sys/devices/system/node/node0/meminfo").write_text("Node 0 MemTotal:  1048576 kB\n")
@@ -381,7 +381,7 @@ def test_a_pod_that_requires_its_devices(
     reason: str,
     text: str,
 ) -> None:
-    """Without CPUs beside them it gets none, and the plan says why."""
+    """Under a required device policy a pod without CPUs near its devices is refused, with the reason."""
     word = "exclusive, device-policy.corepin.io/container.main: require"
     given = GPU_POD.replace("exclusive", word).format(name="a", gpus=2).replace("cpu: 2", "cpu: 12")
 
@@ -392,7 +392,7 @@ def test_a_pod_that_requires_its_devices(
     assert text in refused["message"]
 
 
-def test_where_devices_are_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_are_shown_with_their_numa_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The text says which devices the CPUs are beside, which not, and which have no known NUMA node."""
     nics = GPU_POD.replace("nvidia.com/gpu: {gpus}", "nvidia.com/gpu: {gpus}, example.com/nic: 1")
     large = nics.replace("cpu: 2", "cpu: 10").format(name="large", gpus=1)

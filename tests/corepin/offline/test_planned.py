@@ -71,10 +71,10 @@ def test_numbers(
     ids=lambda value: value[-30:].strip(),
 )
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_who_brings_nothing_is_told(
+def test_controllers_without_pods_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, why: str, output: str
 ) -> None:
-    """The field that keeps the pods away is named, and the machine is drawn empty."""
+    """A controller without pods is noted with the field that is the reason, and the empty machine is drawn."""
     source = written(tmp_path, document)
 
     assert main(["plan", "-f", source, "--topology", machine(tmp_path), "-o", output]) == 0
@@ -108,8 +108,10 @@ def test_update_and_end_of_a_workload(tmp_path: Path, capsys: pytest.CaptureFixt
     assert events[6]["cpus"] == {}
 
 
-def test_pods_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two workloads of one name bring pods of two names, and an update finds its own again."""
+def test_workloads_of_one_name_have_different_pods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two workloads of one name have pods of different names, and an update finds its own."""
     names = pods(
         capsys,
         tmp_path,
@@ -186,7 +188,7 @@ def test_machines_claim_what_their_launchers_will(
 
 
 def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rendered chart can be planned as it is; a kind that is only misspelt is seen by its name."""
+    """Other kinds, as in a rendered chart, are skipped with a note that has their name."""
     others = [CONFIG_MAP.replace("name: c", f"name: c{number}") for number in range(4)]
     _, notes = planned(capsys, tmp_path, CONFIG_MAP.replace("ConfigMap", "Pdo"), POD, *others)
 
@@ -249,7 +251,7 @@ def test_what_cannot_be_planned_is_one_line(
 def test_examples_are_planned_or_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
-    """Whatever `validate` takes `plan` takes, unless its CPUs stand elsewhere."""
+    """Whatever `validate` accepts `plan` accepts, unless its CPUs are not in the file."""
     code = main(["plan", "-f", str(path), "--topology", machine(tmp_path)])
     captured = capsys.readouterr()
 

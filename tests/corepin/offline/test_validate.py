@@ -56,7 +56,7 @@ def test_refused_pod_has_every_cause(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_text_is_one_block_for_each_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """People read file, line, object and verdict, and below it what is wrong and what they should know."""
+    """The text has file, line, object and verdict, and below them causes and warnings."""
     source = written(tmp_path, BAD_POD, POD)
 
     assert main(["validate", "-f", source]) == 1

@@ -33,7 +33,7 @@ def published() -> dict[str, Any]:
 
 @pytest.mark.parametrize("verb", ["", *(name.rpartition(".")[2] for name in PLUGIN_VERBS)])
 def test_help_names_the_plugin(capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    """Every help text begins with what its user has typed."""
+    """Help texts begin with `kubectl corepin`."""
     with pytest.raises(SystemExit):
         kubectl([verb, "--help"] if verb else ["--help"])
 
@@ -43,7 +43,7 @@ def test_help_names_the_plugin(capsys: pytest.CaptureFixture[str], verb: str) ->
 def test_map_draws_the_only_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without --node the one node that has an agent is drawn."""
+    """`map` draws the only node that has an agent."""
     with api_objects(tmp_path, {AGENTS: named("n1"), "/api/v1/nodes/n1": published()}) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
         assert kubectl(["map"]) == 0
@@ -181,7 +181,7 @@ def test_what_the_pod_prints_is_harmless(
     output: str,
     shown: str,
 ) -> None:
-    """Standard output and standard error of the pod reach the terminal without what it would obey."""
+    """Control characters in the pod's output do not reach the terminal."""
     said = r"\033]52;c;x\007\302\2332J\342\200\256\377\n"
     kubectl_that(tmp_path, monkeypatch, f"printf '{said}'; printf '{said}' >&2")
     with api_objects(tmp_path, {pods_on("n1"): {"items": [controlled("agent-x")]}, **IS_THERE}) as config:

@@ -36,7 +36,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
-    """Without any flag: the host's own directories, the first usual CRI socket, the pod's own account."""
+    """Without flags: the host's directories, the first usual CRI socket, the pod's service account."""
     found = config("--node", "n1")
     assert (found.runtime, found.runtime_endpoint, found.api, found.pods_dir) == ("cri", None, None, None)
     assert (found.state_dir, found.socket) == (Path("/var/lib/corepin"), Path("/run/corepin/agent.sock"))
@@ -47,13 +47,13 @@ def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
 
 
 def test_nri_is_used_where_it_is() -> None:
-    """By default the usual socket, as soon as there is one; another one, or none."""
+    """By default the usual NRI socket is used once it exists; a flag names another one or none."""
     found = [config("--node", "n1", *more).nri for more in ((), ("--nri", "/run/n.sock"), ("--nri", "off"))]
     assert found == [Path("/var/run/nri/nri.sock"), Path("/run/n.sock"), None]
 
 
 def test_sidecars_cost_what_the_webhook_gives_them() -> None:
-    """Without a flag that is what the webhook gives without a configuration; with one it may be as much as there."""
+    """Sidecars are charged the webhook's amounts, by default its defaults."""
     given = SidecarResources()
     assert config("--node", "n1").node_options.sidecar == (given.cpu, given.memory)
     assert config("--node", "n1", "--sidecar-resources", "1, 1Gi").node_options.sidecar == ("1", "1Gi")
@@ -62,7 +62,7 @@ def test_sidecars_cost_what_the_webhook_gives_them() -> None:
 def test_cmks_reports_are_written_where_that_is_chosen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Off as shipped; with the component's variable one reporter more writes them; any other word is refused."""
+    """CMK's reports are off by default; the variable adds their reporter, and an unknown value is refused."""
     for found, expected in ((config("--node", "n1"), False), (config("--cmk-reports=on"), True)):
         api = Api(Access("https://api.test"), "tests", httpx.MockTransport(lambda _: httpx.Response(404)))
         names = {type(it).__name__ for it in reporters(found, api, PodsDir(tmp_path, tmp_path), Metrics())}
@@ -71,7 +71,7 @@ def test_cmks_reports_are_written_where_that_is_chosen(
 
 
 def test_environment_sets_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manifest may name the node by the downward API."""
+    """Environment variables set flags, as the downward API does for the node's name."""
     monkeypatch.setenv(variable("--node"), "from-env")
     monkeypatch.setenv(variable("--feature-gates"), "CPUManager,Sidecar")
     found = config()
@@ -117,14 +117,14 @@ def test_sockets_and_servers_are_read() -> None:
         pytest.param(("--sidecar-resources", "1,2,3"), "for example 200m,64M", id="sidecar with more"),
     ],
 )
-def test_wrong_flags_are_told(
+def test_wrong_flags_are_refused(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    """One line names the flag and the remedy."""
+    """A wrong flag is one line with flag and remedy."""
     assert message in failure(capsys, *arguments)
 
 
-def test_places_that_cannot_be_used_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_unusable_state_directory_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A state directory that cannot be made is named, with the flag's remedy."""
     (tmp_path / "file").write_text("")
     message = failure(
@@ -137,12 +137,12 @@ def test_places_that_cannot_be_used_are_told(capsys: pytest.CaptureFixture[str],
 def test_outside_of_a_pod_the_api_server_has_to_be_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Who is no pod of the cluster learns which flags would help."""
+    """Outside of a pod the error names the flags for the API server."""
     assert "--api-server, or --pods-dir" in failure(capsys, "--state-dir", str(tmp_path))
 
 
-def test_second_agent_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Who is there already, and what to do."""
+def test_a_second_agent_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A second agent is refused in one line that names the first one and a remedy."""
     folder = StateDir(tmp_path)
     message = failure(capsys, "--state-dir", str(tmp_path), "--api-server", "https://127.0.0.1:1")
     folder.close()
@@ -152,7 +152,7 @@ def test_second_agent_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tm
 def test_reset_leaves_a_checkpoint_of_a_later_version_alone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """What it does not know how to give back is left to the version that does."""
+    """A reset keeps a checkpoint of a later version, whose contents it does not know."""
     held = Saved(machine_id(Path("/")), "boot", FLAT, FLAT.online, Ledger(), needs=frozenset({"pools"}))
     (tmp_path / "checkpoint.json").write_bytes(write(held))
     message = failure(capsys, "--reset", "--state-dir", str(tmp_path), "--api-server", "https://127.0.0.1:1")
@@ -160,10 +160,10 @@ def test_reset_leaves_a_checkpoint_of_a_later_version_alone(
     assert (tmp_path / "checkpoint.json").read_bytes() == write(held)
 
 
-def test_config_that_does_not_fit_the_machine_is_told(
+def test_a_config_that_does_not_fit_the_machine_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """CPUs that do not exist are refused before anything is touched."""
+    """A configuration with CPUs that do not exist is refused before anything is written."""
     file = tmp_path / "config.yaml"
     file.write_text('reserved: "5000"\n')
     pods = tmp_path / "pods"
@@ -179,7 +179,7 @@ def test_config_that_does_not_fit_the_machine_is_told(
 def test_kubelet_is_asked_only_when_it_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By flag or variable; an address that is not the kubelet's own is refused at start."""
+    """The kubelet is queried only if a flag or variable names it; a foreign address is refused at start."""
     assert config("--node", "n1").kubelet_url is None
     monkeypatch.setenv(variable("--kubelet-configz"), "https://10.0.0.1:10250/configz")
     assert config("--node", "n1").kubelet_url == "https://10.0.0.1:10250"

@@ -34,7 +34,7 @@ def test_four_files_are_written_and_named(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_names_addresses_and_days_reach_the_certificate(tmp_path: Path) -> None:
-    """Every flag is in the certificate."""
+    """Names, addresses and days of the flags are in the certificate."""
     assert issue(tmp_path, "a.svc", "--dns", "b.svc", "--ip", "127.0.0.1", "::1", "--days", "3") == 0
 
     certificate = x509.load_pem_x509_certificate((tmp_path / "tls.crt").read_bytes())

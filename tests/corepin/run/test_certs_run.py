@@ -22,7 +22,7 @@ def options(*flags: str) -> Options:
 
 
 def test_defaults_fit_the_manifests() -> None:
-    """Without flags it is about the objects of the manifests."""
+    """Without flags the rotation handles the objects of the manifests."""
     parsed = options()
 
     assert (parsed.namespace, parsed.secret, parsed.service) == (
@@ -69,12 +69,14 @@ def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_flag_is_refused(flag: str, value: str) -> None:
-    """The flag is named."""
+    """A wrong flag is refused with its name."""
     with pytest.raises(CommandFailed, match=flag):
         options(flag, value)
 
 
-def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_cluster_it_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Outside of a cluster and without a kubeconfig there is one clear line."""
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
 
@@ -84,7 +86,7 @@ def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_pause_ends_with_the_wait() -> None:
-    """A wait that ends sooner than the interval is not slept over; a longer one is looked at in between."""
+    """The pause ends with a short wait; during a long one the rotation looks again at each interval."""
     interval = timedelta(seconds=10)
     now = datetime.now().astimezone()
 

@@ -33,8 +33,8 @@ def _kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_kubeconfig")
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", ""])  # noqa: S104 it is refused
-def test_it_listens_where_nobody_else_reaches(capsys: pytest.CaptureFixture[str], host: str) -> None:
-    """Everything but loopback is refused, with what to do instead."""
+def test_it_listens_on_loopback_only(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    """An address other than loopback is refused with the alternative."""
     assert "listen on 127.0.0.1, and reach it by `kubectl port-forward`" in failure(
         capsys, "--listen", f"{host}:8084"
     )
@@ -51,7 +51,7 @@ def test_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None
 def test_without_a_cluster_it_says_how_to_name_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No kubeconfig: which one was looked for, and the remedy."""
+    """Without a kubeconfig the error names the path that was tried and the remedy."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert "set KUBECONFIG, or log in" in failure(capsys, "--listen", LOCAL)
 

@@ -86,7 +86,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def test_it_waits_for_the_agent(tmp_path: Path) -> None:
-    """Without the agent's word it waits and says so; with it the pod's containers start."""
+    """The gate waits with a message until the agent publishes a status, and then exits."""
     with waiting(tmp_path, "Always") as process:
         assert line(process) == WAITING
         swap(tmp_path, status(main=HELD))
@@ -97,7 +97,7 @@ def test_it_waits_for_the_agent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restart_policy", ["Always", "OnFailure"])
 def test_refusal_ends_it(tmp_path: Path, restart_policy: str) -> None:
-    """The kubelet starts it again after a while, and shows the refusal as its message until then."""
+    """A refusal ends the gate with its message, and the kubelet restarts it."""
     swap(tmp_path, status(main=refusal("wanted 4 wholly free cores")))
     with waiting(tmp_path, restart_policy) as process:
         assert process.wait(SECONDS) == 1
@@ -105,7 +105,7 @@ def test_refusal_ends_it(tmp_path: Path, restart_policy: str) -> None:
 
 
 def test_refusal_of_what_runs_once_is_waited_for(tmp_path: Path) -> None:
-    """Where failing would end the pod it says why it waits, once, and passes when the CPUs come free."""
+    """In a pod that is not restarted the gate prints a refusal once and waits for CPUs."""
     swap(tmp_path, status(main=refusal("no room")))
     with waiting(tmp_path, "Never") as process:
         assert line(process) == "main: no room"
@@ -124,8 +124,8 @@ def test_sigterm_ends_the_gate_at_once(tmp_path: Path) -> None:
         assert process.wait(SECONDS) == 128 + signal.SIGTERM
 
 
-def test_message_that_cannot_be_left_is_no_other_end(tmp_path: Path) -> None:
-    """The kubelet takes what was printed then."""
+def test_unwritable_termination_message_does_not_change_the_exit(tmp_path: Path) -> None:
+    """If the termination message cannot be written the exit is the same, since the kubelet shows the log."""
     swap(tmp_path, status(main=refusal("no room")))
     (tmp_path / "log").mkdir()
     with waiting(tmp_path, "Always") as process:
@@ -146,7 +146,7 @@ def test_policy_comes_by_the_webhooks_variable(
 
 
 def test_it_needs_the_standard_library_only(tmp_path: Path) -> None:
-    """It starts in the way of every pod that it guards: nothing heavy is imported."""
+    """The gate imports the standard library only, because it delays the start of every pod with one."""
     swap(tmp_path, status())
     program = (
         "import sys; from corepin.cli import main; main(sys.argv[1:]); "

@@ -1,4 +1,4 @@
-"""What the agent writes on pods that wait in the gate is what the gate reads."""
+"""The status that the agent publishes for gated pods, read by the gate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gated(*containers: Any, **more: Any) -> Pod:
         ),
     ],
 )
-def test_gate_is_told_before_anything_runs(pod: Pod, config: dict[str, bool], passes: bool) -> None:
+def test_gated_pod_gets_its_status_before_it_runs(pod: Pod, config: dict[str, bool], passes: bool) -> None:
     """A pod in the gate gets its status annotation at once, also when there is nothing left to report."""
     state = state_of(pod, proven=False, config=NodeConfig(**config))  # type: ignore[arg-type]
     refusals = read_refusals(pod_status(state.pods[0], None) or "")

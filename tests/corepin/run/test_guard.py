@@ -24,7 +24,7 @@ from corepin.run.guard import exempt, observes
 def test_namespaces_that_always_start(
     flags: tuple[str, ...], variables: dict[str, str], found: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own one always; the others as the operator says."""
+    """Pods in the guard's own namespace always start, and in those that the operator names."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert exempt(cli.build_parser().parse_args(["guard", *flags])) == found
@@ -44,7 +44,7 @@ def test_namespaces_that_always_start(
 def test_it_observes_when_the_agent_does(
     kubelet: str | None, config: str | None, *, expected: bool, tmp_path: Path
 ) -> None:
-    """By the same two files; an agent whose configuration cannot be read does not run, and is missing."""
+    """The guard observes if the agent's configuration says so; with an unreadable one it guards."""
     state, file = tmp_path / "cpu_manager_state", tmp_path / "config.yaml"
     if kubelet:
         state.write_text(json.dumps({"policyName": kubelet}))
@@ -64,8 +64,8 @@ def test_it_observes_where_the_group_of_the_node_does(tmp_path: Path) -> None:
         assert observes(file, tmp_path / "none", tmp_path) is expected
 
 
-def test_a_wrong_address_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line with the flag, the value and an example."""
+def test_a_wrong_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong address is one line with flag, value and example."""
     assert cli.main(["guard", "--health-listen", "here"]) == 2
     assert (
         "--health-listen: 'here' is not HOST:PORT: write for example :8083, or off" in capsys.readouterr().err

@@ -38,7 +38,7 @@ def test_flags_have_defaults_that_fit_the_image(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_environment_sets_flags_and_flags_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manifest may use either; an empty variable counts as none."""
+    """Variables set flags, flags override them, and an empty variable is ignored."""
     monkeypatch.setenv("COREPIN_LISTEN", "127.0.0.1:1")
     monkeypatch.setenv("COREPIN_METRICS_LISTEN", "127.0.0.1:2")
     monkeypatch.setenv("COREPIN_CLIENT_CA", "/ca")
@@ -77,7 +77,7 @@ def test_environment_sets_flags_and_flags_win(monkeypatch: pytest.MonkeyPatch) -
 def test_mistakes_are_one_clear_line(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    """No traceback, exit code 2."""
+    """A wrong flag is one line with exit code 2."""
     assert failure(capsys, *arguments).startswith(f"corepin webhook: {message}")
 
 
@@ -97,8 +97,8 @@ def test_missing_file_is_the_first_line(
     assert capsys.readouterr() == ("", message)
 
 
-def test_taken_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The address stands in the line."""
+def test_a_port_in_use_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A port in use is one line with the address."""
     secret = Mounted(tmp_path / "tls", pair(new_ca()))
     with Address("127.0.0.1", 0).bind() as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -115,7 +115,7 @@ def test_taken_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert failure(capsys, *flags) == f"corepin webhook: {message}"
 
 
-def test_check_config_tells_what_it_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_reports_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A good file is ok, an absent optional one means the defaults; nothing is served."""
     config = tmp_path / "config.yaml"
     config.write_text("isolatedCores: false\n")
@@ -134,7 +134,7 @@ def test_check_config_into_a_full_disk_is_one_line() -> None:
 
 
 def test_check_config_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown key is refused."""
+    """An unknown key fails --check-config with file and key."""
     config = tmp_path / "config.yaml"
     config.write_text("isolatedCore: false\n")
 
@@ -149,13 +149,13 @@ def test_check_config_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureF
     [(Address("", 1), ":1"), (Address("a", 0), "a:0"), (Address("::1", 65535), "[::1]:65535")],
 )
 def test_addresses_are_shown(address: Address, shown: str) -> None:
-    """IPv6 stands in brackets."""
+    """IPv6 addresses are shown in brackets."""
     assert str(address) == shown
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1"])
 def test_addresses_are_bound(host: str) -> None:
-    """An empty host takes every interface."""
+    """An empty host binds every interface."""
     with Address(host, 0).bind() as bound:
         assert bound.getsockname()[1] > 0
 
