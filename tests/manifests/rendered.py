@@ -1,4 +1,4 @@
-"""What `kubectl kustomize` makes of the folders below manifests/."""
+"""Objects that `kubectl kustomize` renders from the folders of manifests/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent to the API server against the policies, and how they refuse it."""
+"""Requests against the policies, and checks of their refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rotation of certificates with the rights of its own account, and what it has done."""
+"""The rotation of certificates, run with the rights of its own account."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.server
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_overlay_is_accepted(name: str, installed: Installed) -> None:
-    """Server-side apply takes every object, warns of nothing, and knows every field."""
+    """Every overlay is accepted by server-side apply with strict fields, without a warning."""
     if installed.api.version != NEWEST and any(it["kind"] == "DeviceClass" for it in objects(name)):
         pytest.skip("Kubernetes 1.30 has no resource.k8s.io/v1")
     done = installed.api.kubectl(
@@ -30,7 +30,7 @@ def test_overlay_is_accepted(name: str, installed: Installed) -> None:
 
 
 def test_cmk_namespace_is_accepted(installed: Installed) -> None:
-    """The account for CMK's injection is applied to a user's namespace, by the command that the file names."""
+    """The account for CMK's injection is applied to a user's namespace by the command in its file."""
     command = ("apply", "-n", DEMO, "-k", "manifests/cmk-namespace", "--dry-run=server", "--validate=strict")
     done = installed.api.kubectl(*command)
     assert "serviceaccount/cmk-serviceaccount created" in done.stdout
@@ -38,7 +38,7 @@ def test_cmk_namespace_is_accepted(installed: Installed) -> None:
 
 
 def test_applying_again_changes_nothing(installed: Installed) -> None:
-    """An upgrade to the same version leaves every object as it is."""
+    """Applying the same version again changes no object."""
     kinds = "deployments,daemonsets,services,configmaps,networkpolicies,poddisruptionbudgets"
     before = _versions(installed, kinds)
     installed.api.kubectl("apply", "--server-side", "-f", "-", input=text("base"))
@@ -55,7 +55,7 @@ def _versions(installed: Installed, kinds: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("version", list(KUBERNETES))
 def test_a_client_applies_again_what_is_there(version: str) -> None:
-    """`kubectl apply -k` a second time finds every object unchanged: each stands as the API server stores it."""
+    """A second `kubectl apply -k` finds every object unchanged."""
     with start_servers(version) as api:
         api.kubectl("apply", "-k", "manifests/base")
         lines = api.kubectl("apply", "-k", "manifests/base").stdout.splitlines()
@@ -70,7 +70,7 @@ def test_a_client_applies_again_what_is_there(version: str) -> None:
 
 
 def test_types_of_all_policies_are_right(installed: Installed) -> None:
-    """The controller that checks the types of expressions finds nothing in any policy of ours."""
+    """The API server's type check of CEL expressions finds no error in any policy."""
     (program,) = require(KUBE_CONTROLLER_MANAGER)
     with start_controllers(
         program, installed.api, ("--controllers=validatingadmissionpolicy-status-controller",)
@@ -95,14 +95,14 @@ def _is_checked(policy: dict[str, Any]) -> bool:
 
 
 def test_policies_have_no_warnings(installed: Installed) -> None:
-    """Client-side apply, as most people use it, is accepted too, and the API server has nothing to say about it."""
+    """Client-side apply of the policies causes no warning."""
     done = installed.api.kubectl("apply", "--dry-run=server", "--validate=strict", "-k", "manifests/hardened")
     lines = [line for line in done.stderr.splitlines() if "last-applied-configuration" not in line]
     assert lines == []
 
 
 def test_uninstalling_the_agents_leaves_nothing_running(installed: Installed) -> None:
-    """The patch that ends the agents is accepted: each pod runs `--reset` with the agent's own arguments and mounts."""
+    """The uninstall patch is accepted: each pod runs `--reset` with the agent's arguments and mounts."""
     done = installed.api.kubectl(
         *("-n", AGENT, "patch", "daemonset", "corepin-agent", "--patch-file", "manifests/reset.yaml"),
         *("--dry-run=server", "-o", "json"),

@@ -1,4 +1,4 @@
-"""What our policies and match conditions cost an API server, beside what the same object costs where none of them look.
+"""CPU cost of policies and match conditions on an API server, compared to objects that they do not match.
 
 Nothing of ours looks at a PodTemplate: what it costs is reading, defaulting, validating and writing the same text.
 """
@@ -66,13 +66,13 @@ def cost(installed: Installed, path: str, document: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_no_pod_costs_much_more_than_its_size(crowd: str, installed: Installed) -> None:
-    """Whatever it has many of, looking for our words costs in proportion to what reading and validating it costs."""
+    """The policies' cost for a pod is in proportion to reading and validating it."""
     alone = cost(installed, TEMPLATES, {"template": CROWDS[crowd]})
     assert cost(installed, PODS, CROWDS[crowd]) < TIMES_THE_BASELINE * alone
 
 
 def test_no_template_costs_much_more_than_its_size(installed: Installed) -> None:
-    """The same for what workloads would make pods of."""
+    """The policies' cost for a workload is in proportion to its template."""
     labels = {"app": "x"}
     template = {**CROWDS["init containers"], "metadata": {"labels": labels}}
     workload = {"spec": {"selector": {"matchLabels": labels}, "template": template}}
@@ -89,7 +89,7 @@ def cost_of_change(installed: Installed, path: str) -> float:
 
 
 def test_no_update_costs_much_more_than_its_size(installed: Installed) -> None:
-    """Nor does a change of a crowded pod, of which the old one is looked at as well."""
+    """The policies' cost for an update of a large pod is in proportion to both versions."""
     spec = {"containers": MAIN, "initContainers": containers(400, **names(100))}
     for path, content in ((PODS, {"spec": spec}), (TEMPLATES, {"template": {"spec": spec}})):
         created = installed.admin.send("POST", path, {"metadata": {"name": "crowd"}, **content})

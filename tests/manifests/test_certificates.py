@@ -1,4 +1,4 @@
-"""The rotation with the rights of the manifests: it makes a certificate that API servers trust, and may do no more."""
+"""The rotation with the rights of the manifests: its certificate is trusted, and it can change nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 
 
 def test_rotation_works_with_the_rights_that_it_has(installed: Installed) -> None:
-    """It fills the empty Secret, publishes its CA in every entry, tells events, and finds it all again."""
+    """The rotation fills the empty Secret, publishes its CA in every entry and creates events."""
     installed.admin.send("DELETE", SECRET)
     for name in ("certs.yaml", "registration.yaml"):  # the Secret empty, as on the first day
         installed.api.kubectl("apply", "--server-side", "-f", f"manifests/base/{name}")
@@ -54,7 +54,7 @@ def test_what_the_rotation_writes_is_its_own(installed: Installed) -> None:
 
 
 def test_applying_the_manifests_again_keeps_certificates(installed: Installed) -> None:
-    """Neither the Secret's data nor a caBundle is taken back by an upgrade."""
+    """Applying the manifests again keeps the Secret's data and every caBundle."""
     assert rotate(installed.api, installed.rotation.token).returncode == 0
     data, published = issued(installed.api), bundles(installed.api)
     installed.api.kubectl("apply", "--server-side", "-k", "manifests/base")
@@ -70,7 +70,7 @@ def bundle(installed: Installed) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rotation_replaces_every_ca_bundle(kind: str, installed: Installed) -> None:
-    """By the very patch that the rotation sends: locked to a version, one operation for each entry."""
+    """The rotation's patch replaces every caBundle, locked to a resourceVersion."""
     path = f"{ADMISSION}/{kind}/zz-corepin"
     read = installed.rotation.send("GET", path).json()
     locked = {
@@ -115,7 +115,7 @@ def test_the_rotation_replaces_every_ca_bundle(kind: str, installed: Installed) 
 def test_the_rotation_changes_nothing_else(
     operation: dict[str, Any], kind: str, installed: Installed
 ) -> None:
-    """A stolen token of the rotation can neither send reviews elsewhere nor ask for more of them."""
+    """With a stolen token of the rotation no webhook's URL, rules or other fields can be changed."""
     operations = [operation]
     if operation["op"] == "copy":  # names of entries must differ, or the API server refuses by itself
         operations.append({"op": "replace", "path": "/webhooks/1/name", "value": "x.corepin.io"})
@@ -125,7 +125,7 @@ def test_the_rotation_changes_nothing_else(
 
 
 def test_the_rotation_changes_no_other_policy_of_mutation(installed: Installed) -> None:
-    """The one field that only mutating entries have is held as well."""
+    """The reinvocationPolicy of mutating webhooks cannot be changed either."""
     operation = {"op": "replace", "path": "/webhooks/0/reinvocationPolicy", "value": "Never"}
     answer = installed.rotation.patch(f"{ADMISSION}/{KINDS[0]}/zz-corepin", [operation], JSON_PATCH)
     assert_refused(answer, "corepin-certs", "only caBundle may change")

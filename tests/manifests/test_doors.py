@@ -57,7 +57,7 @@ def applied(path: str, **metadata: Any) -> dict[str, Any]:
 
 
 def test_whole_objects_carry_no_forged_status(installed: Installed) -> None:
-    """`kubectl replace` sends the whole pod: the status in it may neither be another nor be missing."""
+    """A `kubectl replace` may neither change nor drop the status annotation."""
     path = installed.fresh_pod("target")
     assert installed.agent.patch(path, FORGED).is_success
     whole = installed.admin.send("GET", path).json()
@@ -71,7 +71,7 @@ def test_whole_objects_carry_no_forged_status(installed: Installed) -> None:
 
 @pytest.mark.parametrize("name", ["target", "never-there"])
 def test_server_side_apply_forges_no_status(name: str, installed: Installed) -> None:
-    """Neither on a pod that is there nor by creating one, forced or not."""
+    """Server-side apply may not forge a status, on an existing or a new pod, forced or not."""
     installed.fresh_pod("target")
     forged = {**applied(f"{PODS}/{name}", **FORGED["metadata"]), "spec": pod(name, HERE_NODE)["spec"]}
     answer = installed.admin.send("PATCH", f"{PODS}/{name}{FORCED}", forged, APPLY)
@@ -80,7 +80,7 @@ def test_server_side_apply_forges_no_status(name: str, installed: Installed) -> 
 
 @pytest.mark.parametrize("operation", ["add", "copy", "move"])
 def test_json_patch_forges_no_status(operation: str, installed: Installed) -> None:
-    """A copied or moved annotation is a written one."""
+    """JSON patches that copy or move an annotation to the status are refused."""
     path = installed.fresh_pod("target")
     source = {"metadata": {"annotations": {"mine": "forged"}}}
     assert installed.admin.patch(path, source).is_success
@@ -91,7 +91,7 @@ def test_json_patch_forges_no_status(operation: str, installed: Installed) -> No
 
 @pytest.mark.parametrize("door", ["eviction", "proxy", "attach", "portforward"])
 def test_no_other_subresource_writes_the_status(door: str, installed: Installed) -> None:
-    """What is sent to subresources that keep no metadata of the pod leaves none."""
+    """Requests to other subresources leave no status on the pod."""
     path = installed.fresh_pod("target")
     body = {
         "apiVersion": "policy/v1",
@@ -103,7 +103,7 @@ def test_no_other_subresource_writes_the_status(door: str, installed: Installed)
 
 
 def test_a_kubelet_writes_no_status(installed: Installed) -> None:
-    """A node's own kubelet keeps its heartbeats and its pods' states, and writes none of our annotations."""
+    """A kubelet may write heartbeats and pod states, and none of our annotations."""
     kubelet = Caller(
         installed.client,
         installed.admin.token,
@@ -133,7 +133,7 @@ def test_a_kubelet_writes_no_status(installed: Installed) -> None:
     ],
 )
 def test_the_agent_applies_nothing_else_to_its_pods(metadata: dict[str, Any], installed: Installed) -> None:
-    """Server-side apply by the agent's account is held to the same words."""
+    """Server-side apply by the agent may set only its own annotation."""
     path = installed.fresh_pod("target")
     if "labels" in metadata and None in metadata["labels"].values():
         answer = installed.agent.patch(path, {"metadata": metadata})
@@ -143,7 +143,7 @@ def test_the_agent_applies_nothing_else_to_its_pods(metadata: dict[str, Any], in
 
 
 def test_the_agent_applies_its_own_status(installed: Installed) -> None:
-    """What it may write it may also apply."""
+    """The agent may write its status by server-side apply."""
     path = installed.fresh_pod("target")
     body = applied(path, annotations={STATUS: "{}"})
     assert installed.agent.send("PATCH", path + FORCED, body, APPLY).is_success
@@ -151,7 +151,7 @@ def test_the_agent_applies_its_own_status(installed: Installed) -> None:
 
 
 def test_the_agent_applies_no_object_into_being(installed: Installed) -> None:
-    """PATCH by server-side apply would create: for that the account has no right, whatever the policies say."""
+    """The agent may not create a pod by server-side apply."""
     for path in (f"{PODS}/never-there", f"{NODES}/never-there"):
         body = applied(path)
         if body["kind"] == "Pod":
@@ -175,7 +175,7 @@ TAINTS = [
 
 @pytest.mark.parametrize("taint", TAINTS)
 def test_no_taint_of_the_agent_evicts(taint: dict[str, str], installed: Installed) -> None:
-    """Beside what stands there it may put CMK's taint and that of overcommitment, with NoSchedule and no other effect."""
+    """The agent may add CMK's taint and that of overcommitment, with the effect NoSchedule only."""
     standing = installed.admin.send("GET", HERE).json()["spec"]["taints"]
     answer = installed.agent.patch(HERE, {"spec": {"taints": [*standing, taint]}})
     assert_refused(answer, "corepin-agent-nodes", "taints with effect NoSchedule may change")
@@ -226,13 +226,13 @@ def test_the_agent_takes_away_no_taint_that_evicts(installed: Installed) -> None
 def test_the_agent_says_nothing_else_of_its_node(
     part: str, body: dict[str, Any], installed: Installed
 ) -> None:
-    """The kubelet's doors and those of other controllers stay shut, also on the own node."""
+    """The agent may not change the kubelet's or other controllers' parts of its node."""
     answer = installed.agent.patch(HERE + part, body, STRATEGIC)
     assert_refused(answer, "corepin-agent-nodes", "may change")
 
 
 def test_the_agents_words_are_applied_on_no_other_node(installed: Installed) -> None:
-    """Server-side apply of annotations to another node is refused as a patch is."""
+    """Server-side apply of the agent's annotations to another node is refused."""
     body = applied(THERE, annotations={"status.corepin.io/pools": "forged"})
     for door in (THERE, f"{THERE}/status"):
         assert_refused_by_any(installed.agent.send("PATCH", door + FORCED, body, APPLY))
@@ -253,7 +253,7 @@ MAP_CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("change", MAP_CHANGES)
 def test_the_agents_config_map_holds_nothing_that_others_act_on(change: str, installed: Installed) -> None:
-    """Of its own ConfigMap it writes `data.config`: born with more, or changed to more, it is refused."""
+    """In its ConfigMap the agent may write `data.config` only."""
     body = MAP_CHANGES[change]
     metadata = {
         "name": OWN_MAP,
@@ -287,14 +287,14 @@ def test_the_agent_writes_no_config_map_elsewhere(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("source", [{"component": "kubelet"}, {"component": "corepin", "host": THERE_NODE}])
-def test_the_agent_tells_nothing_as_another_source(source: dict[str, str], installed: Installed) -> None:
-    """`kubectl describe` shows the source as the teller: it can be neither the kubelet nor another node."""
+def test_the_agent_creates_no_event_of_another_source(source: dict[str, str], installed: Installed) -> None:
+    """The agent may not create events whose source is the kubelet or another node."""
     answer = installed.agent.send("POST", EVENTS, event(source=source))
     assert_refused(answer, "corepin-agent-others", "as its source")
 
 
 def test_the_agent_takes_over_no_event_of_the_kubelet(installed: Installed) -> None:
-    """A kubelet names the same node as its reportingInstance; its events stay its own."""
+    """The agent may not change an event of the kubelet on its node."""
     document = event(source={"component": "kubelet", "host": HERE_NODE}, reportingComponent="kubelet")
     installed.admin.send("DELETE", f"{EVENTS}/told")
     created = installed.admin.send("POST", EVENTS, document)
@@ -309,7 +309,7 @@ def test_the_agent_takes_over_no_event_of_the_kubelet(installed: Installed) -> N
 
 
 def test_no_number_of_annotations_holds_up_the_api_server(installed: Installed) -> None:
-    """An API server walks 20,000 annotations for many seconds: from 1000 on they are looked up, and stay guarded."""
+    """A pod with 20,000 annotations is checked quickly: from 1000 on keys are looked up."""
     many = {f"{number:x}": "" for number in range(2_000)}
     assert installed.admin.send("POST", PODS, pod("crowded", HERE_NODE, many)).is_success
     path = f"{PODS}/crowded"

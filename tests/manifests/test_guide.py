@@ -33,7 +33,7 @@ def cells(title: str) -> list[str]:
 @pytest.mark.server
 @pytest.mark.parametrize("version", list(KUBERNETES))
 def test_commands_work(version: str, tmp_path: Path) -> None:
-    """Every `sh` block succeeds, in the order of the guide, on a fresh API server; Helm has one of its own."""
+    """Every `sh` block of the guide succeeds, in order, on a fresh API server."""
     commands = blocks("sh", GUIDE.replace(section("Helm"), ""))
     assert len(commands) >= 8
     with start_servers(version) as api:
@@ -57,13 +57,13 @@ def test_the_folder_of_your_own(tmp_path: Path) -> None:
     assert rendered.count("failurePolicy: Fail\n") == 3 + 6  # entries of webhooks, and policies
 
 
-def test_every_component_is_told() -> None:
+def test_every_component_is_documented() -> None:
     """The table of components has every overlay."""
     assert set(INSTALLS) - {"base"} <= set(cells("Install"))
 
 
 @pytest.mark.server
-def test_failure_policies_are_as_told() -> None:
+def test_failure_policies_are_as_documented() -> None:
     """The table of failure policies is what the manifests say."""
     for column, overlay in enumerate(("base", "hardened")):
         rows = re.findall(

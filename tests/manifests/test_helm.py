@@ -64,7 +64,7 @@ def leaves(values: Object, path: str = "") -> Iterator[str]:
 
 
 def test_generated_files_are_up_to_date() -> None:
-    """The chart is what `make chart` writes: nothing was changed by hand, no manifest without the chart."""
+    """The chart is what `make chart` writes from the manifests."""
     require(KUBECTL)
     generated = chart_files()
     assert written() == generated.keys()
@@ -73,7 +73,7 @@ def test_generated_files_are_up_to_date() -> None:
 
 
 def test_every_overlay_is_in_the_chart() -> None:
-    """An overlay that is added has its values."""
+    """Every overlay has its file of values."""
     there = {path.parent.name for path in ROOT.glob("*/kustomization.yaml")}
     assert there - {"cmk-namespace"} == OVERLAYS
 
@@ -92,15 +92,15 @@ def test_every_overlay_is_in_the_chart() -> None:
         pytest.param({}, {"spec": {}}, "no value of the chart .* only these overlays have: observe", id="key"),
     ],
 )  # fmt: skip
-def test_differences_that_no_value_decides_are_told(base: Object, other: Object, message: str) -> None:
-    """An overlay cannot change something that the chart would silently leave as in the base."""
+def test_an_unknown_difference_of_an_overlay_is_an_error(base: Object, other: Object, message: str) -> None:
+    """A change in an overlay for which the chart has no value is an error."""
     with pytest.raises(ChartIncomplete, match=message):
         combined({BASE: base, "observe": other}, "DaemonSet x")
 
 
 @pytest.mark.parametrize("name", sorted(OVERLAYS))
 def test_helm_renders_what_kustomize_renders(name: str) -> None:
-    """The same objects, each with the same content."""
+    """Helm and kustomize render the same objects."""
     assert by_identity(rendered(*of_overlay(name))) == by_identity(objects(name))
 
 
@@ -114,7 +114,7 @@ def test_helm_renders_what_kustomize_renders(name: str) -> None:
     ids=" ".join,
 )
 def test_components_go_together_as_files_of_values_do(names: tuple[str, ...], tmp_path: Path) -> None:
-    """Several components on one base are the same as their files of values, in the same order."""
+    """Several components on one base equal their files of values, in the same order."""
     (tmp_path / "manifests").symlink_to(ROOT.absolute())
     (tmp_path / "mine").mkdir()
     components = [f"../manifests/components/{name}" for name in names]
@@ -135,7 +135,7 @@ def test_other_namespaces_reach_every_place(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(OVERLAYS))
 def test_lint_finds_nothing(name: str) -> None:
-    """Also what Helm only warns of is an error."""
+    """Helm lint reports no error and no warning."""
     done = helm("lint", "--strict", str(CHART), *of_overlay(name))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -162,7 +162,7 @@ def test_lint_finds_nothing(name: str) -> None:
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused(value: str, message: str) -> None:
-    """Helm says which value is wrong and what is expected, and renders nothing."""
+    """A wrong value is refused with its name and what is expected."""
     done = helm("template", "corepin", str(CHART), "--set", value)
     assert done.returncode != 0
     assert message in done.stderr
@@ -170,7 +170,7 @@ def test_wrong_values_are_refused(value: str, message: str) -> None:
 
 
 def test_every_value_is_used() -> None:
-    """No value is offered that no template reads, and the schema knows exactly what is offered."""
+    """Every value is used in a template, and the schema has exactly the values."""
     templates = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
     for name in leaves(VALUES):
         used = name.removeprefix("image") if name.startswith("image.") else f".Values.{name}"
@@ -192,7 +192,7 @@ def pods(*args: str) -> dict[str, Any]:
 
 
 def test_image_of_ones_own() -> None:
-    """Repository, tag and pull secrets reach every pod, and a digest goes before the tag."""
+    """Repository, tag and pull secrets are set in every pod, and a digest takes precedence over the tag."""
     repository, digest = "registry.example:5000/corepin", f"sha256:{'0' * 64}"
     own = ("--set", f"image.repository={repository},image.tag=v2,imagePullSecrets[0].name=registry")
     for image, flags in (
@@ -233,7 +233,7 @@ def test_groups_of_nodes_are_keys_of_the_agents_config_map() -> None:
 
 
 def test_places_for_pods() -> None:
-    """Node selectors and tolerations are those of the part that they are set for."""
+    """Node selectors and tolerations are set for their own part only."""
     tolerations = ("--set-json", 'agent.tolerations=[{"key":"a"}]')
     chosen = pods("--set", "agent.nodeSelector.pool=fast", *tolerations)
     assert chosen["corepin-agent"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "fast"}
@@ -269,7 +269,7 @@ OURS = (
 
 @pytest.mark.parametrize("version", list(KUBERNETES))
 def test_helm_installs_upgrades_and_removes(version: str, tmp_path: Path) -> None:
-    """The guide's commands on real API servers: an upgrade keeps certificates and caBundle, the end leaves nothing."""
+    """The guide's commands install, upgrade and remove the chart; certificates survive upgrades, and nothing is left."""
     install, upgrade, reset, uninstall = blocks("sh", section("Helm"))
     find_ours = ("get", OURS, "-A", "-l", "app.kubernetes.io/name=corepin", "-o", "name")
     with start_servers(version) as api:

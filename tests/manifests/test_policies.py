@@ -1,4 +1,4 @@
-"""The policies at each door: who may write `status.corepin.io/*`, and what the agent's account may change."""
+"""The policies on every path: who may write `status.corepin.io/*`, and what the agent's account may change."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def caller(installed: Installed, name: str) -> Caller:
 
 @pytest.mark.parametrize("who", ["admin", "other_agent", "unbound_agent"])
 def test_nobody_else_forges_a_pods_status(who: str, installed: Installed) -> None:
-    """Neither a user, nor another node's agent, nor the agent's token without a node; also not by removing it."""
+    """A pod's status cannot be written or removed by users, other nodes' agents, or an agent's token without a node."""
     path = installed.fresh_pod("target")
     assert_refused_by_any(caller(installed, who).patch(path, FORGED))
     assert installed.agent.patch(path, FORGED).is_success
@@ -57,8 +57,8 @@ def test_nobody_else_forges_a_pods_status(who: str, installed: Installed) -> Non
         assert_refused_by_any(caller(installed, who).patch(path, body))
 
 
-def test_a_user_is_told_who_writes_the_status(installed: Installed) -> None:
-    """The refusal names the node and the user; other annotations beside the status are the user's as ever."""
+def test_refusal_names_the_agent_that_writes_the_status(installed: Installed) -> None:
+    """The refusal names node and user; users may change other annotations."""
     path = installed.fresh_pod("target")
     assert_refused(
         installed.admin.patch(path, FORGED), "corepin-status", f'of node "{HERE_NODE}"; you are admin'
@@ -70,7 +70,7 @@ def test_a_user_is_told_who_writes_the_status(installed: Installed) -> None:
 
 @pytest.mark.parametrize("part", ["status", "resize", "ephemeralcontainers"])
 def test_no_subresource_of_a_pod_is_a_way_around(part: str, installed: Installed) -> None:
-    """What is sent to a subresource is refused, or the API server drops the annotation."""
+    """Requests to subresources of a pod are refused, or the API server drops the annotation."""
     path = installed.fresh_pod("target")
     answer = installed.admin.patch(f"{path}/{part}", FORGED, STRATEGIC)
     if part == "status":
@@ -80,14 +80,14 @@ def test_no_subresource_of_a_pod_is_a_way_around(part: str, installed: Installed
 
 @pytest.mark.parametrize("part", ["", "/status"])
 @pytest.mark.parametrize("who", ["admin", "other_agent", "unbound_agent"])
-def test_nobody_else_forges_a_nodes_status(who: str, part: str, installed: Installed) -> None:
-    """The same for nodes, through both doors."""
+def test_only_the_agent_writes_a_nodes_status(who: str, part: str, installed: Installed) -> None:
+    """A node's status annotations cannot be forged, by the node or its subresource."""
     body = {"metadata": {"annotations": {"status.corepin.io/pools": "forged"}}}
     assert_refused_by_any(caller(installed, who).patch(HERE + part, body))
 
 
 def test_a_copied_status_is_refused_with_the_advice_to_remove_it(installed: Installed) -> None:
-    """Restored pods and copied manifests carry the annotation of another life; nodes may not be born with one."""
+    """A new pod or node with a status annotation is refused, with the advice to remove it."""
     copied = pod("copied", None, {STATUS: "{}"})
     answer = installed.admin.send("POST", PODS, copied)
     assert_refused(answer, "corepin-status", "remove status.corepin.io/*")
@@ -99,7 +99,7 @@ def test_a_copied_status_is_refused_with_the_advice_to_remove_it(installed: Inst
 
 @pytest.mark.parametrize("door", ["binding", "bindings"])
 def test_a_binding_carries_no_status(door: str, installed: Installed) -> None:
-    """A scheduler's annotations are copied to the pod, ours are not among them; others are bound as ever."""
+    """A binding may not carry a status annotation; other annotations are copied to the pod."""
     path = installed.fresh_pod("unbound", None)
     target = {"apiVersion": "v1", "kind": "Node", "name": HERE_NODE}
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "unbound"}, "target": target}
@@ -131,7 +131,7 @@ def test_a_binding_carries_no_status(door: str, installed: Installed) -> None:
     ],
 )
 def test_agent_changes_nothing_else_on_its_pods(body: dict[str, Any], installed: Installed) -> None:
-    """Not even on pods of its own node, and not beside its own annotation."""
+    """The agent may change only its own annotation, also on pods of its own node."""
     path = installed.fresh_pod("target")
     metadata = body.get("metadata", {})
     both = {
@@ -146,7 +146,7 @@ def test_agent_changes_nothing_else_on_its_pods(body: dict[str, Any], installed:
 
 @pytest.mark.parametrize("node", [HERE_NODE, THERE_NODE, None])
 def test_agent_changes_no_image(node: str | None, installed: Installed) -> None:
-    """A stolen token of an agent runs nothing anywhere."""
+    """An agent may not change an image."""
     path = installed.fresh_pod("target", node)
     body = {"spec": {"containers": [{"name": "main", "image": "evil"}]}}
     assert_refused(installed.agent.patch(path, body, STRATEGIC), "corepin-agent-pods", "corepin-agent: ")
@@ -154,7 +154,7 @@ def test_agent_changes_no_image(node: str | None, installed: Installed) -> None:
 
 @pytest.mark.parametrize("node", [THERE_NODE, None])
 def test_agent_writes_no_pod_of_others(node: str | None, installed: Installed) -> None:
-    """Neither a pod of another node nor one of none."""
+    """An agent may not write pods of other nodes, nor unscheduled ones."""
     path = installed.fresh_pod("target", node)
     assert_refused_by_any(installed.agent.patch(path, FORGED))
     note = {"metadata": {"annotations": {"other": "1"}}}
@@ -182,7 +182,7 @@ NODE_CHANGES = {
 
 @pytest.mark.parametrize("change", NODE_CHANGES)
 def test_agent_changes_nothing_else_on_nodes(change: str, installed: Installed) -> None:
-    """Not on its own node, and on another one not even what would be its own."""
+    """The agent may change only its own fields of its own node."""
     part, body = NODE_CHANGES[change]
     kind = MERGE if not part else STRATEGIC
     assert_refused(installed.agent.patch(HERE + part, body, kind), "corepin-agent-nodes", "may change")
@@ -207,7 +207,7 @@ def test_agent_changes_nothing_else_on_nodes(change: str, installed: Installed) 
 def test_agent_writes_its_words_on_its_own_node_only(
     part: str, body: dict[str, Any], installed: Installed
 ) -> None:
-    """What it may write at home is refused on another node."""
+    """The agent may not write its annotations to another node."""
     kind = MERGE if not part else STRATEGIC
     assert_refused(
         installed.agent.patch(THERE + part, body, kind), "corepin-agent-nodes", "not the node of this token"
@@ -215,7 +215,7 @@ def test_agent_writes_its_words_on_its_own_node_only(
 
 
 def test_agent_writes_one_config_map(installed: Installed) -> None:
-    """Named after its own node; the one of another node it can neither make nor change."""
+    """The agent may create and change only the ConfigMap that is named after its node."""
     for node, writer in ((HERE_NODE, installed.agent), (THERE_NODE, installed.other_agent)):
         document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"cmk-config-{node}"}}
         installed.admin.send("DELETE", f"{MAPS}/cmk-config-{node}")
@@ -267,7 +267,7 @@ def test_agent_creates_events_of_its_own_node_only(installed: Installed) -> None
 
 
 def test_the_agents_own_reports_pass(installed: Installed) -> None:
-    """Everything that the real reporters write passes with the agent's own token and rights, and so does `--reset`."""
+    """Everything that the real reporters and `--reset` write is allowed with the agent's own token."""
     two = {"cpu": "2", "memory": "64Mi"}
     container = {"name": "main", "image": "x", "resources": {"requests": two, "limits": two}}
     document = pod("pinned", HERE_NODE, EXCLUSIVE, containers=[container])

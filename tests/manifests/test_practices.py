@@ -1,4 +1,4 @@
-"""What keeps admission available while pods, nodes and versions come and go."""
+"""Availability of admission during rollouts, drains and upgrades."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def webhook(name: str) -> Object:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_replicas_are_drained_before_they_are_killed(name: str) -> None:
-    """A replica serves on while API servers learn that it leaves, and answers what it took before it is killed."""
+    """A replica serves on after SIGTERM while API servers notice, and then drains."""
     pod = webhook(name)["template"]["spec"]
     sleep = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     limits = Limits()
@@ -33,7 +33,7 @@ def test_replicas_are_drained_before_they_are_killed(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_a_replica_is_always_there(name: str) -> None:
-    """Rollouts and drains never take the last one."""
+    """Rollouts and drains leave at least one replica."""
     spec = webhook(name)
     assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
     assert manifest(name, "PodDisruptionBudget", "corepin-webhook")["spec"]["minAvailable"] < spec["replicas"]
@@ -41,7 +41,7 @@ def test_a_replica_is_always_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_replicas_come_up_anywhere(name: str) -> None:
-    """On one node, on nodes that corepin taints, and before pods of less importance; apart where there is room."""
+    """Replicas tolerate corepin's taints, have priority, and are spread over nodes where possible."""
     pod = webhook(name)["template"]["spec"]
     tolerated = {it["key"] for it in pod["tolerations"] if it["operator"] == "Exists" and "effect" not in it}
     assert {CMK_TAINT_KEY, NOT_READY_TAINT_KEY, OVERCOMMIT_TAINT_KEY} <= tolerated
@@ -53,7 +53,7 @@ def test_replicas_come_up_anywhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_nothing_is_placed_on_windows(name: str) -> None:
-    """Every workload asks for Linux: in a cluster of both, pods on Windows nodes would fail for ever."""
+    """Every workload selects Linux nodes, since pods on Windows nodes would fail."""
     workloads = [it for it in objects(name) if it["kind"] in {"Deployment", "DaemonSet"}]
     assert len(workloads) >= 2
     for it in workloads:
@@ -69,7 +69,7 @@ def test_admission_is_asked_last(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_other_versions_of_an_api_are_seen(name: str) -> None:
-    """A request by another version of a kind is converted and matched."""
+    """Requests by another version of an API are matched too (matchPolicy Equivalent)."""
     for kind in ("Mutating", "Validating"):
         for entry in manifest(name, f"{kind}WebhookConfiguration", "zz-corepin")["webhooks"]:
             assert entry.get("matchPolicy", "Equivalent") == "Equivalent"

@@ -86,7 +86,7 @@ def count(api: ApiServer) -> None:
 
 @pytest.mark.parametrize("version", list(KUBERNETES))
 def test_quotas_admit_every_workload(version: str, tmp_path: Path) -> None:
-    """Without quotas such a server refuses each pod of corepin's; with the component's it admits all of them."""
+    """With the component's quotas such a server admits all pods of corepin, and without them none."""
     config = tmp_path / "admission.json"
     config.write_text(json.dumps(LIMITED))
     with start_servers(version, extra_flags=[f"--admission-control-config-file={config}"]) as api:

@@ -1,4 +1,4 @@
-"""The match conditions ask about every family of annotations."""
+"""Match conditions name every family of annotations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TEXT = Path(FILE).read_text(encoding="utf-8")
 
 
 def test_match_conditions_are_those_that_make_chart_writes() -> None:
-    """The manifest has the families of the contract; after a change of that list `make chart` was run."""
+    """The manifest's match conditions are what `make chart` writes for the contract's families."""
     assert with_families(TEXT) == TEXT
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_in_each_expression_that_looks_at_keys(family: str) -> None:
-    """Every expression that tests keys of annotations for one family tests them for this one too."""
+    """An expression that tests keys for one family of annotations tests them for all."""
     conditions = [
         condition["expression"]
         for configuration in yaml.safe_load_all(TEXT)

@@ -1,4 +1,4 @@
-"""A kustomization that renames every object renames accounts too, and the policies hold them all the same."""
+"""The policies still apply after a kustomization has renamed every object, accounts included."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def callers(request: pytest.FixtureRequest, renamed: str) -> Iterator[dict[str, 
     ],
 )
 def test_renamed_accounts_are_held(who: str, path: str, policy: str, callers: dict[str, Caller]) -> None:
-    """Where RBAC follows the new name, the policies do."""
+    """The policies match renamed accounts, as RBAC does."""
 
     def refused() -> dict[str, Any] | None:
         answer = callers[who].patch(f"{path}?dryRun=All", NOTE)
@@ -71,7 +71,7 @@ def test_renamed_accounts_are_held(who: str, path: str, policy: str, callers: di
 
 
 def test_every_binding_follows_its_policy(renamed: str) -> None:
-    """No policy is left without the binding that makes it act."""
+    """Every policy has its binding."""
     every = list(yaml.safe_load_all(renamed))
     policies = {it["metadata"]["name"] for it in every if it["kind"] == "ValidatingAdmissionPolicy"}
     bindings = [it for it in every if it["kind"] == "ValidatingAdmissionPolicyBinding"]

@@ -1,4 +1,4 @@
-"""What is rendered is whole, safe, and the same everywhere it must be."""
+"""Rendered manifests: valid, restricted, and consistent with each other."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def pods(name: str) -> Iterator[tuple[Object, Object]]:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_object_fits_its_schema(name: str) -> None:
-    """The schemas of both ends of the supported range accept every object, and nothing is misspelt."""
+    """The schemas of the oldest and newest API server accept every object."""
     for it in objects(name):
         if it["apiVersion"] in {"cert-manager.io/v1", "monitoring.coreos.com/v1"}:
             continue  # kinds of others: the API server of the tests checks them
@@ -104,7 +104,7 @@ def test_no_certificate_is_in_a_manifest(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_names_stand_in_one_place(name: str, tmp_path: Path) -> None:
-    """With other namespaces in names.yaml none of the old ones is left anywhere."""
+    """Other namespaces in names.yaml replace the default ones everywhere."""
     shown = renamed(name, "one", "two", tmp_path)
     assert SYSTEM not in shown
     # our objects are named like the old namespace of the agents, so that one is looked for where namespaces stand
@@ -119,7 +119,7 @@ def test_names_stand_in_one_place(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
-    """Nothing is privileged, every capability is dropped, the root is read-only; on nodes the agent alone has some."""
+    """No pod is privileged, all drop capabilities and have a read-only root; only the agent has capabilities."""
     agents = ["SYS_NICE", "SYS_PTRACE"] if name == "vm-probe" else ["SYS_NICE"]
     for it, pod in pods(name):
         (container,) = pod["containers"]
@@ -142,7 +142,7 @@ def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_webhook_sees_the_pair_alone(name: str) -> None:
-    """No token unless it watches nodes, no CA key; files are directories, so that changes arrive."""
+    """The webhook mounts its pair without the CA key, as a directory, and a token only if it watches nodes."""
     pod = manifest(name, "Deployment", "corepin-webhook")["spec"]["template"]["spec"]
     (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
     assert pod["automountServiceAccountToken"] is (name == "node-watch")
@@ -177,7 +177,7 @@ def test_the_guard_stands_in_for_the_agent() -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_every_reference_leads_somewhere(name: str) -> None:
-    """Accounts, ConfigMaps, Services and labels that one object names belong to another one."""
+    """Every ServiceAccount, ConfigMap, Service and label that an object references exists."""
     there = {(it["kind"], it["metadata"].get("namespace"), it["metadata"]["name"]) for it in objects(name)}
     labels = [it["spec"]["template"]["metadata"]["labels"] for it, _ in pods(name)]
     for it, pod in pods(name):
@@ -202,14 +202,14 @@ def test_every_reference_leads_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_arguments_are_those_of_the_command(name: str) -> None:
-    """`corepin` takes the arguments of every container."""
+    """The command accepts the arguments of every container."""
     for _, pod in pods(name):
         build_parser().parse_args(pod["containers"][0]["args"])
 
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_configuration_can_be_read(name: str, tmp_path: Path) -> None:
-    """The programs take the configurations of the ConfigMaps."""
+    """The programs accept the configurations in the ConfigMaps."""
     data = manifest(name, "ConfigMap", "corepin-webhook")["data"]
     load_settings(data["config.yaml"].encode())
     if "mutations.yaml" in data:
@@ -221,7 +221,7 @@ def test_configuration_can_be_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_failure_policies(name: str) -> None:
-    """Pods start while the webhook is away, except in `hardened`; workloads get warnings only, so they always pass."""
+    """Pods are admitted while the webhook is down, except in `hardened`; workloads always."""
     strict = "Fail" if name == "hardened" else "Ignore"
     entries = [entry for kind in ("Mutating", "Validating") for entry in registered(name, kind)]
     assert {entry["name"]: entry["failurePolicy"] for entry in entries} == {
@@ -239,7 +239,7 @@ def registered(name: str, kind: str) -> list[Object]:
 
 
 def test_webhooks_never_see_their_own_pods() -> None:
-    """Both namespaces are excluded everywhere, so that corepin can always start."""
+    """The webhooks exclude corepin's namespaces, so that corepin can always start."""
     for entry in (*registered("base", "Mutating"), *registered("base", "Validating")):
         (excluded,) = entry["namespaceSelector"]["matchExpressions"]
         assert excluded["key"] == "kubernetes.io/metadata.name"
@@ -261,8 +261,10 @@ API_SERVERS = {443, 6443, 8443, 16443}
         pytest.param("agent", {*API_SERVERS, 10250}, [], id="agent"),
     ],
 )
-def test_programs_call_nobody_but_these(part: str, open_to_all: set[int], to_replicas: list[str]) -> None:
-    """API servers by their usual ports; the rotation also the DNS and the replicas, the agent also its kubelet."""
+def test_network_policies_allow_only_these_connections(
+    part: str, open_to_all: set[int], to_replicas: list[str]
+) -> None:
+    """Egress is allowed to API servers; for the rotation also to DNS and replicas, for the agent to its kubelet."""
     spec = manifest("base", "NetworkPolicy", f"corepin-{part}")["spec"]
     rules = spec.get("egress", [])
     assert spec["policyTypes"] == ["Ingress", "Egress"]
@@ -271,7 +273,7 @@ def test_programs_call_nobody_but_these(part: str, open_to_all: set[int], to_rep
 
 
 def test_policies_name_what_the_agent_writes() -> None:
-    """A word that the agent begins to write on nodes must be in the policy, and none that it does not write."""
+    """The policy has exactly the annotations that the agent writes on nodes."""
     policy = manifest("base", "ValidatingAdmissionPolicy", "corepin-agent-nodes")["spec"]
     lists = {
         it["name"]: set(json.loads(it["expression"].replace("'", '"')))
@@ -295,14 +297,14 @@ def test_policies_name_what_the_agent_writes() -> None:
 
 
 def test_policies_name_what_the_rotation_writes() -> None:
-    """An annotation that it begins to write on its Secret must be in the policy."""
+    """The policy has exactly the annotations that the rotation writes on its Secret."""
     policy = manifest("base", "ValidatingAdmissionPolicy", "corepin-certs-others")["spec"]
     (notes,) = [it["expression"] for it in policy["variables"] if it["name"] == "notes"]
     assert set(json.loads(notes.replace("'", '"'))) == {MANAGED, PUBLISHED, SHOWN, ROTATE}
 
 
 def test_cmk_injects_what_the_examples_inject() -> None:
-    """The overlay injects what both of CMK's own files inject, the tested examples."""
+    """The overlay injects what CMK's two example files inject."""
     text = manifest("cmk", "ConfigMap", "corepin-webhook")["data"]["mutations.yaml"]
     shipped = load_mutations(text.encode())
     files = [Path(f"examples/cmk/mutations-{name}.yaml") for name in ("cluster-init", "resources")]
@@ -321,7 +323,7 @@ def test_cmk_injects_what_the_examples_inject() -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_rotation_is_there_or_wholly_gone(name: str) -> None:
-    """Who brings certificates otherwise has no account with rights on Secrets."""
+    """An overlay has the whole rotation or nothing of it, so that no account has unused rights on Secrets."""
     kinds = sorted(it["kind"] for it in objects(name) if it["metadata"]["name"] == "corepin-certs")
     assert bool(kinds) is (name in ROTATING)
     assert ("corepin-certs" in text(name)) is (name in ROTATING)
@@ -339,7 +341,7 @@ def exposed() -> set[str]:
 
 
 def test_alerts_ask_for_metrics_that_there_are() -> None:
-    """Every metric in an alert is one that a program exposes; every alert says what it means."""
+    """Every metric in an alert exists, and every alert has a description."""
     (group,) = manifest("monitoring", "PrometheusRule", "corepin")["spec"]["groups"]
     for rule in group["rules"]:
         asked = set(re.findall(r"corepin_\w+", rule["expr"]))

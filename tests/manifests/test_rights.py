@@ -1,4 +1,4 @@
-"""What the accounts of the manifests may do: exactly this, and nothing else."""
+"""Rights of the manifests' accounts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ROTATION_AT_HOME = ROTATION_EVERYWHERE | {
 
 
 def test_the_webhook_that_watches_nodes_may_read_them(installed: Installed) -> None:
-    """With the component its account lists and watches nodes; without it, it may do nothing again."""
+    """With the component the webhook's account may list and watch nodes, and without it nothing."""
     watching = {("", "nodes", "", verb) for verb in ("list", "watch")}
     parts = [it for it in objects("node-watch") if it["kind"].startswith("ClusterRole")]
     ours = json.dumps(
@@ -120,21 +120,21 @@ def rules_of(caller: Caller, namespace: str) -> set[Rule]:
 
 
 def test_the_agent_may_do_this_and_nothing_else(installed: Installed) -> None:
-    """Pods and nodes by RBAC, which the policies narrow; ConfigMaps in its own namespace."""
+    """The agent has rights on pods and nodes, which policies narrow, and on ConfigMaps of its namespace."""
     for namespace in (DEMO, SYSTEM, "kube-system"):
         assert rules(installed, installed.agent, namespace) == AGENT_EVERYWHERE
     assert rules(installed, installed.agent, AGENT) == AGENT_AT_HOME
 
 
 def test_the_rotation_may_do_this_and_nothing_else(installed: Installed) -> None:
-    """One Secret, events beside it, and two configurations by name."""
+    """The rotation has rights on one Secret, its events, and two webhook configurations by name."""
     for namespace in (DEMO, AGENT, "kube-system"):
         assert rules(installed, installed.rotation, namespace) == ROTATION_EVERYWHERE
     assert rules(installed, installed.rotation, SYSTEM) == ROTATION_AT_HOME
 
 
 def test_the_webhook_may_do_nothing(installed: Installed) -> None:
-    """Its account has no rights in any namespace, its own included."""
+    """The webhook's account has no rights in any namespace."""
     for namespace in (DEMO, SYSTEM, AGENT, "kube-system"):
         assert rules(installed, installed.webhook, namespace) == set()
 
@@ -149,7 +149,7 @@ def test_the_webhook_may_do_nothing(installed: Installed) -> None:
 def test_every_other_verb_is_denied(
     who: str, home: str, everywhere: set[Rule], at_home: set[Rule], installed: Installed
 ) -> None:
-    """Asked for each verb on each resource and subresource that the API server has, it allows what is listed here."""
+    """Every verb on every resource that is not listed here is denied."""
     account: Caller = getattr(installed, who)
     found = [*resources(installed), *KUBELET]
     assert {("", "pods/exec"), ("", "nodes/proxy"), ("", "secrets"), ("apps", "deployments")} <= set(found)
@@ -212,7 +212,7 @@ def is_allowed(caller: Caller, namespace: str, asked: tuple[str, str, str]) -> b
     ],
 )
 def test_the_agent_is_refused(method: str, path: str, installed: Installed) -> None:
-    """A stolen token of an agent opens none of these."""
+    """The agent's account is denied each of these."""
     body: object = None if method in {"GET", "DELETE"} else {}
     content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
     answer = installed.agent.send(method, path, body, content_type)
@@ -241,7 +241,7 @@ def test_the_agent_is_refused(method: str, path: str, installed: Installed) -> N
     ],
 )
 def test_the_rotation_is_refused(method: str, path: str, installed: Installed) -> None:
-    """A stolen token of the rotation opens none of these."""
+    """The rotation's account is denied each of these."""
     body: object = None if method in {"GET", "DELETE"} else {}
     content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
     answer = installed.rotation.send(method, path, body, content_type)

@@ -1,4 +1,4 @@
-"""What a stolen token may not do through its own right: lies that outlive it, and what others act on."""
+"""Limits of stolen tokens within their own rights: no lasting lies, and nothing on which other programs act."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONG = "x" * 1025
 def test_nobody_forges_a_status_that_nobody_writes_yet(
     key: str, others: dict[str, str], installed: Installed
 ) -> None:
-    """A word of a later version, and one that only looks like ours, are refused among any number of annotations."""
+    """Unknown annotations with the status prefix are refused, among any number of others."""
     path = installed.fresh_pod("target")
     assert installed.admin.patch(path, {"metadata": {"annotations": others}}).is_success
     forged = {"metadata": {"annotations": {key: "forged"}}}
@@ -61,7 +61,7 @@ def test_many_annotations_stay_their_owners(installed: Installed) -> None:
 
 
 def test_the_longest_annotations_are_looked_through(installed: Installed) -> None:
-    """All 256 KiB that an object may hold, in very many annotations of any text, cost no more than CEL may cost."""
+    """Annotations of 256 KiB of any text stay within the CEL cost limit."""
     for text in ("x" * 200, '"\\\n' * 60, "é" * 90):
         long = {f"{number:04x}": text for number in range(1_250)}
         created = installed.admin.send("POST", f"{PODS}?dryRun=All", pod("long", None, long))
@@ -69,8 +69,8 @@ def test_the_longest_annotations_are_looked_through(installed: Installed) -> Non
 
 
 @pytest.mark.parametrize("key", ["status.corepin.io/cpus", "status.corepin.io/x"])
-def test_the_agent_writes_no_other_words_on_its_node(key: str, installed: Installed) -> None:
-    """On its node it tells topology and pools, and nothing that fills the node."""
+def test_the_agent_writes_only_topology_and_pools_on_its_node(key: str, installed: Installed) -> None:
+    """On its node the agent may write no annotations but topology and pools."""
     body = {"metadata": {"annotations": {key: "x"}}}
     assert_refused(
         installed.agent.patch(HERE, body), "corepin-agent-nodes", "annotations only these may change"
@@ -97,7 +97,7 @@ EVENTS_OF_OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", EVENTS_OF_OTHERS)
 def test_the_agents_events_hold_nothing_up(what: str, installed: Installed) -> None:
-    """They are about pods, short, and have nothing that keeps a namespace or fills the API server's memory."""
+    """The agent's events concern pods, are short, and have no fields that block deletion or fill memory."""
     changed = EVENTS_OF_OTHERS[what]
     metadata = {**event()["metadata"], "name": "hostile", **changed.get("metadata", {})}
     answer = installed.agent.send("POST", EVENTS, {**event(), **changed, "metadata": metadata})
@@ -126,7 +126,7 @@ def both_apis(installed: Installed) -> Iterator[str]:
 
 
 def test_the_newer_api_of_events_is_no_way_around(both_apis: str, installed: Installed) -> None:
-    """RBAC gives the agent none of it; with more rights the policy would see the same events there."""
+    """The agent has no rights on events.k8s.io, and with rights the policy holds there too."""
     document: dict[str, Any] = {
         "metadata": {"name": "newer", "namespace": DEMO, "finalizers": ["a.example/b"]},
         "regarding": {"kind": "Pod", "namespace": DEMO, "name": "target"},
@@ -144,7 +144,7 @@ def test_the_newer_api_of_events_is_no_way_around(both_apis: str, installed: Ins
 
 @pytest.mark.parametrize("what", ["finalizer", "label", "owner", "long message", "a node", "related"])
 def test_the_rotations_events_hold_nothing_up(what: str, installed: Installed) -> None:
-    """They are about its Secret, and else as harmless as the agent's."""
+    """The rotation's events concern its Secret, and have the limits of the agent's."""
     changed = EVENTS_OF_OTHERS[what]
     about = {"apiVersion": "v1", "kind": "Secret", "namespace": SYSTEM, "name": "corepin-webhook-tls"}
     if "involvedObject" in changed:
@@ -187,7 +187,7 @@ def given_more(fields: list[dict[str, Any]], manager: str) -> list[dict[str, Any
 
 @pytest.mark.parametrize("operation", ["Apply", "Update"])
 def test_the_agent_gives_nobody_more_fields_of_its_node(operation: str, installed: Installed) -> None:
-    """An administrator's next server-side apply deletes no label that a stolen token said was the administrator's."""
+    """The agent may not attribute fields of its node to another manager, whose next apply would delete them."""
     mine = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": HERE_NODE, "labels": {"mine": "1"}}}
     manager = f"somebody-{operation.lower()}"
     where = f"{HERE}?fieldManager={manager}"
@@ -213,8 +213,8 @@ def test_the_agent_writes_as_no_other_manager(installed: Installed) -> None:
     assert_refused(answer, "corepin-agent-pods", "other managers of fields gain none")
 
 
-def test_the_agent_gives_nobody_more_fields_of_a_pod(installed: Installed) -> None:
-    """The same for pods."""
+def test_the_agent_attributes_no_field_of_a_pod_to_others(installed: Installed) -> None:
+    """The agent may not attribute fields of a pod to another manager."""
     path = installed.fresh_pod("target")
     note = {"metadata": {"annotations": {"mine": "1"}}}
     assert installed.admin.patch(f"{path}?fieldManager=somebody", note).is_success
@@ -224,7 +224,7 @@ def test_the_agent_gives_nobody_more_fields_of_a_pod(installed: Installed) -> No
 
 
 def test_fields_that_the_agent_writes_become_its_own(installed: Installed) -> None:
-    """Who wrote the agent's taint, label and resource before loses them, in whatever way he wrote them."""
+    """The agent becomes the manager of its taint, label and resource, whichever manager they had."""
     manager = "?fieldManager=somebody"
     labels = {"cpumanager": "false", "mine": "1"}
     taints = installed.admin.send("GET", HERE).json()["spec"]["taints"]
@@ -261,8 +261,8 @@ def test_a_pod_with_many_field_managers_keeps_its_status(installed: Installed) -
     assert gone.is_success, gone.text
 
 
-def test_the_rotation_gives_nobody_more_fields(installed: Installed) -> None:
-    """An upgrade by server-side apply takes away neither caBundle nor the pair that the rotation has issued."""
+def test_the_rotation_attributes_no_field_to_others(installed: Installed) -> None:
+    """The rotation may not attribute caBundle or Secret data to another manager, whose apply would delete them."""
     for policy, path in (
         ("corepin-certs", f"{ADMISSION}/mutatingwebhookconfigurations/zz-corepin"),
         ("corepin-certs-others", SECRET),
@@ -279,7 +279,7 @@ def test_the_rotation_gives_nobody_more_fields(installed: Installed) -> None:
 
 
 def test_the_agent_neither_doubles_nor_reorders_conditions(installed: Installed) -> None:
-    """Who reads the first condition of a type, or the last, reads the kubelet's."""
+    """The agent may neither repeat nor reorder conditions, so that readers find the kubelet's."""
     try:
         conditions = [{"type": name, "status": "False"} for name in ("MemoryPressure", "DiskPressure")]
         assert installed.admin.patch(
@@ -321,7 +321,7 @@ def test_the_agent_neither_doubles_nor_reorders_conditions(installed: Installed)
 def test_the_rotations_secret_is_neither_collected_nor_copied(
     body: dict[str, Any], installed: Installed
 ) -> None:
-    """With an owner that does not exist it would be collected; annotations of others may copy it elsewhere."""
+    """The rotation may not set owners, which would delete the Secret, nor annotations that copy it."""
     answer = installed.rotation.patch(SECRET, body)
     assert_refused(answer, "corepin-certs-others", "of its Secret only data and annotations")
     mine = {"metadata": {"annotations": {"certs.corepin.io/managed": "true"}}, "data": {"x": "eA=="}}
@@ -335,7 +335,7 @@ def test_the_rotations_secret_is_neither_collected_nor_copied(
 
 @pytest.mark.parametrize(("namespace", "path"), [(AGENT, HERE), (SYSTEM, SECRET)])
 def test_every_account_of_our_namespaces_is_held(namespace: str, path: str, installed: Installed) -> None:
-    """An account that was renamed, and got the rights of ours with its new name, is held all the same."""
+    """The policies match every account of our namespaces, renamed ones too."""
     kubectl, name = installed.api.kubectl, "prefix-corepin"
     kubectl("create", "clusterrole", name, "--verb=patch,get", "--resource=nodes,secrets")
     kubectl(

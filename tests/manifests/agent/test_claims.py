@@ -1,4 +1,4 @@
-"""The components `dra` and `claim-limits` at API servers: an agent writes slices of its own node and driver alone."""
+"""The components `dra` and `claim-limits` on API servers: an agent writes slices of its own node and driver only."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def reporting(installed: Installed, use: Callable[[SliceReport], Awaitable[None]
 
 
 def test_agent_keeps_its_slice_and_removes_it(slices: Installed) -> None:
-    """Written once, changed with the ledger, put back when it is deleted, and gone after a reset."""
+    """The agent writes its ResourceSlice once, updates it with the ledger, restores it, and a reset deletes it."""
     path = f"{SLICES}/{slice_name(HERE_NODE)}"
 
     def shown() -> Any:
@@ -142,7 +142,7 @@ def test_agent_keeps_its_slice_and_removes_it(slices: Installed) -> None:
 
 
 def test_second_driver_takes_the_slice_away(slices: Installed) -> None:
-    """Two drivers would give the same CPUs away; with it gone the slice comes back."""
+    """The slice is withdrawn while a second driver offers the same CPUs, and comes back afterwards."""
     path = f"{SLICES}/{slice_name(HERE_NODE)}"
     other = document(
         [
@@ -173,7 +173,7 @@ def test_second_driver_takes_the_slice_away(slices: Installed) -> None:
 
 
 def test_old_api_server_is_one_line_of_the_log(claims: Installed, caplog: pytest.LogCaptureFixture) -> None:
-    """It knows no slices: nothing is published, and nothing else of the agent is different."""
+    """On an API server without ResourceSlices the agent logs one line and publishes none."""
     if claims.api.version == NEWEST:
         pytest.skip("it has resource.k8s.io/v1")
 
@@ -199,21 +199,21 @@ def test_old_api_server_is_one_line_of_the_log(claims: Installed, caplog: pytest
     ids=["as it is meant", "another node", "another driver", "another pool", "all nodes"],
 )
 def test_what_an_agent_may_create(slices: Installed, spec: dict[str, Any], why: str) -> None:
-    """Slices of its own driver on its own node."""
+    """An agent may create slices of its own driver on its own node only."""
     answer = write(slices.agent, **spec)
     assert answer.is_success is not bool(why), answer.text
     assert why in answer.text
 
 
 def test_other_accounts_write_no_slices(slices: Installed) -> None:
-    """A token without a node, and accounts without the right."""
+    """A token without a node, and accounts without the right, may write no slices."""
     for caller in (slices.unbound_agent, slices.other_agent, slices.webhook, slices.anybody):
         assert write(caller).status_code == 403
     assert slices.agent.send("GET", CLAIMS).status_code == 403
 
 
-def test_every_value_is_taken(slices: Installed) -> None:
-    """A refused value would leave the larger one of before: each from one core to 512 CPUs, for each kind of core."""
+def test_slices_of_every_size_are_accepted(slices: Installed) -> None:
+    """Slices of every size, from one core to 512 CPUs, are accepted."""
     for step in (1, 2, 4, 8):
         values = range(step, 513, step)
         for start in range(0, len(values), 128):
@@ -252,14 +252,14 @@ def test_every_value_is_taken(slices: Installed) -> None:
 def test_what_a_claim_may_ask_for(
     slices: Installed, path: str, amounts: tuple[str | None, ...], more: dict[str, Any], why: str
 ) -> None:
-    """Amounts above 0, and at most 64 CPUs of all requests together; classes of others are theirs."""
+    """A claim may ask for 1 to 64 CPUs in all requests together; claims of other classes are not limited."""
     answer = ask(slices.admin, *amounts, path=path, **more)
     assert answer.is_success is not bool(why), answer.text
     assert why in answer.text
 
 
 def test_alternatives_count_by_the_largest(slices: Installed) -> None:
-    """The scheduler takes the first that fits."""
+    """Of alternatives in a request the largest counts, since the scheduler takes any that fits."""
     for largest, why in (("64", ""), ("65", "at most 64 CPUs")):
         alternatives = [{"name": f"a{n}", **request(n)} for n in ("2", largest)]
         answer = ask(slices.admin, requests=[{"name": "r", "firstAvailable": alternatives}])

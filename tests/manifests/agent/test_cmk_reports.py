@@ -96,7 +96,7 @@ def fresh(installed: Installed, name: str = HERE_NODE) -> str:
 
 
 def test_the_agent_reports_and_kubectl_shows_it_by_cmks_names(reporting: Installed) -> None:
-    """Made, replaced in place without a write where nothing changed, and emptied; with the agent's own token."""
+    """The agent creates, replaces and empties its report with its own token, and kubectl finds it by CMK's names."""
     reporting.admin.send("DELETE", f"{REPORTS}/{HERE_NODE}")
 
     def shown(name: str) -> Any:
@@ -121,7 +121,7 @@ def test_the_agent_reports_and_kubectl_shows_it_by_cmks_names(reporting: Install
 
 @pytest.mark.parametrize("who", ["agent", "unbound_agent"])
 def test_no_agent_writes_another_nodes_report(who: str, reporting: Installed) -> None:
-    """Neither a new one nor one that is there, and none with a token without a node."""
+    """An agent cannot write another node's report, and a token without a node none."""
     path = fresh(reporting, THERE_NODE)
     caller = getattr(reporting, who)
     for answer in (
@@ -144,7 +144,7 @@ def test_no_agent_writes_another_nodes_report(who: str, reporting: Installed) ->
     ids=lambda metadata: next(iter(metadata)),
 )
 def test_an_agent_changes_the_spec_alone(metadata: dict[str, Any], reporting: Installed) -> None:
-    """Nothing that others act on, not even on a report that it makes."""
+    """An agent may change only the report's spec, also when it creates one."""
     path = fresh(reporting)
     assert_refused(reporting.agent.patch(path, {"metadata": metadata}), POLICY, "only its spec")
     reporting.admin.send("DELETE", path)
@@ -153,14 +153,14 @@ def test_an_agent_changes_the_spec_alone(metadata: dict[str, Any], reporting: In
 
 
 def test_an_agent_deletes_no_report(reporting: Installed) -> None:
-    """It has no right to, nor to read one."""
+    """An agent has no right to delete or read reports."""
     path = fresh(reporting)
     for method in ("DELETE", "GET"):
         assert reporting.agent.send(method, path).status_code == 403
 
 
 def test_an_agent_gives_others_no_fields(reporting: Installed) -> None:
-    """Who applies a report later would delete what an entry of another manager claims."""
+    """An agent may add no entries of other field managers, whose later apply would delete the fields."""
     path = fresh(reporting)
     entry = {
         "manager": "kubectl",
@@ -174,7 +174,7 @@ def test_an_agent_gives_others_no_fields(reporting: Installed) -> None:
 
 
 def test_people_write_reports_as_ever(reporting: Installed) -> None:
-    """The policy is about the agents' accounts; `--publish` of an administrator is none of its business."""
+    """The policy concerns only the agents' accounts: an administrator may write reports."""
     path = fresh(reporting)
     assert reporting.admin.patch(
         path, {"spec": {"report": {}}, "metadata": {"labels": {"a": "b"}}}

@@ -104,7 +104,7 @@ def answered(port: int, path: str) -> tuple[int, str]:
 
 
 def test_each_group_starts_with_its_key_and_waits_for_it(cluster: Cluster) -> None:
-    """One node goes on while the other waits: alive, not ready, with the key in readiness and condition.
+    """A node starts with the key of its group; while the key is missing its agent is alive and not ready.
 
     The key that comes ends the wait, without a restart; a key that cannot be read hurts neither.
     """
@@ -135,8 +135,8 @@ def test_each_group_starts_with_its_key_and_waits_for_it(cluster: Cluster) -> No
     asyncio.run(act())
 
 
-def test_the_program_waits_alive_and_ends_when_it_is_told(cluster: Cluster, tmp_path: Path) -> None:
-    """As process 1 of its container it would take no SIGTERM without asking for it; nothing was allocated."""
+def test_a_waiting_agent_is_alive_and_ends_on_sigterm(cluster: Cluster, tmp_path: Path) -> None:
+    """An agent that waits as process 1 is alive, ends on SIGTERM, and has allocated nothing."""
     port, config = free_port(), cluster.agent(HERE_NODE, cluster.installed.agent)
     assert config.api is not None
     cluster.label(HERE_NODE, "big")
@@ -168,7 +168,7 @@ def test_the_program_waits_alive_and_ends_when_it_is_told(cluster: Cluster, tmp_
 
 
 def test_without_the_api_server_the_last_group_counts(cluster: Cluster) -> None:
-    """Whatever the label says by then; it is taken as soon as the server answers a start again."""
+    """An agent that cannot reach the API server starts with its last known group."""
     agent = cluster.agent(HERE_NODE, cluster.installed.agent)
     away = cluster.agent(HERE_NODE, cluster.installed.agent, url="https://127.0.0.1:1")
     for label in ("small", None):
@@ -178,7 +178,7 @@ def test_without_the_api_server_the_last_group_counts(cluster: Cluster) -> None:
 
 
 def test_a_label_that_changes_is_shown(cluster: Cluster) -> None:
-    """The agent's watch of its own Node sees it, and the condition ends with the label."""
+    """A changed label is a condition of the node until it is changed back."""
     cluster.label(HERE_NODE, "small")
 
     async def act() -> None:
@@ -196,7 +196,7 @@ def test_a_label_that_changes_is_shown(cluster: Cluster) -> None:
 
 
 def test_the_agents_account_gets_no_right_by_groups(cluster: Cluster) -> None:
-    """It neither labels a node, its own one included, nor reads or writes the ConfigMap."""
+    """The agent's account may neither label a node nor read or write the ConfigMap."""
     installed = cluster.installed
     for node in (HERE_NODE, THERE_NODE):
         answer = installed.agent.patch(f"{NODES}/{node}", {"metadata": {"labels": {GROUP: "small"}}})

@@ -23,7 +23,7 @@ def agent_mounts(spec: Object) -> dict[str, tuple[Object, Object]]:
 
 
 def test_nri_adds_one_mount() -> None:
-    """The socket's directory, so that a new socket is seen; read-only, and made where the runtime has none."""
+    """NRI adds one read-only mount: the socket's directory, so that a new socket is seen."""
     base, nri = (
         manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"] for name in ("base", "nri")
     )
@@ -35,7 +35,7 @@ def test_nri_adds_one_mount() -> None:
 
 
 def test_what_may_be_missing_keeps_no_agent_from_starting() -> None:
-    """Debugfs is below a folder that every kernel has; the kubelet's socket in one that is made; nothing there is written."""
+    """Optional host paths do not keep the agent from starting, and are mounted read-only."""
     mounts = agent_mounts(manifest("base", "DaemonSet", "corepin-agent")["spec"]["template"]["spec"])
     mount, volume = mounts["/host/sys/kernel"]
     assert volume["hostPath"] == {"path": "/sys/kernel", "type": "Directory"}
@@ -46,7 +46,7 @@ def test_what_may_be_missing_keeps_no_agent_from_starting() -> None:
 
 
 def test_vm_probe_adds_a_capability_and_nothing_else() -> None:
-    """And AppArmor lets it be used; without the component nothing of it is there."""
+    """The component `vm-probe` adds one capability and an AppArmor rule, and the base has neither."""
     base, probe = (
         manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
         for name in ("base", "vm-probe")

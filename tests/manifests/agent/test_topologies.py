@@ -69,7 +69,7 @@ def publish(installed: Installed, state: NodeState) -> None:
 
 
 def test_the_agent_writes_and_removes_its_own(topologies: Installed) -> None:
-    """With the rights of the component alone: made, changed, and taken away at uninstall."""
+    """The agent creates, updates and, at uninstall, deletes its topology with the component's rights."""
     path = f"{TOPOLOGIES}/{HERE_NODE}"
     pod = bound("a", container("main", 3), annotations=SINGLE)
     for state, free in ((state_of(), ["2", "4"]), (state_of(pod), ["2", "1"])):
@@ -113,7 +113,7 @@ OWNER = {"apiVersion": "v1", "kind": "Node", "name": HERE_NODE, "uid": "u"}
 def test_what_an_agent_may_create(
     topologies: Installed, name: str, metadata: dict[str, Any], why: str
 ) -> None:
-    """Its own node's topology, with nothing in it that others act on."""
+    """An agent may create its own node's topology, without fields on which other programs act."""
     answer = write(topologies.agent, name, **metadata)
     assert answer.is_success is not bool(why), answer.text
     assert why in answer.text

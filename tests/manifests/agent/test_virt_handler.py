@@ -128,7 +128,7 @@ def is_true(node: Any) -> bool:
 
 
 def test_every_heartbeat_is_answered_once(installed: Installed) -> None:
-    """Both labels are back after each of them, by one request, and what else the handler writes is its own."""
+    """Each heartbeat of the handler is answered by one request that restores both labels and nothing else."""
 
     async def act() -> None:
         async with beside(handler_of(installed), installed) as scene:
@@ -164,8 +164,8 @@ def test_label_writes_are_rate_limited(installed: Installed) -> None:
     asyncio.run(act())
 
 
-def test_handler_gone_mad_costs_six_requests(installed: Installed) -> None:
-    """However often it writes, the agent is not found in a loop with it, and has the last word a minute later."""
+def test_frequent_heartbeats_cost_six_requests_a_minute(installed: Installed) -> None:
+    """Heartbeats in a loop cost six requests, and a minute later the agent restores the labels."""
 
     async def act() -> None:
         async with beside(handler_of(installed), installed) as scene:
