@@ -1,4 +1,4 @@
-"""What nodes' events say."""
+"""Events of nodes."""
 
 from __future__ import annotations
 

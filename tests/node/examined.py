@@ -1,4 +1,4 @@
-"""What `corepin doctor` finds on a node."""
+"""Results of `corepin doctor` on a node."""
 
 from __future__ import annotations
 

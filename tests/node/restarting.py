@@ -1,4 +1,4 @@
-"""A kubelet that is started again."""
+"""Restarts of the kubelet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another configuration for the node's kubelet, as long as a test wants it."""
+"""A temporary configuration of the node's kubelet."""
 
 from __future__ import annotations
 

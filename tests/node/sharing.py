@@ -1,4 +1,4 @@
-"""Pods that share a physical core with others, or would."""
+"""Pods that share a physical core with others, or ask to."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_plan_uses_the_machine_that_the_agent_published(node: Node) -> None:
 
 
 def test_doctor_knows_every_part(node: Node) -> None:
-    """Runtime, cgroups and kubelet as they are; the one thing to mend is what the scheduler believes there is."""
+    """Doctor's checks of runtime, cgroups and kubelet pass; its one finding is the scheduler's count of CPUs."""
     found = examined(node)
     fine = {name: check["told"] for name, check in found.items() if check["verdict"] == "ok"}
     assert fine["pods' cgroup"] == f"{node.containerd.cgroup}/kubepods"
@@ -105,7 +105,7 @@ def test_doctor_knows_every_part(node: Node) -> None:
 
 
 def test_doctor_sees_who_runs_on_exclusive_cpus(node: Node) -> None:
-    """A busy thread of a stranger is found on the CPU of a pod, while the pod's own busy thread is none."""
+    """Doctor finds a foreign busy thread on a pod's CPU, and does not report the pod's own."""
     spinning = pod("pinned", EXCLUSIVE, cpu="1")
     spinning["spec"]["containers"][0]["command"] = ["/bin/sh", "-c", "while :; do :; done"]
     [pinned] = node.run(spinning)

@@ -1,4 +1,4 @@
-"""The configz of a real kubelet: who may ask for it, and what the agent reads in it."""
+"""The configz endpoint of a real kubelet: rights, and the agent's use of it."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def ask(node: Node, token: Path) -> KubeletConfig | None:
     return asyncio.run(ask_kubelet(access, read_topology(Path("/"))))
 
 
-def test_kubelet_tells_the_agents_account_alone(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """With the rights of the manifests it tells what it reserves; without `nodes/configz` among them it tells nothing."""
+def test_configz_needs_the_right_of_the_manifests(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """The endpoint needs the right `nodes/configz`, which the manifests give the agent."""
     rules = agent_rules()
     others = [rule for rule in rules if "nodes/configz" not in rule["resources"]]
     assert len(others) == len(rules) - 1
@@ -94,7 +94,7 @@ def test_kubelet_tells_the_agents_account_alone(node: Node, caplog: pytest.LogCa
 
 
 def test_kubelet_that_reserves_nothing_says_so(node: Node) -> None:
-    """The amounts that are not in its configuration are none."""
+    """Reserved amounts that are missing in the configuration are none."""
     with kubelet_settings(node, **serving(node), kubeReserved={"cpu": "0"}):
         token = account(node, "may-ask", *agent_rules())
         assert ask(node, token) == KubeletConfig(KubeletPolicy.NONE, EMPTY, KubeletPolicy.NONE)

@@ -48,7 +48,7 @@ def options(container: Container) -> dict[str, set[str]]:
 
 
 def test_debugfs_is_seen_and_not_written(node: Node) -> None:
-    """The folder above it is mounted read-only, and so is what is mounted below that."""
+    """Debugfs is mounted read-only, with the mounts below it."""
     volume, mount = kernel_mount()
     document = pod("looking")
     document["spec"]["volumes"] = [volume]

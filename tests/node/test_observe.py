@@ -22,7 +22,7 @@ def condition(node: Node) -> tuple[str, str]:
 
 
 def test_static_kubelet_is_observed(node: Node) -> None:
-    """The kubelet's CPUs stay as they are; condition, metric, log, doctor and the refused claim name the remedy."""
+    """Under the static policy CPUs stay the kubelet's; condition, metric, log, doctor and refusal name the remedy."""
     until_equal("condition", lambda: condition(node), ("False", "CorepinGivesCPUs"))
     reserved = node.agent.state()["sets"]["reserved"]
     with kubelet_settings(node, cpuManagerPolicy="static", reservedSystemCPUs=reserved):

@@ -1,4 +1,4 @@
-"""Pods that a user makes and changes with kubectl really run where they were promised."""
+"""Pods that are created and changed by kubectl, and their CPUs in the kernel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_exclusive_pod_has_a_cpu_of_its_own(node: Node) -> None:
 
 
 def test_scheduler_counts_the_cores_that_the_agent_publishes(node: Node) -> None:
-    """A pod that takes every core of CMK's resource is pinned; a second one waits until they are free again."""
+    """A pod that takes every CMK core is pinned; a second one is scheduled when they are free again."""
     until_equal("published", node.published, (str(node.cores), str(node.cores)))
     first, bystander = node.run(pod("first", cores=node.cores), pod("bystander"))
     until_equal("common CPUs", lambda: bystander.cpus & first.cpus, EMPTY)
@@ -54,7 +54,7 @@ def test_scheduler_counts_the_cores_that_the_agent_publishes(node: Node) -> None
 
 
 def test_annotation_is_followed_while_the_pod_runs(node: Node) -> None:
-    """`kubectl annotate` takes a pod through all six changes of policy; others leave only an exclusive CPU."""
+    """Edits of the annotation change a running pod's policy six times; other pods avoid only exclusive CPUs."""
     pinned, bystander = shared_pair(node)
     same = (identity(node, "pinned"), identity(node, "bystander"))
     for policy in ("share", "none", "exclusive", "none", "share", "exclusive"):
@@ -67,7 +67,7 @@ def test_annotation_is_followed_while_the_pod_runs(node: Node) -> None:
 
 
 def test_resize_in_place_is_followed(node: Node) -> None:
-    """Half a CPU is no promise: the container joins the others; with a whole one it has its own again."""
+    """A container resized to half a CPU joins the shared CPUs, and gets its own again with a whole one."""
     pinned, bystander = shared_pair(node)
     same = identity(node, "pinned")
     resized(node, "pinned", "500m")
@@ -78,8 +78,8 @@ def test_resize_in_place_is_followed(node: Node) -> None:
     assert identity(node, "pinned") == same
 
 
-def test_resize_of_an_isolated_pod_is_told_what_is_missing(node: Node) -> None:
-    """Beyond the cores of the node it keeps what it has, and the scheduler is offered no more than before."""
+def test_resize_beyond_the_free_cores_is_a_refusal(node: Node) -> None:
+    """An isolated pod resized beyond the free cores keeps its CPUs, with a refusal."""
     document = pod("alone", {"smt-policy.corepin.io/pod": "isolate"}, cpu=str(node.cores))
     for amounts in document["spec"]["containers"][0]["resources"].values():
         amounts[ISOLATED] = str(node.cores)
@@ -111,7 +111,7 @@ def test_static_pod_is_pinned(node: Node) -> None:
 
 
 def test_forced_deletion_frees_nothing_before_the_container_is_gone(node: Node) -> None:
-    """While the API knows the pod no more but its container runs, the CPU stays its own; then others are widened."""
+    """After a forced deletion the CPU is freed when the container has exited, not before."""
     pinned, bystander = shared_pair(node)
     own = pinned.cpus
     assert node.kubelet.daemon

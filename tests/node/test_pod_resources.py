@@ -79,8 +79,8 @@ def guaranteed(name: str) -> dict[str, object]:
     return document
 
 
-def test_kubelet_tells_what_it_gave_out(node: Node, static: tuple[Container, Container]) -> None:
-    """Its own CPUs of one container, none of the other; both are what kernel and runtime show, also after its restart."""
+def test_pod_resources_have_the_kubelets_assignment(node: Node, static: tuple[Container, Container]) -> None:
+    """PodResources has a container's exclusive CPUs, as kernel and runtime have them, also after a restart."""
     own, other = static
 
     async def look() -> None:
@@ -100,8 +100,10 @@ def test_kubelet_tells_what_it_gave_out(node: Node, static: tuple[Container, Con
     asyncio.run(look())
 
 
-def test_kubelet_that_is_away_takes_nobodys_cpus(node: Node, static: tuple[Container, Container]) -> None:
-    """What it said of containers that run is kept; of others the cpuset is all that is known."""
+def test_assignments_are_kept_while_the_kubelet_is_down(
+    node: Node, static: tuple[Container, Container]
+) -> None:
+    """While the kubelet is down known assignments are kept; a new reader finds only the cpusets."""
     own, other = static
 
     async def look() -> None:

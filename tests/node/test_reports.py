@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_pod_says_where_it_runs(node: Node) -> None:
-    """Annotation and event name the CPUs that the kernel shows; a pod that was promised nothing has neither."""
+    """Annotation and event of a pod have the CPUs of the kernel; a pod without a claim has neither."""
     pinned, _ = node.run(pod("pinned", EXCLUSIVE, cpu="1"), pod("bystander"))
     until("told", lambda: (node.status("pinned") or {}).get("pinned"))
     status = node.status("pinned")
@@ -60,8 +60,8 @@ def test_change_of_policy_is_an_event(node: Node) -> None:
     assert "share" in message
 
 
-def test_node_says_what_it_has(node: Node) -> None:
-    """Topology, pools, label and resources are on the node, the pools in CMK's ConfigMap, and follow what is held."""
+def test_node_has_topology_pools_label_and_resources(node: Node) -> None:
+    """Topology, pools, label, resources and CMK's ConfigMap of the node follow the assignments."""
     until_equal("published", node.published, (str(node.cores), str(node.cores)))  # pods before held some
     shown = node.get("node", node.name)
     assert shown["metadata"]["labels"]["cmk.intel.com/cmk-node"] == "true"

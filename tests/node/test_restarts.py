@@ -37,7 +37,7 @@ def patient(requests: list[Request], limit: int) -> None:
 
 @pytest.mark.parametrize("agent", ["alive", "dead", "killed while the kubelet starts"])
 def test_restarted_kubelet_rejects_no_running_pod(node: Node, agent: str) -> None:
-    """Running pods that hold the resource are admitted again, whether the agent runs, is dead, or comes back later."""
+    """A restarted kubelet admits running pods with the resource again, with or without the agent."""
     cores = node.cores
     until_equal("published", node.published, (str(cores), str(cores)))
     [claimed] = node.run(pod("claimed", cores=cores))
@@ -76,7 +76,7 @@ def test_restarted_api_server_is_followed_again(node: Node) -> None:
 
 
 def test_expired_watch_means_a_new_list(node: Node) -> None:
-    """Cut off while pods came, went and changed and the history was compacted: all of it is known afterwards."""
+    """After an expired watch the agent lists again, and knows all pods that came, went and changed."""
     pinned, bystander = shared_pair(node)
     with node.proxy.counting() as requests:
         with node.proxy.failing(CUT):
@@ -117,7 +117,7 @@ def test_agent_backs_off_from_a_failing_api_server(node: Node, status: int) -> N
 
 
 def test_slow_api_server_holds_up_reports_and_no_container(node: Node) -> None:
-    """While every answer takes seconds a change is in the kernel as soon as it is known, and requests do not pile up."""
+    """With slow answers of the API server changes still reach the kernel at once, and requests do not pile up."""
     pinned, bystander = shared_pair(node)
     with node.proxy.counting() as requests, node.proxy.slow(3.0):
         node.annotate("pinned", "none")
@@ -194,7 +194,7 @@ def ours(node: Node) -> list[Any]:
 
 
 def test_resource_of_running_pods_is_never_published_too_small(node: Node) -> None:
-    """Every number that the agent ever wrote while a pod held the resource was at least what that pod holds."""
+    """The published resource is never below what running pods hold."""
     cores = node.cores
     until_equal("published", node.published, (str(cores), str(cores)))
     with node.proxy.counting() as requests:

@@ -71,7 +71,7 @@ def subject(text: str) -> str:
 
 
 def test_pod_has_no_token_of_the_account_that_the_webhook_sets(node: Node, tmp_path: Path) -> None:
-    """Nothing is mounted at its place; with `true` the same account's token is there, and it is the webhook's choice."""
+    """A pod with the webhook's account has no API token, unless it automounts one."""
     with webhook(node, tmp_path):
         without, asked = node.run(asking("without"), asking("asked", automountServiceAccountToken=True))
         assert token(without) == ""

@@ -1,4 +1,4 @@
-"""An agent that answers what a test says, and tells what it was asked by whom."""
+"""A fake agent that gives preset answers and records its requests."""
 
 from __future__ import annotations
 

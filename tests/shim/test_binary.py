@@ -1,4 +1,4 @@
-"""What is built: one small file that needs nothing beside it, for both kinds of machines."""
+"""The built binary: small, static, for both architectures."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def program_headers(program: bytes) -> Iterator[tuple[int, int]]:
 
 
 def test_it_is_small(built: Path) -> None:
-    """It is under a megabyte: CMK's had 36."""
+    """The binary is below a megabyte; CMK's had 36."""
     assert built.stat().st_size < MEGABYTE
 
 
 def test_it_needs_no_loader_and_no_library(built: Path) -> None:
-    """There is nothing for a dynamic linker in it, so that it runs in an image without any file."""
+    """The binary has no dynamic section, so that it runs in an empty image."""
     assert {kind for kind, _ in program_headers(built.read_bytes())}.isdisjoint({DYNAMIC, INTERPRETER})
 
 
@@ -69,7 +69,7 @@ def test_no_memory_is_both_written_and_executed(built: Path) -> None:
 @pytest.mark.runtime
 @pytest.mark.skipif(platform.machine() == "aarch64", reason="this is such a machine")
 def test_it_runs_on_arm64(arm64: Path) -> None:
-    """The binary of the other machine asks the agent and becomes the command, as an emulator shows."""
+    """The arm64 binary asks the agent and executes the command, under an emulator."""
     emulated = ["sh", "-c", f'exec {EMULATOR} "$@"', "sh"]
     with fake_agent(arm64) as agent:
         words = ["isolate", "--pool=exclusive", "printenv", "--", "CMK_CPUS_ASSIGNED"]

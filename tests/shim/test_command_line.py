@@ -116,7 +116,7 @@ def test_options_may_stand_before_the_verb(
 
 @pytest.mark.parametrize("words", [["--interval=0", "--publish", "reconcile"], ["--publish", "node-report"]])
 def test_options_may_stand_before_a_report(agent: FakeAgent, words: list[str]) -> None:
-    """The same for the verbs that print."""
+    """Options may also stand before a verb that prints a report."""
     assert agent.run(*words).returncode == 0
     assert [it.text for it in agent.asked] == [f"cmk 1 {words[-1]}\n\n"]
 
@@ -142,10 +142,8 @@ def test_infra_takes_any_socket(agent: FakeAgent, socket: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "line"), REFUSED)
-def test_wrong_words_are_refused_before_anybody_is_asked(
-    agent: FakeAgent, words: list[str], line: str
-) -> None:
-    """What cannot be meant ends with 1 and says what is wrong; the agent hears nothing of it."""
+def test_wrong_arguments_are_refused_without_a_request(agent: FakeAgent, words: list[str], line: str) -> None:
+    """Wrong arguments exit with 1 and the error, and the agent gets no request."""
     done = agent.run("isolate", *words)
 
     assert (done.returncode, done.stdout) == (1, "")
@@ -186,7 +184,7 @@ def test_version_is_that_of_the_contract_and_our_own(no_agent: FakeAgent) -> Non
 
 @pytest.mark.parametrize("words", [[], ["isolated"], ["describe", "all"], ["reconcile", "--pool=infra"]])
 def test_other_words_show_the_usage(no_agent: FakeAgent, words: list[str]) -> None:
-    """What is no verb, and words that a verb does not take, end with 1 and the usage."""
+    """An unknown verb, and arguments that a verb does not take, exit with 1 and the usage."""
     done = no_agent.run(*words)
 
     assert (done.returncode, done.stdout) == (1, "")
@@ -201,7 +199,7 @@ def test_other_words_show_the_usage(no_agent: FakeAgent, words: list[str]) -> No
     ],
 )
 def test_verbs_that_are_gone_name_what_does_it_now(no_agent: FakeAgent, verb: str) -> None:
-    """Every other verb of CMK ends with 1 and says what to use instead."""
+    """Every other verb of CMK exits with 1 and names its replacement."""
     done = no_agent.run(verb, "--num-exclusive-cores=4")
 
     assert (done.returncode, done.stdout) == (1, "")

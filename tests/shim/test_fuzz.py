@@ -1,4 +1,4 @@
-"""Whatever an agent answers and whatever the file of a guest holds: no access out of bounds, no crash, no endless loop."""
+"""Fuzzing the shim with agents' answers and guests' files: no access out of bounds, crash or endless loop."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ MIXED = st.one_of(
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answer=MIXED)
 def test_no_answer_crashes_the_command(agent: FakeAgent, answer: bytes) -> None:
-    """It starts the command after a whole answer of yes, and ends with 1 after any other."""
+    """The command starts after a complete positive answer, and exits with 1 after any other."""
     agent.answers = [answer]
     agent.asked.clear()
     done = agent.run("isolate", "--pool=shared", "/bin/true", env={"CMK_LOCK_TIMEOUT": "0"})

@@ -79,7 +79,7 @@ def test_it_pins_itself_to_the_vcpus_of_its_container(root: Root, ranks: list[in
     assert isolated(root) == (0, seen, "")
 
 
-def test_threads_of_a_core_are_told_apart(root: Root) -> None:
+def test_lower_number_is_the_first_thread_of_a_core(root: Root) -> None:
     """Where the guest has cores of two threads the lower number is the first thread."""
     write_topology(root, {0: (0, 0, "0-1"), 1: (0, 0, "0-1")})
     root.write(FILE, json.dumps(status((0, 0, 0), (0, 0, 1), main=[1])))
@@ -87,7 +87,7 @@ def test_threads_of_a_core_are_told_apart(root: Root) -> None:
     assert isolated(root)[1] == "1/2/0/0 2"
 
 
-def test_several_containers_are_told_apart_by_name(root: Root) -> None:
+def test_container_is_found_by_name(root: Root) -> None:
     """COREPIN_CONTAINER, which the webhook sets, says which one this is."""
     root.write(FILE, json.dumps(status(*SOCKETS, main=[0], other=[1])))
 
@@ -171,7 +171,7 @@ def together(vcpus: int, **held: str) -> str:
 
 
 def test_more_vcpus_than_cpus_are_not_waited_for(root: Root) -> None:
-    """Kata takes none away, so the command starts at once, with the agent's own reason."""
+    """With more vCPUs than CPUs, which Kata never removes, the command starts at once with the agent's reason."""
     root.write(FILE, together(3, main="2-3"))
     code, seen, said = isolated(root, CMK_MAP_SECONDS="86400")
 
@@ -200,7 +200,7 @@ def test_shim_waits_while_the_map_may_still_come(root: Root, vcpus: int, held: d
 
 
 def test_map_that_comes_later_is_waited_for(root: Root) -> None:
-    """The kubelet writes the file after the start; the shim takes it as soon as it is there."""
+    """The shim waits for the file, which the kubelet writes after the start."""
     root.write(FILE, "")
     results: list[tuple[int, str, str]] = []
     thread = threading.Thread(target=lambda: results.append(isolated(root, CMK_MAP_SECONDS="50")))
@@ -212,8 +212,8 @@ def test_map_that_comes_later_is_waited_for(root: Root) -> None:
     assert [(code, seen) for code, seen, _ in results] == [(0, "1/2/0/0 2")]
 
 
-def test_agent_that_answers_is_asked_all_the_same(root: Root) -> None:
-    """The file alone makes no guest: where an agent is there, it decides."""
+def test_an_agent_takes_precedence_over_the_file(root: Root) -> None:
+    """If there is an agent it decides, even if the file exists."""
     root.write(FILE, json.dumps(status(*SOCKETS, main=[0])))
     agent = FakeAgent(root.install_dir)
     agent.listen()

@@ -92,7 +92,7 @@ def children_of(pid: int) -> list[str]:
 
 
 def test_command_is_the_child_and_has_the_claim(agent: FakeAgent) -> None:
-    """Process 1 asks for the pool of system work; its child asks for the cores, and becomes the command."""
+    """Process 1 asks for the infra pool; its child asks for the cores, and executes the command."""
     code, out, err = run(agent, "sh", "--", "-c", "echo $$ $PPID $CMK_CPUS_ASSIGNED")
 
     assert (code, out, err) == (0, "2 1 1,3\n", "")
@@ -116,7 +116,7 @@ def test_process_1_is_not_taken_for_intel_cmk(agent: FakeAgent) -> None:
 
 
 def test_process_1_of_a_shared_pool_stays_in_it(agent: FakeAgent) -> None:
-    """It asks for the pool of its command: the container reaches no other one by it."""
+    """Process 1 of a command in a shared pool asks for the same pool."""
     run(agent, "true", pool="shared")
 
     assert agent.asked[0].text == agent.asked[1].text == "cmk 1 isolate\npool=shared\nsocket=-1\n\n"
@@ -148,7 +148,7 @@ def test_elsewhere_the_command_has_no_wrapper(agent: FakeAgent) -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 def test_exit_code_is_the_commands(agent: FakeAgent, code: int) -> None:
-    """The parent ends with the code of the command."""
+    """The parent exits with the command's code."""
     assert run(agent, "sh", "--", "-c", f"exit {code}")[0] == code
 
 
@@ -253,8 +253,8 @@ def test_terminal_belongs_to_the_command(agent: FakeAgent) -> None:
         assert process.wait(SECONDS) == 5
 
 
-def test_refused_step_aside_is_told_and_costs_nothing(agent: FakeAgent) -> None:
-    """With strictThreads process 1 stays with the command: it says so, and sleeps."""
+def test_process_1_that_cannot_leave_the_cores_says_so(agent: FakeAgent) -> None:
+    """With strictThreads process 1 cannot leave the command's cores: it prints so, and the command starts."""
     agent.answers = [error("Pool infra is not for a container with cores of its own"), ok()]
     code, out, err = run(agent, "echo", "started")
 
@@ -266,19 +266,19 @@ def test_refused_step_aside_is_told_and_costs_nothing(agent: FakeAgent) -> None:
 
 
 def test_refused_command_ends_the_container(agent: FakeAgent) -> None:
-    """What the agent refuses the child is the end of its parent, with the same code."""
+    """If the agent refuses the child, the parent exits with the same code."""
     agent.answers = [ASIDE, error("Not enough free cpu lists in pool exclusive")]
 
     assert run(agent, "echo", "started") == (1, "", "cmk: Not enough free cpu lists in pool exclusive\n")
 
 
 def test_command_that_is_not_found_has_the_code_of_a_shell(agent: FakeAgent) -> None:
-    """127 passes through the parent."""
+    """The code 127 of a command that is not found is the parent's too."""
     assert run(agent, "/nowhere")[0] == 127
 
 
 def test_no_agent_ends_it_before_a_child_is_there(no_agent: FakeAgent) -> None:
-    """Process 1 asks first, so that nothing runs where nothing is assigned."""
+    """Without an agent process 1 exits before it forks."""
     code, out, err = run(no_agent, "echo", "started", env={**INIT, "CMK_LOCK_TIMEOUT": "0"})
 
     assert (code, out) == (1, "")

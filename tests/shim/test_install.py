@@ -68,7 +68,7 @@ def test_another_file_is_replaced(folder: Path, source: Path, text: str, mode: i
 
 @pytest.mark.parametrize("name", ["cmk", ".cmk.new"])
 def test_nothing_there_is_followed(folder: Path, source: Path, tmp_path: Path, name: str) -> None:
-    """A link that a container puts in the way leads nowhere: the file that it names stays as it is."""
+    """A symbolic link in its place is not followed: its target stays as it is."""
     victim = tmp_path / "victim"
     victim.write_text("the host's\n")
     folder.mkdir(parents=True)

@@ -50,14 +50,14 @@ def test_environment_is_what_the_agent_says(agent: FakeAgent) -> None:
 
 
 def test_number_of_cores_is_passed_on_as_it_is(agent: FakeAgent) -> None:
-    """CMK_NUM_CORES goes to the agent verbatim: it judges it."""
+    """The shim sends CMK_NUM_CORES to the agent unchanged."""
     agent.run("isolate", "--pool=exclusive", "true", env={"CMK_NUM_CORES": "two"})
 
     assert agent.asked[0].text == "cmk 1 isolate\npool=exclusive\nsocket=-1\ncores=two\n\n"
 
 
 def test_number_of_cores_on_two_lines_is_refused(agent: FakeAgent) -> None:
-    """No variable can smuggle another key into the request."""
+    """A value with a line break is refused, since it could add a key to the request."""
     done = agent.run("isolate", "--pool=exclusive", "true", env={"CMK_NUM_CORES": "1\npool=infra"})
 
     assert (done.returncode, agent.asked) == (1, [])
@@ -76,7 +76,7 @@ def test_command_is_the_process_that_asked(agent: FakeAgent) -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 def test_exit_code_is_the_commands_own(agent: FakeAgent, code: int) -> None:
-    """CMK ended with 1 whatever the command said."""
+    """The exit code is the command's; CMK's was always 1."""
     assert agent.run(*SHARED, "sh", "--", "-c", f"exit {code}").returncode == code
 
 
@@ -124,7 +124,7 @@ def _cmdline(pid: int) -> bytes:
 
 
 def test_stdin_is_the_commands_own(agent: FakeAgent) -> None:
-    """Nothing of the input is read on the way."""
+    """The shim reads nothing of standard input."""
     assert agent.run(*SHARED, "cat", text="one\ntwo\n").stdout == "one\ntwo\n"
 
 
@@ -143,7 +143,7 @@ def test_terminal_is_the_commands_own(agent: FakeAgent) -> None:
 
 
 def test_refusal_of_the_agent_is_shown(agent: FakeAgent) -> None:
-    """What the agent refuses is one line with its words and exit code 1; nothing is started."""
+    """A refusal is printed in one line with exit code 1, and no command starts."""
     agent.answers = [error("Not enough free cpu lists in pool exclusive")]
     done = agent.run("isolate", "--pool=exclusive", "echo", "started")
 
@@ -168,7 +168,7 @@ def test_variables_of_others_cannot_be_set(agent: FakeAgent) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal(agent: FakeAgent) -> None:
-    """What others say is shown on one line."""
+    """Control characters in an answer do not reach the terminal."""
     agent.answers = [error("\x1b[2Jno\nmore\x7f")]
 
     assert agent.run(*SHARED, "true").stderr == "cmk: ?[2Jno?more?\n"
@@ -185,7 +185,7 @@ def test_control_characters_do_not_reach_the_terminal(agent: FakeAgent) -> None:
     ],
 )
 def test_answer_that_ends_early_is_asked_for_again(agent: FakeAgent, cut: bytes) -> None:
-    """An agent that ends in the middle is asked again, by the same process, with the same words."""
+    """If the answer is cut off the shim repeats its request."""
     agent.answers = [cut, ok()]
     done = agent.run(*SHARED, "echo", "started")
 
@@ -210,7 +210,7 @@ def test_answer_that_ends_early_is_asked_for_again(agent: FakeAgent, cut: bytes)
     ],
 )
 def test_answer_of_another_version_ends_it(agent: FakeAgent, garbled: bytes) -> None:
-    """What is not this protocol starts nothing, and is not asked for again."""
+    """An answer that is not of this protocol ends the shim without a retry."""
     agent.answers = [garbled]
     done = agent.run(*SHARED, "echo", "started")
 
@@ -229,8 +229,8 @@ def test_shim_waits_for_an_agent_that_restarts(no_agent: FakeAgent) -> None:
     assert process.returncode == 0
 
 
-def test_node_without_agent_is_told_with_the_remedy(no_agent: FakeAgent) -> None:
-    """Without an agent it ends with 1, and says where it looked and what to install."""
+def test_missing_agent_is_reported_with_the_remedy(no_agent: FakeAgent) -> None:
+    """Without an agent the shim exits with 1, and prints the path it tried and the remedy."""
     done = no_agent.run(*SHARED, "echo", "started", env={"CMK_LOCK_TIMEOUT": "0"})
 
     assert (done.returncode, done.stdout) == (1, "")
@@ -265,7 +265,7 @@ def test_waiting_ends_with_a_signal(no_agent: FakeAgent) -> None:
 
 
 def test_several_shims_are_answered_at_once(agent: FakeAgent) -> None:
-    """Each has a connection of its own."""
+    """Several shims have a connection each and are answered concurrently."""
     results: list[int] = []
     threads = [
         threading.Thread(target=lambda: results.append(agent.run(*SHARED, "true").returncode))
@@ -281,8 +281,10 @@ def test_several_shims_are_answered_at_once(agent: FakeAgent) -> None:
 
 
 @pytest.mark.parametrize(("what", "code"), [("/nowhere/at-all", 127), ("/etc/passwd", 126)])
-def test_command_that_cannot_be_executed_is_told(agent: FakeAgent, what: str, code: int) -> None:
-    """As a shell does: 127 where it is not found, 126 where it cannot be executed."""
+def test_command_that_cannot_be_executed_has_the_code_of_a_shell(
+    agent: FakeAgent, what: str, code: int
+) -> None:
+    """The exit code is 127 for a command that is not found, and 126 for one that cannot be executed."""
     done = agent.run(*SHARED, what)
 
     assert done.returncode == code

@@ -25,7 +25,7 @@ def test_text_of_the_agent_is_printed_as_it_is(agent: FakeAgent, verb: str) -> N
 
 
 def test_large_text_is_printed_whole(agent: FakeAgent) -> None:
-    """A machine with many CPUs has a long report."""
+    """A long report, as of a machine with many CPUs, is printed whole."""
     text = "0123456789abcdef\n" * 100_000
     agent.answers = [ok(text)]
 
@@ -34,7 +34,7 @@ def test_large_text_is_printed_whole(agent: FakeAgent) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_refusal_of_the_agent_ends_with_one(agent: FakeAgent, verb: str) -> None:
-    """Nothing is printed where the agent has nothing."""
+    """A refusal of the agent exits with 1 and prints no report."""
     agent.answers = [error("the agent has not looked at its node yet")]
     done = agent.run(verb)
 
@@ -74,7 +74,7 @@ def test_other_intervals_are_refused(no_agent: FakeAgent, interval: str) -> None
 
 
 def test_full_disk_is_an_error(agent: FakeAgent) -> None:
-    """What could not be written is not taken for printed."""
+    """A write error on standard output is an error."""
     agent.answers = [ok(TEXT)]
     with Path("/dev/full").open("wb") as full:
         command = [str(agent.command), "describe"]

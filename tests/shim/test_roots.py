@@ -25,7 +25,7 @@ def inside(root: Root) -> Iterator[FakeAgent]:
 
 
 @pytest.mark.parametrize("user", [0, NOBODY])
-def test_it_runs_in_an_empty_root_that_nobody_may_write(root: Root, inside: FakeAgent, user: int) -> None:
+def test_it_runs_in_an_empty_read_only_root(root: Root, inside: FakeAgent, user: int) -> None:
     """Without libc, shell, /proc or a writable directory it asks the agent and becomes the command."""
     done = root.run("/opt/bin/cmk", "isolate", "--pool=shared", "/opt/bin/cmk", "--", "--version", user=user)
 
@@ -34,7 +34,7 @@ def test_it_runs_in_an_empty_root_that_nobody_may_write(root: Root, inside: Fake
 
 
 def test_without_an_agent_it_names_the_usual_socket(root: Root) -> None:
-    """Where /proc is not mounted the install directory is CMK's own."""
+    """Without an agent, and without /proc, the error names CMK's install directory."""
     done = root.run("/opt/bin/cmk", "isolate", "--pool=shared", "true", env={"CMK_LOCK_TIMEOUT": "0"})
 
     assert done.returncode == 1

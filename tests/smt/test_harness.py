@@ -37,7 +37,7 @@ def test_console_is_shown_without_noise() -> None:
 
 
 def test_newest_kernel_has_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel whose modules are gone cannot mount the host's root."""
+    """A kernel is only chosen if its modules are installed, with which it mounts the host's root."""
     monkeypatch.setattr(setup, "BOOT", tmp_path)
     monkeypatch.setattr(setup, "MODULES", tmp_path / "modules")
     assert setup.newest_kernel() is None
@@ -110,7 +110,7 @@ def test_lost_cpu_is_found() -> None:
 def test_start_that_hangs_or_fails_is_noticed(
     guest: str, boots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that ends, or falls silent, before its first program is given up; one that is only slow is not."""
+    """A machine that exits, or stays silent, before its first program is given up; a slow one is not."""
     monkeypatch.setattr("tests.smt.guest.SILENT_SECONDS", 5.0 if boots else 1.0)
     files = _Files(tmp_path / "0")
     _run(["sh", "-c", guest.replace("$CONSOLE", str(files.console))], files, seconds=60)
@@ -134,7 +134,7 @@ def starved(grace_period: str) -> str:
 def test_machine_that_lost_its_timers_is_given_up(
     said: list[str], silent_seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that stalls is ended when it says nothing more, or nothing else."""
+    """A machine whose kernel stalls, with or without repeated messages, is ended."""
     assert run_guest(tmp_path, monkeypatch, silent_seconds, said, "exec sleep 1000").has_stalled
 
 
@@ -146,7 +146,7 @@ def test_machine_that_lost_its_timers_is_given_up(
 def test_machine_that_goes_on_is_left_alone(
     said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that has nothing to say, or was only held up for a while, ends by itself."""
+    """A machine that is only silent or late runs to its end."""
     silent = 0.5 if said == ["booted again"] else 60.0
     assert not run_guest(tmp_path, monkeypatch, silent, said, "sleep 1.5").has_stalled
 

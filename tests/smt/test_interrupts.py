@@ -57,7 +57,7 @@ def assert_quiet(counted: dict[str, Any]) -> None:
 
 
 def test_interrupts_reach_exclusive_cpus(quiet: Report) -> None:
-    """Without `quiet` nothing is moved, though the operator allows it."""
+    """Without `quiet` no interrupt is moved, even if the operator allows it."""
     before = step(quiet, "before")
 
     assert sum(fired(before, on_pod=True).values()) >= 100
@@ -65,7 +65,7 @@ def test_interrupts_reach_exclusive_cpus(quiet: Report) -> None:
 
 
 def test_none_fires_on_quiet_cpus(quiet: Report) -> None:
-    """After the annotation of the running pod was changed the counters of its CPUs stand still."""
+    """After the running pod is annotated no interrupt fires on its CPUs."""
     now = step(quiet, "quiet")
 
     assert_quiet(now)
@@ -74,7 +74,7 @@ def test_none_fires_on_quiet_cpus(quiet: Report) -> None:
 
 
 def test_drivers_loaded_later_fire_elsewhere(quiet: Report) -> None:
-    """Their interrupts are requested by the narrowed default."""
+    """Interrupts of drivers that are loaded later use the narrowed default affinity."""
     later = step(quiet, "driver")
     new = quiet.one("loaded")["new"]
 
@@ -98,7 +98,7 @@ def test_quiet_without_an_agent_and_with_the_next(quiet: Report) -> None:
 
 
 def test_affinities_are_back_when_the_pod_ends(quiet: Report) -> None:
-    """Each interrupt has what it had before, and so has the default."""
+    """When the pod ends all affinities, the default too, are restored."""
     ended = quiet.one("ended")
 
     assert {number: ended["affinities"][number] for number in ended["originals"]} == ended["originals"]
@@ -106,7 +106,7 @@ def test_affinities_are_back_when_the_pod_ends(quiet: Report) -> None:
 
 
 def test_affinities_are_back_after_kill_and_reset(quiet: Report) -> None:
-    """`--reset` knows from the disk what a killed agent took."""
+    """A reset restores the affinities of a killed agent from its records on disk."""
     taken, reset = moved(quiet.one("taken")["affinities"]), quiet.one("reset")
 
     assert taken != {number: reset["affinities"][number] for number in taken}

@@ -29,7 +29,7 @@ def grouped(rows: list[list[int]], column: int) -> set[CPUSet]:
 
 
 def test_scenario_comes_to_its_end(node: Report) -> None:
-    """Agent and kernel agreed after every step, and no pass of the agent met a bug."""
+    """Agent and kernel agree after every step, and no pass of the agent raised an exception."""
     assert node.facts.get("unsettled", []) == []
     assert node.one("log")["crashes"] == []
 
@@ -52,7 +52,7 @@ def test_agent_reads_the_topology_of_lscpu(node: Report, column: int, key: str) 
 
 
 def test_machine_has_sockets_cores_and_threads(node: Report) -> None:
-    """The emulated machine is the one that the tests below reason about."""
+    """The emulated machine has the sockets, cores and threads on which the tests rely."""
     rows = node.one("topology")["lscpu"]
 
     assert grouped(rows, 1) == set(CORES)
@@ -60,7 +60,7 @@ def test_machine_has_sockets_cores_and_threads(node: Report) -> None:
 
 
 def test_local_runtime_uses_cgroups_of_version_2(node: Report) -> None:
-    """A process is born on the CPUs that were sent, moved with its child, and leaves no cgroup behind."""
+    """A process of the local runtime starts on the given CPUs, moves with its child, and leaves no cgroup."""
     local = node.one("local")
 
     assert local["runtime"] == "local processes in cgroups v2"
@@ -113,7 +113,7 @@ def test_bystander_runs_on_the_rest(node: Report) -> None:
 
 
 def test_removed_pods_give_everything_back(node: Report) -> None:
-    """The bystander may run everywhere again."""
+    """After all claims are removed the bystander may run on every CPU."""
     seen = node.one("removed")
 
     assert seen["held"] == {}
@@ -121,7 +121,7 @@ def test_removed_pods_give_everything_back(node: Report) -> None:
 
 
 def test_live_change_moves_the_running_processes(node: Report) -> None:
-    """Exclusive, share, none: the same tasks own their CPUs, then let others on them, then run anywhere."""
+    """Changes from exclusive to share to none move the running tasks accordingly."""
     exclusive, share, none = node.all("live")
     owned = cpus(exclusive, "moving")
 
@@ -162,7 +162,7 @@ def test_cpu_back_online_is_idle_for_the_owner_of_its_core(node: Report) -> None
 
 
 def test_bystander_is_never_on_exclusive_cpus(node: Report) -> None:
-    """While a CPU went and came back no look found the bystander on a CPU of the owner."""
+    """While a CPU goes offline and online the bystander is never on a CPU of the owner."""
     watched = node.one("bystander")
 
     assert watched["looks"] > 0
@@ -179,7 +179,7 @@ def test_kills_leave_no_cpu_owned_twice_and_none_lost(node: Report) -> None:
 
 
 def test_kills_move_no_running_container(node: Report) -> None:
-    """Through all kills the two keepers ran on the same CPUs at every look, in the same processes."""
+    """Through all kills two long-lived pods keep their CPUs and processes."""
     first = node.one("keepers")
     kept = node.one("kept")
 
@@ -190,8 +190,8 @@ def test_kills_move_no_running_container(node: Report) -> None:
         }
 
 
-def test_kills_refuse_nobody(node: Report) -> None:
-    """Every pod of the churn fits, and was given what it asked for."""
+def test_kills_cause_no_refusal(node: Report) -> None:
+    """Through all kills no pod of the churn is refused."""
     assert [kill["refusals"] for kill in node.all("kill")] == [[]] * 10
 
 

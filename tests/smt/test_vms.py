@@ -37,7 +37,7 @@ def test_each_vcpu_has_a_cpu_of_its_own(node: Report, pod: str, vcpus: int) -> N
 
 @pytest.mark.parametrize("pod", ["pairs", "many"])
 def test_siblings_of_the_guest_are_siblings_of_the_host(node: Report, pod: str) -> None:
-    """Each core of the guest is one core."""
+    """Each core of the guest is one core of the host."""
     cpus = seen(node, pod).one_each() or []
 
     assert [CPUSet(pair) in CORES for pair in zip(cpus[::2], cpus[1::2], strict=True)] == [True] * (
@@ -63,7 +63,7 @@ def test_vhost_threads_stay_on_the_machine_s_cpus(node: Report, pod: str) -> Non
 
 
 def test_sandbox_walks_with_its_containers(node: Report) -> None:
-    """With the first container it is on its CPUs, with the second on those of both, and again on those of the first."""
+    """A sandbox's threads follow the union of its containers' CPUs when one starts and ends."""
     assert seen(node, "walk", "first").all() == A
     assert seen(node, "walk", "union").is_all_on(UNION)
     assert seen(node, "walk", "shrunk").is_all_on(A)
@@ -107,8 +107,8 @@ def test_machine_is_pinned_inside_the_kubelet_s_cpus(node: Report) -> None:
     assert len(found.vhost) == 1
 
 
-def test_agent_tells_what_the_kubelet_gave(node: Report) -> None:
-    """It says that it observes, whose CPUs they are, and where each vCPU runs."""
+def test_status_has_the_kubelets_cpus(node: Report) -> None:
+    """The status says that the agent observes, which CPUs the kubelet assigned, and where each vCPU runs."""
     fact = node.one("static")
 
     assert fact["told"]["cpus"] == fact["cpuset"]

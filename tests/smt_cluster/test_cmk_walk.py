@@ -25,7 +25,7 @@ def lists(described: Any, pool: str) -> dict[str, list[int | str]]:
 
 
 def test_walk_comes_to_its_end(cmk_walk: Report) -> None:
-    """Every step was taken; no wait ended in vain, and no command failed."""
+    """Every step succeeded within its time."""
     assert [failure["traceback"] for failure in cmk_walk.facts.get("failed", [])] == []
     assert [passed["step"] for passed in cmk_walk.all("passed")] == STEPS
     assert [call["command"] for call in cmk_walk.all("kubectl") if call["status"]] == []
@@ -82,7 +82,7 @@ def test_wrapped_command_is_pinned_and_described(cmk_walk: Report) -> None:
 
 
 def test_killed_command_gives_its_cores_back(cmk_walk: Report) -> None:
-    """The report has an entry for each core, with the process and its pool, where the kernel knows how it ended."""
+    """The report has an entry for each core of a killed command, with process and pool."""
     seen = cmk_walk.one("reconciled")
     reclaimed = json.loads(seen["said"])["reclaimedCpuLists"]
     mine = [it for it in reclaimed if it["pid"] == seen["pid"]]

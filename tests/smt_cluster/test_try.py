@@ -14,7 +14,7 @@ from tests.demo_cluster.session import session, take_the_tour
 @pytest.mark.runtime
 @pytest.mark.timeout(5400)
 def test_tour_works_in_the_emulated_machine() -> None:
-    """The tour is that of any machine, on four cores of two threads; Ctrl-C ends the machine and all of it."""
+    """The tour works on four cores of two threads, and Ctrl-C ends the machine."""
     with session("--smt") as tried:
         assert "4 cores, 8 CPUs" in tried.type("kubectl corepin map")
         take_the_tour(tried)

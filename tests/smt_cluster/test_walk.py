@@ -62,7 +62,7 @@ def published(seen: Look, resource: str) -> int:
 
 
 def test_walk_comes_to_its_end(walk: Report) -> None:
-    """Every step was taken; no wait ended in vain."""
+    """Every step ended within its time."""
     assert [failure["traceback"] for failure in walk.facts.get("failed", [])] == []
     assert [passed["step"] for passed in walk.all("passed")] == STEPS
 
@@ -76,14 +76,14 @@ def test_every_command_but_a_forged_annotation_succeeds(walk: Report) -> None:
 
 
 def test_one_ca_is_published_in_every_entry(walk: Report) -> None:
-    """The rotation, as a pod with its own account, has put its CA into each of the four entries."""
+    """The rotation's pod has published one CA in all four entries."""
     bundles = walk.one("bundles")["configurations"]
 
     assert len(bundles) == 4
     assert len(set(bundles)) == 1
 
 
-def test_node_tells_machine_and_cores(walk: Report) -> None:
+def test_node_has_topology_and_resources(walk: Report) -> None:
     """Topology, label and both resources are on the node, and `kubectl describe node` shows the amounts."""
     seen = look(walk, "installed")
 
@@ -129,15 +129,15 @@ def test_others_run_on_what_is_left(walk: Report) -> None:
 
 
 def test_isolate_is_charged_in_cores(walk: Report) -> None:
-    """The webhook, over TLS with the published CA, has added the resource that the scheduler counts."""
+    """The webhook, called over TLS with the published CA, has added the request for isolated cores."""
     resources = look(walk, "policies")["pods"]["isolate"]["resources"]["main"]
 
     assert resources["limits"][ISOLATED_CORES] == resources["requests"][ISOLATED_CORES] == "2"
 
 
 @pytest.mark.parametrize("pod", ["require", "isolate"])
-def test_pod_tells_its_cpus(walk: Report, pod: str) -> None:
-    """Annotation as `kubectl get pod -o yaml` shows it, and kernel, name the same CPUs."""
+def test_pod_annotation_has_the_kernels_cpus(walk: Report, pod: str) -> None:
+    """The pod's annotation has the CPUs of the kernel."""
     document = yaml.safe_load(typed(walk, f"kubectl get pod {pod}")["said"])
     status = json.loads(document["metadata"]["annotations"][STATUS_CPUS])["containers"]["main"]
 
@@ -158,7 +158,7 @@ def test_event_and_map_show_the_owner(walk: Report) -> None:
 
 
 def test_edited_smt_policy_gives_a_core_back(walk: Report) -> None:
-    """From `isolate` to `require` the running pod moves to one core, and the bystander is widened by the other."""
+    """An edit from `isolate` to `require` moves the running pod to one core and frees the other."""
     before, after = look(walk, "policies"), look(walk, "isolate to require")
 
     assert cpus(after, "isolate") in CORES[1:]
@@ -168,7 +168,7 @@ def test_edited_smt_policy_gives_a_core_back(walk: Report) -> None:
 
 
 def test_share_lets_others_in_and_none_lets_go(walk: Report) -> None:
-    """From exclusive to share the pod stays where it is and others join; with none it runs where they do."""
+    """With share other pods may join the pod's CPUs; with none it runs on the shared set."""
     share, none = look(walk, "exclusive to share"), look(walk, "exclusive to none")
 
     assert cpus(share, "require") == cpus(look(walk, "policies"), "require")
@@ -177,8 +177,8 @@ def test_share_lets_others_in_and_none_lets_go(walk: Report) -> None:
     assert none["pods"]["require"]["told"] == {}
 
 
-def test_user_is_warned_and_told(walk: Report) -> None:
-    """Who shares and still asks for whole cores is warned at once; the changes are events of the pod."""
+def test_policy_change_is_a_warning_and_an_event(walk: Report) -> None:
+    """A shared policy with whole cores is a warning at once; each change is an event of the pod."""
     warned = typed(walk, "kubectl annotate --overwrite pod/require qos.gocrane.io/cpu-manager=share")["said"]
 
     assert "require has no effect: it acts only while the CPU policy is exclusive" in warned
@@ -198,7 +198,7 @@ def test_sidecar_of_a_later_webhook_leaves_the_pod_guaranteed(walk: Report) -> N
 
 
 def test_cmk_pod_is_scheduled_and_served(walk: Report) -> None:
-    """One core of CMK's resource is one whole core; the webhook has brought CMK's variable, mounts and toleration."""
+    """A pod with one CMK core gets a whole core, and the webhook's variable, mounts and toleration."""
     seen = look(walk, "cmk")
     document = yaml.safe_load(typed(walk, "kubectl get pod cmk")["said"])
     main = document["spec"]["containers"][0]
@@ -231,7 +231,7 @@ def test_pod_without_enough_resources_is_not_scheduled(walk: Report) -> None:
 
 
 def test_refused_claim_is_served_once_there_is_room(walk: Report) -> None:
-    """When the CMK pod is deleted the refused one gets its cores, all of them."""
+    """When the CMK pod is deleted the refused claim gets its cores."""
     seen = look(walk, "mended")
 
     assert cpus(seen, "greedy") == ALL - RESERVED

@@ -1,4 +1,4 @@
-"""`python -m tests.vm.look PID`: what the agent finds of a machine and makes of its threads, with the rights of who runs this."""
+"""`python -m tests.vm.look PID`: threads that the agent finds of a machine, with the rights of the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent finds the threads of real machines, and who they are, as QEMU itself tells it."""
+"""Threads of real machines as the agent finds them, compared to QEMU's own answers."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_threads_of_a_running_machine(start: Start) -> None:
         check(read_threads(look(), vmm_of(machine)), truth)
 
 
-def test_threads_without_names_are_not_told_apart(start: Start) -> None:
-    """Without debug-threads nothing outside of QEMU says which thread is a vCPU: the agent says so, and guesses none."""
+def test_unnamed_threads_are_not_guessed(start: Start) -> None:
+    """Without debug-threads the agent reports that it cannot identify vCPUs, and guesses none."""
     machine = start(Guest(4, iothreads=("iothread1",), is_named=False))
     truth = machine.truth()
     found = read_threads(look(), vmm_of(machine))
@@ -102,7 +102,7 @@ def test_plugged_vcpus_are_ranked_by_their_indexes(start: Start) -> None:
 
 
 def test_iothread_that_is_added_is_found(start: Start) -> None:
-    """The count of threads tells that one came, and a second look who it is."""
+    """An added iothread changes the count of threads, and the next look identifies it."""
     machine = start(Guest(1))
     first = read_threads(look(), vmm_of(machine))
     with machine.talk() as talker:
@@ -139,7 +139,7 @@ def cgroup_of(folder: Path) -> str:
 
 
 def test_machine_of_a_local_pod_is_found(local_node: LocalNode) -> None:
-    """QEMU is neither the first process of its cgroup nor its last."""
+    """QEMU of a local pod is found, although it is neither the first nor the last process of its cgroup."""
     machine = local_node.launch("vm", Guest(1, iothreads=("iothread1",)), annotations={})
     truth = machine.truth()
     cgroup = cgroup_of(local_node.compute("vm").folder)
@@ -160,7 +160,7 @@ def test_machine_of_a_launcher_is_found(containerd_node: ContainerdNode) -> None
 
 @pytest.mark.parametrize("alone", ["true", "false"])
 def test_machine_of_a_sandbox_is_found(containerd_node: ContainerdNode, alone: str) -> None:
-    """By its runtime's word, by its cgroup and by its name; wherever Kata put its shim and its virtiofsd."""
+    """A sandbox is found by its runtime, cgroup and name, wherever Kata put its shim and virtiofsd."""
     machine = containerd_node.sandbox(
         "vm", Guest(2, iothreads=("io0",)), {"app": 0}, words={CGROUP_ONLY: alone}
     )

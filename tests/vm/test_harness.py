@@ -72,7 +72,7 @@ def masks(machine: Machine) -> Seen:
 
 
 def test_shim_writes_the_union(unattended: ContainerdNode) -> None:
-    """Who has no cpuset adds nothing; an empty union is not written, and what was written stays."""
+    """The union leaves out containers without a cpuset, and an empty union is not written."""
     sandbox = unattended.sandbox("vm", Guest(2), {})
     everywhere = masks(sandbox)
     unattended.start("vm", "a", "1")

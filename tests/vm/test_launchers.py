@@ -62,7 +62,7 @@ class TestOnOneCPU:
     CONFIG: ClassVar[dict[str, Any]] = {}
 
     def test_machine_has_the_cpu_of_its_container(self, launchers: Both) -> None:
-        """One vCPU on one CPU: it is its own, and every other thread is there too."""
+        """One vCPU on one CPU is pinned there, and every other thread is there too."""
         own = CPUSet((1,))
         for node, machine in launched(launchers, "fits", Guest(1, iothreads=("iothread1",)).running()):
             pinned(node, machine, [1])
@@ -102,15 +102,15 @@ class TestOnBothCPUs:
             assert (said["emulator"], said["iothreads"]) == ("0-1", ["0-1"])
 
     def test_pins_of_libvirt_stay(self, launchers: Both) -> None:
-        """What libvirt pinned one to one is taken over as it is, also in another order than the agent's."""
+        """One-to-one pins of libvirt are adopted, also in another order than the agent's."""
         machines = launched(launchers, "swapped", Guest(2))
         for _, machine in machines:
             machine.pin((1, 0), BOTH)
         for node, machine in machines:
             pinned(node, machine, [1, 0])
 
-    def test_vcpu_that_somebody_moves_is_put_back(self, launchers: Both) -> None:
-        """A foreign taskset on one vCPU changes no number of threads, and is found before the next look at all of them."""
+    def test_a_foreign_taskset_on_a_vcpu_is_undone(self, launchers: Both) -> None:
+        """A foreign taskset on one vCPU is found before the next full listing, and undone."""
         machines = launched(launchers, "moved", Guest(2))
         for _, machine in machines:
             machine.pin((1, 0), BOTH)
@@ -178,7 +178,7 @@ class TestOnBothCPUs:
             assert machine.truth().indexes == (0, 3)
 
     def test_isolated_emulator_keeps_house(self, launchers: Both) -> None:
-        """The threads that virt-handler moved stay on the emulator's CPU; the vCPU has the other one to itself."""
+        """Threads that virt-handler moved stay on the emulator's CPU; the vCPU has the other one alone."""
         for node, machine in launched(launchers, "housed", Guest(1, iothreads=("iothread1",)), cpus=2):
             container, truth = node.compute("housed"), machine.truth()
             keep_house(container.hierarchy, container.folder, CPUSet((0,)), truth)
@@ -189,8 +189,8 @@ class TestOnBothCPUs:
             assert {*seen.others, *seen.iothreads.values()} == {"0"}
             assert "iothread" in told(node.agent, "housed")["note"]
 
-    def test_nobody_is_waited_for_forever(self, waited: tuple[Launchers, Machine, Machine]) -> None:
-        """A guest that does not run is pinned after half a minute; where nothing tells vCPUs apart none is, for a reason."""
+    def test_waits_for_a_guest_are_bounded(self, waited: tuple[Launchers, Machine, Machine]) -> None:
+        """A guest that does not run is pinned after half a minute; unidentified vCPUs are not, with a reason."""
         node, unnamed, paused = waited
         pinned(node, paused, [0, 1])
         until_reason(node.agent, "no thread is called", "unnamed", 2 * SECONDS)

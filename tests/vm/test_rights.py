@@ -43,7 +43,7 @@ def look(machine: Machine, file: Path) -> Any:
 
 
 def test_named_threads_need_no_right_to_look_into_processes(start: Start) -> None:
-    """SYS_NICE is enough for a machine whose threads have names, as KubeVirt's have: they are found and moved."""
+    """SYS_NICE is enough to find and move named threads, as KubeVirt's are."""
     machine = start(Guest(2))
     found = look(machine, BASE)
     assert (found["toldBy"], found["reason"]) == ("names", "")
@@ -59,7 +59,7 @@ def test_named_threads_need_no_right_to_look_into_processes(start: Start) -> Non
     ],
 )
 def test_probe_needs_its_component(start: Start, file: Path, reason: str) -> None:
-    """Where nothing but the probe could tell, the reason names the component; with it the agent may look, under TCG in vain."""
+    """Where only the probe could identify vCPUs the reason names its component."""
     found = look(start(Guest(2, is_named=False)), file)
     assert (found["toldBy"], found["vcpus"]) == ("", [])
     assert reason in found["reason"]

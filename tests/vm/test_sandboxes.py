@@ -84,7 +84,7 @@ def test_sandbox_without_claims_runs_on_shared_cpus(
 
 @pytest.mark.parametrize("words", [{}, OVERHEAD], ids=["in-one-cgroup", "in-two"])
 def test_sandbox_runs_on_what_its_containers_own(sandboxes: ContainerdNode, words: Mapping[str, str]) -> None:
-    """All of it is on the CPU of one container, the other container's threads too; without it, on the shared CPUs."""
+    """All threads of a sandbox run on its owner's CPU, and on the shared CPUs without one."""
     machine = sandboxes.sandbox("vm", Guest(1, iothreads=("io0",)), {"app": 1, "side": 0}, EXCLUSIVE, words)
     sandboxes.start("vm", "app", quota=PERIOD)
     sandboxes.start("vm", "side", quota=PERIOD // 2)
@@ -123,7 +123,7 @@ def test_sandbox_that_may_grow_is_sent_no_cpuset(sandboxes: ContainerdNode) -> N
 
 
 def test_plugged_vcpu_is_confined(sandboxes: ContainerdNode) -> None:
-    """A vCPU that comes later, at the guest's last place, is on the CPUs of the containers, and no longer alone there."""
+    """A hot-plugged vCPU is confined to the containers' CPUs."""
     machine = sandboxes.sandbox("vm", Guest(1, most=4), {"app": 1}, EXCLUSIVE, OVERHEAD)
     sandboxes.start("vm", "app")
     until_told(sandboxes.agent, oneToOne=True)
@@ -145,7 +145,7 @@ def test_end_of_the_owner_gives_its_cpus_back(sandboxes: ContainerdNode) -> None
     on("bystander", bystander, BOTH)
 
 
-def test_foreign_update_is_put_right(sandboxes: ContainerdNode) -> None:
+def test_foreign_update_is_undone(sandboxes: ContainerdNode) -> None:
     """A foreign cpuset moves all threads of a sandbox; the agent moves them back."""
     machine = sandboxes.sandbox("vm", Guest(1), {"app": 1}, EXCLUSIVE)
     sandboxes.start("vm", "app", quota=PERIOD)
@@ -214,7 +214,7 @@ def booting_qemu(node: ContainerdNode) -> int | None:
 
 
 def test_sandbox_of_the_local_runtime(local_node: LocalNode) -> None:
-    """Without a container runtime too the machine of a pod is on its CPU, and one that claims nothing leaves it."""
+    """The local runtime too puts a sandbox on its CPU, and one without claims off it."""
     free = local_node.sandbox("free", Guest(2, iothreads=("io0",)), {})
     on("alone", free, BOTH)
     machine = local_node.sandbox("vm", Guest(1, iothreads=("io0",)))
@@ -251,7 +251,7 @@ class TestShared:
         node_config["vmThreads"] = "shared"
 
     def test_vcpus_alone_are_on_the_containers_cpus(self, sandboxes: ContainerdNode) -> None:
-        """The vCPU has the CPU of its container, emulator, iothread, shim and virtiofsd have the other one."""
+        """With `vmThreads: shared` only vCPUs are on the container's CPU, all other threads on the shared one."""
         machine = sandboxes.sandbox("vm", Guest(1, iothreads=("io0",)), {"app": 1}, EXCLUSIVE)
         sandboxes.start("vm", "app", quota=PERIOD)
         until_told(sandboxes.agent, oneToOne=True)

@@ -1,4 +1,4 @@
-"""What an agent says of the machine of a pod."""
+"""The agent's status of a pod's machine."""
 
 from __future__ import annotations
 

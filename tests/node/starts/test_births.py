@@ -29,7 +29,7 @@ def environment(container: Container) -> dict[str, str]:
 def test_every_pod_is_right_at_its_first_instruction(
     nri_node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twenty pods start at once beside an owner: each tells the shared CPUs first, and the owner its own."""
+    """Of twenty pods that start at once each runs its first instruction on the shared CPUs, and the owner on its own."""
     node = nri_node
     [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
     own = CPUSet.parse(until("first line", lambda: lines(node, "pinned"))[0])
@@ -49,7 +49,7 @@ def test_every_pod_is_right_at_its_first_instruction(
 
 
 def test_pod_that_must_fit_waits_and_starts_by_itself(nri_node: Node) -> None:
-    """It is shown as CreateContainerError with the text of its event; when CPUs come free it runs on them."""
+    """A pod that must fit is CreateContainerError with its event's text, and starts once CPUs are free."""
     node = nri_node
     [first] = node.run(pod("first", ISOLATE, cpu=str(node.cores)))
     until_equal("cores", lambda: len(first.cpus), node.cores)

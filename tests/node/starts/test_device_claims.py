@@ -159,7 +159,7 @@ def test_container_runs_on_its_claim_from_the_first_instruction_on(
 
 
 def test_claim_waits_in_prepare_until_a_classic_pod_has_gone(node: Node) -> None:
-    """A classic pod holds the last core: the pod with the claim starts as soon as it has gone, without an event."""
+    """A pod with a claim starts as soon as the classic pod that holds the last core is gone, without an event."""
     node.apply(_claim("late"))
     holder = pod("holder", EXCLUSIVE, cpu=str(node.cores))
     user = _pod("user", "late")

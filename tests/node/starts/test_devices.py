@@ -91,7 +91,7 @@ def with_device(
 
 
 def test_a_pod_starts_beside_its_device(two_nodes: Node) -> None:
-    """Its first instruction runs on the NUMA node of the device, on each in turn, and the status says that it is near."""
+    """A pod's first instruction runs on the NUMA node of its device, and the status says so."""
     node = two_nodes
     cores = read_topology(Path("/")).cores
     for birth in range(BIRTHS):
@@ -108,7 +108,7 @@ def test_a_pod_starts_beside_its_device(two_nodes: Node) -> None:
 
 
 def test_a_pod_that_says_none_starts_anywhere(two_nodes: Node) -> None:
-    """With `device-policy: none` it gets the first CPU, its device is not reported, and an edit brings it there."""
+    """With `device-policy: none` devices do not matter; an edit of the policy moves the pod near its device."""
     node, (first, second, *_) = two_nodes, read_topology(Path("/")).cores
     [container] = node.run(with_device("anywhere", 1, {DEVICES: "none"}))
     told = CPUSet.parse(until("first line", lambda: lines(node, "anywhere"))[0])

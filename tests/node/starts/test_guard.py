@@ -66,7 +66,7 @@ def hung(node: Node) -> AbstractContextManager[None]:
 def test_marked_pod_waits_for_the_agent(
     guarded: Node, trouble: Callable[[Node], AbstractContextManager[None]]
 ) -> None:
-    """It is not started, `kubectl describe pod` says why, others start; when the agent is back it is born pinned."""
+    """A marked pod waits for the agent with a reason in `kubectl describe pod`, while others start."""
     node = guarded
     with trouble(node):
         node.apply(pod("plain"), pod("marked", MARKED, cpu="1"))

@@ -16,7 +16,7 @@ PODS = 8
 
 
 def test_system_pods_have_the_reserved_cpus_and_others_the_rest(node: Node) -> None:
-    """System pods start there and stay; as ordinary ones they leave a strict reserve, and new ones never touch it."""
+    """System pods run on the reserved CPUs; under a strict reserve other pods never do."""
     file = node.agent.directory / "reserved.yaml"
     file.write_text("strictReserved: true\nsystemNamespaces: [def*]\n")
     with agent_over_nri(node, "--config", str(file)):

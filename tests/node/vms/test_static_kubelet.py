@@ -124,7 +124,7 @@ def container_id(node: Node) -> str | None:
 
 
 def test_launcher_is_pinned_inside_the_kubelet_s_cpus(static: Node) -> None:
-    """Each vCPU has a CPU of those that the kubelet gave, every other thread is inside them, and the pod's status says so."""
+    """A launcher's vCPUs have a CPU each of the kubelet's, other threads stay within them, and the status says so."""
     machine = launcher(static, Guest(1, iothreads=("iothread1",)))
     own = static.running("vm").cpus
     assert len(own) == 1
@@ -134,7 +134,7 @@ def test_launcher_is_pinned_inside_the_kubelet_s_cpus(static: Node) -> None:
 
 
 def test_sandbox_is_pinned_inside_the_kubelet_s_cpus(static: Node) -> None:
-    """Also the threads that are outside of the cgroup which gets the kubelet's cpuset."""
+    """A sandbox's threads, also outside of the cgroup with the kubelet's cpuset, run on the kubelet's CPUs."""
     machine = sandbox(static, Guest(1, iothreads=("io0",)), cpu="1")
     until_told(static.agent, oneToOne=True)
     own = CPUSet.parse(told(static.agent)["cpus"])

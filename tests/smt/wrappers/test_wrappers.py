@@ -15,7 +15,7 @@ def parsed(lists: list[str]) -> list[CPUSet]:
 
 
 def test_without_the_resource_it_ends_with_one(node: Report) -> None:
-    """The message names the resource that the container lacks."""
+    """Without the resource the command exits with 1 and names it."""
     refusal, left = node.one("without")["lines"]
 
     assert "cmk.intel.com/exclusive-cores" in refusal
@@ -56,7 +56,7 @@ def test_a_program_moves_its_helper_thread(node: Report) -> None:
 
 @pytest.mark.parametrize("agent", ["killed", "stopped"])
 def test_a_number_that_comes_again_is_another_process(node: Report, agent: str) -> None:
-    """The core is the next command's that asks, all others keep theirs; a process that got the number has nothing."""
+    """A process that reuses the pid of a killed command has no claim; the core is the next command's."""
     (found,) = (fact for fact in node.all("number") if fact["agent"] == agent)
     before, after, pid = found["before"], found["after"], str(found["pid"])
     (new,) = after.keys() - before.keys()
@@ -68,7 +68,7 @@ def test_a_number_that_comes_again_is_another_process(node: Report, agent: str) 
 
 
 def test_starts_and_ends_leave_nothing(node: Report) -> None:
-    """None was refused, and neither a claim nor a descriptor nor a cgroup is left of them."""
+    """Many starts and ends leave no claim, descriptor and cgroup behind, and none is refused."""
     cycles = node.one("cycles")
 
     assert cycles["lines"] == ["done"]
@@ -100,7 +100,7 @@ def test_a_grant_shrinks_the_shared_part_first(node: Report) -> None:
 
 
 def test_helpers_follow_the_shared_set(node: Report) -> None:
-    """It shrinks and widens: the helper is on all of it each time, the other thread stays."""
+    """The helper thread follows the shared set as it shrinks and grows; the other thread stays."""
     steps = node.all("helped")
 
     assert [step["step"] for step in steps] == ["alone", "granted", "given back"]

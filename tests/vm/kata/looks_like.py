@@ -1,4 +1,4 @@
-"""Look like another program in /proc: `looks_like.py NAME ARGUMENT...` does so, says it, and sleeps."""
+"""Take another program's name in /proc: `looks_like.py NAME ARGUMENT...` does so, prints a mark, and sleeps."""
 
 from __future__ import annotations
 
