@@ -1,4 +1,8 @@
-"""The cost of a review is linear: doubling any input of an object at most doubles its work."""
+"""The cost of a review is linear: doubling any input of an object at most doubles its work.
+
+Work is counted in operations and not in seconds, so that no load changes it. Each input is doubled alone, all together,
+and each pair: what two inputs cost together beyond what each costs alone must not grow with their product either.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,10 @@ def kept(before: Claim, after: Claim | None) -> bool:
 
 @given(pods(), st.data())
 def test_a_resize_is_refused_exactly_when_a_container_would_lose_its_policy(document: Any, data: Any) -> None:
-    """A resize is refused if and only if a container becomes ineligible for its policy."""
+    """A resize is refused if and only if a container becomes ineligible for its policy.
+
+    In addition a CMK container is refused that a policy of the whole pod would claim from now on.
+    """
     assume(not review_new_pod(document, RULES, Injection(BUILT_IN)).causes)
     names = [member.name for member in members(document)]
     after = resized(document, {name: data.draw(AMOUNTS) for name in names})

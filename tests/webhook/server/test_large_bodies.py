@@ -32,7 +32,10 @@ def ask(connection: ssl.SSLSocket, body: bytes) -> int:
 
 
 def test_stalled_bodies_delay_no_review_of_the_api_server(tmp_path: Path) -> None:
-    """While stalled bodies hold all room small reviews are answered, and the largest one gets room in time."""
+    """While stalled bodies hold all room small reviews are answered, and the largest one gets room in time.
+
+    A body that waits for longer than the API server does, 2 s, would get 503.
+    """
     largest = review(padding=BODY_LIMIT - len(review()))
     assert len(largest) == BODY_LIMIT
     tls = tls_flags(Mounted(tmp_path / "tls", pair(CA)))
