@@ -16,12 +16,7 @@ from tests.layout import MODULES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TESTS = sorted(
-    path
-    for folder in ("bench", "demo", "tests")
-    for path in Path(folder).rglob("*.py")
-    if path.parts[:2] != ("tests", "agent")
-)
+TESTS = sorted(path for folder in ("bench", "demo", "tests") for path in Path(folder).rglob("*.py"))
 WORDS = re.compile(
     r"\b(whoever|whomever|nobody|somebody|anybody|everybody|shall|told|meanwhile|those who)\b", re.IGNORECASE
 )
