@@ -66,7 +66,7 @@ def test_later_request_delays_no_look(looks: Looks) -> None:
     assert looks.at(9.0) == []
 
 
-def test_look_that_runs_is_not_begun_twice(looks: Looks) -> None:
+def test_request_during_a_look_runs_after_it(looks: Looks) -> None:
     """A request during a running look takes effect when that look ends."""
     looks.agenda.add("a", looks.look("a"), 0.0)
     assert looks.agenda.take_due() == ["a"]

@@ -46,7 +46,7 @@ def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode)
     assert node.cpus(number) == "1,5"
 
 
-def test_window_that_is_not_known_is_none(node: FakeNode) -> None:
+def test_unknown_unpinned_time_is_none(node: FakeNode) -> None:
     """The unpinned time is None and not in the metric if the age of the processes cannot be read."""
     node.add("a", TWO)
     node.run()

@@ -75,7 +75,7 @@ def test_checkpoint_of_an_earlier_agent_is_read() -> None:
 
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_no_flipped_bit_goes_unnoticed(at: int, bit: int) -> None:
+def test_checkpoint_with_a_flipped_bit_is_refused(at: int, bit: int) -> None:
     """A checkpoint with one flipped bit is refused, or reads as the same values."""
     content = bytearray(write(saved()))
     content[at % len(content)] ^= 1 << bit
@@ -84,7 +84,7 @@ def test_no_flipped_bit_goes_unnoticed(at: int, bit: int) -> None:
 
 
 @given(length=st.integers(0, 10**6))
-def test_no_cut_goes_unnoticed(length: int) -> None:
+def test_truncated_checkpoint_is_refused(length: int) -> None:
     """A truncated checkpoint is refused, unless only the last line break is missing."""
     content = write(saved())
     short = content[: length % (len(content) - 1)]
@@ -147,7 +147,7 @@ def test_members_of_a_later_version_are_passed_over(at: str) -> None:
         read(content.replace(b"gpu-0", b"gpu-1").replace(b"pools", b"poolz"), "machine-1")
 
 
-def test_what_the_checkpoint_needs_is_written_only_if_it_needs_something() -> None:
+def test_needs_are_written_only_if_not_empty() -> None:
     """`needs` is written only when it is not empty, because earlier agents refuse a file with this member."""
     needing = replace(saved(), needs=frozenset({"pools", "devices"}))
 
@@ -202,7 +202,7 @@ def test_new_node_has_no_checkpoint(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_saved_is_loaded_and_damage_is_kept_aside(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_kept_under_another_name(tmp_path: Path) -> None:
     """A damaged file is refused once and kept as `checkpoint.json.damaged`."""
     folder = StateDir(tmp_path)
     settled(folder)
@@ -224,7 +224,7 @@ def test_half_written_file_beside_is_ignored(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_what_was_saved_counts_before_it_is_settled(tmp_path: Path) -> None:
+def test_checkpoint_is_loaded_before_it_was_flushed(tmp_path: Path) -> None:
     """A saved checkpoint is loaded also when the agent died before it was flushed."""
     folder = StateDir(tmp_path)
     settled(folder)
@@ -248,7 +248,7 @@ def test_power_cut_before_the_flush_leaves_the_one_before(tmp_path: Path, saves:
     folder.close()
 
 
-def test_nothing_is_left_when_everything_is_forgotten(tmp_path: Path) -> None:
+def test_remove_deletes_saved_and_flushed_checkpoints(tmp_path: Path) -> None:
     """`remove` deletes saved and flushed checkpoints."""
     folder = StateDir(tmp_path)
     settled(folder)
@@ -267,7 +267,7 @@ def test_second_agent_is_kept_out(tmp_path: Path) -> None:
     StateDir(tmp_path).close()
 
 
-def test_within_one_boot_assignments_are_taken_as_they_are() -> None:
+def test_ledger_of_the_same_boot_is_kept_as_it_is() -> None:
     """Within one boot the ledger is kept as it is, also when CPUs of it are offline."""
     now = FLAT.with_online(CPUSet.parse("0"))
     assert as_kept(saved(), "boot-1", now) == saved().ledger

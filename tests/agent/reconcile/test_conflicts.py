@@ -21,7 +21,7 @@ def test_foreign_write_is_repaired_at_once(node: FakeNode) -> None:
     assert node.agent.reconciler.metrics.rewrites._value.get() == 1
 
 
-def test_third_foreign_write_is_a_conflict_and_ten_quiet_minutes_end_it(node: FakeNode) -> None:
+def test_third_foreign_write_is_a_conflict_until_ten_quiet_minutes(node: FakeNode) -> None:
     """The third foreign write is a reported conflict, which is repaired after ten quiet minutes."""
     _, other = pinned_pair(node)
     for _ in range(3):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TWO = Wish("2", policy="exclusive")  # on FLAT, reserved 0,4: the core 1,5
 
 
-def test_container_that_runs_before_the_runtime_says_so_is_moved_by_its_cgroup(node: FakeNode) -> None:
+def test_container_without_a_reported_start_is_moved_by_its_cgroup(node: FakeNode) -> None:
     """If the runtime dies before it reports a start, the container is moved through its cgroup."""
     node.add("a", TWO)
     node.run()

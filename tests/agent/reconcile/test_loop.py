@@ -126,7 +126,7 @@ def test_cgroups_of_running_containers_are_watched(node: FakeNode) -> None:
     assert node.cgroups.followed == {node.cgroup(number)}
 
 
-def test_cgroups_are_watched_anew_when_others_run_and_by_every_proof(node: FakeNode) -> None:
+def test_cgroup_watches_are_renewed_by_changes_and_sweeps(node: FakeNode) -> None:
     """Cgroup watches are renewed by sweeps and when the containers change, not by every pass."""
     node.start("a")
     node.run()
@@ -142,7 +142,7 @@ def test_cgroups_are_watched_anew_when_others_run_and_by_every_proof(node: FakeN
     assert len(asked) == 2
 
 
-def test_every_pass_looks_where_containers_are_made(node: FakeNode) -> None:
+def test_every_pass_renews_the_container_watch(node: FakeNode) -> None:
     """Every pass passes all cgroups to the container watch, which may have lost its inotify watches."""
     asked: list[list[str]] = []
     node.container_watch = FakeWatch(node)
@@ -193,7 +193,7 @@ def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
     serving(node, scenario)
 
 
-def test_pass_that_fails_is_done_again(node: FakeNode) -> None:
+def test_failed_pass_is_retried(node: FakeNode) -> None:
     """A pass that fails with an I/O error is retried."""
     node.add("a", TWO)
     node.start("a")
@@ -274,7 +274,7 @@ def test_full_disk_stops_every_write(node: FakeNode) -> None:
     assert node.cpus(number) == "0-7"
 
 
-def test_ledger_that_could_not_be_flushed_is_written_anew(node: FakeNode) -> None:
+def test_failed_flush_is_followed_by_a_new_save(node: FakeNode) -> None:
     """If flushing the checkpoint fails, the next pass saves it again."""
     node.add("a", TWO)
     number = node.start("a")

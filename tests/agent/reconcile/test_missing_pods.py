@@ -119,7 +119,7 @@ def test_no_lookup_before_the_pod_list_is_complete(node: FakeNode) -> None:
     assert node.pods.asked == []
 
 
-def test_server_that_does_not_answer_is_asked_again_later(node: FakeNode) -> None:
+def test_failed_lookup_is_retried_with_backoff(node: FakeNode) -> None:
     """A lookup that fails because the API server is unavailable is retried with backoff."""
     miss(node, "a")
     node.pods.failures = [Unavailable("503") for _ in range(4)]
@@ -133,7 +133,7 @@ def test_server_that_does_not_answer_is_asked_again_later(node: FakeNode) -> Non
     assert node.cpus(number) == "1,5"
 
 
-def test_many_unknown_pods_are_asked_for_one_after_the_other(node: FakeNode) -> None:
+def test_lookups_of_unknown_pods_run_one_after_the_other(node: FakeNode) -> None:
     """Lookups run one after the other with a pause, so that they do not overload the API server."""
     for uid in "abcde":
         node.start(uid)
@@ -174,7 +174,7 @@ def test_found_pod_is_gone_with_its_last_container(node: FakeNode) -> None:
     assert node.cpus(other) == "0-7"
 
 
-def test_shown_pod_is_the_sources_own() -> None:
+def test_version_of_the_watch_replaces_a_found_pod() -> None:
     """Once the watch has shown a found pod, its version counts, and its deletion too."""
     lookup = MissingPodLookup(Answers({"u": 1}), lambda: None)
     lookup.want({"u": ("n", "p")}, {"u"})
@@ -187,7 +187,7 @@ def test_shown_pod_is_the_sources_own() -> None:
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed", None])
-def test_found_pod_that_the_source_never_shows_does_not_stay_for_ever(end: str | None) -> None:
+def test_found_pod_missing_in_the_watch_is_dropped_when_it_ended(end: str | None) -> None:
     """A found pod that the watch never shows is looked up again and dropped when it has ended."""
     source = Ending(end)
 

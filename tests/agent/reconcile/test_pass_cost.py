@@ -95,7 +95,7 @@ def many(node: FakeNode, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     many_containers.cgroups.watch.close()
 
 
-def test_edit_that_moves_every_container_writes_each_once_and_opens_nothing_else(many: Node) -> None:
+def test_move_of_every_container_opens_few_files(many: Node) -> None:
     """The pass opens one cpuset file for each container, the checkpoint and one quota file."""
     many.fake.add("p0", ONE_CPU)
 
@@ -126,7 +126,7 @@ def test_pass_without_news_opens_no_file(many: Node) -> None:
     assert many.fake.runner.run(many.opened()) == Counter()
 
 
-def test_proof_opens_the_list_of_tasks_of_each_container_and_nothing_else(many: Node) -> None:
+def test_sweep_opens_only_task_lists(many: Node) -> None:
     """A sweep opens only the task list of each container; cpusets are read from open files."""
     reconciler = many.fake.agent.reconciler
 

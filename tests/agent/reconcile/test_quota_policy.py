@@ -92,7 +92,7 @@ def test_reset_gives_quotas_back(node: FakeNode) -> None:
     assert node.cgroups.quotas == before
 
 
-def test_a_quota_that_was_never_there_is_not_made(node: FakeNode) -> None:
+def test_container_without_a_quota_gets_none(node: FakeNode) -> None:
     """A container without a quota gets none, and a damaged or stale quota file restores nothing."""
     cgroups = began(node)
     node.cgroups.quotas = {cgroups[1]: LIMIT_2}

@@ -16,7 +16,7 @@ from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
 from tests.pinning.world import Wish
 
 
-def test_running_containers_are_moved_by_their_cgroups_and_the_runtime_learns_of_it(node: FakeNode) -> None:
+def test_running_containers_are_written_in_the_cgroup_before_the_record(node: FakeNode) -> None:
     """Owner and shared container are written in the cgroup first and in the runtime's record afterwards."""
     owner, other = pinned_pair(node)
 
@@ -42,7 +42,7 @@ def test_state_has_the_cpus_that_were_read_back(node: FakeNode) -> None:
     assert pinned.proof.path is By.CGROUP
 
 
-def test_nothing_changes_when_nothing_changed(node: FakeNode) -> None:
+def test_second_pass_writes_nothing(node: FakeNode) -> None:
     """A second pass without changes writes nothing and returns an equal state."""
     pinned_pair(node)
     first = node.run()

@@ -10,7 +10,7 @@ from tests.agent.reconcile.scenes import PLAIN, TWO, pinned_pair
 from tests.pinning.world import Wish
 
 
-def test_older_call_of_the_runtime_never_lands_on_a_newer_cpuset(node: FakeNode) -> None:
+def test_cgroup_is_not_written_during_a_runtime_call(node: FakeNode) -> None:
     """A cgroup is not written while a runtime call for it is in flight; afterwards it gets the newest set."""
 
     async def scenario() -> None:

@@ -49,7 +49,7 @@ def record(target: VMTarget = NO_TARGET) -> MachineRecord:
     return machine
 
 
-def test_launcher_has_what_its_container_holds() -> None:
+def test_launcher_target_is_the_cpus_of_its_container() -> None:
     """A launcher's target is the CPUs of its running compute container, also when its pod left the API."""
     made = planned()
     held = made.ledger.of(Owner("v", "compute"))
@@ -62,7 +62,7 @@ def test_launcher_has_what_its_container_holds() -> None:
         assert planned_targets([other], [LAUNCHED], made) == {}
 
 
-def test_sandbox_whose_move_is_not_done_stays_where_it_was_put_last() -> None:
+def test_sandbox_keeps_its_last_target_until_its_move_is_done() -> None:
     """A sandbox whose move is not done keeps its last target: others have not left the new CPUs yet."""
     made = planned(sandboxes=(SeenSandbox("s-k", "k", FLAT.online),))
     held = made.ledger.of(Owner("k", "c0"))
@@ -81,7 +81,7 @@ def observed(held: dict[Owner, HeldCPUs], policy: VMThreadsPolicy = UNION) -> di
     return observed_targets(containers, [LAUNCHED], [record()], held, policy)
 
 
-def test_launcher_has_what_the_kubelet_gave_it() -> None:
+def test_launcher_target_is_its_cpus_of_the_kubelet() -> None:
     """A launcher's target is its exclusive CPUs, or a cpuset of the requested size, never shared CPUs."""
     owner = Owner("v", "compute")
 
@@ -91,7 +91,7 @@ def test_launcher_has_what_the_kubelet_gave_it() -> None:
         assert observed({owner: held}) == {}
 
 
-def test_sandbox_has_what_the_kubelet_gave_its_containers_together() -> None:
+def test_sandbox_target_is_the_kubelets_cpus_of_its_containers() -> None:
     """A sandbox's target is the CPUs that its containers own; shared containers add CPUs only by policy."""
     a, b, old = (Owner("k", name) for name in ("a", "b", "old"))
     place, beside = place_of(SANDBOX), HeldCPUs(OTHERS, False)

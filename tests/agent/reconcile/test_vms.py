@@ -78,7 +78,7 @@ def test_new_machine_is_polled_often_and_pinned_after_a_grace_period(node: FakeN
     assert keeper.pause() == POLL_SECONDS
 
 
-def test_machine_that_starts_after_its_container_is_looked_for_every_second(node: FakeNode) -> None:
+def test_machine_that_starts_late_is_polled_every_second(node: FakeNode) -> None:
     """A launcher without a machine is polled every second for 30 seconds, then at the normal interval."""
     node.add("v", FOUR, vm=True)
     number = node.start("v", "compute")
@@ -304,7 +304,7 @@ def test_machine_that_ends_is_forgotten(node: FakeNode) -> None:
     assert node.vms.kept == frozenset()
 
 
-def test_launcher_that_holds_nothing_is_left_alone(node: FakeNode) -> None:
+def test_launcher_without_cpus_is_not_read(node: FakeNode) -> None:
     """A launcher without CPUs of its own is not read, because its cgroup confines it."""
     node.add("v", Wish("500m"), vm=True)
     number = node.start("v", "compute")
@@ -348,7 +348,7 @@ def test_reset_leaves_the_pins_of_a_running_machine(node: FakeNode) -> None:
     assert pins(node, number) == ["1", "5", "2", "6"]
 
 
-def test_kubelet_is_asked_about_machines_alone(node: FakeNode) -> None:
+def test_kubelet_is_asked_only_about_virtual_machines(node: FakeNode) -> None:
     """An observing agent asks the kubelet only about containers with virtual machines."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.kubelet = asked = KubeletAsked()

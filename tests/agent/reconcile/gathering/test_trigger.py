@@ -59,7 +59,7 @@ def test_urgent_request_waits_for_no_timer(timers: Timers) -> None:
     assert trigger.is_set
 
 
-def test_pass_covers_what_was_requested_before(timers: Timers) -> None:
+def test_pass_cancels_earlier_requests(timers: Timers) -> None:
     """A pass cancels the timers of all requests made before it."""
     trigger = timers.trigger
     trigger.request_pass(SETTLE_SECONDS)

@@ -48,7 +48,7 @@ def count(node: FakeNode) -> dict[str, Tally | None]:
 
 
 @pytest.mark.usefixtures("mixed")
-def test_a_moved_task_is_published_without_a_pass_and_before_the_next_sweep(
+def test_task_that_moves_itself_is_published_without_a_sweep(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that moves itself to the shared set is in the published state without a sweep or a pass."""
@@ -80,7 +80,9 @@ def test_unchanged_counts_return_no_proof(node: FakeNode) -> None:
 
 
 @pytest.mark.usefixtures("mixed")
-def test_each_container_gets_its_turn(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_containers_are_published_round_robin(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A round publishes a limited number of changed containers, and the next round starts after them."""
     monkeypatch.setattr(verify, "MOST_SHOWN", 2)
     shown = []

@@ -55,7 +55,7 @@ def test_cpus_of_an_unreadable_machine_are_not_granted(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("has_quota", [False, True])
-def test_machine_that_was_never_found_is_waited_for_and_not_forever(node: FakeNode, has_quota: bool) -> None:
+def test_wait_for_a_lost_machine_is_limited(node: FakeNode, has_quota: bool) -> None:
     """CPUs that a lost machine may use are granted after LOST_SECONDS, and the machine is a failure."""
     node.add("k", PLAIN)
     node.kata.boot("k", has_quota=has_quota)
@@ -95,7 +95,7 @@ def test_machine_that_is_lost_again_is_waited_for_again(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("was_told", [False, True])
-def test_lost_machine_whose_runtime_refuses_is_waited_for_no_longer(node: FakeNode, was_told: bool) -> None:
+def test_wait_for_a_refused_lost_machine_is_limited(node: FakeNode, was_told: bool) -> None:
     """After LOST_SECONDS others get their CPUs, and the refused runtime update is retried with backoff."""
     node.add("k", PLAIN)
     node.kata.boot("k")
@@ -163,7 +163,7 @@ def is_held_up(node: FakeNode, watch: FakeWatch) -> bool:
 
 
 @pytest.mark.parametrize("has_quota", [False, True])
-def test_machines_that_are_lost_one_after_the_other_have_one_time_together(
+def test_machines_lost_one_after_the_other_share_one_time(
     node: FakeNode, watch: FakeWatch, has_quota: bool
 ) -> None:
     """New lost machines one after the other share one waiting time in ten minutes."""
@@ -187,9 +187,7 @@ def test_machines_that_are_lost_one_after_the_other_have_one_time_together(
     assert is_held_up(node, watch)
 
 
-def test_machine_that_comes_and_goes_has_no_more_time_than_one_that_stays_away(
-    node: FakeNode, watch: FakeWatch
-) -> None:
+def test_repeatedly_lost_machine_has_no_extra_time(node: FakeNode, watch: FakeWatch) -> None:
     """A machine that is lost and found repeatedly delays others no longer than one that stays lost."""
     node.add("k", PLAIN)
     node.kata.boot("k")
@@ -203,7 +201,7 @@ def test_machine_that_comes_and_goes_has_no_more_time_than_one_that_stays_away(
     assert held == [True, False] * 6 + [False] * (len(held) - 12)
 
 
-def test_vcpus_that_were_hidden_for_a_moment_get_their_pins_back_soon(node: FakeNode) -> None:
+def test_next_poll_pins_vcpus_that_are_known_again(node: FakeNode) -> None:
     """When the vCPUs of a machine are known again, the next poll pins them."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
@@ -223,7 +221,7 @@ def test_vcpus_that_were_hidden_for_a_moment_get_their_pins_back_soon(node: Fake
     assert keeper.pause() == POLL_SECONDS
 
 
-def test_guest_that_does_not_answer_keeps_the_pass_waiting_once(node: FakeNode) -> None:
+def test_timeouts_of_one_guest_do_not_add_up(node: FakeNode) -> None:
     """The runtime is sent all containers of a machine at once, so that timeouts do not add up."""
     node.add("a", TWO, PLAIN, PLAIN)
     node.kata.boot("a")

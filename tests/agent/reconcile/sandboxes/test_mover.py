@@ -24,7 +24,7 @@ from tests.pinning.world import Wish
 LATER = 60.0
 
 
-def test_machine_with_two_holders_runs_on_what_both_hold(node: FakeNode) -> None:
+def test_machine_with_two_owners_has_the_cpus_of_both(node: FakeNode) -> None:
     """All threads run on both owners' CPUs, vCPUs one to one, and both containers are sent the union."""
     node.add("a", TWO, TWO, PLAIN)
     machine = node.kata.boot("a", vcpus=4)
@@ -132,7 +132,7 @@ def test_machine_without_holders_follows_the_shared_set(node: FakeNode) -> None:
     assert set(machine.shown().values()) == {"0-7"}
 
 
-def test_machine_boots_on_what_its_pod_keeps(node: FakeNode) -> None:
+def test_machine_without_containers_has_its_pods_cpus(node: FakeNode) -> None:
     """A machine without containers runs on its pod's CPUs, or on the shared set without a claim."""
     node.add("a", TWO)
     claiming, plain = node.kata.boot("a"), node.kata.boot("k")
@@ -178,7 +178,7 @@ def test_grant_waits_for_threads_that_only_a_full_look_finds(node: FakeNode) -> 
     assert container(state, "a").is_pinned
 
 
-def test_thread_that_comes_or_wanders_is_put_back(node: FakeNode) -> None:
+def test_sweep_moves_stray_threads_back(node: FakeNode) -> None:
     """A sweep moves back a thread that is outside the machine's CPUs."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
@@ -297,7 +297,7 @@ def test_container_that_the_runtime_refuses_keeps_no_thread_back(node: FakeNode)
     assert str(machine.told[number]) == "0,2-4,6-7"
 
 
-def test_machine_that_is_not_found_is_never_called_pinned(node: FakeNode) -> None:
+def test_machine_that_is_not_found_is_not_reported_as_pinned(node: FakeNode) -> None:
     """A machine that is not found is updated through the runtime and not reported as pinned."""
     node.add("a", TWO)
     node.kata.boot("a")

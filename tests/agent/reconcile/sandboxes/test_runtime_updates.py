@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.agent.reconcile.sandboxes.kata import KataMachine
 
 
-def test_without_quota_the_masks_alone_keep_it(node: FakeNode) -> None:
+def test_without_a_quota_the_runtime_is_sent_no_cpuset(node: FakeNode) -> None:
     """Without a quota the runtime is sent no cpuset, and the state notes the confinement by affinity."""
     node.add("a", TWO)
     machine = node.kata.boot("a", has_quota=False)
@@ -49,7 +49,7 @@ def test_runtime_that_took_cpusets_is_still_updated(node: FakeNode) -> None:
     assert state.failures == ()
 
 
-def test_runtime_that_took_cpusets_from_an_earlier_agent_is_told(node: FakeNode) -> None:
+def test_accepted_cpuset_is_recognized_after_a_restart(node: FakeNode) -> None:
     """A restarted agent sees from threads that cannot move that the runtime took a cpuset."""
     machine, left = without_its_limit(node)
     node.agent = node.new_agent()
@@ -59,7 +59,7 @@ def test_runtime_that_took_cpusets_from_an_earlier_agent_is_told(node: FakeNode)
     assert state.failures == ()
 
 
-def test_fixed_machine_is_told_without_a_quota(node: FakeNode) -> None:
+def test_fixed_machine_is_sent_no_quota(node: FakeNode) -> None:
     """A machine with a fixed number of vCPUs is sent cpusets without a quota."""
     node.add("a", TWO)
     machine = node.kata.boot("a", has_quota=False, is_fixed=True)

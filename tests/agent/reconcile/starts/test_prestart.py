@@ -119,7 +119,7 @@ def test_command_that_runs_already_is_left_to_a_pass() -> None:
     assert touched == [(NEW, False)]
 
 
-def test_command_that_ran_before_the_look_has_a_window() -> None:
+def test_command_that_ran_before_the_look_has_an_unpinned_time() -> None:
     """If the command ran before the look, the unpinned time is the age of its process."""
     cgroup = Cgroup([NOBODY, RUNNING])
     pinner, touched = pinned(cgroup)
@@ -127,13 +127,13 @@ def test_command_that_ran_before_the_look_has_a_window() -> None:
     assert touched[-1] == (NEW, False)
 
 
-def test_window_is_of_one_set() -> None:
+def test_unpinned_time_is_of_the_written_cpus() -> None:
     """The unpinned time counts only for the CPUs that were written."""
     pinner, _ = pinned(Cgroup([HELD]))
     assert pinner.taken("one", ALL) is None
 
 
-def test_gone_and_untouchable_containers_are_left() -> None:
+def test_pinning_ends_with_the_cgroup_or_without_a_target() -> None:
     """Pinning ends when the cgroup is deleted, and does not begin without target CPUs."""
     assert pinned(Cgroup([]))[1] == [(NEW, False)]
     untouched = Cgroup([NOBODY], cpus=EMPTY)
@@ -197,7 +197,7 @@ def pinned_by_pod(
     return asyncio.run(run()), touched
 
 
-def test_pod_of_one_set_needs_no_name() -> None:
+def test_container_is_pinned_unnamed_if_its_pod_has_one_cpuset() -> None:
     """If all containers of a pod have the same CPUs, a new one is pinned without listing the runtime."""
     cgroup, listing = Cgroup([NOBODY, NOBODY, NOBODY, HELD]), Listing(1000)
     pinner, _ = pinned_by_pod(cgroup, listing, {"uid": StartCPUs(OWN)})
@@ -222,7 +222,7 @@ def test_container_that_runs_before_its_name_is_known_is_left_to_a_pass() -> Non
     assert pinner.taken("one", both.cpus) is None
 
 
-def test_pod_without_a_plan_is_asked_for_by_name() -> None:
+def test_pod_without_a_plan_is_looked_up_by_name() -> None:
     """If no plan has the pod yet, the container is written when the runtime names it."""
     cgroup = Cgroup([HELD])
     pinned_by_pod(cgroup, Listing(2), {"uid": Unplanned.YET, NEW_OWNER: StartCPUs(OWN)})
@@ -278,7 +278,7 @@ def test_sandbox_with_a_process_gets_its_own_cpuset_back() -> None:
         assert cgroup.writes == [targets["uid"].cpus, own]
 
 
-def test_container_and_what_was_written_since_are_not_put_back() -> None:
+def test_only_the_sandboxs_unchanged_cpuset_is_restored() -> None:
     """Only a sandbox's cpuset is restored, and only if it was not rewritten since."""
 
     async def story() -> None:

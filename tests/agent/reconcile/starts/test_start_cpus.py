@@ -52,7 +52,7 @@ def test_named_container_has_its_planned_cpus(log: ForeignWriteLog) -> None:
     assert starts.of_new(Owner("b", "c0")) == starts.of_new(Owner("new", "c0")) == StartCPUs(SHARED)
 
 
-def test_pod_has_the_sets_of_its_containers_together(log: ForeignWriteLog) -> None:
+def test_start_cpus_of_a_pod_are_the_union_of_its_containers(log: ForeignWriteLog) -> None:
     """A container known only by its pod gets the union of the pod's CPUs; an unknown pod has none."""
     starts = planned(log, mixed())
     assert starts.of_new("a") == StartCPUs(SHARED | OWN, is_planned=False)
@@ -60,7 +60,7 @@ def test_pod_has_the_sets_of_its_containers_together(log: ForeignWriteLog) -> No
     assert starts.of_new("new") is Unplanned.YET
 
 
-def test_pod_that_may_be_a_virtual_machine_is_left_alone(log: ForeignWriteLog) -> None:
+def test_pod_with_a_runtime_class_has_no_start_cpus(log: ForeignWriteLog) -> None:
     """A pod with a runtime class has no start CPUs, because its cgroup may hold a machine's threads."""
     node = mixed()
     node.documents["b"]["spec"]["runtimeClassName"] = "kata"
@@ -73,7 +73,7 @@ def test_agent_that_writes_nothing_has_no_starts(log: ForeignWriteLog) -> None:
     assert starts.of_new("b") is starts.of_new(Owner("b", "c0")) is None
 
 
-def test_container_in_conflict_is_left_alone_and_so_is_its_pod(log: ForeignWriteLog) -> None:
+def test_container_in_conflict_has_no_start_cpus(log: ForeignWriteLog) -> None:
     """A container whose cpuset another program keeps rewriting has no start CPUs, nor has its pod."""
     starts = planned(log, mixed())
     for _ in range(REWRITES):

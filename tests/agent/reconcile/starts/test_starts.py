@@ -40,7 +40,7 @@ def path_of(state: NodeState, uid: str) -> tuple[Path, float | None]:
     return proof.path, proof.window_seconds
 
 
-def test_container_is_made_on_its_cpus_and_nothing_is_left_to_do(node: FakeNode, watch: FakeWatch) -> None:
+def test_container_started_on_its_cpus_needs_no_write(node: FakeNode, watch: FakeWatch) -> None:
     """A container that NRI starts on its CPUs needs no cgroup write and no runtime call."""
     node.add("a", TWO)
     node.run()
@@ -117,7 +117,9 @@ def test_cpus_are_busy_while_a_created_container_may_still_start_there(
     assert watch.create("a") in node.containers
 
 
-def test_container_made_by_an_older_table_is_moved_by_its_cgroup(node: FakeNode, watch: FakeWatch) -> None:
+def test_container_created_with_a_stale_table_is_written_before_its_start(
+    node: FakeNode, watch: FakeWatch
+) -> None:
     """A container created with a stale table is written through its cgroup, before its command runs."""
     node.add("b", PLAIN)
     node.run()
@@ -132,7 +134,7 @@ def test_container_made_by_an_older_table_is_moved_by_its_cgroup(node: FakeNode,
     assert node.cgroups.writes == [(node.cgroup(number), "0,2-4,6-7")]
 
 
-def test_cgroup_that_the_runtime_has_still_to_fill_is_left(node: FakeNode, watch: FakeWatch) -> None:
+def test_cgroup_that_the_runtime_will_fill_is_not_written(node: FakeNode, watch: FakeWatch) -> None:
     """A new cgroup that still shows every CPU is not written, because the runtime is about to fill it."""
     node.add("a", TWO)
     node.run()
@@ -142,7 +144,7 @@ def test_cgroup_that_the_runtime_has_still_to_fill_is_left(node: FakeNode, watch
     assert (node.cgroups.writes, node.runtime.calls) == ([], [])
 
 
-def test_set_that_changes_before_there_is_a_cgroup_goes_by_the_runtime(
+def test_created_container_without_a_cgroup_is_updated_through_the_runtime(
     node: FakeNode, watch: FakeWatch
 ) -> None:
     """A created container without a cgroup is updated through the runtime."""
@@ -157,7 +159,7 @@ def test_set_that_changes_before_there_is_a_cgroup_goes_by_the_runtime(
     assert (node.cpus(number), node.cgroups.writes) == ("0,2-4,6-7", [])
 
 
-def test_container_that_was_made_elsewhere_after_all_has_a_window(node: FakeNode, watch: FakeWatch) -> None:
+def test_late_nri_answer_gives_an_unpinned_time(node: FakeNode, watch: FakeWatch) -> None:
     """If the NRI answer came too late, the unpinned time is the age of the container's processes."""
     node.add("a", TWO)
     node.run()
@@ -169,7 +171,7 @@ def test_container_that_was_made_elsewhere_after_all_has_a_window(node: FakeNode
     assert path_of(state, "a") == (Path.CGROUP, 0.7)
 
 
-def test_set_that_changes_after_a_right_start_is_no_window(node: FakeNode, watch: FakeWatch) -> None:
+def test_move_after_a_right_start_is_no_unpinned_time(node: FakeNode, watch: FakeWatch) -> None:
     """A container that started right and is moved before a pass saw it has no unpinned time."""
     node.add("b", PLAIN)
     node.run()
@@ -184,7 +186,7 @@ def test_set_that_changes_after_a_right_start_is_no_window(node: FakeNode, watch
     assert registry.get_sample_value(WINDOW, {"path": "nri"}) == 1
 
 
-def test_owner_that_was_made_in_the_shared_set_has_a_window(node: FakeNode, watch: FakeWatch) -> None:
+def test_owner_started_in_the_shared_set_has_an_unpinned_time(node: FakeNode, watch: FakeWatch) -> None:
     """An exclusive container that started in the shared set has an unpinned time."""
     number = watch.create("late", claims=False)
     node.begin(number)
@@ -220,7 +222,7 @@ def test_refusal_message_of_a_claim_that_must_fit(node: FakeNode, watch: FakeWat
     assert refusal.message.endswith("because corepin cannot hold it back")
 
 
-def test_node_says_why_it_does_not_hold(node: FakeNode, watch: FakeWatch) -> None:
+def test_state_has_the_reason_for_not_holding(node: FakeNode, watch: FakeWatch) -> None:
     """Without NRI the state has the path in use, the reason, and other plugins that set cpusets."""
     watch.holds, watch.reason, watch.other_plugins = False, "no socket", ("50-other",)
     state = node.run()
