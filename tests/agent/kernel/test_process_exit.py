@@ -71,7 +71,7 @@ def _kernel() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def test_a_number_that_comes_again_is_another_process() -> None:
+def test_reused_pid_is_another_process() -> None:
     """A zombie with the same pid and another start time gives None."""
     with process("exit 3") as (_, pid, began):
         end(pid)

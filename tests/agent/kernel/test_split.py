@@ -244,7 +244,7 @@ def test_helpers_never_run_on_the_exclusive_cpus(steps: list[Parts], choices: li
 
 
 @given(cpus=cpu_sets(EVERY).filter(bool), home=cpu_sets(EVERY))
-def test_parts_make_up_the_whole(cpus: CPUSet, home: CPUSet) -> None:
+def test_other_part_is_the_cpuset_without_exclusive_cpus(cpus: CPUSet, home: CPUSet) -> None:
     """The other part is the cpuset without the exclusive CPUs."""
     made = parts_of(cpus, home & cpus)
 

@@ -169,7 +169,7 @@ def test_kubelet_is_not_asked_for_other_pods(pod: SeenPod) -> None:
         pytest.param("none", "prefer", True, id="the pod says so"),
     ],
 )
-def test_the_device_policy_decides_whether_the_kubelet_is_asked(node: str, word: str, is_asked: bool) -> None:
+def test_device_policy_enables_calls_to_the_kubelet(node: str, word: str, is_asked: bool) -> None:
     """The pod's policy overrides the node's, and an edit to `none` ends the calls."""
 
     async def scenario(scene: Scene) -> None:

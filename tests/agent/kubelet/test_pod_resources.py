@@ -131,7 +131,7 @@ def test_invalid_answers_are_none(tmp_path: Path, answer: bytes) -> None:
     play(tmp_path, scenario)
 
 
-def test_hung_or_refusing_kubelet_is_none(tmp_path: Path) -> None:
+def test_timeout_and_rate_limit_of_the_kubelet_are_none(tmp_path: Path) -> None:
     """A timeout and a refusal by the kubelet's rate limit are None."""
 
     async def scenario(fake: FakeKubelet, client: PodResources) -> None:

@@ -199,7 +199,7 @@ def test_changes_are_reported_at_once(tmp_path: Path) -> None:
     asyncio.run(edit())
 
 
-def test_one_change_causes_one_look(tmp_path: Path) -> None:
+def test_one_change_causes_one_read(tmp_path: Path) -> None:
     """The folder is not read again for the event that caused the read."""
     looks: list[object] = []
 

@@ -158,7 +158,7 @@ def test_runtime_without_validators_makes_the_guard_unready(nri: NRIRuntime) -> 
 
 
 @pytest.mark.parametrize("nri", ["0.12"], indirect=True)
-def test_it_takes_little_memory(nri: NRIRuntime) -> None:
+def test_memory_of_the_guard_is_limited(nri: NRIRuntime) -> None:
     """The guard's memory stays below the manifest's request, also with many containers."""
     pods = [pod(f"p{number}", note="x" * 200) for number in range(110)]
     containers = [container(f"p{number}", f"c{place}") for number in range(110) for place in range(5)]

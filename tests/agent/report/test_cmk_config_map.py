@@ -138,7 +138,7 @@ def test_the_config_map_is_made_once_and_written_when_it_changes(is_raced: bool,
     assert "'1,5': ['1']" in server.data["config"]
 
 
-def test_after_a_write_comes_a_rest() -> None:
+def test_writes_are_coalesced_for_the_interval() -> None:
     """After a write the writer waits for the interval to coalesce changes; without one it does not."""
     server = Server()
 
@@ -159,7 +159,7 @@ def test_after_a_write_comes_a_rest() -> None:
     assert idle < 0.2
 
 
-def test_reset_of_a_config_map_that_is_gone_is_done() -> None:
+def test_reset_of_a_deleted_config_map_is_no_error() -> None:
     """Resetting a deleted ConfigMap is no error."""
 
     async def main() -> None:

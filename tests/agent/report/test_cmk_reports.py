@@ -66,7 +66,7 @@ def publish(server: Server, *states: NodeState, reset: bool = False) -> None:
 
 
 @pytest.mark.parametrize(("is_raced", "more"), [(False, 0), (True, 1)])
-def test_both_are_made_under_the_name_of_the_node(is_raced: bool, more: int) -> None:
+def test_both_reports_are_created_with_our_content(is_raced: bool, more: int) -> None:
     """Both reports get our content, also if another client created them, once the state is complete."""
     server = Server(is_raced=is_raced)
     publish(server, state_of(complete=False), state_of())
@@ -76,7 +76,7 @@ def test_both_are_made_under_the_name_of_the_node(is_raced: bool, more: int) -> 
     assert server.specs[f"{RECONCILED}/node-1.test"] == {"report": {"reclaimedCpuLists": []}}
 
 
-def test_only_what_changed_is_written() -> None:
+def test_only_changed_reports_are_written() -> None:
     """Unchanged pools cost no request; a claim writes one report, an ended process the other."""
     server = Server()
     publish(server, state_of())

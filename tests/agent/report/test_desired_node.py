@@ -154,7 +154,7 @@ def test_labels_of_kubevirt_are_kept_while_the_node_can_pin(
         pytest.param([(5, None), (1, "Always")], [3], 5, id="and not beside those after it"),
     ],
 )
-def test_a_pod_requests_what_it_takes_at_one_time(
+def test_requests_of_a_pod_are_summed_as_by_the_scheduler(
     init: list[tuple[int, str | None]], main: list[int], total: int
 ) -> None:
     """Requests of extended resources are summed as the scheduler does, with init containers and sidecars."""

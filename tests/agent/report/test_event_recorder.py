@@ -70,7 +70,7 @@ DRIFTING = {owner(ONE): Proof(CPUSet([1, 5]), WHEN, outside=3)}
         ),
     ],
 )
-def test_events_are_what_changed(before: NodeState | None, after: NodeState, reasons: list[str]) -> None:
+def test_each_change_has_one_event(before: NodeState | None, after: NodeState, reasons: list[str]) -> None:
     """Each change is reported by one event; an unchanged state by none."""
     assert [event.reason for event in events_between(before, after)] == reasons
 

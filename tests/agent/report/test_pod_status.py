@@ -222,7 +222,7 @@ def test_a_change_is_one_patch() -> None:
     assert body["metadata"]["annotations"].keys() == {STATUS_CPUS}
 
 
-def test_the_watch_wins_over_what_was_written() -> None:
+def test_annotation_missing_in_the_watch_is_written_again() -> None:
     """If the watch shows a newer pod without the annotation, it is written again."""
     pod = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
     server = Server()

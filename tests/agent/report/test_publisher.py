@@ -130,7 +130,7 @@ def test_new_state_does_not_wait_for_a_refused_part() -> None:
     assert gauge == 1
 
 
-def test_waits_grow_while_it_fails() -> None:
+def test_retries_have_exponential_backoff() -> None:
     """Retries have exponential backoff."""
     found = waits(*[Refused("no")] * 6)
     assert found[-1] > 4 * found[0]

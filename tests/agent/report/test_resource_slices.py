@@ -41,7 +41,7 @@ class GateOff:
         self.stored = None
 
 
-def test_slice_without_its_fields_is_removed_however_often_that_fails(
+def test_slice_without_its_fields_is_deleted_with_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A slice without the field is deleted with retries and not written again."""

@@ -148,7 +148,7 @@ def test_vmm_is_recognized_by_the_sandboxs_cgroup(host: FakeHost) -> None:
     assert find_sandbox_vmm(host.look, Sandbox(ID, 975)) is None
 
 
-def test_vmm_that_names_the_sandbox_comes_before_its_neighbours(host: FakeHost) -> None:
+def test_vmm_that_names_the_sandbox_is_chosen(host: FakeHost) -> None:
     """Among several VMMs in the cgroups the one that names the sandbox is chosen."""
     host.process(990, ["/usr/bin/qemu-system-x86_64", "-S"])
     host.process(991, KATA)

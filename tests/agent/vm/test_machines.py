@@ -340,7 +340,7 @@ def test_machine_with_too_many_threads_keeps_its_pins(
     assert seen.notes[0].endswith("threads are too many to look at")
 
 
-def test_machine_that_was_never_listed_is_none(host: FakeHost, machines: KernelVirtualMachines) -> None:
+def test_machine_without_any_listed_threads_is_none(host: FakeHost, machines: KernelVirtualMachines) -> None:
     """A machine whose threads could never be listed is read as None."""
     host.cgroup(COMPUTE, [300])
     (host.roots.proc / "300").symlink_to(host.roots.proc / "300")
@@ -384,7 +384,7 @@ def test_moved_vcpu_or_first_thread_has_strayed(
     assert not machines.has_strayed(LAUNCHER)
 
 
-def test_machines_that_are_not_kept_are_forgotten(host: FakeHost, machines: KernelVirtualMachines) -> None:
+def test_records_of_other_machines_are_dropped(host: FakeHost, machines: KernelVirtualMachines) -> None:
     """`keep` drops the records of other machines."""
     start(host)
     machines.read(LAUNCHER)

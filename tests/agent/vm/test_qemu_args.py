@@ -41,7 +41,9 @@ def shape(*arguments: str) -> GuestShape | None:
         ("-append -smp -smp 2", (2, 2, 1, 2)),  # in the guest's own kernel command line
     ],
 )
-def test_topology_is_what_qemu_makes_of_it(arguments: str, expected: tuple[int, int, int, int]) -> None:
+def test_incomplete_topology_is_filled_in_as_by_qemu(
+    arguments: str, expected: tuple[int, int, int, int]
+) -> None:
     """Missing numbers are filled in as by QEMU, and dies are parts of a socket."""
     found = shape(*arguments.split())
 

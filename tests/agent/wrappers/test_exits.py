@@ -134,7 +134,7 @@ def test_exit_code_counts_for_the_first_process_only(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_container_that_exits_before_its_process_is_seen_to_end_is_asked_about(tmp_path: Path) -> None:
+def test_exit_code_is_requested_before_the_process_is_reclaimed(tmp_path: Path) -> None:
     """A container that exits before its process is reclaimed is still asked for its exit code."""
 
     async def talk() -> None:

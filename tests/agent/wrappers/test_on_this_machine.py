@@ -119,7 +119,7 @@ def test_process_1_stays_beside_the_cores_of_its_command(tmp_path: Path) -> None
         agent.until("the core is free", lambda: not agent.tasks)
 
 
-def test_a_container_that_is_wrapped_reaches_what_its_environment_lists(tmp_path: Path) -> None:
+def test_wrapped_container_has_the_cpus_of_its_environment(tmp_path: Path) -> None:
     """The shell stays on its core; commands in `infra`, or moved by taskset, run on the shared set."""
     with running(tmp_path) as agent:
         last = len(os.sched_getaffinity(0)) - 1
@@ -141,7 +141,7 @@ def test_a_container_that_is_wrapped_reaches_what_its_environment_lists(tmp_path
         assert allowed(exclusive) == shared
 
 
-def test_what_a_command_started_follows_its_pool(tmp_path: Path) -> None:
+def test_child_processes_follow_the_pool(tmp_path: Path) -> None:
     """A child process started while the pool was small gets the larger pool later."""
     with running(tmp_path) as agent:
         last = len(os.sched_getaffinity(0)) - 1

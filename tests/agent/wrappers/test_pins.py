@@ -64,7 +64,7 @@ def test_a_process_that_ended_is_not_pinned() -> None:
     assert masks.put == {}
 
 
-def test_process_that_starts_threads_faster_than_they_are_moved_is_refused() -> None:
+def test_process_that_outruns_the_pinning_is_refused() -> None:
     """If a process starts threads faster than they are pinned, its request is refused."""
     gone = Affinities(
         lambda _: EMPTY, lambda *_: EMPTY, lambda _: True

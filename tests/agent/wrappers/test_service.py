@@ -108,7 +108,7 @@ def test_a_container_without_the_resource_is_refused_with_its_name(tmp_path: Pat
     asyncio.run(talk())
 
 
-def test_shared_needs_no_cores_and_reaches_those_set_aside(tmp_path: Path) -> None:
+def test_all_requests_for_shared_get_the_same_pool(tmp_path: Path) -> None:
     """All requests for `shared` get the same pool; on a socket without it they get the shared set there."""
 
     async def talk() -> None:

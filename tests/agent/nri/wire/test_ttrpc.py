@@ -94,7 +94,7 @@ def test_too_long_answer_is_not_sent() -> None:
     [("\udc80 is no text", "? is no text"), ("x" * 10000, "x" * 4096)],
     ids=["surrogate", "long"],
 )
-def test_text_of_an_error_is_made_valid(text: str, said: str) -> None:
+def test_text_of_an_error_is_truncated_and_valid(text: str, said: str) -> None:
     """The text of an error is truncated, and invalid characters are replaced."""
     assert read(ttrpc.failure(1, 9, text)) == [ttrpc.Response(1, 9, said, b"")]
 

@@ -120,7 +120,7 @@ def test_an_init_container_is_no_intruder_of_later_slices(other: str, is_intrude
     assert (f"a/{other}" in main.intruders) is is_intruder
 
 
-def test_published_cores_include_what_a_pool_holds() -> None:
+def test_published_cores_include_those_of_pools() -> None:
     """Cores of the pool count as held by the container that requests them."""
     document = put(4, {"m": 2, "log": None}, annotations={"smt-policy.corepin.io/pod": "require"})
     for at, cores in ((0, "1"), (1, "1")):

@@ -143,7 +143,7 @@ def test_a_quiet_pod_does_not_wait_behind_flooding_pods(flooding: int) -> None:
         assert node.ask(B)
 
 
-def test_a_quiet_container_waits_for_one_turn_of_each_other_in_its_pod() -> None:
+def test_idle_container_waits_for_one_turn_of_each_other_in_its_pod() -> None:
     """It waits for one turn of each other container, not for all their queued requests."""
     node = Node()
     node.drain(A)

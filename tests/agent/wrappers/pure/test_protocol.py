@@ -54,7 +54,7 @@ def test_other_verbs_take_no_keys(verb: str) -> None:
         (b"\x00" * 100 + b"\n\n", "not "),
     ],
 )
-def test_anything_else_is_refused_in_one_line(content: bytes, why: str) -> None:
+def test_invalid_request_is_refused_in_one_line(content: bytes, why: str) -> None:
     """The refusal is one short printable line that quotes the request."""
     with pytest.raises(Denied) as refused:
         read_request(content)
@@ -92,7 +92,7 @@ def _parted(answer: bytes) -> tuple[str, int, str]:
     return word, int(length), body
 
 
-def test_an_answer_has_its_length() -> None:
+def test_length_of_an_answer_counts_bytes() -> None:
     """The length counts bytes, so that a shim detects a truncated answer."""
     assert accepted("ä\n") == "ok 3\nä\n".encode()
     assert denied(Denied("two\nlines")) == b"error 9\ntwo lines"

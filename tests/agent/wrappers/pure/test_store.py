@@ -55,7 +55,7 @@ KEPT = Kept(
 )
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+def test_saved_state_is_loaded(tmp_path: Path) -> None:
     """Everything that is saved is loaded, and the file is replaced atomically."""
     store = Store(tmp_path / "wrappers.json", "boot")
     store.save(Kept())
@@ -67,7 +67,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert store.load() == Kept()
 
 
-def test_nothing_of_another_boot_counts() -> None:
+def test_file_of_another_boot_is_ignored() -> None:
     """A file of another boot counts as empty, because no process survives a reboot."""
     assert read(write(KEPT, "boot-1"), "boot-1") == KEPT
     assert read(write(KEPT, "boot-1"), "boot-2") == Kept()
@@ -147,7 +147,7 @@ def test_a_file_with_many_stale_lines_is_rewritten(tmp_path: Path) -> None:
     assert store.load() == KEPT
 
 
-def test_a_line_that_was_cut_off_costs_no_other(tmp_path: Path) -> None:
+def test_truncated_last_line_is_ignored(tmp_path: Path) -> None:
     """A truncated last line, as after a kill, is ignored, and the next write repairs the file."""
     path = tmp_path / "wrappers.json"
     path.write_text(write(KEPT, "boot") + claim_text(KEPT.claims[0])[:40])
