@@ -251,7 +251,7 @@ class PodClaims:
             exclusive |= set(claiming)
         else:
             yield from neighbours(self.members, self.policies, frozenset(claiming))
-        idle = idle_words(self.policies, frozenset(claiming), exclusive, is_kata=self.machine is KATA)
+        idle = idle_words(self.members, self.policies, claiming, exclusive, is_kata=self.machine is KATA)
         yield from (cause for cause in idle if cause.field not in refused)
         yield from unbound(self.policies, claiming)
         sharing = {it.container for it in self.claims if it.shared_cpus and it.loses_quota}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy
+from pinning.contract import CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy
 from pinning.errors import Cause
-from pinning.pods.resources import stated
+from pinning.pods.resources import Role, names_devices, stated
 from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from pinning.pods.annotations import PolicyAnnotation, PolicyAnnotations
     from pinning.pods.resources import Member
 
 NO_CLAIM: Final = "no container of it claims CPUs"
 NOT_EXCLUSIVE: Final = "it acts only while the CPU policy is exclusive"
+NO_DEVICE: Final = "no container for which it holds has a device plugin's resource in its limits"
 KATA_QUOTA: Final = "Kata sizes its machine by the quota, which therefore stays"
 
 
@@ -41,9 +42,15 @@ def neighbours(
 
 
 def idle_words(
-    policies: PolicyAnnotations, claiming: Collection[str], exclusive: Collection[str], *, is_kata: bool
+    listed: tuple[Member, ...],
+    policies: PolicyAnnotations,
+    owners: Iterable[str],
+    exclusive: Collection[str],
+    *,
+    is_kata: bool,
 ) -> Iterator[Cause]:
-    """Warn about policies of placement and quota without effect."""
+    """Warn about policies of placement and quota without effect; `owners` are the containers that claim CPUs."""
+    claiming = frozenset(owners)
     no_quota = KATA_QUOTA if is_kata else NOT_EXCLUSIVE
     for scoped, acting, needs in (
         (policies.smt, exclusive, NOT_EXCLUSIVE),
@@ -59,6 +66,29 @@ def idle_words(
             idle.append(scoped.pod)
         for annotation in idle:
             yield _idle(annotation, needs)
+    yield from _without_devices(listed, policies, claiming)
+
+
+def _without_devices(
+    listed: tuple[Member, ...], policies: PolicyAnnotations, claiming: Collection[str]
+) -> Iterator[Cause]:
+    """Warn about `device-policy: require` for containers that claim CPUs and name no devices.
+
+    An ordinary init container is placed beside the devices of the pod's other containers.
+    """
+    having = {member.name for member in listed if names_devices(member.container)}
+    without = [
+        word
+        for member in listed
+        if (word := policies.devices.containers.get(member.name))
+        and member.name in claiming
+        and (not having if member.role is Role.INIT else member.name not in having)
+    ]
+    if policies.devices.pod and claiming and not having:
+        without.append(policies.devices.pod)
+    for word in without:
+        if word.value is DevicePolicy.REQUIRE:
+            yield _idle(word, NO_DEVICE)
 
 
 def unbound(policies: PolicyAnnotations, claiming: Collection[str]) -> Iterator[Cause]:

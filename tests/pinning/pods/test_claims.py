@@ -30,6 +30,7 @@ from tests.pods import (
 CRANE = "qos.gocrane.io/cpu-manager"
 QUOTA = "quota-policy.corepin.io/pod"
 DEVICES = "device-policy.corepin.io/pod"
+DEVICES_OF = "device-policy.corepin.io/container."
 MAIN = "cpu-manager.corepin.io/container.main"
 
 
@@ -229,6 +230,41 @@ def test_words_that_act_on_nothing_are_told(annotations: dict[str, str], idle: l
     pod_claims = read_pod(pod(container("main", "2"), annotations=annotations))
     assert fields(pod_claims.warnings) == [f"metadata.annotations[{key}]" for key in idle]
     assert pod_claims.causes == ()
+
+
+@pytest.mark.parametrize(
+    ("annotations", "idle"),
+    [
+        pytest.param({DEVICES: "require"}, [], id="a container of the pod has one"),
+        pytest.param({DEVICES: "prefer", DEVICES_OF + "plain": "prefer"}, [], id="prefer needs none"),
+        pytest.param({DEVICES_OF + "plain": "require"}, ["plain"], id="the container has none"),
+        pytest.param({DEVICES_OF + "main": "require"}, [], id="the container has one"),
+        pytest.param({DEVICES_OF + "load": "require"}, [], id="an init container of such a pod"),
+    ],
+)
+def test_require_for_a_container_without_devices_is_a_warning(
+    annotations: dict[str, str], idle: list[str]
+) -> None:
+    """An init container counts with the devices of the others."""
+    document = pod(
+        container("main", {"cpu": "2", "nvidia.com/gpu": "1"}),
+        container("plain", "2"),
+        init=[container("load", "1")],
+        annotations={CPU_MANAGER: "exclusive", **annotations},
+    )
+    found = fields(read_pod(document).warnings)
+    assert found == [f"metadata.annotations[{DEVICES_OF}{name}]" for name in idle]
+
+
+def test_require_in_a_pod_without_devices_is_a_warning() -> None:
+    """The word of the pod and that of its init container; a word for a container without a claim has one warning."""
+    words = {CPU_MANAGER: "exclusive", DEVICES: "require", DEVICES_OF + "load": "require"}
+    main, init = container("main", "2"), [container("load", "1")]
+    found = read_pod(pod(main, init=init, annotations=words)).warnings
+    assert fields(found) == [f"metadata.annotations[{key}]" for key in (DEVICES_OF + "load", DEVICES)]
+    assert all(cause.message.startswith("require has no effect: no container for which") for cause in found)
+    words[CPU_MANAGER] = "none"
+    assert len(read_pod(pod(main, init=init, annotations=words)).warnings) == 2
 
 
 def test_kata_keeps_its_quota() -> None:
