@@ -6,7 +6,7 @@ far as the width allows. Of three layouts the roomiest that fits the machine on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Final
@@ -37,9 +37,14 @@ class Layout:
 LAYOUTS: Final = (Layout(numbered=True, gap=2), Layout(numbered=False, gap=1), Layout(numbered=False, gap=0))
 
 
-def floorplan(topology: Topology, cells: Mapping[int, Span], width: int) -> list[Line]:
-    """Return the machine with the cell of every CPU exactly once, in lines of at most `width` (40 or more)."""
-    drawn = [Drawing(topology, cells, width, layout).lines() for layout in LAYOUTS]
+def floorplan(
+    topology: Topology, cells: Mapping[int, Span], width: int, marks: Mapping[int, str]
+) -> list[Line]:
+    """Return the machine with the cell of every CPU exactly once, in lines of at most `width` (40 or more).
+
+    `marks` are texts for the titles of NUMA nodes.
+    """
+    drawn = [Drawing(topology, cells, width, layout, marks).lines() for layout in LAYOUTS]
     on_one_screen = (lines for lines in drawn if len(lines) <= SCREEN)
     return next(on_one_screen, min(drawn, key=len))
 
@@ -67,6 +72,7 @@ class Drawing:
     cells: Mapping[int, Span]
     width: int
     layout: Layout
+    marks: Mapping[int, str] = field(default_factory=dict)
 
     def lines(self) -> list[Line]:
         """Return every NUMA node, each below a title."""
@@ -81,6 +87,8 @@ class Drawing:
         ]
         if len(groups) == 1:
             title = f"{title}, {cache_title(self.topology, groups[0][0])}"
+        if mark := self.marks.get(cores[0].numa_node):
+            title = f"{title}, {mark}"
         yield from wrapped(title, self.width)
         blocks = [self._block(group, titled=len(groups) > 1) for group in groups]
         for row in self._side_by_side(blocks):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import cycle, islice, product
 from string import ascii_uppercase
@@ -70,6 +70,7 @@ class Picture:
     shared: CPUSet = EMPTY
     pools: tuple[tuple[str, CPUSet], ...] = ()  # set aside by configuration: name and CPUs
     reserve_source: str = ""  # empty: an earlier agent did not publish it
+    devices: Mapping[int, str] = field(default_factory=dict)  # names of the devices on NUMA nodes
 
 
 class Use(StrEnum):
@@ -127,8 +128,9 @@ def draw_lines(picture: Picture, width: int) -> list[Line]:
         cpu: key.idle_sign if use is Use.IDLE else key.sign for cpu, (key, use) in uses(owners, signs).items()
     }
     seen = [replace(key, cpus=cpus) for key in signs if (cpus := _cpus_shown(cells, key, picture.shared))]
+    devices = {node: plain(text) for node, text in picture.devices.items()}
     lines = [*wrapped(headline(picture.topology), width), ()]
-    lines += [*floorplan(picture.topology, cells, width), ()]
+    lines += [*floorplan(picture.topology, cells, width, devices), ()]
     lines += _legend([replace(key, meaning=plain(key.meaning)) for key in (*owners, *seen)], width)
     return lines
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 from pinning.contract import CoreType, NoiseKind, NUMAPolicy, SMTPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from published.pod_status import Container
 
+MOST_RESOURCES, LONGEST_RESOURCE = 3, 63  # in the mark of a NUMA node
 SMT_WORDS: Final = {
     SMTPolicy.PREFER: "whole cores first, a leftover may share one",
     SMTPolicy.REQUIRE: "cores of its own",
@@ -46,6 +47,22 @@ NOISE_WORDS: Final[dict[str, str]] = {
 def noise_words(kind: str) -> str:
     """Return what is above the operator's limit on the CPUs of a container; a kind that is not known as it is."""
     return f"{NOISE_WORDS.get(kind, kind)} above the operator's limit"
+
+
+def devices_on(devices: Iterable[tuple[str, Iterable[int]]]) -> dict[int, str]:
+    """Return the names of the resources with devices on each NUMA node, as a mark of the node."""
+    found: dict[int, set[str]] = {}
+    for resource, nodes in devices:
+        for node in nodes:
+            found.setdefault(node, set()).add(resource)
+    return {node: f"devices {_named(sorted(names))}" for node, names in found.items()}
+
+
+def _named(resources: Sequence[str]) -> str:
+    """Return the first resources, shortened, and the number of the others."""
+    named = ", ".join(resource[:LONGEST_RESOURCE] for resource in resources[:MOST_RESOURCES])
+    left = len(resources) - MOST_RESOURCES
+    return f"{named} and {left} more" if left > 0 else named
 
 
 def device_words(container: Container) -> Iterator[str]:

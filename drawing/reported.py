@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 
 def picture_of(
-    topology: Topology, sets: Sets, owners: Mapping[str, Owner] | Mapping[str, Owner | Container]
+    topology: Topology,
+    sets: Sets,
+    owners: Mapping[str, Owner] | Mapping[str, Owner | Container],
+    devices: Mapping[int, str],
 ) -> Picture:
-    """Return the picture of a machine with its sets and owners by name."""
+    """Return the picture of a machine with its sets, owners by name, and names of devices by NUMA node."""
     shared = CPUSet.parse(sets.shared)
     free = CPUSet.parse(sets.free) - shared - topology.isolated
     drawn = (
@@ -38,4 +41,5 @@ def picture_of(
         shared=shared,
         pools=pools_drawn(CPUSet.parse(sets.set_aside), free),
         reserve_source=sets.reserved_by,
+        devices=devices,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
 from drawing.picture import reading_order
-from drawing.policy_words import device_words, noise_words
+from drawing.policy_words import device_words, devices_on, noise_words
 from drawing.reported import picture_of
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
@@ -69,7 +69,9 @@ def _of_state(state: AgentState) -> NodeView:
     }
     return NodeView(
         title=f"node {state.node}, {state.runtime}",
-        picture=picture_of(Topology.from_dict(state.topology), state.sets, held),
+        picture=picture_of(
+            Topology.from_dict(state.topology), state.sets, held, devices_on(_devices(state.pods))
+        ),
         start=""
         if state.observes
         else _STARTS.get(state.start_path, f"containers get their CPUs by {state.start_path}"),
@@ -79,11 +81,18 @@ def _of_state(state: AgentState) -> NodeView:
     )
 
 
+def _devices(pods: Iterable[Pod]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield resource and NUMA nodes of the devices of containers."""
+    for pod in pods:
+        for container in pod.containers.values():
+            yield from ((device.resource, device.nodes) for device in container.devices)
+
+
 def _of_annotations(node: str, topology: Topology, pools: Pools) -> NodeView:
     owners = sorted(pools.owners.items(), key=lambda owner: reading_order(owner[0]))
     containers = tuple(f"{name}: {owner.policy}, CPUs {owner.cpus}" for name, owner in owners)
     troubles = (_OBSERVES,) if pools.observes else ()
-    picture = picture_of(topology, pools, pools.owners)
+    picture = picture_of(topology, pools, pools.owners, {})
     caches = _caches(pools, observes=pools.observes)
     return NodeView(f"node {node}, as it was published", picture, containers, troubles, caches=caches)
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.errors import CommandFailed
+from corepin.offline.given_devices import Use, nodes_of_text
 from pinning.errors import BadQuantity
-from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device, device_kinds, nodes_beside
 from pinning.planning.observed import Owner
 from pinning.pods.quantity import parse_quantity
 from pinning.pods.resources import Role, members
-from pinning.truncate import KEY, VALUE, truncate
+from pinning.truncate import KEY, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from corepin.offline.given_devices import Given
     from corepin.offline.planned import Planned
     from pinning.machine.topology import Topology
     from pinning.planning.observed import SeenPod
 
-_NODES: Final = re.compile(r"-1|[0-9]{1,4}(\+[0-9]{1,4})*", re.ASCII)
 _EXAMPLE: Final = 'write for example "nvidia.com/gpu=0,0,1,1"'
 
 
@@ -40,12 +40,7 @@ def _devices(flag: str) -> Iterable[Device]:
             f"{place}: {truncate(resource, KEY)!r} is no name of a device resource: {_EXAMPLE}"
         )
     for text in nodes.split(","):
-        if not _NODES.fullmatch(text):
-            raise CommandFailed(
-                f"{place}: {truncate(text, VALUE)!r} is no NUMA node: {_EXAMPLE}; -1 is a device without a node,"
-                " 0+1 one that is near both"
-            )
-        yield Device(resource, EMPTY if text == "-1" else CPUSet(map(int, text.split("+"))))
+        yield Device(resource, nodes_of_text(text, place))
 
 
 def notes_on(topology: Topology, devices: Iterable[Device]) -> Iterator[str]:
@@ -67,10 +62,12 @@ def notes_on(topology: Topology, devices: Iterable[Device]) -> Iterator[str]:
 class NodeDevices:
     """Devices that are free, and those of each pod by its namespace/name.
 
-    The kubelet gives any free device where its topology manager is off, so chance decides here, the same in each run.
+    The kubelet gives any free device where its topology manager is off, so chance decides here, the same in each run,
+    except for the devices that are chosen.
     """
 
     devices: Sequence[Device]
+    chosen: Given = field(default_factory=dict)
     held: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)  # by container: indices
     chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - not for secrets
 
@@ -98,9 +95,13 @@ class NodeDevices:
     def _give(self, key: str, document: Planned) -> str:
         """Give a pod its devices, or none at all if one is missing, as the kubelet does; return what is missing."""
         self.held[key] = {}
+        asked = list(self._asked(document))
+        wishes = self.chosen.get(key, {})
+        if problem := _beyond(wishes, asked):
+            return problem
         taken = {index for given in self.held.values() for indices in given.values() for index in indices}
         given: dict[str, tuple[int, ...]] = {}
-        for name, resource, wanted in self._asked(document):
+        for name, resource, wanted in asked:
             free = [
                 index
                 for index, device in enumerate(self.devices)
@@ -108,7 +109,15 @@ class NodeDevices:
             ]
             if wanted > len(free):
                 return f"container {name} asks for {wanted} {resource}, {len(free)} free: the kubelet would refuse the pod"
-            chosen = self.chance.sample(free, wanted)
+            chosen = []
+            for nodes in wishes.get(Use(name, resource), ()):
+                index = next((index for index in free if self.devices[index].nodes == nodes), None)
+                if index is None:
+                    where = f"on NUMA node {nodes}" if nodes else "without a NUMA node"
+                    return f"container {name} is to have a {resource} {where}, and none is free"
+                free.remove(index)
+                chosen.append(index)
+            chosen += self.chance.sample(free, wanted - len(chosen))
             taken.update(chosen)
             given[name] = (*given.get(name, ()), *sorted(chosen))
         self.held[key] = given
@@ -130,6 +139,16 @@ class NodeDevices:
         every = tuple(sorted({index for indices in given.values() for index in indices}))
         init = {member.name: every for member in members(document.pod) if member.role is Role.INIT and every}
         return {**given, **init}
+
+
+def _beyond(wishes: Mapping[Use, tuple[CPUSet, ...]], asked: Iterable[tuple[str, str, int]]) -> str:
+    """Return which devices are chosen for a container that does not ask for as many; empty if none are."""
+    numbers = {(name, resource): wanted for name, resource, wanted in asked}
+    for (name, resource), nodes in wishes.items():
+        wanted = numbers.get((name, resource), 0)
+        if len(nodes) > wanted:
+            return f"--devices gives container {name} {len(nodes)} {resource}, and it asks for {wanted}"
+    return ""
 
 
 def _number(amount: Any) -> int:

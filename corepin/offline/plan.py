@@ -15,6 +15,7 @@ from logs.printable import json_text, plain
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Collection, Iterator
 
     from corepin.documents import Item
     from corepin.offline.planned import Planned
@@ -68,6 +69,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="devices of the machine by their NUMA nodes, e.g. nvidia.com/gpu=0,0,1,1: pods that ask for some get any free"
         " ones, and CPUs beside them",
     )
+    parser.add_argument(
+        "--devices",
+        metavar="FILE",
+        help="which of these devices pods get, by their NUMA nodes, e.g. {default/web: {main: {nvidia.com/gpu: [1]}}}",
+    )
     add_output_flag(parser, "one JSON line after each event")
     return parser
 
@@ -75,6 +81,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; pods that do not fit are part of the output, not an error."""
     from corepin.offline.devices import notes_on, read_devices
+    from corepin.offline.given_devices import read_given
     from corepin.offline.simulate import PlannedNode
     from corepin.terminal import columns, wants_colour
     from pinning.errors import PinningError
@@ -87,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
         check_machine(topology, topology.online, config)
     except PinningError as problem:
         raise CommandFailed(str(problem)) from problem
-    node = PlannedNode(topology, config, read_devices(args.device))
-    for note in notes_on(topology, node.devices):
+    node = PlannedNode(topology, config, read_devices(args.device), read_given(args.devices))
+    for note in (*notes_on(topology, node.devices), *_not_planned(node.chosen, documents)):
         _note(note)
     steps = node.steps(documents)
     if args.output == "json":
@@ -126,6 +133,13 @@ def _documents(sources: list[str]) -> list[Planned]:
     if others:
         _note(f"passed over because they bring no pods: {_listed([_named(item) for item in others])}")
     return counted
+
+
+def _not_planned(pods: Collection[str], documents: list[Planned]) -> Iterator[str]:
+    """Yield the pods for which devices are chosen though no document brings them."""
+    planned = {f"{document.namespace}/{name}" for document in documents for name in document.names}
+    if others := [pod for pod in pods if pod not in planned]:
+        yield f"--devices names pods that no document brings: {_listed(others)}"
 
 
 def _named(item: Item) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from corepin.offline.devices import device_rows
 from drawing.picture import Holder, Picture, draw_lines, pools_drawn, reading_order
-from drawing.policy_words import CORE_TYPE_WORDS, NUMA_WORDS, SMT_WORDS
+from drawing.policy_words import CORE_TYPE_WORDS, NUMA_WORDS, SMT_WORDS, devices_on
 from drawing.spans import paint, text_line
 from logs.printable import plain
 from pinning.contract import CPUPolicy
@@ -84,6 +84,7 @@ def _picture(node: PlannedNode, step: Step, held: list[Assignment]) -> Picture:
         shared=shared,
         pools=pools_drawn(sets.pools.set_aside & sets.universe, free),
         reserve_source=sets.reserve_source,
+        devices=devices_on((device.resource, device.nodes) for device in node.devices),
     )
 
 

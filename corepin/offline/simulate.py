@@ -14,6 +14,7 @@ from pinning.planning.plan import plan
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from corepin.offline.given_devices import Given
     from corepin.offline.guest import Guest, Threads
     from corepin.offline.planned import Planned
     from pinning.contract import SMTPolicy
@@ -48,6 +49,7 @@ class PlannedNode:
     topology: Topology
     config: NodeConfig
     devices: tuple[Device, ...] = ()
+    chosen: Given = field(default_factory=dict)  # devices that pods get; the others get any
 
     @property
     def sets(self) -> NodeSets:
@@ -62,7 +64,7 @@ class PlannedNode:
     def steps(self, documents: Iterable[Planned]) -> Iterator[Step]:
         """Yield the node after each event: a repeated pod is an update, one being deleted is removed."""
         ledger, node, places = Ledger(), _Pods(), _Places(self.topology)
-        given = NodeDevices(self.devices)
+        given = NodeDevices(self.devices, self.chosen)
         for number, document in enumerate(documents):
             for key, event_pod in node.events(document, number):
                 pods_here = tuple(pod for pod, _ in node.here.values())

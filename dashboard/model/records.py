@@ -238,7 +238,7 @@ def read_node(name: str, topology: str | None, pools: str | None) -> Node:
         return Node(name)
     try:
         sets = decode(Pools, pools)
-        picture = picture_of(_topology(topology), sets, sets.owners)
+        picture = picture_of(_topology(topology), sets, sets.owners, {})
         cells = uses(owner_keys(picture), sign_keys(picture))
         counts = Counter(use for _, use in cells.values())
         return Node(name, sets, picture, counts, CPUSet.parse(sets.free))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from dashboard.model.records import MOST_MESSAGE
 from dashboard.view.shapes import Fact
-from drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS, noise_words
+from drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS, device_words, noise_words
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
 from published.pod_status import POD
 
@@ -60,6 +60,8 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
     yield Fact("CPUs", f"{owner.cpus}{f' (siblings {owner.idle} idle)' if owner.idle else ''}")
     if container and container.numa_nodes:
         yield Fact("NUMA nodes", ", ".join(map(str, container.numa_nodes)))
+    if container and (near := tuple(device_words(container))):
+        yield Fact("Devices", ", ".join(near)[:MOST_MESSAGE])
     if container and container.shared_cpus:
         yield Fact("Also runs on", f"shared CPUs {container.shared_cpus}")
     if container and container.memory:

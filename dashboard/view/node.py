@@ -13,6 +13,7 @@ from dashboard.view.shapes import Cache, Cell, NodePage, NUMANode, ShownOwner, S
 from dashboard.view.thread_roles import roles_of
 from drawing.floorplan import cache_title, drawn_order
 from drawing.picture import Use, headline, owner_keys, sign_keys, uses
+from drawing.policy_words import devices_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +70,15 @@ def _drawn(cluster: Cluster, pools: Pools, picture: Picture, wanted: Filter) -> 
     shown = uses(keys, signs)
     roles = roles_of(cluster, picture)
     cells = _Cells(keys, owners, shown, roles)
-    return _Drawn(tuple(_sockets(picture.topology, cells)), owners, tuple(_signs(signs, shown)))
+    devices = devices_on(_devices(cluster, picture))
+    return _Drawn(tuple(_sockets(picture.topology, cells, devices)), owners, tuple(_signs(signs, shown)))
+
+
+def _devices(cluster: Cluster, picture: Picture) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield resource and NUMA nodes of the devices of the node's owners."""
+    for owner in picture.owners:
+        if container := cluster.container(owner.name):
+            yield from ((device.resource, device.nodes) for device in container.devices)
 
 
 def _owner(cluster: Cluster, pools: Pools, name: str, key: Key, wanted: Filter) -> ShownOwner:
@@ -130,16 +139,21 @@ def _meaning(key: Key, use: Use) -> str:
     return f"{key.meaning}, exclusive" if use is Use.EXCLUSIVE else key.meaning
 
 
-def _sockets(topology: Topology, cells: _Cells) -> Iterator[Socket]:
+def _sockets(topology: Topology, cells: _Cells, devices: Mapping[int, str]) -> Iterator[Socket]:
     for socket, cores in groupby(drawn_order(topology), key=lambda core: core.package):
         nodes = groupby(cores, key=lambda core: core.numa_node)
         yield Socket(
             f"Socket {socket}",
             tuple(
-                NUMANode(f"NUMA node {node}", tuple(_caches(topology, of_node, cells)))
+                NUMANode(_title(node, devices), tuple(_caches(topology, of_node, cells)))
                 for node, of_node in nodes
             ),
         )
+
+
+def _title(node: int, devices: Mapping[int, str]) -> str:
+    mark = devices.get(node)
+    return f"NUMA node {node}, {mark}" if mark else f"NUMA node {node}"
 
 
 def _caches(topology: Topology, cores: Iterator[Core], cells: _Cells) -> Iterator[Cache]:

@@ -9,7 +9,7 @@ import pytest
 from dashboard.model.cluster import Cluster
 from dashboard.view.filters import Filter
 from dashboard.view.node import MOST_WAITING, node_page
-from dashboard.view.shapes import Cell, NodePage
+from dashboard.view.shapes import Cell, Fact, NodePage
 from pinning.machine.topology import Topology
 from tests.dashboard.clusters import cluster
 from tests.dashboard.documents import container, event, grid, machine, node, owner, pod, pools, refused
@@ -94,6 +94,21 @@ def test_cells_say_whose_they_are() -> None:
     assert by_cpu[17].text == "CPU 17 (thread 1 of core 1): default/web/main, exclusive"
     assert by_cpu[19].text == "CPU 19 (thread 1 of core 3): team/all/main (share)"
     assert (by_cpu[1].owner, by_cpu[18].owner, by_cpu[4].owner) == (0, 2, -1)
+
+
+def test_numa_nodes_bear_the_devices_of_their_owners() -> None:
+    """Each owner says what its devices are and whether its CPUs are beside them."""
+    gpu = {"resource": "nvidia.com/gpu", "count": 2, "nodes": [1], "near": True}
+    sets = pools(MACHINE, {"default/web/main": owner("4-5"), "default/web/other": owner("6")})
+    web = pod("web", {"main": container("4-5", devices=[gpu])})
+    page = shown(cluster(node("n", MACHINE, sets), web))
+    assert [it.title for it in page.sockets[0].numa_nodes] == [
+        "NUMA node 0",
+        "NUMA node 1, devices nvidia.com/gpu",
+    ]
+    assert [it.title for it in page.sockets[1].numa_nodes] == ["NUMA node 2", "NUMA node 3"]
+    assert Fact("Devices", "beside 2 nvidia.com/gpu on NUMA node 1") in page.owners[0].facts
+    assert not any(fact.term == "Devices" for fact in page.owners[1].facts)
 
 
 def test_noise_stands_beside_the_cpus() -> None:

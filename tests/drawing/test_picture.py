@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from drawing.floorplan import LAYOUTS, Drawing, Layout
 from drawing.picture import Holder, Picture, draw, reading_order
+from drawing.policy_words import devices_on
 from drawing.spans import Span, paint, width_of
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.lscpu import read_lscpu
@@ -222,3 +223,18 @@ if __name__ == "__main__":
     for case in test_golden.pytestmark[0].args[1]:  # type: ignore[attr-defined]
         name, width, owners = case.values
         (GOLDEN / f"{name}-{width}.txt").write_text(draw(filled(machine(name), owners), width, colour=False))
+
+
+def test_numa_nodes_bear_the_devices_there() -> None:
+    """Their names stand in the title of the node, harmless to the terminal."""
+    on_nodes = devices_on([("nvidia.com/gpu", (0, 1)), ("a\x1b/nic", (1,)), ("nvidia.com/gpu", (1,))])
+    picture = Picture(machine("xeon-6248-snc2"), devices=on_nodes)
+    drawn = draw(picture, 120, colour=False)
+    assert "socket 0, NUMA node 0, cache 0, devices nvidia.com/gpu\n" in drawn
+    (title,) = (line for line in drawn.splitlines() if "NUMA node 1," in line)
+    assert title.endswith("/nic, nvidia.com/gpu")
+    assert "\x1b" not in drawn
+    assert drawn.count("devices") == 2
+    assert devices_on((f"e.com/{name}", (0,)) for name in "edcba") == {
+        0: "devices e.com/a, e.com/b, e.com/c and 2 more"
+    }

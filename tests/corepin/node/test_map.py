@@ -140,6 +140,7 @@ def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         main(["map", "--socket", path])
 
     shown = " ".join(capsys.readouterr().out.split())
+    assert "NUMA node 0, cache 0, devices example.com/nic, nvidia.com/gpu" in shown
     for words in (
         "but the kernel lets it use 0-7",
         "2 tasks allowed elsewhere",
