@@ -210,7 +210,11 @@ async def _settings(config: AgentConfig, machine: Machine) -> Settings:
         return settings
     chosen = adopt(config.config, kubelet, topology, machine.universe())
     return replace(
-        settings, config=chosen, kubelet_policy=kubelet.policy, memory_policy=kubelet.memory_policy
+        settings,
+        config=chosen,
+        kubelet_policy=kubelet.policy,
+        memory_policy=kubelet.memory_policy,
+        topology_manager=kubelet.topology_manager,
     )
 
 

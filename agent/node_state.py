@@ -314,6 +314,7 @@ class NodeState:
         Reclaimed, ...
     ] = ()  # CPU lists whose processes died without releasing them, the newest last
     group: str = ""  # of nodes, whose configuration the agent started with; empty: none
+    topology_manager: str = ""  # the policy of the kubelet's; empty: not known
     reclaims_dropped: int = 0  # number of older entries that were dropped
     quiet: QuietResult | None = None  # None: the agent is not to move interrupts here
     # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.

@@ -95,6 +95,7 @@ class AgentState(Published, frozen=True, kw_only=True, omit_defaults=False):
     runtime: str = ""
     kubelet: str = ""
     group: str = ""
+    topology_manager: str = ""
     observes: bool = False
     pods_complete: bool = False
     containers_complete: bool = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from agent.doctor.check import finding, ok, unknown
+from agent.doctor.devices import NO_DEVICES, DeviceFacts, device_checks
 from agent.doctor.groups import NOT_ASKED, GroupFacts, group_checks
 from agent.doctor.noise import noise_checks
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
@@ -55,6 +56,7 @@ class AgentFacts:
     static_shared: CPUSet | None = None  # the shared set beside static pools; None: without them
     pod_names: Mapping[str, str] = field(default_factory=dict)  # namespace/pod by uid
     quiet: Quiet | None = None  # None: the agent is not to move interrupts here
+    devices: DeviceFacts = NO_DEVICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             _kubelet_amount(facts),
             _reserved(facts),
             numa_checks(facts.numa, observes=facts.agent is not None and facts.agent.observes),
+            device_checks(facts.agent.devices if facts.agent else NO_DEVICES),
             _writers(facts),
             _agent(facts),
             group_checks(facts.group),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.doctor.checks import AgentFacts, Facts, ForeignThreads
+from agent.doctor.devices import DeviceFacts
 from agent.doctor.foreign_threads import foreign_threads, runs_corepin
 from agent.doctor.nri import AgentNRI, Socket
 from agent.doctor.nri_socket import look_at
@@ -103,9 +104,20 @@ def agent_facts(state: AgentState) -> AgentFacts:
         system_millicores=state.system_millicores,
         is_strict=state.strict_reserved and not state.static_pools,
         pod_names={pod.uid: f"{pod.namespace}/{pod.name}" for pod in state.pods},
+        devices=DeviceFacts(state.topology_manager, _resources(state)),
         static_shared=CPUSet.parse(state.sets.shared) if state.static_pools else None,
         quiet=state.quiet,
     )
+
+
+def _resources(state: AgentState) -> dict[str, tuple[str, ...]]:
+    """Return the resources of which containers have devices, by namespace/pod/container."""
+    return {
+        f"{pod.namespace}/{pod.name}/{name}": tuple(device.resource for device in container.devices)
+        for pod in state.pods
+        for name, container in pod.containers.items()
+        if container.devices
+    }
 
 
 def exclusive_cpus(state: AgentState) -> dict[str, CPUSet]:

@@ -25,6 +25,7 @@ from pinning.errors import BadContract, BadCPUList, BadQuantity
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.node_sets import check_machine
 from pinning.pods.quantity import parse_quantity
+from pinning.truncate import VALUE, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -53,12 +54,14 @@ class KubeletConfig(NamedTuple):
     reserved: CPUSet  # empty: none
     memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN
     is_strict: bool = False  # strict-cpu-reservation: no container runs on the reserved CPUs
+    topology_manager: str = ""  # its policy; empty: not known
 
 
 class _Config(msgspec.Struct, rename="camel"):
     cpu_manager_policy: str = ""
     cpu_manager_policy_options: dict[str, str] | None = None
     memory_manager_policy: str = ""
+    topology_manager_policy: str = ""
     reserved_system_cpus: str = msgspec.field(name="reservedSystemCPUs", default="")
     kube_reserved: dict[str, str] | None = None
     system_reserved: dict[str, str] | None = None
@@ -75,7 +78,8 @@ def read_configz(document: bytes, topology: Topology) -> KubeletConfig:
         memory_policy = policy_of(config.memory_manager_policy)
         policy, reserved = policy_of(config.cpu_manager_policy), _reserved(config, topology)
         strict = (config.cpu_manager_policy_options or {}).get(STRICT_OPTION, "")
-        return KubeletConfig(policy, reserved, memory_policy, is_strict=strict in _TRUE)
+        manager = truncate(config.topology_manager_policy, VALUE)
+        return KubeletConfig(policy, reserved, memory_policy, strict in _TRUE, manager)
     except (msgspec.DecodeError, RecursionError, BadCPUList, BadQuantity) as error:
         raise Refused(f"the kubelet's configz cannot be understood: {error}") from error
 

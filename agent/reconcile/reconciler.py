@@ -75,6 +75,7 @@ class Settings:
     kubelet_policy: KubeletPolicy = KubeletPolicy.UNKNOWN
     memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # the same for its Memory Manager
     group: str = ""  # of nodes, for which the configuration is; empty: none
+    topology_manager: str = ""  # the policy of the kubelet's at start; empty: not known
 
     def kubelet_now(self) -> KubeletPolicy:
         """Return the kubelet's current policy."""
@@ -212,7 +213,7 @@ class Reconciler:
         names = self._settings.node, self._interfaces.runtime.name
         starts, group = self._watched.start_way, self._settings.group
         state = node_state_of(result, *names, kubelet, starts, observes=config.observe)
-        return replace(state, group=group)
+        return replace(state, group=group, topology_manager=self._settings.topology_manager)
 
     def _knows_enough(self, observed: Observed) -> bool:
         """Return whether to act. With a ledger that is soon, because pods may have been edited while no agent ran."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         QuietResult,
         VMState,
     )
+    from agent.node_state import MemoryKill as Kill
     from pinning.planning.refusal import Refusal
 
 
@@ -53,14 +54,12 @@ def agent_state(state: NodeState) -> AgentState:
         runtime=state.runtime,
         kubelet=state.kubelet,
         group=state.group,
+        topology_manager=state.topology_manager,
         observes=state.observes,
         pods_complete=state.pods_complete,
         containers_complete=state.containers_complete,
         runtime_reason=state.runtime_reason,
-        memory_kills=tuple(
-            MemoryKill(pod_uid=kill.pod_uid, pod=kill.pod, container=kill.container, time=kill.when)
-            for kill in state.kills
-        ),
+        memory_kills=tuple(map(_kill, state.kills)),
         start_path=state.start_path,
         start_reason=state.start_reason,
         listing_fault=str(state.listing_fault or ""),
@@ -85,6 +84,10 @@ def agent_state(state: NodeState) -> AgentState:
         reclaims_dropped=state.reclaims_dropped,
         quiet=_quiet(state.quiet) if state.quiet else None,
     )
+
+
+def _kill(kill: Kill) -> MemoryKill:
+    return MemoryKill(pod_uid=kill.pod_uid, pod=kill.pod, container=kill.container, time=kill.when)
 
 
 def _quiet(result: QuietResult) -> Quiet:

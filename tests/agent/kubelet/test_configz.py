@@ -125,6 +125,14 @@ def test_strict_cpu_reservation_is_read(word: str | None, is_strict: bool) -> No
     assert read_configz(document(cpuManagerPolicyOptions=options), FLAT).is_strict is is_strict
 
 
+def test_the_topology_managers_policy_is_read() -> None:
+    """As the kubelet has it, shortened; empty where it says none."""
+    told = document(topologyManagerPolicy="best-effort")
+    assert read_configz(told, FLAT).topology_manager == "best-effort"
+    assert read_configz(document(), FLAT).topology_manager == ""
+    assert len(read_configz(document(topologyManagerPolicy="x" * 9999), FLAT).topology_manager) < 200
+
+
 @pytest.mark.parametrize(
     ("chosen", "kubelet_is", "strict"),
     [

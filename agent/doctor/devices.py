@@ -1,0 +1,54 @@
+"""How the kubelet's topology manager chooses devices, as far as containers have some. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.doctor.check import ok, unknown
+from pinning.truncate import VALUE, listed, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.doctor.check import Check
+
+BEST: Final = (
+    "topologyManagerPolicy: best-effort of the kubelet puts them together where it can, and rejects no pod"
+)
+REJECTING: Final = frozenset({"restricted", "single-numa-node"})
+
+
+class DeviceFacts(NamedTuple):
+    """The policy of the kubelet's topology manager, and the devices of containers with CPUs."""
+
+    policy: str  # empty: not known
+    resources: Mapping[str, tuple[str, ...]]  # by namespace/pod/container
+
+
+NO_DEVICES: Final = DeviceFacts("", {})
+
+
+def device_checks(facts: DeviceFacts) -> Iterator[Check]:
+    """Yield what the policy means for containers with devices; nothing where no container with CPUs has some."""
+    subject = "topology manager"
+    several = [name for name, resources in facts.resources.items() if len(resources) > 1]
+    apart = f"the devices of {listed(several)}, which are of several kinds, may be on different NUMA nodes"
+    if not facts.resources:
+        return
+    if facts.policy in REJECTING:
+        message = "rejects pods of every QoS class whose devices the policy cannot put together (TopologyAffinityError)"
+        yield ok(subject, f"policy {facts.policy}: the kubelet {message}", f"if that is not meant: {BEST}")
+    elif facts.policy == "best-effort":
+        yield ok(
+            subject, "policy best-effort: the kubelet puts the devices of a container together where it can"
+        )
+    elif not several:
+        return
+    elif facts.policy == "none":
+        yield ok(subject, f"policy none: {apart}", BEST)
+    else:
+        policy = truncate(facts.policy, VALUE)
+        known = f"policy {policy!r} is not known here" if policy else "its policy is not known"
+        yield unknown(
+            subject, f"{known}: {apart}", f"have the agent ask the kubelet (--kubelet-configz); {BEST}"
+        )
