@@ -320,6 +320,8 @@ class NodeState:
     # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.
     noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict, compare=False)
     execs: Mapping[Owner, ContainerExecs] = field(default_factory=dict, compare=False)
+    # Why the execs of exclusive containers are not counted; empty: they are; None: the runtime is not asked.
+    execs_reason: str | None = field(default=None, compare=False)
 
     @property
     def is_synchronised(self) -> bool:

@@ -102,7 +102,10 @@ class Agent:
         if state is None:
             return None
         return replace(
-            state, noise=noise.noise if noise else state.noise, execs=execs.execs if execs else state.execs
+            state,
+            noise=noise.noise if noise else state.noise,
+            execs=execs.execs if execs else state.execs,
+            execs_reason=execs.reason if execs else state.execs_reason,
         )
 
     async def _work(self) -> None:

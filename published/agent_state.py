@@ -121,3 +121,5 @@ class AgentState(Published, frozen=True, kw_only=True, omit_defaults=False):
     reclaimed: tuple[Reclaimed, ...] = ()
     reclaims_dropped: int = 0
     quiet: Quiet | None = None  # None: the agent cannot move interrupts
+    # Why execs of exclusive containers are not counted; empty: they are; None: not known.
+    execs_reason: str | None = None

@@ -9,62 +9,76 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone
-from agent.kernel.mover import move_threads, process_threads
+from agent.kernel.mover import Bound, move_threads, process_threads
 from agent.kernel.procfs import cgroup_of
 from agent.node_state import PlacedExec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.kernel.mover import ProcessThreads
     from pinning.machine.cpuset import CPUSet
 
 MOST_PROCESSES: Final = 64  # of one exec: later ones inherit the CPUs of those that start them
+MOST_THREADS: Final = 512  # of all processes of one exec: moving one takes about 10 us, on the event loop
+_BOUND: Final = Bound(rounds=16, listed=2 * MOST_THREADS, seconds=0.005)
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # per second
 
 
 def place_exec(pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
     """Put a process of a cgroup, and its descendants there, on some of the cgroup's CPUs.
 
-    None if it has exited, if the pid is another process (not of this cgroup, or of another start time), or if its
-    threads start faster than they are moved.
+    None if it has exited, if the pid is another process (not of this cgroup, or of another start time), if it has more
+    than MOST_THREADS threads with those of its descendants, or if its threads start faster than they are moved.
     """
-    began = _place(pid, cgroup, cpus, started)
-    if began is None:
+    move = _Move(cgroup, cpus)
+    began = move.process(pid, started)
+    if began is None or not move.children(pid):
         return None
-    _place_children(pid, cgroup, cpus)
     return PlacedExec(began, max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began / _TICKS))
 
 
-def _place(pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> int | None:
-    """Put one process on the CPUs; return its start time."""
-    with suppress(Gone, OSError), process_threads(pid, started) as threads:
-        began = threads.started()
-        if _is_in(cgroup, pid) and _move(threads, cpus):
-            return began
-    return None
+class _Move:
+    """The move of the processes of one exec, within its bounds."""
 
+    def __init__(self, cgroup: str, cpus: CPUSet) -> None:
+        self._cgroup = cgroup
+        self._cpus = cpus
+        self._threads_left = MOST_THREADS
 
-def _move(threads: ProcessThreads, cpus: CPUSet) -> bool:
-    return move_threads(threads, lambda _, mask: cpus if mask != cpus else None).is_settled
+    def process(self, pid: int, started: int | None = None) -> int | None:
+        """Put one process on the CPUs; return its start time, None if it is not moved."""
+        with suppress(Gone, OSError), process_threads(pid, started) as threads:
+            began = threads.started()
+            if not _is_in(self._cgroup, pid):
+                return None
+            self._threads_left -= threads.count()
+            if self._threads_left >= 0 and move_threads(threads, self._target, bound=_BOUND).is_settled:
+                return began
+        return None
+
+    def children(self, pid: int) -> bool:
+        """Put the descendants of a process on the CPUs, MOST_PROCESSES at most; kernels may not list any.
+
+        Return False if they have too many threads.
+        """
+        waiting, left = [pid], MOST_PROCESSES
+        while waiting and left and self._threads_left >= 0:
+            for child in _children(waiting.pop()):
+                if not left or self._threads_left < 0:
+                    break
+                left -= 1
+                if self.process(child) is not None:
+                    waiting.append(child)
+        return self._threads_left >= 0
+
+    def _target(self, _: int, mask: CPUSet) -> CPUSet | None:
+        return self._cpus if mask != self._cpus else None
 
 
 def _is_in(cgroup: str, pid: int) -> bool:
     """Return whether a process is in a cgroup or below it: crun puts processes into a child of the container's."""
     found = cgroup_of(Path(f"/proc/{pid}"))
     return found == cgroup or found.startswith(f"{cgroup}/")
-
-
-def _place_children(pid: int, cgroup: str, cpus: CPUSet) -> None:
-    """Put the descendants of a process on the CPUs, MOST_PROCESSES at most; kernels may not list any."""
-    waiting, left = [pid], MOST_PROCESSES
-    while waiting and left:
-        for child in _children(waiting.pop()):
-            if not left:
-                break
-            left -= 1
-            if _place(child, cgroup, cpus) is not None:
-                waiting.append(child)
 
 
 def _children(pid: int) -> Iterator[int]:

@@ -162,6 +162,13 @@ class ProcessThreads:
         finally:
             os.close(folder)
 
+    def count(self) -> int:
+        """Return how many threads the process has; raise Gone."""
+        try:
+            return os.stat("task", dir_fd=self._folder).st_nlink - _LINKS
+        except OSError as error:
+            raise Gone(f"process {self._pid} exited") from error
+
     def has(self, task: int) -> bool:
         """Return whether the process has this thread."""
         return os.access(f"task/{task}", os.F_OK, dir_fd=self._folder)

@@ -83,6 +83,7 @@ def agent_state(state: NodeState) -> AgentState:
         reclaimed=tuple(Reclaimed(**entry._asdict()) for entry in state.reclaimed),
         reclaims_dropped=state.reclaims_dropped,
         quiet=_quiet(state.quiet) if state.quiet else None,
+        execs_reason=state.execs_reason,
     )
 
 

@@ -76,7 +76,7 @@ def _of_state(state: AgentState) -> NodeView:
         if state.observes
         else _STARTS.get(state.start_path, f"containers get their CPUs by {state.start_path}"),
         caches=_caches(state.sets, observes=state.observes),
-        containers=tuple(_lines(state.pods)),
+        containers=(*_lines(state.pods), *_uncounted_execs(state)),
         troubles=tuple(_troubles(state)),
     )
 
@@ -218,6 +218,12 @@ def _noise(noise: Noise) -> Iterator[str]:
         yield f"disturbances per second: {', '.join(known)}"
     for reason in noise.unknown:
         yield f"not counted: {reason}"
+
+
+def _uncounted_execs(state: AgentState) -> Iterator[str]:
+    """Yield why processes that enter by exec are not counted, so that their absence above says nothing."""
+    if state.execs_reason:
+        yield f"processes that enter by exec are not counted: {state.execs_reason}"
 
 
 def _execs(execs: Execs) -> Iterator[str]:

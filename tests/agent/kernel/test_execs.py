@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.kernel import execs as module
 from agent.kernel.execs import place_exec
 from agent.kernel.procfs import cgroup_of, started
 from pinning.machine.cpuset import CPUSet
@@ -51,6 +52,19 @@ def test_process_is_moved_with_its_children(entered: subprocess.Popen[bytes], la
     assert [os.sched_getaffinity(pid) for pid in (entered.pid, child)] == [set(last), set(last)]
     assert placed.started == started(entered.pid)
     assert 0.0 <= placed.seconds <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@pytest.mark.skipif(not HAS_CHILDREN, reason="this kernel lists no children (CONFIG_PROC_CHILDREN)")
+@pytest.mark.parametrize("most", [0, 1])
+def test_processes_with_too_many_threads_are_not_moved(
+    entered: subprocess.Popen[bytes], last: CPUSet, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The threads of one exec are counted together before they are moved, so that it cannot delay the agent."""
+    child, before = child_of(entered), os.sched_getaffinity(0)
+    monkeypatch.setattr(module, "MOST_THREADS", most)
+    assert place_exec(entered.pid, CGROUP, last) is None
+    assert os.sched_getaffinity(child) == before
+    assert os.sched_getaffinity(entered.pid) == (set(last) if most else before)
 
 
 def test_process_of_another_cgroup_is_not_moved(entered: subprocess.Popen[bytes], last: CPUSet) -> None:

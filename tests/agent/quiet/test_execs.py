@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, generate_latest
 
+from agent.clock import Clock
 from agent.errors import Refused, Unavailable, Unimplemented
 from agent.node_state import NodeState, PlacedExec, StartedExec
 from agent.quiet import execs as module
@@ -62,16 +63,24 @@ class Node:
         self.moved: list[tuple[int, str, CPUSet, int | None]] = []
         self.exited: set[int] = set()
         self.pauses: list[float] = []
-        metrics = ExecMetrics(self.registry)
-        self.watch = ExecWatch(self.events, metrics, affinity, self.place, sleep=self.sleep)
+        self.now, self.used, self.cost = 100.0, 0.0, 0.0  # of CPU time, in all and for each move
+        self.on_sleep: Callable[[], object] = lambda: None
+        metrics, clock = ExecMetrics(self.registry), Clock(monotonic=lambda: self.now)
+        self.watch = ExecWatch(
+            self.events, metrics, affinity, self.place, clock, self.sleep, cpu_seconds=lambda: self.used
+        )
 
     async def sleep(self, seconds: float) -> None:
         """Record a pause."""
-        self.pauses.append(seconds)
+        if seconds:
+            self.pauses.append(seconds)
+        self.now += seconds
+        self.on_sleep()
         await asyncio.sleep(0)
 
     def place(self, pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
         """Move a process that has not exited, in as many hundredths of a second as its pid."""
+        self.used += self.cost
         if pid in self.exited:
             return None
         self.moved.append((pid, cgroup, cpus, started))
@@ -133,23 +142,41 @@ def moved_to(cpus: str) -> NodeState:
     return replace(STATE, pods=(moved, *(pod for pod in STATE.pods if pod.name != "web")))
 
 
+def followed(node: Node, state: NodeState) -> list[int]:
+    """Return the processes that are moved because of a state."""
+
+    async def scenario() -> None:
+        running = asyncio.create_task(node.watch.run())
+        node.moved.clear()
+        node.watch.follow(state)
+        await turns(40)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(scenario())
+    return [pid for pid, *_ in node.moved]
+
+
 def test_running_execs_are_moved_with_their_container(node: Node) -> None:
     """A process is identified by pid and start time, and removed once it has exited."""
     for pid in (3, 4):
         node.watch.started(StartedExec(WEB_ID, pid))
     node.exited.add(4)
-    node.moved.clear()
-    node.watch.follow(STATE)
-    assert node.moved == [], "it has the same CPUs"
-    node.watch.follow(moved_to("5-6"))
+    assert followed(node, STATE) == [], "it has the same CPUs"
+    assert followed(node, moved_to("5-6")) == [3]
     assert node.moved == [(3, CGROUPS["default/web/main"], CPUSet([6]), 1003)]
     node.exited.clear()
-    node.moved.clear()
-    node.watch.follow(moved_to("3-4"))
-    assert [pid for pid, *_ in node.moved] == [3]
-    node.watch.follow(replace(moved_to("3-5"), observes=True))
-    node.watch.follow(moved_to("5-6"))
-    assert [pid for pid, *_ in node.moved] == [3], "an observing agent moves none, and remembers none"
+    assert followed(node, moved_to("3-4")) == [3]
+    assert followed(node, replace(moved_to("3-5"), observes=True)) == []
+    assert followed(node, moved_to("5-6")) == [], "an observing agent moves none, and remembers none"
+
+
+def test_processes_of_a_container_that_ended_in_the_meantime_are_not_moved(node: Node) -> None:
+    """A state may drop the container while its processes wait to be moved."""
+    for pid in (3, 4):
+        node.watch.started(StartedExec(WEB_ID, pid))
+    node.on_sleep = lambda: node.watch.follow(EMPTY_NODE)
+    assert followed(node, moved_to("5-6")) == []
 
 
 def test_number_of_remembered_processes_is_limited(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +184,21 @@ def test_number_of_remembered_processes_is_limited(node: Node, monkeypatch: pyte
     monkeypatch.setattr(module, "MOST_KEPT", 2)
     for pid in (3, 4, 5):
         node.watch.started(StartedExec(WEB_ID, pid))
-    node.moved.clear()
-    node.watch.follow(moved_to("5-6"))
-    assert [pid for pid, *_ in node.moved] == [4, 5]
+    assert followed(node, moved_to("5-6")) == [4, 5]
+
+
+def test_moves_take_a_bounded_share_of_the_event_loop(node: Node) -> None:
+    """Execs beyond it are counted and not moved."""
+    node.cost = 0.06  # of CPU time for each
+    for pid in range(3, 8):
+        node.watch.started(StartedExec(WEB_ID, pid))
+    found = node.watch.execs[owner(WEB)]
+    assert (found.entered, found.placed) == (5, 2), "after 0.12 s of work in a moment"
+    node.now += 0.3
+    node.watch.started(StartedExec(WEB_ID, 8))
+    assert node.watch.execs[owner(WEB)].placed == 3
+    assert followed(node, moved_to("5-6")) == [3, 4, 8], "none is forgotten when a container is moved"
+    assert [round(pause, 6) for pause in node.pauses] == [0.5, 0.6, 0.6], "they are moved as time allows"
 
 
 def test_removed_container_has_no_series(node: Node) -> None:
@@ -178,6 +217,39 @@ def test_counts_are_in_the_agents_state(node: Node) -> None:
     assert found["web"]
     assert (found["web"].count, found["web"].placed, found["web"].seconds) == (1, 1, 0.03)
     assert (found["web"].cpus, found["web"].time) == (str(max(OWN)), node.watch.execs[owner(WEB)].when)
+
+
+def counted(node: Node) -> str:
+    """Return the metric that says whether execs are counted."""
+    lines = generate_latest(node.registry).decode().splitlines()
+    return next(line for line in lines if line.startswith("corepin_agent_execs_counted ")).split()[1]
+
+
+def test_whether_execs_are_counted_is_published(node: Node) -> None:
+    """The absence of a count is no 0: the socket and a metric say whether the runtime reports them."""
+
+    async def scenario() -> list[tuple[str | None, str]]:
+        seen = [(node.watch.reason, counted(node))]
+        node.on_sleep = lambda: seen.append((node.watch.reason, counted(node)))
+        running = asyncio.create_task(node.watch.run())
+        await turns()
+        seen.append((node.watch.reason, counted(node)))
+        for problem in (Refused("INTERNAL"), DecodeError("no event"), Unimplemented("unknown service")):
+            await node.events.waiting.put(problem)
+        await running
+        seen.append((node.watch.reason, counted(node)))
+        node.watch.follow(EMPTY_NODE)
+        return [*seen, (node.watch.reason, counted(node))]
+
+    assert asyncio.run(scenario()) == [
+        (None, "NaN"),
+        ("", "1.0"),
+        ("INTERNAL", "0.0"),
+        ("the count crashed, see the agent's log", "0.0"),
+        ("the runtime does not report them: unknown service", "0.0"),
+        (None, "NaN"),
+    ]
+    assert agent_state(replace(STATE, execs_reason="it restarts")).execs_reason == "it restarts"
 
 
 def test_containers_in_machines_are_not_counted() -> None:

@@ -282,6 +282,18 @@ def test_execs_are_shown(
     assert ("after their start" in words) == ("seconds" in execs)
 
 
+@pytest.mark.parametrize("reason", ["the runtime does not report them", "", None])
+def test_execs_that_are_not_counted_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reason: str | None
+) -> None:
+    """Where the runtime reports none, a container without execs may have some."""
+    state = {**to_dict(STATE), "execsReason": reason}
+    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
+        main(["map", "--socket", path])
+    words = " ".join(capsys.readouterr().out.split())
+    assert ("processes that enter by exec are not counted: the runtime does not" in words) == bool(reason)
+
+
 def test_json_is_the_agents_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON output is the agent's own state."""
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:
