@@ -109,12 +109,18 @@ def refusal(refused: Refused) -> Refusal:
 
 
 def reported_cpus(pods: Iterable[SeenPod]) -> dict[Owner, CPUSet]:
-    """Return the CPUs that containers hold by the status annotations of their pods; of damaged ones nothing."""
+    """Return the CPUs that containers hold by the status annotations of their pods; of damaged ones nothing.
+
+    The owner of a pod's pool has an empty container name.
+    """
     cpus: dict[Owner, CPUSet] = {}
     for pod in pods:
         with suppress(AnotherVersion, BadCPUList):
-            containers = decode(PodStatus, pod.said or "{}").containers.items()
-            cpus |= {Owner(pod.uid, name): CPUSet.parse(it.cpus) for name, it in containers if it.policy}
+            status = decode(PodStatus, pod.said or "{}")
+            held = {name: it.cpus for name, it in status.containers.items() if it.policy}
+            if status.pool and status.pool.cpus:
+                held[""] = status.pool.cpus
+            cpus |= {Owner(pod.uid, name): CPUSet.parse(text) for name, text in held.items()}
     return cpus
 
 

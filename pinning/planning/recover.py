@@ -86,13 +86,27 @@ def _pools(
     names = claim.pool.lasting if claim.pool else ()
     owners = [Owner(pod.uid, name) for name in names]
     users = [seen for owner in owners if (seen := _restart(owner, signs.observed)) and seen.cpus]
-    if not users or not claim.count:
+    if not claim.count:
+        return
+    if not users:
+        yield from _reported_pool(pod, claim, signs)
         return
     owned = sum(len(it.cpus) for it in ledger.pods.get(pod.uid, ()) if it.is_lasting_slice)
     seen = replace(users[0], cpus=_common([user.cpus for user in users]))
     hints = [cpus for owner in owners if (cpus := signs.reported.get(owner))]
     for candidate in _of_seen(pod, claim, seen, signs, _common(hints)):
         if len(candidate.cpus) == claim.count <= budget.cpus - owned:
+            yield candidate
+
+
+def _reported_pool(pod: SeenPod, claim: Claim, signs: _Signs) -> Iterator[Assignment]:
+    """Yield the pool as it was reported if none of its lasting containers is live, and no other pod runs there."""
+    owner = Owner(pod.uid, "")
+    cpus = signs.reported.get(owner, EMPTY)
+    seen = SeenContainer("", owner, State.EXITED, cpus)
+    others = union(it.cpus for it in signs.observed.live if it.owner.pod_uid != pod.uid)
+    for candidate in _of_seen(pod, claim, seen, signs, EMPTY):
+        if candidate.cpus == cpus and candidate.footprint.isdisjoint(others):
             yield candidate
 
 

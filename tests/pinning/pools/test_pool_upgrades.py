@@ -135,6 +135,24 @@ def test_a_pool_is_recovered_where_its_containers_agree() -> None:
     assert not lost(node, {Owner("a", "l"): pool(node) | CPUSet([3])}).pools
 
 
+@pytest.mark.parametrize("annotations", [EXCLUSIVE, REQUIRE])
+def test_a_pool_whose_containers_all_ended_is_recovered_as_it_was_reported(
+    annotations: dict[str, str],
+) -> None:
+    """They may be between two starts; the report counts only where no other pod runs and it fits the budget."""
+    node = running(budgeted("a", 4, {"m": 2, "l": None}, annotations=annotations), "m", "l")
+    node.start("x", "c")
+    node.run_all()
+    end(node, "l")
+    reported = {Owner("a", ""): pool(node)}
+    assert lost(node, reported) == node.ledger
+    assert not lost(node).pools
+    for wrong in ("3", "0,8", "3,20", "1,9"):
+        assert not lost(node, {Owner("a", ""): CPUSet.parse(wrong)}).pools, wrong
+    running(budgeted("b", 2, {"l": None}, created=1), "l", node=node)
+    assert not lost(node, {Owner("a", ""): pool(node, "b")}).pools.get("a")
+
+
 def test_no_pool_is_recovered_from_the_shared_set() -> None:
     """Containers of a refused pool run beside those of other pods."""
     node = running(budgeted("a", 15, {"m": 2, "l": None}), "m", "l")
