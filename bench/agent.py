@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
+from agent.local import folder_events
 from agent.main import run
 from bench.edits import config, edit, measure_edits, table, write_bystanders
 
@@ -42,6 +43,7 @@ def serve(folder: Path) -> None:
     """Be that process."""
     for name in LIBRARIES:
         importlib.import_module(name)
+    folder_events.LOOK_SECONDS = 3600.0  # type: ignore[misc] # a watch of the API server looks at no manifests
     asyncio.run(run(config(folder)))
 
 

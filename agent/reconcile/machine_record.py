@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from agent.reconcile.container_record import Retry
 from agent.vm_interfaces import VMPlace
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from agent.node_state import VMState
     from agent.vm_interfaces import VMCPUs
     from pinning.contract import SMTPolicy
-    from pinning.guests.masks import VMMasks, VMSeen
+    from pinning.guests.masks import IOThread, VMMasks, VMSeen
+
+# of vCPUs, first thread, all threads, I/O threads and vhost threads, and the threads' ids
+Masks: TypeAlias = tuple[tuple[CPUSet, ...], CPUSet, CPUSet, "tuple[IOThread, ...]", CPUSet, frozenset[int]]
 
 STARTING_SECONDS: Final = 2.0  # in which a machine that was never found is no failure
 
@@ -52,6 +55,8 @@ class MachineRecord:
     is_waiting: bool = False  # waits for libvirt to pin it
     is_changing: bool = False  # its vCPUs changed at the last reading
     count: int = 0  # of threads at the last reading
+    looked: Masks | None = None  # its masks and threads at the end of the last look; None: not found
+    has_strayed: bool = False  # a pass has read others since
     rests_until: float = 0.0  # on the monotonic clock
     vcpus: int | None = None  # number of vCPUs at the last reading
     since: float = 0.0  # when that number changed, on the monotonic clock
@@ -122,6 +127,7 @@ class MachineRecord:
     def was_absent(self) -> None:
         """Record that no machine was found for a target."""
         self.count, self.vcpus, self.masks, self.is_waiting = 0, None, None, False
+        self.looked = None
         self.was_read(None)
 
 

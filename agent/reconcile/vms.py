@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.interfaces import RuntimeSandbox
     from agent.reconcile.agenda import Trigger
+    from agent.reconcile.machine_record import Masks
     from agent.vm_interfaces import VirtualMachines, VMPlace
     from pinning.guests.masks import VMMasks, VMSeen
     from pinning.machine.cpuset import CPUSet
@@ -64,6 +65,7 @@ class VMKeeper:
         self._launchers: dict[str, MachineRecord] = {}  # those with a target, by container id
         self._topology: Topology | None = None
         self._is_paused = False
+        self._read_by_pass: set[str] = set()  # sandboxes whose affinities this pass has read
         self._next_sweep = 0.0
 
     @contextmanager
@@ -93,8 +95,9 @@ class VMKeeper:
             is_soon = any(record.is_due or record.is_changing for record in followed)
             self._trigger.agenda.within(LOOK, SOON_SECONDS if is_soon else POLL_SECONDS)
         self._vms.keep({record.place for record in (*self._launchers.values(), *self.sandboxes.values())})
+        read, self._read_by_pass = self._read_by_pass, set()
         for number, record in enumerate(self._followed(), 1):
-            if self._is_wanted(record):
+            if self._is_wanted(record, has_masks=record.place.key in read):
                 self._look(record)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -103,7 +106,10 @@ class VMKeeper:
         """Read every sandbox's affinities from the kernel."""
         for number, record in enumerate(self.sandboxes.values(), 1):
             seen = self._vms.read(record.place)
+            self._read_by_pass.add(record.place.key)
             record.read(_cpus_of(seen) if seen else None, self._clock.monotonic())
+            # the next poll compares with this reading, so a change that it shows is acted on now
+            record.has_strayed |= record.looked is not None and record.looked != self._masks_of(record, seen)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -200,33 +206,41 @@ class VMKeeper:
             if not place.is_sandbox:
                 self._launchers[place.key] = record
 
-    def _is_wanted(self, record: MachineRecord) -> bool:
+    def _is_wanted(self, record: MachineRecord, *, has_masks: bool = False) -> bool:
+        """Return whether to look at a machine; with `has_masks` this pass has compared its affinities."""
         if record.is_due:
             return True
         if self._clock.monotonic() < record.rests_until:
             return False
-        if record.is_unsettled or record.state is None:
+        if record.is_unsettled or record.state is None or record.has_strayed:
             return True
-        return self._vms.count(record.place) != record.count or self._vms.has_strayed(record.place)
+        is_changed = self._vms.count(record.place) != record.count
+        return is_changed or not (has_masks or not self._vms.has_strayed(record.place))
 
     def _look(self, record: MachineRecord, *, fully: bool = False) -> VMSeen | None:
         """Read a machine, pin its stray threads, and record the result."""
         # The count first: if a thread starts during the reading, the next poll sees another count.
         count = self._vms.count(record.place)
         seen = self._vms.read(record.place, fully=fully)
-        record.is_due = record.is_changing = False
+        record.is_due = record.is_changing = record.has_strayed = False
         pinned = self._pin(record, seen) if seen else None
         record.rests_until = self._clock.monotonic() + self._rest_seconds(record)
         if pinned is None:
             record.was_absent()
             return None
-        record.count = count
+        record.count, record.looked = count, self._masks_of(record, pinned.seen)
         note = _note(record, pinned.seen) if record.place.is_sandbox else ""
         kind, when = self._vms.kind(record.place), self._clock.text()
         state = _state(record, pinned, kind, when, note)
         if record.was_read(state):
             _log(record, state)
         return pinned.seen
+
+    def _masks_of(self, record: MachineRecord, seen: VMSeen | None) -> Masks | None:
+        if seen is None:
+            return None
+        masks = seen.vcpus, seen.main, seen.allowed, seen.iothreads, seen.vhost
+        return *masks, self._vms.tasks(record.place)
 
     def _rest_seconds(self, record: MachineRecord) -> float:
         return REST_SECONDS_A_THREAD * max(0, len(self._vms.tasks(record.place)) - FREE_THREADS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone, Refused
 from agent.kernel.affinity import KERNEL, Affinities
-from agent.kernel.mover import Bound, Listing, move_threads
+from agent.kernel.mover import Bound, Listing, Moved, move_threads
 from agent.kernel.procfs import TIMES, read_stat
 from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
 from agent.vm.host_threads import count_vhost_threads
@@ -78,8 +78,8 @@ class _Machine:
 
     def has_strayed(self, affinities: Affinities) -> bool:
         """Return whether the affinity of the first thread or of a vCPU changed since it was read."""
-        pinned = (self.vmm.pid, *self.threads.vcpus)
-        return any(affinities.read(tid) != self.masks.get(tid, EMPTY) for tid in pinned)
+        read, masks = affinities.read, self.masks
+        return any(read(tid) != masks.get(tid, EMPTY) for tid in (self.vmm.pid, *self.threads.vcpus))
 
     def confirm(self, before: VMThreads) -> None:
         """Accept a smaller number of vCPUs if a full reading finds the same ones as the reading before it."""
@@ -173,8 +173,10 @@ class KernelVirtualMachines:
         A machine that cannot be listed keeps the threads of the last reading: it does not count as exited, because its
         CPUs would go to others.
         """
+        masks = None
         try:
-            machine = self._listed(place, fully=fully)
+            masks = None if fully else self._settled_masks(place)
+            machine = self._machines[place] if masks else self._listed(place, fully=fully)
         except Refused as refused:
             if place not in self._machines:
                 return None
@@ -183,7 +185,7 @@ class KernelVirtualMachines:
         except AgentError:
             self._machines.pop(place, None)
             return None
-        machine.take_masks(_read_masks(self._look(), machine, self._affinities))
+        machine.take_masks(masks or _read_masks(self._look(), machine, self._affinities))
         if not (machine.has_run or place.is_sandbox):  # a sandbox is listed after its guest has booted
             machine.has_run = any(
                 _ticks(self._roots.proc / str(tid)) >= HAS_RUN_TICKS for tid in machine.threads.vcpus
@@ -199,7 +201,7 @@ class KernelVirtualMachines:
             return None
         turn = _Turn(machine, masks, lambda: self.read(place) is not None, self._look())
         try:
-            moved = move_threads(turn, turn.target, self._affinities, BOUND, self._cpu_seconds)
+            moved = turn.move(self._affinities, self._cpu_seconds)
         except Gone:
             return None
         machine.masks |= moved.masks
@@ -219,6 +221,16 @@ class KernelVirtualMachines:
         self._machines = {place: self._machines[place] for place in places if place in self._machines}
         self._missing = {place: self._missing[place] for place in places if place in self._missing}
 
+    def _settled_masks(self, place: VMPlace) -> Mapping[int, CPUSet] | None:
+        """Return the affinities of a machine with the same threads as before; None if it must be listed."""
+        machine = self._machines.get(place)
+        if machine is None or not machine.settled_at or self.count(place) != machine.settled_at:
+            return None
+        read = {thread.tid: self._affinities.read(thread.tid) for thread in machine.threads.threads}
+        if own_ids(self._roots, machine.vmm) != machine.threads.own_ids:
+            return None
+        return _still_there(read, self._look(), machine, machine.threads.own_ids)
+
     def _listed(self, place: VMPlace, *, fully: bool) -> _Machine:
         """Return a machine with its current threads; raise AgentError if it does not exist."""
         reads, cgroups = self._look(fully=fully), place.cgroups
@@ -228,12 +240,6 @@ class KernelVirtualMachines:
             # The count first: if a thread starts during the reading, the next poll sees another count.
             known, count = machine.threads, self.count(place)
             if not fully:
-                if (
-                    count
-                    and count == machine.settled_at
-                    and own_ids(self._roots, machine.vmm) == machine.threads.own_ids
-                ):
-                    return machine
                 machine.take(rescan_threads(reads, known, sandbox_id=sandbox_id), count)
             if fully or len(machine.threads.vcpus) < len(known.vcpus) or machine.missing_vcpus:
                 threads = read_threads(reads, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
@@ -325,9 +331,15 @@ def _ids_now(roots: Roots, machine: _Machine) -> frozenset[int] | None:
 
 def _read_masks(reads: SharedReads, machine: _Machine, affinities: Affinities) -> dict[int, CPUSet]:
     """Read the affinities of its threads. Only threads listed before and after count, because ids are reused."""
-    threads = machine.threads
-    read = {thread.tid: affinities.read(thread.tid) for thread in threads.threads}
-    inside, known = _ids_now(reads.roots, machine) or frozenset(), machine.threads.own_ids
+    read = {thread.tid: affinities.read(thread.tid) for thread in machine.threads.threads}
+    return _still_there(read, reads, machine, _ids_now(reads.roots, machine) or frozenset())
+
+
+def _still_there(
+    read: Mapping[int, CPUSet], reads: SharedReads, machine: _Machine, inside: frozenset[int]
+) -> dict[int, CPUSet]:
+    """Return what was read of the threads that exist afterwards: `inside` are those of its process."""
+    threads, known = machine.threads, machine.threads.own_ids
     return {
         thread.tid: read[thread.tid]
         for thread in threads.threads
@@ -357,6 +369,17 @@ class _Turn:
         self._ranked = {thread.tid: (thread, rank) for thread, rank in self._machine.ranked()}
         return Listing(tuple(self._machine.masks))
 
+    def move(self, affinities: Affinities, cpu_seconds: Callable[[], float]) -> Moved:
+        """Move the threads, unless the reading just made found each where it is to run; raise Gone.
+
+        The first round of a move would read every affinity once more.
+        """
+        masks = self._machine.masks
+        found = ((thread, rank, masks.get(thread.tid)) for thread, rank in self._machine.ranked())
+        if all(self._wanted(thread, rank, mask) is None for thread, rank, mask in found if mask):
+            return Moved({}, is_settled=True)
+        return move_threads(self, self.target, affinities, BOUND, cpu_seconds)
+
     def has(self, task: int) -> bool:
         """Return whether an id is still this thread's; if not, the next round lists all threads again."""
         if is_there(self._reads, self._machine.threads, self._ranked[task][0]):
@@ -365,17 +388,18 @@ class _Turn:
         return False
 
     def target(self, task: int, mask: CPUSet) -> CPUSet | None:
-        """Return a thread's CPUs; None if it is there already.
-
-        If the vCPUs changed since the masks were made, no thread is assigned a mask.
-        """
+        """Return a thread's CPUs; None if it is there already."""
         thread, rank = self._ranked[task]
+        wanted = self._wanted(thread, rank, mask)
+        if wanted is not None:
+            self.asked[task] = (thread.role, wanted)
+        return wanted
+
+    def _wanted(self, thread: VMThread, rank: int, mask: CPUSet) -> CPUSet | None:
+        """Return a thread's CPUs; None if it is there already, or is a vCPU and these changed since the masks were made."""
         wanted = self._masks.of(thread.role, rank)
         is_known = len(self._machine.threads.vcpus) == len(self._masks.vcpus)
-        if mask == wanted or (thread.role is Role.VCPU and not is_known):
-            return None
-        self.asked[task] = (thread.role, wanted)
-        return wanted
+        return None if mask == wanted or (thread.role is Role.VCPU and not is_known) else wanted
 
 
 def _missing(count: int, machine: _Machine) -> str:

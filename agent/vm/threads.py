@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.errors import AgentError, Gone, Refused
 from agent.vm.host_threads import companion_threads, is_outside, pit_threads, still_outside, vhost_threads
-from agent.vm.process import MOST_THREADS, opened, thread_count
+from agent.vm.process import MOST_THREADS, opened, task_ids, thread_count
 from agent.vm.thread_names import role_of
 from agent.vm.vcpus import identify_vcpus
 from pinning.guests.threads import Role, VMThread, VMThreads
@@ -31,9 +31,7 @@ def count_threads(roots: Roots, vmm: VMM) -> int:
 
 def own_ids(roots: Roots, vmm: VMM) -> frozenset[int]:
     """Return the ids of the threads of a VMM; raise Gone when it exited, Refused."""
-    with opened(roots.proc, vmm.pid) as process:
-        _check_identity(process, vmm)
-        return process.task_ids()
+    return task_ids(roots.proc, vmm.pid, vmm.started)
 
 
 def is_running(roots: Roots, vmm: VMM) -> bool:
@@ -102,13 +100,21 @@ def _read_own(reads: SharedReads, vmm: VMM, known: VMThreads | None) -> VMThread
         if (count := process.count()) > MOST_THREADS:
             raise Refused(f"its {count} threads are too many to look at")
         tasks = process.names(_settled(known))
-        if known and known.told_by and {thread.task: thread.name for thread in known.own} == tasks:
+        if known and known.told_by and _are_same(known, tasks):
             return replace(known, threads=known.own)
         names = {task.tid: name for task, name in tasks.items()}
         probed = _probed(known, tasks)
         told = identify_vcpus(process, vmm.kind, names, reads.machines_of(frozenset(names)), probed)
     threads = tuple(_own_thread(vmm, task, name, told.indexes) for task, name in tasks.items())
     return VMThreads(vmm, threads, told.by, told.reason, len(threads), kvm_vcpus=told.kvm_vcpus)
+
+
+def _are_same(known: VMThreads, tasks: Mapping[Task, str]) -> bool:
+    """Return whether these are the known threads and names; both are ascending by id."""
+    return len(known.own) == len(tasks) and all(
+        (thread.tid, thread.started, thread.name) == (task.tid, task.started, name)
+        for thread, (task, name) in zip(known.own, tasks.items(), strict=True)
+    )
 
 
 def _settled(known: VMThreads | None) -> dict[int, tuple[Task, str]]:

@@ -71,11 +71,16 @@ class VMMasks:
 
     def of(self, role: Role, rank: int = 0) -> CPUSet:
         """Return the mask of a thread, the rank-th of its role; a vCPU added in the meantime runs with the emulator."""
-        ranked = {Role.VCPU: self.vcpus, Role.IOTHREAD: self.iothreads}.get(role, ())
-        if rank < len(ranked):
-            return ranked[rank]
-        single = {Role.PIT: self.pit, Role.SHIM: self.aside, Role.VIRTIOFSD: self.aside}
-        return single.get(role, self.emulator)
+        match role:
+            case Role.VCPU if rank < len(self.vcpus):
+                return self.vcpus[rank]
+            case Role.IOTHREAD if rank < len(self.iothreads):
+                return self.iothreads[rank]
+            case Role.PIT:
+                return self.pit
+            case Role.SHIM | Role.VIRTIOFSD:
+                return self.aside
+        return self.emulator
 
     @property
     def pins(self) -> CPUSet:

@@ -39,7 +39,7 @@ def calls_of(work: Callable[[], object], is_counted: Callable[[FrameType, object
 
 def is_listing(frame: FrameType, function: object) -> bool:
     """Return whether a call lists the threads of a process."""
-    return function is os.scandir and frame.f_code.co_filename == process.__file__
+    return function in (os.scandir, os.listdir) and frame.f_code.co_filename == process.__file__
 
 
 def calls_to_pin(host: FakeHost, machines: KernelVirtualMachines, pid: int, threads: int) -> int:
