@@ -36,6 +36,9 @@ _INITIAL_WINDOW: Final = 65535  # of a connection; only an update changes it
 # read without an answer, which is no longer than its question: far below the window
 _HELD_BYTES: Final = 1024
 _HELD_SECONDS: Final = 0.1  # until they are answered; servers that look for dead clients wait for seconds
+_MOST_IDLE: Final = (
+    2  # connections: two updates of containers run at a time, and a new one costs as much as a request
+)
 _MOST_REQUESTS: Final = 1000  # of one connection: h2 remembers each
 _CONFIGURATION: Final = H2Configuration(  # requests have only headers of ours, answers are validated
     client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
@@ -223,7 +226,7 @@ class Exchange:
 
 
 class Connections:
-    """The connections to a socket: one for each request, or inside of `lasting` one for those that follow each other.
+    """The connections to a socket: one for each request, or inside of `lasting` a few for those that follow each other.
 
     A connection that lasts is left when its socket is replaced. A request that it carries and that nothing answers is
     sent once more over a new one, because the server may have restarted: requests must be idempotent.
@@ -232,20 +235,18 @@ class Connections:
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._lasts = False
-        self._idle: Connection | None = None
-        self._identity: tuple[int, ...] = ()  # of the socket to which the idle connection leads
+        self._idle: list[Connection] = []
+        self._identity: tuple[int, ...] = ()  # of the socket to which the idle connections lead
 
     @contextmanager
     def lasting(self) -> Iterator[None]:
-        """Keep a connection open between requests until the block ends."""
+        """Keep connections open between requests until the block ends."""
         self._lasts = True
         try:
             yield
         finally:
             self._lasts = False
-            if self._idle:
-                self._idle.close()
-            self._idle = None
+            self._close_idle()
 
     @asynccontextmanager
     async def asked(self, headers: Sequence[tuple[str, str]], body: bytes) -> AsyncIterator[Exchange]:
@@ -263,19 +264,28 @@ class Connections:
                 self._release(connection, identity)
 
     def _take(self, identity: tuple[int, ...], body: bytes) -> Connection | None:
-        """Return the idle connection if it leads to the socket of now and takes a request."""
-        connection, self._idle = self._idle, None
-        if connection is None or (identity == self._identity and connection.takes(body)):
-            return connection
-        connection.close()
+        """Return an idle connection if it leads to the socket of now and takes a request."""
+        if identity != self._identity:
+            self._close_idle()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.takes(body):
+                return connection
+            connection.close()
         return None
 
     def _release(self, connection: Connection, identity: tuple[int, ...]) -> None:
-        """Keep a connection for the next request, or close it."""
-        if self._lasts and self._idle is None and connection.takes(b""):
-            self._idle, self._identity = connection, identity
+        """Keep a connection for a later request, or close it."""
+        leads_there = not self._idle or identity == self._identity
+        if self._lasts and len(self._idle) < _MOST_IDLE and leads_there and connection.takes(b""):
+            self._idle.append(connection)
+            self._identity = identity
         else:
             connection.close()
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
 
     def _identity_now(self) -> tuple[int, ...]:
         if not self._lasts:

@@ -309,7 +309,7 @@ def test_replaced_socket_is_used_at_once(tmp_path: Path) -> None:
 
 
 def test_concurrent_calls_have_their_own_connections(tmp_path: Path) -> None:
-    """Concurrent calls do not wait for each other, and one of their connections is kept."""
+    """Concurrent calls do not wait for each other, and two of their connections are kept."""
     server = Server("first", held)
 
     async def ask(calls: Calls) -> None:
@@ -317,16 +317,32 @@ def test_concurrent_calls_have_their_own_connections(tmp_path: Path) -> None:
         await settle()
         assert await asyncio.gather(*(name(calls) for _ in range(3))) == ["first"] * 3
         await settle()
-        assert server.open == 2
+        assert server.open == 3
         waiting.cancel()
         with suppress(asyncio.CancelledError):
             await waiting
         await settle()
-        assert server.open == 1
-        assert await name(calls) == "first"
-        assert server.connections == 4
+        assert server.open == 2
+        assert await asyncio.gather(*(name(calls) for _ in range(2))) == ["first"] * 2
+        assert (server.open, server.connections) == (2, 4)
 
     run(tmp_path, server, ask)
+
+
+def test_all_idle_connections_to_a_replaced_socket_are_closed(tmp_path: Path) -> None:
+    """No later call reaches the server that lost its socket."""
+    old, new = Server("old"), Server("new")
+
+    async def ask(calls: Calls) -> None:
+        assert await asyncio.gather(*(name(calls) for _ in range(2))) == ["old"] * 2
+        await settle()
+        assert old.open == 2
+        async with new.at(calls.socket):
+            assert await asyncio.gather(*(name(calls) for _ in range(3))) == ["new"] * 3
+            await settle()
+            assert (old.open, new.open) == (0, 2)
+
+    run(tmp_path, old, ask)
 
 
 def test_connection_is_not_reused_after_a_timeout(tmp_path: Path) -> None:
