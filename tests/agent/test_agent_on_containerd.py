@@ -1,8 +1,7 @@
 """The real agent with a real containerd: starts, moves, restarts, foreign writes and killed daemons.
 
 `COREPIN_BIRTHS` sets how many pods start under churn (200 by default), `COREPIN_KILLS_HERE` how often the
-agent is
-killed on each version of containerd (10).
+agent, and the runtime, are killed on each runtime (10).
 """
 
 from __future__ import annotations
@@ -229,3 +228,19 @@ def test_killed_agent_loses_no_cpus(node: ContainerdNode) -> None:
         stayed = {name: cpus for name, cpus in before.items() if after[name] == cpus}
         assert {name: seen[name] for name in stayed} == {name: {cpus} for name, cpus in stayed.items()}
         check_rules(node, ledger)
+
+
+def test_killed_runtime_loses_no_cpus(node: ContainerdNode) -> None:
+    """After each SIGKILL of the runtime, and edits while it is away, every CPU has one owner and every container its CPUs."""
+    churn = Churn(node, seed=len(node.containerd.programs.version))
+    for _ in range(KILLS):
+        for _ in range(churn.random.randint(1, 3)):
+            churn.step()
+        time.sleep(churn.random.uniform(0, LONGEST_WAIT))
+        node.containerd.kill()
+        for name in sorted(node.documents)[:2]:
+            node.write(name, churn.random.choice(("none", "exclusive")))
+        node.containerd.start()
+        ledger = planned(node.agent.state, node.observe, lambda: node.agent.log)
+        check_rules(node, ledger)
+    assert "crashed" not in node.agent.log
