@@ -1,4 +1,4 @@
-"""What must hold of a container that is made now, at any instant of a node's life."""
+"""Invariants of containers that are created at any instant of a node's life."""
 
 from __future__ import annotations
 

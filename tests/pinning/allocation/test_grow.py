@@ -67,7 +67,7 @@ def on_node(topology: Topology, node: int, count: int) -> CPUSet:
     ],
 )
 def test_distributed_stays_even(start: int, held: int, count: int, split: str) -> None:
-    """With core 9 reserved, on NUMA nodes that share a cache: as even as a fresh claim, on its own sockets first."""
+    """Growth stays even over NUMA nodes that share a cache, on the container's own sockets first."""
     free = XEON.cpus - XEON.siblings_of(cpus("9"))
     assert (
         per_node(XEON, grown(XEON, on_node(XEON, start, held), count, free, numa_policy=DISTRIBUTED)) == split
@@ -113,7 +113,7 @@ def test_distributed_in_whole_cores_stays_even() -> None:
 
 
 def test_distributed_over_very_many_nodes_ends() -> None:
-    """Where every cache is a NUMA node, sets of nodes are not compared: there are half a milliard of them."""
+    """Where every cache is a NUMA node the half billion sets of nodes are not compared one by one."""
     every = place(THIRTY_TWO, THIRTY_TWO.cpus, 130, numa_policy=DISTRIBUTED).cpus
     assert per_node(THIRTY_TWO, every).count("8") + per_node(THIRTY_TWO, every).count("7") == 17
     more = grown(THIRTY_TWO, every, 200, numa_policy=DISTRIBUTED)
@@ -188,7 +188,7 @@ def test_caches_that_are_begun_come_first(align: bool, keep: str, free: str, cou
 
 
 def test_cores_that_are_begun_come_first_in_a_cache() -> None:
-    """Half-used cores of its own are completed before the lowest cores of their cache are looked at."""
+    """Half-used cores of the container are completed before the lowest cores of their cache."""
     assert grown(CACHES, cpus("3"), 2, align_uncore=True) == cpus("3,11")
 
 

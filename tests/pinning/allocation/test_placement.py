@@ -66,7 +66,7 @@ PACKED, DISTRIBUTED, SINGLE = NUMAPolicy.PACKED, NUMAPolicy.DISTRIBUTED, NUMAPol
     ],
 )
 def test_smt_policies(topology: Topology, free: str, count: int, smt: SMTPolicy, placed: str) -> None:
-    """Who may run beside a container, and what idles in its charge."""
+    """SMT policies: which siblings may run other containers, and which idle."""
     assert as_text(place(topology, cpus(free) & topology.cpus, count, smt=smt)) == placed
 
 
@@ -148,7 +148,7 @@ def test_examples_that_are_refused(cores: str, free: str, count: int, smt: SMTPo
 def test_numa_policies(
     topology: Topology, free: str, count: int, smt: SMTPolicy, numa: NUMAPolicy, placed: str
 ) -> None:
-    """Fewest nodes, evenly many on each, or exactly one."""
+    """NUMA policies: fewest nodes, evenly many CPUs on each, or exactly one node."""
     found = place(topology, cpus(free) & topology.cpus, count, smt=smt, numa_policy=numa)
     assert as_text(found) == placed
 
@@ -268,7 +268,7 @@ def test_nothing_online_fits_nothing() -> None:
 
 @pytest.mark.parametrize("act", [place, take_cores])
 def test_a_negative_count_is_the_callers_bug(act: object) -> None:
-    """Negative counts are no claims that could be refused."""
+    """A negative count is a programming error, not a refusal."""
     assert callable(act)
     with pytest.raises(ValueError, match="count -1 must be 0 or more"):
         act(FLAT, FLAT.cpus, -1)

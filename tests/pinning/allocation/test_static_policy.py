@@ -253,13 +253,13 @@ def test_an_offline_cpu_is_not_available() -> None:
 
 @pytest.mark.parametrize(("count", "group"), [case(-1, 1, id="count"), case(1, 0, id="group")])
 def test_a_wrong_number_is_the_callers_bug(count: int, group: int) -> None:
-    """Negative counts and empty groups are no claims that could be refused."""
+    """A negative count, and an empty group, are programming errors, not refusals."""
     with pytest.raises(ValueError, match=r"count -?1 must be 0 or more"):
         take_cpus(FLAT, FLAT.cpus, count, group_size=group)
 
 
 def test_tables_belong_to_one_topology() -> None:
-    """What was worked out for a machine is kept for it, and not used for it with other CPUs online."""
+    """Tables that are computed for a machine are not used after CPUs go offline or online."""
     assert tables_of(FLAT) is tables_of(FLAT)
     assert tables_of(FLAT.with_online(cpus("0-3"))).online == cpus("0-3").mask
     assert take_cpus(FLAT.with_online(EMPTY), FLAT.cpus, 0) == EMPTY

@@ -239,7 +239,7 @@ def test_offline_and_unknown_cpus_run_nothing() -> None:
 
 
 def test_prefer_is_the_choice_of_kubevirt() -> None:
-    """The default policy of a node moves nothing."""
+    """Under prefer, the default of a node, vCPUs are placed as by KubeVirt."""
     cpus, guest = CPUSet.parse("0,16,1,17"), GuestTopology(1, 3, 1)
 
     assert place_vcpus(PAIRS, cpus, guest, isolate_emulator=True, smt="prefer") == place_vcpus(
@@ -302,7 +302,7 @@ def test_require_keeps_floating_threads_off_too() -> None:
         ),
     ],
 )
-def test_require_tells_what_it_cannot_have(vcpus: int, warning: str, *, isolate: bool) -> None:
+def test_require_warns_about_shared_cores(vcpus: int, warning: str, *, isolate: bool) -> None:
     """Where every core runs a vCPU, emulator and I/O threads run as in KubeVirt, with a warning."""
     cpus, guest = CPUSet.parse("0-1,16-17"), GuestTopology(1, vcpus, 1)
     required = place_vcpus(PAIRS, cpus, guest, isolate_emulator=isolate, iothreads=1, smt="require")
@@ -317,7 +317,7 @@ def test_require_tells_what_it_cannot_have(vcpus: int, warning: str, *, isolate:
 
 
 def test_isolate_gives_every_thread_a_core() -> None:
-    """Siblings run nothing, those of emulator and I/O threads neither."""
+    """Siblings of all threads idle, also those of emulator and I/O threads."""
     placement = place_vcpus(
         PAIRS,
         CPUSet.parse("0-5,16-21"),
@@ -337,7 +337,7 @@ def test_isolate_gives_every_thread_a_core() -> None:
 
 
 def test_isolate_without_room() -> None:
-    """Cores are counted: siblings of one core are one place."""
+    """Under isolate cores are counted, since siblings of one core are one place."""
     with pytest.raises(NotEnoughCPUs, match="wanted 3 cores for vCPUs, found 2"):
         place_vcpus(PAIRS, CPUSet.parse("0-1,16-17"), GuestTopology(1, 3, 1), smt="isolate")
 

@@ -21,12 +21,12 @@ from pinning.errors import BadContract
     ],
 )
 def test_durations(text: str, seconds: float) -> None:
-    """A plain number is of seconds, as CMK had it."""
+    """A number without a unit is in seconds, as in CMK."""
     assert parse_duration("--interval", text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "1.s", "1e3", "25h", "9" * 10, "1 s", "٣"])
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
-    """Nothing is guessed, nor rounded."""
+    """Any other text is refused with an example, and none is rounded."""
     with pytest.raises(BadContract, match=r"--interval: .* is no duration up to 24h: write for example"):
         parse_duration("--interval", text)

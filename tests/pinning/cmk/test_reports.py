@@ -57,20 +57,20 @@ def test_tasks_are_process_ids() -> None:
 
 
 def test_a_held_core_without_a_known_process_lists_process_1() -> None:
-    """It is an integer, it is no free list, and nothing that signals it ends anything."""
+    """A held core without a known process lists pid 1, which is not free and cannot be signalled."""
     pools = cmk_pools(cmk_node(state_of(TWO, config=STATIC)))
     assert pools[EXCLUSIVE] == {0: {"1,5": [INIT]}, 1: {"2,6": [INIT]}}
 
 
 def test_two_wrappers_of_one_container_stand_in_the_order_of_their_pids() -> None:
-    """As numbers, not as text."""
+    """Wrappers are sorted by pid as a number."""
     tasks = (task(1000, EXCLUSIVE, "1,5"), task(999, EXCLUSIVE, "1,5"))
     pools = cmk_pools(cmk_node(state_of(TWO, config=STATIC))._replace(tasks=tasks))
     assert pools[EXCLUSIVE][0] == {"1,5": [999, 1000]}
 
 
 def test_a_container_that_shares_its_cpus_holds_no_core() -> None:
-    """Others run there too, so that the list of its core stays free for CMK's tools."""
+    """A container that shares its CPUs holds no core, so that its core's list is free for CMK's tools."""
     share = bound("a", container("main", 2), annotations={"cpu-manager.corepin.io/pod": "share"})
     pools = cmk_pools(cmk_node(state_of(share)))
     assert pools[EXCLUSIVE][0] == {"1,5": []}
@@ -110,7 +110,7 @@ def test_without_a_core_set_aside_infra_names_who_asked_for_shared() -> None:
 
 @given(static_nodes())
 def test_no_cpu_of_static_pools_is_in_two(sets: NodeSets) -> None:
-    """Whatever is offline, isolated or listed, also where an exclusive pool or the pool set aside has to be shared."""
+    """No CPU is in two static pools, whatever is offline, isolated or listed."""
     cut, ledger = sets.pools, Ledger()
     node = CMKNode(
         sets.topology,
@@ -130,7 +130,7 @@ def test_no_cpu_of_static_pools_is_in_two(sets: NodeSets) -> None:
 
 
 def test_cores_stand_in_the_order_of_their_numbers() -> None:
-    """CMK sorted them as text: 1, 10, 11, 2."""
+    """Cores are sorted by number; CMK's order was 1, 10, 11, 2."""
     machine = assemble([CPUFacts(cpu, cpu, cpu // 6, cpu // 6) for cpu in range(12)], CPUSet(range(12)))
     pools = cmk_pools(cmk_node(state_of(machine=machine)))
     assert list(describe(pools)["pools"]["exclusive"]["cpuLists"]) == [str(cpu) for cpu in range(1, 12)]

@@ -64,7 +64,7 @@ def test_claim_holds_whole_cores_and_its_container_runs_on_them() -> None:
 
 
 def test_claim_without_a_container_that_names_it_is_held() -> None:
-    """The kubelet prepares it, the scheduler counts it, and no container runs on it."""
+    """A claim that no container names holds its CPUs, because the kubelet prepares and the scheduler counts it."""
     node = world()
     node.claims(claim("x", 2, pods=()))
     planned = node.plan()
@@ -73,7 +73,7 @@ def test_claim_without_a_container_that_names_it_is_held() -> None:
 
 
 def test_containers_of_several_pods_share_a_claim() -> None:
-    """They run on the same CPUs, which no other container gets."""
+    """Containers of several pods that name a claim run on its CPUs, and no others do."""
     node = world()
     node.claims(claim("x", 2, pods=("a", "b")))
     node.user("a", "x")
@@ -85,7 +85,7 @@ def test_containers_of_several_pods_share_a_claim() -> None:
 
 
 def test_request_of_a_claim_has_its_own_cpus() -> None:
-    """A container that names one request gets that one's CPUs; one that names none gets all."""
+    """A container that names one request gets its CPUs, and one that names none gets all of the claim."""
     node = world()
     node.claims(claim("x", 2, 4, pods=("a", "b")))
     node.user("a", "x", request="r1")
@@ -95,7 +95,7 @@ def test_request_of_a_claim_has_its_own_cpus() -> None:
 
 
 def test_container_waits_until_all_its_claims_have_cpus() -> None:
-    """Of two claims one has no room: the container is not started, with the numbers."""
+    """If one of two claims has no CPUs the container does not start, with the numbers as the reason."""
     node = world()
     node.claims(claim("x", 4), claim("y", 4))
     node.user("a", "x", "y")
@@ -112,7 +112,7 @@ def test_container_waits_until_all_its_claims_have_cpus() -> None:
 
 
 def test_claim_of_a_strange_device_is_refused() -> None:
-    """The slice was replaced between allocation and Prepare."""
+    """A claim whose device is no longer in the slice is refused."""
     node = world()
     node.claims(claim("x", 2, device="cpudevnuma007"))
     assert "this node has no device cpudevnuma007" in node.plan().waiting_claims[uid_of("x")]
@@ -141,7 +141,7 @@ def test_last_free_core_is_spared_for_the_shared_set() -> None:
 
 
 def test_claims_of_the_kubelet_come_before_classic_asks_and_planned_ones() -> None:
-    """It waits for them; of the others the oldest pod's claim comes first."""
+    """Prepared claims get CPUs first, then the oldest pod's claim."""
     node = world()
     node.claims(claim("x", 2, pods=("a",)), claim("y", 2, pods=("b",)), prepared=False)
     node.claims(claim("z", 2, pods=("unknown",)))
@@ -154,7 +154,7 @@ def test_claims_of_the_kubelet_come_before_classic_asks_and_planned_ones() -> No
 
 
 def test_planned_claim_goes_with_its_pod_and_a_prepared_one_with_the_kubelet() -> None:
-    """No Unprepare comes for a claim that was never prepared."""
+    """A planned claim is released with its pod, and a prepared one by the kubelet's Unprepare."""
     node = world()
     node.claims(claim("x", 2), prepared=False)
     node.claims(claim("y", 2, pods=("b",)))
@@ -172,7 +172,7 @@ def test_planned_claim_goes_with_its_pod_and_a_prepared_one_with_the_kubelet() -
 
 
 def test_claim_keeps_its_cpus_over_a_reboot_until_the_kubelet_prepares_it_again() -> None:
-    """The first pass has read no claim yet: one that is not known is not given back, while its pod is there."""
+    """After a restart a claim keeps its CPUs until claims have been read, while its pod exists."""
     node = world()
     node.claims(claim("x", 4))
     node.user("a", "x")
@@ -191,7 +191,7 @@ def test_claim_keeps_its_cpus_over_a_reboot_until_the_kubelet_prepares_it_again(
 
 
 def test_claim_allocated_anew_before_prepare_is_placed_anew() -> None:
-    """Another result, another place; once the kubelet has asked it stays where it is."""
+    """A claim with a new allocation is placed anew before Prepare, and stays after it."""
     node = world()
     node.claims(claim("x", 2), prepared=False)
     node.plan()
@@ -207,7 +207,7 @@ def test_claim_allocated_anew_before_prepare_is_placed_anew() -> None:
 
 
 def test_released_claim_is_not_planned_again_while_its_pod_ends() -> None:
-    """The API server shows the pod a little longer than the kubelet has it."""
+    """A released claim is not planned again while the API server still shows its pod."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x")
@@ -218,7 +218,7 @@ def test_released_claim_is_not_planned_again_while_its_pod_ends() -> None:
 
 
 def test_launcher_with_a_claim_makes_no_second_demand() -> None:
-    """KubeVirt mirrors the amount in requests.cpu, and its selector asks for dedicated CPUs: both mean the claim."""
+    """A launcher with a claim has no claim by its CPU request, because KubeVirt mirrors the amount there."""
     node = world(8)
     node.user("a", "x", wish=Wish("4"), vm=True)
     node.plan()
@@ -231,7 +231,7 @@ def test_launcher_with_a_claim_makes_no_second_demand() -> None:
 
 
 def test_annotation_beside_a_claim_is_invalid_and_the_claim_stands() -> None:
-    """The pod is not refused: its owner reads it in an event."""
+    """An annotation beside a ResourceClaim is a refusal in an event, and the claim stays."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x", wish=EXCLUSIVE)
@@ -244,7 +244,7 @@ def test_annotation_beside_a_claim_is_invalid_and_the_claim_stands() -> None:
 
 
 def test_what_a_container_asks_besides_waits_until_its_claims_are_read() -> None:
-    """Only the claim says whether it holds CPUs; one that holds none leaves the annotation to count."""
+    """A container's other CPU requests wait until its claims are read: a claim without CPUs lets them count."""
     node = world(unread=True)
     node.user("a", "gpu", wish=EXCLUSIVE)
     assert not node.plan().refusals
@@ -258,7 +258,7 @@ def test_what_a_container_asks_besides_waits_until_its_claims_are_read() -> None
 
 
 def test_pod_that_is_not_reserved_for_gets_nothing_of_a_claim() -> None:
-    """The names of claims are chosen by users; the scheduler says who may use one."""
+    """A pod gets no CPUs of a claim that is not reserved for it, whatever names it uses."""
     node = world()
     node.claims(claim("x", 2, pods=("b",)))
     node.user("a", "x")
@@ -286,7 +286,7 @@ def test_offline_cpus_come_back_to_the_claim() -> None:
 
 
 def test_claims_are_released_last_when_nothing_else_is_left() -> None:
-    """An empty shared set would be every CPU: a machine that loses its other CPUs takes the claim's."""
+    """Claims lose CPUs last, when the shared set would be empty otherwise."""
     node = world()
     node.claims(claim("x", 4, pods=()))
     node.plan()
@@ -297,7 +297,7 @@ def test_claims_are_released_last_when_nothing_else_is_left() -> None:
 
 
 def test_containers_of_unknown_pods_keep_their_claims() -> None:
-    """The API server is out of reach: what is in the ledger stays."""
+    """While the API server is unreachable containers of unknown pods keep their claims."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x")
@@ -309,7 +309,7 @@ def test_containers_of_unknown_pods_keep_their_claims() -> None:
 
 
 def test_pod_that_names_its_claim_no_more_is_unpinned() -> None:
-    """A pod cannot change its claims, but another of the same uid may be shown: what it names counts."""
+    """A pod that is shown without its claim is unpinned."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x")
@@ -320,7 +320,7 @@ def test_pod_that_names_its_claim_no_more_is_unpinned() -> None:
 
 
 def test_agent_without_the_driver_keeps_claims_until_their_pods_are_gone() -> None:
-    """The component was taken away while claims run."""
+    """Without the component claims in the ledger stay until their pods are gone."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x")
@@ -334,7 +334,7 @@ def test_agent_without_the_driver_keeps_claims_until_their_pods_are_gone() -> No
 
 
 def test_shared_cpus_widen_a_container_of_a_claim() -> None:
-    """Its first process starts on its own CPUs, and it may use the shared ones."""
+    """With shared CPUs a claim's container starts on its own CPUs, and may use the shared ones."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x", wish=Wish(shared="true", quota="keep"))
@@ -370,7 +370,7 @@ def test_ledger_refuses_what_would_break_it() -> None:
 
 
 def test_broken_ledgers_are_seen() -> None:
-    """Each rule about claims has a message."""
+    """Each broken rule about claims is reported."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x")
@@ -415,7 +415,7 @@ def test_ledger_survives_a_restart() -> None:
 
 
 def test_claims_of_a_lost_checkpoint_are_found_in_their_files() -> None:
-    """One whose CPUs the node cannot give, or that overlaps another, is not taken."""
+    """A lost checkpoint's claims are recovered from their files, unless they overlap or do not fit the node."""
     node = world()
     node.found = (
         ClaimGrant(claim("x", 2), (CPUSet([2, 6]),), is_prepared=True),
@@ -434,7 +434,7 @@ def test_claims_of_a_lost_checkpoint_are_found_in_their_files() -> None:
 
 
 def test_claims_are_offered_beside_classic_holders() -> None:
-    """What the slice says follows from the ledger."""
+    """The published devices follow the ledger of claims and classic containers."""
     node = world()
     node.claims(claim("x", 2, pods=()))
     node.add("c", [EXCLUSIVE])
@@ -444,7 +444,7 @@ def test_claims_are_offered_beside_classic_holders() -> None:
 
 
 def test_observing_agent_grants_no_claims() -> None:
-    """It assigns nothing, so it is no driver; what it holds from before goes with the kubelet's Unprepare."""
+    """In observe mode the agent grants no claims; earlier ones are released by Unprepare."""
     observed = Observed(
         smt_machine(4),
         CPUSet(range(8)),
@@ -470,7 +470,7 @@ def test_agent_without_the_driver_defers_nothing() -> None:
 
 
 def test_other_containers_stay_when_a_claim_is_given_back() -> None:
-    """What was made from the claim goes with it, and nothing else."""
+    """A released claim's containers lose their CPUs, and no others do."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x")

@@ -25,7 +25,7 @@ def table_of(node: ClaimWorld) -> StartTable:
 
 
 def test_container_of_a_claim_starts_on_it_with_the_variable() -> None:
-    """The list is that of its own CPUs, also where it names a part of the claim."""
+    """A container of a claim starts on the claim's CPUs, with the variable that lists them."""
     node = world()
     node.claims(claim("x", 2, 2))
     node.user("a", "x", request="r1")
@@ -37,7 +37,7 @@ def test_container_of_a_claim_starts_on_it_with_the_variable() -> None:
 
 
 def test_container_of_a_pod_that_is_not_shown_is_known_by_its_cdi_device() -> None:
-    """The kubelet is faster than the watch: a claim that is reserved for the pod is enough."""
+    """A container whose pod the watch has not shown yet is identified by its CDI device."""
     node = world()
     node.claims(claim("x", 2, 2))
     table = table_of(node)
@@ -58,7 +58,7 @@ def test_container_of_a_pod_that_is_not_shown_is_known_by_its_cdi_device() -> No
     ],
 )
 def test_cdi_device_alone_proves_nothing(owner: Owner, name: str, text: str) -> None:
-    """Annotations of a pod can name any CDI device: the claim has to be prepared, and reserved for the pod."""
+    """A CDI device counts only if its claim is prepared and reserved for the pod."""
     node = world()
     node.claims(claim("x", 2))
     node.claims(claim("planned", 2), prepared=False)

@@ -1,4 +1,4 @@
-"""What is read of a ResourceClaim: the results of our driver on this node, or why they cannot be served."""
+"""Reading ResourceClaims: results of our driver on this node, and refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_claim_has_a_part_for_each_result_of_ours() -> None:
     ids=["no result", "no status", "not allocated"],
 )
 def test_claim_without_results_of_ours_has_no_parts(given: dict[str, Any]) -> None:
-    """The kubelet asks for every claim that names a device of ours; others have nothing to prepare."""
+    """A claim without results of our driver has nothing to prepare."""
     found = read_claim(given, NODE)
     assert isinstance(found, DeviceClaim)
     assert found.parts == ()
@@ -87,7 +87,7 @@ def test_claim_that_cannot_be_served_says_why(given: object, text: str) -> None:
 
 @pytest.mark.parametrize("key", ["extended-resource-claim", "extended-resource-name"])
 def test_claim_for_an_extended_resource_is_refused_with_a_remedy(key: str) -> None:
-    """The containers that it is for are not in it, nor does the pod name it."""
+    """A claim for an extended resource is refused, since it does not name its containers."""
     given = document(result())
     given["metadata"]["annotations"] = {f"resource.kubernetes.io/{key}": "true"}
     found = read_claim(given, NODE)
@@ -98,7 +98,7 @@ def test_claim_for_an_extended_resource_is_refused_with_a_remedy(key: str) -> No
 
 
 def test_parameters_of_other_drivers_are_theirs() -> None:
-    """A claim may have devices of several drivers."""
+    """Parameters for other drivers in a claim are ignored."""
     config = [{"opaque": {"driver": "gpu.example"}}, {}]
     given = document(allocation={"devices": {"results": [result()], "config": config}})
     assert isinstance(read_claim(given, NODE), DeviceClaim)
@@ -113,7 +113,7 @@ _JSON = st.recursive(
 
 @given(_JSON, st.sampled_from(["metadata", "status", "allocation", "devices", "results", "config", "result"]))
 def test_any_document_is_read_or_refused(value: Any, at: str) -> None:
-    """Whatever stands at any place of the document, nothing is raised."""
+    """Any document is read or refused, without an exception."""
     whole = document(result(), result())
     devices = whole["status"]["allocation"]["devices"]
     match at:
@@ -131,7 +131,7 @@ def test_any_document_is_read_or_refused(value: Any, at: str) -> None:
 
 
 def test_cdi_device_names_claim_and_request() -> None:
-    """What other programs call their devices names no claim."""
+    """CDI devices of other vendors name no claim."""
     uid = uid_of("x")
     assert claimed_by(f"corepin.io/cpu={device_name(uid, 'cpu')}") == (uid, "cpu")
     for other in ("nvidia.com/gpu=0", "corepin.io/cpu=claim-x-cpu", f"corepin.io/cpu=claim-{uid}-"):
@@ -139,7 +139,7 @@ def test_cdi_device_names_claim_and_request() -> None:
 
 
 def test_uid_is_one_of_the_api_server() -> None:
-    """It becomes part of the name of a file."""
+    """A uid that is not the API server's is refused, because it becomes a file name."""
     assert is_uid(uid_of("x"))
     assert not is_uid("../" + uid_of("x"))
 

@@ -41,7 +41,7 @@ def values(given: Offer) -> dict[str, int]:
 
 
 def test_device_has_the_whole_cores_of_a_numa_node() -> None:
-    """The core of a reserved CPU is not among them, nor one with an offline CPU."""
+    """A device has the whole cores of a NUMA node, without reserved and partly offline cores."""
     assert [(it.device, str(it.cpus)) for it in device_groups(DUAL, offer(DUAL).usable)] == [
         ("cpudevnuma000", "2,4,8,10"),
         ("cpudevnuma001", "1,3,5,7,9,11"),
@@ -81,7 +81,7 @@ def test_last_core_of_the_shared_set_is_not_published() -> None:
 
 
 def test_device_without_cpus_is_left_out_and_the_fullest_comes_first() -> None:
-    """The scheduler takes the first device that fits, and the API server refuses a value of 0."""
+    """A device without CPUs is not published, and the one with most comes first."""
     given = offer(FOUR_NODES, classic="2-3,10-11", claimed="4,12")
     assert [device["name"] for device in slice_devices(given)] == [
         "cpudevnuma000",
@@ -91,7 +91,7 @@ def test_device_without_cpus_is_left_out_and_the_fullest_comes_first() -> None:
 
 
 def test_device_has_the_attributes_of_upstream() -> None:
-    """A selector on an attribute that a device lacks is an error of the whole pod."""
+    """A device has all attributes of the upstream driver, since a selector on a missing one fails the pod."""
     [device] = slice_devices(offer(WITHOUT_SMT))
     assert device == {
         "name": "cpudevnuma000",
@@ -116,7 +116,7 @@ def test_device_has_the_attributes_of_upstream() -> None:
 
 @pytest.mark.parametrize(("value", "step"), [(2, 2), (1, 1), (8, 8), (3, 2)])
 def test_single_step_is_a_valid_value(value: int, step: int) -> None:
-    """The API server wants a range to have room for a minimum and a step."""
+    """The published range is valid even if a device has one step."""
     assert request_policy(value, step) == {"default": str(step), "validValues": [str(step)]}
 
 

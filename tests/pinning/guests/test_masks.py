@@ -1,4 +1,4 @@
-"""Where the threads of virtual machines are to run: libvirt's pins first, KubeVirt's choice else, Kata's union."""
+"""Affinity masks of virtual machines' threads: libvirt's pins first, then KubeVirt's choice, Kata's union."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_libvirts_pins_stay_as_they_are() -> None:
     ],
 )
 def test_other_pins_are_replaced(vcpus: tuple[str, ...]) -> None:
-    """What is no pin of every vCPU to a CPU of its own gives way to KubeVirt's choice."""
+    """Pins that do not give every vCPU a CPU of its own are replaced by KubeVirt's choice."""
     assert texts(masks_of(seen(*vcpus, threads=2), launcher())) == ["1", "5"]
 
 
@@ -110,7 +110,7 @@ def test_emulator_keeps_the_cpus_that_libvirt_gave_it() -> None:
 
 
 def test_vcpu_that_was_just_added_is_not_taken_for_pinned() -> None:
-    """It has the mask of the first thread: that is no pin, though it is one CPU."""
+    """A vCPU that has just been added has the mask of the first thread, which is not taken for a pin."""
     machine = seen("1", "2", "6", main="6")
 
     assert launcher_masks(machine, launcher(unchanged_seconds=0.0)) is None
@@ -126,7 +126,7 @@ def test_vcpu_that_was_just_added_is_not_taken_for_pinned() -> None:
         (False, BOOT_SECONDS, True),
     ],
 )
-def test_libvirt_gets_its_time(has_run: bool, seconds: float, is_placed: bool) -> None:
+def test_masks_wait_for_a_stable_guest(has_run: bool, seconds: float, is_placed: bool) -> None:
     """Nothing is placed before the number of vCPUs is stable and the guest runs, or 30 seconds have gone."""
     machine = seen(*["1-3,5-6"] * 2, has_run=has_run)
 
@@ -143,8 +143,8 @@ def test_unidentified_vcpus_run_together() -> None:
     assert masks.emulator == HELD
 
 
-def test_shape_that_cannot_be_had_is_no_half_pinned_machine() -> None:
-    """All vCPUs run together beside the emulator, and the reason says what is missing."""
+def test_an_impossible_guest_topology_is_not_half_pinned() -> None:
+    """If the guest's topology does not fit, all vCPUs share the emulator's CPUs, with the reason."""
     masks = masks_of(seen(*["1"] * 6, main="6", housekeeping=CPUSet.parse("6")), launcher())
 
     assert texts(masks) == ["1-3,5"] * 6
@@ -153,7 +153,7 @@ def test_shape_that_cannot_be_had_is_no_half_pinned_machine() -> None:
     assert masks.reason
 
 
-def test_shape_of_broken_sockets_is_told() -> None:
+def test_a_broken_guest_topology_is_reported() -> None:
     """Three vCPUs are no whole sockets of one core with two threads."""
     masks = masks_of(seen("1", "1", "1", threads=2), launcher())
 
@@ -161,7 +161,7 @@ def test_shape_of_broken_sockets_is_told() -> None:
 
 
 def test_erased_pins_come_back() -> None:
-    """Kernels before 6.2 forget pins when the cpuset is written: those of before hold, the emulator's and iothreads' too."""
+    """Pins that a kernel before 6.2 dropped with a cpuset write are restored."""
     machine = seen("6", "1", main="2", iothreads=(IOThread(CPUSet.parse("3")),))
     before = masks_of(machine, launcher())
     erased = seen("1-3,5-6", "1-3,5-6", iothreads=(IOThread(HELD),))
@@ -179,8 +179,8 @@ def test_vcpu_of_a_lost_cpu_moves_alone() -> None:
     assert texts(masks_of(lost, launcher("1,3,5,7", before=before))) == ["5", "3", "7", "1"]
 
 
-def test_lost_cpu_without_another_is_told() -> None:
-    """Fewer CPUs than vCPUs end the pins of all."""
+def test_a_lost_cpu_without_replacement_ends_all_pins() -> None:
+    """With fewer CPUs than vCPUs all pins end."""
     before = masks_of(seen("1", "2"), launcher("1-2"))
     masks = masks_of(seen("1", "1", main="1"), launcher("1", before=before))
 
@@ -188,7 +188,7 @@ def test_lost_cpu_without_another_is_told() -> None:
 
 
 def test_isolated_emulator_whose_cpu_is_lost_gets_the_one_that_came_instead() -> None:
-    """It goes on beside the vCPUs."""
+    """An isolated emulator whose CPU goes offline gets the replacement CPU, and the pins of vCPUs stay."""
     before = masks_of(seen("1", "2", main="3"), launcher("1-3"))
     masks = masks_of(seen("1", "2", main="1-2,7"), launcher("1-2,7", before=before))
 
@@ -226,7 +226,7 @@ def test_spare_cpu_is_the_emulators(is_pinned: bool) -> None:
 
 
 def test_spare_cpus_of_a_pool_are_not_the_emulators() -> None:
-    """They are the iothreads', and the emulator runs on all CPUs."""
+    """Spare CPUs of a pool belong to its I/O threads, and the emulator runs on all CPUs."""
     pool = (IOThread(CPUSet.parse("3")),)
     assert str(masks_of(seen("1", "2", iothreads=pool, has_pool=True), launcher("1-3")).emulator) == "1-3"
 
@@ -246,8 +246,8 @@ def test_iothread_on_a_vcpus_cpu_is_libvirts_where_nothing_is_apart() -> None:
     assert list(map(str, masks_of(machine, launcher("1-2")).iothreads)) == ["2"]
 
 
-def test_emulator_beside_vcpus_is_told_under_require() -> None:
-    """Where the set leaves no other core, the status says so."""
+def test_emulator_beside_vcpus_is_reported_under_require() -> None:
+    """Under require the status reports an emulator that has to share a core with vCPUs."""
     machine = seen("1", "2", main="5", housekeeping=CPUSet.parse("5"))
     masks = masks_of(machine, launcher("1-2,5", smt=SMTPolicy.REQUIRE))
 
@@ -268,7 +268,7 @@ def test_sandbox_has_one_vcpu_on_each_cpu_when_they_are_as_many() -> None:
 
 
 def test_pins_that_a_sandbox_has_stay() -> None:
-    """Kata may pin by itself (enable_vcpus_pinning): one to one on the same CPUs is as good."""
+    """One-to-one pins that Kata made itself on the same CPUs stay."""
     assert texts(sandbox_masks(seen("3", "2"), CPUSet.parse("2-3"), CPUSet.parse("2-3"))) == ["3", "2"]
 
 
@@ -283,7 +283,7 @@ def test_threads_that_are_no_vcpus_may_run_in_the_shared_set() -> None:
 
 
 def test_sandbox_that_holds_nothing_follows_the_shared_set() -> None:
-    """Every thread runs there, and nothing is missing."""
+    """Threads of a sandbox without CPUs of its own run on the shared set."""
     masks = sandbox_masks(seen("2", "3"), EMPTY, SHARED)
 
     assert (texts(masks), masks.emulator, masks.reason) == (["0,4,7"] * 2, SHARED, "")

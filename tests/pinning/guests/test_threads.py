@@ -19,8 +19,8 @@ def test_vcpus_are_in_the_order_of_their_indexes() -> None:
     assert VMThreads(QEMU, THREADS, "names").vcpus == (101, 104, 103)
 
 
-def test_vcpus_that_are_not_told_apart_are_none() -> None:
-    """Some vCPUs that were found are no vCPUs of a machine whose others were not."""
+def test_unidentified_vcpus_are_none() -> None:
+    """If only some vCPUs of a machine are identified, it counts as having none."""
     assert VMThreads(QEMU, THREADS, "", "vCPU 5 is not found").vcpus == ()
 
 

@@ -62,7 +62,7 @@ def test_field_has_the_path_of_its_kind(kind: Kind, spec: VirtSpec, root: str) -
 
 
 def test_architecture_lies_beside_the_domain() -> None:
-    """The field of the architecture has the same root."""
+    """The path of the architecture has the same root as the domain's."""
     spec = wrapped(Kind.VM, vmi(architecture="riscv64"))
     assert [cause.field for cause in review_vmi(Kind.VM, {}, spec, SETTINGS).causes] == [
         "spec.template.spec.architecture"
@@ -316,7 +316,7 @@ def test_memory_hotplug_of_vms(
     assert review(spec, chosen).causes == ()
 
 
-def test_sockets_over_maximum_are_told_once() -> None:
+def test_sockets_over_maximum_are_one_cause() -> None:
     """KubeVirt tells a VM about its sockets twice; corepin does once."""
     spec = wrapped(Kind.VM, vmi({"sockets": 8, "maxSockets": 4}))
     assert len(review_vmi(Kind.VM, {}, spec, SETTINGS).causes) == 1
@@ -350,14 +350,14 @@ def test_spec_of_a_vmi_is_fixed(
     assert {cause.reason for cause in causes} <= {"FieldValueNotSupported"}
 
 
-def test_update_tells_no_secrets() -> None:
+def test_update_prints_no_secrets() -> None:
     """Lists and objects, which may hold passwords, are not printed."""
     (cause,) = update_causes({"volumes": [{"userData": "s3cret"}]}, {"volumes": [1]})
     assert "s3cret" not in cause.message
     assert cause.message.startswith("changes from another value to another value;")
 
 
-def test_update_tells_booleans_as_json_does() -> None:
+def test_update_prints_booleans_as_json() -> None:
     """A boolean reads as it stands in the manifest."""
     (cause,) = update_causes({"domain": {"cpu": {"isolateEmulatorThread": True}}}, {"domain": {"cpu": {}}})
     assert cause.message.startswith("changes from true to not set;")

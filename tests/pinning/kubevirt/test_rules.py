@@ -326,7 +326,7 @@ def test_rule_admits(spec: VirtSpec) -> None:
         ),
     ],
 )
-def test_every_cause_is_told(spec: VirtSpec, expected: list[str]) -> None:
+def test_every_cause_is_reported(spec: VirtSpec, expected: list[str]) -> None:
     """No cause hides another, and they come in KubeVirt's order."""
     assert fields(review(spec).causes) == expected
 

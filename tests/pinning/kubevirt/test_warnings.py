@@ -41,7 +41,7 @@ def isolated(cores: int) -> dict[str, Any]:
     ],
 )
 def test_cpus_of_the_pod(spec: VirtSpec, even_parity: bool, total: int) -> None:
-    """The launcher pod gets what KubeVirt's renderer was seen to give it."""
+    """The launcher pod's CPU count is that of KubeVirt's renderer."""
     assert pod_cpus(VMIView("spec.", defaulted(spec, SETTINGS), SETTINGS), even_parity=even_parity) == total
 
 
@@ -162,7 +162,7 @@ def test_amount_beside_topology_of_an_unpinned_vmi() -> None:
         pytest.param("x", [], id="refused-instead"),
     ],
 )
-def test_mask_of_nobody(mask: str | None, said: list[str]) -> None:
+def test_mask_that_selects_no_vcpu(mask: str | None, said: list[str]) -> None:
     """A mask that selects no vCPU, or names one that does not exist, is a warning."""
     memory = {"guest": "1Gi", "hugepages": {"pageSize": "2Mi"}}
     spec = vmi(dedicated(cores=4, numa=PASSTHROUGH, realtime={"mask": mask}), memory=memory)

@@ -1,4 +1,4 @@
-"""Which CPUs are quiet, and where interrupts go: decided for one interrupt at a time."""
+"""Quiet CPUs and affinities of interrupts: a decision for one interrupt at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quiet(text: str, online: str = "0-7") -> Quiet:
     ],
 )
 def test_quiet_cpus_are_those_of_exclusive_containers_that_ask_for_it(wish: Wish, found: bool) -> None:
-    """With the siblings that idle for them."""
+    """Quiet CPUs are those of exclusive containers that ask, with their idle siblings."""
     node = World(SNC)
     node.add("a", [wish])
     node.run_all()
@@ -72,7 +72,7 @@ def test_an_edit_of_the_annotation_counts_while_the_container_runs() -> None:
     ],
 )
 def test_interrupts_need_two_other_cpus(text: str, online: str, reason: str) -> None:
-    """With fewer online ones nothing is moved, and the reason is said."""
+    """With fewer than two other online CPUs no interrupt is moved, with the reason."""
     assert hindrance(quiet(text, online)) == reason
 
 
@@ -190,7 +190,7 @@ DEFAULT = Taken(cpus("0-7"), (cpus("0-3,6-7"),))
 def test_an_interrupt_requested_under_a_narrow_default(
     now: str, default: Taken | None, near: str, record: Taken | None
 ) -> None:
-    """It gets back what it would have had."""
+    """An interrupt that was requested under the narrowed default is restored to the original default."""
     assert born(cpus(now), default, cpus(near)) == record
 
 
@@ -198,7 +198,7 @@ def test_an_interrupt_requested_under_a_narrow_default(
 def test_an_interrupt_always_has_an_online_cpu(
     original: CPUSet, quiet_set: CPUSet, online: CPUSet, near: CPUSet
 ) -> None:
-    """And no quiet one, where interrupts have two other CPUs."""
+    """An interrupt always has an online CPU that is not quiet, if there are two such CPUs."""
     node = Quiet(quiet_set, online)
     wanted = away(original, node, near)
     if not hindrance(node):
@@ -208,7 +208,7 @@ def test_an_interrupt_always_has_an_online_cpu(
 
 @given(SOME, st.lists(st.tuples(SETS, st.booleans()), max_size=6))
 def test_a_history_ends_with_the_original(original: CPUSet, history: list[tuple[CPUSet, bool]]) -> None:
-    """Whatever was quiet in between, and whether each write was done or the agent was killed before it."""
+    """After any history of quiet sets and killed agents each affinity is the original."""
     now, taken = original, None
     for quiet_set, is_written in [*history, (EMPTY, True), (EMPTY, True)]:
         node = Quiet(quiet_set, ONLINE)

@@ -1,4 +1,4 @@
-"""What lscpu may print, and what is made of it."""
+"""Reading the topology that lscpu prints."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_siblings_of_are_the_whole_cores_touched(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_an_offline_cpu_is_remembered(data: st.DataObject) -> None:
-    """What the kernel stops telling of offline CPUs is kept from the reading before, names and all."""
+    """Facts of an offline CPU are kept from the last reading, because the kernel hides them."""
     before = data.draw(topologies(offline=False))
     online = data.draw(cpu_sets(before.cpus).filter(bool))
     facts = [
@@ -73,7 +73,7 @@ def test_an_offline_cpu_is_remembered(data: st.DataObject) -> None:
 
 @given(topologies())
 def test_nothing_forgotten_changes_nothing(topology: Topology) -> None:
-    """A reading that knows every CPU stands as it is."""
+    """A reading that has every CPU is not changed by an earlier one."""
     assert topology.remembering(topology) is topology
 
 

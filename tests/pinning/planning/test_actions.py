@@ -160,7 +160,7 @@ def _running(text: str) -> list[SeenContainer]:
     ],
 )
 def test_writes_and_their_order(before: str, after: str, current: str, expected: list[str]) -> None:
-    """Shrink, grant, widen; and nothing waits for what does not overlap."""
+    """Shrinks come before grants and widenings, and writes that do not overlap do not wait."""
     assert written(before, after, current) == expected
 
 
@@ -232,7 +232,7 @@ def test_who_runs_on_more_than_it_owns(
 
 
 def test_a_circle_is_broken_by_stepping_aside() -> None:
-    """Two owners that changed places go round by the shared set."""
+    """Two owners that swap CPUs are moved by way of the shared set."""
     assert written("a=1 b=2", "a=2 b=1", "a=1 b=2") == [
         "shrink a 0,3-7",
         "grant b 1 < shrink a",
@@ -252,13 +252,13 @@ def test_beside_a_strict_reserve_a_circle_is_broken_on_the_reserved_cpus() -> No
 
 
 def test_a_circle_without_a_way_round_is_still_left() -> None:
-    """When the only shared CPUs are those that an owner sits on, one of them goes straight ahead."""
+    """If the only shared CPUs belong to owners that swap, one of them moves directly."""
     before, current = "a=1 b=2 x=0,3-7", "a=1 b=2 x=0,3-7"
     assert written(before, "a=2 b=1", current) == ["grant a 2", "grant b 1 < grant a"]
 
 
 def test_containers_of_one_pool_share_what_they_wait_for() -> None:
-    """Each link of each container would be millions for pods with a hundred containers."""
+    """Dependencies are grouped by pool, since one for each pair of containers would be millions."""
     node = World(smt_machine(64))
     for uid in range(4):
         names = [f"c{at}" for at in range(30)]

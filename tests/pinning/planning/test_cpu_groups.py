@@ -1,4 +1,4 @@
-"""Which key of the agents' ConfigMap a node takes: by its label, never the default in place of a missing one."""
+"""The key of the agents' ConfigMap for a node: by its label, without a fallback to the default."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ LONGEST = "a" * 63  # what a label may hold
 
 
 def test_a_group_has_a_key_beside_the_default() -> None:
-    """Of another file it stands beside that, with the same ending."""
+    """A group's key is the default's name with the group, and the same extension."""
     assert [key_of("big"), key_of(""), key_of("big", "node.yml"), key_of("big", "node")] == [
         *("config.big.yaml", "config.yaml", "node.big.yml", "node.big"),
     ]
 
 
 def test_groups_are_read_off_the_keys() -> None:
-    """The default, what the kubelet adds to the volume of a ConfigMap and other files are no groups."""
+    """Groups are the keys of the ConfigMap, without the default and the kubelet's own files."""
     keys = (
         *("config.yaml", "config.big.yaml", "config.a.b.yaml", f"config.{LONGEST}.yaml", "config.UP_1.yaml"),
         *("..data", "..2026_11_24", "config..yaml", "config.-.yaml", f"config.{LONGEST}a.yaml", "other.yaml"),
@@ -40,7 +40,7 @@ def test_groups_are_read_off_the_keys() -> None:
 def test_the_label_counts_and_then_the_last_start(
     labelled: str | None, remembered: str | None, expected: str
 ) -> None:
-    """An agent that cannot ask starts as it did before."""
+    """The label decides; an agent that cannot read it uses the group of its last start."""
     assert choose_group(labelled, remembered, {"big", "small"}) == expected
 
 
@@ -70,10 +70,10 @@ def test_the_label_counts_and_then_the_last_start(
         ),
     ],
 )
-def test_the_default_never_stands_in(
+def test_a_missing_key_is_waited_for(
     labelled: str | None, remembered: str | None, reason: str, message: str
 ) -> None:
-    """The numbers of other nodes may not fit: the agent waits, and says in a few words for what."""
+    """An agent without its group's key waits, since the default's numbers may not fit its node."""
     waiting = choose_group(labelled, remembered, {"big"})
     assert isinstance(waiting, Waiting)
     assert waiting.reason == reason
@@ -88,6 +88,6 @@ def test_without_groups_nothing_is_waited_for() -> None:
 
 
 def test_an_empty_name_is_no_group() -> None:
-    """A label without a value is as no label."""
+    """An empty label is no group."""
     assert not is_group("")
     assert choose_group("", None, {"big"}) == ""

@@ -60,7 +60,7 @@ SETS = node_sets(smt_machine(4), smt_machine(4).online, DEFAULT)  # cores 0,4 (r
     ],
 )
 def test_problems_name_every_broken_rule(ledger: Ledger, message: str) -> None:
-    """Each rule has its words."""
+    """Each broken rule is reported in words."""
     assert message in "; ".join(problems(ledger, SETS))
 
 

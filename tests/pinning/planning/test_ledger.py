@@ -16,7 +16,7 @@ from tests.pinning.entries import entry
 
 
 def test_transitions_return_new_ledgers() -> None:
-    """What was entered, changed and released is in the new ledger and never in the old one."""
+    """Transitions return a new ledger and leave the old one unchanged."""
     empty = Ledger()
     assigned = empty.assign(entry("a", "1", "5", smt=SMTPolicy.ISOLATE))
     changed = assigned.change(entry("a", "1"))

@@ -51,7 +51,7 @@ def saved() -> dict[str, Any]:
 
 
 def test_a_checkpoint_says_the_same_after_reading() -> None:
-    """Equal ledgers are equal whatever their history."""
+    """A ledger equals itself after saving and reading, whatever its history."""
     again = ledger_from_dict(saved())
     assert ledger_to_dict(again) == saved()
     assert again == Ledger().assign(entry("z", "2")).assign(next(iter(again))).release(Owner("z", "c"))
@@ -184,7 +184,7 @@ def test_damaged_devices_are_refused(damaged: object) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_refused(damage: Any, message: str) -> None:
-    """Whatever is wrong with a checkpoint, it is one error with one remedy."""
+    """Any damage of a checkpoint is one error with one remedy."""
     with pytest.raises(BadContract, match=message) as refused:
         ledger_from_dict(damage(saved()))
     assert "rebuild it from the runtime" in str(refused.value)

@@ -1,4 +1,4 @@
-"""Where the plan binds memory: beside the CPUs, on nodes that have some, and nowhere against the kubelet."""
+"""Memory binding in the plan: beside the CPUs, on nodes with memory, and not against the kubelet."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         ),
     ],
 )
-def test_mistakes_are_told(given: object, message: str) -> None:
+def test_mistakes_are_refused(given: object, message: str) -> None:
     """A refusal names key, value and remedy."""
     with pytest.raises(BadContract, match=message):
         read_node_config(given)
@@ -206,6 +206,6 @@ def test_mistakes_are_told(given: object, message: str) -> None:
     ],
 )
 def test_execs_go_where_the_operator_wants_them(affinity: ExecAffinity, others: str, cpus: str) -> None:
-    """On the highest own CPU, or on pools that the container may use; empty: where the container runs."""
+    """Processes that are executed in a container run on its highest own CPU, or on pools that it may use."""
     assert exec_cpus(affinity, CPUSet.parse("4-6"), CPUSet.parse(others)) == CPUSet.parse(cpus)
     assert exec_cpus(affinity, EMPTY, EMPTY) == EMPTY

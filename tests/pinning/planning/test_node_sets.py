@@ -1,4 +1,4 @@
-"""The sets of a node: CMK's pools as CMK cuts them, what is reserved, and what everyone else runs on."""
+"""The CPU sets of a node: CMK's pools, the reserve, and the shared set."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def test_reserved_must_exist_and_leave_something() -> None:
 
 
 @pytest.mark.parametrize(("cores", "universe", "message"), [(1, "0-1", "CPUs 0-1"), (4, "2", "CPUs 2")])
-def test_one_core_is_not_told_to_reserve_fewer(cores: int, universe: str, message: str) -> None:
-    """Where one core is all that can be used, the remedy is a larger machine, whatever is reserved."""
+def test_a_machine_of_one_core_is_refused(cores: int, universe: str, message: str) -> None:
+    """A machine with one usable core is refused with the remedy of a larger one."""
     topology = smt_machine(cores)
     for reserved in (None, CPUSet.parse(universe)):
         with pytest.raises(BadContract, match=rf"only one core .*{message}.* two cores or more") as refused:
@@ -217,7 +217,7 @@ def test_static_pools_and_shared_set_are_disjoint(sets: NodeSets) -> None:
 
 
 def test_the_pool_set_aside_serves_at_last() -> None:
-    """When there is nothing else the pool set aside is shared, because an empty cpuset means every CPU."""
+    """If no other CPU is left the shared CMK pool is the shared set, because an empty cpuset means every CPU."""
     topology = smt_machine(2)
     aside = Pools(EMPTY, EMPTY, topology.online)
     assert NodeSets(topology, topology.online, EMPTY, aside).common == topology.online

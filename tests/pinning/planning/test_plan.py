@@ -107,7 +107,7 @@ def test_refusal_names_the_gate_until_the_container_runs() -> None:
 
 
 def test_refused_claims_are_retried_oldest_first() -> None:
-    """Of those that wait the oldest that fits gets the CPUs, whatever order the API lists them in."""
+    """Of waiting claims the oldest that fits gets free CPUs, in any order of the pod list."""
     node = one_pod(Wish("6", policy="exclusive"), cores=4)
     for uid, cpu in (("c", "5"), ("b", "4"), ("d", "2")):
         node.add(uid, [Wish(cpu, policy="exclusive")])
@@ -132,8 +132,8 @@ def test_the_last_shared_cpu_is_never_given_out() -> None:
     assert node.sets.shared(node.ledger) == CPUSet.parse("1-3,5-7")
 
 
-def test_what_a_pod_says_wrongly_is_told() -> None:
-    """A cause that the webhook would refuse is a refusal of the pod; what is sound is used."""
+def test_an_invalid_annotation_is_a_refusal() -> None:
+    """An annotation that the webhook would refuse is a refusal of the pod, and its valid claims count."""
     node = world()
     node.add("a", [Wish("2", policy="exclusiv"), EXCLUSIVE])
     (refusal,) = node.plan().refusals

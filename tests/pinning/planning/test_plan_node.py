@@ -1,4 +1,4 @@
-"""What the plan makes of a node: CPUs that come and go, who is gone, virtual machines, pools, isolated CPUs."""
+"""The plan of a node: hotplug, deleted pods, virtual machines, pools, isolated CPUs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_owners_give_back_when_the_shared_set_goes_offline() -> None:
     assert [node.holds("v", "compute"), *map(node.holds, "cba")] == ["1", "2,6", "5", ""]
 
 
-def test_the_last_cpu_beside_a_strict_reserve_is_given_to_nobody() -> None:
+def test_the_last_cpu_beside_a_strict_reserve_stays_shared() -> None:
     """Four cores, one reserved: five CPUs can be owned, the sixth is shared."""
     node = one_pod(Wish("5", policy="exclusive"), cores=4, strict_reserved=True)
     assert (node.holds("a"), str(node.plan().shared)) == ("1-3,5-6", "7")
@@ -130,7 +130,7 @@ def test_a_refused_claim_of_a_system_container_names_the_reserved_cpus() -> None
 
 
 def test_system_containers_share_while_the_reserve_is_offline() -> None:
-    """An empty cpuset is never written."""
+    """While the reserve is offline system containers run on the shared set, since a cpuset is never empty."""
     node = world(4, system_namespaces=("test",))
     node.add("a", [Wish()])
     node.start("a", "c0")
@@ -177,8 +177,8 @@ def test_cpus_are_freed_when_the_pod_is_gone(pods_complete: bool, runs: State, f
     assert (node.holds("a") == "") is freed
 
 
-def test_a_runtime_that_does_not_answer_frees_nobody() -> None:
-    """Half a list of containers is no proof that something ended."""
+def test_an_incomplete_container_list_frees_no_cpus() -> None:
+    """CPUs are not freed while the runtime's list of containers is incomplete."""
     node = one_pod(EXCLUSIVE)
     seen = Observed(node.topology, node.topology.online, containers_complete=False)
     assert plan(seen, node.ledger, node.config).ledger == node.ledger
@@ -250,7 +250,7 @@ def running_vm(cpu: str = "2") -> World:
     ],
 )
 def test_a_running_vm_never_moves(wish: Wish, expected: dict[str, str]) -> None:
-    """Its vCPUs are pinned by libvirt: the wish is refused while it runs, and followed when it stopped."""
+    """A running VM keeps its CPUs, because libvirt has pinned its vCPUs; edits act after it stops."""
     node = running_vm()
     assert reasons(edit(node, "v", wish, vm=True)) == expected
     assert node.holds("v", "compute") == "1,9"

@@ -48,7 +48,7 @@ def test_others_join_a_former_owner_once_its_tasks_are_home() -> None:
     assert str(join.cpus) == "0-1,3-7"
 
 
-def test_the_order_of_the_input_is_nothing() -> None:
+def test_the_order_of_the_input_does_not_matter() -> None:
     """Pods and containers in any order give the same plan."""
     node = world()
     for uid in "abc":
@@ -73,7 +73,7 @@ def hashed() -> str:
 
 
 def test_every_hash_seed_gives_the_same_plan() -> None:
-    """Two interpreters with different hash seeds say the same, to the letter."""
+    """Interpreters with different hash seeds produce the same plan."""
     code = "from tests.pinning.planning.test_plan_order import hashed; print(hashed())"
     outputs = {
         subprocess.run(
@@ -104,7 +104,7 @@ def test_cores_of_uneven_width() -> None:
 
 
 def test_a_container_of_the_runtime_without_a_pod_uid() -> None:
-    """A container that names no pod is a stranger like any other."""
+    """A container without a pod uid is treated as one without a claim."""
     node = world()
     node.containers["x"] = SeenContainer("x", Owner("", ""), State.RUNNING, EMPTY)
     assert not node.run_all().actions

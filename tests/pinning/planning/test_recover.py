@@ -1,4 +1,4 @@
-"""A ledger from what runs: adopted is what cannot be mistaken."""
+"""Rebuilding a ledger from running containers: unambiguous CPUs are adopted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def world_of(*pods: tuple[str, Wish]) -> World:
     ],
 )
 def test_what_runs_is_held_again(wish: Wish) -> None:
-    """CPUs, idle siblings and policies come back as they were."""
+    """CPUs, idle siblings and policies of running containers are recovered."""
     world = world_of(("a", wish), ("b", Wish()))
     assert len(world.ledger) == 1
     assert recovered(world) == world.ledger
@@ -70,8 +70,8 @@ def test_refused_claim_is_not_taken_for_pinned() -> None:
     assert recovered(world) == world.ledger
 
 
-def test_bystander_without_cpuset_hides_nobody() -> None:
-    """A container that was created while there was no agent runs everywhere, and takes nothing from the owners."""
+def test_container_without_cpuset_does_not_prevent_recovery() -> None:
+    """A container that runs everywhere, because it started without an agent, takes nothing from owners."""
     world = world_of(("a", TWO), ("b", Wish()))
     world.add("late", [Wish()])
     world.start("late", "c0")
@@ -79,7 +79,7 @@ def test_bystander_without_cpuset_hides_nobody() -> None:
 
 
 def test_reserved_cpus_are_never_adopted() -> None:
-    """A foreign cpuset on reserved CPUs is given anew by the plan, not taken over."""
+    """Foreign cpusets on reserved CPUs are not adopted, and the plan places the claim anew."""
     world = world_of(("a", TWO), ("b", Wish()))
     number = next(key for key, seen in world.containers.items() if seen.owner.pod_uid == "a")
     world.containers[number] = replace(world.containers[number], cpus=CPUSet.parse("0,4"))
@@ -106,7 +106,7 @@ def test_other_number_of_cpus_is_adopted_where_nobody_else_runs_there() -> None:
 
 
 def test_cpus_of_two_containers_of_a_pod_are_the_first_ones() -> None:
-    """What both seem to hold only one of them can have."""
+    """CPUs that two containers of a pod seem to hold are the first one's."""
     world = World(FLAT)
     world.add("a", [TWO, TWO])
     for name in ("c0", "c1"):
@@ -130,7 +130,7 @@ def test_recovered_ledger_keeps_every_rule(topology, wishes: list[Wish]) -> None
     assert problems(world.ledger, world.sets) == ()
 
 
-def test_containers_with_the_shared_set_tell_their_own_cpus_by_each_other() -> None:
+def test_own_cpus_beside_the_shared_set_are_found_by_comparison() -> None:
     """Containers that also use the shared set reveal their own CPUs by comparison: no two share what one owns."""
     wish = Wish("2", policy="exclusive", shared="true")
     world = world_of(("a", wish), ("b", wish))

@@ -73,7 +73,7 @@ def test_default_avoids_cores_that_a_pool_lists() -> None:
 
 
 def test_sources_come_in_their_order() -> None:
-    """What configuration or kubelet name is taken, isolated or not; a kept reserve equal to the default is one."""
+    """A configured, reported or saved reserve is used even if isolated; a saved one like the default is the default."""
     topology = smt_machine(4, isolated="0,4")
     for source in (ReserveSource.CONFIGURED, ReserveSource.KUBELET, ReserveSource.KEPT):
         sets = cut(topology, "4", source)

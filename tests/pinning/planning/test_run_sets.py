@@ -21,13 +21,13 @@ def starts(node: World) -> set[str]:
 
 
 def test_one_container_has_one_set() -> None:
-    """It is its own, or the shared one."""
+    """The only container of a pod starts on its own CPUs, or on the shared set."""
     assert starts(planned(Wish("2", policy="exclusive"))) == {"1,5"}
     assert starts(planned(Wish())) == {"0-7"}
 
 
 def test_containers_of_one_set_need_no_names() -> None:
-    """All that ask for nothing start in the shared set."""
+    """If all containers of a pod start in the shared set, names are not needed."""
     assert starts(planned(Wish(), Wish())) == {"0-7"}
 
 

@@ -54,7 +54,7 @@ def shown(actions: tuple[Action, ...]) -> list[str]:
     ],
 )
 def test_a_machine_runs_on_what_its_containers_hold(wishes: tuple[Wish, ...], cpus: str) -> None:
-    """The union of what the live containers hold, else the shared set."""
+    """A machine runs on the union of its live containers' CPUs, else on the shared set."""
     assert of_machine(kata(world(), *wishes)) == cpus
 
 
@@ -72,7 +72,7 @@ def test_it_shrinks_and_grows_with_its_containers() -> None:
 
 
 def test_without_live_containers_it_is_on_what_its_pod_keeps() -> None:
-    """So a machine boots on its own CPUs, and leaves none of them to others while all containers restart."""
+    """Without live containers a machine keeps its pod's CPUs, on which it boots and restarts."""
     node = world()
     node.add("k", [EXCLUSIVE, EXCLUSIVE])
     node.boot("k")
@@ -85,7 +85,7 @@ def test_without_live_containers_it_is_on_what_its_pod_keeps() -> None:
 
 
 def test_all_its_threads_leave_before_a_grant() -> None:
-    """The machine is one writer, whatever runs in it."""
+    """All threads of a machine leave CPUs before another container is granted them."""
     node = kata(world(), PLAIN, PLAIN)
     node.add("a", [EXCLUSIVE])
     number = node.start("a", "c0")
@@ -135,8 +135,8 @@ def test_vcpus_and_other_threads_apart() -> None:
     assert node.sandboxes["s-k"].vcpus == node.sandboxes["s-k"].cpus == CPUSet.parse("0-1,3-9,11-15")
 
 
-def test_vcpus_that_are_not_told_apart_share_nothing() -> None:
-    """Then no thread is in the shared set while anything is held."""
+def test_unidentified_vcpus_are_not_in_the_shared_set() -> None:
+    """If vCPUs are unidentified no thread is in the shared set while a container holds CPUs."""
     node = kata(world(vm_threads=VMThreadsPolicy.SHARED), EXCLUSIVE)
     assert of_machine(node) == "1,9"
 
@@ -171,7 +171,7 @@ def test_an_unread_machine_may_be_anywhere() -> None:
 
 
 def test_machine_that_was_waited_for_long_enough_is_moved_beside_others() -> None:
-    """It is still to be moved, and neither a grant nor the start of a container waits for that."""
+    """Grants do not wait for a machine that has been waited for long enough; it is still to be moved."""
     node = kata(world(), PLAIN)
     node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY, is_awaited=False)
     node.add("a", [EXCLUSIVE])

@@ -49,19 +49,19 @@ def test_everyone_else_starts_in_the_shared_set(owner: Owner) -> None:
 
 
 def test_pod_that_asks_and_was_not_seen_is_held_back() -> None:
-    """Its claim is still to be read and its CPUs are still to be saved."""
+    """A container with a claim is held back until the watch has shown its pod."""
     assert settled(one_pod(EXCLUSIVE)).start(STRANGER, claims=True) == NOT_SEEN
 
 
 def test_pod_that_was_seen_is_not_held_back_by_its_annotations() -> None:
-    """What its sandbox says counts only until the API has spoken."""
+    """Annotations of the sandbox count only until the watch has shown the pod."""
     node = world(4)
     node.add("a", [Wish(policy="none")])
     assert settled(node).start(A, claims=True) == Start(cpus("0-7"))
 
 
 def test_pod_that_holds_cpus_is_known_without_the_api() -> None:
-    """While the API is out of reach, its containers may restart."""
+    """A pod in the ledger may restart containers while the API server is unreachable."""
     node = one_pod(EXCLUSIVE, cores=4)
     node.api_answers = False
     table = settled(node)
@@ -69,7 +69,7 @@ def test_pod_that_holds_cpus_is_known_without_the_api() -> None:
     assert table.start(Owner("a", "sidecar"), claims=True) == Start(cpus("0,2-4,6-7"))
 
 
-def test_refused_claim_that_must_fit_is_told_what_its_event_says() -> None:
+def test_refused_start_has_the_text_of_its_event() -> None:
     """The text of the event is the text of the error that `kubectl describe pod` shows."""
     node = world(4)
     node.add("a", [Wish(cores=9)])
@@ -80,7 +80,7 @@ def test_refused_claim_that_must_fit_is_told_what_its_event_says() -> None:
 
 
 def test_refused_claim_that_need_not_fit_starts_in_the_shared_set() -> None:
-    """Crane's contract: it runs, is not reported as pinned, and gets its CPUs later."""
+    """A refused claim that need not fit starts in the shared set, is not reported as pinned, and gets CPUs later."""
     node = world(4)
     node.add("a", [Wish("99", policy="exclusive")])
     assert table_of(node).start(A, claims=True) == Start(cpus("0-7"))
@@ -97,8 +97,8 @@ def test_refused_claim_that_need_not_fit_starts_in_the_shared_set() -> None:
         ),
     ],
 )
-def test_cpus_that_others_have_not_left_are_given_to_nobody(wish: Wish, start: Start | str) -> None:
-    """Between the checkpoint and the writes others still run there; afterwards the owner may come."""
+def test_cpus_that_others_still_use_are_not_given_out(wish: Wish, start: Start | str) -> None:
+    """Between checkpoint and writes an owner does not start on CPUs that other containers still use."""
     node = world(4)
     node.start("b", "c0")
     node.add("a", [wish])
@@ -123,7 +123,7 @@ def test_cpus_of_an_owner_that_leaves_are_not_shared_before_it_has_left() -> Non
 
 
 def test_shared_set_is_never_empty() -> None:
-    """Where all of it is still in use, it is given all the same: no cpuset means every CPU."""
+    """If all shared CPUs are still busy a container starts on them all the same: no cpuset means every CPU."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     assert table.start(STRANGER, claims=False, busy=cpus("0-7")) == Start(cpus("0,2-4,6-7"))
 
@@ -139,14 +139,14 @@ def test_running_containers_stay_where_the_table_says(asked: str) -> None:
 
 
 def test_change_that_asks_for_the_right_cpus_is_not_corrected() -> None:
-    """The agent's own call comes back to it, and what it asks for it has made room for."""
+    """An update to the right CPUs, as the agent's own, is not corrected."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     assert table.corrected(A, "a-c0", "1,5") == EMPTY
     assert table.corrected(A, "a-c0", "1,5", busy=cpus("1")) == EMPTY
 
 
 def test_owner_keeps_cpus_onto_which_another_was_put() -> None:
-    """A resize of it takes nothing away, while a container that cannot be moved has still to leave."""
+    """A resize of an owner leaves its CPUs, even while an unmovable container is on them."""
     node = one_pod(EXCLUSIVE, cores=4)
     node.add("b", [Wish()])
     owner, other = node.start(*A), node.start("b", "c0")
@@ -159,7 +159,7 @@ def test_owner_keeps_cpus_onto_which_another_was_put() -> None:
 
 
 def test_containers_that_others_write_are_left_alone() -> None:
-    """In a conflict nothing is asserted again; a new container starts right all the same."""
+    """Containers in a conflict with another writer are not corrected; new ones start right."""
     table = replace(settled(one_pod(EXCLUSIVE, cores=4)), left_alone=frozenset({A}))
     assert table.corrected(A, "a-c0", "") == EMPTY
     assert table.start(A, claims=True) == Start(cpus("1,5"), cpus("1,5"))

@@ -1,4 +1,4 @@
-"""Where each task goes when the CPUs of its container change, case by case and always."""
+"""The CPUs of each task when those of its container change, case by case and as properties."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_task_stays_on_its_part(mask: str, before: str, after: str, expected: 
     assert follow(CPUSet.parse(mask), parts(before), parts(after)) == CPUSet.parse(expected)
 
 
-def test_who_was_away_does_not_come_home() -> None:
-    """A mask that the kernel dropped says nothing about where its task had been."""
+def test_a_dropped_mask_does_not_move_a_task_back() -> None:
+    """A task on the shared part stays there, even if the kernel has dropped its mask."""
     assert follow(ALL, parts("2-3/0-1,4-7"), parts("2-3/0-1"), was_away=True) == CPUSet.parse("0-1")
 
 
@@ -56,7 +56,7 @@ PARTS = cpu_sets(ALL).filter(bool).map(lambda home: parts_of(ALL, home))
 
 
 @given(mask=cpu_sets(ALL).filter(bool), before=PARTS, after=PARTS, was_away=st.booleans())
-def test_nobody_is_left_without_a_cpu(mask: CPUSet, before: Parts, after: Parts, was_away: bool) -> None:
+def test_every_task_has_a_cpu(mask: CPUSet, before: Parts, after: Parts, was_away: bool) -> None:
     """Wherever tasks were, they get CPUs of their container, and who keeps to the shared part stays in it."""
     target = follow(mask, before, after, was_away=was_away)
 

@@ -1,4 +1,4 @@
-"""Claims whose cores the scheduler does not count: which they are, and what becomes of them."""
+"""Claims whose cores the scheduler does not count, and how the agent treats them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_label_alone_makes_no_launcher() -> None:
 
 
 def test_new_claim_is_refused_where_the_operator_says_so() -> None:
-    """It gets no CPUs and may not start unpinned; its pod made again with the resource gets them."""
+    """A new uncounted claim is refused if configured, and served once the pod is created with the resource."""
     node = node_of(refuse=True)
     node.add("a", [TWO])
     (refusal,) = node.run_all().refusals
@@ -130,7 +130,7 @@ def test_new_claim_is_refused_where_the_operator_says_so() -> None:
 
 
 def test_container_that_holds_cpus_keeps_them() -> None:
-    """An agent that starts to refuse takes nothing away, and a resize goes on."""
+    """An uncounted container that holds CPUs keeps them, and may be resized."""
     node = node_of()
     node.add("a", [TWO])
     node.run_all()
@@ -144,7 +144,7 @@ def test_container_that_holds_cpus_keeps_them() -> None:
 
 @pytest.mark.parametrize("before", ["exclusive", "share"])
 def test_edit_to_isolate_takes_no_uncounted_cores(before: str) -> None:
-    """A policy that becomes `isolate` while the pod runs has no resource: the container keeps what it has."""
+    """An edit to `isolate` without the resource leaves the container's CPUs as they are."""
     node = node_of(refuse=True)
     node.add("a", [Wish("2", policy=before)])
     node.start("a", "c0")
@@ -173,7 +173,7 @@ def test_count_follows_no_resize() -> None:
 
 
 def test_observing_agent_counts_nothing() -> None:
-    """Another program allocates there: no claim is uncounted."""
+    """In observe mode no claim is uncounted, because another program allocates."""
     node = node_of(refuse=True, observe=True)
     node.add("a", [TWO])
     planned = node.plan()

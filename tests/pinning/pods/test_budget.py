@@ -1,4 +1,4 @@
-"""The budget of a pod: who has one, which containers have slices of it, and what is said about it."""
+"""The budget of a pod: pods that have one, slices of containers, and warnings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_pods_that_ask_for_exclusive_cpus_as_a_whole_have_a_budget(
 def test_pod_level_cpu_that_is_no_budget_is_warned_about(
     limit: str | None, requested: str | None, message: str
 ) -> None:
-    """The pod is as before."""
+    """A pod-level CPU amount that is no budget is a warning, and the pod is read as without it."""
     document: Any = budgeted("a", 4, {"m": None})
     document["spec"]["resources"] = {
         "limits": {} if limit is None else {"cpu": limit},
@@ -191,7 +191,7 @@ def test_a_container_that_is_named_still_needs_whole_cpus() -> None:
     ],
 )
 def test_filled_in_limits_are_read_from_the_annotation(text: str, found: set[str]) -> None:
-    """Only CPU limits count."""
+    """The LimitRanger's annotation names CPU limits that were filled in; other resources do not count."""
     document: Any = {"metadata": {"annotations": {LIMIT_RANGER: text}}}
     assert filled_in(document) == found
     if found:
@@ -251,6 +251,6 @@ def test_requests_of_containers_in_a_pool_load_no_other_set() -> None:
 
 
 def test_a_pod_has_no_budget_without_annotations() -> None:
-    """It is read as before."""
+    """Without annotations a pod has no budget."""
     found = read(4, {"m": 2}, annotations={})
     assert (found.budget, found.slices, found.pool, found.every_claim) == (None, (), None, ())

@@ -87,8 +87,8 @@ def test_the_narrower_scope_wins(annotations: dict[str, str], policy: CPUPolicy 
     assert pod_claims.causes == ()
 
 
-def test_two_pod_wide_policies_that_differ_are_told() -> None:
-    """The own key of corepin overrules Crane's, and a warning says so."""
+def test_two_pod_wide_policies_that_differ_are_warned_about() -> None:
+    """The annotation of corepin takes precedence over Crane, with a warning if they differ."""
     pod_claims = read_pod(pod(container("main", "2"), annotations={CRANE: "share", CPU_MANAGER: "exclusive"}))
     assert pod_claims.claims == (exclusive(2),)
     assert fields(pod_claims.warnings) == [f"metadata.annotations[{CRANE}]"]
@@ -139,7 +139,7 @@ def test_a_named_container_that_is_not_eligible_is_refused() -> None:
     assert cause.message.endswith("e.g. 2 for both")
 
 
-def test_a_named_container_without_limits_is_told_what_to_write() -> None:
+def test_a_named_container_without_limits_is_refused_with_an_example() -> None:
     """With nothing stated the example is a limit."""
     document = pod(container("main"), annotations={"smt-policy.corepin.io/container.main": "require"})
     (cause,) = read_pod(document).causes
@@ -164,7 +164,7 @@ def test_none_is_always_accepted() -> None:
     assert (pod_claims.claims, pod_claims.causes, pod_claims.warnings) == ((), (), ())
 
 
-def test_neighbours_that_are_not_eligible_are_told() -> None:
+def test_ineligible_containers_are_warned_about() -> None:
     """One eligible container is enough; the others run in the shared set and a warning names them."""
     document = pod(
         container("main", "2"),
@@ -191,7 +191,7 @@ def test_neighbours_that_are_not_eligible_are_told() -> None:
 def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_has(
     annotations: dict[str, str], warned: str
 ) -> None:
-    """Whether the excepted container has whole CPUs, before or after a resize, says nothing of the others."""
+    """A container that is excepted from the pod's policy does not make it fail, before or after a resize."""
     for cpu in ("2", "1500m"):
         pod_claims = read_pod(
             pod(container("main", cpu), container("proxy", "500m"), annotations=annotations)
@@ -225,7 +225,7 @@ def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_
         pytest.param({CPU_MANAGER: "share", QUOTA: "keep"}, [QUOTA], id="quota beside share"),
     ],
 )
-def test_words_that_act_on_nothing_are_told(annotations: dict[str, str], idle: list[str]) -> None:
+def test_policies_without_effect_are_warned_about(annotations: dict[str, str], idle: list[str]) -> None:
     """An SMT or quota policy without exclusive CPUs, and a NUMA policy without a claim, are warnings."""
     pod_claims = read_pod(pod(container("main", "2"), annotations=annotations))
     assert fields(pod_claims.warnings) == [f"metadata.annotations[{key}]" for key in idle]
@@ -435,7 +435,7 @@ def test_a_crowd_that_asks_for_cpus_is_refused_unread(claiming: Any) -> None:
     assert asked.claim_of("c0") is None
 
 
-def test_a_crowd_that_asks_for_nothing_is_nobodys_business() -> None:
+def test_a_pod_without_claims_may_have_many_containers() -> None:
     """Pods without claims may have as many containers as the API server lets them have."""
     asked = read_pod(pod(*(container(f"c{number}") for number in range(MOST_CONTAINERS + 1))))
     assert (asked.claims, asked.causes) == ((), ())

@@ -26,7 +26,7 @@ def naming(*claims: dict[str, Any], annotations: dict[str, str] | None = None, *
 
 
 def test_claims_are_known_by_the_names_of_their_objects() -> None:
-    """One of a template has a name once it is made."""
+    """Claims are known by the names of their objects; one of a template has a name once it exists."""
     assert claim_names(naming()) == {"cpu-dra": "vmi-1-cpu", "made": "demo-made-x1"}
     assert claim_names(pod()) == {}
 

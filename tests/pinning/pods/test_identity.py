@@ -1,4 +1,4 @@
-"""No pod of the API takes the place of another by what its user wrote into it."""
+"""Pod identity: no pod takes the place of another by its annotations."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def uids_of(*pods: Pod, **names: str) -> dict[str, str | None]:
 
 
 def test_a_static_pod_is_known_by_its_hash() -> None:
-    """Its mirror speaks for it."""
+    """A static pod's uid is its config hash, from its mirror pod."""
     assert uids_of(pod("mirror", "hash")) == {"hash": "mirror"}
 
 
 def test_no_mirror_speaks_for_a_pod_of_the_api() -> None:
-    """However old it is, and whatever the order."""
+    """The mirror annotation never overrides the uid of a pod of the API, whatever age and order."""
     pods = pod("fake", "victim", "2020-01-01T00:00:00Z"), pod("victim")
     assert uids_of(*pods) == uids_of(*reversed(pods)) == {"victim": "victim", "fake": "fake"}
 
 
 def test_of_two_mirrors_the_older_is_believed() -> None:
-    """As long as the runtime has nothing of it; the other is a pod like all others."""
+    """Of two pods that claim to be the mirror of one hash the older is, and the other keeps its own uid."""
     pods = pod("fake", "hash", "2027-01-01T00:00:00Z"), pod("mirror", "hash")
     assert uids_of(*pods) == uids_of(*reversed(pods)) == {"hash": "mirror", "fake": "fake"}
 

@@ -69,7 +69,7 @@ def test_bind_without_single_is_refused(numa: dict[str, str]) -> None:
     assert FIELD not in fields(read.warnings)
 
 
-def test_containers_that_stay_free_are_told() -> None:
+def test_containers_without_single_are_warned_about() -> None:
     """Beside one container with `single` the others keep their memory free, and a warning names them."""
     annotations = {**EXCLUSIVE, MEMORY: "bind", "numa-policy.corepin.io/container.main": "single"}
     read = read_pod(pod(container("main", "2"), container("other", "2"), annotations=annotations))

@@ -33,13 +33,13 @@ def two(**annotations: str) -> Any:
     ],
 )
 def test_who_runs_on_the_shared_set_too(annotations: dict[str, str], shares: bool) -> None:
-    """A claim to exclusive CPUs says so when its pod does."""
+    """A claim to exclusive CPUs may use the shared set if its pod's annotation says so."""
     (claim,) = read_pod(two(**annotations)).claims
     assert claim.shared_cpus is shares
 
 
 def test_cores_of_cmk_have_it_too() -> None:
-    """What claims the CPUs does not matter."""
+    """CMK's cores may have the shared set too."""
     document = pod(container("main", {"cmk.intel.com/exclusive-cores": "1"}), annotations={POD: "true"})
     (claim,) = read_pod(document).claims
     assert claim.shared_cpus
@@ -79,7 +79,7 @@ def test_cores_of_cmk_have_it_too() -> None:
     ],
 )
 def test_where_it_means_nothing_it_is_refused(annotations: dict[str, str], key: str, message: str) -> None:
-    """The cause names the annotation, what is the matter, and the remedy."""
+    """An annotation without meaning is refused with the reason and the remedy."""
     (cause,) = read_pod(two(**annotations)).causes
     assert cause.field == f"metadata.annotations[{key}]"
     assert message in cause.message
@@ -97,7 +97,7 @@ def test_virtual_machines_cannot_have_it() -> None:
         assert not any(claim.shared_cpus for claim in read.claims)
 
 
-def test_its_owner_is_told_that_the_limit_is_not_enforced() -> None:
+def test_an_unenforced_limit_is_warned_about() -> None:
     """The warning stands at the annotation; a container without one, or whose quota stays, has none."""
     annotations = {**EXCLUSIVE, MAIN: "true"}
     assert f"metadata.annotations[{MAIN}]" in fields(read_pod(two(**annotations)).warnings)

@@ -345,7 +345,7 @@ def test_a_sidecar_leaves_a_pool_that_an_init_container_takes() -> None:
 
 
 def test_debug_containers_run_in_the_shared_set() -> None:
-    """A container that the pod does not declare is not in its pool."""
+    """Debug containers, which the pod does not declare, run in the shared set."""
     node = started(budgeted("a", 4, {"p": None}), "p", "debugger")
     assert runs(node, "debugger") == node.sets.shared(node.ledger)
 
