@@ -1,4 +1,4 @@
-"""A slow way to a server: it lets little through at a time, or nothing at all while it is shut."""
+"""A proxy to a server that is slow, or blocked while it is shut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long is waited between tries."""
+"""Backoff between retries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from apiserver.errors import Busy, Refused
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    """Half of each wait is chance, so that nodes do not come back together; what works begins anew."""
+    """Waits double up to a maximum, half of each is jitter, and a success resets them."""
     backoff = Backoff(1.0, 60.0)
     waits = [backoff.next() for _ in range(40)]
     assert all(0.5 * 2**at <= wait <= 2**at for at, wait in enumerate(waits[:6]))
@@ -29,5 +29,5 @@ def test_waits_double_up_to_the_longest() -> None:
     ],
 )
 def test_what_is_asked_for_is_waited(error: Exception, least: float, most: float) -> None:
-    """Never shorter than the other side asked for, but a proxy that asks for a day is not believed."""
+    """Retry-After is respected, up to a maximum."""
     assert least <= Backoff(1.0).after(error) <= most

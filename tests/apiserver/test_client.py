@@ -1,4 +1,4 @@
-"""One request: what it carries, and what becomes of its answer."""
+"""Requests of the client, and how it treats answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.apiserver.scripted import URL, Server, streamed
 
 
 def test_a_request_says_who_asks() -> None:
-    """The name is the user agent, and what is asked for is a header of its own; no proxy may pack the answer."""
+    """A request has the user agent and its Accept header, and forbids proxies to compress the answer."""
     server = Server(httpx.Response(200), streamed())
 
     async def ask() -> None:
@@ -115,8 +115,8 @@ def test_lines_are_whole_and_bounded() -> None:
         (503, Busy),
     ],
 )
-def test_errors_are_told_apart(code: int, error: type[APIError]) -> None:
-    """What is gone, what is refused and what may work later are different errors, with the server's words."""
+def test_errors_have_different_types(code: int, error: type[APIError]) -> None:
+    """Errors for missing objects, refusals and temporary failures have different types."""
 
     async def ask() -> None:
         server = Server(httpx.Response(code, json={"message": "why"}))
@@ -146,7 +146,7 @@ def test_timeout_fails_one_request_only(failure: Exception, error: type[APIError
     asyncio.run(ask())
 
 
-def test_patience_that_is_asked_for_is_known() -> None:
+def test_retry_after_is_in_the_error() -> None:
     """Retry-After is the error's; without one a refusal for now is the limit of one object."""
 
     async def ask() -> None:
@@ -171,7 +171,7 @@ def test_a_pod_finds_its_api_server() -> None:
 
 @pytest.mark.parametrize("content", [None, b"no certificate"], ids=["missing", "damaged"])
 def test_a_ca_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
-    """While files are swapped the error is one that may pass, and says which file it is and what to do."""
+    """An unreadable CA file is a temporary error that names it, because files may be being swapped."""
     file = tmp_path / "ca.crt"
     if content:
         file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Objects that are listed and watched: nothing is missed, nothing forgotten, and a broken server is not hammered."""
+"""List and watch: no object is missed or kept too long, and the client backs off."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_failing_server_is_asked_again_after_a_wait(failure: httpx.Response | 
 
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
 def test_thirty_seconds_of_failures_cost_a_handful_of_requests(code: int) -> None:
-    """The waits between the requests, which take no time here, make up for half a minute; then the watch goes on."""
+    """Thirty seconds of failures cost a few requests, because of backoff; then the watch goes on."""
     failures = [httpx.Response(code, text="told to") for _ in range(7)]
     again = streamed(event("ADDED", document("b", "2")), stays=True)
     server = Server(listed(document("a", "1")), *failures, again)
@@ -225,14 +225,14 @@ def test_thirty_seconds_of_failures_cost_a_handful_of_requests(code: int) -> Non
 
 
 def test_a_server_that_ends_every_watch_is_not_hammered() -> None:
-    """Watches that end at once are answered with waits, not with a hot loop."""
+    """Watches that end at once lead to backoff."""
     server = Server(listed(document("a", "1")), *(streamed() for _ in range(5)), streamed(stays=True))
     _, waits = asyncio.run(follow(server, lambda _: len(server.asked) >= 6))
     assert len(waits) >= 4
 
 
-def test_a_watch_that_ends_well_is_no_trouble_any_more() -> None:
-    """Where nothing happens nothing arrives: the trouble of a broken watch is over when the next one is ended in order."""
+def test_a_watch_that_ends_in_order_resets_the_backoff() -> None:
+    """A watch that ends in order resets the backoff, even without an event."""
     broken = streamed(httpx.ReadTimeout(""))
     server = Server(listed(document("a", "1")), broken, streamed(), streamed(stays=True))
     troubles = []
@@ -246,7 +246,7 @@ def test_a_watch_that_ends_well_is_no_trouble_any_more() -> None:
 
 
 def test_an_error_event_of_another_kind_is_waited_out() -> None:
-    """A watch may end with a 500 inside of it."""
+    """A watch that ends with an ERROR event of 500 is repeated after backoff."""
     server = Server(
         listed(),
         streamed(event("ERROR", {"code": 500, "message": "etcd"})),
@@ -304,12 +304,12 @@ def test_deep_objects_end_no_watch_and_hide_no_other() -> None:
     ],
 )
 def test_what_is_too_deep_is_null(text: str, expected: str) -> None:
-    """And all that stands around it stays as it is."""
+    """Parts that are nested too deeply are read as null, and others unchanged."""
     assert shallow(text.encode()) == expected.encode()
 
 
 def test_half_a_deep_object_is_damaged() -> None:
-    """It is asked for again, as every answer that is cut off."""
+    """A truncated deep object counts as a cut-off answer, and is requested again."""
     with pytest.raises(Busy, match="cannot be read"):
         asyncio.run(decode_any(_document, b'{"a":' * 5000))
 

@@ -1,4 +1,4 @@
-"""Pods created all the time, at a steady rate, and what became of them."""
+"""Pods created at a steady rate, and the outcome of each."""
 
 from __future__ import annotations
 

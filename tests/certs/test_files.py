@@ -41,7 +41,7 @@ def test_new_file_never_replaces_one(tmp_path: Path) -> None:
 
 
 def test_new_file_does_not_follow_a_link(tmp_path: Path) -> None:
-    """A dangling link in the way is not written through."""
+    """An existing symbolic link in the file's place is not followed."""
     (tmp_path / "f").symlink_to(tmp_path / "elsewhere")
 
     with pytest.raises(FileExistsError):
@@ -72,7 +72,7 @@ def test_failed_replacement_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_leftover_of_a_killed_run_is_no_obstacle(tmp_path: Path) -> None:
-    """A half-written file of a process with the same id is thrown away, not used."""
+    """A leftover temporary file of a killed process is replaced."""
     (tmp_path / f".f.{os.getpid()}").write_bytes(b"half")
 
     write_new(tmp_path / "f", b"whole", PRIVATE)

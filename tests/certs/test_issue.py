@@ -127,7 +127,7 @@ def test_long_name_stands_in_the_alternative_names_only(ca: CA) -> None:
     ["", "a b", "a..b", "-a", "a-", "a_b", "ä.de", "a.*", "*", "a" * 64, ".".join(["a" * 60] * 5), "a.b."],
 )
 def test_bad_dns_name_is_refused(name: str) -> None:
-    """What no client could ask for gets no certificate."""
+    """A DNS name that no client could use is refused."""
     with pytest.raises(BadName, match="is no DNS name"):
         checked_dns_name(name)
 

@@ -77,5 +77,5 @@ def test_bundle_and_anchors_are_one_to_one() -> None:
 
 @pytest.mark.parametrize("text", ["", "x y", "2026-11-20T12:00:00 abc", "2026-11-20T12:00:00+00:00"])
 def test_garbled_mark_is_no_mark(text: str) -> None:
-    """A moment without zone or certificate counts as none: the wait begins anew."""
+    """A start time without zone or certificate counts as none, and the wait begins again."""
     assert read(Secret(annotations={PUBLISHED: text})).published is None

@@ -61,7 +61,7 @@ def _answer(server: socket.socket, context: ssl.SSLContext) -> None:
 
 
 def test_address_that_does_not_answer_shows_nothing() -> None:
-    """A closed port and a peer that never speaks TLS are silent; they stand beside those that answer."""
+    """A closed port, and a peer that never speaks TLS, show no certificate."""
     with listening() as mute, listening() as closed:
         silent, gone = address_of(mute), address_of(closed)
         closed.close()

@@ -28,7 +28,7 @@ def reasons(world: World) -> list[str]:
 
 
 def test_first_issue_needs_no_wait() -> None:
-    """An empty Secret is filled and published in one go: nothing that serves could break."""
+    """An empty Secret is filled and published without a wait."""
     world = World()
 
     assert isinstance(world.rotator().settle(), Rest)
@@ -65,7 +65,7 @@ def test_leaf_is_renewed_before_a_third_is_left(served: World) -> None:
 
 
 def test_rotation_takes_its_steps_in_order(served: World) -> None:
-    """Beside, published, settled, switched, shown, gone: nothing earlier than its wait allows."""
+    """A rotation publishes both CAs, waits, switches the leaf, checks the replicas, and drops the old CA, in order."""
     served.rotate()
     rotator = served.rotator()
 
@@ -102,7 +102,7 @@ def test_rotation_takes_its_steps_in_order(served: World) -> None:
 
 
 def test_authorities_differ_in_name_and_key_id(served: World) -> None:
-    """A client can tell old and new CA apart."""
+    """Old and new CA differ in name and key id."""
     served.rotate()
     served.rotator().settle()
 
@@ -113,7 +113,7 @@ def test_authorities_differ_in_name_and_key_id(served: World) -> None:
 
 
 def test_old_ca_outlives_a_silent_replica_until_it_expires(served: World) -> None:
-    """An address that does not answer holds the rotation up, with an event, and no longer than the old CA lives."""
+    """A silent replica delays the rotation, with an event, until the old CA expires at the latest."""
     served.replicas["b:1"].answers = False
     served.rotate()
     rotator = served.rotator()
@@ -153,7 +153,7 @@ def test_no_rotation_begins_while_an_old_ca_is_trusted(served: World) -> None:
 
 
 def test_replica_that_shows_another_leaf_starts_the_wait_anew(served: World) -> None:
-    """One replica that falls back within the wait takes the mark away."""
+    """A replica that shows the old leaf again restarts the wait."""
     served.rotate()
     for seconds in (0, 60, 91):
         served.advance(seconds)
@@ -173,7 +173,7 @@ def test_replica_that_shows_another_leaf_starts_the_wait_anew(served: World) -> 
 
 
 def test_restart_goes_on_waiting_where_the_old_process_was(served: World) -> None:
-    """The moment stands in the Secret: each process waits for the same one."""
+    """The start of a wait is in the Secret, so that a restarted process continues it."""
     served.rotate()
     first = served.rotator().settle()
     served.advance(30)
@@ -183,7 +183,7 @@ def test_restart_goes_on_waiting_where_the_old_process_was(served: World) -> Non
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
 def test_clock_that_jumps_begins_the_wait_anew(served: World, seconds: float) -> None:
-    """A jump seen by the running process is no time that has passed."""
+    """A jump of the clock restarts the wait."""
     served.rotate()
     rotator = served.rotator()
     rotator.settle()
@@ -197,7 +197,7 @@ def test_clock_that_jumps_begins_the_wait_anew(served: World, seconds: float) ->
 
 
 def test_certificates_of_the_future_are_replaced(served: World) -> None:
-    """After a clock that ran years ahead, nothing stays that clients do not believe yet."""
+    """Certificates that are not valid yet, from a wrong clock, are replaced."""
     served.clock.jump(3 * 365 * 86400)
     rotator = served.rotator()
     rotator.settle()
@@ -236,7 +236,7 @@ def test_damaged_part_is_reported_and_replaced(served: World, key: str, content:
 @pytest.mark.parametrize("key", [NEXT_CERT, NEXT_KEY])
 @pytest.mark.parametrize("content", [None, b"garbage"], ids=["removed", "garbage"])
 def test_damaged_next_ca_is_made_anew(served: World, key: str, content: bytes | None) -> None:
-    """A rotation whose new CA was broken goes on with another one and ends."""
+    """A damaged new CA is created again, and the rotation ends."""
     served.rotate()
     served.rotator().settle()
     served.edit(Change({key: content}, {}))
@@ -252,7 +252,7 @@ def test_damaged_next_ca_is_made_anew(served: World, key: str, content: bytes | 
 
 
 def test_emptied_secret_is_no_first_issue(served: World) -> None:
-    """Replicas go on with what they have in memory, so a new CA takes the long way."""
+    """An emptied Secret is a rotation with its waits, because replicas still serve their old pair."""
     served.edit(Change(dict.fromkeys(served.secret_now.data), {MANAGED: None}))
 
     waiting = served.rotator().settle()
@@ -317,7 +317,7 @@ def test_other_names_want_another_leaf(served: World) -> None:
 
 
 def test_nothing_is_dropped_while_no_replica_is_found(served: World) -> None:
-    """A name that does not resolve proves nothing."""
+    """While the replicas' name does not resolve no CA is dropped."""
     served.rotate()
     served.replicas.clear()
     for _ in range(4):

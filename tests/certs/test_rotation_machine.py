@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: what API servers trust fits to what replicas show, and it all ends well."""
+"""Any sequence of events: API servers trust the replicas' certificates, and every rotation ends."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_leaf_renewal_keeps_the_ca(served: Live) -> None:
 
 
 def test_write_under_an_old_version_is_a_conflict(served: Live) -> None:
-    """Neither Secret nor configuration is changed by who has not seen the newest."""
+    """A write with an old resourceVersion is a conflict, of the Secret and of a configuration."""
     secret, configurations = served.cluster.secret(), served.cluster.configurations()
     served.annotate("somebody=here")
     with pytest.raises(Conflict):
@@ -162,8 +162,8 @@ def test_write_under_an_old_version_is_a_conflict(served: Live) -> None:
     assert b"x" not in bundles(served)
 
 
-def test_bundle_edited_by_somebody_is_mended(served: Live) -> None:
-    """A caBundle that was emptied or replaced by kubectl is right again after the next pass."""
+def test_an_edited_bundle_is_repaired(served: Live) -> None:
+    """A caBundle that kubectl emptied or replaced is repaired in the next pass."""
     for value in ("null", f'"{base64.b64encode(b"garbage").decode()}"'):
         change = f'[{{"op": "replace", "path": "/webhooks/1/clientConfig/caBundle", "value": {value}}}]'
         served.api.kubectl(
@@ -192,8 +192,8 @@ def test_rotator_may_do_nothing_else(served: Live) -> None:
         assert asked.stdout.strip() == "no", (verb, what)
 
 
-def test_missing_secret_is_told(served: Live) -> None:
-    """Without the Secret there is one clear error: it is never created."""
+def test_missing_secret_is_an_error(served: Live) -> None:
+    """A missing Secret is an error, and is never created."""
     served.cluster._secret += "-absent"
     try:
         with pytest.raises(ClusterError, match=r"40[34]"):
@@ -209,7 +209,7 @@ def command(served: Live, *flags: str) -> list[str]:
     return [sys.executable, "-W", "error", corepin, "certs", "run", *replicas, *flags]
 
 
-def test_process_rotates_until_it_is_told_to_stop(served: Live, tmp_path: Path) -> None:
+def test_process_rotates_until_sigterm(served: Live, tmp_path: Path) -> None:
     """`corepin certs run` begins a rotation that is asked for, shows metrics, and ends with 0 at SIGTERM."""
     listen = f"127.0.0.1:{free_port()}"
     flags = ("--interval", "0.2", "--settle", "0.2", "--metrics-listen", listen)
@@ -232,7 +232,7 @@ def test_process_rotates_until_it_is_told_to_stop(served: Live, tmp_path: Path) 
 
 
 def test_next_process_goes_on(served: Live) -> None:
-    """What the process before left half done is brought to its end, from the mark in the Secret."""
+    """A new process finishes a rotation from the marks in the Secret."""
     rotator = served.rotator()
     for _ in rotate(served, rotator, lambda: None):
         pass

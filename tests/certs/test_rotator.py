@@ -74,7 +74,7 @@ def test_pass_fails_after_repeated_conflicts() -> None:
 
 
 def test_events_are_not_needed() -> None:
-    """A rotation goes on where no event can be made; that is counted."""
+    """A rotation goes on if events cannot be created, and counts them."""
     world = Mute()
     rotator, metrics = rotator_of(world)
 

@@ -1,4 +1,4 @@
-"""While no webhook answers the failure policy decides, and nothing unpinned is called pinned."""
+"""Without a running webhook the failure policy decides, and no unpinned pod is reported as pinned."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_refused_claim_waits_for_cpus(gated: Cluster, restart_policy: str) -> No
 
 
 def test_claim_that_is_given_up_waits_no_more(gated: Cluster) -> None:
-    """Its user changes the policy instead of waiting for CPUs."""
+    """A policy edited to none ends the wait in the gate."""
     gated.run(user_pod("first", cores=gated.cores))
     late = user_pod("late", REQUIRE, cpu="1")
     late["spec"]["restartPolicy"] = "Never"

@@ -36,8 +36,8 @@ def test_namespaces_hold_their_level(cluster: Cluster) -> None:
     assert 'violates PodSecurity "restricted' in done.stderr
 
 
-def test_pod_is_completed_pinned_told_and_freed(cluster: Cluster) -> None:
-    """The webhook adds the resource, the agent pins and tells, the kernel agrees; when it is gone others are widened."""
+def test_pod_is_injected_pinned_reported_and_freed(cluster: Cluster) -> None:
+    """The webhook adds the resource, the agent pins and reports the pod, and its CPUs are freed at its end."""
     [bystander] = cluster.run(user_pod("bystander"))
     cluster.settled({bystander: cluster.all})
     cluster.kubectl("apply", "-f", "-", input=json.dumps(isolated("pinned")))
@@ -93,7 +93,7 @@ def test_contradictions_are_refused(cluster: Cluster) -> None:
 
 
 def test_status_cannot_be_forged(cluster: Cluster) -> None:
-    """Not even an administrator writes what only the agent of the node may tell."""
+    """An administrator cannot write the agent's status annotations."""
     cluster.run(user_pod("pinned", EXCLUSIVE, cpu="1"))
     forged = ("annotate", "--overwrite", "pod/pinned", f"{STATUS}=forged")
     done = cluster.plane.server.kubectl(*forged, check=False)

@@ -1,4 +1,4 @@
-"""What the page knows of some objects, as if it had just listed them."""
+"""The page's state for given objects, as after a first list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP server: who may ask, what is answered, and the headers on every answer."""
+"""The HTTP server: access, answers, and the headers on every answer."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_files_of_the_page_are_served_and_no_others() -> None:
         assert ask(f"/page/{name}").status_code == 404
 
 
-def test_the_document_asks_nobody_else_and_has_no_scripts_of_its_own() -> None:
-    """Every address in the files is of this server; style and script stand in files."""
+def test_the_document_loads_from_this_server_only() -> None:
+    """All URLs in the files are of this server, and the document has no inline style or script."""
     for path in app.PAGE.iterdir():
         text = path.read_text(encoding="utf-8")
         assert "//" not in text.replace("http://www.w3.org/2000/svg", "").replace("// ", ""), path
@@ -92,21 +92,21 @@ def test_the_document_asks_nobody_else_and_has_no_scripts_of_its_own() -> None:
     ],
 )
 def test_each_view_is_json_too(path: str, field: str, count: int) -> None:
-    """For who would rather ask by curl."""
+    """Each view is also served as JSON, for curl."""
     answer = ask(path)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
     assert len(answer.json()[field]) == count
 
 
 def test_filter_is_in_the_query() -> None:
-    """So that an address names what is seen; what is longer than any name is cut."""
+    """The filter is in the query of the URL, and longer names than exist are cut."""
     assert ask("/api/nodes?pod=web&namespace=default").json()["rows"][0]["matches"] == 1
     assert ask(f"/api/nodes?pod={'x' * 3000}").json()["rows"] == []
 
 
 @pytest.mark.parametrize("path", ["/api/nodes/n2", "/api/pods/default/other"])
 def test_what_is_not_there_is_not_found(path: str) -> None:
-    """A page shows that, and curl gets a code."""
+    """An unknown object is 404, which the page shows."""
     answer = ask(path)
     assert (answer.status_code, answer.json()) == (404, None)
 
@@ -115,7 +115,7 @@ def test_what_is_not_there_is_not_found(path: str) -> None:
     "host", ["127.0.0.1:8084", "localhost:1", "[::1]:8084", "LOCALHOST", "corepin.example"]
 )
 def test_own_names_are_answered(host: str) -> None:
-    """This machine by whatever port, and what --allow-host names."""
+    """Hosts of this machine, with any port, and those of --allow-host are served."""
     assert ask("/", host=host).status_code == 200
 
 
@@ -123,20 +123,20 @@ def test_own_names_are_answered(host: str) -> None:
     "host", ["evil.example", "127.0.0.1.evil.example:8084", "", "localhost:8084:1", "[::1"]
 )
 def test_other_names_are_refused(host: str) -> None:
-    """A page elsewhere cannot have the viewer's browser ask under its own name (DNS rebinding)."""
+    """Any other host name is refused, against DNS rebinding."""
     for path in ("/", "/api/nodes", "/healthz"):
         assert ask(path, host=host).status_code == 421
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 def test_nothing_can_be_changed(method: str) -> None:
-    """It only shows."""
+    """Methods that could change something are refused with 405."""
     assert ask("/api/nodes", method).status_code == 405
 
 
 @pytest.mark.parametrize("path", ["/", "/api/nodes", "/page/main.js", "/nowhere", "/healthz"])
 def test_every_answer_has_the_security_headers(path: str) -> None:
-    """Also those of errors and refusals."""
+    """All answers, errors and refusals too, have the security headers."""
     for answer in (ask(path), ask(path, host="evil.example"), ask(path, "POST")):
         for name, value in HEADERS:
             assert answer.headers[name.decode()] == value.decode()
@@ -147,7 +147,7 @@ def test_every_answer_has_the_security_headers(path: str) -> None:
 
 
 def test_it_is_healthy_once_everything_was_listed() -> None:
-    """Before, it says what it waits for."""
+    """The health check fails with the reason until everything has been listed."""
     answer = ask("/healthz")
     assert (answer.status_code, answer.text) == (503, "the API server has not answered yet\n")
 
@@ -164,8 +164,8 @@ def test_viewers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
-def test_who_asks_for_the_head_alone_is_no_viewer() -> None:
-    """A stream without a body would never end."""
+def test_a_head_request_is_no_viewer() -> None:
+    """A HEAD request of a stream ends at once, and counts as no viewer."""
     assert ask("/api/nodes", "HEAD", accept="text/event-stream").headers["content-type"] == "application/json"
 
 
@@ -175,7 +175,7 @@ def test_answers_are_small_json() -> None:
 
 
 def test_viewers_who_come_at_once_are_counted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A burst gets no further than the limit, and who goes makes room."""
+    """A burst of viewers is counted at once and does not exceed the limit."""
     monkeypatch.setattr(app, "MOST_VIEWERS", 3)
     known = watching()
     serve = create_app(known)
@@ -212,8 +212,8 @@ def test_viewers_who_come_at_once_are_counted_at_once(monkeypatch: pytest.Monkey
     assert asyncio.run(burst()) == {200: 3, 503: 7}
 
 
-def test_who_takes_nothing_of_an_answer_is_closed() -> None:
-    """By the kernel, which counts for each connection how long nothing was taken."""
+def test_a_viewer_that_reads_nothing_is_disconnected() -> None:
+    """The kernel closes a connection whose peer has acknowledged nothing for too long."""
     with bind(Options("127.0.0.1", 0)) as listener:
         listener.listen()
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
@@ -225,7 +225,7 @@ def test_who_takes_nothing_of_an_answer_is_closed() -> None:
     [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)],
 )
 def test_page_elsewhere_gets_no_stream(monkeypatch: pytest.MonkeyPatch, site: str, status: int) -> None:
-    """A page elsewhere may open streams that it cannot read, and would hold the places of viewers by them."""
+    """Streams are refused to other origins, whose pages could take the places of viewers."""
     found = watching()
     found.end()
     monkeypatch.setattr(f"{__name__}.watching", lambda: found)

@@ -1,4 +1,4 @@
-"""Connections of the dashboard over real sockets: who is cut, when, and who is not."""
+"""Connections of the dashboard over real sockets: time limits and which connections are closed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPENED: list[asyncio.StreamWriter] = []  # by the test that runs
 
 
 def test_limits_are_the_webhooks() -> None:
-    """What the webhook's listener grants, the dashboard's grants too."""
+    """The limits are those of the webhook's listener."""
     limits = Limits()
     assert (limits.request_seconds, limits.keep_alive_seconds) == (REQUEST_SECONDS, KEEP_ALIVE_SECONDS)
 
@@ -143,7 +143,7 @@ def test_half_requests_hold_up_nobody() -> None:
 
 
 def test_no_stream_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where every connection is answered the newest is cut."""
+    """If every connection is being answered the newest one is closed."""
     monkeypatch.setattr(connection, "MOST_CONNECTIONS", 2)
 
     async def main() -> None:

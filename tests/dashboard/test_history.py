@@ -1,4 +1,4 @@
-"""What is said of two moments that differ."""
+"""Differences of two states as lines of the history."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pods_said(old: Document | None, new: Document) -> list[str]:
     ],
 )
 def test_owners_come_move_and_go(old: list[Document], new: list[Document], said: str) -> None:
-    """Each change is one line with the CPUs."""
+    """A change of an owner's CPUs is one line."""
     assert nodes_said(with_owner(*old), with_owner(*new)) == [f"{HOLDER} {said}"]
 
 
@@ -101,7 +101,7 @@ def test_containers_drift_and_come_back() -> None:
 
 
 def test_a_pod_that_did_not_change_says_nothing() -> None:
-    """Neither does one whose whole claim is refused in the same way."""
+    """An unchanged pod adds no line, also one that is refused as a whole."""
     same = a_pod(pod("web", {"main": refused()}))
     assert list(pod_changes("now", {"default/web": same}, {"default/web": same}, {})) == []
 

@@ -30,7 +30,7 @@ def nodes_of(events: dict[str, Event]) -> Counter[str]:
 
 
 def test_newest_of_a_node_are_kept() -> None:
-    """However many one node tells, and in whatever order they come."""
+    """The newest events of a node are kept, in whatever order they arrive."""
     flapping = [told("flapping", second) for second in range(3 * PER_NODE)]
     kept = newest(numbered(*flapping[::2], *flapping[1::2], told("calm", 0)))
     assert nodes_of(kept) == {"flapping": PER_NODE, "calm": 1}
@@ -61,7 +61,7 @@ def test_flood_of_one_namespace_hides_no_other(forged: str) -> None:
 
 
 def test_memory_has_a_limit_at_every_moment() -> None:
-    """Also while a list is read that never ends; what changes takes no room."""
+    """Memory is bounded also while an endless list is read."""
     kept, most = KeptEvents(), 0
     for number in range(4 * IN_ALL):
         kept[f"{number:06}"] = told(f"n{number % 50}", number)

@@ -73,7 +73,7 @@ def test_every_cpu_is_drawn_once(topology: Topology) -> None:
 
 
 def test_cells_say_whose_they_are() -> None:
-    """Letters and signs are those of `corepin map`; a screen reader gets whole words."""
+    """A cell has the letter of `corepin map`, and whole words for screen readers."""
     owners = {
         "default/web/main": owner("1,17"),
         "team/db/main": owner("2", smt="isolate", idle="18"),
@@ -193,8 +193,8 @@ def test_filter_dims_everything_else() -> None:
     ]
 
 
-def test_claims_that_wait_are_told_up_to_a_number() -> None:
-    """Pods may say of hundreds of containers that they wait; the page of the node stays small."""
+def test_waiting_claims_are_listed_up_to_a_limit() -> None:
+    """The list of waiting claims has a limit, so that the page stays small."""
     names = [f"big{number}" for number in range(MOST_WAITING // 10 + 1)]
     many = [pod(name, {f"c{number}": refused("text") for number in range(10)}) for name in names]
     told = [event(name, "Unpinnable", "text", on="n") for name in names]
@@ -204,15 +204,15 @@ def test_claims_that_wait_are_told_up_to_a_number() -> None:
 
 
 def test_node_without_an_agent_has_no_machine() -> None:
-    """The page says so; of a node that is not there, there is no page."""
+    """A node without an agent is shown without a machine, and an unknown node has no page."""
     known = cluster(node("n"))
     page = shown(known)
     assert (page.sockets, page.owners, page.machine, page.health) == ((), (), "", "silent")
     assert node_page(known, "other", Filter()) is None
 
 
-def test_node_tells_its_own_history() -> None:
-    """Events of its agent, the newest first."""
+def test_node_has_its_own_history() -> None:
+    """The history of a node has its agent's events, newest first."""
     known = cluster(
         node("n"),
         event("a", "Pinned", "one", on="n"),

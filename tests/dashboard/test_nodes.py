@@ -1,4 +1,4 @@
-"""The page of all nodes: who is above, what is counted, what a filter leaves."""
+"""The page of all nodes: order, sums and filters."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def known() -> Cluster:
     )
 
 
-def test_what_needs_somebody_stands_above(known: Cluster) -> None:
-    """Troubles, who waits, who is not proven yet, who observes, who is well, and at the end nodes without an agent."""
+def test_nodes_with_problems_are_first(known: Cluster) -> None:
+    """Nodes are sorted by need: problems, waiting, not proven, observing, well, and without an agent."""
     rows = overview(known, Filter()).rows
     assert [(row.name, row.health) for row in rows] == [
         ("broken", "trouble"),
@@ -104,7 +104,7 @@ def test_matching_containers_are_counted(known: Cluster) -> None:
 
 
 def test_rows_have_an_end(known: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A browser is given so many, and how many there are more."""
+    """The list of nodes has a limit, with the number of the others."""
     monkeypatch.setattr(nodes, "MOST", 2)
     page = overview(known, Filter())
     assert (len(page.rows), page.more) == (2, 6)

@@ -158,8 +158,8 @@ def test_page_shows_the_pods_cpus_in_their_machine() -> None:
     }
 
 
-def test_more_is_told_where_there_is_more() -> None:
-    """Memory, the shared CPUs beside its own, and each thread of its machine."""
+def test_memory_shared_cpus_and_threads_are_shown() -> None:
+    """The page shows memory, shared CPUs and threads of a machine where there are any."""
     said = container("1,5", memory="free", memoryNote="restart it", sharedCpus="2-3")
     vm = {
         "kind": "kubevirt",
@@ -226,7 +226,7 @@ def test_list_has_who_holds_and_who_waits(known: Cluster, wanted: Filter, found:
 
 
 def test_list_has_an_end(known: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A browser is given so many, and how many there are more."""
+    """The list of pods has a limit, with the number of the others."""
     monkeypatch.setattr(pods, "MOST", 1)
     page = pods.pods(known, Filter())
     assert (len(page.rows), page.more, page.namespaces) == (1, 3, ("default", "team"))

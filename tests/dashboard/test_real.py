@@ -78,8 +78,8 @@ def test_it_may_read_three_kinds_and_write_nothing(shown: Dashboard) -> None:
     assert not may("get", "pods", "--subresource=log")
 
 
-def test_rights_that_are_missing_are_told(shown: Dashboard) -> None:
-    """Who may not list sees why on the page, and /healthz does not say ok."""
+def test_missing_rights_are_shown(shown: Dashboard) -> None:
+    """Without the right to list the page shows the reason, and /healthz fails."""
     shown.server.kubectl("create", "serviceaccount", "nobody")
     token = shown.server.kubectl("create", "token", "nobody").stdout.strip()
     kubeconfig = shown.server.write_kubeconfig("nobody", {"token": token})
@@ -90,7 +90,7 @@ def test_rights_that_are_missing_are_told(shown: Dashboard) -> None:
 
 
 def test_streams_end_with_it(shown: Dashboard) -> None:
-    """SIGTERM ends streams that are open, and it ends with 0."""
+    """SIGTERM ends open streams, and the exit code is 0."""
     kubeconfig = shown.server.kubeconfig(ACCOUNT)
     with (
         dashboard(shown.server, kubeconfig, "ending") as found,

@@ -1,4 +1,4 @@
-"""What is read of objects: what is well, what is damaged, and what is none of our business."""
+"""Reading nodes, pods and events: sound, damaged and irrelevant ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_cpu_of_a_node_is_counted_once() -> None:
 
 
 def test_node_without_annotations_has_no_agent() -> None:
-    """Nothing is wrong with it, and nothing is known of it."""
+    """A node without annotations has no agent and no problem."""
     found = a_node(node("n"))
     assert (found.pools, found.picture, found.problem) == (None, None, "")
 
@@ -66,7 +66,7 @@ def test_node_without_annotations_has_no_agent() -> None:
     ],
 )
 def test_damaged_annotations_of_a_node_are_a_problem_and_no_failure(topology: str, sets: str) -> None:
-    """The node is there, and says that it cannot be read."""
+    """Damaged annotations of a node are a problem on its page, and raise no exception."""
     document = {"metadata": {"name": "n", "annotations": {STATUS_TOPOLOGY: topology, STATUS_POOLS: sets}}}
     found = NodeDecoder().decode(json.dumps(document).encode())
     assert (found.name, found.pools, found.problem) == ("n", None, UNREADABLE)
@@ -104,7 +104,7 @@ def test_status_of_a_pod_is_read() -> None:
     ],
 )
 def test_damaged_status_of_a_pod_is_a_problem_and_no_failure(text: str) -> None:
-    """The pod is there, and says that it cannot be read."""
+    """A damaged status of a pod is a problem on its page, and raises no exception."""
     found = a_pod(pod("web", annotations={STATUS_CPUS: text}))
     assert (found.status, found.problem) == (None, UNREADABLE)
 
@@ -227,7 +227,7 @@ def test_words_that_mean_nothing_are_cut() -> None:
 
 
 def test_what_is_no_object_is_refused() -> None:
-    """The watch then asks again: the API server sends objects."""
+    """A watch event without an object is refused, and the watch is repeated."""
     with pytest.raises(msgspec.DecodeError):
         NodeDecoder().decode(b"[]")
 

@@ -1,4 +1,4 @@
-"""Server-sent events: whole at first, then what differs."""
+"""Server-sent events: a whole view first, then differences."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def the_node(known: Cluster) -> msgspec.Struct | None:
     return node_page(known, "n2", Filter())
 
 
-def test_rows_that_stay_are_told_by_their_places() -> None:
+def test_unchanged_rows_are_sent_as_positions() -> None:
     """Of 500 nodes that are shown, the one that changed is sent; the others are where they were."""
 
     async def main() -> None:
@@ -77,7 +77,7 @@ def test_rows_that_stay_are_told_by_their_places() -> None:
     asyncio.run(main())
 
 
-def test_a_view_that_comes_and_goes_is_told() -> None:
+def test_a_view_that_appears_and_disappears_is_sent() -> None:
     """A node that is not there yet, then is, then is gone."""
 
     async def main() -> None:
@@ -92,7 +92,7 @@ def test_a_view_that_comes_and_goes_is_told() -> None:
     asyncio.run(main())
 
 
-def test_what_changes_elsewhere_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_other_views_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """News of another node wake the stream, which says nothing but that it is alive."""
     monkeypatch.setattr(stream_module, "ALIVE_SECONDS", 0.01)
 
@@ -106,7 +106,7 @@ def test_what_changes_elsewhere_is_not_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_streams_end_with_the_server() -> None:
-    """They would keep it waiting."""
+    """Streams end with the server, which would wait for them."""
 
     async def main() -> None:
         viewer = Viewer(the_node, TWO)
@@ -117,8 +117,8 @@ def test_streams_end_with_the_server() -> None:
     asyncio.run(main())
 
 
-def test_who_reads_slowly_is_sent_the_newest_alone() -> None:
-    """However much changes before a viewer takes more, one message waits for it."""
+def test_a_slow_viewer_gets_only_the_newest_state() -> None:
+    """Changes for a slow viewer are coalesced into one message."""
 
     async def main() -> None:
         viewer = Viewer(all_nodes, ONE)

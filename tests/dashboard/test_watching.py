@@ -1,4 +1,4 @@
-"""What is asked of the API server, and what is made of its answers."""
+"""Lists and watches of the API server, and the state made of them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metadata_is_all_that_is_asked_of_nodes_and_pods() -> None:
-    """Of events everything, but the agents' alone."""
+    """Only metadata of nodes and pods is requested, and whole events of agents."""
     server = Server(nodes=[node("n")])
 
     async def act(watching: Watching) -> None:
@@ -175,8 +175,8 @@ def test_events_that_are_too_many_are_not_kept(monkeypatch: pytest.MonkeyPatch) 
     watch(server, act)
 
 
-def test_what_cannot_be_asked_is_told() -> None:
-    """Missing rights stand on the page, while what can be read is shown."""
+def test_missing_rights_are_on_the_page() -> None:
+    """Missing rights are shown on the page beside what can be read."""
     server = Server(nodes=[node("n")])
     server.failing = {"pods"}
 

@@ -35,7 +35,7 @@ def test_tour_works_and_ctrl_c_leaves_nothing_behind() -> None:
 @pytest.mark.runtime
 @pytest.mark.node
 def test_what_a_killed_cluster_leaves_is_taken_away() -> None:
-    """Killed with its containers running, it leaves them to the process that the user started, which ends them."""
+    """A killed cluster's containers are ended by the process that the user started."""
     with session() as tried:
         os.kill(tried.inner, signal.SIGKILL)
 
@@ -61,7 +61,7 @@ def test_pods_of_the_tour_want_cores_for_themselves(tmp_path: Path) -> None:
 
 
 def test_emulated_machine_reaches_nothing() -> None:
-    """Its network is a door for its API server alone, from a port of loopback."""
+    """The emulated machine's network reaches nothing, and only its API server's port is forwarded."""
     _, door, _, device = machine(1234).devices
     assert door == "user,id=door,restrict=on,hostfwd=tcp:127.0.0.1:1234-10.0.2.15:443"
     assert device == "virtio-net-pci,netdev=door"

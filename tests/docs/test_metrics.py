@@ -46,7 +46,7 @@ def described(label: str) -> set[str]:
 
 
 def test_the_page_is_written_from_the_programs() -> None:
-    """A metric that is new, gone or changed makes this fail until `make metrics` has been run."""
+    """The page is what `make metrics` writes from the programs."""
     assert metrics_page.PAGE.read_text(encoding="utf-8") == metrics_page.page()
 
 

@@ -1,4 +1,4 @@
-"""Pages hang together: links and anchors lead somewhere, tests that they cite exist, every code block is known."""
+"""Links, anchors, cited tests and code blocks of the pages."""
 
 from __future__ import annotations
 

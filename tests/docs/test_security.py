@@ -1,4 +1,4 @@
-"""docs/security.md tells the rights and the host paths that the manifests give, and no others."""
+"""docs/security.md has exactly the rights and host paths of the manifests."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def documents(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((BASE / name).read_text(encoding="utf-8")))
 
 
-def test_rights_of_the_agent_are_told() -> None:
-    """Each verb on each resource, no more and no less."""
+def test_rights_of_the_agent_are_documented() -> None:
+    """The table has each verb on each resource, and no other."""
     rules = [rule for item in documents("agent-rbac.yaml") for rule in item.get("rules", ())]
     given = {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
     rows = re.findall(r"^\| ((?:`\w+`,? ?)+) on `([\w/]+)` \|", PAGE, re.MULTILINE)
     assert {(verb, resource) for verbs, resource in rows for verb in re.findall(r"\w+", verbs)} == given
 
 
-def test_what_the_agent_has_on_its_node_is_told() -> None:
+def test_host_access_of_the_agent_is_documented() -> None:
     """Each path of the host, each capability, and the namespaces of the host that it shares."""
     components = ("nri", "quiet", "dra")
     files = ("agent.yaml", *(f"../components/{name}/agent.yaml" for name in components))
@@ -66,7 +66,7 @@ def test_what_the_agent_has_on_its_node_is_told() -> None:
     assert not spec["containers"][0]["securityContext"]["privileged"]
 
 
-def test_every_policy_is_told() -> None:
+def test_every_policy_is_documented() -> None:
     """The table of policies has each policy of the base."""
     policies = {
         item["metadata"]["name"]

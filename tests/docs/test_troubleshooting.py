@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md knows everything that corepin tells of trouble, and nothing that it never tells."""
+"""docs/troubleshooting.md has every message about a problem, and no other."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def pieces(title: str) -> set[str]:
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_every_message_is_told(title: str) -> None:
-    """No text of the rules is missing in its section."""
+def test_every_message_is_documented(title: str) -> None:
+    """Every text of the rules is in its section."""
     described = pieces(title)
     texts = {text for text in said.texts(*SECTIONS[title]) - NOT_SHOWN if len(text.split()) >= ENOUGH_WORDS}
     assert len(texts) > 10
@@ -133,8 +133,8 @@ def test_every_message_is_told(title: str) -> None:
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_every_told_message_exists(title: str) -> None:
-    """No part of a message of the page is without a text in the code."""
+def test_every_documented_message_exists(title: str) -> None:
+    """Every message on the page has its text in the code."""
     texts = said.texts(*SECTIONS[title], *ELSEWHERE[title])
     assert {piece for piece in pieces(title) if not any(piece in text for text in texts)} == set()
 
@@ -154,26 +154,26 @@ def test_every_told_message_exists(title: str) -> None:
         ),
     ],
 )
-def test_names_are_told_and_exist(title: str, names: set[str]) -> None:
+def test_names_are_documented_and_exist(title: str, names: set[str]) -> None:
     """The first column has each name, and no other."""
     assert names
     assert set(first_cells(title)) == names
 
 
-def test_reasons_of_refusals_are_told_and_exist() -> None:
+def test_reasons_of_refusals_are_documented_and_exist() -> None:
     """The first table of the section has each reason; the second has the messages."""
     rows = section("Why a claim is not fulfilled").partition("| message |")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == set(refusal.Reason)
 
 
-def test_alerts_are_told_and_exist() -> None:
+def test_alerts_are_documented_and_exist() -> None:
     """The table has each alert of the monitoring component, and no other."""
     document = yaml.safe_load(Path("manifests/components/monitoring/alerts.yaml").read_text(encoding="utf-8"))
     rules = [rule["alert"] for group in document["spec"]["groups"] for rule in group["rules"]]
     assert first_cells("Alerts") == rules
 
 
-def test_conditions_and_taints_are_told_and_exist() -> None:
+def test_conditions_and_taints_are_documented_and_exist() -> None:
     """Every condition with each of its reasons, and every taint, that the agent writes or takes away."""
     described = section("Conditions and taints of nodes")
     code = (
@@ -198,7 +198,7 @@ def test_conditions_and_taints_are_told_and_exist() -> None:
     assert conditional - {"NoSchedule"} == reasons
 
 
-def test_refusals_of_the_policies_are_told() -> None:
+def test_refusals_of_the_policies_are_documented() -> None:
     """Each message of a policy begins as one that the page has."""
     documents = yaml.safe_load_all(Path("manifests/base/policies.yaml").read_text(encoding="utf-8"))
     validations = [rule for item in documents for rule in item["spec"].get("validations", ())]

@@ -161,8 +161,8 @@ def test_what_a_cell_shows() -> None:
     ]
 
 
-def test_who_shares_is_told() -> None:
-    """An owner that shares its CPUs is called so, has no bold letter, and its CPUs are in the shared set."""
+def test_an_owner_that_shares_is_marked() -> None:
+    """An owner that shares its CPUs is marked, has no bold letter, and its CPUs are in the shared set."""
     owners = (Holder("ns/a/c", CPUSet([1])), Holder("ns/b/c", CPUSet([2]), shares=True))
     picture = Picture(machine("xeon-d-1541"), owners, shared=CPUSet.parse("2-15"))
 

@@ -1,4 +1,4 @@
-"""Pods that were stored before corepin came: wrong ones, which today would be refused."""
+"""Pods that were stored before corepin was installed, with values that it would refuse."""
 
 from __future__ import annotations
 

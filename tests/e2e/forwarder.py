@@ -1,4 +1,4 @@
-"""A TCP port that leads to another one until it is cut: a server that goes away, without ending the server."""
+"""A TCP forwarder that can be cut, so that a server becomes unreachable without ending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutating webhooks of other people, served over TLS by the test process."""
+"""Other mutating webhooks, served over TLS by the test process."""
 
 from __future__ import annotations
 

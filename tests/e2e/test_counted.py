@@ -48,7 +48,7 @@ def isolated(cores: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def test_pod_that_the_webhook_completed_passes(held: Registered) -> None:
-    """Validating policies follow mutating webhooks: the count is there when they look."""
+    """A pod with the webhook's count passes, since validating policies run after mutating webhooks."""
     cluster = held.namespace(WITH)
     stored = cluster.created(isolated())
     assert stored["spec"]["containers"][0]["resources"]["requests"][ISOLATED] == "2"
@@ -70,7 +70,7 @@ def test_pod_that_no_webhook_completed_is_refused(held: Registered) -> None:
 
 
 def test_what_is_stored_can_be_changed(held: Registered) -> None:
-    """Only CREATE is held: labels, status and finalizers of an uncounted pod change."""
+    """The policy matches CREATE only: a stored pod without the count may be edited."""
     cluster = held.namespace({INSTANCE: DOWN_OPEN})
     cluster.created(isolated())
     cluster.api.kubectl("label", "namespace", cluster.namespace, f"{HELD}=x")

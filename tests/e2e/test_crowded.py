@@ -120,7 +120,7 @@ def test_template_is_judged(cluster: Cluster) -> None:
 
 
 def test_pod_without_containers_ends_no_condition_in_an_error(cluster: Cluster) -> None:
-    """What the API server refuses later anyway is no error of ours: its metric stays for what an operator must see."""
+    """A pod without containers causes no CEL error: the API server refuses it later."""
     with no_error(cluster):
         for document in (
             {**pod_document("it", annotations=WRONG), "spec": {"containers": None}},

@@ -1,4 +1,4 @@
-"""The webhook cannot be reached, or wants to know who calls: failurePolicy decides what becomes of pods."""
+"""The webhook is unreachable, or requires a client certificate: failurePolicy decides about pods."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_webhook_is_down_and_everything_must_be(registered: Registered) -> None:
 
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
-def test_webhook_says_nothing(registered: Registered) -> None:
-    """A webhook that hangs is waited for as long as the manifests say, and then it is as if it were down."""
+def test_a_hanging_webhook_times_out(registered: Registered) -> None:
+    """A hanging webhook is called for up to its timeout, and then counts as unreachable."""
     cluster = registered.namespace({INSTANCE: MUTE})
     outcome = cluster.create(POD)
     assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr

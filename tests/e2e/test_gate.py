@@ -46,7 +46,7 @@ def names(stored: dict[str, Any]) -> list[str]:
 
 
 def test_gate_is_stored_before_what_was_there(gated: Cluster) -> None:
-    """Every other addition reaches the container that it is meant for, and the gate gets none of them."""
+    """The gate is the first init container, and all other additions reach their own containers."""
     init = [container("setup", {CORES: "1"}), container("mesh", restartPolicy="Always")]
     stored = gated.created(pod_document("it", container("main", {CORES: "2"}), init=init))
     gate, setup, mesh = stored["spec"]["initContainers"]
@@ -61,7 +61,7 @@ def test_gate_is_stored_before_what_was_there(gated: Cluster) -> None:
 
 
 def test_gate_gets_no_token(gated: Cluster) -> None:
-    """The API server mounts a token into each container that has nothing in its place: the gate has."""
+    """The gate gets no API token, because a mount of its own takes the token's place."""
     stored = gated.created(pod_document("it", container("main", MAIN), annotations=ISOLATE))
     tokens = [
         [it["name"].startswith("kube-api-access-") for it in member["volumeMounts"]]
@@ -81,7 +81,7 @@ def test_restricted_namespaces_take_the_gate(registered: Registered) -> None:
 
 @pytest.mark.parametrize("restart_policy", ["Always", "OnFailure", "Never"])
 def test_launcher_stays_guaranteed(gated: Cluster, restart_policy: str) -> None:
-    """KubeVirt gives up on a launcher that is not; it knows that failing would end the pod."""
+    """A launcher with a gate stays Guaranteed, as KubeVirt requires, and the gate knows its restart policy."""
     document = launcher_document(container("proxy"), restartPolicy=restart_policy)
     stored = gated.created(document)
     gate = stored["spec"]["initContainers"][0]
@@ -91,7 +91,7 @@ def test_launcher_stays_guaranteed(gated: Cluster, restart_policy: str) -> None:
 
 
 def test_limit_range_with_a_lower_minimum(gated: Cluster) -> None:
-    """The gate requests enough, and keeps the pod's QoS class."""
+    """With a LimitRange of a lower minimum the gate's requests suffice, and the QoS class stays."""
     cluster = with_minimum(gated, cpu="250m", memory="100Mi")
     stored = cluster.created(pod_document("it", container("main", MAIN), annotations=ISOLATE))
     assert stored["spec"]["initContainers"][0]["resources"] == {"limits": AMOUNTS, "requests": AMOUNTS}
@@ -107,7 +107,7 @@ def test_limit_range_with_a_higher_minimum(gated: Cluster) -> None:
 
 
 def test_limit_range_makes_a_silent_pod_state_something(gated: Cluster) -> None:
-    """The minimum is filled in before the webhook is called, so the gate states its amounts there too."""
+    """Where a LimitRange fills in the pod's resources the gate states its own."""
     cluster = with_minimum(gated, cpu="250m", memory="100Mi")
     stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))
     assert stored["spec"]["initContainers"][0]["resources"] == {"limits": AMOUNTS, "requests": AMOUNTS}
@@ -125,7 +125,7 @@ def test_another_webhook_comes_first_afterwards(registered: Registered) -> None:
 
 
 def test_users_volume_of_its_name(gated: Cluster) -> None:
-    """The pod is stored with both."""
+    """A user's volume with the gate's name is stored beside the gate's own."""
     own = {"name": "corepin-gate", "emptyDir": {}}
     stored = gated.created(pod_document("it", container("main", MAIN), annotations=ISOLATE, volumes=[own]))
     assert {"corepin-gate", "corepin-gate-2"} < {it["name"] for it in stored["spec"]["volumes"]}
@@ -133,8 +133,8 @@ def test_users_volume_of_its_name(gated: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
-def test_its_name_is_refused_to_users(gated: Cluster, kind: str) -> None:
-    """With the field, before anything of that name could be taken for the gate."""
+def test_a_users_container_of_its_name_is_refused(gated: Cluster, kind: str) -> None:
+    """A user's container with the gate's name is refused with its field."""
     own = container("corepin-gate")
     where = {"init": [own]} if kind == "initContainers" else {}
     beside = () if where else (own,)
@@ -143,7 +143,7 @@ def test_its_name_is_refused_to_users(gated: Cluster, kind: str) -> None:
 
 
 def test_stored_pod_can_be_created_again(gated: Cluster) -> None:
-    """What `kubectl get -o yaml` shows, restored from a backup, is taken as it is, with the one gate that it has."""
+    """A copy of a stored pod is created unchanged, with one gate."""
     stored = gated.created(pod_document("it", container("main", MAIN), annotations=ISOLATE))
     again = {**stored, "metadata": {"name": "again", "annotations": ISOLATE}}
     assert names(gated.created(again)) == ["corepin-gate"]

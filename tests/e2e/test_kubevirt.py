@@ -89,8 +89,8 @@ def test_only_kubevirt_changes_a_running_machine(cluster: Cluster) -> None:
     assert cluster.stored("vmi", "it")["spec"]["domain"]["cpu"]["sockets"] == 2
 
 
-def test_metadata_and_status_of_a_running_machine_call_nobody(cluster: Cluster) -> None:
-    """Labels, annotations and the status, which KubeVirt writes with the whole object, are none of our business."""
+def test_metadata_and_status_of_a_running_machine_call_no_webhook(cluster: Cluster) -> None:
+    """Labels, annotations and status of a running machine, which KubeVirt writes with the whole object, may change."""
     cluster.created(machine("kubevirt.io/v1", "VirtualMachineInstance"))
     before = cluster.webhook.reviews()
     status = json.dumps({"status": {"phase": "Running"}, "metadata": {"finalizers": ["example.org/wait"]}})

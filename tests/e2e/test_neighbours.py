@@ -48,7 +48,7 @@ def test_sidecar_of_a_webhook_after_ours_gets_its_limits(registered: Registered)
 
 
 def test_sidecar_into_a_pod_that_is_none_of_ours(registered: Registered) -> None:
-    """A pod that does not ask gets its sidecar and no call of ours."""
+    """A sidecar in a pod that does not ask for corepin calls no webhook of ours."""
     cluster: Cluster = registered.namespace({MESHED: ""})
     before = cluster.webhook.reviews()
     stored = cluster.created(pod_document("it"))["spec"]

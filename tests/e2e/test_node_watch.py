@@ -95,13 +95,13 @@ def service_account(api: ApiServer, directory: Path) -> Path:
     return mounted
 
 
-def test_nodes_that_tell_nothing_refuse_nobody(watched: Watched) -> None:
+def test_without_known_nodes_the_check_is_off(watched: Watched) -> None:
     """As long as no machine is known the check is off, and the log says so from the start."""
     assert watched.refusal(LARGE) == []
     assert watched.logged("checks against nodes are off")
 
 
-def test_a_node_tells_its_machine_and_takes_it_back(watched: Watched) -> None:
+def test_a_node_annotation_switches_the_check_on_and_off(watched: Watched) -> None:
     """A pod that cannot fit is refused with the cause while the node's annotation is there, and then admitted."""
     watched.tell("small", machine_text(4))
     watched.wait_for(LARGE, is_refused=True)
@@ -130,8 +130,8 @@ def test_a_larger_node_joins_and_leaves(watched: Watched) -> None:
     watched.wait_for(LARGE, is_refused=True)
 
 
-def test_nonsense_of_a_node_is_ignored_and_told(watched: Watched) -> None:
-    """A node that tells rubbish is passed over: it is logged once and counted, and the others decide."""
+def test_an_invalid_node_annotation_is_ignored_and_logged(watched: Watched) -> None:
+    """An invalid annotation of a node is logged once and counted, and the other nodes decide."""
     watched.tell("small", machine_text(4))
     watched.tell("silent", '{"cores": ["0-99999999"], "evil": "\\n{\\"event\\": \\"forged\\"}"}')
     wait_until("it is counted", lambda: watched.webhook.metric("corepin_webhook_nodes_ignored") == 1)

@@ -1,4 +1,4 @@
-"""What the API server's own admission does beside us: LimitRange, Pod Security, validation."""
+"""Other admission of the API server beside ours: LimitRange, Pod Security, validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kubectl creates is what the webhook made of it."""
+"""Pods that kubectl creates, as the webhook has changed them."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_cmk_pod_is_stored_complete(cluster: Cluster) -> None:
         assert mounts["/etc/cmk"] == ("cmk-config-dir", True)
 
 
-def test_host_paths_are_told(cluster: Cluster) -> None:
-    """The user is warned by kubectl: a warning for each host directory."""
+def test_host_paths_are_warned_about(cluster: Cluster) -> None:
+    """The user gets one warning for each host directory."""
     outcome = cluster.create(pod_document("cmk", container("main", {CORES: "1"})))
     assert [warning.partition(" is mounted")[0] for warning in outcome.warnings] == [
         "spec.volumes: corepin: host directory /opt/bin",

@@ -1,4 +1,4 @@
-"""Who does not ask for CPUs never reaches the webhook: its counter of reviews stands still."""
+"""Pods that do not ask for CPUs never reach the webhook: its counter of reviews does not move."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def no_review(cluster: Cluster) -> Iterator[None]:
 
 
 def test_reviews_are_counted(cluster: Cluster) -> None:
-    """The counter that the other tests look at counts: one mutation and one validation of a pod that asks."""
+    """The counter has one mutation and one validation of a pod that asks for CPUs."""
     before = [cluster.webhook.reviews(endpoint=name) for name in ("mutate", "validate")]
     cluster.created(pod_document("it", container("main", {CORES: "1"})))
     after = [cluster.webhook.reviews(endpoint=name) for name in ("mutate", "validate")]
@@ -26,7 +26,7 @@ def test_reviews_are_counted(cluster: Cluster) -> None:
 
 
 def test_plain_pods(cluster: Cluster) -> None:
-    """Pods without a word of ours, whatever they request, are created, changed and deleted without us."""
+    """Pods without annotations of ours are created, changed and deleted without a review."""
     with no_review(cluster):
         cluster.created(pod_document("plain"))
         cluster.created(pod_document("whole", container(limits="2"), annotations={"corepin.io/no": "x"}))
@@ -48,7 +48,7 @@ def test_mirror_pods(cluster: Cluster) -> None:
 
 
 def test_kube_system(registered: Registered) -> None:
-    """A pod of kube-system must start without us."""
+    """Pods of kube-system are never reviewed, since they must start without the webhook."""
     cluster = registered.in_namespace("kube-system")
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
     cluster.create(account)  # there is no controller that makes it; a second time it is there
@@ -85,7 +85,7 @@ def test_what_the_agent_and_the_kubelet_write(cluster: Cluster) -> None:
 
 
 def test_debug_containers(cluster: Cluster) -> None:
-    """An ephemeral container is put into a pod of ours without us."""
+    """An ephemeral container in a pod of ours causes no review."""
     cluster.created(pod_document("it", container(limits="2"), annotations={CPU_MANAGER: "exclusive"}))
     with no_review(cluster):
         outcome = cluster.run("debug", "it", "--image=registry.example/shell:1", "--profile=general")

@@ -1,4 +1,4 @@
-"""A user who may edit pods cannot switch admission off by what stands beside an annotation: on a real API server."""
+"""No bytes beside an annotation bypass admission, on a real API server."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_pods_of_cmk_get_no_token(cmk: Cluster, given: Any) -> None:
 
 
 def test_plugin_would_add_one(registered: Registered, cmk: Cluster) -> None:
-    """What is removed is really there: of the same account, a pod that names it has a token, and so has one elsewhere."""
+    """Without the webhook the API server would mount a token of the same account."""
     document = pod_document("it", container("main", {CORES: "1"}), serviceAccountName=ACCOUNT)
     volume, mount = tokens(cmk.created(document))
     assert volume == mount
@@ -143,7 +143,7 @@ def test_pod_is_updated(cmk: Cluster) -> None:
 
 
 def test_copy_is_left_alone(cmk: Cluster) -> None:
-    """What `kubectl get -o yaml` shows, created again, is stored the same."""
+    """A copy of a stored pod is stored unchanged."""
     stored = cmk.created(pod_document("it", container("main", {CORES: "1"})))
     again = {key: stored[key] for key in ("apiVersion", "kind", "spec")}
     metadata = {"name": "again", "annotations": stored["metadata"]["annotations"]}

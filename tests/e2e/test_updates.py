@@ -84,7 +84,7 @@ def test_wrong_pod_is_refused_another_wrong_word_and_takes_the_right_one(before:
 
 
 def test_wrong_pod_leaves(before: Cluster) -> None:
-    """A wrong pod with a finalizer is deleted: the finalizer's removal is an update that passes, even with more wrong."""
+    """A wrong pod with a finalizer can be deleted: removing the finalizer is admitted."""
     assert not before.run("delete", f"pod/{LEAVING}", "--wait=false").is_refused
     assert before.stored("pod", LEAVING)["metadata"]["deletionTimestamp"]
     worse = before.run("annotate", f"pod/{LEAVING}", f"{CRANE}=worse", "--overwrite")
@@ -139,8 +139,8 @@ def test_resize_beside_another_eligible_container(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
-def test_resize_of_others_calls_nobody(cluster: Cluster) -> None:
-    """A pod without a word of ours is resized without us."""
+def test_resize_of_a_plain_pod_calls_no_webhook(cluster: Cluster) -> None:
+    """A resize of a pod without annotations of ours causes no review."""
     cluster.created(pod_document("it", container(limits="2")))
     count = cluster.webhook.reviews()
     assert not resize(cluster, "it", "1500m").is_refused

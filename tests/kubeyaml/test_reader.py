@@ -99,7 +99,7 @@ def test_anchors_end_with_their_document() -> None:
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_bad_yaml_is_told_with_its_line(text: str, line: int, why: str) -> None:
+def test_bad_yaml_is_refused_with_its_line(text: str, line: int, why: str) -> None:
     """Each kind of mistake names the line to correct."""
     with pytest.raises(BadYAML) as refused:
         list(read_yaml(text))

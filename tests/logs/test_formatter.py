@@ -38,8 +38,8 @@ def test_facts_are_fields() -> None:
     }
 
 
-def test_exception_is_told_in_its_line() -> None:
-    """A bug is one line too, with where it was."""
+def test_exception_is_in_its_line() -> None:
+    """An exception is one line with its traceback."""
     try:
         int("bug")
     except ValueError:
@@ -57,7 +57,7 @@ def test_no_character_of_a_fact_reaches_a_terminal_raw() -> None:
 
 @pytest.mark.parametrize("number", [*range(0x20), *range(0x7F, 0xA0), 0x202E, 0x200B, 0x3164, 0xDCFF])
 def test_character_that_a_terminal_obeys_is_escaped_everywhere(number: int) -> None:
-    """Event, logger, fact, its name, and the text of an exception."""
+    """Control characters are escaped in event, logger, facts and exception."""
     char = chr(number)
     error = ValueError(char)
     record = logging.makeLogRecord(
@@ -78,7 +78,7 @@ def test_character_that_a_terminal_obeys_is_escaped_everywhere(number: int) -> N
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_every_fact_is_where_the_formatter_looks(path: Path) -> None:
-    """What a call gives besides `facts` would be in no line."""
+    """Every logging call passes its facts as `facts`, which the formatter prints."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     given = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "extra"]
     for extra in given:

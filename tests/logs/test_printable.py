@@ -47,6 +47,6 @@ def test_no_character_is_missed() -> None:
 
 
 def test_one_line_stays_one_line() -> None:
-    """A newline in a name begins no line that looks like one of ours."""
+    """A newline in a name starts no new line."""
     assert plain("web\nnode n1: fine\t") == "web\\nnode n1: fine\\t"
     assert harmless("two\nlines\t") == "two\nlines\t"

@@ -88,7 +88,7 @@ def test_a_container_lives_and_dies(machine: SimulatedMachine) -> None:
 
 
 def test_what_it_refuses(machine: SimulatedMachine) -> None:
-    """Offline CPUs, empty sets and unknown names get the errors that the real interfaces give."""
+    """Offline CPUs, empty sets and unknown names raise the errors of the real interfaces."""
     machine.call("create", id="r1", pod_uid="r", name="c")
     for error, op, values in (
         (Refused, "create", {"id": "r1", "pod_uid": "r", "name": "c"}),
@@ -155,7 +155,7 @@ def test_watchers_hear_of_foreign_writes_only(machine: SimulatedMachine) -> None
 
 
 def test_it_survives_a_killed_client(machine: SimulatedMachine) -> None:
-    """A client that is killed in the middle of its work leaves everything as it was."""
+    """A client that is killed during its work leaves the machine unchanged."""
     code = (
         "import pathlib, sys; from tests.machine.client import SimulatedMachine; m = SimulatedMachine(pathlib.Path(sys.argv[1]));"
         "m.call('create', id='k1', pod_uid='k', name='c'); print('made', flush=True); sys.stdin.read()"

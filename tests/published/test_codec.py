@@ -77,7 +77,7 @@ def test_another_version_alone_is_refused(thing: Published) -> None:
 )
 @pytest.mark.parametrize("kind", [PodStatus, Pools, AgentState])
 def test_damage_is_one_error(kind: type[Published], text: str) -> None:
-    """Any user may have written it: it is refused in a few words."""
+    """Any damage, since users may write the annotation, is one error in a few words."""
     with pytest.raises(AnotherVersion, match="damaged, or written by another version of corepin") as found:
         decode(kind, text)
     assert found.value.version is None
@@ -86,7 +86,7 @@ def test_damage_is_one_error(kind: type[Published], text: str) -> None:
 
 @given(text=st.text() | st.binary())
 def test_any_text_is_read_or_refused(text: str | bytes) -> None:
-    """Nothing but the two errors comes of a text."""
+    """Any text is read or raises one of the two errors."""
     for read in (lambda: decode(PodStatus, text), lambda: decode_topology(text)):
         with suppress(PinningError):
             read()

@@ -43,7 +43,7 @@ def dist(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_release_takes_away_nothing_but_another_release(tmp_path: Path) -> None:
-    """`--into` may name a home by mistake: what is there stays, and is named."""
+    """A release replaces only an earlier one: a folder with other files is refused, and one is named."""
     release, home = tmp_path / "dist", tmp_path / "home"
     make_room(release)
     (release / "corepin-1.2.3.tgz").touch()
@@ -146,8 +146,8 @@ def test_only_what_is_committed_is_released(tmp_path: Path) -> None:
         assert (source.version, source.epoch) == ("3.2.1", int(os.environ.get(EPOCH, "1700000001")))
 
 
-def test_what_fails_is_told() -> None:
-    """The end of what a command complained of is the reason."""
+def test_a_failed_command_is_shown() -> None:
+    """The error of a failed command has the end of its output."""
     with pytest.raises(ReleaseFailed, match="no-such"):
         run("ls", "/no-such-folder")
 

@@ -1,4 +1,4 @@
-"""What an agent costs the API server does not depend on how many other nodes there are."""
+"""An agent's cost for the API server does not depend on the number of other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start a server process, and be sure that it is gone afterwards."""
+"""Server processes, and checks that they have exited."""
 
 import os
 import random

@@ -149,8 +149,8 @@ def test_what_is_there_is_skipped_quietly(server: Server, bin_folder: Path) -> N
     assert out.getvalue() == ""
 
 
-def test_old_or_missing_go_is_told(server: Server, bin_folder: Path) -> None:
-    """Without a Go that is new enough the message names what was found and what is needed."""
+def test_old_or_missing_go_is_an_error(server: Server, bin_folder: Path) -> None:
+    """Without a recent Go the error has the version found and the version needed."""
     with pytest.raises(GoMissing, match=r"Go 1\.26\.0 or newer .* there is no `go` on PATH"):
         find_go([server.module])
     install_go(bin_folder, version="1.21.5")

@@ -73,7 +73,7 @@ def test_second_pair_has_its_flags_and_is_gone_afterwards(tmp_path: Path) -> Non
 
 @pytest.mark.server
 def test_bad_flag_is_shown_at_once(tmp_path: Path) -> None:
-    """A server that ends instead of starting tells why, and etcd is stopped."""
+    """A server that fails at start raises its error, and etcd is stopped."""
     with (
         pytest.raises(DaemonFailed, match="no-such-flag"),
         start_servers(extra_flags=["--no-such-flag"], directory=tmp_path),

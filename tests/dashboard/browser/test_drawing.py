@@ -1,4 +1,4 @@
-"""What is drawn is what the annotations say, and changes when they do."""
+"""The drawing follows the annotations and their changes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_change_appears_by_itself(seen: Seen) -> None:
 
 
 def test_a_new_node_appears_by_itself(seen: Seen) -> None:
-    """In the list of all nodes, and goes when it is gone."""
+    """A new node appears in the list without a reload, and disappears when it is deleted."""
     document = node("comes", SMALL)
     seen.open("/")
     seen.dashboard.apply(document)

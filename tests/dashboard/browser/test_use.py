@@ -84,7 +84,7 @@ def test_everything_is_reached_by_keyboard(used: Seen) -> None:
 
 
 def test_details_are_let_go_by_escape(used: Seen) -> None:
-    """And by a second click."""
+    """Escape, or a second click, closes the details."""
     used.open("/nodes/used")
     used.wait_for_cell(1, "shop/front/main")
     used.cell(1).click()
@@ -93,7 +93,7 @@ def test_details_are_let_go_by_escape(used: Seen) -> None:
     expect(used.cell(1)).to_have_attribute("aria-pressed", "false")
 
 
-def test_whole_words_are_read_aloud(used: Seen) -> None:
+def test_screen_readers_get_whole_words(used: Seen) -> None:
     """Every cell has a name, and its owner's row of the legend as its description; nothing depends on a colour."""
     used.open("/nodes/used")
     used.wait_for_cell(10, "vms/db/main")
@@ -133,7 +133,7 @@ def test_filter_is_a_link(used: Seen) -> None:
 
 
 def test_back_leads_back(used: Seen) -> None:
-    """The pages of the browser's history are those that were shown."""
+    """The browser's back button returns to the pages that were shown."""
     used.open("/pods")
     used.page.get_by_role("link", name="shop/front/main").click()
     used.wait_for_page("/pods/shop/front")
@@ -158,7 +158,7 @@ def test_pod_that_waits_says_why(used: Seen) -> None:
 
 
 def test_what_is_not_there_says_so(used: Seen) -> None:
-    """A node and a pod of other days."""
+    """The page of a missing node, and of a missing pod, says so."""
     used.open("/nodes/gone")
     expect(used.page.locator("h1")).to_have_text("No such node")
     used.open("/pods/shop/gone")
