@@ -1,4 +1,4 @@
-"""`python -m bench.nri`: how long a container that is made waits for the agent, beside a minimal Go plugin.
+"""`python -m bench.nri`: how long the creation of a container waits for the agent, beside a minimal Go plugin.
 
 NRI's own runtime side, the Go library that containerd has inside, asks both plugins in turn: ours in a process that
 does one full pass after the other on a simulated node of 256 CPUs and 250 containers, each of which moves them all, and

@@ -1,4 +1,4 @@
-"""Be the agent whose plugin `bench.nri` measures: the real passes and the real plugin on a simulated node.
+"""The agent whose plugin `bench.nri` measures: the real passes and the real plugin on a simulated node.
 
 Runtime and cgroups are in memory, the checkpoint is a file. The machine has 256 CPUs; half of the containers hold CPUs
 of their own, and each pass moves the other half, because one more claim comes or goes.

@@ -1,4 +1,4 @@
-"""An agent process of the demo's own: a folder of manifests, its socket, and what /proc says of its containers."""
+"""An agent process of the demo's own: a folder of manifests, its socket, and its containers in /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say an answer of the webhook in a few lines of plain text."""
+"""Print an answer of the webhook in a few lines of plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a cluster, and what is left of one whose process was killed before it could take everything away."""
+"""The folder of a cluster, and cleaning up after one whose process was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress: what has been reached while a machine starts slowly, and when."""
+"""Progress: the steps that a slowly starting machine has reached, and when."""
 
 from __future__ import annotations
 

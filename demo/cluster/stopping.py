@@ -1,4 +1,4 @@
-"""How the process that has the cluster is asked to end: once, at whatever it does then."""
+"""Stopping the process that runs the cluster: once, at any point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer is shown: where the cluster is, and six commands to copy. Pure, but for the files of its pods."""
+"""The tour for a newcomer: where the cluster is, and six commands to copy. Pure, but for the files of its pods."""
 
 from __future__ import annotations
 

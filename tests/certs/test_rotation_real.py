@@ -69,7 +69,7 @@ def bundles(served: Live) -> set[bytes]:
 
 
 def rotate(served: Live, rotator: Rotator, noticed: Callable[[], None]) -> Iterator[str]:
-    """Rotate to the end; before each wait tell what it is for, so that something may happen in it."""
+    """Rotate to the end; before each wait yield its reason, so that the test can act during it."""
     for _ in range(9):
         step = rotator.settle()
         if not isinstance(step, Wait):

@@ -79,7 +79,7 @@ class Cluster(KubeNode):
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     def is_reviewed(self) -> bool:
-        """Tell whether the webhook answers."""
+        """Return whether the webhook answers."""
         found = self.admitted(isolated("probe"))
         return bool(found) and ISOLATED in limits_of(found)
 

@@ -53,14 +53,14 @@ def configure(cluster: Cluster, config: str) -> None:
 
 
 def is_gated(cluster: Cluster) -> set[bool]:
-    """Tell whether pods get gates, asked so often that every replica answers."""
+    """Return whether pods get gates, asked so often that every replica answers."""
     found = [cluster.admitted(isolated("probe")) or {"spec": {}} for _ in range(12)]
     return {"initContainers" in document["spec"] for document in found}
 
 
 @contextmanager
-def nobody_pins(cluster: Cluster) -> Iterator[None]:
-    """Take the agent off the node for a while."""
+def without_agent(cluster: Cluster) -> Iterator[None]:
+    """Remove the agent from the node until the block ends."""
 
     def place(patch: dict[str, Any], count: int) -> None:
         flags = ("daemonset/corepin-agent", "--type=merge", "-p", json.dumps(patch))
@@ -101,7 +101,7 @@ def test_gate_lets_pass_what_is_assigned(gated: Cluster) -> None:
 
 def test_without_an_agent_it_waits(gated: Cluster) -> None:
     """No container of the pod starts before an agent has assigned its CPUs; then all do."""
-    with nobody_pins(gated):
+    with without_agent(gated):
         gated.apply(user_pod("early", REQUIRE, cpu="1"))  # no extended resource, which needs an agent
         until("it says so", lambda: "waiting until the agent" in log(gated, "early"))
         assert gated.container("early") is None

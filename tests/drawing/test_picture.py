@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).parents[1] / "data/pictures"
 
 
 def machine(name: str) -> Topology:
-    """Return a real machine; the core types, which lscpu does not tell, by the width of the cores."""
+    """Return a real machine; core types, which lscpu lacks, follow from the width of the cores."""
     read = read_lscpu(lscpu_text(name))
     types = {1: EFFICIENCY, 2: PERFORMANCE} if name.startswith("core-") else {}
     cores = tuple(replace(core, core_type=types.get(len(core.cpus))) for core in read.cores)

@@ -30,7 +30,7 @@ _INVALID = re.compile(r'^The \S+ ".*?" is invalid: ?(.*)', re.MULTILINE | re.DOT
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What kubectl printed, and how it ended."""
+    """The output and exit code of kubectl."""
 
     returncode: int
     stdout: str

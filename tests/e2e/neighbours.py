@@ -21,7 +21,7 @@ Operations = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Where they are served, and the CA that their certificate is checked by."""
+    """The address of the webhooks, and the CA of their certificate."""
 
     url: str
     ca_bundle: bytes

@@ -43,7 +43,7 @@ class Watched:
     way: Forwarder  # from the webhook to the API server
 
     def tell(self, node: str, text: str | None) -> None:
-        """Be the agent of a node: tell its machine, or take that back."""
+        """Publish the machine of a node as its agent does, or remove it."""
         note = f"{STATUS_TOPOLOGY}-" if text is None else f"{STATUS_TOPOLOGY}={text}"
         self.cluster.api.kubectl("annotate", "--overwrite", "node", node, note)
 
@@ -56,14 +56,14 @@ class Watched:
         wait_until(f"refused: {is_refused}", lambda: bool(self.refusal(document)) == is_refused)
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """Return the lines of the webhook's log that tell an event."""
+        """Return the lines of the webhook's log with an event."""
         lines = [json.loads(line) for line in self.webhook.log_file.read_text().splitlines()]
         return [line for line in lines if line["event"] == event]
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """Return a webhook that has listed the nodes `small` and `silent`, which tell nothing yet."""
+    """Return a webhook that has listed the nodes `small` and `silent`, which have no annotation yet."""
     with ExitStack() as stack:
         api = stack.enter_context(start_servers(NEWEST))
         for name in ("small", "silent"):

@@ -94,7 +94,7 @@ def _certify(directory: Path) -> trustme.CA:
 
 
 def _serving(log_file: Path) -> dict[str, str] | None:
-    """Return the line that tells the ports, once it is there."""
+    """Return the log line with the ports, once it is there."""
     for line in log_file.read_text().splitlines(keepends=True):
         if line.endswith("\n") and '"serving"' in line:
             entry: dict[str, str] = json.loads(line)

@@ -28,7 +28,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True)
 class Locked:
-    """How much a container may, as Kubernetes' SecurityContext says it."""
+    """Rights of a container, as in Kubernetes' SecurityContext."""
 
     user: int
     group: int
@@ -53,7 +53,7 @@ class Container:
     state: tuple[str, ...]  # the command that tells about it
 
     def locked(self) -> Locked:
-        """Return how much its process may, as the kernel tells; its root must be read-only."""
+        """Return the rights of its process, read from the kernel; its root must be read-only."""
         state = subprocess.run(self.state, capture_output=True, text=True, check=True).stdout
         process = Path("/proc") / str(json.loads(state)["pid"])
         lines = (line.split() for line in (process / "mountinfo").read_text().splitlines())

@@ -52,7 +52,7 @@ def import_all() -> None:
 
 
 def use_libraries() -> None:
-    """Use what imports more when it is used for the first time."""
+    """Use libraries that import more modules at their first use."""
     import httpx
     import kubernetes
 

@@ -134,7 +134,7 @@ def test_starts_as_the_manifests_lock_it_up(
 
 
 def answers(url: str) -> bool:
-    """Tell whether a GET succeeds."""
+    """Return whether a GET succeeds."""
     try:
         return httpx.get(url, trust_env=False, timeout=10).is_success
     except httpx.TransportError:

@@ -21,7 +21,7 @@ FAIL, LOSE = "fail", "lose"  # answered with an error; answered as done, and los
 
 
 class Wrong(Exception):
-    """The machine answers no; the first word tells which no: gone, refused, unavailable, invalid."""
+    """An error of the machine; its first word is the kind: gone, refused, unavailable, invalid."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Simulated:
         )
 
     def _goes_wrong(self, op: str) -> bool:
-        """Say whether a call is lost; raise when it fails."""
+        """Return whether a call is lost; raise if it fails."""
         self._maybe_fail(op)
         return self._takes(op, LOSE)
 

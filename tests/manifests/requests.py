@@ -41,7 +41,7 @@ STRANGER = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}
 
 
 def event(**changed: Any) -> dict[str, Any]:
-    """Return an event as the agent of the node tells it, but for what is changed."""
+    """Return an event as the node's agent creates it, with changes."""
     return {
         "metadata": {"name": "told", "namespace": "demo"},
         "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "demo", "name": "target"},

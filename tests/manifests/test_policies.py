@@ -276,7 +276,7 @@ def test_the_agents_own_reports_pass(installed: Installed) -> None:
 
 
 async def report(installed: Installed) -> None:
-    """Be the agent of a node: list and watch its pods, tell everything, and take it all back."""
+    """Be the agent of a node: list and watch its pods, report everything, and reset it."""
     api = installed.agent_api()
     pods, changed = PodWatch(api, HERE_NODE), asyncio.Event()
     watching = asyncio.create_task(pods.watch(changed.set))
@@ -338,7 +338,7 @@ def check_told(installed: Installed) -> None:
 
 
 def check_taken_back(installed: Installed) -> None:
-    """Nothing of ours is left, and nothing of others is gone."""
+    """Check that a reset removed everything of ours, and nothing of others."""
     node = installed.admin.send("GET", HERE).json()
     annotations = installed.admin.send("GET", f"{PODS}/pinned").json()["metadata"]["annotations"]
     assert annotations == EXCLUSIVE

@@ -58,7 +58,7 @@ class Kubelet:
 
     @property
     def cpu_manager_state(self) -> Path:
-        """The file that tells its CPU policy."""
+        """The file with its CPU policy."""
         return self.directory / "root" / "cpu_manager_state"
 
     def start(self) -> None:

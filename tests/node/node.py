@@ -56,7 +56,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A running container: who it is, and where the kernel tells about it."""
+    """A running container: its id and its cgroup."""
 
     id: str
     restarts: int
@@ -298,7 +298,7 @@ class KubeNode:
             return client.get(f"/api/v1/nodes/{self.name}").raise_for_status().json()
 
     def is_ready(self) -> bool:
-        """Tell whether the kubelet says that it is ready."""
+        """Return whether the node is Ready."""
         with suppress(httpx.HTTPError):
             conditions = self.document()["status"].get("conditions") or ()
             return any(
@@ -314,7 +314,7 @@ class KubeNode:
 
 @dataclass
 class Node(KubeNode):
-    """The same with the agent as a process, which reaches the API server through a proxy."""
+    """A node with the agent as a process, which reaches the API server through a proxy."""
 
     proxy: Proxy
     agent: AgentProcess
@@ -329,7 +329,7 @@ def pod(
     wanted: str = "",
     grace: int = 1,
 ) -> dict[str, Any]:
-    """Return a pod of one container whose first line tells its CPUs."""
+    """Return a pod of one container that logs its CPUs first."""
     limits = ({"cpu": cpu} if cpu else {}) | ({CORES: str(cores)} if cores else {})
     container = {
         "name": "main",

@@ -20,6 +20,6 @@ def shared_pair(node: Node) -> tuple[Container, Container]:
 
 
 def identity(node: Node, name: str) -> tuple[str, int]:
-    """Return what tells whether the container of a pod is still the same."""
+    """Return an identity of a pod's container that changes with a restart."""
     container = node.running(name)
     return container.id, container.restarts

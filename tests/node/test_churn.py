@@ -18,7 +18,7 @@ GONE = 10  # of them are deleted while others start
 
 
 def windows(node: Node) -> dict[str, float | None]:
-    """Return what the agent tells of each pod: for how many seconds it may have run elsewhere, None if not yet known."""
+    """Return for how many seconds each pod may have run unpinned, None if not yet known."""
     return {
         pod["name"]: container.get("applied", {}).get("windowSeconds")
         for pod in node.agent.state()["pods"]

@@ -72,7 +72,7 @@ def agent_rules() -> list[Any]:
 
 
 def ask(node: Node, token: Path) -> KubeletConfig | None:
-    """Return what the kubelet tells an account."""
+    """Return the kubelet's configuration as an account gets it."""
     port = json.loads((node.kubelet.directory / "config.json").read_text())["port"]
     access = Access(f"https://127.0.0.1:{port}", node.plane.server.ca_file, token)
     return asyncio.run(ask_kubelet(access, read_topology(Path("/"))))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Asked:
-    """The kubelet and the runtime of a node, asked as the agent asks them."""
+    """The kubelet and the runtime of a node, queried as the agent does."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -37,7 +37,7 @@ class Asked:
         return await self._kubelet.exclusive()
 
     async def held(self) -> dict[str, HeldCPUs]:
-        """Return what comes of it, by the names of pods; each container runs in its pod's cgroup of the node."""
+        """Return the CPUs held, by name of the pod; each container runs in its pod's cgroup of the node."""
         listed = [seen for seen in await self._runtime.containers() if seen.pid]
         confined = {seen.id: self._node.running(seen.pod).cpus for seen in listed}
         held = await self._assignments.read((seen, confined[seen.id]) for seen in listed)

@@ -72,7 +72,7 @@ class Node:
 
     @property
     def topology(self) -> str:
-        """The path of what the agent publishes of NUMA nodes."""
+        """The path of the agent's NodeResourceTopology."""
         return f"{TOPOLOGIES}/{self.name}"
 
 

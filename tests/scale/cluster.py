@@ -84,7 +84,7 @@ class Cluster:
         return str((await self._send("POST", _PODS, pod))["metadata"]["uid"])
 
     async def tell_running(self, name: str, container_id: str) -> None:
-        """Tell that a pod runs, as its kubelet does."""
+        """Set the status of a pod to running, as its kubelet does."""
         await self._send("PATCH", f"{_PODS}/{name}/status", {"status": pod_status(container_id)}, STRATEGIC)
 
     async def cpu_seconds(self) -> float:
@@ -123,7 +123,7 @@ def node_document(name: str) -> dict[str, Any]:
 
 
 def node_status(name: str) -> dict[str, Any]:
-    """Return the status of a node as its kubelet tells it; the images are most of it."""
+    """Return the status of a node as its kubelet writes it; the images are most of it."""
     amounts = {"cpu": "64", "memory": "263856032Ki", "ephemeral-storage": "479079112Ki", "pods": "250"}
     types = ("MemoryPressure", "DiskPressure", "PIDPressure", "Ready")
     return {

@@ -55,7 +55,7 @@ class Wire(httpx.AsyncBaseTransport):
 
 
 class _Counted(httpx.AsyncByteStream):
-    """A body that tells how long it is while it arrives."""
+    """A body whose length is counted while it arrives."""
 
     def __init__(self, inner: httpx.AsyncByteStream, count: Callable[[int], None]) -> None:
         self._inner = inner

@@ -188,7 +188,7 @@ def locked(cache: Path, out: TextIO) -> Iterator[None]:
 
 
 def _version_of(command: str) -> tuple[int, ...]:
-    """Return the version of a Go tool chain, (0,) if it does not tell."""
+    """Return the version of a Go tool chain, (0,) if it has none."""
     local = os.environ | {"GOTOOLCHAIN": "local"}
     version = subprocess.run(
         [command, "env", "GOVERSION"], env=local, capture_output=True, text=True, check=False

@@ -56,7 +56,7 @@ class Daemon:
 
     @contextmanager
     def hung(self) -> Iterator[None]:
-        """Let the process do nothing until the block ends."""
+        """Suspend the process until the block ends."""
         self.process.send_signal(signal.SIGSTOP)
         while not self._is_stopped():  # the thread that takes the signal stops the others, once it has a CPU
             time.sleep(0.001)

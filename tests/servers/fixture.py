@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what is missing while output is still shown; without Go the tests tell why they are skipped."""
+    """Build missing servers while output is still shown; without Go the tests are skipped with the reason."""
     wanted = [
         server for marker, servers in _SERVERS_OF.items() if _uses(session, marker) for server in servers
     ]

@@ -151,7 +151,7 @@ def _flags(directory: Path) -> list[str]:
 
 
 def _answers(client: httpx.Client, path: str) -> bool:
-    """Tell whether a GET of `path` succeeds."""
+    """Return whether a GET of `path` succeeds."""
     try:
         return client.get(path).is_success
     except httpx.TransportError:

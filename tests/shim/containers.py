@@ -51,7 +51,7 @@ class Locked:
         return [part[3] for part in parts if part[1] == stream]
 
     def wait_for_last_line(self, line: str) -> None:
-        """Wait until its output ends with a line: the runtime tells of its end before it has copied all of that."""
+        """Wait until its output ends with a line: the runtime reports the exit before it has copied the output."""
         until_equal("the last line", lambda: self.written("stdout")[-1:], [line])
 
     def exit_code(self) -> int:

@@ -72,7 +72,7 @@ poweroff -f
 
 
 class Case(NamedTuple):
-    """What came of one command."""
+    """The outcome of one command."""
 
     code: str
     seen: str  # its environment, and where its kernel lets it run
@@ -121,7 +121,7 @@ STATUSES: Final = {
 
 @pytest.fixture(scope="module")
 def cases(command: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
-    """Boot once, and return what came of each command."""
+    """Boot once, and return the outcome of each command."""
     files = {f"status/{name}": content for name, content in STATUSES.items()}
     files |= {"opt/bin/cmk": command.read_bytes(), "bin/show": SHOW.encode()}
     lines = boot(install(), tmp_path_factory.mktemp("guest-"), files, SCRIPT)

@@ -26,7 +26,7 @@ ASIDE: Final = ok("CMK_CPUS_ASSIGNED=0,2\nCMK_CPUS_SHARED=0\nCMK_CPUS_INFRA=0,2\
 
 @pytest.fixture(scope="module", autouse=True)
 def _namespaces() -> None:
-    """Skip where no process can be the first of a namespace."""
+    """Skip where pid namespaces are not available."""
     if subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a namespace needs root")
 
@@ -43,7 +43,7 @@ _running: list[subprocess.Popen[str]] = []
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    """End what a test that failed has left: a command of it runs for hours."""
+    """End commands that a failed test has left running."""
     yield
     while _running:
         with _running.pop() as process:

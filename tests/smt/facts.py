@@ -1,4 +1,4 @@
-"""Read a snapshot that the guest reported: who may run where."""
+"""Snapshots that the guest reported: the CPUs of each pod."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ TWO_PROCESSES = ("/bin/sh", "-c", f"{_TELL}; sleep 1000000 & wait")
 
 
 def report(fact: str, **values: object) -> None:
-    """Tell the host one fact."""
+    """Report one fact to the host."""
     for name in Path("/sys/class/virtio-ports").glob("*/name"):
         if name.read_text().strip() == PORT:
             with Path(f"/dev/{name.parent.name}").open("w") as port:
@@ -91,7 +91,7 @@ class Node:
         self.start(name)
 
     def start(self, name: str) -> None:
-        """Start the container of a pod; when NRI refuses it, try again as the kubelet does, and tell at the end."""
+        """Start the container of a pod; if NRI refuses it, retry as the kubelet does, and report the last error."""
         deadline = time.monotonic() + SECONDS
         while refused := self.create(name):
             if time.monotonic() > deadline:
@@ -197,7 +197,7 @@ class Node:
         }
 
     def settle(self) -> None:
-        """Wait until agent and kernel agree on every pod. If they never do, the snapshot that follows tells."""
+        """Wait until agent and kernel agree on every pod; after a timeout the next snapshot shows why not."""
         deadline = time.monotonic() + SECONDS
         while not self.is_settled():
             if time.monotonic() > deadline:

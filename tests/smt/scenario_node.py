@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def report_topology() -> None:
-    """Say what lscpu and the agent make of the same machine."""
+    """Report the topology of the machine by lscpu and by the agent."""
     text = subprocess.run(
         ["lscpu", "--parse=CPU,CORE,SOCKET,NODE"], check=True, capture_output=True, text=True
     ).stdout

@@ -95,7 +95,7 @@ def shared() -> CPUSet:
 
 
 def until_seen(truth: Truth, is_so: Callable[[Seen], bool]) -> Seen:
-    """Look until something is so, or for too long: what is reported then shows it."""
+    """Poll until a condition holds, or for too long: the following report shows which."""
     deadline = time.monotonic() + SECONDS
     while not is_so(seen := see(truth)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -103,7 +103,7 @@ def until_seen(truth: Truth, is_so: Callable[[Seen], bool]) -> Seen:
 
 
 def tell(pods: ContainerdNode, pod: str, step: str, seen: Seen, **more: object) -> None:
-    """Report where the threads of a machine may run, and what the agent says of it."""
+    """Report where the threads of a machine may run, and the agent's status of it."""
     report(
         "vm",
         pod=pod,

@@ -1,4 +1,4 @@
-"""Install what an emulated machine needs, quietly, or tell why this machine cannot have one."""
+"""Install what an emulated machine needs, quietly, or raise the reason why there can be none."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _POLL_SECONDS = 1.0
 
 
 class Never(Exception):
-    """What was waited for did not come."""
+    """A condition did not become true in time."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Cluster:
         return self.client.get(path).raise_for_status().json()
 
     def node(self) -> dict[str, Any]:
-        """Return what the agent tells of the node."""
+        """Return the annotations that the agent wrote on the node."""
         found = self.get(f"/api/v1/nodes/{NODE}")
         notes, status = found["metadata"]["annotations"], found["status"]
         return {
@@ -133,7 +133,7 @@ class Cluster:
         }
 
     def look(self, step: str) -> None:
-        """Tell the host what is seen of everything now."""
+        """Report the state of everything to the host."""
         pods = {name: self.pod(name) for name in sorted(self.wanted)}
         report("look", step=step, pods=pods, node=self.node(), online=online())
 
@@ -144,7 +144,7 @@ class Cluster:
         self.until("every pod runs where it is told to", self._is_settled)
 
     def until(self, what: str, is_so: Callable[[], object]) -> None:
-        """Return as soon as something is so; tell everything and raise when it never is."""
+        """Return as soon as a condition holds; report everything and raise after the timeout."""
         deadline = time.monotonic() + SECONDS
         while not self._answers(is_so):
             if time.monotonic() > deadline:
@@ -154,7 +154,7 @@ class Cluster:
 
     @staticmethod
     def _answers(is_so: Callable[[], object]) -> object:
-        """Ask; no answer from an overloaded API server is none."""
+        """Poll once; an error of an overloaded API server is no answer."""
         with suppress(httpx.HTTPError):
             return is_so()
         return False
@@ -169,7 +169,7 @@ class Cluster:
 
 
 def is_as_told(pod: Mapping[str, Any], policy: str | None, shared: str) -> bool:
-    """Say whether `main` has its policy, and every container runs where the agent says: the others in the shared set."""
+    """Return whether `main` has its policy, and every container runs where the agent says, others in the shared set."""
     statuses, seen = pod["told"], pod["kernel"]
     if seen.keys() != pod["resources"].keys() or (statuses.get(MAIN) or {}).get("policy") != policy:
         return False

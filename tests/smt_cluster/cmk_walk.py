@@ -187,7 +187,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def kill(cluster: Cluster) -> None:
-    """Kill the command as CMK's users feared it, and see its cores come back."""
+    """Kill the command with SIGKILL, and wait until its cores are free."""
     (pid,) = wrapped(cluster)
     os.kill(pid, signal.SIGKILL)
     cluster.until("its pod has failed", lambda: seen(cluster, "held")["status"].get("phase") == "Failed")

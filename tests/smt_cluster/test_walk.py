@@ -33,7 +33,7 @@ def cpus(seen: Look, pod: str, container: str = "main") -> CPUSet:
 
 
 def status_of(seen: Look, pod: str) -> dict[str, Any]:
-    """Return what the agent tells of a pod's container `main`, in the pod's annotation."""
+    """Return the agent's status of a pod's container `main`, from the pod's annotation."""
     found: dict[str, Any] = seen["pods"][pod]["told"]["main"]
     return found
 

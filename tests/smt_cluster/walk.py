@@ -66,7 +66,7 @@ def walk(cluster: Cluster) -> None:
 
 
 def passed(step: str) -> None:
-    """Tell the host that a step is over, and when."""
+    """Report to the host that a step is over, and when."""
     report("passed", step=step, uptime=float(Path("/proc/uptime").read_text().split()[0]))
 
 

@@ -1,4 +1,4 @@
-"""What nodes tell of their machines."""
+"""Topology annotations of nodes."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.machine.tree import regular
 
 
 def machine_text(count: int, /, **changed: Any) -> str:
-    """Return the annotation of a machine, but for what is changed."""
+    """Return the topology annotation of a machine, with changes."""
     return json.dumps(regular(2 * count).to_dict() | changed)

@@ -1,4 +1,4 @@
-"""Requests of admission as the API server sends them, and what comes of them."""
+"""Admission requests as the API server sends them, and their refusals."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Scene:
 
     @property
     def overwrites(self) -> float | None:
-        """How often the agent saw its labels overwritten."""
+        """Return how often the agent found its labels overwritten."""
         return self.metrics.registry.get_sample_value("corepin_agent_label_overwrites_total")
 
 

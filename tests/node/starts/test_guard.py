@@ -48,7 +48,7 @@ def guarded(nri_node: Node, tmp_path: Path) -> Iterator[Node]:
 
 @contextmanager
 def killed(node: Node) -> Iterator[None]:
-    """Do without the agent until the block ends."""
+    """Kill the agent, and start it again after the block."""
     node.agent.kill()
     try:
         yield

@@ -155,7 +155,7 @@ def test_a_ledger_is_rebuilt_with_core_types() -> None:
 
 
 def captured(name: str, performance: str) -> Topology:
-    """Return a hybrid machine of the test data with its types, which lscpu does not tell."""
+    """Return a hybrid machine of the test data with its core types, which lscpu lacks."""
     topology, fast = read_lscpu(lscpu_text(name)), CPUSet.parse(performance)
     cores = [
         replace(core, core_type=PERFORMANCE if core.cpus <= fast else EFFICIENCY) for core in topology.cores

@@ -165,7 +165,7 @@ class Node(RuleBasedStateMachine):
         stop_after=STOPS,
     )
     def tell_devices(self, uid: str, told: list[set[int]], order: Random, stop_after: int) -> None:
-        """Tell the devices of a pod's first container, before or after its CPUs were chosen."""
+        """Show the devices of a pod's first container, before or after its CPUs were chosen."""
         self.world.devices[Owner(uid, "c0")] = tuple(Device("gpu", CPUSet(nodes)) for nodes in told)
         self.plan_and_act(order, stop_after)
 
@@ -247,7 +247,7 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def lose_or_find_the_api(self) -> None:
-        """Put the API out of reach, or back."""
+        """Make the API server unreachable, or reachable again."""
         self.world.api_answers = not self.world.api_answers
 
     @rule(order=ORDERS, stop_after=STOPS)

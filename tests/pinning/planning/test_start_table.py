@@ -24,13 +24,13 @@ def cpus(text: str) -> CPUSet:
 
 
 def table_of(node: World) -> StartTable:
-    """Plan, and return what new containers get before anything is written."""
+    """Plan, and return the start table before any action is done."""
     planned = node.plan()
     return start_table(planned, node.observe())
 
 
 def settled(node: World) -> StartTable:
-    """Do everything that is planned, and return what new containers get then."""
+    """Do all planned actions, and return the start table afterwards."""
     node.run_all()
     return table_of(node)
 

@@ -96,7 +96,7 @@ def resized(document: dict[str, Any], random: Random) -> dict[str, Any]:
 
 
 class Story:
-    """A node with a sequence of events; each is followed by a pass, whose writes are done one by one."""
+    """A node with a sequence of events, each followed by a pass whose writes are done one by one."""
 
     def __init__(self, topology: Topology, random: Random) -> None:
         self.random, self.count = random, 0

@@ -66,7 +66,7 @@ def without_the_resource(agent: WrappingAgent) -> None:
 
 
 def race(agent: WrappingAgent, cores: int) -> None:
-    """Let many more ask at once than there are cores."""
+    """Let many more commands ask at once than there are cores."""
     agent.pod("race", f"for i in $(seq {RACERS}); do ({TELL} || echo lost) & done; wait", cores)
 
     def lines() -> list[str]:
@@ -78,7 +78,7 @@ def race(agent: WrappingAgent, cores: int) -> None:
 
 
 def at_once(agent: WrappingAgent, count: int) -> None:
-    """Let as many run as there are cores; each asks again when it has ended."""
+    """Run as many commands as there are cores; each asks again when it has ended."""
     one = f"({TELL}; {HOLD}; {TELL}; {HOLD}; {TELL})"
     agent.pod("at-once", f"{' & '.join([one] * count)} & wait", count)
     agent.until("all run", lambda: len(_told(agent)) == count)
@@ -117,7 +117,7 @@ def threads(agent: WrappingAgent) -> None:
 
 @contextmanager
 def killed(agent: WrappingAgent) -> Iterator[None]:
-    """Let there be no agent."""
+    """Kill the agent."""
     agent.process.kill()
     yield
     agent.start()
@@ -125,7 +125,7 @@ def killed(agent: WrappingAgent) -> Iterator[None]:
 
 @contextmanager
 def stopped(agent: WrappingAgent) -> Iterator[None]:
-    """Let the agent notice nothing."""
+    """Suspend the agent."""
     os.kill(agent.process.pid, signal.SIGSTOP)
     yield
     os.kill(agent.process.pid, signal.SIGCONT)
@@ -134,7 +134,7 @@ def stopped(agent: WrappingAgent) -> Iterator[None]:
 def number_comes_again(
     agent: WrappingAgent, name: str, without: Callable[[WrappingAgent], AbstractContextManager[None]]
 ) -> None:
-    """End a command while no agent looks, and start another process of its container under the same number."""
+    """End a command while the agent is away, and start another process of its container with the same pid."""
     before, told = agent.wrapped("at-once"), len(_told(agent))
     pid = min(before)
     folder = cgroup(pid)

@@ -40,7 +40,7 @@ def shared_cpus(agent: WrappingAgent, told: Path, cpus: int = 2) -> None:
 
 
 def _grant(agent: WrappingAgent, cpus: int) -> None:
-    """Let a container look at the other one with its first instructions, and tell where both are later."""
+    """Let a container look at the other one with its first instructions, and report where both are later."""
     pid = _pid(agent)
     look = f"cat {cpuset_file(pid)}; grep -h Cpus_allowed_list /proc/self/status /proc/{pid}/task/*/status"
     agent.owner("granted", cpus, f"{look}; echo looked; exec sleep 1000000", WHOLE_CORE)

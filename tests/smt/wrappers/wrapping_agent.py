@@ -56,7 +56,7 @@ class WrappingAgent(CMKAgent):
         return {log.name: log.read_text(encoding="utf-8")[-2000:] for log in self.logs.glob("*")}
 
     def end(self, *pods: str) -> None:
-        """Take pods away, and return when the agent tells of them no more."""
+        """Remove pods, and return when the agent shows them no more."""
         for pod in pods:
             (self._folder / "pods" / f"{pod}.yaml").unlink()
         self.until("pods end", lambda: not {pod["name"] for pod in self.state()["pods"]} & {*pods})

@@ -42,7 +42,7 @@ class Known:
 
     @property
     def kinds(self) -> list[tuple[str, int, int]]:
-        """Return name, cores and threads per core of each kind in service."""
+        """Return name, cores and threads per core of each kind of node in service."""
         return [(it.name, it.cores, it.threads_per_core) for it in load_shapes(self.shapes.read())]
 
     def metric(self, name: str) -> float | None:

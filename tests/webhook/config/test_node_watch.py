@@ -28,7 +28,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 class Enough(BaseException):
-    """The test has seen what it wanted."""
+    """Raised when the test has seen enough."""
 
 
 def node(name: str, text: str | None) -> dict[str, Any]:

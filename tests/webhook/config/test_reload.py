@@ -26,7 +26,7 @@ def joined(contents: Contents) -> bytes:
 
 
 class Disk:
-    """Two watched files; the second may be absent."""
+    """Two watched files; the second is optional."""
 
     def __init__(self, root: Path) -> None:
         self.first = root / "first"
