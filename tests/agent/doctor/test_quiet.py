@@ -1,4 +1,4 @@
-"""The doctor's lines about quiet CPUs: irqbalance, other programs, what cannot be moved, and nodes without them."""
+"""The checks of quiet CPUs: irqbalance, foreign writes, managed interrupts, and nodes without any."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SILENT = "irqbalance runs and cannot be asked: /run/irqbalance/irqbalance7.sock:
         pytest.param(Quiet(reason="not done yet"), id="no round yet"),
     ],
 )
-def test_nodes_without_quiet_cpus_have_no_line(quiet: Quiet | None) -> None:
-    """Neither a finding nor a praise."""
+def test_without_quiet_cpus_there_is_no_check(quiet: Quiet | None) -> None:
+    """Without quiet CPUs, or before the first round, there is no check."""
     assert list(quiet_checks(quiet)) == []
 
 
-def test_an_irqbalance_that_cannot_be_asked_gets_the_line_for_its_file() -> None:
-    """With the CPUs, and the key that tells the agent not to wait for it."""
+def test_unavailable_irqbalance_is_a_finding_with_its_setting() -> None:
+    """The remedy has the line for irqbalance's configuration, and the key to ignore it."""
     (check,) = quiet_checks(Quiet("4-5", SILENT, irqbalance=SILENT))
     assert (check.subject, check.verdict) == ("quiet CPUs", "finding")
     assert check.message == f"no interrupt is moved: {SILENT}"
@@ -41,8 +41,8 @@ def test_an_irqbalance_that_cannot_be_asked_gets_the_line_for_its_file() -> None
     assert "quiet.irqbalance: ignore" in check.remedy
 
 
-def test_each_interrupt_that_another_program_moves_back_is_a_finding() -> None:
-    """The interrupt is named."""
+def test_each_foreign_write_is_a_finding() -> None:
+    """The finding names the interrupt that another program moves back."""
     checks = list(quiet_checks(Quiet("4-5", "another program", (), ("25 (eth0)", "26 (eth1)"))))
     assert [(check.verdict, check.message.partition(" back")[0]) for check in checks] == [
         ("finding", "another program keeps moving interrupt 25 (eth0)"),
@@ -50,15 +50,15 @@ def test_each_interrupt_that_another_program_moves_back_is_a_finding() -> None:
     ]
 
 
-def test_another_reason_is_a_finding() -> None:
-    """For example too few CPUs for interrupts."""
+def test_other_reasons_are_findings() -> None:
+    """One such reason is too few CPUs for interrupts."""
     (check,) = quiet_checks(Quiet("1-3", "interrupts need 2 online CPUs that are not quiet"))
     assert check.verdict == "finding"
     assert check.message == "interrupts may use CPUs 1-3: interrupts need 2 online CPUs that are not quiet"
 
 
-def test_managed_interrupts_are_named_and_no_finding() -> None:
-    """No setting moves them, but the I/O behind them can run elsewhere."""
+def test_managed_interrupts_are_no_finding() -> None:
+    """The check passes and names them, with the remedy to run their I/O elsewhere."""
     moved, managed = quiet_checks(Quiet("4-5", managed=("30 (nvme0q4)", "31 (nvme0q5)")))
     assert (moved.verdict, moved.message) == ("ok", "interrupts are kept off CPUs 4-5")
     assert (managed.subject, managed.verdict) == ("managed interrupts", "ok")
@@ -66,8 +66,8 @@ def test_managed_interrupts_are_named_and_no_finding() -> None:
     assert managed.remedy
 
 
-def test_the_lines_come_from_the_agents_state() -> None:
-    """What a round reports arrives through the socket's state."""
+def test_checks_are_made_from_the_agents_state() -> None:
+    """The result of a round reaches the checks through the agent's state."""
     result = QuietResult(CPUSet([2]), SILENT, irqbalance=SILENT)
     quiet = agent_facts(agent_state(replace(state_of(), quiet=result))).quiet
     assert quiet == Quiet("2", SILENT, irqbalance=SILENT)
