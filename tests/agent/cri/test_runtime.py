@@ -161,7 +161,7 @@ def test_memory_nodes_are_sent_if_given(tmp_path: Path) -> None:
     assert play(tmp_path, scenario).mems == ["1", ""]
 
 
-def test_empty_set_is_never_sent(tmp_path: Path) -> None:
+def test_empty_cpuset_raises(tmp_path: Path) -> None:
     """An empty cpuset raises, because in CRI it means unchanged."""
 
     async def scenario(_: FakeRuntime, runtime: CRI) -> None:

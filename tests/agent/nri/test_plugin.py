@@ -85,7 +85,7 @@ def test_owner_is_created_with_its_cpus_and_environment(node: Node) -> None:
     assert node.plugin.started["a-c0"].cpus == CPUSet.parse("1,5")
 
 
-def test_system_containers_are_made_on_the_reserved_cpus(node: Node) -> None:
+def test_system_containers_start_on_the_reserved_cpus(node: Node) -> None:
     """A container in a system namespace starts and stays on the reserved CPUs, also if its pod is unknown."""
     node.world.config = replace(node.world.config, system_namespaces=("kube-*",))
     node.publish()

@@ -73,7 +73,7 @@ def update(nri: NRIRuntime, uid: str, cpus: str) -> Any:
     return own.get("linux", {}).get("resources", {}).get("cpu")
 
 
-def test_containers_are_made_with_their_cpus(nri: NRIRuntime, plugin: Plugin) -> None:
+def test_containers_are_created_with_their_cpus_and_variables(nri: NRIRuntime, plugin: Plugin) -> None:
     """An owner gets its CPUs and CMK's variables; others get the shared set and no variables."""
     cpus, environment = create(nri, "owner")
     assert cpus == "1,5"

@@ -55,7 +55,7 @@ def test_look_returns_seconds_until_its_next_run(looks: Looks) -> None:
     assert (looks.at(1.0), looks.at(5.9), looks.at(6.0)) == (["a"], [], ["a"])
 
 
-def test_later_request_delays_no_look(looks: Looks) -> None:
+def test_later_request_never_postpones_a_look(looks: Looks) -> None:
     """A later request never postpones an earlier due time; cancelling removes it."""
     looks.agenda.add("a", looks.look("a"), 3.0)
     looks.agenda.within("a", 1.0)
@@ -76,7 +76,7 @@ def test_request_during_a_look_runs_after_it(looks: Looks) -> None:
     assert looks.agenda.take_due() == ["a"]
 
 
-def test_look_that_crashes_is_due_again(looks: Looks, caplog: pytest.LogCaptureFixture) -> None:
+def test_crashed_look_is_retried(looks: Looks, caplog: pytest.LogCaptureFixture) -> None:
     """A crashed look is logged with its key and retried, and other looks still run."""
 
     async def crash() -> float:
@@ -87,7 +87,7 @@ def test_look_that_crashes_is_due_again(looks: Looks, caplog: pytest.LogCaptureF
     assert (caplog.records[0].message, looks.agenda.due()) == ("look crashed", [(CRASHED_SECONDS, "a")])
 
 
-def test_long_look_delays_no_other() -> None:
+def test_waiting_look_blocks_no_other() -> None:
     """A look that waits does not block the other looks."""
 
     async def scenario() -> int:
@@ -115,7 +115,7 @@ def test_long_look_delays_no_other() -> None:
     assert asyncio.run(scenario()) >= 5
 
 
-def test_request_for_an_earlier_time_sets_the_timer_anew() -> None:
+def test_request_for_an_earlier_time_resets_the_timer() -> None:
     """A request for an earlier time resets the timer; a cancelled look does not run."""
 
     async def scenario() -> list[str]:

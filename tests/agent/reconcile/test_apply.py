@@ -61,7 +61,7 @@ def test_unknown_unpinned_time_is_none(node: FakeNode) -> None:
     assert registry.get_sample_value(WINDOWS, {"path": "cgroup"}) is None
 
 
-def test_created_container_is_not_sent_again_and_again(node: FakeNode) -> None:
+def test_created_container_is_sent_once(node: FakeNode) -> None:
     """A container that stays created is sent to the runtime once."""
     node.add("a", TWO)
     node.start("a", state=State.CREATED)
@@ -196,7 +196,7 @@ def test_failed_write_is_retried_after_its_backoff(node: FakeNode) -> None:
     assert node.cpus(number) == "1,5"
 
 
-def test_due_write_that_waits_for_another_makes_no_pass_follow_at_once(node: FakeNode) -> None:
+def test_write_that_waits_for_another_requests_no_pass(node: FakeNode) -> None:
     """A write that waits for another failed write causes no immediate pass when its backoff is over."""
     node.add("a", TWO)
     number = node.start("a")

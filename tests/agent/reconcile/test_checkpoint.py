@@ -278,6 +278,6 @@ def test_after_a_reboot_the_same_cores_are_kept() -> None:
     assert as_kept(saved(), "boot-2", FLAT) == saved().ledger
 
 
-def test_after_a_reboot_other_cores_are_given_up() -> None:
+def test_after_a_reboot_with_another_topology_the_ledger_is_dropped() -> None:
     """After a reboot with another topology, such as SMT switched off, the ledger is dropped."""
     assert as_kept(saved(), "boot-2", WITHOUT_SMT) == Ledger()

@@ -56,7 +56,7 @@ def test_created_container_is_no_intruder(node: FakeNode) -> None:
     assert container(node.run(), "late").is_pinned
 
 
-def test_writes_in_a_conflict_make_it_longer_without_a_pass(node: FakeNode) -> None:
+def test_writes_during_a_conflict_extend_it(node: FakeNode) -> None:
     """Foreign writes during a conflict extend it and request no pass."""
     _, other = pinned_pair(node)
     for _ in range(3):

@@ -76,7 +76,7 @@ def test_new_container_is_left_to_the_kubelet_where_the_agent_observes(
     assert node.cgroups.writes == []
 
 
-def test_window_waits_for_a_pod_that_is_not_known_yet(node: FakeNode) -> None:
+def test_unpinned_time_of_an_unknown_pod_ends_when_it_is_known(node: FakeNode) -> None:
     """A container of an unknown pod gets the shared set, and its unpinned time ends when the pod is known."""
     node.run()
     number = node.start("late")

@@ -74,7 +74,7 @@ def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
     serving(node, scenario)
 
 
-def test_a_cpuset_that_is_set_back_is_followed_at_once_while_observing(node: FakeNode) -> None:
+def test_observing_agent_repins_on_each_cpuset_write(node: FakeNode) -> None:
     """An observing agent repins a launcher's vCPUs on each cpuset write of the kubelet."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.add("v", FOUR, vm=True)

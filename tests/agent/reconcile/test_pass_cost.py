@@ -137,7 +137,7 @@ def test_sweep_opens_only_task_lists(many: Node) -> None:
     assert counted == Counter(dict.fromkeys(lists, 1))
 
 
-def test_edit_is_seen_planned_and_read_back_once(node: FakeNode) -> None:
+def test_pass_lists_once_and_reads_each_cpuset_twice(node: FakeNode) -> None:
     """A pass lists the runtime once and reads each cpuset before and after its one write."""
     for number in range(CONTAINERS):
         node.add(f"p{number}", SHARED)

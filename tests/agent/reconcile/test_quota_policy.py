@@ -79,7 +79,7 @@ def test_unset_quota_is_restored(node: FakeNode) -> None:
     assert not (node.folder / QUOTAS).exists()
 
 
-def test_reset_gives_quotas_back(node: FakeNode) -> None:
+def test_reset_restores_quotas(node: FakeNode) -> None:
     """Reset restores the quotas, and fails with the reason if the kernel refuses."""
     began(node)
     before = dict(node.cgroups.quotas)

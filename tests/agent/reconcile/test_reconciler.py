@@ -117,7 +117,7 @@ def test_static_kubelet_makes_the_agent_observe(node: FakeNode, tmp_path: Path) 
     assert container(state, "a").refusal.reason is Reason.OBSERVING
 
 
-def test_reset_gives_every_cpu_back(node: FakeNode) -> None:
+def test_reset_gives_containers_every_cpu(node: FakeNode) -> None:
     """Reset gives every container all CPUs, in the kernel and the runtime, and deletes the checkpoint."""
     owner, other = pinned_pair(node)
 

@@ -79,7 +79,7 @@ def test_upgrade_moves_no_reserve_under_containers(node: FakeNode) -> None:
     assert saved(node).reserved == NEW
 
 
-def test_configuration_ends_the_kept_reserve(node: FakeNode) -> None:
+def test_configured_reserve_replaces_the_kept_one(node: FakeNode) -> None:
     """A configured reserve replaces the kept one at the next start, and containers leave it."""
     number = upgraded(node)
     node.run()
@@ -142,7 +142,7 @@ def test_pools_that_need_the_kept_reserve_get_the_default(
     assert "the reserve moves, the configuration needs its CPUs" in caplog.messages
 
 
-def test_kept_reserve_stays_where_the_default_does_not_fit(node: FakeNode) -> None:
+def test_reserve_is_kept_if_the_default_does_not_fit(node: FakeNode) -> None:
     """If the pools do not fit beside the default reserve, the kept one stays."""
     number = upgraded(node)
     resave(node, OLD)

@@ -84,7 +84,7 @@ def refused(cgroup: str, _: object) -> StrayTasks:
     raise Refused(f"{cgroup}: EIO")
 
 
-def test_end_of_a_drift_is_seen_before_the_next_sweep(node: FakeNode) -> None:
+def test_drifted_container_is_compared_after_each_pass(node: FakeNode) -> None:
     """A container with tasks outside its CPUs is compared after each pass until there are none."""
     owner, _ = pinned_pair(node)
     cgroup = node.cgroup(owner)

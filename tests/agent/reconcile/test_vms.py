@@ -143,7 +143,7 @@ def test_added_vcpu_is_pinned_by_rank(node: FakeNode) -> None:
     assert pins(node, number) == ["1", "5", "2"]
 
 
-def test_erased_pins_are_put_back_at_once(node: FakeNode) -> None:
+def test_erased_pins_are_restored_by_the_next_pass(node: FakeNode) -> None:
     """The next pass restores vCPU pins that the kernel erased on a cpuset write."""
     vm = machine(4, node.topology.online)
     vm.vcpus = [CPUSet([cpu]) for cpu in (6, 5, 2, 1)]
@@ -188,7 +188,7 @@ def test_vcpu_that_another_program_moves_is_restored_by_the_next_poll(node: Fake
 
 @pytest.mark.parametrize("does", ["make threads", "make vCPUs", "move vCPUs"])
 @pytest.mark.parametrize("count", [FREE_THREADS, 8_000])
-def test_machine_of_thousands_of_threads_rests_between_looks(node: FakeNode, does: str, count: int) -> None:
+def test_machine_with_many_threads_is_read_at_a_limited_rate(node: FakeNode, does: str, count: int) -> None:
     """A virtual machine with many threads is read at a limited rate; one with few threads at every poll."""
     vm = machine(4, node.topology.online, worker=count - 9)
     number = launched(node, vm)

@@ -120,7 +120,7 @@ class Server:
     ("is_raced", "methods"),
     [(False, ["PATCH", "POST", "PATCH"]), (True, ["PATCH", "POST", "PATCH", "PATCH"])],
 )
-def test_the_config_map_is_made_once_and_written_when_it_changes(is_raced: bool, methods: list[str]) -> None:
+def test_only_changed_pools_are_written_to_the_config_map(is_raced: bool, methods: list[str]) -> None:
     """Only changed pools are written, and nothing before the state is complete."""
     server = Server(is_raced=is_raced)
 

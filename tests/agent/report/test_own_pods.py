@@ -98,7 +98,7 @@ def test_guard_rejected_by_the_runtime_is_one_event() -> None:
     assert event_document(event, pod("corepin-agent", {}), "n", "now")["type"] == "Warning"
 
 
-def test_reason_of_the_runtime_is_written_alone() -> None:
+def test_runtime_that_cannot_be_listed_is_a_condition() -> None:
     """If the runtime cannot be listed, the node gets only a condition with the reason."""
     state = replace(state_of(), containers_complete=False, runtime_reason="ListPodSandbox exceeds 16 MiB")
     desired = desired_node(state, [], NodeOptions())

@@ -73,7 +73,9 @@ def test_published_state_is_not_published_again() -> None:
         pytest.param(KeyError("bug"), 0.25, 0.5, id="crashed"),
     ],
 )
-def test_failed_report_is_tried_again(failure: Exception, least: float, most: float) -> None:
+def test_failed_report_is_retried_after_retry_after_or_backoff(
+    failure: Exception, least: float, most: float
+) -> None:
     """A failed report is retried after Retry-After, up to two minutes, or after a short backoff."""
     [wait] = waits(failure)
     assert least <= wait <= most

@@ -82,7 +82,7 @@ def test_exit_code_137_lists_a_killed_first_process(tmp_path: Path) -> None:
         pytest.param(TooLarge("16 MiB"), id="too large"),
     ],
 )
-def test_any_other_exit_status_lists_nothing(tmp_path: Path, said: ContainerExit | AgentError | None) -> None:
+def test_exit_that_is_no_kill_makes_no_entry(tmp_path: Path, said: ContainerExit | AgentError | None) -> None:
     """An exit that is not known to be a kill makes no entry, and the runtime is not asked again."""
 
     async def talk() -> None:

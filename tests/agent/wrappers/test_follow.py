@@ -132,7 +132,7 @@ def test_incomplete_move_is_retried_by_the_next_pass(
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to be moved to")
-def test_real_threads_that_start_each_other_follow(tmp_path: Path) -> None:
+def test_threads_that_start_each_other_are_all_moved(tmp_path: Path) -> None:
     """No thread stays on the old CPUs, although each starts the next before it is listed."""
     old, new = CPUSet([min(os.sched_getaffinity(0))]), CPUSet([max(os.sched_getaffinity(0))])
     program = thread_chains.build(tmp_path)

@@ -82,7 +82,7 @@ def test_the_newest_claim_to_a_core_counts(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_asking_again_writes_nothing(tmp_path: Path) -> None:
+def test_repeated_request_writes_no_file(tmp_path: Path) -> None:
     """A repeated request does not write the file."""
 
     async def talk() -> None:

@@ -32,7 +32,7 @@ def test_mask_has_one_bit_for_each_event() -> None:
         (WORKER_EVENTS_OLD, "", False),
     ],
 )
-def test_runtimes_that_may_not_know_an_event(events: int, runtime: str, expected: bool) -> None:
+def test_versions_with_the_validation_event(events: int, runtime: str, expected: bool) -> None:
     """Only containerd 2.2 and later is known to have validation; the old mask is always known."""
     assert may_be_unknown(events, runtime) is expected
 

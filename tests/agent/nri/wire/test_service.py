@@ -204,7 +204,7 @@ def test_unknown_fields_are_ignored(service: PluginService, handlers: Recorder) 
     assert handlers.told == [("create", "a", "c")]
 
 
-def test_stages_never_go_back(service: PluginService) -> None:
+def test_second_configure_resets_nothing(service: PluginService) -> None:
     """A second Configure does not reset a synchronized plugin."""
     answer(service, "Synchronize", b"")
     answer(service, "Configure", b"")

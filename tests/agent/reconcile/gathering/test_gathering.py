@@ -165,7 +165,7 @@ def test_event_of_the_runtime(
 
 
 @pytest.mark.usefixtures("watch")
-def test_unknown_change_of_the_runtime_is_looked_at_now(node: FakeNode) -> None:
+def test_unknown_change_of_the_runtime_requests_a_pass(node: FakeNode) -> None:
     """A change without details, as after a lost event stream, requests an immediate pass."""
     assert requested(node, lambda _: node.runtime.changed()) == [NOW]
 

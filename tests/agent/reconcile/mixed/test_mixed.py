@@ -192,7 +192,7 @@ def test_restarted_agent_completes_an_interrupted_split(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("says", [True, False], ids=["the annotation says it", "a neighbour shows it"])
-def test_without_a_checkpoint_its_own_part_is_found(node: FakeNode, mixed: str, says: bool) -> None:
+def test_without_a_checkpoint_exclusive_cpus_are_found(node: FakeNode, mixed: str, says: bool) -> None:
     """Without a checkpoint the exclusive CPUs are those without other containers, or the pod status's."""
     node.add("z", TWO)
     node.start("z")
@@ -226,7 +226,7 @@ def test_its_quota_is_always_unset(node: FakeNode, quota: Quota) -> None:
     assert node.cgroups.quotas.keys() == {node.cgroup(numbers[1]), node.cgroup(numbers[2]), "/kubepods/b"}
 
 
-def test_a_runtime_that_alone_may_write_widens_it_too(node: FakeNode, mixed: str) -> None:
+def test_split_through_the_runtime_moves_tasks_twice(node: FakeNode, mixed: str) -> None:
     """If the cgroup cannot be written, tasks are moved before and after the runtime writes the cpuset."""
     node.add("c", TWO)
     node.start("c")

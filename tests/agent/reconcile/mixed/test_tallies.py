@@ -122,7 +122,7 @@ def test_rounds_end_with_the_last_container_that_is_split(node: FakeNode, mixed:
     assert not tallies.begins()
 
 
-def test_node_without_machines_and_split_containers_has_neither_look(node: FakeNode) -> None:
+def test_without_machines_and_split_containers_no_look_is_scheduled(node: FakeNode) -> None:
     """Without virtual machines and split containers no look is scheduled."""
     node.add("a", TWO)
     node.start("a")

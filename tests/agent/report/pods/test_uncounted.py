@@ -65,7 +65,7 @@ def test_counted_container_has_no_report() -> None:
     assert gauge(state) == 0
 
 
-def test_refused_container_has_its_refusal_alone_as_an_event() -> None:
+def test_refused_container_has_one_event() -> None:
     """A refused container has one event with the refusal; status and metric also count it as uncounted."""
     state = state_of(isolated(), config=REFUSING)
     main = main_of(state)
@@ -76,7 +76,7 @@ def test_refused_container_has_its_refusal_alone_as_an_event() -> None:
 
 
 @pytest.mark.parametrize("config", [COUNTED, REFUSING], ids=["report", "refuse"])
-def test_event_comes_once(config: NodeConfig) -> None:
+def test_unchanged_state_has_no_second_event(config: NodeConfig) -> None:
     """An unchanged state causes no second event."""
     state = state_of(isolated(), config=config)
     assert events_between(state, state) == ()
