@@ -21,7 +21,8 @@ DESCRIPTION: Final = "Hold back containers whose claims must fit until the agent
 EPILOG: Final = """\
 It registers with the container runtime as an NRI plugin that validates (containerd 2.2 or later), changes nothing, and
 needs no right except access to the socket. It checks pods with the annotation guard.corepin.io/pod: "true", which the
-webhook gives to pods whose claims must fit, and containers with ResourceClaims for CPUs. Where the agent only observes it admits everything.
+webhook gives to pods whose claims must fit, and containers with ResourceClaims for CPUs. Where the agent only observes it
+admits everything.
 """
 
 logger = logging.getLogger("agent.nri.guard")

@@ -200,12 +200,17 @@ def test_answer_requested_before_the_sandbox_does_not_count() -> None:
     """Without NRI the first container shows the sandbox, and a call in flight at that time is too early."""
 
     async def scenario(scene: Scene) -> None:
+        known: list[dict[Owner, tuple[Device, ...]]] = []  # when each call begins
+
+        def show() -> None:
+            known.append(scene.known)
+            scene.see(seen("u"), live=["u"])
+
         scene.tell()
-        scene.kubelet.hook = lambda: scene.see(seen("u"), live=["u"])
+        scene.kubelet.hook = show
         scene.see(seen("u"))
-        await scene.calls(1)
-        assert scene.known == {}
         await scene.calls(2)
+        assert known[:2] == [{}, {}]
         assert scene.known == {Owner("u", "c"): ()}
 
     stage(scenario)
