@@ -233,7 +233,7 @@ def test_answer_without_the_pod_changes_nothing() -> None:
     stage(scenario)
 
 
-@pytest.mark.parametrize("before", ["API", "runtime", "checkpoint"])
+@pytest.mark.parametrize("before", ["API", "runtime"])
 def test_recreated_pod_does_not_get_stale_devices(before: str) -> None:
     """For a pod with a reused name only an answer after the start of the new sandbox counts."""
 

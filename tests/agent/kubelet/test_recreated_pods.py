@@ -1,0 +1,153 @@
+"""Pods that are deleted and created again under one name while kubelet and agent restart: random histories of a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+import pytest
+
+from agent.kubelet.devices import KubeletDevices, Name, Named
+from agent.metrics import Metrics
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.near import Device
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from tests.pinning.machines import FLAT
+
+GPU = "nvidia.com/gpu"
+NAME = "ns", "a"
+
+
+@dataclass
+class Pod:
+    """One pod of the name; its device is on a NUMA node of its own number."""
+
+    number: int
+    steps: int = 0  # of the kubelet: it lists the pod, has allocated its devices, has started its sandbox
+
+    @property
+    def uid(self) -> str:
+        """The uid."""
+        return str(self.number)
+
+    @property
+    def has_sandbox(self) -> bool:
+        """Whether the runtime shows it."""
+        return self.steps > 2
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Its devices in the kubelet's list."""
+        return (Device(GPU, CPUSet([self.number])),) if self.steps > 1 else ()
+
+    def shown(self) -> SeenPod:
+        """Return the pod of the API."""
+        amounts = {"cpu": 2, GPU: 1}
+        container = {"name": "c", "resources": {"limits": amounts, "requests": amounts}}
+        annotations = {"cpu-manager.corepin.io/pod": "exclusive"}
+        metadata = {"uid": self.uid, "name": NAME[1], "namespace": NAME[0], "annotations": annotations}
+        return SeenPod.of({"metadata": metadata, "spec": {"containers": [container]}})  # type: ignore[typeddict-item]
+
+
+class Node:
+    """A node with one name for its pods. A deleted pod with a sandbox is listed until its containers have ended."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.current: Pod | None = None
+        self.ending: list[Pod] = []
+        self.is_empty = False  # the kubelet has just restarted
+        self._ticks, self._numbers = count(), count(1)
+        self.new_agent({})
+
+    def new_agent(self, known: dict[Owner, tuple[Device, ...]]) -> None:
+        """Start an agent with the devices of a checkpoint."""
+        self.agent = KubeletDevices(self, Metrics(), clock=self.clock)  # type: ignore[arg-type]
+        self.agent.resume(known)
+
+    def clock(self) -> float:
+        """Return the time; each look at the clock takes 10 ms."""
+        return next(self._ticks) / 100
+
+    async def ask(self, pods: Collection[Name]) -> dict[Name, list[Named]]:
+        """Return what the kubelet lists now; the node may change while the answer is under way."""
+        listed = [*self.ending, *([self.current] if self.current and self.current.steps else [])]
+        answer = [] if self.is_empty else [Named(c=pod.devices) for pod in listed]
+        for _ in range(self.random.choice([0, 0, 1, 3])):
+            self.change()
+        return {name: answer for name in pods if answer}
+
+    def change(self) -> None:
+        """Let one thing happen."""
+        steps = ["pass", "kubelet", "agent", *(["end"] if self.ending else [])]
+        steps += ["progress", "progress", "delete"] if self.current else ["create"]
+        match self.random.choice(steps):
+            case "pass":
+                self.observe()
+            case "kubelet":  # it starts again, or has read its checkpoint
+                self.is_empty = not self.is_empty
+            case "agent":
+                self.new_agent(dict(self.agent.known()))
+            case "end":
+                self.ending.pop(0)
+            case "create":
+                self.current = Pod(next(self._numbers))
+            case "delete":
+                self.delete()
+            case "progress" if self.current:
+                self.current.steps += 1
+
+    def delete(self) -> None:
+        """Delete the pod at once, as with --force."""
+        assert self.current
+        self.ending += [self.current] if self.current.has_sandbox else []
+        self.current = None
+
+    def observe(self) -> None:
+        """Run a pass of the agent."""
+        current = [self.current] if self.current else []
+        running = [pod.uid for pod in (*self.ending, *current) if pod.has_sandbox]
+        containers = tuple(SeenContainer(uid, Owner(uid, "c"), State.RUNNING, EMPTY) for uid in running)
+        pods = tuple(pod.shown() for pod in current)
+        self.agent.follow(Observed(FLAT, FLAT.online, pods, containers), dict.fromkeys(running, NAME))
+
+    async def look(self) -> None:
+        """Ask the kubelet once, and compare what the agent knows with what each pod has."""
+        await self.agent._ask()  # without waiting for the rate limit
+        there = {pod.uid for pod in (*self.ending, *filter(None, [self.current]))}
+        for owner, devices in self.agent.known().items():
+            if owner.pod_uid in there:  # of others the next pass knows that they are gone
+                assert devices == (Device(GPU, CPUSet([int(owner.pod_uid)])),)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_recreated_pod_has_its_own_devices(seed: int) -> None:
+    """In ten histories of each seed no pod gets the devices of another, and the last one gets its own."""
+
+    async def history(random: Random) -> None:
+        node = Node(random)
+        for _ in range(60):
+            node.change()
+            if random.random() < 0.5:
+                await node.look()
+        last = node.current = node.current or Pod(999)
+        node.is_empty, node.ending = False, []
+        last.steps = 3
+        node.observe()
+        node.random = Quiet()
+        await node.look()
+        assert Owner(last.uid, "c") in node.agent.known()
+
+    for number in range(10):
+        asyncio.run(history(Random(f"{seed}/{number}")))  # noqa: S311 - the same histories in every run
+
+
+class Quiet(Random):
+    """No chance at all: nothing happens while an answer is under way."""
+
+    def choice(self, _given: object) -> int:  # type: ignore[override]
+        """Return none."""
+        return 0
