@@ -85,7 +85,7 @@ class Assigner:
         assignment = self.draft.ledger.of(ask.owner)
         return (
             assignment is not None
-            and assignment.claim == ask.claim
+            and (assignment.claim is ask.claim or assignment.claim == ask.claim)
             and ask.policies == EffectivePolicies.of_assignment(assignment)
             and not shortage(self.draft.sets, assignment)
             and not self._was_placed_early(assignment)

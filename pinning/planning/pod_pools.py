@@ -56,12 +56,14 @@ def part_of(ledger: Ledger, owner: Owner, starting: Mapping[str, CPUSet] = NONE_
     user = pool.claim.pool.user(owner.container) if pool and pool.claim.pool else None
     if not pool or not user:
         return None
+    busy = starting.get(owner.pod_uid, EMPTY) if starting else EMPTY
     if user.role is Role.INIT:
         cpus = _cpus_of_pod(ledger, pool, user)
-    else:
-        busy = starting.get(owner.pod_uid, EMPTY)
+    elif busy:
         cpus = (pool.cpus - busy) or (pool.cpus and _cpus_of_pod(ledger, pool, user) - busy) or pool.cpus
-    return Part(cpus, pool.idle - cpus) if cpus else None
+    else:
+        cpus = pool.cpus
+    return Part(cpus, pool.idle - cpus if pool.idle else EMPTY) if cpus else None
 
 
 def mems_of(ledger: Ledger, owner: Owner) -> CPUSet:

@@ -116,9 +116,12 @@ class RunSets:
         return frozenset() if owner in self.undivided else used | asked(held)
 
     def _with(self, owner: Owner, uses: frozenset[PoolUse]) -> RunSet:
-        held, unowned = self.part(owner), self.unowned(owner.pod_uid)
+        held = self.part(owner)
+        if held and not uses:
+            return RunSet(held.cpus, EMPTY)
+        unowned = self.unowned(owner.pod_uid)
         if not uses:
-            return RunSet(held.cpus, EMPTY) if held else RunSet(EMPTY, unowned)
+            return RunSet(EMPTY, unowned)
         pools = union(self.pool(use) for use in uses)
         if held:
             others = pools - held.cpus

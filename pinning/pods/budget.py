@@ -74,7 +74,7 @@ def budget_of(pod: Pod) -> int | None:
 
     It is a budget if the limit is a whole number >= 1 and equal to the request.
     """
-    amounts = pod_amounts(pod)
+    amounts = pod_amounts(pod, ("cpu",))
     if amounts is None or not amounts.is_fixed("cpu"):
         return None
     limit = pod_as_allocated(pod) or amounts.limits["cpu"]

@@ -65,7 +65,7 @@ from pinning.pods.warnings import idle_words, neighbours, unbound, uncounted
 from pinning.truncate import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pinning.pods.types import Pod
 
@@ -321,8 +321,8 @@ def read_pod(pod: Pod) -> PodClaims:
     """Return the claims of a pod; causes and warnings are computed lazily."""
     if crowd := crowded(pod):
         return PodClaims((), (), NO_POLICY_ANNOTATIONS, crowd=crowd)
-    listed = tuple([member for member in members_as_allocated(pod) if not member.is_gate])
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    every, annotations = members_as_allocated(pod), (pod.get("metadata") or {}).get("annotations") or {}
+    listed = tuple([member for member in every if not member.is_gate])
     policies = read_policy_annotations(annotations, frozenset([member.name for member in listed]))
     dedicated, machine = is_dedicated_launcher(pod), _machine(pod)
     claims: list[Claim] = []
@@ -340,11 +340,11 @@ def read_pod(pod: Pod) -> PodClaims:
         elif claim:
             beyond.append((member, claim))
     found = PodClaims(tuple(claims), listed, policies, tuple(beyond), machine=machine)
-    return found if policies is NO_POLICY_ANNOTATIONS else _with_budget(found, pod)
+    return found if policies is NO_POLICY_ANNOTATIONS else _with_budget(found, pod, every)
 
 
-def _with_budget(found: PodClaims, pod: Pod) -> PodClaims:
-    """Return the claims with the pod's budget, if it asks for one."""
+def _with_budget(found: PodClaims, pod: Pod, every: Sequence[Member]) -> PodClaims:
+    """Return the claims with the pod's budget, if it asks for one; `every` has corepin's own containers too."""
     if not asks_for_budget(pod, found.policies):
         return found
     cpus = budget_of(pod)
@@ -353,17 +353,17 @@ def _with_budget(found: PodClaims, pod: Pod) -> PodClaims:
     in_range, policies = filled_in(pod), found.policies
     filled = tuple(
         claim
-        for claim in found.claims
+        for claim in (found.claims if in_range else ())
         if claim.can_be_slice
         and claim.container in in_range
         and not policies.cpu.is_named(claim.container)
         and not policies.smt.is_named(claim.container)
     )
-    claims = tuple(claim for claim in found.claims if claim not in filled)
+    claims = tuple(claim for claim in found.claims if claim not in filled) if filled else found.claims
     holding = {claim.container for claim in (*claims, *(claim for _, claim in found.beyond))}
     users = tuple(
         PoolUser(member.name, at, member.role)
-        for at, member in enumerate(members(pod))
+        for at, member in enumerate(every)
         if not member.is_gate and member.name not in holding
     )
     may_have_others = bool((pod.get("spec") or {}).get("resourceClaims"))

@@ -15,7 +15,7 @@ from pinning.pods.quantity import parse_quantity
 from pinning.pods.resources import COMPUTE, Member, Role, is_quantity, members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from pinning.pods.types import Pod, ResourceList
 
@@ -40,19 +40,20 @@ def qos_class(pod: Pod) -> QoSClass:
     return _qos([Amounts(_read(member.requests), _read(member.limits)) for member in members(pod)])
 
 
-def pod_amounts(pod: Pod) -> Amounts | None:
-    """Return the pod-level CPU and memory that the API server stores; None if the pod states no pod-level resources.
+def pod_amounts(pod: Pod, names: Collection[str] = COMPUTE) -> Amounts | None:
+    """Return the pod-level amounts that the API server stores; None if the pod states no pod-level resources.
 
     A missing request is the containers' requests together, else the limit. A missing limit is the containers' limits
     together, at least the request, if every container has one.
     """
     resources = (pod.get("spec") or {}).get("resources") or {}
-    given = Amounts(_read(resources.get("requests")), _read(resources.get("limits")))
     if not (resources.get("requests") or resources.get("limits")):
         return None
+    requests, limits = _read(resources.get("requests"), names), _read(resources.get("limits"), names)
+    if all(name in requests and name in limits for name in names):
+        return Amounts(requests, limits)
     listed = members(pod)
-    requests, limits = dict(given.requests), dict(given.limits)
-    for name in COMPUTE:
+    for name in names:
         if name not in requests and any(name in member.requests for member in listed):
             requests[name] = in_effect(listed, partial(_request, name))
         elif name not in requests and name in limits:
@@ -74,10 +75,10 @@ def in_effect(listed: Iterable[Member], amount: Callable[[Member], Fraction]) ->
     return max(most, running)
 
 
-def _read(given: ResourceList | None) -> dict[str, Fraction]:
+def _read(given: ResourceList | None, names: Collection[str] = COMPUTE) -> dict[str, Fraction]:
     stated = given or {}
     return {
-        name: parse_quantity(stated[name]) for name in COMPUTE if name in stated and is_quantity(stated[name])
+        name: parse_quantity(stated[name]) for name in names if name in stated and is_quantity(stated[name])
     }
 
 

@@ -153,6 +153,12 @@ def test_a_pool_whose_containers_all_ended_is_recovered_as_it_was_reported(
     assert not lost(node, {Owner("a", ""): pool(node, "b")}).pools.get("a")
 
 
+def test_an_empty_pool_is_not_recovered() -> None:
+    """It holds no CPUs; the plan makes it anew."""
+    node = running(budgeted("a", 2, {"m": 2, "l": None}), "m", "l")
+    assert [held.owner.container for held in lost(node).of_pod("a")] == ["m"]
+
+
 def test_no_pool_is_recovered_from_the_shared_set() -> None:
     """Containers of a refused pool run beside those of other pods."""
     node = running(budgeted("a", 15, {"m": 2, "l": None}), "m", "l")
