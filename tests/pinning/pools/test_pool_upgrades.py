@@ -147,7 +147,7 @@ def test_a_pool_whose_containers_all_ended_is_recovered_as_it_was_reported(
     reported = {Owner("a", ""): pool(node)}
     assert lost(node, reported) == node.ledger
     assert not lost(node).pools
-    for wrong in ("3", "0,8", "3,20", "1,9"):
+    for wrong in ("3", "0,8", "3,20", "1,9", "3,11"):
         assert not lost(node, {Owner("a", ""): CPUSet.parse(wrong)}).pools, wrong
     running(budgeted("b", 2, {"l": None}, created=1), "l", node=node)
     assert not lost(node, {Owner("a", ""): pool(node, "b")}).pools.get("a")
