@@ -176,8 +176,8 @@ def test_driver_says_who_it_is(tmp_path: Path) -> None:
     on(tmp_path, use)
 
 
-def test_claim_is_prepared_once_and_again_by_the_ledger(tmp_path: Path) -> None:
-    """The second answer is the same, without a request of the API server."""
+def test_second_prepare_is_answered_from_the_ledger(tmp_path: Path) -> None:
+    """The second answer is the same, without a request to the API server."""
 
     async def use(node: Node) -> None:
         node.add("x", 1, 1)
@@ -201,8 +201,8 @@ def test_claim_is_prepared_once_and_again_by_the_ledger(tmp_path: Path) -> None:
     on(tmp_path, use)
 
 
-def test_every_claim_of_a_request_has_an_answer(tmp_path: Path) -> None:
-    """One is prepared, one is another driver's, one does not exist: none of them keeps the others."""
+def test_each_claim_of_a_request_has_its_own_answer(tmp_path: Path) -> None:
+    """A claim of another driver and a missing one do not block the third."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -223,8 +223,8 @@ def test_every_claim_of_a_request_has_an_answer(tmp_path: Path) -> None:
         ([], "is no object"),
     ],
 )
-def test_claim_that_cannot_be_served_is_refused_in_words(tmp_path: Path, given: Any, text: str) -> None:
-    """The kubelet shows the text in an event of the pod."""
+def test_invalid_claim_is_refused_with_a_reason(tmp_path: Path, given: Any, text: str) -> None:
+    """The kubelet shows the reason in an event of the pod."""
 
     async def use(node: Node) -> None:
         node.api.claims["x"] = given
@@ -233,8 +233,8 @@ def test_claim_that_cannot_be_served_is_refused_in_words(tmp_path: Path, given: 
     on(tmp_path, use)
 
 
-def test_refusal_of_the_api_server_and_strange_uids_are_answers(tmp_path: Path) -> None:
-    """Neither is tried again inside the call."""
+def test_refused_reads_and_invalid_uids_are_errors(tmp_path: Path) -> None:
+    """Neither is retried within the call."""
 
     async def use(node: Node) -> None:
         node.api.problem = Refused("403: forbidden")
@@ -245,8 +245,8 @@ def test_refusal_of_the_api_server_and_strange_uids_are_answers(tmp_path: Path) 
     on(tmp_path, use)
 
 
-def test_claim_waits_for_room_and_says_the_numbers_when_none_comes(tmp_path: Path) -> None:
-    """Room that comes in time is an answer without an event; an Unprepare gets through while others wait."""
+def test_claim_waits_for_free_cpus(tmp_path: Path) -> None:
+    """Prepare waits until an Unprepare frees a CPU; at the timeout the error has the numbers."""
 
     async def use(node: Node) -> None:
         for name in "xyz":
@@ -264,8 +264,8 @@ def test_claim_waits_for_room_and_says_the_numbers_when_none_comes(tmp_path: Pat
     on(tmp_path, use, cpus=1)
 
 
-def test_claim_given_back_while_it_waits_is_not_prepared(tmp_path: Path) -> None:
-    """The pod was deleted: the kubelet asks for both at the same time."""
+def test_unprepared_claim_that_waits_is_not_prepared(tmp_path: Path) -> None:
+    """For a deleted pod the kubelet calls both at the same time."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -279,8 +279,8 @@ def test_claim_given_back_while_it_waits_is_not_prepared(tmp_path: Path) -> None
     on(tmp_path, use, cpus=0)
 
 
-def test_outage_costs_one_request_per_backoff(tmp_path: Path) -> None:
-    """However many claims wait for the API server; all are prepared when it is back."""
+def test_waiting_claims_share_one_request_per_backoff(tmp_path: Path) -> None:
+    """This holds for any number of waiting claims, which are all prepared after the outage."""
 
     async def use(node: Node) -> None:
         names = [f"c{number:02}" for number in range(30)]
@@ -298,8 +298,8 @@ def test_outage_costs_one_request_per_backoff(tmp_path: Path) -> None:
     on(tmp_path, use, cpus=30)
 
 
-def test_api_server_that_does_not_answer_is_the_reason(tmp_path: Path) -> None:
-    """The deadline of the kubelet comes later."""
+def test_unavailable_api_server_is_the_reason(tmp_path: Path) -> None:
+    """The answer comes before the kubelet's deadline."""
 
     async def use(node: Node) -> None:
         node.api.problem = Unavailable("down")
@@ -309,8 +309,8 @@ def test_api_server_that_does_not_answer_is_the_reason(tmp_path: Path) -> None:
     on(tmp_path, use)
 
 
-def test_cdi_folder_that_cannot_be_written_is_an_answer(tmp_path: Path) -> None:
-    """The claim keeps its CPUs, and the next try of the kubelet writes the file."""
+def test_unwritable_cdi_folder_is_an_error(tmp_path: Path) -> None:
+    """The claim keeps its CPUs, and the kubelet's next call writes the file."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -325,8 +325,8 @@ def test_cdi_folder_that_cannot_be_written_is_an_answer(tmp_path: Path) -> None:
     on(tmp_path, use)
 
 
-def test_claims_of_pods_are_planned_once_the_kubelet_knows_the_driver(tmp_path: Path) -> None:
-    """Until then they are not shown: an answer to the kubelet would not reach it."""
+def test_claims_are_planned_only_after_registration(tmp_path: Path) -> None:
+    """Before the registration passes do not see claims, because the kubelet would get no answer."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -350,8 +350,8 @@ def test_claims_of_pods_are_planned_once_the_kubelet_knows_the_driver(tmp_path: 
     on(tmp_path, use)
 
 
-def test_unread_claims_hold_nothing_back_while_the_api_server_is_away(tmp_path: Path) -> None:
-    """After a while the other asks of such containers count."""
+def test_unread_claims_block_pods_for_a_limited_time(tmp_path: Path) -> None:
+    """After the timeout other requests of such containers count."""
 
     async def use(node: Node) -> None:
         node.driver._pods._patience = 0.01
@@ -365,7 +365,7 @@ def test_unread_claims_hold_nothing_back_while_the_api_server_is_away(tmp_path: 
 
 
 def test_refused_registration_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A kubelet of an older version tries again and again."""
+    """An older kubelet tries again and again."""
 
     async def use(node: Node) -> None:
         for _ in range(3):
@@ -377,7 +377,7 @@ def test_refused_registration_is_logged_once(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_observing_agent_is_not_registered(tmp_path: Path) -> None:
-    """Its sockets go when the kubelet's policy becomes static, and come back with it."""
+    """Its sockets are removed under the static policy of the kubelet, and return afterwards."""
 
     async def use(node: Node) -> None:
         socket = node.root / "plugins_registry/cpu.corepin.io-reg.sock"
@@ -391,7 +391,7 @@ def test_observing_agent_is_not_registered(tmp_path: Path) -> None:
 
 
 def test_files_follow_the_ledger_after_a_restart(tmp_path: Path) -> None:
-    """Files without a claim are deleted, claims without a file get theirs; what others wrote stays."""
+    """Stale files are deleted, missing ones written, and other programs' files stay."""
     kept, gone = claim("x", 1), claim("y", 1)
     first = CDIFiles(tmp_path / "cdi")
     first.write(ClaimGrant(gone, (CPUSet([1]),)))
@@ -408,8 +408,8 @@ def test_files_follow_the_ledger_after_a_restart(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_damaged_files_are_skipped(tmp_path: Path) -> None:
-    """A lost checkpoint is found in those that can be read."""
+def test_grants_are_read_from_valid_files_only(tmp_path: Path) -> None:
+    """Without a checkpoint grants are restored from the valid files."""
     files = CDIFiles(tmp_path)
     grant = ClaimGrant(claim("x", 1), (CPUSet([1]),), is_prepared=True)
     files.write(grant)
@@ -431,8 +431,8 @@ def test_damaged_files_are_skipped(tmp_path: Path) -> None:
     assert next(tmp_path.glob(f"*{UID}*")).stat().st_ino != stamp
 
 
-def test_claim_that_was_deleted_while_no_agent_ran_is_released(tmp_path: Path) -> None:
-    """Neither pods nor the API server know it; one whose pod is there stays."""
+def test_claim_deleted_during_a_restart_is_released(tmp_path: Path) -> None:
+    """A claim that neither pods nor the API server have is released; one of a pod stays."""
 
     async def use(node: Node) -> None:
         parts = (ClaimPart("cpu", "cpudevnuma000", "", 1),)
@@ -448,8 +448,8 @@ def test_claim_that_was_deleted_while_no_agent_ran_is_released(tmp_path: Path) -
     on(tmp_path, use)
 
 
-def test_many_claims_are_prepared_at_once(tmp_path: Path) -> None:
-    """Each of 128 pods asks for its own."""
+def test_many_claims_are_prepared_concurrently(tmp_path: Path) -> None:
+    """Each of 128 pods has its own claim."""
 
     async def use(node: Node) -> None:
         names = [f"c{number:03}" for number in range(128)]
