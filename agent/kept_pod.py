@@ -14,7 +14,7 @@ from pinning.contract import (
     CONTAINER_SCOPE,
     CPUMANAGER_LABELS,
     CRANE_CPU_MANAGER,
-    CRIO_CPU_QUOTA,
+    CRIO_FOLLOWED,
     EXCLUSIVE_CORES,
     EXCLUSIVE_NON_ISOLCPUS_CORES,
     ISOLATED_CORES,
@@ -250,8 +250,8 @@ def _annotations(given: dict[str, str], containers: Collection[str | None]) -> I
     for key, value in given.items():
         if key == STATUS_CPUS:
             yield key, value
-        elif key.partition("/")[0] == CRIO_CPU_QUOTA:
-            if key == CRIO_CPU_QUOTA or key.partition("/")[2] in containers:
+        elif key.partition("/")[0] in CRIO_FOLLOWED:
+            if key in CRIO_FOLLOWED or key.partition("/")[2] in containers:
                 yield key, value[:LONGEST_VALUE]
         elif key in {MIRROR_POD, CONFIG_HASH} or is_policy_key(key):
             strange += _is_strange(key, containers)

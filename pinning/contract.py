@@ -40,8 +40,11 @@ SIDECAR_LIMITS_POD = f"{SIDECAR_LIMITS}/pod"
 POD_SCOPE = "pod"
 CONTAINER_SCOPE = "container."
 
-# CRI-O's annotation, followed under other runtimes too; also with "/CONTAINER" appended.
+# CRI-O's annotations, followed under other runtimes too; also with "/CONTAINER" appended.
 CRIO_CPU_QUOTA = "cpu-quota.crio.io"
+CRIO_INTERRUPTS = "irq-load-balancing.crio.io"
+CRIO_FOLLOWED = frozenset({CRIO_CPU_QUOTA, CRIO_INTERRUPTS})
+CRIO_UNFOLLOWED = ("cpu-load-balancing.crio.io", "cpu-freq-governor.crio.io", "cpu-c-states.crio.io")
 CRIO_DISABLE = "disable"
 
 # Annotations that corepin writes.

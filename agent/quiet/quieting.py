@@ -49,12 +49,14 @@ class Quieting:
 
     def add(self, state: NodeState) -> NodeState:
         """Return a state with what is known of quiet CPUs, and take those of the state over."""
-        quiet = EMPTY if self._reason or state.observes else quiet_cpus(state.ledger)
+        is_crio = not state.runtime or state.runtime.startswith("cri-o ")  # unknown: CRI-O may follow its own
+        may_move = not (self._reason or state.observes)
+        quiet = quiet_cpus(state.ledger, is_crio=is_crio) if may_move else EMPTY
         wanted = quiet, state.topology.online
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.set()
-        owners = {it.owner for it in state.ledger if it.is_quiet}
+        owners = {it.owner for it in state.ledger if it.is_quiet(is_crio=is_crio)}
         if not owners:
             return replace(state, quiet=self._node_result())
         reason = self._why_not(state, quiet)

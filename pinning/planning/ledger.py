@@ -78,10 +78,12 @@ class Assignment:
         """Return whether no other container may run on its CPUs."""
         return self.policy is CPUPolicy.EXCLUSIVE
 
-    @property
-    def is_quiet(self) -> bool:
-        """Return whether interrupts are to be kept off its CPUs."""
-        return self.is_exclusive and self.claim.noise is NoisePolicy.QUIET
+    def is_quiet(self, *, is_crio: bool) -> bool:
+        """Return whether interrupts are to be kept off its CPUs; under CRI-O its own annotation is left to it."""
+        noise = self.claim.noise
+        if noise is None and self.claim.crio_disables_interrupts and not is_crio:
+            noise = NoisePolicy.QUIET
+        return self.is_exclusive and noise is NoisePolicy.QUIET
 
     @property
     def owns_cores(self) -> bool:
@@ -272,9 +274,9 @@ def _charged(assignments: Iterable[Assignment]) -> CPUSet:
     return union(assignment.footprint for assignment in assignments if not assignment.device_claims)
 
 
-def quiet_cpus(ledger: Iterable[Assignment]) -> CPUSet:
+def quiet_cpus(ledger: Iterable[Assignment], *, is_crio: bool = False) -> CPUSet:
     """Return the CPUs of exclusive containers under `quiet`, with the siblings that idle for them."""
-    return union(it.footprint for it in ledger if it.is_quiet)
+    return union(it.footprint for it in ledger if it.is_quiet(is_crio=is_crio))
 
 
 def _exclusive(mates: tuple[Assignment, ...]) -> CPUSet:

@@ -172,6 +172,8 @@ def _claim_to_dict(claim: Claim) -> dict[str, Any]:
         saved["devicePolicy"] = str(claim.devices)
     if claim.noise:
         saved["noisePolicy"] = str(claim.noise)
+    if claim.crio_disables_interrupts:
+        saved["crioDisablesInterrupts"] = True
     if claim.shared_cpus:
         saved["sharedCPUs"] = True
     return saved
@@ -214,6 +216,7 @@ def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
         crio_disables_quota=saved.get("crioDisablesQuota", False) is True,
         devices=DevicePolicy(saved["devicePolicy"]) if "devicePolicy" in saved else None,
         noise=NoisePolicy(saved["noisePolicy"]) if "noisePolicy" in saved else None,
+        crio_disables_interrupts=saved.get("crioDisablesInterrupts", False) is True,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pinning.contract import (
     CPUMANAGER_LABELS,
     CRIO_CPU_QUOTA,
-    CRIO_DISABLE,
+    CRIO_INTERRUPTS,
     KUBEVIRT_LABEL,
     LAUNCHER_CONTAINER,
     VIRT_LAUNCHER,
@@ -47,6 +47,7 @@ from pinning.pods.budget import (
     no_budget,
 )
 from pinning.pods.core_counts import advice, bad_count, beyond_any_machine, claimed_twice
+from pinning.pods.crio import is_disabled, unfollowed
 from pinning.pods.qos import in_effect
 from pinning.pods.quantity import parse_quantity, rounded_up, whole
 from pinning.pods.resources import (
@@ -104,7 +105,8 @@ class Claim:
     crio_disables_quota: bool = False  # CRI-O's annotation, which CRI-O itself follows
     devices: DevicePolicy | None = None  # None: the node's default
     pool: PodPool | None = None  # what the pool is for, for Origin.POOL
-    noise: NoisePolicy | None = None  # None: interrupts may use its CPUs
+    noise: NoisePolicy | None = None  # None: CRI-O's annotation decides
+    crio_disables_interrupts: bool = False  # CRI-O's annotation, which CRI-O itself follows
 
     @property
     def must_fit(self) -> bool:
@@ -254,6 +256,7 @@ class PodClaims:
         idle = idle_words(self.members, self.policies, claiming, exclusive, is_kata=self.machine is KATA)
         yield from (cause for cause in idle if cause.field not in refused)
         yield from unbound(self.policies, claiming)
+        yield from unfollowed(self.policies.annotations, exclusive)
         sharing = {it.container for it in self.claims if it.shared_cpus and it.loses_quota}
         yield from unlimited(self.members, self.policies, sharing)
 
@@ -333,8 +336,10 @@ def read_pod(pod: Pod) -> PodClaims:
         claim = _claim_of(member, policies, dedicated)
         if claim and claim.shared_cpus and machine:
             claim = replace(claim, shared_cpus=False)
-        if claim and _disables_quota(annotations, claim.container):
+        if claim and is_disabled(annotations, CRIO_CPU_QUOTA, claim.container):
             claim = replace(claim, crio_disables_quota=True)
+        if claim and is_disabled(annotations, CRIO_INTERRUPTS, claim.container):
+            claim = replace(claim, crio_disables_interrupts=True)
         if claim and claim.count <= MOST_CPUS:
             claims.append(claim)
         elif claim:
@@ -390,12 +395,6 @@ def _pool_claim(pool: PodPool, policies: PolicyAnnotations) -> Claim:
         devices=devices.value if devices else None,
         pool=pool,
     )
-
-
-def _disables_quota(annotations: Mapping[str, str], container: str) -> bool:
-    """Return whether CRI-O's annotation disables the quota of a container."""
-    keys = CRIO_CPU_QUOTA, f"{CRIO_CPU_QUOTA}/{container}"
-    return any(annotations.get(key) == CRIO_DISABLE for key in keys)
 
 
 def _machine(pod: Pod) -> str:

@@ -161,7 +161,8 @@ def test_our_annotations_are_kept_up_to_a_limit() -> None:
     """Annotations of containers are all kept, others up to a limit, and long values are truncated."""
     ghosts = {f"cpu-manager.corepin.io/container.ghost{number}": "x" * 1000 for number in range(1000)}
     ghosts |= {f"cpu-quota.crio.io/ghost{number}": "disable" for number in range(1000)}
-    crio = {"cpu-quota.crio.io": "disable", "cpu-quota.crio.io/main": "disable"}
+    words = ("cpu-quota.crio.io", "irq-load-balancing.crio.io")
+    crio = {key: "disable" for word in words for key in (word, f"{word}/main")}
     last = {"cpu-manager.corepin.io/container.main": "exclusive", **crio, STATUS_CPUS: "{" + "x" * 1000}
     notes = (kept(pod(container("main", 1), annotations=ghosts | last))["metadata"] or {})[
         "annotations"

@@ -24,6 +24,7 @@ PODS = (
     "pinning/pods/budget.py",
     "pinning/pods/claims.py",
     "pinning/pods/core_counts.py",
+    "pinning/pods/crio.py",
     "pinning/pods/resources.py",
     "pinning/pods/shared_cpus.py",
     "pinning/pods/warnings.py",

@@ -120,6 +120,23 @@ def test_changed_quiet_cpus_start_a_round() -> None:
     assert scene.keeper.threads == {"quiet"}
 
 
+@pytest.mark.parametrize(
+    ("runtime", "found"),
+    [
+        pytest.param("containerd 2.4.2", QUIET_PENDING, id="containerd"),
+        pytest.param("cri-o 1.34.0", None, id="CRI-O follows its own"),
+        pytest.param("", None, id="not known yet"),
+    ],
+)
+def test_crios_annotation_counts_where_the_runtime_is_known_and_another(
+    runtime: str, found: str | None
+) -> None:
+    """Where it may be CRI-O its own hooks move interrupts, and two programs must not."""
+    irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
+    state = replace(state_of(bound("web", container("main", 1), annotations=irq)), runtime=runtime)
+    assert quiet_of(Scene().quieting.add(state)) == found
+
+
 def test_without_quiet_cpus_there_is_no_round() -> None:
     """No thread is started, and no file is read."""
 

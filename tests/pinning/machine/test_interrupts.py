@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,27 @@ def test_quiet_cpus_are_those_of_exclusive_containers_that_ask_for_it(wish: Wish
     node.run_all()
     held = union_of(node)
     assert quiet_cpus(node.ledger) == (held if found else EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("noise", "is_crio", "found"),
+    [
+        pytest.param(None, False, True, id="under another runtime"),
+        pytest.param(None, True, False, id="CRI-O follows it itself"),
+        pytest.param("none", False, False, id="corepin's word counts first"),
+        pytest.param("quiet", True, True, id="corepin's word under CRI-O"),
+    ],
+)
+def test_crios_annotation_means_quiet_under_other_runtimes(
+    noise: str | None, is_crio: bool, found: bool
+) -> None:
+    """CRI-O itself keeps interrupts off by it, so that corepin leaves that to it."""
+    node = World(SNC)
+    node.add("a", [Wish("2", policy="exclusive", noise=noise)])
+    node.run_all()
+    (held,) = node.ledger
+    held = replace(held, claim=replace(held.claim, crio_disables_interrupts=True))
+    assert quiet_cpus([held], is_crio=is_crio) == (held.footprint if found else EMPTY)
 
 
 def union_of(node: World) -> CPUSet:

@@ -102,10 +102,12 @@ def test_a_checkpoint_keeps_device_policies(word: DevicePolicy) -> None:
 def test_a_checkpoint_keeps_noise_policies(word: NoisePolicy) -> None:
     """The word of a claim survives; an older checkpoint has none."""
     (assignment,) = ledger_from_dict(saved())
-    ledger = Ledger().assign(replace(assignment, claim=replace(assignment.claim, noise=word)))
+    for disables in (False, True):
+        claim = replace(assignment.claim, noise=word, crio_disables_interrupts=disables)
+        ledger = Ledger().assign(replace(assignment, claim=claim))
+        assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
 
-    assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
-    assert assignment.claim.noise is None
+    assert (assignment.claim.noise, assignment.claim.crio_disables_interrupts) == (None, False)
 
 
 def test_a_checkpoint_keeps_quota_words() -> None:

@@ -1,0 +1,46 @@
+"""CRI-O's annotations: what they disable in a claim, and the warnings about those that corepin does not follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.pods.claims import read_pod
+from pinning.pods.crio import UNFOLLOWED
+from tests.pods import container, pod
+
+CPU_MANAGER = "cpu-manager.corepin.io/pod"
+IRQ = "irq-load-balancing.crio.io"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "disables"),
+    [
+        pytest.param({IRQ: "disable"}, True, id="of the pod"),
+        pytest.param({f"{IRQ}/main": "disable"}, True, id="of the container"),
+        pytest.param({f"{IRQ}/other": "disable"}, False, id="of another container"),
+        pytest.param({IRQ: "housekeeping"}, False, id="another word"),
+        pytest.param({}, False, id="none"),
+    ],
+)
+def test_a_claim_carries_crios_word_about_interrupts(annotations: dict[str, str], disables: bool) -> None:
+    """The word about the quota stays apart from it."""
+    given = {CPU_MANAGER: "exclusive", **annotations}
+    (claim,) = read_pod(pod(container("main", "2"), annotations=given)).claims
+    assert (claim.crio_disables_interrupts, claim.crio_disables_quota, claim.noise) == (disables, False, None)
+
+
+@pytest.mark.parametrize("word", ["cpu-load-balancing", "cpu-freq-governor", "cpu-c-states"])
+def test_words_that_corepin_does_not_follow_are_warned_of(word: str) -> None:
+    """Of the pod and of containers with exclusive CPUs, each by its key."""
+    key = f"{word}.crio.io"
+    given = {CPU_MANAGER: "exclusive", key: "x", f"{key}/main": "x", f"{key}/other": "x", IRQ: "disable"}
+    warnings = read_pod(pod(container("main", "2"), annotations=given)).warnings
+    assert [(it.field, it.message) for it in warnings] == [
+        (f"metadata.annotations[{named}]", UNFOLLOWED) for named in (key, f"{key}/main")
+    ]
+
+
+def test_pods_without_exclusive_cpus_are_not_warned_of_crios_words() -> None:
+    """They are none of corepin's business there."""
+    given = {CPU_MANAGER: "share", "cpu-c-states.crio.io": "disable"}
+    assert read_pod(pod(container("main", "2"), annotations=given)).warnings == ()
