@@ -76,8 +76,13 @@ class _Writer(NamedTuple):
         return self.footprint | self.target.others
 
     def leaves(self, charged: CPUSet) -> int:
-        """Return the CPUs the move frees, as a bitmask, including those of the former home of its tasks."""
-        had_home = (charged & self.held) - self.footprint if self.target.home else EMPTY
+        """Return the CPUs the move frees, as a bitmask.
+
+        Tasks leave CPUs that their container no longer holds, also where others of its threads stay: those that use
+        pools, or in a sandbox those of containers without CPUs of their own.
+        """
+        is_divided = bool(self.target.home or self.sandbox)
+        had_home = (charged & self.held) - self.footprint if is_divided else EMPTY
         return ((charged - self.stays_charged) | had_home).mask
 
 

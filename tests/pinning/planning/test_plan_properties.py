@@ -293,7 +293,9 @@ class Node(RuleBasedStateMachine):
             theirs = now.of(other.owner)
             if theirs and theirs.is_exclusive:  # a container that owns nothing has agreed to company
                 left = before.of(other.owner) or theirs
-                tasks = other.home or other.cpus  # it may use as a pool what it owned before
+                machine = self.world.sandboxes.get(other.sandbox)
+                vcpus = machine.vcpus if machine else EMPTY
+                tasks = other.home or vcpus or other.cpus  # it may use as a pool what it owned before
                 assert gains.isdisjoint((other.cpus & theirs.footprint) | (tasks & left.footprint))
             for mine in held:
                 assert other.cpus.isdisjoint(gains & mine.footprint)

@@ -135,6 +135,17 @@ def test_vcpus_and_other_threads_apart() -> None:
     assert node.sandboxes["s-k"].vcpus == node.sandboxes["s-k"].cpus == CPUSet.parse("0-1,3-9,11-15")
 
 
+def test_others_wait_until_the_vcpus_have_left() -> None:
+    """CPUs that a machine gives back are in use until its vCPUs have moved, though its other threads stay there."""
+    node = kata(world(vm_threads=VMThreadsPolicy.SHARED), Wish("4", policy="exclusive"), tells_vcpus=True)
+    node.add("a", [PLAIN])
+    number = node.start("a", "c0")
+    node.run_all()
+    planned = edit(node, "k", EXCLUSIVE)
+    assert shown(planned.actions) == ["shrink s-k 0-15", f"widen {number} 0,2-8,10-15 < s-k"]
+    assert planned.actions[0].vacates == CPUSet.parse("2,10")
+
+
 def test_unidentified_vcpus_are_not_in_the_shared_set() -> None:
     """If vCPUs are unidentified no thread is in the shared set while a container holds CPUs."""
     node = kata(world(vm_threads=VMThreadsPolicy.SHARED), EXCLUSIVE)
