@@ -92,7 +92,9 @@ class FollowedList:
             return bool(gone) and not known and not (gone & self.containers.keys())
         known_ids = {key for key, each in self.containers.items() if each.sandbox == sandbox.id}
         told = {status.id for status in event.containers_statuses}
-        return known_ids - gone <= told and not is_vm_handler(sandbox.runtime_handler)
+        # CRI-O's events have no status of any container, not even of the one that they are about
+        is_about = event.container_id in told | gone | {sandbox.id}
+        return is_about and known_ids - gone <= told and not is_vm_handler(sandbox.runtime_handler)
 
 
 def _is_deleted(event: listing_pb2.ContainerEvent) -> bool:

@@ -110,6 +110,7 @@ def test_event_changes_the_list(
     "told",
     [
         pytest.param(event("a", {}), id="container-missing"),
+        pytest.param(event("b", {}, of="2"), id="no-status-of-its-own-container"),  # as of CRI-O
         pytest.param(event("a", {"1": RUNNING}, handler="kata"), id="machine"),
         pytest.param(pb.ContainerEvent(container_id="s-a"), id="no-sandbox"),
         pytest.param(
@@ -123,7 +124,7 @@ def test_event_changes_the_list(
     ],
 )
 def test_inconsistent_event_invalidates_the_list(told: pb.ContainerEvent) -> None:
-    """An event that lacks a known container or its sandbox makes the list stale until the next full list."""
+    """An event that lacks a known container, its own one or its sandbox makes the list stale until the next full list."""
     followed = current({"a": {"1": RUNNING}})
     assert followed.take(told)
     assert (followed.is_current, followed.changes()) == (False, None)
