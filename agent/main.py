@@ -114,12 +114,29 @@ async def _outdated(mounted: MountedState) -> str:
 
 async def reset(config: AgentConfig, files: ConfigFiles | None = None) -> None:
     """Give every container all CPUs back, and remove everything the agent ever published."""
-    agent = await build(await reset_with(config, files))
-    await agent.reset()
+    config = await reset_with(config, files)
+    agent = await build(config)
+    await _reset_with_claims(config, agent)
     if files:
         GroupMemory(config.state_dir, config.node).forget()
     if config.cmk_install_dir:
         cmk_command.remove(config.cmk_install_dir)
+
+
+async def _reset_with_claims(config: AgentConfig, agent: Agent) -> None:
+    """Reset the agent; as the driver of claims, let the kubelet give back the ones that it has."""
+    if config.pods_dir or not config.dra or config.runtime != "cri":
+        return await agent.reset()
+    from agent.dra.closing import ClosingDriver
+    from agent.dra.reader import ClaimReader
+
+    api = open_api(config)
+    reader = ClaimReader(api, config.node)
+    try:
+        driver = ClosingDriver(reader, config.node, config.kubelet_root, config.cdi)
+        await driver.serve_during(agent.reset())
+    finally:
+        await api.close()
 
 
 def _install_command(folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.dra import dra_pb2 as dra
 from agent.dra import registration_pb2 as registration
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from agent.dra.book import ClaimBook
     from agent.dra.cdi import CDIFiles
-    from pinning.dra.claims import ClaimPart
+    from pinning.dra.claims import ClaimPart, DeviceClaim
 
 SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 VERSION: Final = "v1.DRAPlugin"  # of Kubernetes 1.34 and later: before, allocations say no consumed capacity
@@ -32,10 +31,22 @@ MOST_CLAIMS: Final = 256  # of one request; a pod has at most 32
 logger = logging.getLogger(__name__)
 
 
+class Book(Protocol):
+    """Decides what the kubelet asks."""
+
+    async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | str:
+        """Return the CPUs of a claim, the claim itself if it has none of ours, or the reason why it is not prepared."""
+        ...
+
+    async def unprepare(self, uid: str) -> str:
+        """Give the CPUs of a claim back; return why that is not done yet, empty if it is."""
+        ...
+
+
 class KubeletPlugin:
     """Registers at the kubelet, and answers it."""
 
-    def __init__(self, kubelet_root: Path, node: str, book: ClaimBook, files: CDIFiles) -> None:
+    def __init__(self, kubelet_root: Path, node: str, book: Book, files: CDIFiles) -> None:
         self._folder = kubelet_root / "plugins" / DRA_DRIVER
         self._registration = kubelet_root / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
         self._node = node

@@ -1,0 +1,117 @@
+"""The driver while corepin is removed from a node: it prepares no claims, and the kubelet can give back those it has.
+
+Without a driver a pod with claims cannot end, other than by force. The CDI files say what is left, because the
+checkpoint is deleted first; a reset that is repeated goes on from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+from agent.dra.cdi import CDIFiles
+from agent.dra.plugin import KubeletPlugin
+from agent.errors import AgentError
+from apiserver.errors import APIError
+from pinning.dra.claims import BadClaim, is_uid
+from pinning.truncate import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from agent.dra.reader import ClaimReader
+
+LOOK_SECONDS: Final = 60.0  # between two looks at claims that the kubelet has not given back
+SETTLE_SECONDS: Final = 2.0  # until the last answer has reached the kubelet
+CLOSED: Final = "corepin is being removed from this node: delete the pod, so that it is scheduled anew"
+
+logger = logging.getLogger(__name__)
+
+
+class ClosedBook:
+    """Refuses each Prepare, and takes each claim back at once."""
+
+    def __init__(self, left: dict[str, tuple[str, str]]) -> None:
+        self.left = left  # namespace and name of the claims that the kubelet has still to give back, by uid
+        self.changed = asyncio.Event()
+
+    async def prepare(self, namespace: str, uid: str, name: str) -> str:
+        """Refuse a claim; the kubelet gives it back too when its pod ends."""
+        if is_uid(uid):
+            self.left[uid] = namespace, name
+        return f"claim {namespace}/{name}: {CLOSED}"
+
+    async def unprepare(self, uid: str) -> str:
+        """Take a claim back."""
+        if self.left.pop(uid, None):
+            self.changed.set()
+        return ""
+
+
+class ClosingDriver:
+    """Answers the kubelet until all claims are given back."""
+
+    def __init__(
+        self,
+        reader: ClaimReader,
+        node: str,
+        kubelet_root: Path,
+        cdi: Path,
+        look_seconds: float = LOOK_SECONDS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._reader = reader
+        self._look_seconds = look_seconds
+        self._sleep = sleep
+        self._files = CDIFiles(cdi)
+        given = (grant.claim for grant in self._files.given())
+        self.book = ClosedBook({claim.uid: (claim.namespace, claim.name) for claim in given})
+        self._plugin = KubeletPlugin(kubelet_root, node, self.book, self._files)
+
+    async def serve_during(self, work: Awaitable[None]) -> None:
+        """Serve while the work is done, and then until no claim is left; without sockets only do the work."""
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._plugin.listening())
+            except (AgentError, OSError) as error:
+                logger.error("claims are not served", extra={"facts": {"reason": str(error)}})  # noqa: TRY400
+                await work
+                self._report()
+                return
+            await work
+            while self.book.left:
+                self._report()
+                await self._given_back()
+                await self._sleep(SETTLE_SECONDS)
+
+    def _report(self) -> None:
+        """Log how many claims are left, and whose."""
+        left = ["/".join(key) for key in self.book.left.values()]
+        if left:
+            facts = {"claims": len(left), "of": listed(left), "remedy": "delete the pods that name them"}
+            logger.warning("claims left", extra={"facts": facts})
+
+    async def _given_back(self) -> None:
+        """Wait until no claim is left; return earlier to report which ones still are."""
+        try:
+            async with asyncio.timeout(self._look_seconds):
+                while self.book.left:
+                    await self.book.changed.wait()
+                    self.book.changed.clear()
+        except TimeoutError:
+            for uid, (namespace, name) in tuple(self.book.left.items()):
+                await self._look(uid, namespace, name)
+
+    async def _look(self, uid: str, namespace: str, name: str) -> None:
+        """Forget a claim that the API server does not have any more: its pod has ended without this driver."""
+        try:
+            async with asyncio.timeout(self._look_seconds):
+                now = await self._reader.read(namespace, name)
+        except (APIError, TimeoutError):
+            return
+        if now is None or (not isinstance(now, BadClaim) and now.uid != uid):
+            self.book.left.pop(uid, None)
+            await asyncio.to_thread(self._files.remove, uid)

@@ -1,0 +1,113 @@
+"""The driver while corepin is removed: what the kubelet is answered, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent.dra.cdi import CDIFiles
+from agent.dra.closing import ClosingDriver
+from agent.dra.reader import ClaimReader
+from apiserver.errors import Unavailable
+from pinning.dra.claims import ClaimGrant
+from pinning.machine.cpuset import CPUSet
+from tests.agent.dra.test_driver import FakeApi, Node
+from tests.pinning.dra.claiming import NODE, claim, document, result, uid_of
+
+
+class Closing(Node):
+    """A node with CDI files of claims, from which corepin is being removed."""
+
+    def __init__(self, folder: Path, *names: str, look_seconds: float = 60) -> None:
+        super().__init__(folder)
+        for at, name in enumerate(names):
+            grant = ClaimGrant(claim(name, 1), (CPUSet([at]),), is_prepared=True)
+            CDIFiles(self.cdi).write(grant)
+        self.api = FakeApi()
+        reader = ClaimReader(self.api, NODE)  # type: ignore[arg-type]
+        self.closing = ClosingDriver(reader, NODE, self.root, self.cdi, look_seconds, self.settle)
+        self.is_reset = asyncio.Event()
+        self.is_answered = asyncio.Event()
+
+    async def settle(self, _seconds: float) -> None:
+        """Wait until the kubelet has the last answer, or for one that is still to come."""
+        if not self.closing.book.left:
+            await self.is_answered.wait()
+
+    async def reset(self) -> None:
+        """Do what the reset does besides."""
+        self.is_reset.set()
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    """Return what was logged of claims that are left."""
+    return [vars(it)["facts"] for it in caplog.records if it.message == "claims left"]
+
+
+def test_reset_ends_when_the_last_claim_is_given_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prepare is refused, and a claim that was refused counts until its pod ends; the log says whose are left."""
+
+    async def run() -> None:
+        node = Closing(tmp_path, "x")
+        resetting = asyncio.create_task(node.closing.serve_during(node.reset()))
+        await node.is_reset.wait()
+        refused = (await node.prepare("y"))["y"]
+        assert refused.error.startswith(
+            "claim test/y: corepin is being removed from this node: delete the pod"
+        )
+        assert await node.unprepare("x") == ""
+        assert node.files() == {}
+        assert not resetting.done()
+        assert await node.unprepare("y") == ""
+        node.is_answered.set()
+        await resetting
+
+    asyncio.run(run())
+    assert messages(caplog)[0] == {"claims": 1, "of": "test/x", "remedy": "delete the pods that name them"}
+
+
+def test_reset_without_claims_waits_for_nothing(tmp_path: Path) -> None:
+    """No pod can be waiting for an answer."""
+    node = Closing(tmp_path)
+    asyncio.run(node.closing.serve_during(node.reset()))
+    assert node.is_reset.is_set()
+
+
+def test_claims_whose_pods_ended_without_the_driver_are_not_waited_for(tmp_path: Path) -> None:
+    """The API server does not have them any more, or has another one of the name; one that it has stays."""
+
+    async def run() -> None:
+        node = Closing(tmp_path, "deleted", "anew", "kept", look_seconds=0.01)
+        node.api.claims["anew"] = document(result("1"), uid=uid_of("other"))
+        node.api.claims["kept"] = document(result("1"), uid=uid_of("kept"))
+        resetting = asyncio.create_task(node.closing.serve_during(node.reset()))
+        while len(node.closing.book.left) > 1:
+            await asyncio.sleep(0.001)
+        while len(node.files()) > 1:
+            await asyncio.sleep(0.001)
+        assert list(node.closing.book.left) == [uid_of("kept")]
+        node.api.problem = Unavailable("down")
+        requests = len(node.api.requests)
+        while len(node.api.requests) == requests:
+            await asyncio.sleep(0.001)
+        assert list(node.closing.book.left) == [uid_of("kept")]
+        await node.unprepare("kept")
+        node.is_answered.set()
+        await resetting
+
+    asyncio.run(run())
+
+
+def test_reset_is_done_where_the_kubelet_has_no_sockets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Uninstalling does not depend on the driver; the claims that are left are named."""
+    node = Closing(tmp_path, "x")
+    (node.root / "plugins_registry").rmdir()
+    asyncio.run(node.closing.serve_during(node.reset()))
+    assert node.is_reset.is_set()
+    assert messages(caplog)[0]["of"] == "test/x"
