@@ -13,7 +13,7 @@ from agent.dra.reader import ClaimReader
 from apiserver.errors import Unavailable
 from pinning.dra.claims import ClaimGrant
 from pinning.machine.cpuset import CPUSet
-from tests.agent.dra.test_driver import FakeApi, Node
+from tests.agent.dra.driver_node import FakeApi, Node
 from tests.pinning.dra.claiming import NODE, claim, document, result, uid_of
 
 

@@ -3,162 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.dra import dra_pb2 as dra
 from agent.dra import registration_pb2 as registration
 from agent.dra.cdi import CDIFiles
-from agent.dra.driver import DRADriver
-from agent.dra.plugin import SERVICE
-from agent.dra.reader import ClaimReader
-from agent.grpc_calls import Calls
-from apiserver.errors import Gone, Refused, Unavailable
+from apiserver.errors import Refused, Unavailable
 from pinning.dra.claims import ClaimGrant, ClaimPart, DeviceClaim
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
-from pinning.planning.observed import SeenPod
-from tests.pinning.dra.claiming import NODE, claim, document, result, uid_of
+from tests.agent.dra.driver_node import Node, on, pod
+from tests.pinning.dra.claiming import claim, document, result, uid_of
 
 UID = uid_of("x")
-
-
-@dataclass
-class FakeApi:
-    """An API server with claims by name."""
-
-    claims: dict[str, Any] = field(default_factory=dict)
-    problem: Exception | None = None
-    requests: list[str] = field(default_factory=list)
-
-    async def get(self, path: str) -> bytes:
-        """Return a claim."""
-        self.requests.append(path)
-        await asyncio.sleep(0)
-        if self.problem:
-            raise self.problem
-        name = path.rpartition("/")[2]
-        if name not in self.claims:
-            raise Gone("404: not found")
-        return json.dumps(self.claims[name]).encode()
-
-
-class Node:
-    """A driver, and passes that grant each claim CPUs of its own, in order, while there are some."""
-
-    def __init__(self, folder: Path, cpus: int = 8) -> None:
-        self.api = FakeApi()
-        self.folder = folder
-        self.slept: list[float] = []
-        self.root, self.cdi = folder / "k", folder / "cdi"
-        for name in ("plugins", "plugins_registry"):
-            (self.root / name).mkdir(parents=True)
-        reader = ClaimReader(self.api, NODE, self._sleep)  # type: ignore[arg-type]
-        self.driver = DRADriver(reader, NODE, self.root, self.cdi, leftover_seconds=0.01)
-        self.ledger = Ledger()
-        self.pods: list[SeenPod] = []
-        self.live: set[str] = set()
-        self.cpus = cpus
-        self.observes = False
-        self.passes = 0
-
-    async def _sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        await asyncio.sleep(0)
-
-    def run_pass(self) -> None:
-        """Do what a pass does."""
-        self.passes += 1
-        seen = self.driver.seen(self.pods, self.live)
-        for uid in seen.released & self.ledger.claims.keys():
-            self.ledger = self.ledger.release_claim(uid)
-        waiting = {}
-        for uid, it in seen.known.items():
-            cpus = [CPUSet([cpu]) for cpu in range(self.cpus) if cpu not in self.ledger.exclusive]
-            if uid in self.ledger.claims or uid not in seen.prepared or uid in seen.released:
-                continue
-            if len(cpus) < len(it.parts):
-                waiting[uid] = "request cpu wants 1 CPUs: wait"
-                continue
-            self.ledger = self.ledger.grant(ClaimGrant(it, tuple(cpus[: len(it.parts)]), is_prepared=True))
-        self.driver.passed(self.ledger, waiting, observes=self.observes)
-
-    def request_pass(self) -> None:
-        """Run a pass soon, as the loop does."""
-        asyncio.get_running_loop().call_soon(self.run_pass)
-
-    async def prepare(self, *names: str, uid: str | None = None) -> Any:
-        """Ask as the kubelet does; return the answers by name."""
-        claims = [dra.Claim(namespace="test", uid=uid or uid_of(name), name=name) for name in names]
-        answer = await self.calls().ask(
-            "NodePrepareResources",
-            dra.NodePrepareResourcesRequest(claims=claims),
-            dra.NodePrepareResourcesResponse,
-        )
-        assert set(answer.claims) == {it.uid for it in claims}
-        return {it.name: answer.claims[it.uid] for it in claims}
-
-    async def unprepare(self, name: str) -> str:
-        """Give a claim back; return the error."""
-        request = dra.NodeUnprepareResourcesRequest(
-            claims=[dra.Claim(namespace="test", uid=uid_of(name), name=name)]
-        )
-        answer = await self.calls().ask("NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
-        return answer.claims[uid_of(name)].error
-
-    def calls(self) -> Calls:
-        """Return a client of the service."""
-        return Calls(self.root / "plugins/cpu.corepin.io/dra.sock", SERVICE, 30)
-
-    def registration(self) -> Calls:
-        """Return a client of the registration."""
-        socket = self.root / "plugins_registry/cpu.corepin.io-reg.sock"
-        return Calls(socket, "pluginregistration.Registration", 30)
-
-    async def register(self, *, ok: bool = True, error: str = "") -> None:
-        """Tell the driver whether it is registered."""
-        status = registration.RegistrationStatus(plugin_registered=ok, error=error)
-        await self.registration().ask(
-            "NotifyRegistrationStatus", status, registration.RegistrationStatusResponse
-        )
-
-    def add(self, name: str, *counts: int) -> None:
-        """Allocate a claim of the API server."""
-        results = [result(str(count), request=f"r{at}") for at, count in enumerate(counts)]
-        self.api.claims[name] = document(*results, uid=uid_of(name))
-        self.api.claims[name]["metadata"]["name"] = name
-
-    def files(self) -> dict[str, Any]:
-        """Return what is in the CDI folder."""
-        return {path.name: json.loads(path.read_text()) for path in self.cdi.glob("*")}
-
-
-def on(tmp_path: Path, use: Callable[[Node], Awaitable[None]], cpus: int = 8) -> Node:
-    """Run a driver, and use it."""
-    node = Node(tmp_path, cpus)
-
-    async def run() -> None:
-        node.run_pass()
-        working = asyncio.create_task(node.driver.run(node.request_pass))
-        while not (node.root / "plugins_registry/cpu.corepin.io-reg.sock").exists():
-            await asyncio.sleep(0)
-        async with asyncio.timeout(60):
-            await use(node)
-        working.cancel()
-        await asyncio.wait([working])
-
-    asyncio.run(run())
-    return node
-
-
-def pod(uid: str, *names: str) -> SeenPod:
-    """Return a pod that names claims."""
-    return SeenPod(uid, "test", f"pod-{uid}", "", (), ("c0",), claim_names=frozenset(names))
 
 
 def test_driver_says_who_it_is(tmp_path: Path) -> None:
