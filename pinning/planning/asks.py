@@ -14,7 +14,7 @@ from pinning.pods.counted import uncounted
 from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.ledger_draft import LedgerDraft
@@ -45,10 +45,12 @@ class Ask:
         return self.claim.pool is not None
 
 
-def asks(observed: Observed, ledger: Ledger, config: NodeConfig) -> tuple[Ask, ...]:
+def asks(
+    observed: Observed, ledger: Ledger, config: NodeConfig, outside: Collection[Owner] = ()
+) -> tuple[Ask, ...]:
     """Return the claims of all pods, oldest pod first.
 
-    Of a pod with a budget, slices come first, then the pool, and ordinary init containers last, because they use CPUs
+    Containers `outside` of budgets, which have or may have the CPUs of ResourceClaims, run in no pool of a pod. Of a pod with a budget, slices come first, then the pool, and ordinary init containers last, because they use CPUs
     of both.
     """
     kinds, threads = config.counted_claims, observed.topology.smt
@@ -62,7 +64,7 @@ def asks(observed: Observed, ledger: Ledger, config: NodeConfig) -> tuple[Ask, .
             wanted,
         )
         for pod in observed.by_age
-        for claim, wanted in (_parts(pod, pod.budget, ledger) if pod.budget else _whole(pod))
+        for claim, wanted in (_parts(pod, pod.budget, ledger, outside) if pod.budget else _whole(pod))
     )
 
 
@@ -78,11 +80,15 @@ def _whole(pod: SeenPod) -> Iterator[tuple[Claim, int]]:
     return ((claim, 0) for claim in pod.claims)
 
 
-def _parts(pod: SeenPod, budget: Budget, ledger: Ledger) -> Iterator[tuple[Claim, int]]:
+def _parts(
+    pod: SeenPod, budget: Budget, ledger: Ledger, outside: Collection[Owner]
+) -> Iterator[tuple[Claim, int]]:
     """Yield the claims of a pod with a budget, and what those ask for that the budget limits.
 
     Containers whose CPU limit a LimitRange filled in have slices only if an earlier agent gave them some.
     """
+    if out := {user.container for user in budget.users if Owner(pod.uid, user.container) in outside}:
+        budget = _without(budget, out)
     kept = [claim for claim in budget.filled if ledger.of(Owner(pod.uid, claim.container))]
     needed = sum(claim.count for claim in budget.slices if claim.role is not Role.INIT)
     if budget.rest and not kept and needed <= budget.cpus:
@@ -104,6 +110,14 @@ def _parts(pod: SeenPod, budget: Budget, ledger: Ledger) -> Iterator[tuple[Claim
     starting = [claim for claim in slices if claim.role is Role.INIT]
     yield budget.pool_claim([*cut, *starting]), 0
     yield from ((claim, 0) for claim in starting)
+
+
+def _without(budget: Budget, containers: Collection[str]) -> Budget:
+    """Return a budget with containers outside of its pool; whole limits of theirs are still paid from it."""
+    users = tuple(user for user in budget.users if user.container not in containers)
+    purpose = budget.pool.pool and budget.pool.pool._replace(users=users)
+    left = replace(budget, pool=replace(budget.pool, pool=purpose))
+    return replace(left, rest=left.pool_claim(left.slices))
 
 
 def _within(budget: int, lasting: Sequence[Claim], held: Sequence[Assignment | None]) -> list[int]:

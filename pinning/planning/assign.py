@@ -43,7 +43,7 @@ class Assigner:
         self.draft = draft
         self.claims = ClaimPlanner(draft)
         self._refused = Refusals(draft)
-        asked = asks(draft.observed, draft.ledger, config)
+        asked = asks(draft.observed, draft.ledger, config, self.claims.outside)
         self._asks = tuple(ask for ask in asked if ask.owner not in self.claims.owners)
         self._regions = Regions(draft, self._asks)
         self._claiming = {ask.owner for ask in self._asks} | self.claims.owners

@@ -74,6 +74,11 @@ class ClaimPlanner:
             if any((pod.namespace, it.claim) not in known for it in use.requests)
         )
 
+    @property
+    def outside(self) -> frozenset[Owner]:
+        """Containers that have, or may have, the CPUs of claims, and so run in no pool of a pod."""
+        return self.owners | self.deferred
+
     def release(self) -> None:
         """Release the claims that the kubelet gave back, and what containers of claims hold beside these."""
         draft = self._draft
@@ -256,10 +261,11 @@ def _whole(count: int, group: DeviceGroup) -> int:
 
 
 def _doubled(user: _User) -> Iterator[Refusal]:
-    """Refuse what else a container asks for, except the CPUs that KubeVirt writes beside its claim."""
+    """Refuse what else a container asks for, except amounts that repeat its claim: KubeVirt's, or of a pod's budget."""
     pod, container = user.pod, user.use.container
     for claim in pod.claims:
-        if claim.container == container and claim.origin is not Origin.LAUNCHER:
+        repeats = claim.origin is Origin.LAUNCHER or (pod.budget is not None and claim.can_be_slice)
+        if claim.container == container and not repeats:
             name = truncate(user.requests[0][0].name, NAME)
             what = claim.resource or "an annotation"
             message = f"container {container} has the CPUs of claim {name}, and asks for others by {what}: remove one"

@@ -22,7 +22,7 @@ from pinning.planning.pod_pools import NONE_STARTING, part_of
 from pinning.planning.run_sets import asked
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from pinning.planning.actions import Action
     from pinning.planning.ledger import Ledger
@@ -184,7 +184,7 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
         cmk_shared=plan.sets.pools.set_aside or shared,
         known=observed.known_uids | plan.ledger.uids,
         seen=MappingProxyType({container.id: container.cpus for container in observed.containers}),
-        refusals=MappingProxyType(dict(_blocking(plan, observed))),
+        refusals=MappingProxyType(_blocking(plan, observed)),
         left_alone=left_alone,
         others=MappingProxyType(_others(plan)),
         starting=plan.starting,
@@ -193,15 +193,16 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
     return table.waiting_for(plan.actions)
 
 
-def _blocking(plan: Plan, observed: Observed) -> Iterator[tuple[Owner, Refusal]]:
-    """Yield the refusals of containers that may not start; that of a pool holds back all that are to run in it."""
+def _blocking(plan: Plan, observed: Observed) -> dict[Owner, Refusal]:
+    """Return why containers may not start; the reason of a pool holds back all that are to run in it."""
     budgets = {pod.uid: pod.budget for pod in observed.by_age if pod.budget}
-    for refusal in plan.refusals:
-        if refusal.blocks_start:
-            yield refusal.owner, refusal
-            budget = None if refusal.owner.container else budgets.get(refusal.owner.pod_uid)
-            for user in budget.users if budget else ():
-                yield refusal.owner._replace(container=user.container), refusal
+    blocking = [refusal for refusal in plan.refusals if refusal.blocks_start]
+    found = {refusal.owner: refusal for refusal in blocking}
+    for refusal in blocking:
+        budget = None if refusal.owner.container else budgets.get(refusal.owner.pod_uid)
+        for user in budget.users if budget else ():
+            found.setdefault(refusal.owner._replace(container=user.container), refusal)
+    return found
 
 
 def _others(plan: Plan) -> dict[Owner, CPUSet]:
