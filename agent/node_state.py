@@ -210,6 +210,9 @@ class ContainerState:
         ""  # why the devices of one that holds CPUs are not known; empty: they are, or it has none
     )
     intruders: tuple[str, ...] = ()  # namespace/pod/container that the kernel lets run on its CPUs now
+    claims: tuple[
+        str, ...
+    ] = ()  # names of the ResourceClaims that hold its CPUs; empty: it holds them itself
 
     @property
     def applied(self) -> CPUSet | None:

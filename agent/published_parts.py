@@ -9,6 +9,7 @@ from pinning.contract import CoreType, CPUPolicy
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
+from pinning.pods.claims import Origin
 from published.codec import AnotherVersion, decode
 from published.pod_status import (
     MOST_RESOURCES,
@@ -66,6 +67,8 @@ def container(
         devices_unknown=state.devices_unknown,
         intruders=state.intruders,
         uncounted=state.uncounted,
+        origin=Origin.DRA if state.claims else "",
+        claims=state.claims,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CoreType, NoiseKind, NUMAPolicy, SMTPolicy
+from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,6 +64,15 @@ def _named(resources: Sequence[str]) -> str:
     named = ", ".join(resource[:LONGEST_RESOURCE] for resource in resources[:MOST_RESOURCES])
     left = len(resources) - MOST_RESOURCES
     return f"{named} and {left} more" if left > 0 else named
+
+
+def claim_words(container: Container) -> Iterator[str]:
+    """Yield the ResourceClaims that hold the CPUs of a container, with the NUMA nodes of these."""
+    if container.claims:
+        nodes = ", ".join(map(str, container.numa_nodes or ()))
+        place = f"NUMA node{'s' * (len(container.numa_nodes or ()) != 1)} {nodes or 'not known'}"
+        count = len(CPUSet.parse(container.cpus))
+        yield f"of claim{'s' * (len(container.claims) != 1)} {', '.join(container.claims)} ({count} CPU{'s' * (count != 1)}, {place})"
 
 
 def device_words(container: Container) -> Iterator[str]:

@@ -135,6 +135,8 @@ class Container(Part, frozen=True):
     execs: Execs | None = None  # None: none was seen
     not_quiet: str = ""  # why interrupts may use its CPUs, where its pod asks for quiet ones
     quiet: bool = False  # on the socket alone: interrupts are kept off its CPUs
+    origin: str = ""  # `dra`: its CPUs are those of ResourceClaims; empty: of anything else
+    claims: tuple[str, ...] = ()  # names of these ResourceClaims, in the namespace of its pod
 
 
 class Pool(Part, frozen=True):

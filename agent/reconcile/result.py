@@ -285,6 +285,7 @@ def _holding(assignment: Assignment, result: PassResult) -> ContainerState:
         others=EMPTY if result.sandbox(owner) else result.run_sets.of(owner).others,
         idle=assignment.idle,
         numa_nodes=tuple(node for node, cpus in nodes.items() if cpus & assignment.cpus),
+        claims=result.plan.ledger.claim_names(assignment.device_claims),
     )
 
 

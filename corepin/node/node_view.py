@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
 from drawing.picture import reading_order
-from drawing.policy_words import device_words, devices_on, noise_words
+from drawing.policy_words import claim_words, device_words, devices_on, noise_words
 from drawing.reported import picture_of
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
@@ -165,6 +165,7 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
         yield "not running"
     else:
         yield from _proof(container.applied, CPUSet.parse(container.cpus) | CPUSet.parse(others))
+    yield from claim_words(container)
     yield from device_words(container)
     yield from _disturbances(container)
     if container.intruders:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from corepin.node.pod_waits import waits_of
-from drawing.policy_words import PATH_WORDS, device_words, noise_words
+from drawing.policy_words import PATH_WORDS, claim_words, device_words, noise_words
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
 from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
 from published.codec import AnotherVersion, decode
@@ -185,6 +185,8 @@ def _decisions(status: PodStatus, recorded: Iterable[Entry]) -> Iterator[Entry]:
             yield Entry(time, "decision", f"{name} gets CPUs {container.cpus}{idle} ({', '.join(words)})")
         if container.shared_cpus:
             yield Entry(time, "decision", f"{name} {_sharing(container)}")
+        for claims in claim_words(container):
+            yield Entry(time, "decision", f"{name} has the CPUs {claims}")
         for place in device_words(container):
             yield Entry(time, "proof", f"{name} runs {place}")
         reported = f"Uncounted: container {name}: "

@@ -62,6 +62,8 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
         yield Fact("NUMA nodes", ", ".join(map(str, container.numa_nodes)))
     if container and (near := tuple(device_words(container))):
         yield Fact("Devices", ", ".join(near)[:MOST_MESSAGE])
+    if container and container.claims:
+        yield Fact("Claims", ", ".join(container.claims)[:MOST_MESSAGE])
     if container and container.shared_cpus:
         yield Fact("Also runs on", f"shared CPUs {container.shared_cpus}")
     if container and container.memory:

@@ -234,6 +234,10 @@ class Ledger:
         """Return the CPUs that these claims hold."""
         return union(self.claims[uid].footprint for uid in uids if uid in self.claims)
 
+    def claim_names(self, uids: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of claims, in order; those that hold nothing have none here."""
+        return tuple(sorted(self.claims[uid].claim.name for uid in uids if uid in self.claims))
+
     def _with(self, new: Assignment) -> Ledger:
         if new.device_claims:
             taken = new.footprint - self.claimed(new.device_claims)

@@ -93,6 +93,15 @@ def test_pod_says_how_far_it_is_proven(change: Document, proof: str, health: str
     assert card.health == health
 
 
+def test_claims_of_a_container_are_shown() -> None:
+    """By name; one whose CPUs are of no claim has none."""
+    said = container("1,5", "require") | {"origin": "dra", "claims": ["web-cpu", "web-more"]}
+    (card,) = shown(cluster(HOME, pod("web", {"main": said}))).containers
+    assert {fact.term: fact.text for fact in card.facts}["Claims"] == "web-cpu, web-more"
+    (card,) = shown(cluster(HOME, pod("web", {"main": container("1,5")}))).containers
+    assert "Claims" not in {fact.term for fact in card.facts}
+
+
 def test_cores_that_the_scheduler_does_not_count_are_shown() -> None:
     """On the pod's page with the reason, whether the node names the owner yet or not; a container without CPUs has none."""
     said = container("1,5", "isolate") | {"uncounted": "it requests 0 corepin.io/isolated-cores"}

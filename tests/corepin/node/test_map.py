@@ -132,6 +132,7 @@ def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         {"resource": "example.com/x", "count": 1, "nodes": [], "near": None},
     ]
     web |= {"moreDevices": 3, "devicesUnknown": "the kubelet is silent"}
+    web |= {"origin": "dra", "claims": ["web-cpu", "web-more"], "numaNodes": [0, 1]}
     state |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
     state["otherPlugins"] = ["10-balloons"]
     state["conflicts"] = [{"container": "d/e/f", "rewrites": 3}]
@@ -150,6 +151,7 @@ def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "not beside 2 nvidia.com/gpu on NUMA nodes 0, 1, beside example.com/nic on NUMA node 0",
         "with example.com/x of an unknown NUMA node, with devices of 3 more resources",
         "devices not known (the kubelet is silent)",
+        "of claims web-cpu, web-more (2 CPUs, NUMA nodes 0, 1)",
         "corepin only observes here",
         "the list of pods is incomplete",
         "the runtime does not answer",

@@ -154,6 +154,20 @@ def test_devices_are_among_the_proofs() -> None:
     assert ("proof", "main runs beside a.b/c on NUMA node 1") in entries
 
 
+@pytest.mark.parametrize(
+    ("nodes", "place"), [([1], "NUMA node 1"), ([0, 1], "NUMA nodes 0, 1"), ([], "NUMA nodes not known")]
+)
+def test_claims_of_a_container_are_among_the_decisions(nodes: list[int], place: str) -> None:
+    """With the number of their CPUs, and where these are."""
+    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
+    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    main = status["containers"]["main"]
+    main |= {"origin": "dra", "claims": ["web-cpu"], "numaNodes": nodes, "cpus": "1-2"}
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
+    assert ("decision", f"main has the CPUs of claim web-cpu (2 CPUs, {place})") in entries
+
+
 def test_claim_that_the_scheduler_does_not_count_is_shown_once() -> None:
     """The status says it after the API server has forgotten the event, which says it before; another one's does not."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))

@@ -1,0 +1,40 @@
+"""What the agent reports of containers whose CPUs are those of ResourceClaims."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agent.report.pod_status import pod_status
+from agent.serve.state_json import agent_state
+from pinning.dra.claims import ClaimGrant
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger
+from published.codec import decode
+from published.pod_status import PodStatus
+from tests.agent.states import EXCLUSIVE, bound, state_of
+from tests.pinning.dra.claiming import claim
+
+GRANT = ClaimGrant(claim("solver-cpu", 2, pods=("solver",)), (CPUSet([1, 5]),), is_prepared=True)
+
+
+def claiming() -> Any:
+    """Return a pod whose container names a claim."""
+    pod: Any = bound("solver", namespace="test")
+    pod["spec"]["resourceClaims"] = [{"name": "cpus", "resourceClaimName": "solver-cpu"}]
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "cpus"}]}
+    return pod
+
+
+def test_status_names_the_claims_of_a_container() -> None:
+    """The annotation and the socket say the same."""
+    state = state_of(claiming(), bound("web", annotations=EXCLUSIVE), ledger=Ledger().grant(GRANT))
+    solver, web = sorted(state.pods, key=lambda pod: pod.name)
+    text = pod_status(solver, None) or ""
+    main = json.loads(text)["containers"]["main"]
+    assert (main["origin"], main["claims"], main["cpus"]) == ("dra", ["solver-cpu"], "1,5")
+    assert decode(PodStatus, text).containers["main"].claims == ("solver-cpu",)
+    (told,) = (pod for pod in agent_state(state).pods if pod.name == "solver")
+    assert told.containers["main"].claims == ("solver-cpu",)
+    plain = json.loads(pod_status(web, None) or "")["containers"]["main"]
+    assert plain.keys().isdisjoint({"origin", "claims"})
