@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_optional_flag
-from pinning.contract import DEBUGFS, KUBELET_STATE, NRI_SOCKET
+from pinning.contract import CDI_FOLDER, DEBUGFS, KUBELET_ROOT, KUBELET_STATE, NRI_SOCKET
 
 if TYPE_CHECKING:
     import argparse
@@ -29,6 +29,12 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--nri", "auto|off|SOCKET", asks, "auto")
     keeps = "publish a NodeResourceTopology with the free resources of each NUMA node, for schedulers"
     add_flag(parser, "--node-topology", "on|off", keeps, "off")
+    serves = (
+        "be the driver of ResourceClaims for CPUs (DeviceClass cpu.corepin.io); needs Kubernetes 1.36 and NRI"
+    )
+    add_flag(parser, "--dra", "on|off", serves, "off")
+    add_flag(parser, "--kubelet-root", "DIR", "with --dra: the kubelet's root directory", KUBELET_ROOT)
+    add_flag(parser, "--cdi-dir", "DIR", "with --dra: where the runtime reads CDI files", CDI_FOLDER)
 
 
 def runtime_endpoint(args: argparse.Namespace) -> Path | None:

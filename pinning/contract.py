@@ -62,6 +62,7 @@ NRI_PLUGIN_INDEX = 10
 # CPUs as claims of Dynamic Resource Allocation: class, capacity and variable are the names that dra-driver-cpu, KubeVirt
 # and nri-plugins use.
 DRA_DRIVER = "cpu.corepin.io"  # also the name of our DeviceClass
+DRA_CPU_CLASS = "dra.cpu"  # the DeviceClass that KubeVirt and other drivers' examples name
 DRA_CAPACITY = "dra.cpu/cpu"  # the only capacity of a device, in CPUs
 DRA_CPUSET_PREFIX = "DRA_CPUSET_"  # followed by the uid of a ResourceClaim: its CPUs as Linux writes lists
 CDI_KIND = "corepin.io/cpu"  # of the CDI devices that set the variable

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from agent.doctor.check import finding, ok, unknown
+from agent.doctor.claims import NOT_WANTED as NO_CLAIMS
+from agent.doctor.claims import ClaimFacts, claim_checks
 from agent.doctor.devices import NO_DEVICES, DeviceFacts, device_checks
 from agent.doctor.groups import NOT_ASKED, GroupFacts, group_checks
 from agent.doctor.noise import noise_checks
@@ -89,6 +91,7 @@ class Facts:
     noise: Noise | None = None  # None: not measured
     vms: VMFacts = NO_VMS
     numa: NUMAFacts = NO_TOPOLOGY
+    claims: ClaimFacts = NO_CLAIMS
     group: GroupFacts = NOT_ASKED
     unknown_needs: frozenset[str] = frozenset()  # words of the checkpoint's `needs`, unknown here
     missing: Mapping[str, str] | None = None  # reasons by field
@@ -129,6 +132,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             _reserved(facts),
             numa_checks(facts.numa, observes=facts.agent is not None and facts.agent.observes),
             device_checks(facts.agent.devices if facts.agent else NO_DEVICES),
+            claim_checks(facts.claims, observes=facts.agent is not None and facts.agent.observes),
             _writers(facts),
             _agent(facts),
             group_checks(facts.group),

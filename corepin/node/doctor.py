@@ -14,6 +14,7 @@ from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_optional_flag, add_output_flag
 from corepin.host_flags import add_host_flags, keeps_topology, nri_socket, runtime_endpoint
 from corepin.node.agent_socket import add_socket_flag, read_state
+from corepin.node.claim_facts import claim_facts
 from corepin.node.kube_api import add_context_flag
 from corepin.terminal import columns
 from logs.printable import json_text, plain
@@ -94,6 +95,7 @@ def _facts(args: argparse.Namespace) -> Facts:
     node, group = (state.node, state.group) if state else (None, None)
     node = args.node or node
     facts = replace(facts, group=GroupFacts(None, group, _groups(Path(args.config))))
+    facts = replace(facts, claims=claim_facts(args, node))
     facts = _with_cluster(facts, node, args.context, {"agent": why} if why else {})
     return replace(facts, numa=_numa(node, args.context)) if keeps_topology(args) else facts
 

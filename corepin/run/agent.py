@@ -20,11 +20,9 @@ from pinning.contract import (
     AGENT_NAMESPACE,
     AGENT_SOCKET,
     AGENT_STATE,
-    CDI_FOLDER,
     GATE_CPU_MANAGER,
     GATE_SIDECAR,
     IRQBALANCE,
-    KUBELET_ROOT,
     SIDECAR_CPU,
     SIDECAR_MEMORY,
 )
@@ -109,12 +107,6 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
         "taints to set: cmk is cmk=true:NoSchedule, overcommit is set while the shared CPUs are overcommitted",
     )
     add_flag(parser, "--cmk-reports", "on|off", "write CMK's reports about this node as objects", "off")
-    serves = (
-        "be the driver of ResourceClaims for CPUs (DeviceClass cpu.corepin.io); needs Kubernetes 1.36 and NRI"
-    )
-    add_flag(parser, "--dra", "on|off", serves, "off")
-    add_flag(parser, "--kubelet-root", "DIR", "with --dra: the kubelet's root directory", KUBELET_ROOT)
-    add_flag(parser, "--cdi-dir", "DIR", "with --dra: where the runtime reads CDI files", CDI_FOLDER)
     text = "the webhook's sidecarResources, to report what its sidecars cost"
     add_flag(parser, "--sidecar-resources", "CPU,MEMORY", text, f"{SIDECAR_CPU},{SIDECAR_MEMORY}")
 

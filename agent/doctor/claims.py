@@ -1,0 +1,110 @@
+"""Check that ResourceClaims can have CPUs of this machine, if the agent is their driver. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.doctor.check import finding, ok, unknown
+from pinning.contract import DRA_CPU_CLASS, DRA_DRIVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.doctor.check import Check
+
+OLDEST_KUBELET: Final = (1, 34)  # that calls drivers of version v1
+REACH: Final = "let KUBECONFIG reach the cluster, and name this node with --node"
+
+
+class ClusterFacts(NamedTuple):
+    """Facts of claims from the API server."""
+
+    has_group: bool = True  # it knows resource.k8s.io/v1
+    drivers: Mapping[str, int] = {}  # CPUs that each driver publishes for this node
+    kubelet: str = ""  # its version; empty: not known
+    classes: frozenset[str] | None = None  # DeviceClasses that exist; None: no right to look
+
+
+class ClaimFacts(NamedTuple):
+    """Facts of claims; `absent_folders` are host folders that the driver needs and does not find."""
+
+    is_wanted: bool = False  # the agent is configured as their driver
+    absent_folders: tuple[str, ...] = ()
+    cdi_folder: str = ""  # that cannot be written; empty: it can
+    is_listening: bool = False  # the socket of the registration exists
+    cluster: ClusterFacts | None = None  # None: not known
+    silence: str = ""  # why it is not known
+
+
+NOT_WANTED: Final = ClaimFacts()
+
+
+def claim_checks(facts: ClaimFacts, *, observes: bool) -> Iterator[Check]:
+    """Yield the findings on claims; none if the agent is not their driver."""
+    if not facts.is_wanted:
+        return
+    if observes:
+        yield ok("claims", "none are served, because corepin only observes here")
+        return
+    yield from _of_host(facts)
+    if facts.cluster is None:
+        yield unknown("claims", f"what the API server knows is not known ({facts.silence})", REACH)
+    else:
+        yield from _of_cluster(facts.cluster)
+
+
+def _of_host(facts: ClaimFacts) -> Iterator[Check]:
+    for folder in facts.absent_folders:
+        yield finding("claims", f"no folder {folder} for the driver's socket", "mount it: component dra")
+    if not facts.absent_folders and not facts.is_listening:
+        remedy = "see `claims are not served` in the agent's log; the agent tries again by itself"
+        yield finding("claims", "the driver does not listen for the kubelet", remedy)
+    if facts.cdi_folder:
+        message = f"CDI folder {facts.cdi_folder} cannot be written, so that no claim can be prepared"
+        yield finding("claims", message, "mount it writable, and name it with --cdi-dir")
+
+
+def _of_cluster(cluster: ClusterFacts) -> Iterator[Check]:
+    if not cluster.has_group:
+        message = "the API server knows no resource.k8s.io/v1, so that nothing is published"
+        yield finding("claims", message, "take the component dra away, or use Kubernetes 1.36 or later")
+        return
+    if cluster.kubelet and _version(cluster.kubelet) < OLDEST_KUBELET:
+        message = f"kubelet {cluster.kubelet} takes no driver of this version"
+        yield finding("claims", message, "use a kubelet of Kubernetes 1.36 or later on this node")
+    yield from _of_drivers(cluster)
+    yield from _of_classes(cluster)
+
+
+def _of_drivers(cluster: ClusterFacts) -> Iterator[Check]:
+    others = sorted(cluster.drivers.keys() - {DRA_DRIVER})
+    if others:
+        message = f"driver {others[0]} offers the CPUs of this node too, so that corepin publishes none"
+        yield finding("claims", message, "uninstall one of the two drivers on this node")
+    elif DRA_DRIVER in cluster.drivers:
+        count = cluster.drivers[DRA_DRIVER]
+        yield ok("claims", f"the scheduler sees {count} CPUs of this node, those that claims hold included")
+    else:
+        message = "no CPUs of this node are published: every core is held, or a feature gate is off"
+        remedy = "the agent's log says which (`no CPUs published for claims`): DRAConsumableCapacity of API server and scheduler"
+        yield finding("claims", message, remedy)
+
+
+def _of_classes(cluster: ClusterFacts) -> Iterator[Check]:
+    if cluster.classes is None:
+        return
+    if DRA_DRIVER not in cluster.classes:
+        message = f"there is no DeviceClass {DRA_DRIVER}, which claims name"
+        yield finding("claims", message, "apply the component dra again")
+    if DRA_CPU_CLASS not in cluster.classes:
+        message = (
+            f"there is no DeviceClass {DRA_CPU_CLASS}, which KubeVirt and examples of other drivers name"
+        )
+        yield ok("claims", message, "apply the component dra-cpu-class if you need it")
+
+
+def _version(text: str) -> tuple[int, int]:
+    """Return major and minor version; one that cannot be read counts as new."""
+    match = re.match(r"v?(\d{1,4})\.(\d{1,4})", text)
+    return (int(match[1]), int(match[2])) if match else (9999, 0)

@@ -1,0 +1,89 @@
+"""Facts of ResourceClaims for `corepin doctor`: host folders, and what the API server knows of drivers and classes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from corepin.errors import CommandFailed
+from corepin.node.kube_api import NotFound, get
+from pinning.contract import DRA_CAPACITY, DRA_CPU_CLASS, DRA_DRIVER
+from pinning.errors import BadQuantity
+from pinning.pods.quantity import rounded_up
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from agent.doctor.claims import ClaimFacts, ClusterFacts
+
+_GROUP = "/apis/resource.k8s.io/v1"
+
+
+def claim_facts(args: argparse.Namespace, node: str | None) -> ClaimFacts:
+    """Return the facts of claims of this machine; those of the cluster only if its node's name is known."""
+    from agent.doctor.claims import NOT_WANTED, ClaimFacts
+
+    if args.dra != "on":
+        return NOT_WANTED
+    root, cdi = Path(args.kubelet_root), Path(args.cdi_dir)
+    folders = root / "plugins", root / "plugins_registry"
+    facts = ClaimFacts(
+        is_wanted=True,
+        absent_folders=tuple(str(folder) for folder in folders if not folder.is_dir()),
+        cdi_folder="" if os.access(cdi, os.W_OK) else str(cdi),
+        is_listening=(folders[1] / f"{DRA_DRIVER}-reg.sock").exists(),
+    )
+    if node is None:
+        return facts._replace(silence="the name of this node is not known")
+    try:
+        return facts._replace(cluster=_cluster(node, args.context))
+    except CommandFailed as failure:
+        return facts._replace(silence=str(failure))
+
+
+def _cluster(node: str, context: str | None) -> ClusterFacts:
+    from agent.doctor.claims import ClusterFacts
+
+    selector = f"spec.nodeName={node}"
+    try:
+        slices = get(f"{_GROUP}/resourceslices", "ResourceSlices", context, fieldSelector=selector)["items"]
+    except NotFound:
+        return ClusterFacts(has_group=False)
+    info = get(f"/api/v1/nodes/{quote(node, safe='')}", f"node {node}", context)["status"]
+    version = (info.get("nodeInfo") or {}).get("kubeletVersion") or ""
+    return ClusterFacts(drivers=_drivers(slices), kubelet=version, classes=_classes(context))
+
+
+def _drivers(slices: list[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the CPUs that each driver of CPUs publishes."""
+    found: dict[str, int] = {}
+    for spec in (item["spec"] for item in slices):
+        for device in spec.get("devices") or ():
+            capacity = (device.get("capacity") or {}).get(DRA_CAPACITY)
+            if capacity:
+                found[spec["driver"]] = found.get(spec["driver"], 0) + _count(capacity.get("value"))
+    return found
+
+
+def _count(value: object) -> int:
+    try:
+        return rounded_up(str(value))
+    except BadQuantity:
+        return 0
+
+
+def _classes(context: str | None) -> frozenset[str] | None:
+    """Return which of the DeviceClasses of CPUs exist; None without the right to get them, as in the agent's pod."""
+    found = set()
+    for name in (DRA_DRIVER, DRA_CPU_CLASS):
+        try:
+            get(f"{_GROUP}/deviceclasses/{name}", f"DeviceClass {name}", context)
+        except NotFound:
+            continue
+        except CommandFailed:
+            return None
+        found.add(name)
+    return frozenset(found)

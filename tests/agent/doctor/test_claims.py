@@ -1,0 +1,106 @@
+"""What `corepin doctor` says of ResourceClaims."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.doctor.check import Verdict
+from agent.doctor.claims import ClaimFacts, ClusterFacts, claim_checks
+
+CLASSES = frozenset({"cpu.corepin.io", "dra.cpu"})
+GOOD = ClusterFacts(drivers={"cpu.corepin.io": 14}, kubelet="v1.37.1", classes=CLASSES)
+HERE = ClaimFacts(is_wanted=True, is_listening=True, cluster=GOOD)
+
+
+def said(facts: ClaimFacts, *, observes: bool = False) -> list[tuple[Verdict, str]]:
+    """Return verdicts and messages."""
+    checks = list(claim_checks(facts, observes=observes))
+    assert all(check.remedy for check in checks if check.verdict is not Verdict.OK)
+    return [(check.verdict, check.message) for check in checks]
+
+
+def test_good_node_has_one_line() -> None:
+    """It says what the scheduler sees."""
+    message = "the scheduler sees 14 CPUs of this node, those that claims hold included"
+    assert said(HERE) == [(Verdict.OK, message)]
+
+
+def test_nothing_is_said_where_the_agent_is_no_driver() -> None:
+    """An installation without the component reads nothing about claims."""
+    assert said(ClaimFacts()) == []
+
+
+def test_observing_agent_serves_none() -> None:
+    """That is no problem to solve here."""
+    assert said(HERE, observes=True) == [(Verdict.OK, "none are served, because corepin only observes here")]
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "message"),
+    [
+        pytest.param(
+            HERE._replace(absent_folders=("/var/lib/kubelet/plugins",), is_listening=False),
+            Verdict.FINDING,
+            "no folder /var/lib/kubelet/plugins for the driver's socket",
+            id="folder",
+        ),
+        pytest.param(
+            HERE._replace(is_listening=False), Verdict.FINDING, "does not listen for the kubelet", id="socket"
+        ),
+        pytest.param(
+            HERE._replace(cdi_folder="/var/run/cdi"),
+            Verdict.FINDING,
+            "CDI folder /var/run/cdi cannot be written",
+            id="CDI folder",
+        ),
+        pytest.param(
+            HERE._replace(cluster=None, silence="no way"), Verdict.UNKNOWN, "not known (no way)", id="mute"
+        ),
+        pytest.param(
+            HERE._replace(cluster=ClusterFacts(has_group=False)),
+            Verdict.FINDING,
+            "knows no resource.k8s.io/v1",
+            id="API server of 1.30",
+        ),
+        pytest.param(
+            HERE._replace(cluster=GOOD._replace(kubelet="v1.30.14")),
+            Verdict.FINDING,
+            "kubelet v1.30.14 takes no driver of this version",
+            id="old kubelet",
+        ),
+        pytest.param(
+            HERE._replace(cluster=GOOD._replace(drivers={})),
+            Verdict.FINDING,
+            "every core is held, or a feature gate is off",
+            id="gate off",
+        ),
+        pytest.param(
+            HERE._replace(cluster=GOOD._replace(drivers={"dra.cpu": 16, "cpu.corepin.io": 14})),
+            Verdict.FINDING,
+            "driver dra.cpu offers the CPUs of this node too",
+            id="second driver",
+        ),
+        pytest.param(
+            HERE._replace(cluster=GOOD._replace(classes=CLASSES - {"cpu.corepin.io"})),
+            Verdict.FINDING,
+            "there is no DeviceClass cpu.corepin.io",
+            id="class",
+        ),
+        pytest.param(
+            HERE._replace(cluster=GOOD._replace(classes=CLASSES - {"dra.cpu"})),
+            Verdict.OK,
+            "there is no DeviceClass dra.cpu, which KubeVirt",
+            id="upstream's class",
+        ),
+    ],
+)
+def test_problem_has_its_words_and_a_remedy(facts: ClaimFacts, verdict: Verdict, message: str) -> None:
+    """Beside it the others are as they are."""
+    assert [found for found, words in said(facts) if message in words] == [verdict]
+
+
+@pytest.mark.parametrize("version", ["", "v1.36.0", "v1.37.1+k3s1", "built by hand"])
+def test_versions_that_suffice_or_cannot_be_read_are_no_finding(version: str) -> None:
+    """A version that cannot be read is not called too old, and classes that may not be read are not missed."""
+    facts = HERE._replace(cluster=GOOD._replace(kubelet=version, classes=None))
+    assert [verdict for verdict, _ in said(facts)] == [Verdict.OK]
