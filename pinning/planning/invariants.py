@@ -15,6 +15,7 @@ from pinning.contract import SMTPolicy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.node_sets import NodeSets
 
@@ -38,11 +39,12 @@ def _broken_alone(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
         if outside:
             yield f"{assignment.name}: CPUs {outside} are reserved, set aside or not usable"
         if assignment.owns_cores:
-            yield from _broken_cores(assignment, sets)
+            yield from _broken_cores(assignment, sets, ledger.claimed(assignment.device_claims))
 
 
-def _broken_cores(assignment: Assignment, sets: NodeSets) -> Iterator[str]:
-    cores = sets.topology.siblings_of(assignment.footprint) & sets.universe
+def _broken_cores(assignment: Assignment, sets: NodeSets, claimed: CPUSet) -> Iterator[str]:
+    """Yield what is wrong with the cores of a container; siblings that its claims hold came back online."""
+    cores = (sets.topology.siblings_of(assignment.footprint) & sets.universe) - claimed
     if not cores <= assignment.footprint:
         yield f"{assignment.name}: CPUs {cores - assignment.footprint} are siblings of its cores and not its own"
     for core in sets.topology.cores_of(assignment.cpus) if assignment.smt is SMTPolicy.ISOLATE else ():

@@ -105,7 +105,7 @@ def test_unread_claim_keeps_a_container_out_of_the_pool_until_it_is_read() -> No
 
 
 def test_pod_of_claims_alone_has_an_empty_pool_and_is_not_reported() -> None:
-    """Nobody runs in it, so that its CPUs are not held."""
+    """No container runs in it, so that its CPUs are not held."""
     node = world()
     node.claims(claim("x", 4))
     put(node, with_claim(budgeted("a", 4, {"solver": 4}), "solver"), "solver")
