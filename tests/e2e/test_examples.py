@@ -64,7 +64,7 @@ def test_example(gallery: Cluster, example: Example) -> None:
 UNKNOWN_TO_OLD = (
     'unknown field "spec.resources"',
     'unknown field "spec.resourceClaims',
-    'no matches for kind "ResourceClaim"',
+    'no matches for kind "ResourceClaim',
 )
 
 
