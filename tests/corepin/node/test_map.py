@@ -119,6 +119,18 @@ def test_refused_container_is_shown_with_its_reason(
     assert "NOT PINNED (NotEnoughCPUs:" in " ".join(capsys.readouterr().out.split())
 
 
+def test_claims_of_a_container_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the number of their CPUs, and where these are."""
+    state = to_dict(STATE)
+    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
+    web |= {"origin": "dra", "claims": ["web-cpu", "web-more"], "numaNodes": [0, 1]}
+    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
+        main(["map", "--socket", path])
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of claims web-cpu, web-more (2 CPUs, NUMA nodes 0, 1)" in shown
+
+
 def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Drift, foreign tasks, conflicts, failures and gaps are each shown in words."""
     state = to_dict(STATE)
@@ -132,7 +144,6 @@ def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         {"resource": "example.com/x", "count": 1, "nodes": [], "near": None},
     ]
     web |= {"moreDevices": 3, "devicesUnknown": "the kubelet is silent"}
-    web |= {"origin": "dra", "claims": ["web-cpu", "web-more"], "numaNodes": [0, 1]}
     state |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
     state["otherPlugins"] = ["10-balloons"]
     state["conflicts"] = [{"container": "d/e/f", "rewrites": 3}]
@@ -151,7 +162,6 @@ def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "not beside 2 nvidia.com/gpu on NUMA nodes 0, 1, beside example.com/nic on NUMA node 0",
         "with example.com/x of an unknown NUMA node, with devices of 3 more resources",
         "devices not known (the kubelet is silent)",
-        "of claims web-cpu, web-more (2 CPUs, NUMA nodes 0, 1)",
         "corepin only observes here",
         "the list of pods is incomplete",
         "the runtime does not answer",
