@@ -1,0 +1,45 @@
+"""CRI-O with pod events, whose events carry no status of any container."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.cri.runtime import CRI
+from tests.agent.cri.playing import SECONDS, watching
+from tests.agent.crio import RUNC, start_crio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.agent.crio import Crio
+
+NO_POLL = 10 * SECONDS  # seconds, longer than the test waits
+
+
+@pytest.fixture
+def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crio]:
+    """Return a CRI-O with pod events."""
+    with start_crio(RUNC, tmp_path_factory.mktemp("events"), has_events=True) as crio:
+        yield crio
+
+
+def test_event_makes_a_new_container_known_before_any_poll(containerd: Crio) -> None:
+    """A pod without known containers looks the same before and after such an event, so the list is made anew."""
+    pod = containerd.run_pod("web", "uid-1")
+
+    async def names() -> set[str]:
+        runtime = CRI(containerd.socket, poll_seconds=NO_POLL)
+        async with watching(runtime) as changes:
+            await runtime.containers()
+            await asyncio.to_thread(containerd.run_pod, "first", "uid-2")
+            await asyncio.wait_for(changes.acquire(), SECONDS)  # events arrive
+            await runtime.containers()
+            await asyncio.to_thread(pod.run, "one")
+            await asyncio.wait_for(changes.acquire(), SECONDS)
+            found = await runtime.known_containers()
+            return {each.name for each in (await runtime.containers() if found is None else found)}
+
+    assert asyncio.run(names()) == {"one"}
