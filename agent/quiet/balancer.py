@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.errors import Unavailable
+from agent.errors import Refused, Unavailable
+from agent.quiet.irqbalance import Daemon
 from agent.reconcile.foreign_writes import ForeignWrites
-from pinning.errors import PinningError
 from pinning.json_text import parse_json
-from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.quiet.irqbalance import Daemon, Irqbalance, Setup
+    from agent.quiet.irqbalance import Irqbalance, Setup
     from agent.reconcile.restorable import Restorable
 
 FILE: Final = "irqbalance.json"  # in the state directory
@@ -25,7 +26,8 @@ LOOK_SECONDS: Final = (
 SETTLE_INTERVALS: Final = 2  # of irqbalance after its ban was read back
 MOST_SENDS: Final = 6  # of a ban that is not read back
 _KEY: Final = "ban"
-_DAMAGES: Final = (ValueError, TypeError, KeyError, PinningError)
+
+logger = logging.getLogger(__name__)
 
 
 class Told(NamedTuple):
@@ -33,6 +35,7 @@ class Told(NamedTuple):
 
     reason: str = ""  # why it may move interrupts onto them; empty: it does not run, or is banned
     is_settled: bool = True  # False: it may still act by its old list
+    is_conflict: bool = False  # another program keeps replacing its list
 
 
 class _Ban(NamedTuple):
@@ -42,6 +45,12 @@ class _Ban(NamedTuple):
     started: int
     before: CPUSet  # what was banned without it
     sent: tuple[CPUSet, ...]  # newest last
+
+    def after_another_program(self, banned: CPUSet) -> _Ban | None:
+        """Return the ban in a list that another program sent; None if that list has no CPUs of this program's."""
+        added = [it - self.before for it in self.sent]
+        ours = union(it for it in added if it <= banned)
+        return self._replace(before=banned - ours, sent=(banned,)) if ours else None
 
 
 class Balancer:
@@ -59,7 +68,11 @@ class Balancer:
         self._is_told = is_told  # False: the operator has configured it
         self._saved = saved
         self._monotonic = monotonic
-        self._ban = _read(saved.originals.get(_KEY))
+        self._ban: _Ban | None = None
+        self._is_read = False  # False: the file cannot be used, so that no ban may be sent
+        saved.require(lambda _, text: _parse(text))
+        with suppress(Refused):
+            self._read()
         self._last: tuple[Daemon, CPUSet] | None = None  # of the last request
         self._answer = Told()
         self._again = 0.0  # when the next request is due
@@ -68,27 +81,36 @@ class Balancer:
         self._silent: Daemon | None = None
         self._is_proven = False  # the ban was read back
         self._sends = 0  # since it was read back last
+        self._is_lifted = False  # the last list that was sent bans no quiet CPUs
         self._writes: ForeignWrites[str] = ForeignWrites()
 
     @property
     def has_banned(self) -> bool:
         """Return whether a ban has to be lifted."""
-        return self._ban is not None
+        return self._ban is not None or not self._is_read
+
+    def _read(self) -> None:
+        """Take over the ban of an earlier agent, once; raise Refused while its file cannot be used."""
+        if self._is_read:
+            return
+        self._saved.reread()
+        text = self._saved.originals.get(_KEY)
+        self._ban = _parse(text) if text is not None else None
+        self._is_read = True
 
     def keep_off(self, quiet: CPUSet) -> Told:
         """Ban irqbalance from CPUs, from no other than before if these are none."""
+        try:
+            self._read()
+        except Refused as error:
+            return Told(str(error))
         quiet = quiet if self._is_told else EMPTY
         daemon = self._find(is_needed=bool(quiet))
-        if daemon is None or (self._ban and (daemon.pid, daemon.started) != self._ban[:2]):
-            self._keep(None)  # its ban ended with it
         if daemon is None or not (quiet or self._ban):
             self._last = None
             return Told()
         if daemon.socket is None:
-            return Told(
-                f"irqbalance ({daemon.pid}) runs and has no socket below {self._irqbalance.folder}: if it was restarted"
-                f" after the agent, restart the agent; else ban the CPUs in its file: IRQBALANCE_BANNED_CPULIST={quiet}"
-            )
+            return Told(self._unreachable(daemon, quiet))
         now = self._monotonic()
         if self._last != (daemon, quiet) or now >= self._again:
             self._last, self._again = (daemon, quiet), now + LOOK_SECONDS
@@ -98,6 +120,11 @@ class Balancer:
     def _find(self, *, is_needed: bool) -> Daemon | None:
         """Return the running irqbalance; a search by its name through all processes is rare."""
         daemon = self._irqbalance.with_socket()
+        if self._ban and (daemon is None or daemon[:2] != self._ban[:2]):
+            banned = Daemon(self._ban.pid, self._ban.started)
+            if self._irqbalance.runs(banned):
+                return banned  # its socket cannot be reached, and its ban is in force
+            self._keep(None)  # its ban ended with it
         if daemon or not is_needed:
             return daemon
         now = self._monotonic()
@@ -105,11 +132,22 @@ class Balancer:
             self._searched, self._silent = now, self._irqbalance.without_socket()
         return self._silent
 
+    def _unreachable(self, daemon: Daemon, quiet: CPUSet) -> str:
+        """Return why a running irqbalance cannot be asked, and the remedy."""
+        what = f"irqbalance ({daemon.pid}) runs and has no socket below {self._irqbalance.folder}"
+        if not quiet:
+            return f"{what}, so that corepin cannot lift its ban of CPUs: restart irqbalance"
+        return (
+            f"{what}: if it was restarted after the agent, restart the agent; else ban the CPUs in its file:"
+            f" IRQBALANCE_BANNED_CPULIST={quiet}"
+        )
+
     def _ask(self, daemon: Daemon, quiet: CPUSet, now: float) -> Told:
         """Compare its ban with the one that it is to have, and send that."""
         self._writes = self._writes.at(now)
         if self._writes.is_conflict(_KEY):
-            return Told("another program keeps replacing the CPUs that irqbalance must not use")
+            reason = "another program keeps replacing the CPUs that irqbalance must not use"
+            return Told(reason, is_conflict=True)
         try:
             setup = self._irqbalance.setup(daemon)
             self._correct(daemon, setup, quiet, now)
@@ -120,31 +158,38 @@ class Balancer:
         return Told()
 
     def restore(self) -> bool:
-        """Lift the ban; return whether none is left."""
-        self._writes, self._last = ForeignWrites(), None
-        self.keep_off(EMPTY)
+        """Lift the ban; return whether irqbalance was asked to, or has none. It acts at its next interval."""
+        self._writes, self._last, self._is_lifted = ForeignWrites(), None, False
+        told = self.keep_off(EMPTY)
+        if told.reason:
+            logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": told.reason}})
+            return False
+        if self._is_lifted:
+            self._keep(None)  # an uninstall does not wait for the interval
         return self._ban is None
 
     def _correct(self, daemon: Daemon, setup: Setup, quiet: CPUSet, now: float) -> None:
         ban = self._ban
         if ban and setup.banned not in (ban.before, *ban.sent):
-            if self._is_proven:
+            if self._is_proven and not quiet <= setup.banned:
                 self._writes = self._writes.saw(_KEY, now)
-            ban = None  # another program replaced the list
+            ban = ban.after_another_program(setup.banned)
         before = ban.before if ban else setup.banned
         wanted = before | quiet
         if setup.banned == wanted:
             self._confirm(ban if quiet else None, setup, now)
             return
         if quiet:
-            sent = (*(ban.sent[-1:] if ban else ()), wanted)
+            shown = (
+                (setup.banned, ban.sent[-1]) if ban else ()
+            )  # it may show each of them until its next interval
+            sent = (*dict.fromkeys(it for it in shown if it not in {before, wanted}), wanted)
             self._keep(_Ban(daemon.pid, daemon.started, before, sent))
         self._is_proven, self._sends = False, self._sends + 1
         self._irqbalance.ban(daemon, wanted)
         self._settled = now + (SETTLE_INTERVALS + 1) * setup.interval_seconds
         self._again = now + setup.interval_seconds  # it takes effect with the next interval
-        if not quiet:
-            self._keep(None)
+        self._is_lifted = not quiet  # the record stays until that is read back
 
     def _confirm(self, ban: _Ban | None, setup: Setup, now: float) -> None:
         """Note that irqbalance shows the right ban; it acts by it at the latest two intervals later."""
@@ -166,11 +211,10 @@ class Balancer:
         self._ban = ban
 
 
-def _read(text: str | None) -> _Ban | None:
-    """Return a saved ban, None for a damaged one."""
-    with suppress(*_DAMAGES):
-        pid, started, before, sent = parse_json(text or "")
-        return _Ban(
-            int(pid), int(started), CPUSet.parse(str(before)), tuple(CPUSet.parse(str(it)) for it in sent)
-        )
-    return None
+def _parse(text: str) -> _Ban:
+    """Return a saved ban; raise an error for a damaged one, because no invented list may be sent."""
+    pid, started, before, sent = parse_json(text)
+    ban = _Ban(int(pid), int(started), CPUSet.parse(str(before)), tuple(CPUSet.parse(str(it)) for it in sent))
+    if not ban.sent:
+        raise ValueError(text)
+    return ban

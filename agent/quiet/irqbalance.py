@@ -78,6 +78,11 @@ class Irqbalance:
                     return daemon
         return None
 
+    def runs(self, daemon: Daemon) -> bool:
+        """Return whether a process that was found earlier still runs."""
+        found = self._daemon(daemon.pid)
+        return found is not None and found.started == daemon.started
+
     def _daemon(self, pid: int) -> Daemon | None:
         """Return a process if it is an irqbalance of root outside of pods, where any user chooses names."""
         folder = self._proc / str(pid)

@@ -67,13 +67,14 @@ class InterruptMover:
     @property
     def has_taken(self) -> bool:
         """Return whether any interrupt has to be restored."""
-        return bool(self._store.taken)
+        return bool(self._store.taken) or not self._store.is_read
 
     def round(self, quiet: Quiet, *, may_take: bool = True, is_settled: bool = True) -> Moved:
         """Move what has to move; raise Unavailable if the kernel's files cannot be used, Refused if saving fails.
 
         Until `is_settled` irqbalance may still move interrupts by its old list, which is no foreign write.
         """
+        self._store.read()
         self._writes = self._writes.at(self._monotonic())
         if quiet.online != self._online or not is_settled:
             self._proven = {}  # the kernel may have moved interrupts itself
@@ -96,6 +97,7 @@ class InterruptMover:
 
     def restore(self) -> bool:
         """Give every interrupt its original affinity; return whether nothing is left to restore."""
+        self._store.read()
         self._writes = ForeignWrites()
         if self._store.taken:
             self.round(Quiet(EMPTY, self._interrupts.online()), may_take=False)

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from pinning.errors import PinningError
+from agent.errors import Refused
 from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.interrupts import Taken
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 FILE: Final = "interrupts.json"  # in the state directory
 KNOWN: Final = "known"  # numbers that existed when the default affinity was narrowed, or were seen since
 _PREFIX: Final = "irq/"
-_DAMAGES: Final = (ValueError, TypeError, KeyError, PinningError)
 
 
 class TakenStore:
@@ -27,8 +26,26 @@ class TakenStore:
 
     def __init__(self, saved: Restorable) -> None:
         self._saved = saved
-        self.taken = dict(_read(saved.originals))
-        self.known = _numbers(saved.originals.get(KNOWN))
+        self.taken: dict[str, Taken] = {}
+        self.known: frozenset[str] | None = None
+        self.is_read = False  # False: the file cannot be used, so that no interrupt may be moved
+        saved.require(_check)
+        with suppress(Refused):
+            self.read()
+
+    def read(self) -> None:
+        """Take over the records of an earlier agent, once; raise Refused while their file cannot be used."""
+        if self.is_read:
+            return
+        self._saved.reread()
+        originals = self._saved.originals
+        self.taken = {
+            key.removeprefix(_PREFIX): _taken(text)
+            for key, text in originals.items()
+            if key.startswith(_PREFIX)
+        }
+        self.known = _numbers(originals[KNOWN]) if KNOWN in originals else None
+        self.is_read = True
 
     def change(
         self,
@@ -51,12 +68,12 @@ def _text(taken: Taken) -> str:
     return json.dumps([str(taken.original), list(map(str, taken.wrote)), taken.name])
 
 
-def _read(originals: Mapping[str, str]) -> Iterable[tuple[str, Taken]]:
-    """Yield the saved records; damaged ones are dropped, because no invented value may be restored."""
-    for key, text in originals.items():
-        if key.startswith(_PREFIX):
-            with suppress(*_DAMAGES):
-                yield key.removeprefix(_PREFIX), _taken(text)
+def _check(key: str, text: str) -> None:
+    """Raise an error for a damaged record, because no invented value may be restored."""
+    if key.startswith(_PREFIX):
+        _taken(text)
+    if key == KNOWN:
+        _numbers(text)
 
 
 def _taken(text: str) -> Taken:
@@ -74,7 +91,6 @@ def _cpus(text: Any) -> CPUSet:
     return cpus
 
 
-def _numbers(text: str | None) -> frozenset[str] | None:
-    if text is None:
-        return None
-    return frozenset(it for it in text.split(",") if it.isdecimal())
+def _numbers(text: str) -> frozenset[str]:
+    numbers = text.split(",") if text else []
+    return frozenset(str(int(it)) for it in numbers)

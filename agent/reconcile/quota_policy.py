@@ -10,10 +10,11 @@ cgroup here, and keeps its quota.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.errors import AgentError, Gone
+from agent.errors import AgentError, Gone, Refused
 from pinning.planning.node_config import Quota
 from pinning.planning.quota import Bandwidth, effective_quota, is_unset
 
@@ -49,6 +50,7 @@ class QuotaKeeper:
         self._quotas = quotas
         self._runtime = runtime
         self._saved = saved
+        saved.require(lambda _, text: _parse(text))
         self._looks: dict[str, _Look] = {}  # by cgroup
         self._whole: set[str] = set()  # pods whose own quota is unset
 
@@ -56,6 +58,8 @@ class QuotaKeeper:
         self, records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, word: Quota, now: float
     ) -> None:
         """Unset the quotas that pods or the operator chose to unset, and restore those no longer chosen."""
+        with suppress(Refused):  # nothing is saved until then, so that no quota is unset
+            self._saved.reread()
         known = {record.cgroup: record for record in records if record.cgroup}
         looks = {cgroup: self._look(record, cgroup, ledger, word, now) for cgroup, record in known.items()}
         unset = {cgroup for cgroup, look in looks.items() if look.is_unset}
@@ -69,6 +73,11 @@ class QuotaKeeper:
 
     def restore_all(self) -> bool:
         """Restore every quota (uninstall); return whether all were restored."""
+        try:
+            self._saved.reread()
+        except Refused as error:
+            logger.warning("quotas not restored", extra={"facts": {"reason": str(error)}})
+            return False
         self._restore(sorted(self._saved.originals), is_known=self._saved.originals.keys())
         return not self._saved.originals
 
@@ -90,7 +99,7 @@ class QuotaKeeper:
 
     def _original(self, cgroup: str) -> Bandwidth | None:
         text = self._saved.originals.get(cgroup)
-        return (text and _parsed(text)) or None
+        return _parse(text) if text else None
 
     def _read(self, cgroup: str) -> Bandwidth | None:
         try:
@@ -185,7 +194,9 @@ def _all_exclusive(uid: str, start_order: tuple[str, ...], ledger: Ledger) -> bo
     return exclusive.issuperset(start_order)
 
 
-def _parsed(text: str) -> Bandwidth | None:
-    """Parse a saved quota; return None for anything else, so that no invented value is ever written."""
+def _parse(text: str) -> Bandwidth:
+    """Parse a saved quota; raise ValueError for anything else, so that no invented value is ever written."""
     quota, _, period = text.partition(" ")
-    return Bandwidth(int(quota), int(period)) if quota.isdecimal() and period.isdecimal() else None
+    if not (quota.isdecimal() and period.isdecimal()):
+        raise ValueError(text)
+    return Bandwidth(int(quota), int(period))

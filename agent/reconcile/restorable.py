@@ -1,24 +1,29 @@
 """Original values of kernel settings that the agent changed, in a file beside the checkpoint.
 
 An original is saved before the value is changed, so that the next agent can restore it. A reboot resets the values, so
-the file is then ignored. A file that cannot be read is dropped, because no invented value may be restored.
+a file of another boot is ignored. A file that cannot be used otherwise is kept as it is: nothing is saved, so that no
+value is changed, until it can be read, because it has the only originals there are.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import Refused
 from pinning.errors import PinningError
 from pinning.json_text import parse_json
+from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 VERSION: Final = 1
+_BOOT_ID: Final = re.compile(rb'"bootID": "([^"]+)"')  # found in a file that is cut, too
+_DAMAGES: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError)
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +34,27 @@ class Restorable:
     def __init__(self, path: Path, boot_id: str) -> None:
         self._path = path
         self._boot_id = boot_id
-        self._originals = _load(path, boot_id)
+        self._check: Callable[[str, str], object] | None = None
+        self._originals: dict[str, str] = {}
+        self._problem = ""
+        self._load()
+
+    def require(self, check: Callable[[str, str], object]) -> None:
+        """Treat the file as damaged unless `check` accepts each key with its text; it raises what parsers raise."""
+        self._check = check
+        self._load()
+
+    @property
+    def problem(self) -> str:
+        """Why the file cannot be used, with the remedy; empty if it can."""
+        return self._problem
+
+    def reread(self) -> None:
+        """Read the file again if it could not be used; raise Refused while that is so."""
+        if self._problem:
+            self._load()
+        if self._problem:
+            raise Refused(self._problem)
 
     @property
     def originals(self) -> Mapping[str, str]:
@@ -48,6 +73,8 @@ class Restorable:
     def _store(self, originals: dict[str, str]) -> None:
         if originals == self._originals:
             return
+        if self._problem:
+            raise Refused(self._problem)
         try:
             self._write(originals)
         except OSError as error:
@@ -63,16 +90,42 @@ class Restorable:
         beside.write_text(text, encoding="utf-8")
         beside.replace(self._path)
 
+    def _load(self) -> None:
+        try:
+            self._originals, problem = self._read(), ""
+        except FileNotFoundError:
+            self._originals, problem = {}, ""
+        except OSError as error:
+            self._originals, problem = {}, f"{self._path}: {error.strerror}: let the agent read it"
+        except _DAMAGES as error:
+            reason = truncate(repr(error), NAME)
+            self._originals, problem = (
+                {},
+                f"{self._path} is damaged: {reason}: restart the node and delete it",
+            )
+        except Refused as error:
+            self._originals, problem = {}, str(error)
+        if problem and problem != self._problem:
+            logger.error("saved kernel values cannot be used", extra={"facts": {"reason": problem}})
+        self._problem = problem
 
-def _load(path: Path, boot_id: str) -> dict[str, str]:
-    try:
-        saved: Any = parse_json(path.read_text(encoding="utf-8"))
-        if saved["version"] != VERSION or saved["bootID"] != boot_id:
+    def _read(self) -> dict[str, str]:
+        """Return the originals in the file; raise one of `_DAMAGES`, Refused for one of a later version."""
+        content = self._path.read_bytes()
+        found = _BOOT_ID.search(content)
+        if found and found[1] != self._boot_id.encode():
             return {}
-        return {str(key): str(text) for key, text in saved["originals"].items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, PinningError) as error:
-        facts = {"file": str(path), "reason": repr(error)}
-        logger.warning("saved kernel values dropped", extra={"facts": facts})
-        return {}
+        saved: Any = parse_json(content.decode())
+        if saved["version"] != VERSION:
+            raise Refused(
+                f"{self._path} has version {truncate(str(saved['version']), NAME)}, and this corepin reads version"
+                f" {VERSION}: install the corepin that wrote it, or restart the node"
+            )
+        if saved["bootID"] != self._boot_id:
+            return {}
+        for key, text in saved["originals"].items():
+            if not isinstance(text, str):
+                raise TypeError(key)
+            if self._check:
+                self._check(key, text)
+        return dict(saved["originals"])

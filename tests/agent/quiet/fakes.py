@@ -126,6 +126,10 @@ class FakeIrqbalance(Irqbalance):
         self.searches += 1
         return self.hidden
 
+    def runs(self, daemon: Daemon) -> bool:
+        """Return whether a process runs, with a socket or without one."""
+        return any(it and it[:2] == daemon[:2] for it in (self.daemon, self.hidden))
+
     def setup(self, daemon: Daemon) -> Setup:
         """Return its ban."""
         if self.silence:

@@ -197,6 +197,7 @@ def test_ban_is_united_with_the_earlier_one(beside: Beside) -> None:
     beside.ask("4-6", LOOK_SECONDS)
     assert beside.balancer.has_banned
     beside.ask("")
+    beside.ask("")
     assert beside.daemon.bans == ["1,4-5", "1,4-6", "1"]
     assert not beside.balancer.has_banned
     assert not (beside.folder / FILE).exists()
@@ -328,8 +329,90 @@ def test_ban_is_not_sent_without_a_saved_record(beside: Beside, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("text", ["", "[]", '["x", 1, "", []]', "[7, 107, [4], [1]]", "{"])
-def test_damaged_record_is_ignored(beside: Beside, text: str) -> None:
-    """A damaged record restores no ban."""
-    Restorable(beside.folder / FILE, "boot").remember({"ban": text})
+def test_damaged_record_is_kept_and_no_ban_is_sent(beside: Beside, text: str) -> None:
+    """The ban in force must not be saved as the operator's."""
+    saved = Restorable(beside.folder / FILE, "boot")
+    saved.remember({"ban": text})
+    content = (beside.folder / FILE).read_text()
     beside.start()
-    assert not beside.balancer.has_banned
+    assert beside.balancer.has_banned
+    assert "irqbalance.json is damaged" in beside.ask("4").reason
+    assert not beside.balancer.restore()
+    assert ((beside.folder / FILE).read_text(), beside.daemon.bans) == (content, [])
+
+
+def hide(beside: Beside) -> Daemon | None:
+    """Make the socket of the running irqbalance disappear."""
+    daemon = beside.daemon.daemon
+    assert daemon
+    beside.daemon.daemon, beside.daemon.hidden = None, daemon._replace(socket=None)
+    return daemon
+
+
+def test_ban_stays_on_record_while_its_irqbalance_runs(beside: Beside) -> None:
+    """A socket that is not visible is an error, also for a restore; the ban is lifted once it is back."""
+    beside.ask("4-5")
+    beside.ask("4-5")
+    daemon = hide(beside)
+    assert beside.ask("").reason == (
+        "irqbalance (7) runs and has no socket below /run/irqbalance, so that corepin cannot lift its ban of CPUs:"
+        " restart irqbalance"
+    )
+    assert not beside.balancer.restore()
+    beside.daemon.daemon = daemon
+    beside.ask("")
+    assert beside.daemon.banned == EMPTY
+
+
+def test_ban_in_a_list_that_another_program_extended_is_lifted(beside: Beside) -> None:
+    """The other program read the ban and added a CPU: its own CPU stays. It is no conflict."""
+    for _ in range(4):
+        beside.ask("4-5", LOOK_SECONDS)
+        beside.ask("4-5", LOOK_SECONDS)
+        beside.daemon.banned = beside.daemon.pending = beside.daemon.banned | cpus("7")
+    assert beside.ask("4-5", LOOK_SECONDS) == Told()
+    beside.ask("", LOOK_SECONDS)
+    beside.ask("", LOOK_SECONDS)
+    assert (str(beside.daemon.banned), beside.balancer.has_banned) == ("7", False)
+
+
+def test_lifted_ban_stays_on_record_until_read_back(beside: Beside) -> None:
+    """An ignored request is repeated, is an error in the end, and does not become the list of before."""
+    beside.ask("4-5")
+    beside.ask("4-5")
+    beside.daemon.is_deaf = True
+    reasons = [beside.ask("").reason for _ in range(MOST_SENDS + 1)]
+    assert reasons[-2:] == ["", "irqbalance (7) does not take over the CPUs that it must not use"]
+    assert beside.balancer.has_banned
+    beside.ask("4-6")
+    beside.daemon.is_deaf = False
+    for _ in range(3):
+        beside.ask("", LOOK_SECONDS)
+    assert (beside.daemon.banned, beside.balancer.has_banned) == (EMPTY, False)
+
+
+def test_shown_ban_is_recognised_after_several_sends(beside: Beside) -> None:
+    """A list that irqbalance shows until its next interval does not become the list of before."""
+    beside.ask("4-5")
+    beside.daemon.is_deaf = True
+    for _ in range(4):
+        beside.ask("4-6")
+    beside.daemon.is_deaf = False
+    for _ in range(2):
+        beside.ask("")
+    assert beside.daemon.banned == EMPTY
+
+
+def test_restore_that_irqbalance_does_not_answer_fails(beside: Beside) -> None:
+    """The record is kept for the next attempt."""
+    beside.ask("4")
+    beside.daemon.silence = "no answer in time"
+    assert not beside.balancer.restore()
+    assert beside.balancer.has_banned
+
+
+def test_found_process_runs_until_its_number_is_reused(client: Irqbalance) -> None:
+    """Number and start identify it."""
+    assert client.runs(Daemon(7, 107))
+    assert not client.runs(Daemon(7, 106))
+    assert not client.runs(Daemon(8, 107))

@@ -274,16 +274,26 @@ def test_records_of_another_boot_are_not_restored(node: Node) -> None:
         "",
         "[]",
         "{",
+        '{"version":1,"bootID":"boot","originals":{"known":"25,x"}}',
         '{"version":1,"bootID":"boot","originals":{"irq/25":"[]","irq/26":"x","irq/27":"[1,2,3]"}}',
         '{"version":1,"bootID":"boot","originals":{"irq/25":"[\\"0-7\\",[],\\"a\\"]","irq/26":"[\\"\\",[\\"1\\"],\\"\\"]"}}',
     ],
 )
-def test_damaged_file_restores_nothing(node: Node, text: str) -> None:
-    """A value that is not valid is never written."""
-    (node.folder / FILE).write_text(text)
+def test_damaged_file_is_kept_and_nothing_is_moved(node: Node, text: str) -> None:
+    """The narrowed values must not be saved as originals; a restore fails, and goes on once the file is back."""
+    node.round("4-5")
+    file = node.folder / FILE
+    good, narrow = file.read_text(), node.shown()
+    file.write_text(text)
     node.start()
-    assert not node.mover.has_taken
+    assert node.mover.has_taken
+    for act in (node.mover.restore, lambda: node.round("3-5")):
+        with pytest.raises(Refused, match=r"interrupts\.json is damaged: .*: restart the node and delete it"):
+            act()
+    assert (file.read_text(), node.shown()) == (text, narrow)
+    file.write_text(good)
     assert node.mover.restore()
+    assert node.shown()["26"] == "4"
 
 
 def test_nothing_is_written_without_a_saved_original(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

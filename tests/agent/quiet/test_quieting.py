@@ -315,6 +315,8 @@ def test_interrupts_are_moved_and_restored_in_order(whole: Whole) -> None:
     whole.order.clear()
     assert whole.round("") == QuietResult()
     assert whole.order == ["25", DEFAULT, "ban"]
+    assert not whole.keeper.is_idle
+    whole.round("")
     assert whole.keeper.is_idle
 
 
@@ -326,6 +328,7 @@ def test_too_few_other_cpus_restore_everything(whole: Whole) -> None:
         cpus("3-5"), "interrupts need 2 online CPUs that are not quiet, and only CPU 6 is left"
     )
     assert whole.kernel.affinities["25"] == cpus("0-7")
+    whole.round("3-5")
     assert whole.keeper.is_idle
 
 
@@ -364,6 +367,22 @@ def test_missing_folder_is_the_reason(whole: Whole) -> None:
     whole.kernel.missing = ""
     assert whole.keeper.restore()
     assert whole.kernel.affinities[DEFAULT] == cpus("0-7")
+
+
+@pytest.mark.parametrize("name", [taken.FILE, balancer.FILE])
+def test_unusable_state_file_is_the_reason(tmp_path: Path, name: str) -> None:
+    """Nothing is moved, the restore fails, and rounds go on without quiet CPUs until the file can be read."""
+    (tmp_path / name).write_text('{"version": 2, "bootID": "boot", "originals": {}}')
+    whole = Whole(tmp_path)
+    for quiet in ("4-5", ""):
+        result = whole.round(quiet)
+        assert result
+        assert f"{name} has version 2, and this corepin reads version 1: install" in result.reason
+        assert not whole.keeper.is_idle
+    assert whole.kernel.writes == []
+    assert not whole.keeper.restore()
+    (tmp_path / name).unlink()
+    assert whole.round("4-5") == QuietResult(cpus("4-5"))
 
 
 def test_change_during_a_round_is_retried(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:

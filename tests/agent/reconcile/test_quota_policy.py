@@ -93,16 +93,39 @@ def test_reset_restores_quotas(node: FakeNode) -> None:
 
 
 def test_container_without_a_quota_gets_none(node: FakeNode) -> None:
-    """A container without a quota gets none, and a damaged or stale quota file restores nothing."""
+    """A container without a quota gets none, and a quota file of another boot restores nothing."""
     cgroups = began(node)
     node.cgroups.quotas = {cgroups[1]: LIMIT_2}
     node.run()
-    for content in ("{", '{"version": 1, "bootID": "another", "originals": {"/kubepods/a": "1 1"}}'):
-        (node.folder / QUOTAS).write_text(content)
-        node.settings = replace(node.settings, config=NodeConfig(quota=Quota.KEEP))
-        node.new_agent()
-        node.run()
-        assert node.cgroups.quotas == {}
+    content = '{"version": 1, "bootID": "another", "originals": {"/kubepods/a": "1 1"}}'
+    (node.folder / QUOTAS).write_text(content)
+    node.settings = replace(node.settings, config=NodeConfig(quota=Quota.KEEP))
+    node.new_agent()
+    node.run()
+    assert node.cgroups.quotas == {}
+
+
+@pytest.mark.parametrize("damage", [slice(0, 40), slice(0, 0), None])
+def test_unusable_quota_file_is_kept(node: FakeNode, damage: slice | None) -> None:
+    """No further quota is unset and a reset fails, until the file is back; then the quotas are restored."""
+    cgroups = began(node)
+    before = dict(node.cgroups.quotas)
+    node.run()
+    file = node.folder / QUOTAS
+    good = file.read_text()
+    bad = good[damage] if damage else good.replace('"200000 100000"', '"200000"')
+    file.write_text(bad)
+    node.new_agent()
+    node.cgroups.quotas[cgroups[0]] = before[cgroups[0]]
+    node.time.now += 1.0
+    node.run()
+    assert cgroups[0] in node.cgroups.quotas
+    with pytest.raises(AgentError, match="quota"):
+        node.runner.run(node.agent.reset())
+    assert file.read_text() == bad
+    file.write_text(good)
+    node.runner.run(node.agent.reset())
+    assert node.cgroups.quotas == before
 
 
 def test_cgroups_that_end_are_forgotten(node: FakeNode) -> None:

@@ -36,23 +36,77 @@ def test_originals_of_another_boot_are_dropped(path: Path) -> None:
     assert not Restorable(path, "other").originals
 
 
+def later(boot: str = BOOT) -> bytes:
+    """Return a file of a later version."""
+    return json.dumps({"version": 2, "bootID": boot, "originals": {"/a": "1"}}).encode()
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "reason"),
     [
-        pytest.param(b"", id="empty"),
-        pytest.param(b"\xff\xfe", id="no text"),
-        pytest.param(b"[" * 100_000, id="nested"),
-        pytest.param(b"[]", id="a list"),
-        pytest.param(json.dumps({"version": 1, "bootID": BOOT, "originals": [1]}).encode(), id="no object"),
+        pytest.param(b"", "is damaged", id="empty"),
+        pytest.param(b"\xff\xfe", "is damaged", id="no text"),
+        pytest.param(b"[" * 100_000, "is damaged", id="nested"),
+        pytest.param(b"[]", "is damaged", id="a list"),
+        pytest.param(b'{"version": 1, "bootID": "4f2c", "orig', "is damaged", id="cut"),
+        pytest.param(b'{"version": 1, "bootID": "4f2c", "originals": [1]}', "is damaged", id="no object"),
+        pytest.param(b'{"version": 1, "bootID": "4f2c", "originals": {"/a": 1}}', "is damaged", id="no text"),
         pytest.param(
-            json.dumps({"version": 2, "bootID": BOOT, "originals": {"/a": "1"}}).encode(), id="later"
+            b'{"version": 1, "bootID": "4f2c", "originals": {"/a": "bad"}}', "is damaged", id="record"
         ),
+        pytest.param(later(), "has version 2, and this corepin reads version 1", id="later"),
     ],
 )
-def test_file_that_cannot_be_read_is_dropped(path: Path, text: bytes) -> None:
-    """A damaged file or one of a later version is ignored, so no wrong value is restored."""
+def test_file_that_cannot_be_used_is_kept(
+    path: Path, text: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has the only originals there are, so nothing is saved over it; the error is logged once, with the remedy."""
     path.write_bytes(text)
-    assert not Restorable(path, BOOT).originals
+    saved = checked(path)
+    assert reason in saved.problem
+    for change in (saved.reread, lambda: saved.remember({"/b": "1 2"})):
+        with pytest.raises(Refused, match="restart the node"):
+            change()
+    saved.forget(["/a"])
+    assert (path.read_bytes(), dict(saved.originals)) == (text, {})
+    assert [it.message for it in caplog.records] == ["saved kernel values cannot be used"]
+
+
+def checked(path: Path) -> Restorable:
+    """Return originals that must be two numbers."""
+
+    def check(_: str, text: str) -> None:
+        list(map(int, text.split()))
+
+    saved = Restorable(path, BOOT)
+    saved.require(check)
+    return saved
+
+
+def test_unreadable_file_is_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the disk may pass."""
+    Restorable(path, BOOT).remember({"/a": "1 2"})
+    with monkeypatch.context() as broken:
+
+        def fail(_: Path) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        broken.setattr(Path, "read_bytes", fail)
+        saved = checked(path)
+        with pytest.raises(Refused, match=r"quotas\.json: Input/output error: let the agent read it"):
+            saved.remember({"/a": "3 4"})
+    saved.reread()
+    assert (dict(saved.originals), saved.problem) == ({"/a": "1 2"}, "")
+
+
+@pytest.mark.parametrize("text", [later("other"), later("other")[:40]])
+def test_unusable_file_of_another_boot_is_dropped(path: Path, text: bytes) -> None:
+    """Its values have been reset; a file that is cut names its boot too."""
+    path.write_bytes(text)
+    saved = checked(path)
+    assert saved.problem == ""
+    saved.remember({"/a": "1 2"})
+    assert dict(Restorable(path, BOOT).originals) == {"/a": "1 2"}
 
 
 def test_file_that_cannot_be_written_is_refused(path: Path) -> None:
