@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import CoreType, CPUPolicy
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.pods.claims import Origin
+from pinning.truncate import truncate
 from published.codec import AnotherVersion, decode
 from published.pod_status import (
     MOST_RESOURCES,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pinning.machine.near import DeviceKind
     from pinning.planning.observed import SeenPod
     from pinning.planning.refusal import Refusal as Refused
+
+MOST_REASON: Final = 400  # characters; each container repeats it, and the socket has the node's in full
 
 
 def container(
@@ -61,7 +64,7 @@ def container(
         noise=Noise(kind=state.noise.kind, since=state.noise.since)
         if state.noise and state.noise.kind
         else None,
-        not_quiet=state.quiet or "",
+        not_quiet=truncate(state.quiet or "", MOST_REASON),
         devices=tuple(_device(kind) for kind in state.devices[:MOST_RESOURCES]),
         more_devices=len(state.devices[MOST_RESOURCES:]),
         devices_unknown=state.devices_unknown,

@@ -130,7 +130,7 @@ ROOMS = {
     "agent.quiet": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.kernel.cgroup_names"),
         *("agent.kernel.procfs", "agent.node_state", "agent.reconcile.foreign_writes"),
-        *("agent.reconcile.restorable", "pinning"),
+        *("agent.reconcile.restorable", "logs.printable", "pinning"),
     ),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),

@@ -19,9 +19,7 @@ _DEFAULT_FILE: Final = "default_smp_affinity"
 _MOST_BYTES: Final = (
     2**14
 )  # of a file; a list of 8192 CPUs without ranges is no affinity that a kernel prints
-_MANAGED: Final = frozenset(
-    {errno.EIO, errno.EPERM, errno.EACCES}
-)  # up to 6.1; from 6.12 on; without DAC_OVERRIDE
+_DENIED: Final = frozenset({errno.EPERM, errno.EACCES})  # EACCES: of the open, without DAC_OVERRIDE
 _WRITE_BITS: Final = 0o222
 
 
@@ -55,8 +53,8 @@ class KernelInterrupts:
         """Return the CPUs on which an interrupt may fire."""
         text = _read(self._file(number))
         try:
-            cpus = _parse_mask(text) if number == DEFAULT else CPUSet.parse(text)
-        except (BadCPUList, ValueError) as error:
+            cpus = CPUSet.parse_mask(text) if number == DEFAULT else CPUSet.parse(text)
+        except BadCPUList as error:
             raise Refused(f"{self._file(number)}: {text[:40]!r} is no list of CPUs") from error
         if not cpus:
             raise Refused(f"{self._file(number)} is empty")
@@ -89,7 +87,7 @@ class KernelInterrupts:
     def is_managed(self, number: str) -> bool:
         """Return whether the file of an interrupt has no write permission, as managed ones have from Linux 6.12 on."""
         try:
-            return not Path(self._file(number)).stat().st_mode & _WRITE_BITS
+            return number != DEFAULT and not Path(self._file(number)).stat().st_mode & _WRITE_BITS
         except OSError:
             return False
 
@@ -104,7 +102,22 @@ class KernelInterrupts:
             finally:
                 os.close(descriptor)
         except OSError as error:
+            if self._is_fixed(number, error):
+                raise Managed(f"{file}: {error.strerror}") from error
+            if error.errno in _DENIED:
+                policy = "its mode allows it, so a security policy of the node (SELinux, AppArmor) forbids it"
+                raise Refused(f"{file} cannot be written: {error.strerror}; {policy}") from error
             _translate(error, file)
+
+    def _is_fixed(self, number: str, error: OSError) -> bool:
+        """Return whether an error of a write means that the kernel alone chooses the CPUs.
+
+        Up to Linux 6.1 that is EIO. From 6.12 on the file has no write permission either, which tells it from the
+        refusal of a security module.
+        """
+        if number == DEFAULT:
+            return False
+        return error.errno == errno.EIO or (error.errno in _DENIED and self.is_managed(number))
 
     def _file(self, number: str) -> str:
         name = _DEFAULT_FILE if number == DEFAULT else f"{number}/smp_affinity_list"
@@ -126,14 +139,7 @@ def _translate(error: OSError, file: str) -> NoReturn:
     reason = f"{file}: {error.strerror}"
     if error.errno == errno.ENOENT:
         raise Gone(reason) from error
-    if error.errno in _MANAGED:
-        raise Managed(reason) from error
     raise Refused(reason) from error
-
-
-def _parse_mask(text: str) -> CPUSet:
-    """Parse the kernel's mask: hex digits, in groups of eight with commas."""
-    return CPUSet.of_mask(int(text.replace(",", ""), 16))
 
 
 def _mask(cpus: CPUSet) -> str:

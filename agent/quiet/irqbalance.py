@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import Unavailable
 from agent.kernel.procfs import STARTED, cgroup_of, read_stat
-from pinning.machine.cpuset import MAX_CPU, CPUSet
+from pinning.errors import BadCPUList
+from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,10 +99,10 @@ class Irqbalance:
         interval, banned = _SLEEP.search(answer), _BANNED.search(answer)
         if not interval or not banned:
             raise Unavailable(f"{daemon.socket}: {answer[:60]!r} is no answer of irqbalance to setup")
-        mask = int(banned[1].replace(b",", b"") or b"0", 16)
-        if mask.bit_length() > MAX_CPU + 1:
-            raise Unavailable(f"{daemon.socket}: irqbalance bans CPUs above {MAX_CPU}")
-        return Setup(CPUSet.of_mask(mask), int(interval[1]))
+        try:
+            return Setup(CPUSet.parse_mask(banned[1].decode()), int(interval[1]))
+        except BadCPUList as error:
+            raise Unavailable(f"{daemon.socket}: the CPUs that irqbalance bans: {error}") from error
 
     def ban(self, daemon: Daemon, cpus: CPUSet) -> None:
         """Replace the banned CPUs; of no CPU those that its environment bans."""

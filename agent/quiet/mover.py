@@ -11,9 +11,10 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.errors import AgentError, Gone, Managed, Refused
+from agent.errors import AgentError, Gone, Managed, Refused, Unavailable
 from agent.quiet.interrupts import DEFAULT
 from agent.reconcile.foreign_writes import ForeignWrites
+from logs.printable import plain
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.interrupts import Decision, Quiet, Taken, born, decide
 from pinning.truncate import NAME, truncate
@@ -45,9 +46,13 @@ class _Round:
     quiet: Quiet
     may_take: bool
     decisions: dict[str, Decision] = field(default_factory=dict)
+    seen: dict[str, CPUSet] = field(default_factory=dict)  # affinities of those that are decided
     managed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     born: dict[str, Taken] = field(default_factory=dict)
+    unused: set[str] = field(default_factory=set)  # new numbers that no driver has requested yet
+    ours: set[str] = field(default_factory=set)  # have an affinity that was written in an earlier round
+    gone: int = 0
     foreign: dict[str, CPUSet] = field(default_factory=dict)
     done: dict[str, Taken | None] = field(default_factory=dict)  # records as they are after the writes
 
@@ -83,17 +88,18 @@ class InterruptMover:
         numbers = [DEFAULT, *self._interrupts.numbers()]
         for number in numbers:
             self._look(now, number)
+        if now.gone == len(numbers) - 1:
+            raise Unavailable("no interrupt has an affinity that can be read: mount the node's /proc/irq")
         if self._interrupts.online() != quiet.online:
             return Moved(is_steady=False)
-        for number, cpus in now.foreign.items():
-            self._saw(number, cpus)
-        self._save(now, frozenset(numbers) - {DEFAULT})
+        self._saw(now.foreign)
+        self._save(now, frozenset(numbers) - {DEFAULT} - now.unused)
         for number in _in_order(now.decisions):
             if (write := now.decisions[number].write) is not None:
                 self._write(now, number, write)
         self._settle(now, frozenset(numbers))
-        conflicts = [self._label(number) for number in self._writes.conflicts]
-        return Moved(_few(now.managed), _few(now.failed), _few(conflicts))
+        conflicts = _few(self._writes.conflicts, self._label)
+        return Moved(_few(now.managed, self._label), _few(now.failed), conflicts)
 
     def restore(self) -> bool:
         """Give every interrupt its original affinity; return whether nothing is left to restore."""
@@ -110,33 +116,40 @@ class InterruptMover:
         try:
             affinity = self._interrupts.affinity(number)
             taken = self._store.taken.get(number) or self._born(now, number, affinity)
-            proven = self._proven.get(number)
             if affinity.isdisjoint(now.quiet.cpus) and taken is None:
                 return
-            decision = self._decide(now, number, affinity, taken, proven)
-        except Gone:
+            decision = self._decide(now, number, affinity, taken)
+        except Gone as error:
+            if number == DEFAULT:
+                raise Unavailable(str(error)) from error
+            now.gone += 1
             return
         except Refused as error:
             now.failed.append(str(error))
             return
         if decision.is_foreign:
             now.foreign[number] = affinity
+        if number in now.born and decision.write is None:
+            decision = decision._replace(write=affinity)  # shows whether the kernel lets it be moved
+        now.seen[number] = affinity
         if decision.write is not None and self._is_managed(number):
-            now.managed.append(self._label(number))
+            self._report_fixed(now, number)
+            now.born.pop(number, None)
             decision = Decision(None)
         if decision != Decision(self._store.taken.get(number)):
             now.decisions[number] = decision
 
-    def _decide(
-        self, now: _Round, number: str, affinity: CPUSet, taken: Taken | None, proven: CPUSet | None
-    ) -> Decision:
-        near = self._near(number, affinity, taken, now.quiet)
+    def _decide(self, now: _Round, number: str, affinity: CPUSet, taken: Taken | None) -> Decision:
+        near, proven = self._near(number, affinity, taken, now.quiet), self._proven.get(number)
         decision = decide(affinity, taken, now.quiet, near=near, may_take=now.may_take, proven=proven)
         if decision.write is None and not decision.is_foreign:
             return decision
         name = self._interrupts.name(number)
         if taken and taken.name and name != taken.name:  # the number was given to another driver
-            decision = decide(affinity, None, now.quiet, near=near, may_take=now.may_take)
+            taken = self._record_at_birth(now, number, affinity, name)
+            decision = decide(affinity, taken, now.quiet, near=near, may_take=now.may_take)
+        elif taken and affinity in taken.wrote and number not in now.born:
+            now.ours.add(number)
         return decision._replace(taken=decision.taken and decision.taken._replace(name=name))
 
     def _born(self, now: _Round, number: str, affinity: CPUSet) -> Taken | None:
@@ -144,9 +157,17 @@ class InterruptMover:
         known = self._store.known
         if number == DEFAULT or known is None or number in known:
             return None
-        found = born(affinity, self._store.taken.get(DEFAULT), self._interrupts.near(number))
+        name = self._interrupts.name(number)
+        if not name:
+            now.unused.add(number)  # the kernel sets its affinity once more when a driver requests it
+            return None
+        return self._record_at_birth(now, number, affinity, name)
+
+    def _record_at_birth(self, now: _Round, number: str, affinity: CPUSet, name: str) -> Taken | None:
+        near = self._interrupts.near(number)
+        found = born(affinity, self._store.taken.get(DEFAULT), now.quiet.online, near)
         if found:
-            now.born[number] = found = found._replace(name=self._interrupts.name(number))
+            now.born[number] = found = found._replace(name=name)
         return found
 
     def _near(self, number: str, affinity: CPUSet, taken: Taken | None, quiet: Quiet) -> CPUSet:
@@ -162,10 +183,18 @@ class InterruptMover:
             return True
         return number in self._fixed and self._fixed[number] == self._interrupts.name(number)
 
-    def _saw(self, number: str, affinity: CPUSet) -> None:
-        self._writes = self._writes.saw(number, self._monotonic())
-        facts = {"interrupt": self._label(number), "cpus": str(affinity)}
-        logger.warning("interrupt moved by another program", extra={"facts": facts})
+    def _report_fixed(self, now: _Round, number: str) -> None:
+        """Report an interrupt that the kernel alone places, if it may fire on quiet CPUs."""
+        if not now.seen[number].isdisjoint(now.quiet.cpus):
+            now.managed.append(number)
+
+    def _saw(self, foreign: Mapping[str, CPUSet]) -> None:
+        """Count the interrupts that were moved back, and log them once for the round."""
+        if not foreign:
+            return
+        self._writes = self._writes.saw_all(foreign, self._monotonic())
+        moved = _few(foreign, lambda number: f"{self._label(number)} to {foreign[number]}")
+        logger.warning("interrupts moved by another program", extra={"facts": {"interrupts": list(moved)}})
 
     def _save(self, now: _Round, numbers: frozenset[str]) -> None:
         """Save the records of everything that is about to be written."""
@@ -177,7 +206,10 @@ class InterruptMover:
             self._store.change(changed, known=known)
 
     def _write(self, now: _Round, number: str, cpus: CPUSet) -> None:
-        """Write one affinity and read it back: the order holds, though it takes effect with the next interrupt."""
+        """Write one affinity and read it back: the order holds, though it takes effect with the next interrupt.
+
+        A write that fails, or is not what is read back, keeps the record: the next round decides by what it finds.
+        """
         decision, before = now.decisions[number], self._store.taken.get(number)
         try:
             if self._writes.is_conflict(number):
@@ -187,17 +219,22 @@ class InterruptMover:
             seen = self._interrupts.affinity(number)
         except Gone:
             now.done[number] = None
-        except Managed:
-            now.managed.append(self._label(number))
-            self._fixed[number] = decision.taken.name if decision.taken else ""
-            now.done[number] = None
         except Refused as error:
+            if isinstance(error, Managed) and number not in now.ours | {DEFAULT}:
+                self._report_fixed(now, number)
+                self._fixed[number] = decision.taken.name if decision.taken else ""
+                now.done[number] = None
+                return
             now.failed.append(str(error))
             now.done[number] = before
         else:
-            self._proven[number] = seen
-            taken = decision.taken
-            now.done[number] = taken and taken._replace(wrote=(seen,))
+            if seen == cpus:
+                self._proven[number] = cpus
+                now.done[number] = decision.taken and decision.taken._replace(wrote=(cpus,))
+                return
+            self._proven.pop(number, None)
+            now.failed.append(f"{self._label(number)}: its CPUs are {seen} after {cpus} was written")
+            now.done[number] = before
 
     def _settle(self, now: _Round, numbers: frozenset[str]) -> None:
         """Save what is known after the writes, and forget what is restored, foreign or freed."""
@@ -220,7 +257,7 @@ class InterruptMover:
             name = self._interrupts.name(number)
         except AgentError:
             name = ""
-        return f"{number} ({truncate(name, NAME)})" if name else number
+        return f"{number} ({truncate(plain(name), NAME)})" if name else number
 
 
 def _in_order(decisions: Mapping[str, Decision]) -> list[str]:
@@ -231,8 +268,8 @@ def _in_order(decisions: Mapping[str, Decision]) -> list[str]:
     return [DEFAULT, *numbers] if decisions[DEFAULT].taken else [*numbers, DEFAULT]
 
 
-def _few(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the first texts, and how many there are beside them."""
+def _few(texts: Iterable[str], shown: Callable[[str], str] = str) -> tuple[str, ...]:
+    """Return the first texts as they are shown, and how many there are beside them."""
     found = list(dict.fromkeys(texts))
     more = len(found) - MOST_NAMES
-    return (*found[:MOST_NAMES], *([f"and {more} more"] if more > 0 else []))
+    return (*map(shown, found[:MOST_NAMES]), *([f"and {more} more"] if more > 0 else []))

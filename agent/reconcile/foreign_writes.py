@@ -35,8 +35,15 @@ class ForeignWrites(Generic[Key]):
 
     def saw(self, owner: Key, now: float) -> ForeignWrites[Key]:
         """Count one foreign write."""
-        times = (*self._recent(owner, now), now)[-REWRITES:]
-        return ForeignWrites(MappingProxyType({**self.rewrites, owner: times}))
+        return self.saw_all((owner,), now)
+
+    def saw_all(self, owners: Iterable[Key], now: float) -> ForeignWrites[Key]:
+        """Count one foreign write of each."""
+        rewrites = dict(self.rewrites)
+        owner: Key
+        for owner in owners:
+            rewrites[owner] = (*self._recent(owner, now), now)[-REWRITES:]
+        return ForeignWrites(MappingProxyType(rewrites))
 
     def at(self, now: float) -> ForeignWrites[Key]:
         """Drop expired writes; return itself if none is."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MAX_CPU: Final = 8191  # NR_CPUS of the largest kernels that distributions build
+_MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8})*")
 _ITEM = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9})/([0-9]{1,9}))?)?")
 
 
@@ -51,6 +52,16 @@ class CPUSet:
         mask = 0
         for item in stripped.split(","):
             mask |= _parse_item(item.strip(), text)
+        return cls.of_mask(mask)
+
+    @classmethod
+    def parse_mask(cls, text: str) -> CPUSet:
+        """Parse the kernel's mask format: hex in groups of eight digits with commas. Raise BadCPUList otherwise."""
+        if not _MASK.fullmatch(text):
+            raise BadCPUList(f"{text[:40]!r} is no hex mask in groups of eight digits")
+        mask = int(text.replace(",", ""), 16)
+        if mask.bit_length() > MAX_CPU + 1:
+            raise BadCPUList(f"CPU {mask.bit_length() - 1} of a mask is above {MAX_CPU}")
         return cls.of_mask(mask)
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ class Decision(NamedTuple):
 
     taken: Taken | None  # None: nothing has to be restored, once the write is done
     write: CPUSet | None = None  # None: its affinity stays
-    is_foreign: bool = False  # another program changed it since it was read last
+    is_foreign: bool = False  # another program moved it back to quiet CPUs since it was read last
 
 
 def hindrance(quiet: Quiet) -> str:
@@ -82,7 +82,7 @@ def decide(
     """
     is_ours = taken is not None and now in taken.wrote
     original = taken.original if taken and is_ours else now
-    is_foreign = not is_ours and proven is not None
+    is_foreign = not is_ours and proven is not None and not now.isdisjoint(quiet.cpus)
     wanted = away(original, quiet, near)
     if wanted.isdisjoint(quiet.online) and not now.isdisjoint(quiet.online):
         wanted = away(now, quiet, near)  # the kernel accepts no affinity without an online CPU
@@ -97,13 +97,23 @@ def decide(
     return Decision(Taken(original, wrote, taken.name if taken else ""), wanted, is_foreign)
 
 
-def born(now: CPUSet, default: Taken | None, near: CPUSet = EMPTY) -> Taken | None:
+def born(now: CPUSet, default: Taken | None, online: CPUSet, near: CPUSet = EMPTY) -> Taken | None:
     """Return the record of an interrupt that was requested under a default affinity without quiet CPUs.
 
-    None if it was not: then the kernel gave it CPUs that the default does not have.
+    Only exactly what the kernel gives at birth is recognised: any other affinity was chosen by a driver, an operator or
+    irqbalance, and never had the quiet CPUs. `near` are the CPUs of its device's NUMA node.
     """
-    if default is None or not now <= default.wrote[-1]:
+    if default is None:
         return None
-    lost = default.original - default.wrote[-1]
-    lost = lost & near if near else lost
-    return Taken(now | lost, (now,)) if lost else None
+    full = _at_birth(default.original, online, near)
+    for wrote in reversed(default.wrote):
+        for given, original in zip(_at_birth(wrote, online, near), full, strict=True):
+            if now == given:
+                return Taken(original, (now,)) if original != now else None
+    return None
+
+
+def _at_birth(default: CPUSet, online: CPUSet, near: CPUSet) -> tuple[CPUSet, CPUSet]:
+    """Return the affinities of an interrupt that was started, and of one that is only allocated."""
+    started = (default & online) or online
+    return (started & near) or started, default

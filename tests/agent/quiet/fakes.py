@@ -34,6 +34,7 @@ class FakeInterrupts:
     read_only: set[str] = field(default_factory=set)  # also by the mode of their files
     refused: dict[str, str] = field(default_factory=dict)
     up: CPUSet = MACHINE
+    deaf: set[str] = field(default_factory=set)  # a write succeeds and changes nothing
     possible: CPUSet = MACHINE
     missing: str = ""  # why none can be listed
     writes: list[tuple[str, str]] = field(default_factory=list)
@@ -82,7 +83,8 @@ class FakeInterrupts:
         assert not wanted.isdisjoint(self.up), "the kernel answers EINVAL: no online CPU"
         self.writes.append((number, str(wanted)))
         self.order.append(number)
-        self.affinities[number] = wanted
+        if number not in self.deaf:
+            self.affinities[number] = wanted
 
     def set_online(self, up: CPUSet) -> None:
         """Set the online CPUs. An interrupt without an online CPU gets all of them, and keeps them."""

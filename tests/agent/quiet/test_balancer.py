@@ -118,7 +118,8 @@ def test_setup_answer_is_parsed(client: Irqbalance, answer: bytes, setup: Setup)
         pytest.param(b"BANNED ff", "is no answer", id="without an interval"),
         pytest.param(b"SLEEP 10 BANNED xyz", "is no answer", id="no mask"),
         pytest.param(b"\xff\x00" * 999, "is no answer", id="rubbish"),
-        pytest.param(b"SLEEP 1 BANNED 1" + b"0" * 3000, "CPUs above", id="a mask of 12,000 CPUs"),
+        pytest.param(b"SLEEP 1 BANNED 1" + b",00000000" * 300, "above 8191", id="a mask of 9,600 CPUs"),
+        pytest.param(b"SLEEP 1 BANNED f,f", "no hex mask", id="a mask in short groups"),
         pytest.param(b"x" * (MOST_BYTES + 1), "more than 1 MiB", id="without end"),
     ],
 )

@@ -58,6 +58,13 @@ def test_freed_interrupt_raises_gone(kernel: KernelInterrupts) -> None:
     assert kernel.near("99") == EMPTY
 
 
+def test_mask_in_short_groups_is_refused(kernel: KernelInterrupts, tmp_path: Path) -> None:
+    """`f,f` would be read as CPUs 0-7 and written back as another mask."""
+    (tmp_path / "irq/default_smp_affinity").write_text("f,f\n")
+    with pytest.raises(Refused, match="is no list of CPUs"):
+        kernel.affinity(DEFAULT)
+
+
 @pytest.mark.parametrize("text", ["", "\n", "x", "3-1", "99999", "\xff\x00"])
 def test_garbled_files_raise_errors(kernel: KernelInterrupts, tmp_path: Path, text: str) -> None:
     """A garbled file never gives an affinity or CPUs."""
@@ -98,29 +105,54 @@ def test_read_only_mount_raises_unavailable(
 def test_files_without_write_permission_are_managed(kernel: KernelInterrupts, tmp_path: Path) -> None:
     """The kernel marks them so from Linux 6.12 on."""
     (tmp_path / "irq/25/smp_affinity_list").chmod(0o444)
+    (tmp_path / "irq/default_smp_affinity").chmod(0o444)
     assert kernel.is_managed("25")
+    assert not kernel.is_managed(DEFAULT)
 
 
 @pytest.mark.parametrize(
-    ("number", "error"),
+    ("interrupt", "mode", "number", "error"),
     [
-        (errno.EIO, Managed),
-        (errno.EPERM, Managed),
-        (errno.EACCES, Managed),
-        (errno.ENOSPC, Refused),
-        (errno.EINVAL, Refused),
-        (errno.ENOENT, Gone),
+        pytest.param("25", 0o644, errno.EIO, Managed, id="managed up to 6.1"),
+        pytest.param("25", 0o444, errno.EPERM, Managed, id="managed from 6.12 on"),
+        pytest.param("25", 0o444, errno.EACCES, Managed, id="managed, and without DAC_OVERRIDE"),
+        pytest.param("25", 0o644, errno.EPERM, Refused, id="forbidden by a security module"),
+        pytest.param("25", 0o644, errno.EACCES, Refused, id="denied by a security module"),
+        pytest.param("25", 0o644, errno.ENOSPC, Refused, id="no vector is free"),
+        pytest.param("25", 0o644, errno.EINVAL, Refused, id="invalid"),
+        pytest.param("25", 0o644, errno.ENOENT, Gone, id="freed"),
+        pytest.param(DEFAULT, 0o644, errno.EIO, Refused, id="the default, which is no interrupt"),
+        pytest.param(DEFAULT, 0o444, errno.EACCES, Refused, id="the default, read-only"),
     ],
 )
 def test_errors_of_a_write_are_translated(
-    kernel: KernelInterrupts, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception]
+    kernel: KernelInterrupts,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupt: str,
+    mode: int,
+    number: int,
+    error: type[Exception],
 ) -> None:
-    """Managed, refused and freed interrupts have different errors."""
+    """Only an interrupt that the kernel alone places is managed; every other refusal is an error to report."""
+    Path(kernel._file(interrupt)).chmod(mode)
 
     def answer(*_: Any) -> int:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "write", answer)
     with pytest.raises(error) as raised:
-        kernel.move("25", CPUSet([0]))
+        kernel.move(interrupt, CPUSet([0]))
     assert type(raised.value) is error
+
+
+def test_denied_write_says_what_denies_it(kernel: KernelInterrupts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator has to look at the node's security policy, not at the interrupt."""
+
+    def deny(*_: Any) -> int:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", deny)
+    with pytest.raises(
+        Refused, match=r"default_smp_affinity cannot be written: .*a security policy of the node"
+    ):
+        kernel.move(DEFAULT, CPUSet([0]))

@@ -11,44 +11,12 @@ from hypothesis import strategies as st
 
 from agent.errors import Refused
 from agent.quiet.interrupts import DEFAULT
-from agent.quiet.mover import MOST_NAMES, InterruptMover, Moved
-from agent.quiet.taken import FILE, TakenStore
-from agent.reconcile.restorable import Restorable
+from agent.quiet.mover import MOST_NAMES, Moved
+from agent.quiet.taken import FILE
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.interrupts import Quiet
-from tests.agent.quiet.fakes import FakeInterrupts, Killed, cpus
-
-NIC = {"25": "eth0-rx-0", "26": "eth0-rx-1"}
-
-
-class Node:
-    """A node whose agent can be killed and started again."""
-
-    def __init__(self, folder: Path, **affinities: str) -> None:
-        self.folder = folder
-        self.kernel = FakeInterrupts(
-            {DEFAULT: cpus("0-7"), **{it.removeprefix("irq"): cpus(affinities[it]) for it in affinities}}
-        )
-        self.kernel.names = {number: NIC.get(number, f"dev{number}") for number in self.kernel.affinities}
-        self.boot = "boot"
-        self.now = 0.0
-        self.start()
-
-    def start(self) -> None:
-        """Start a new agent."""
-        self.kernel.kill_after = None
-        self.mover = InterruptMover(
-            self.kernel, TakenStore(Restorable(self.folder / FILE, self.boot)), lambda: self.now
-        )
-
-    def round(self, quiet: str = "", **facts: bool) -> Moved:
-        """Run one round, ten seconds after the last."""
-        self.now += 10.0
-        return self.mover.round(Quiet(cpus(quiet), self.kernel.up), **facts)
-
-    def shown(self) -> dict[str, str]:
-        """Return all affinities as text."""
-        return {number: str(it) for number, it in self.kernel.affinities.items()}
+from tests.agent.quiet.fakes import Killed, cpus
+from tests.agent.quiet.mover_node import Node
 
 
 @pytest.fixture
@@ -124,36 +92,42 @@ def test_narrow_affinity_is_not_widened(node: Node) -> None:
     assert node.shown()["27"] == "0-1"
 
 
-@pytest.mark.parametrize("fixed", ["managed", "read_only"])
-def test_managed_interrupts_are_reported_and_skipped(node: Node, fixed: str) -> None:
-    """The kernel's error, after which no write is tried again, or the file mode shows them."""
-    getattr(node.kernel, fixed).add("26")
-    for _ in range(3):
-        assert node.round("4-5").managed == ("26 (eth0-rx-1)",)
-    assert node.shown()["26"] == "4"
-    assert [number for number, _ in node.kernel.writes].count("26") == 0
-    node.round()
-    assert not node.mover.has_taken
-
-
-def test_number_of_reported_managed_interrupts_is_limited(node: Node) -> None:
-    """If all are managed, only the default is changed."""
-    for number in range(100, 100 + MOST_NAMES + 3):
-        node.kernel.affinities[str(number)] = cpus("5")
-    node.kernel.read_only = set(node.kernel.affinities) - {DEFAULT}
-    managed = node.round("4-5").managed
-    assert len(managed) == MOST_NAMES + 1
-    assert managed[-1] == "and 6 more"
-    assert node.shown()[DEFAULT] == "0-3,6-7"
-
-
-def test_reused_number_is_not_restored(node: Node) -> None:
-    """The affinity of another driver's interrupt was not changed by the agent."""
+@pytest.mark.parametrize(
+    ("affinity", "restored"),
+    [
+        pytest.param("0-3,6-7", "0-7", id="by the narrowed default"),
+        pytest.param("2", "2", id="by its driver"),
+    ],
+)
+def test_reused_number_gets_only_what_the_default_lost(node: Node, affinity: str, restored: str) -> None:
+    """The original of the earlier driver's interrupt is not restored."""
     node.round("4-5")
-    node.kernel.names["25"] = "eth9"
+    node.kernel.names["26"], node.kernel.affinities["26"] = "eth9", cpus(affinity)
     node.round()
-    assert node.shown()["25"] == "0-3,6-7"
+    assert node.shown()["26"] == restored
     assert not node.mover.has_taken
+
+
+def test_affinity_of_a_later_driver_that_chose_its_cpus_stays(node: Node) -> None:
+    """It never had the quiet CPUs, though its CPUs are among those of the default."""
+    node.round("4-5")
+    node.kernel.request("40", "mlx5")
+    node.kernel.affinities["40"] = cpus("2")
+    node.round("4-5")
+    node.round()
+    assert node.shown()["40"] == "2"
+
+
+def test_number_without_a_driver_counts_when_it_is_requested(node: Node) -> None:
+    """Until then the kernel has not set its affinity."""
+    node.round("4-5")
+    node.kernel.request("40", "")
+    node.round("4-5")
+    node.kernel.nears["40"] = cpus("4-7")
+    node.kernel.names["40"], node.kernel.affinities["40"] = "eth1", cpus("6-7")
+    node.round("4-5")
+    node.round()
+    assert node.shown()["40"] == "4-7"
 
 
 def test_reused_number_is_no_foreign_write(node: Node) -> None:
@@ -169,26 +143,11 @@ def test_reused_number_is_no_foreign_write(node: Node) -> None:
 def test_record_of_a_freed_interrupt_is_removed(node: Node) -> None:
     """A later interrupt with its number gets the original default."""
     node.round("4-5")
-    del node.kernel.affinities["25"]
+    del node.kernel.affinities["26"]
     node.round("4-5")
-    node.kernel.request("25", "eth0-rx-0")
+    node.kernel.request("26", "eth0-rx-1")
     node.round()
-    assert node.shown()["25"] == "0-7"
-
-
-def test_refused_write_is_reported_and_retried(node: Node) -> None:
-    """The other interrupts are moved; a refused restore is retried too."""
-    node.kernel.refused = {"25": "smp_affinity_list: No space left on device"}
-    assert node.round("4-5").failed == ("smp_affinity_list: No space left on device",)
-    assert (node.shown()["25"], node.shown()["26"]) == ("0-7", "0-3,6-7")
-    node.kernel.refused = {}
-    assert node.round("4-5") == Moved()
-    node.kernel.refused = {"25": "Input/output error"}
-    node.round()
-    assert node.mover.has_taken
-    node.kernel.refused = {}
-    assert node.mover.restore()
-    assert node.shown()["25"] == "0-7"
+    assert node.shown()["26"] == "0-7"
 
 
 def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
@@ -208,6 +167,33 @@ def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
     assert node.shown()["25"] == "0-3,6-7"
     node.round()
     assert node.shown()["25"] == "5"
+
+
+def test_moves_among_other_cpus_are_no_conflict(node: Node) -> None:
+    """An irqbalance that obeys its list places interrupts anew, and its choice stays."""
+    for cpu in ("0", "1", "2", "3"):
+        node.round("4-5")
+        node.kernel.affinities["25"] = cpus(cpu)
+        assert node.round("4-5") == Moved()
+        node.round()
+        assert node.shown()["25"] == cpu
+        node.kernel.affinities["25"] = cpus("0-7")
+    assert node.round("4-5") == Moved()
+    assert node.shown()["25"] == "0-3,6-7"
+
+
+def test_foreign_writes_of_a_round_are_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names the first interrupts, and has the number of the others."""
+    node = Node(tmp_path, **{f"irq{number}": "0-7" for number in range(10, 10 + MOST_NAMES + 3)})
+    node.round("4-5")
+    for number in node.kernel.affinities.keys() - {DEFAULT}:
+        node.kernel.affinities[number] = cpus("5")
+    node.round("4-5")
+    (line,) = caplog.records
+    named = line.__dict__["facts"]["interrupts"]
+    assert (named[0], named[-1], len(named)) == ("10 (dev10) to 5", "and 3 more", MOST_NAMES + 1)
 
 
 def test_writes_before_irqbalance_has_settled_are_no_conflict(node: Node) -> None:
@@ -294,18 +280,6 @@ def test_damaged_file_is_kept_and_nothing_is_moved(node: Node, text: str) -> Non
     file.write_text(good)
     assert node.mover.restore()
     assert node.shown()["26"] == "4"
-
-
-def test_nothing_is_written_without_a_saved_original(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a full disk interrupts stay where they are."""
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(Refused, match="No space left"):
-        node.round("4-5")
-    assert node.kernel.writes == []
 
 
 HISTORY = st.lists(

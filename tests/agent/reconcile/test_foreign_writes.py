@@ -43,6 +43,11 @@ def test_conflict_concerns_its_container_only() -> None:
     assert not after(0, 1, 2).is_conflict(OTHER)
 
 
+def test_many_writes_are_counted_at_once() -> None:
+    """Each counts as one write."""
+    assert after(0, 1).saw_all((ONE, OTHER), 2) == after(0, 1).saw(ONE, 2).saw(OTHER, 2)
+
+
 def test_time_until_a_conflict_ends_is_known() -> None:
     """`ends` returns the seconds until the conflict is over, or None without one."""
     assert after(0, 1, 2).ends(100) == WINDOW_SECONDS - 98

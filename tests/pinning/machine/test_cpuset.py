@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import EMPTY, MAX_CPU, CPUSet, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 numbers = st.frozensets(st.integers(0, 600), max_size=80)
 
@@ -87,6 +92,30 @@ def test_membership_and_order(cpus: frozenset[int]) -> None:
     assert all((cpu in cpu_set) == (cpu in cpus) for cpu in range(-2, 602))
     if cpus:
         assert cpu_set.lowest() == min(cpus)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("ff", range(8)),
+        ("0000000f,ffffff00", range(8, 36)),
+        ("1,0000000E,00000001", [0, 33, 34, 35, 64]),
+        ("0", []),
+    ],
+)
+def test_the_kernel_mask_format_is_read(text: str, cpus: Iterable[int]) -> None:
+    """Hex digits are in groups of eight, of which the first may be shorter."""
+    assert CPUSet.parse_mask(text) == CPUSet(cpus)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "0x1", "f_f", "f,f", "f,ffffffff,f", "123456789", ",00000001", "1,", "1" + ",00000000" * 256],
+)
+def test_a_text_that_is_no_mask_is_refused(text: str) -> None:
+    """A mask is never guessed from groups of another width, and has no CPU above the largest."""
+    with pytest.raises(BadCPUList):
+        CPUSet.parse_mask(text)
 
 
 def test_the_empty_set_has_no_lowest_cpu() -> None:

@@ -160,7 +160,7 @@ OURS = Taken(cpus("0-7"), (cpus("0-3,6-7"),), "eth0")
             OURS,
             quiet("4-5"),
             {"proven": cpus("0-3,6-7")},
-            Decision(None, None, is_foreign=True),
+            Decision(None),
             id="after the order was read back",
         ),
         pytest.param(
@@ -198,23 +198,34 @@ def test_a_decision(
 
 
 DEFAULT = Taken(cpus("0-7"), (cpus("0-3,6-7"),))
+MOVING = Taken(cpus("0-7"), (cpus("0-3,6-7"), cpus("0-4,7")))
 
 
 @pytest.mark.parametrize(
-    ("now", "default", "near", "record"),
+    ("now", "default", "online", "near", "original"),
     [
-        pytest.param("0-3,6-7", DEFAULT, "", Taken(cpus("0-7"), (cpus("0-3,6-7"),)), id="all that it lost"),
-        pytest.param("6-7", DEFAULT, "4-7", Taken(cpus("4-7"), (cpus("6-7"),)), id="of its NUMA node"),
-        pytest.param("0-1", DEFAULT, "0-1", None, id="it lost nothing"),
-        pytest.param("0-7", DEFAULT, "", None, id="not by the default"),
-        pytest.param("0-3", None, "", None, id="the default is not narrowed"),
+        pytest.param("0-3,6-7", DEFAULT, "0-7", "", "0-7", id="all that it lost"),
+        pytest.param("6-7", DEFAULT, "0-7", "4-7", "4-7", id="of its NUMA node"),
+        pytest.param("0-3,6-7", DEFAULT, "0-7", "4-5", "4-5", id="its NUMA node has no other CPU"),
+        pytest.param("0-3,7", DEFAULT, "0-5,7", "", "0-5,7", id="of the online CPUs"),
+        pytest.param("0-3,6-7", DEFAULT, "0-5,7", "", "0-7", id="allocated, not started"),
+        pytest.param("0-2", DEFAULT, "0-2", "", None, id="it lost nothing, because the others are offline"),
+        pytest.param("0-1", DEFAULT, "0-7", "0-1", None, id="it lost nothing"),
+        pytest.param("2", DEFAULT, "0-7", "", None, id="chosen by another program"),
+        pytest.param("0-7", DEFAULT, "0-7", "", None, id="not by the default"),
+        pytest.param("0-3", None, "0-7", "", None, id="the default is not narrowed"),
+        pytest.param(
+            "0-4,7", MOVING, "0-7", "", "0-7", id="while the agent was killed in between, the new one"
+        ),
+        pytest.param("0-3,6-7", MOVING, "0-7", "", "0-7", id="or the old one"),
     ],
 )
 def test_an_interrupt_requested_under_a_narrow_default(
-    now: str, default: Taken | None, near: str, record: Taken | None
+    now: str, default: Taken | None, online: str, near: str, original: str | None
 ) -> None:
-    """An interrupt that was requested under the narrowed default is restored to the original default."""
-    assert born(cpus(now), default, cpus(near)) == record
+    """It is restored to the original default, if its CPUs are exactly those that the kernel gives it."""
+    record = Taken(cpus(original), (cpus(now),)) if original else None
+    assert born(cpus(now), default, cpus(online), cpus(near)) == record
 
 
 @given(SOME, SETS, SOME, SETS)

@@ -1,0 +1,243 @@
+"""Interrupts that the kernel does not let move, writes that fail, and files that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.errors import Gone, Refused, Unavailable
+from agent.quiet.interrupts import DEFAULT
+from agent.quiet.mover import MOST_NAMES, Moved
+from agent.quiet.taken import FILE
+from pinning.machine.cpuset import CPUSet
+from tests.agent.quiet.fakes import Killed, cpus
+from tests.agent.quiet.mover_node import Node
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """Return a node with four interrupts and no quiet CPUs."""
+    return Node(tmp_path, irq25="0-7", irq26="4", irq27="0-1", irq28="5-6")
+
+
+@pytest.mark.parametrize("fixed", ["managed", "read_only"])
+def test_managed_interrupts_are_reported_and_skipped(node: Node, fixed: str) -> None:
+    """The kernel's error, after which no write is tried again, or the file mode shows them."""
+    getattr(node.kernel, fixed).add("26")
+    for _ in range(3):
+        assert node.round("4-5").managed == ("26 (eth0-rx-1)",)
+        node.kernel.managed.clear()
+    assert node.shown()["26"] == "4"
+    assert [number for number, _ in node.kernel.writes].count("26") == 0
+    node.round()
+    assert not node.mover.has_taken
+
+
+def test_number_of_a_managed_interrupt_is_moved_for_another_driver(node: Node) -> None:
+    """What the kernel refused holds for that driver's interrupt alone."""
+    node.kernel.managed.add("26")
+    node.round("4-5")
+    node.kernel.managed.clear()
+    node.kernel.names["26"] = "eth1-rx-0"
+    assert node.round("4-5") == Moved()
+    assert node.shown()["26"] == "0-3,6-7"
+
+
+def test_refused_default_affinity_is_never_managed(node: Node) -> None:
+    """It is no interrupt, so the refusal is reported as a failure."""
+    node.kernel.managed.add(DEFAULT)
+    moved = node.round("4-5")
+    assert (moved.managed, moved.failed) == ((), ("default: EIO",))
+
+
+@pytest.mark.parametrize("number", ["25", DEFAULT])
+def test_restore_that_is_refused_as_managed_keeps_its_record(node: Node, number: str) -> None:
+    """It was moved before, so the kernel lets it be moved, and its original must not be lost."""
+    node.round("4-5")
+    node.start()
+    node.kernel.managed.add(number)
+    assert not node.mover.restore()
+    assert node.shown()[number] == "0-3,6-7"
+    node.kernel.managed.clear()
+    assert node.mover.restore()
+    assert node.shown()[number] == "0-7"
+
+
+def test_managed_interrupt_of_a_killed_agent_is_still_managed(node: Node) -> None:
+    """A record whose write never happened does not prove that the kernel lets it be moved."""
+    node.kernel.managed.add("26")
+    node.kernel.kill_after = 1
+    with pytest.raises(Killed):
+        node.round("4-5")
+    node.start()
+    assert node.round("4-5") == Moved(managed=("26 (eth0-rx-1)",))
+    assert node.mover.restore()
+
+
+@pytest.mark.parametrize("number", ["25", DEFAULT])
+def test_write_that_changes_nothing_is_reported(node: Node, number: str) -> None:
+    """The interrupt may still fire on quiet CPUs; nothing more is saved, and later writes of others are no conflict."""
+    node.kernel.deaf.add(number)
+    first = node.round("4-5")
+    assert first.failed[0].endswith(": its CPUs are 0-7 after 0-3,6-7 was written")
+    written = (node.folder / FILE).stat().st_mtime_ns
+    for _ in range(4):
+        assert node.round("4-5") == first
+    assert (node.folder / FILE).stat().st_mtime_ns == written
+    node.kernel.deaf.clear()
+    assert node.round("4-5") == Moved()
+    node.kernel.deaf.add(number)
+    assert not node.mover.restore()
+    node.kernel.deaf.clear()
+    assert node.mover.restore()
+    assert node.shown()[number] == "0-7"
+
+
+def test_value_of_a_second_writer_is_not_restored_over(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that was written between the agent's write and its read is the other program's."""
+    move = node.kernel.move
+
+    def second(number: str, wanted: CPUSet) -> None:
+        move(number, wanted)
+        if number == "25":
+            node.kernel.affinities["25"] = cpus("2")
+
+    monkeypatch.setattr(node.kernel, "move", second)
+    assert node.round("4-5").failed == ("25 (eth0-rx-0): its CPUs are 2 after 0-3,6-7 was written",)
+    monkeypatch.undo()
+    assert node.round("4-5") == Moved()
+    assert node.mover.restore()
+    assert node.shown()["25"] == "2"
+
+
+@pytest.mark.parametrize("left", [[], [DEFAULT], ["25", "26"]])
+def test_unreadable_folder_keeps_all_records(node: Node, left: list[str]) -> None:
+    """Without the default or without any interrupt the folder is not the node's."""
+    node.round("4-5")
+    whole = node.kernel.affinities
+    node.kernel.affinities = {number: it for number, it in whole.items() if number in left}
+    for act in (lambda: node.round("4-5"), node.mover.restore):
+        with pytest.raises(Unavailable):
+            act()
+    node.kernel.affinities = whole
+    assert node.mover.restore()
+    assert node.shown() == {DEFAULT: "0-7", "25": "0-7", "26": "4", "27": "0-1", "28": "5-6"}
+
+
+def test_listed_interrupts_without_affinities_are_unavailable(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders alone do not show where interrupts fire."""
+    monkeypatch.setattr(node.kernel, "numbers", lambda: ["101", "102"])
+    with pytest.raises(Unavailable, match="no interrupt has an affinity"):
+        node.round("4-5")
+
+
+def test_labels_can_be_printed_and_encoded(node: Node) -> None:
+    """A driver names interrupts after its device, which a pod may have named; records keep the name as it is."""
+    node.kernel.names["26"] = "\udcff\x1b[31m-rx\n"
+    node.kernel.read_only.add("26")
+    assert node.round("4-5").managed == ("26 (\\udcff\\x1b[31m-rx\\n)",)
+    node.kernel.read_only.clear()
+    node.round("4-5")
+    node.start()
+    assert node.mover.restore()
+    assert node.shown()["26"] == "4"
+
+
+def test_number_of_reported_managed_interrupts_is_limited(node: Node) -> None:
+    """If all are managed, only the default is changed."""
+    for number in range(100, 100 + MOST_NAMES + 3):
+        node.kernel.affinities[str(number)] = cpus("5")
+    node.kernel.read_only = set(node.kernel.affinities) - {DEFAULT}
+    managed = node.round("4-5").managed
+    assert len(managed) == MOST_NAMES + 1
+    assert managed[-1] == "and 6 more"
+    assert node.shown()[DEFAULT] == "0-3,6-7"
+
+
+@pytest.mark.parametrize("fixed", ["managed", "read_only"])
+def test_later_interrupt_that_cannot_be_moved_is_not_recorded(node: Node, fixed: str) -> None:
+    """It has the narrowed default, and the kernel refuses to widen it; it is on no quiet CPU, so it is not reported."""
+    node.round("4-5")
+    node.kernel.request("40", "gpio")
+    getattr(node.kernel, fixed).add("40")
+    for _ in range(2):
+        assert node.round("4-5") == Moved()
+    assert node.mover.restore()
+    node.round("4-5")
+    node.kernel.request("41", "gpio")
+    getattr(node.kernel, fixed).add("41")
+    assert node.mover.restore()
+
+
+def test_refused_write_is_reported_and_retried(node: Node) -> None:
+    """The other interrupts are moved; a refused restore is retried too."""
+    node.kernel.refused = {"25": "smp_affinity_list: No space left on device"}
+    assert node.round("4-5").failed == ("smp_affinity_list: No space left on device",)
+    assert (node.shown()["25"], node.shown()["26"]) == ("0-7", "0-3,6-7")
+    node.kernel.refused = {}
+    assert node.round("4-5") == Moved()
+    node.kernel.refused = {"25": "Input/output error"}
+    node.round()
+    assert node.mover.has_taken
+    node.kernel.refused = {}
+    assert node.mover.restore()
+    assert node.shown()["25"] == "0-7"
+
+
+def test_nothing_is_written_without_a_saved_original(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a full disk interrupts stay where they are."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(Refused, match="No space left"):
+        node.round("4-5")
+    assert node.kernel.writes == []
+
+
+def test_interrupt_freed_while_it_is_moved_is_forgotten(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to restore, and the round goes on."""
+
+    def gone(number: str, wanted: CPUSet) -> None:
+        if number == "25":
+            raise Gone(number)
+        node.kernel.affinities[number] = wanted
+
+    monkeypatch.setattr(node.kernel, "move", gone)
+    assert node.round("4-5") == Moved()
+    assert node.shown()["26"] == "0-3,6-7"
+    monkeypatch.undo()
+    assert node.mover.restore()
+
+
+def test_garbled_affinity_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is on quiet CPUs is not known; the others are moved."""
+    affinity = node.kernel.affinity
+
+    def garbled(number: str) -> CPUSet:
+        if number == "25":
+            raise Refused("'x' is no list of CPUs")
+        return affinity(number)
+
+    monkeypatch.setattr(node.kernel, "affinity", garbled)
+    assert node.round("4-5").failed == ("'x' is no list of CPUs",)
+    assert node.shown()["26"] == "0-3,6-7"
+
+
+def test_freed_interrupt_is_named_by_its_number(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was freed after the decision about it, and has no actions any more."""
+    node.kernel.read_only.add("26")
+    asked: list[str] = []
+
+    def freed(number: str) -> str:
+        if number in asked:
+            raise Gone(number)
+        asked.append(number)
+        return "eth0-rx-1"
+
+    monkeypatch.setattr(node.kernel, "name", freed)
+    assert node.round("4-5").managed == ("26",)
