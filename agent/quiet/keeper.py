@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
 from agent.node_state import QuietResult
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from agent.quiet.balancer import Balancer, Told
     from agent.quiet.interrupt_interface import Interrupts
     from agent.quiet.mover import InterruptMover
+
+IRQBALANCE: Final = "CPUs that irqbalance must not use"  # a list, among the conflicts
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ class QuietKeeper:
         self._mover = mover
         self._balancer = balancer
         self._banned = EMPTY  # for which CPUs irqbalance was asked last
+        self.has_settled = True  # the last round moved nothing, and irqbalance acts by its ban
 
     @property
     def is_idle(self) -> bool:
@@ -39,8 +42,10 @@ class QuietKeeper:
             reason = hindrance(quiet)
             if reason:
                 quiet = Quiet(EMPTY, quiet.online)
+            self.has_settled = True
             told = self._tell(quiet.cpus | self._banned)
             moved = self._mover.round(quiet, may_take=not told.reason, is_settled=told.is_settled)
+            self.has_settled = told.is_settled and not self._mover.has_moved
             if not moved.is_steady:
                 return None
             if self._banned != quiet.cpus:
@@ -52,7 +57,8 @@ class QuietKeeper:
             f"another program moves interrupts back: {', '.join(moved.conflicts)}" if moved.conflicts else ""
         )
         why = reason or told.reason or foreign or failed
-        return QuietResult(cpus, why, moved.managed, moved.conflicts, told.reason)
+        conflicts = (*([IRQBALANCE] if told.is_conflict else []), *moved.conflicts)
+        return QuietResult(cpus, why, moved.managed, conflicts, told.reason)
 
     def restore(self) -> bool:
         """Give interrupts and irqbalance what they had before; return whether nothing is left to restore."""

@@ -68,6 +68,7 @@ class InterruptMover:
         self._online = EMPTY
         self._fixed: dict[str, str] = {}  # names of interrupts whose affinity the kernel refused to change
         self._writes: ForeignWrites[str] = ForeignWrites()
+        self.has_moved = False  # the last round changed an affinity
 
     @property
     def has_taken(self) -> bool:
@@ -79,6 +80,7 @@ class InterruptMover:
 
         Until `is_settled` irqbalance may still move interrupts by its old list, which is no foreign write.
         """
+        self.has_moved = False
         self._store.read()
         self._writes = self._writes.at(self._monotonic())
         if quiet.online != self._online or not is_settled:
@@ -216,6 +218,7 @@ class InterruptMover:
                 now.done[number] = None
                 return
             self._interrupts.move(number, cpus)
+            self.has_moved = True
             seen = self._interrupts.affinity(number)
         except Gone:
             now.done[number] = None

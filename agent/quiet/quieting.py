@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from agent.quiet.keeper import QuietKeeper
 
 ROUND_SECONDS: Final = 10.0
-UNSTEADY_SECONDS: Final = 1.0  # until the next round after one in which a CPU went offline or came back
+UNSTEADY_SECONDS: Final = (
+    1.0  # until the round after one in which a CPU went offline or came back; doubled each time
+)
 REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
+MOST_PROMPT: Final = 6  # rounds in a row whose cost does not delay the next one
 NO_COMPONENT: Final = "the node's interrupts are not mounted: install the component quiet"
 SWITCHED_OFF: Final = "the agents' configuration does not say quiet.interrupts: true"
 OBSERVES: Final = "corepin only observes here"
@@ -46,6 +49,7 @@ class Quieting:
         self._wanted: tuple[CPUSet, CPUSet] | None = None  # quiet and online CPUs of the last state
         self._changed = asyncio.Event()
         self._result = QuietResult(reason=QUIET_PENDING)
+        self._prompt = 0  # rounds in a row that found work or did not end
 
     def add(self, state: NodeState) -> NodeState:
         """Return a state with what is known of quiet CPUs, and take those of the state over."""
@@ -102,10 +106,23 @@ class Quieting:
         except Exception:  # the loop's edge: a bug in one round must not end the agent
             logger.exception("round of quiet CPUs crashed")
             result, took = QuietResult(quiet, "see the agent's log"), 0.0
-        if result is None:
-            return UNSTEADY_SECONDS
-        self._show(result, changed)
-        return max(ROUND_SECONDS, REST * took)
+        if result is not None:
+            self._show(result, changed)
+        return self._rest(took, is_steady=result is not None, has_settled=keeper.has_settled)
+
+    def _rest(self, took: float, *, is_steady: bool, has_settled: bool) -> float:
+        """Return the seconds until the next round: longer after a costly one, unless that had work to do.
+
+        A round that moves interrupts costs most, and irqbalance may undo moves until it has acted by its ban.
+        """
+        rest = max(ROUND_SECONDS, REST * took)
+        if is_steady and has_settled:
+            self._prompt = 0
+            return rest
+        self._prompt += 1
+        if self._prompt > MOST_PROMPT:
+            return rest
+        return ROUND_SECONDS if is_steady else min(ROUND_SECONDS, UNSTEADY_SECONDS * 2 ** (self._prompt - 1))
 
     def _show(self, result: QuietResult, changed: Callable[[], None]) -> None:
         if result == self._result:

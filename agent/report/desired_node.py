@@ -221,11 +221,11 @@ def _plugins(state: NodeState) -> Condition:
 
 def _noise(quiet: QuietResult) -> Condition:
     if not quiet.conflicts:
-        message = "no other program moves interrupts back to quiet CPUs"
+        message = "no other program undoes what keeps CPUs quiet"
         return Condition(NOISE_CONDITION, "False", "NoConflict", message)
     message = (
-        f"another program moved interrupts back to quiet CPUs three times, and they are left alone until ten minutes"
-        f" passed without that: {', '.join(quiet.conflicts)}: stop it, or let it ban CPUs {quiet.cpus}"
+        f"another program changed these back three times, and they are left alone until ten minutes passed without"
+        f" that: {', '.join(quiet.conflicts)}: stop it, or let it ban CPUs {quiet.cpus}"
     )
     return Condition(NOISE_CONDITION, "True", "InterruptsMovedBack", message[:LONGEST_MESSAGE])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -76,18 +77,20 @@ def test_running_irqbalance_is_found_by_its_socket(client: Irqbalance) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cgroup", "is_one"),
+    ("name", "cgroup", "uid", "is_one"),
     [
-        ("irqbalance", "/system.slice/irqbalance.service", True),
-        ("irqbalancer", "/system.slice/x.service", False),
-        ("irqbalance", "/kubepods.slice/kubepods-pod1.slice/cri-1.scope", False),
+        ("irqbalance", "/system.slice/irqbalance.service", 0, True),
+        ("irqbalance", "/user.slice/session-1.scope", 1000, False),
+        ("irqbalancer", "/system.slice/x.service", 0, False),
+        ("irqbalance", "/kubepods.slice/kubepods-pod1.slice/cri-1.scope", 0, False),
     ],
 )
 def test_a_process_is_believed_outside_of_pods_alone(
-    tmp_path: Path, name: str, cgroup: str, is_one: bool
+    tmp_path: Path, name: str, cgroup: str, uid: int, is_one: bool
 ) -> None:
-    """A container could run a process with this name, which must not stop the agent."""
+    """A container or a user could run a process with this name, which must not stop the agent."""
     process(tmp_path, 9, name, cgroup)
+    os.chown(tmp_path / "9", uid, uid)
     (tmp_path / "self").mkdir()
     (tmp_path / "10").mkdir()
     client = Irqbalance(tmp_path / "run", tmp_path)

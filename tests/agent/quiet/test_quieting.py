@@ -16,15 +16,8 @@ from agent.errors import Refused
 from agent.main import _quieting
 from agent.node_state import QUIET_PENDING, NodeState, QuietResult
 from agent.process import Agent
-from agent.quiet import balancer, taken
-from agent.quiet.balancer import Balancer
-from agent.quiet.interrupts import DEFAULT
-from agent.quiet.keeper import QuietKeeper
 from agent.quiet.level_publisher import LevelPublisher
-from agent.quiet.mover import InterruptMover
 from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
-from agent.quiet.taken import TakenStore
-from agent.reconcile.restorable import Restorable
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -34,7 +27,7 @@ from published.agent_state import Quiet
 from published.codec import decode
 from published.pod_status import PodStatus
 from tests.agent.fakes import FakeNode
-from tests.agent.quiet.fakes import FakeInterrupts, FakeIrqbalance, cpus
+from tests.agent.quiet.fakes import cpus
 from tests.agent.reconcile.serving import Reports
 from tests.agent.states import ISOLATE, bound, state_of
 from tests.pods import container
@@ -54,10 +47,13 @@ class Keeper:
         self.is_idle = True
         self.threads: set[str] = set()
         self.restored = True
+        self.has_settled = True
+        self.cost = self.spent = 0.0  # CPU seconds of a round, and of all
 
     def round(self, quiet: CPUSet) -> QuietResult | None:
         """Record a round."""
         self.asked.append(str(quiet))
+        self.spent += self.cost
         self.threads.add(threading.current_thread().name)
         self.is_idle = not quiet
         answer = self.answers.pop(0) if self.answers else QuietResult(quiet)
@@ -169,6 +165,71 @@ def test_crashed_round_is_reported_and_others_follow() -> None:
     play(scenario)
 
 
+class Waits(Quieting):
+    """Rounds that follow each other at once; `waits` has the seconds that would have passed."""
+
+    def __init__(self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(keeper)  # type: ignore[arg-type]
+        self.waits: list[float | None] = []
+        monkeypatch.setattr("agent.quiet.quieting.time.thread_time", lambda: keeper.spent)
+
+    async def _wait(self, seconds: float | None) -> None:
+        self.waits.append(seconds)
+        await asyncio.sleep(0)
+
+    async def rounds(self, count: int, state: NodeState = STATE) -> list[float | None]:
+        """Return the seconds before each of so many further rounds."""
+        self.add(state)
+        self.waits.clear()
+        work = asyncio.create_task(self.run(lambda: None))
+        async with asyncio.timeout(60):
+            while len(self.waits) <= count:
+                await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.wait([work])
+        return self.waits[1 : count + 1]
+
+
+@pytest.mark.parametrize(
+    ("cost", "has_settled", "answer", "waits"),
+    [
+        pytest.param(0.001, True, QuietResult(QUIET), [10.0] * 8, id="cheap"),
+        pytest.param(0.1, True, QuietResult(QUIET), [50.0] * 8, id="costly"),
+        pytest.param(0.1, False, QuietResult(QUIET), [10.0] * 6 + [50.0] * 2, id="moved"),
+        pytest.param(0.1, True, None, [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 50.0, 50.0], id="unsteady"),
+    ],
+)
+def test_rounds_take_a_limited_share_of_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+    cost: float,
+    has_settled: bool,
+    answer: QuietResult | None,
+    waits: list[float],
+) -> None:
+    """The cost delays the next round, except six times in a row after a round that had work to do."""
+    keeper = Keeper()
+    keeper.cost, keeper.has_settled, keeper.answers = cost, has_settled, [answer] * 20
+    assert asyncio.run(Waits(keeper, monkeypatch).rounds(8)) == pytest.approx(waits)
+
+
+def test_settled_round_ends_the_prompt_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later move gets prompt rounds again."""
+    keeper = Keeper()
+    keeper.cost = 0.1
+    quieting = Waits(keeper, monkeypatch)
+    for has_settled, wait in ((False, [10.0] * 5), (True, [50.0] * 2), (False, [10.0] * 5)):
+        keeper.has_settled = has_settled
+        assert asyncio.run(quieting.rounds(len(wait))) == pytest.approx(wait)
+
+
+def test_observing_agent_and_idle_node_have_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one starts with a change."""
+    for state in (replace(STATE, observes=True), EMPTY_STATE):
+        keeper = Keeper()
+        assert asyncio.run(Waits(keeper, monkeypatch).rounds(2, state)) == [None, None]
+        assert keeper.asked == []
+
+
 @pytest.mark.parametrize(
     ("quieting", "state", "reason"),
     [
@@ -276,121 +337,6 @@ def test_daemon_thread_returns_results_and_errors() -> None:
     asyncio.run(stopped(waits=False))
     go_on.set()
     assert ended.wait(60)
-
-
-class Whole:
-    """A keeper with its parts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.kernel = FakeInterrupts({DEFAULT: cpus("0-7"), "25": cpus("0-7"), "26": cpus("0-1")})
-        self.kernel.names = {"25": "eth0"}
-        self.daemon = FakeIrqbalance()
-        self.order: list[str] = []
-        self.now = 0.0
-        mover = InterruptMover(
-            self.kernel, TakenStore(Restorable(folder / taken.FILE, "boot")), lambda: self.now
-        )
-        tells = Balancer(self.daemon, Restorable(folder / balancer.FILE, "boot"), lambda: self.now)
-        self.keeper = QuietKeeper(self.kernel, mover, tells)
-        self.daemon.order = self.kernel.order = self.order
-
-    def round(self, quiet: str) -> QuietResult | None:
-        """Run one round."""
-        self.now += 10.0
-        result = self.keeper.round(cpus(quiet))
-        self.daemon.interval()
-        return result
-
-
-@pytest.fixture
-def whole(tmp_path: Path) -> Whole:
-    """Return a keeper without a round yet."""
-    return Whole(tmp_path)
-
-
-def test_interrupts_are_moved_and_restored_in_order(whole: Whole) -> None:
-    """First irqbalance is banned, then default and interrupts move; the restore is in reverse order."""
-    assert whole.round("4-5") == QuietResult(cpus("4-5"))
-    assert whole.order == ["ban", DEFAULT, "25"]
-    whole.order.clear()
-    assert whole.round("") == QuietResult()
-    assert whole.order == ["25", DEFAULT, "ban"]
-    assert not whole.keeper.is_idle
-    whole.round("")
-    assert whole.keeper.is_idle
-
-
-def test_too_few_other_cpus_restore_everything(whole: Whole) -> None:
-    """The reason has the CPUs that are left."""
-    whole.round("4-5")
-    whole.kernel.set_online(cpus("3-6"))
-    assert whole.round("3-5") == QuietResult(
-        cpus("3-5"), "interrupts need 2 online CPUs that are not quiet, and only CPU 6 is left"
-    )
-    assert whole.kernel.affinities["25"] == cpus("0-7")
-    whole.round("3-5")
-    assert whole.keeper.is_idle
-
-
-def test_first_reason_of_a_round_is_reported(whole: Whole) -> None:
-    """Errors of irqbalance come first, then foreign writes, then refused writes."""
-    whole.kernel.refused = {"25": "No space left on device"}
-    result = whole.round("4-5")
-    assert result
-    assert result.reason == "interrupts that could not be moved: No space left on device"
-    whole.kernel.refused = {}
-    whole.now += 100.0
-    whole.round("4-5")
-    whole.now += 100.0
-    for _ in range(3):
-        whole.round("4-5")
-        whole.kernel.affinities["25"] = cpus("5")
-    whole.round("4-5")
-    result = whole.round("4-5")
-    assert result
-    assert result.reason == "another program moves interrupts back: 25 (eth0)"
-    whole.daemon.silence = "no answer in time"
-    whole.now += 100.0
-    result = whole.round("4-5")
-    assert result
-    assert result.reason == result.irqbalance == "irqbalance runs and cannot be asked: no answer in time"
-
-
-def test_missing_folder_is_the_reason(whole: Whole) -> None:
-    """Nothing is changed, and the restore reports failure until the folder is back."""
-    whole.round("4-5")
-    whole.kernel.missing = "/host/proc/irq: No such file or directory"
-    result = whole.round("4-5")
-    assert result
-    assert result.reason == whole.kernel.missing
-    assert not whole.keeper.restore()
-    whole.kernel.missing = ""
-    assert whole.keeper.restore()
-    assert whole.kernel.affinities[DEFAULT] == cpus("0-7")
-
-
-@pytest.mark.parametrize("name", [taken.FILE, balancer.FILE])
-def test_unusable_state_file_is_the_reason(tmp_path: Path, name: str) -> None:
-    """Nothing is moved, the restore fails, and rounds go on without quiet CPUs until the file can be read."""
-    (tmp_path / name).write_text('{"version": 2, "bootID": "boot", "originals": {}}')
-    whole = Whole(tmp_path)
-    for quiet in ("4-5", ""):
-        result = whole.round(quiet)
-        assert result
-        assert f"{name} has version 2, and this corepin reads version 1: install" in result.reason
-        assert not whole.keeper.is_idle
-    assert whole.kernel.writes == []
-    assert not whole.keeper.restore()
-    (tmp_path / name).unlink()
-    assert whole.round("4-5") == QuietResult(cpus("4-5"))
-
-
-def test_change_during_a_round_is_retried(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round has no result."""
-    online = iter([cpus("0-7"), cpus("0-6"), cpus("0-6"), cpus("0-6")])
-    monkeypatch.setattr(whole.kernel, "online", lambda: next(online))
-    assert whole.round("4-5") is None
-    assert whole.round("4-5") == QuietResult(cpus("4-5"))
 
 
 def test_quiet_cpus_of_a_state() -> None:
