@@ -62,7 +62,7 @@ from pinning.pods.resources import (
 )
 from pinning.pods.shared_cpus import KATA, LAUNCHER, misplaced, unlimited, unshared
 from pinning.pods.vm_handlers import is_vm_handler
-from pinning.pods.warnings import idle_words, neighbours, unbound, uncounted
+from pinning.pods.warnings import beside_claims, idle_words, neighbours, unbound, uncounted
 from pinning.truncate import few
 
 if TYPE_CHECKING:
@@ -255,8 +255,9 @@ class PodClaims:
             yield from neighbours(self.members, self.policies, frozenset(claiming))
         idle = idle_words(self.members, self.policies, claiming, exclusive, is_kata=self.machine is KATA)
         yield from (cause for cause in idle if cause.field not in refused)
-        yield from unbound(self.policies, claiming)
+        yield from unbound(self.members, self.policies, claiming)
         yield from unfollowed(self.policies.annotations, exclusive)
+        yield from beside_claims(self.members, self.policies, self.claims, claiming, self.budget)
         sharing = {it.container for it in self.claims if it.shared_cpus and it.loses_quota}
         yield from unlimited(self.members, self.policies, sharing)
 

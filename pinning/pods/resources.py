@@ -196,6 +196,13 @@ def names_devices(container: Container) -> bool:
     return any(is_foreign(name) for name in limits)
 
 
+def names_claims(listed: Iterable[Member]) -> frozenset[str]:
+    """Return the containers that name ResourceClaims, for CPUs or for other devices."""
+    return frozenset(
+        member.name for member in listed if (member.container.get("resources") or {}).get("claims")
+    )
+
+
 def is_foreign(resource: str) -> bool:
     """Return whether a resource is an extended one, and neither ours nor CMK's."""
     domain, slash, _ = resource.partition("/")

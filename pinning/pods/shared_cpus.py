@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CONTAINER_SCOPE, CPU_MANAGER, SHARED_CPUS, Switch
 from pinning.errors import Cause
-from pinning.pods.resources import stated
+from pinning.pods.resources import names_claims, stated
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -26,8 +26,10 @@ def misplaced(
 ) -> Iterator[Cause]:
     """Refuse the shared set for containers that are not exclusive, and in virtual machines.
 
-    `machine` is the reason for a virtual machine, else empty.
+    `machine` is the reason for a virtual machine, else empty. A container that names ResourceClaims may be exclusive: the
+    pod does not say what these are for.
     """
+    may_own = frozenset(exclusive) | names_claims(members)
     for annotation in (policies.shared.pod, *policies.shared.containers.values()):
         if annotation is None or annotation.value is not Switch.TRUE:
             continue
@@ -35,8 +37,8 @@ def misplaced(
             message = f"{annotation.value} cannot be: {machine}; {REMOVE}"
             yield Cause(annotation.field, message, flaw=("shared vm", annotation.key))
         elif annotation is policies.shared.pod:
-            yield from _nobody(annotation, members, exclusive)
-        elif (name := annotation.key.partition(CONTAINER_SCOPE)[2]) not in exclusive:
+            yield from _nobody(annotation, members, may_own)
+        elif (name := annotation.key.partition(CONTAINER_SCOPE)[2]) not in may_own:
             yield _not_exclusive(annotation, name, members, policies)
 
 

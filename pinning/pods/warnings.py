@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pinning.contract import CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy
 from pinning.errors import Cause
-from pinning.pods.resources import Role, names_devices, stated
+from pinning.pods.resources import Role, names_claims, names_devices, stated
 from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from pinning.pods.annotations import PolicyAnnotation, PolicyAnnotations
+    from pinning.pods.annotations import PolicyAnnotation, PolicyAnnotations, Scoped
     from pinning.pods.resources import Member
 
 NO_CLAIM: Final = "no container of it claims CPUs"
+# Of a pod with ResourceClaims: true whatever these are for.
+PLACED_BY_SCHEDULER: Final = (
+    "no container of it claims CPUs, other than by ResourceClaims, which the scheduler places"
+)
+IF_FOR_CPUS: Final = "if one of its ResourceClaims is for CPUs: it gets the CPUs of that claim, and no others"
 NOT_EXCLUSIVE: Final = "it acts only while the CPU policy is exclusive"
 NO_DEVICE: Final = "no container for which it holds has a device plugin's resource in its limits"
 KATA_QUOTA: Final = "Kata sizes its machine by the quota, which therefore stays"
@@ -35,9 +40,11 @@ def neighbours(
     annotation = policies.cpu.pod
     if not annotation or annotation.value is CPUPolicy.NONE or not (claiming or policies.cpu.containers):
         return
+    having = names_claims(listed)
     for member in listed:
         if member.name not in claiming and not policies.cpu.is_named(member.name):
-            message = f"container {member.called} ({stated(member)}) runs in the shared set"
+            unless = ", unless one of its ResourceClaims is for CPUs" if member.name in having else ""
+            message = f"container {member.called} ({stated(member)}) runs in the shared set{unless}"
             yield Cause(annotation.field, message, flaw=("shared", annotation.key, member.name))
 
 
@@ -50,14 +57,15 @@ def idle_words(
     is_kata: bool,
 ) -> Iterator[Cause]:
     """Warn about policies of placement and quota without effect; `owners` are the containers that claim CPUs."""
-    claiming = frozenset(owners)
+    claiming, having = frozenset(owners), names_claims(listed)
+    no_claim = _no_claim(having)
     no_quota = KATA_QUOTA if is_kata else NOT_EXCLUSIVE
     for scoped, acting, needs in (
         (policies.smt, exclusive, NOT_EXCLUSIVE),
-        (policies.numa, claiming, NO_CLAIM),
-        (policies.core_type, claiming, NO_CLAIM),
-        (policies.devices, claiming, NO_CLAIM),
-        (policies.quota, () if is_kata else exclusive, no_quota),
+        (policies.numa, claiming, no_claim),
+        (policies.core_type, claiming, no_claim),
+        (policies.devices, claiming, no_claim),
+        (policies.quota, () if is_kata else having.union(exclusive), no_quota),
         (policies.noise, exclusive, NOT_EXCLUSIVE),
     ):
         pod_acts = any(name not in scoped.containers for name in acting)
@@ -91,13 +99,74 @@ def _without_devices(
             yield _idle(word, NO_DEVICE)
 
 
-def unbound(policies: PolicyAnnotations, claiming: Collection[str]) -> Iterator[Cause]:
+class Demand(Protocol):
+    """CPUs that a container asks for other than by ResourceClaims."""
+
+    @property
+    def container(self) -> str:
+        """The container's name."""
+        ...
+
+    @property
+    def resource(self) -> str | None:
+        """The CMK resource, if it is one."""
+        ...
+
+    @property
+    def can_be_slice(self) -> bool:
+        """Whether it comes from an annotation."""
+        ...
+
+
+def beside_claims(
+    listed: tuple[Member, ...],
+    policies: PolicyAnnotations,
+    demands: Iterable[Demand],
+    claiming: Collection[str],
+    budget: object,
+) -> Iterator[Cause]:
+    """Warn about what a container asks for beside its ResourceClaims, which is not followed if one is for CPUs.
+
+    The pod does not say what these claims are for. A count that repeats the claim, as KubeVirt's launchers have one and
+    containers in a pod with a budget, is no second demand.
+    """
+    having = names_claims(listed)
+    members = {member.name: member for member in listed if member.name in having}
+    for demand in demands:
+        member = members.get(demand.container)
+        if member is None:
+            continue
+        word = policies.cpu.of(member.name) or policies.smt.of(member.name)
+        if demand.resource:
+            field = f"{member.path}.resources.requests[{demand.resource}]"
+            yield _not_followed(field, demand.resource, member)
+        elif demand.can_be_slice and word and not budget:
+            yield _not_followed(word.field, word.value, member)
+    families: tuple[Scoped[Any], ...] = (policies.numa, policies.core_type, policies.devices)
+    for name in sorted(having.intersection(claiming)):
+        for scoped in families:
+            if word := scoped.containers.get(name):
+                yield _not_followed(word.field, word.value, members[name])
+
+
+def _not_followed(field: str, word: str, member: Member) -> Cause:
+    message = f"{word} is not followed for container {member.called} {IF_FOR_CPUS}"
+    return Cause(field, message, flaw=("beside claims", field, member.name))
+
+
+def _no_claim(having: Collection[str]) -> str:
+    return PLACED_BY_SCHEDULER if having else NO_CLAIM
+
+
+def unbound(
+    listed: tuple[Member, ...], policies: PolicyAnnotations, claiming: Collection[str]
+) -> Iterator[Cause]:
     """Warn about containers to which the memory annotation does not apply."""
     annotation = policies.memory
     if annotation is None or (annotation.value is NUMAMemory.BIND and not policies.names_single):
         return  # a cause is already about it
     if not claiming:
-        yield _idle(annotation, NO_CLAIM)
+        yield _idle(annotation, _no_claim(names_claims(listed)))
     for name in claiming:
         if policies.memory_of(name) is not annotation.value:
             which = f"the memory of container {truncate(name, NAME)}"

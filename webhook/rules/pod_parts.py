@@ -27,6 +27,7 @@ from pinning.pods.quantity import RawQuantity
 from pinning.pods.resources import READ
 from pinning.pods.types import (
     Container,
+    NamedClaim,
     ObjectMeta,
     Pod,
     PodSpec,
@@ -46,6 +47,7 @@ _Amounts = TypedDict("_Amounts", dict.fromkeys(READ, RawQuantity), total=False) 
 class _Resources(TypedDict, total=False):
     requests: _Amounts | None
     limits: _Amounts | None
+    claims: list[NamedClaim] | None
 
 
 def part_of(whole: type[Whole], narrowed: Narrowed) -> type[Whole]:
