@@ -235,7 +235,6 @@ class InterruptMover:
                 self._proven[number] = cpus
                 now.done[number] = decision.taken and decision.taken._replace(wrote=(cpus,))
                 return
-            self._proven.pop(number, None)
             now.failed.append(f"{self._label(number)}: its CPUs are {seen} after {cpus} was written")
             now.done[number] = before
 

@@ -61,6 +61,17 @@ def test_changed_quiet_cpus_are_followed(node: Node) -> None:
     assert node.shown() == {DEFAULT: "0-7", "25": "0-7", "26": "4", "27": "0-1", "28": "5-6"}
 
 
+def test_only_the_newest_written_affinity_is_restored_from(node: Node) -> None:
+    """Another program may choose CPUs that the agent wrote for earlier quiet CPUs."""
+    node.round("4-5")
+    node.round("4")
+    assert node.shown()["25"] == "0-3,5-7"
+    node.kernel.affinities["25"] = cpus("0-3,6-7")
+    node.round("4")
+    node.round()
+    assert node.shown()["25"] == "0-3,6-7"
+
+
 def test_narrow_default_affinity_is_restored(node: Node) -> None:
     """Only quiet CPUs are removed from it and restored."""
     node.kernel.affinities[DEFAULT] = cpus("0-4")

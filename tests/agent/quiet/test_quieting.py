@@ -16,6 +16,7 @@ from agent.errors import Refused
 from agent.main import _quieting
 from agent.node_state import QUIET_PENDING, NodeState, QuietResult
 from agent.process import Agent
+from agent.published_parts import MOST_REASON
 from agent.quiet.level_publisher import LevelPublisher
 from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
 from agent.report.pod_status import pod_status
@@ -337,6 +338,19 @@ def test_daemon_thread_returns_results_and_errors() -> None:
     asyncio.run(stopped(waits=False))
     go_on.set()
     assert ended.wait(60)
+
+
+def test_long_reason_is_cut_in_the_status_of_each_container() -> None:
+    """A pod has up to hundreds of containers, and an object 256 KiB of annotations; the socket has the node's in full."""
+    reason = "interrupts that could not be moved: " + "; ".join(f"{it}: No space left" for it in range(99))
+    (pod,) = STATE.pods
+    containers = tuple(replace(pod.containers[0], name=f"c{it}", quiet=reason) for it in range(200))
+    status = pod_status(replace(pod, containers=containers), None)
+    assert status is not None
+    assert len(status) < 2**17
+    shown = decode(PodStatus, status).containers["c0"].not_quiet
+    assert (len(shown), shown[:36], shown[-3:]) == (MOST_REASON, reason[:36], "...")
+    assert agent_state(replace(STATE, quiet=QuietResult(QUIET, reason))).quiet == Quiet(str(QUIET), reason)
 
 
 def test_quiet_cpus_of_a_state() -> None:
