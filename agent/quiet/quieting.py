@@ -20,10 +20,11 @@ from pinning.planning.ledger import quiet_cpus
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from agent.node_state import NodeState, PodState
     from agent.quiet.keeper import QuietKeeper
+    from pinning.planning.ledger import Assignment
 
 ROUND_SECONDS: Final = 10.0
 UNSTEADY_SECONDS: Final = (
@@ -55,12 +56,17 @@ class Quieting:
         """Return a state with what is known of quiet CPUs, and take those of the state over."""
         is_crio = not state.runtime or state.runtime.startswith("cri-o ")  # unknown: CRI-O may follow its own
         may_move = not (self._reason or state.observes)
-        quiet = quiet_cpus(state.ledger, is_crio=is_crio) if may_move else EMPTY
+        quiet = quiet_cpus(state.ledger.parts, is_crio=is_crio) if may_move else EMPTY
         wanted = quiet, state.topology.online
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.set()
-        owners = {it.owner for it in state.ledger if it.is_quiet(is_crio=is_crio)}
+        owners = {
+            owner
+            for it in state.ledger.parts
+            if it.cpus and it.is_quiet(is_crio=is_crio)
+            for owner in _running_on(it)
+        }
         if not owners:
             return replace(state, quiet=self._node_result())
         reason = self._why_not(state, quiet)
@@ -139,6 +145,15 @@ class Quieting:
     def restore(self) -> bool:
         """Undo everything (uninstall); return whether nothing is left."""
         return self._keeper is None or self._keeper.restore()
+
+
+def _running_on(assignment: Assignment) -> Iterator[Owner]:
+    """Yield the containers that an assignment is for: of a pool these are all its users."""
+    if assignment.claim.pool is None:
+        yield assignment.owner
+        return
+    for user in assignment.claim.pool.users:
+        yield Owner(assignment.owner.pod_uid, user.container)
 
 
 def _with_reason(pod: PodState, owners: set[Owner], reason: str) -> PodState:

@@ -283,6 +283,7 @@ def _assignment(user: _User, cpus: CPUSet, count: int) -> Assignment:
         smt=SMTPolicy.REQUIRE,
         shared_cpus=use.shared_cpus,
         quota=use.quota,
+        noise=use.noise,
     )
     return Assignment(
         owner=Owner(pod.uid, use.container),

@@ -279,7 +279,7 @@ def _charged(assignments: Iterable[Assignment]) -> CPUSet:
 
 
 def quiet_cpus(ledger: Iterable[Assignment], *, is_crio: bool = False) -> CPUSet:
-    """Return the CPUs of exclusive containers under `quiet`, with the siblings that idle for them."""
+    """Return the CPUs of exclusive containers and pools under `quiet`, with the siblings that idle for them."""
     return union(it.footprint for it in ledger if it.is_quiet(is_crio=is_crio))
 
 

@@ -37,7 +37,7 @@ from pinning.lazy import lazy
 from pinning.truncate import KEY, NAME, VALUE, listed, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -111,6 +111,11 @@ class PolicyAnnotations:
         if crane and pod and crane.value is not pod.value:
             message = f"{crane.value!s} is overruled by {pod.key}: {pod.value!s}; remove one of the two"
             yield Cause(crane.field, message, flaw=("overruled", crane.value, pod.value))
+
+    def noise_of(self, containers: Iterable[str]) -> NoisePolicy | None:
+        """Return the policy of CPUs that several containers use: quiet if one of these is."""
+        words = {it.value for name in containers if (it := self.noise.of(name))}
+        return max(words, key=(NoisePolicy.NONE, NoisePolicy.QUIET).index, default=None)
 
     def memory_of(self, container: str) -> NUMAMemory | None:
         """Return the memory policy of a container, None if it has none; `bind` also needs `single`."""

@@ -394,6 +394,7 @@ def _pool_claim(pool: PodPool, policies: PolicyAnnotations) -> Claim:
         numa_memory=policies.memory.value if policies.memory and is_single else None,
         core_type=core_type.value if core_type else None,
         devices=devices.value if devices else None,
+        noise=policies.noise_of(user.container for user in pool.users),
         pool=pool,
     )
 
@@ -457,7 +458,6 @@ def _claim(
     smt, numa = policies.smt.of(member.name), policies.numa.of(member.name)
     memory, core_type = policies.memory_of(member.name), policies.core_type.of(member.name)
     quota, devices = policies.quota.of(member.name), policies.devices.of(member.name)
-    noise = policies.noise.of(member.name)
     return Claim(
         container=member.name,
         role=member.role,
@@ -473,7 +473,7 @@ def _claim(
         core_type=core_type.value if core_type else None,
         quota=quota.value if quota and policy is CPUPolicy.EXCLUSIVE else None,
         devices=devices.value if devices else None,
-        noise=noise.value if noise and policy is CPUPolicy.EXCLUSIVE else None,
+        noise=policies.noise_of([member.name]) if policy is CPUPolicy.EXCLUSIVE else None,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pinning.contract import QuotaPolicy
+    from pinning.contract import NoisePolicy, QuotaPolicy
     from pinning.pods.claims import PodClaims
     from pinning.pods.resources import Member, Role
     from pinning.pods.types import Pod
@@ -30,6 +30,7 @@ class ClaimUse(NamedTuple):
     requests: tuple[NamedRequest, ...]
     shared_cpus: bool = False  # it may also run on the shared set
     quota: QuotaPolicy | None = None
+    noise: NoisePolicy | None = None
 
 
 def claim_names(pod: Pod) -> Mapping[str, str]:
@@ -57,13 +58,14 @@ def claim_uses(pod: Pod, asked: PodClaims) -> tuple[ClaimUse, ...]:
 def _uses(names: Mapping[str, str], asked: PodClaims) -> Iterator[ClaimUse]:
     for member in asked.members:
         if requests := _requests(member, names):
-            quota = asked.policies.quota.of(member.name)
+            quota, noise = asked.policies.quota.of(member.name), asked.policies.noise.of(member.name)
             yield ClaimUse(
                 member.name,
                 member.role,
                 requests,
                 asked.policies.shares(member.name) and not asked.machine,
                 quota.value if quota else None,
+                noise.value if noise else None,
             )
 
 

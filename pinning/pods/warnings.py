@@ -56,7 +56,7 @@ def idle_words(
     *,
     is_kata: bool,
 ) -> Iterator[Cause]:
-    """Warn about policies of placement and quota without effect; `owners` are the containers that claim CPUs."""
+    """Warn about policies of placement, quota and noise without effect; `owners` are the containers that claim CPUs."""
     claiming, having = frozenset(owners), names_claims(listed)
     no_claim = _no_claim(having)
     no_quota = KATA_QUOTA if is_kata else NOT_EXCLUSIVE
@@ -66,7 +66,7 @@ def idle_words(
         (policies.core_type, claiming, no_claim),
         (policies.devices, claiming, no_claim),
         (policies.quota, () if is_kata else having.union(exclusive), no_quota),
-        (policies.noise, exclusive, NOT_EXCLUSIVE),
+        (policies.noise, having.union(exclusive), NOT_EXCLUSIVE),
     ):
         pod_acts = any(name not in scoped.containers for name in acting)
         idle = [annotation for name, annotation in scoped.containers.items() if name not in acting]

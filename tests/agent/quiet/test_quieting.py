@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from agent.quiet.level_publisher import LevelPublisher
 from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
-from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.ledger import quiet_cpus
 from pinning.planning.node_config import NodeConfig
 from published.agent_state import Quiet
@@ -30,7 +31,7 @@ from published.pod_status import PodStatus
 from tests.agent.fakes import FakeNode
 from tests.agent.quiet.fakes import cpus
 from tests.agent.reconcile.serving import Reports
-from tests.agent.states import ISOLATE, bound, state_of
+from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.pods import container
 
 WEB = bound("web", container("main", 1), annotations={**ISOLATE, "noise-policy.corepin.io/pod": "quiet"})
@@ -285,6 +286,31 @@ def test_quiet_cpus_are_in_the_agents_state() -> None:
     assert told.pods[0].containers["main"].quiet
     assert told.quiet
     assert told.quiet == Quiet(cpus="1,5", managed=("30 (nvme0q1)",), conflicts=("25 (eth0)",))
+
+
+def test_containers_of_a_quiet_pool_have_the_result() -> None:
+    """The CPUs of a pool have no container of their own; an empty pool keeps nothing quiet."""
+    annotations = {**EXCLUSIVE, "noise-policy.corepin.io/pod": "quiet"}
+    for cpus_of_main, said in (("1", ""), ("2", None)):
+        document: Any = bound(
+            "p", container("main", cpus_of_main), container("helper"), annotations=annotations
+        )
+        document["spec"]["resources"] = {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
+        state = state_of(document)
+        scene = Scene()
+        scene.quieting.add(state)
+        asyncio.run(one_round(scene))
+        assert scene.keeper.asked[-1] == str(union(it.cpus for it in state.ledger.parts))
+        shown = scene.quieting.add(state).pods[0].containers
+        assert {it.name: it.quiet for it in shown} == {"main": "", "helper": said}
+
+
+async def one_round(scene: Scene) -> None:
+    """Do one round."""
+    work = asyncio.create_task(scene.quieting.run(scene.news.set))
+    await asyncio.wait_for(scene.news.wait(), 60)
+    work.cancel()
+    await asyncio.wait([work])
 
 
 class Sink:

@@ -13,7 +13,7 @@ from pinning.errors import BadContract, IllegalTransition
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.claim_grants import offer_of
 from pinning.planning.invariants import problems
-from pinning.planning.ledger import Ledger
+from pinning.planning.ledger import Ledger, quiet_cpus
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import Observed, Owner, SeenPod
@@ -344,6 +344,16 @@ def test_shared_cpus_widen_a_container_of_a_claim() -> None:
         CPUSet.parse("0,2-4,6-7"),
     )
     assert planned.ledger.of(A).claim.quota is QuotaPolicy.KEEP  # type: ignore[union-attr]
+
+
+def test_container_of_a_claim_is_quiet() -> None:
+    """Interrupts are kept off the CPUs of its claim."""
+    node = world()
+    node.claims(claim("x", 2))
+    node.user("a", "x")
+    annotations = node.documents["a"]["metadata"].setdefault("annotations", {})
+    annotations["noise-policy.corepin.io/pod"] = "quiet"
+    assert quiet_cpus(node.plan().ledger) == CPUSet([1, 5])
 
 
 def test_ledger_refuses_what_would_break_it() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pinning.contract import LIMIT_RANGER
+from pinning.contract import LIMIT_RANGER, NoisePolicy
 from pinning.pods.budget import filled_in, filled_in_annotation
 from pinning.pods.claims import read_pod
 from pinning.pods.resources import Role
@@ -254,3 +254,35 @@ def test_a_pod_has_no_budget_without_annotations() -> None:
     """Without annotations a pod has no budget."""
     found = read(4, {"m": 2}, annotations={})
     assert (found.budget, found.slices, found.pool, found.every_claim) == (None, (), None, ())
+
+
+NOISE = "noise-policy.corepin.io/"
+
+
+@pytest.mark.parametrize(
+    ("words", "of_slice", "of_pool"),
+    [
+        pytest.param({"pod": "quiet"}, NoisePolicy.QUIET, NoisePolicy.QUIET, id="pod"),
+        pytest.param({"container.p": "quiet"}, None, NoisePolicy.QUIET, id="one of the pool"),
+        pytest.param({"container.m": "quiet"}, NoisePolicy.QUIET, None, id="a slice"),
+        pytest.param(
+            {"pod": "quiet", "container.p": "none"}, NoisePolicy.QUIET, NoisePolicy.QUIET, id="the other"
+        ),
+        pytest.param(
+            {"pod": "quiet", "container.p": "none", "container.q": "none"},
+            NoisePolicy.QUIET,
+            NoisePolicy.NONE,
+            id="neither",
+        ),
+        pytest.param({}, None, None, id="no policy"),
+    ],
+)
+def test_pool_is_quiet_if_one_of_its_containers_is(
+    words: dict[str, str], of_slice: NoisePolicy | None, of_pool: NoisePolicy | None
+) -> None:
+    """Its containers share the CPUs of the pool."""
+    annotations = EXCLUSIVE | {f"{NOISE}{scope}": word for scope, word in words.items()}
+    found = read(4, {"m": 2, "p": None, "q": None}, annotations=annotations)
+    assert [it.noise for it in found.claims] == [of_slice]
+    assert (found.budget.pool.noise, found.budget.rest.noise) == (of_pool, of_pool)
+    assert not [it for it in found.warnings if NOISE in it.field]

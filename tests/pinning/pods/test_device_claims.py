@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinning.contract import QuotaPolicy
+from pinning.contract import NoisePolicy, QuotaPolicy
 from pinning.pods.claims import read_pod
 from pinning.pods.device_claims import ClaimUse, NamedRequest, claim_names, claim_uses
 from pinning.pods.resources import Role
@@ -56,6 +56,17 @@ def test_shared_cpus_and_quota_go_with_claims() -> None:
     guest = naming({"name": "made"}, annotations=words, runtimeClassName="kata")
     [use] = claim_uses(guest, read_pod(guest))
     assert not use.shared_cpus
+
+
+def test_noise_policy_goes_with_claims_without_a_warning() -> None:
+    """Whether a claim holds CPUs is not in the pod, so neither policy is said to have no effect."""
+    words = {"noise-policy.corepin.io/pod": "quiet", "quota-policy.corepin.io/pod": "keep"}
+    document = naming({"name": "made"}, annotations=words)
+    asked = read_pod(document)
+    [use] = claim_uses(document, asked)
+    assert (use.noise, use.quota) == (NoisePolicy.QUIET, QuotaPolicy.KEEP)
+    assert not asked.warnings
+    assert len(read_pod(naming(annotations=words)).warnings) == 2
 
 
 def test_claims_beyond_the_limit_are_not_read() -> None:
