@@ -172,7 +172,7 @@ async def build(config: AgentConfig) -> Agent:
     vms = _virtual_machines(config, cgroups)
     wrappers = _wrappers(config, cgroups, machine, runtime)
     boots = _booting_machines(config)
-    claims = _claims(config, api)
+    claims = _claims(config, api, metrics)
     edges = runtime, cgroups, pods, machine, container_watch
     interfaces = Interfaces(*edges, observed, vms, wrappers, boots, devices, claims)
     chosen = (*reporters(config, api, interfaces.pods, metrics), *_slices(config, api, claims))
@@ -293,14 +293,16 @@ def _devices(config: AgentConfig, metrics: Metrics) -> Devices:
     return KubeletDevices(DeviceList(socket_beside(config.kubelet_state)), metrics, config.config)
 
 
-def _claims(config: AgentConfig, api: Api | None) -> DeviceClaims:
+def _claims(config: AgentConfig, api: Api | None, metrics: Metrics) -> DeviceClaims:
     """Return the driver of ResourceClaims, where it is on and the agent assigns CPUs."""
     if api is None or not config.dra or config.runtime != "cri" or config.config.observe:
         return NoDeviceClaims()
+    from agent.dra.claim_metrics import ClaimMetrics
     from agent.dra.driver import DRADriver
     from agent.dra.reader import ClaimReader
 
-    return DRADriver(ClaimReader(api, config.node), config.node, config.kubelet_root, config.cdi)
+    reader, shown = ClaimReader(api, config.node), ClaimMetrics(metrics.registry)
+    return DRADriver(reader, config.node, config.kubelet_root, config.cdi, shown)
 
 
 def _slices(config: AgentConfig, api: Api | None, claims: DeviceClaims) -> tuple[Reporter, ...]:

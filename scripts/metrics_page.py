@@ -13,6 +13,7 @@ import agent.metrics
 import certs.metrics
 import webhook.metrics
 from agent.config import USER_AGENT
+from agent.dra.claim_metrics import ClaimMetrics
 from agent.local.pods_dir import PodsDir
 from agent.quiet.execs import ExecMetrics
 from agent.quiet.noise_metrics import NoiseMetrics
@@ -39,7 +40,7 @@ are in [the component `monitoring`](operator-guide.md#install); what each alert 
 """
 PROGRAMS: Final = {
     "Webhook": "`corepin webhook`, port 8080; each replica counts for itself.",
-    "Agent": "`corepin agent`, port 8081; one for each node. Without an API server `api_*`, `hidden_cost` and `shared_millicores` are missing.",
+    "Agent": "`corepin agent`, port 8081; one for each node. Without an API server `api_*`, `hidden_cost` and `shared_millicores` are missing, and without the component `dra` `claim_*` and `resource_claims*`.",
     "Certificates": "`corepin certs run`, port 8082.",
 }
 # What the values of a label are; one label may mean different things in different metrics.
@@ -93,6 +94,7 @@ def programs() -> dict[str, list[Row]]:
         web.observe(name, lambda: 0.0)
     NoiseMetrics(node.registry)
     ExecMetrics(node.registry)
+    ClaimMetrics(node.registry)
     MetricsReport(node.registry, Api(Access("http://localhost"), USER_AGENT), PodsDir(NOWHERE))
     registries = {"Webhook": web.registry, "Agent": node.registry, "Certificates": rotation.registry}
     return {title: sorted(_rows(registry)) for title, registry in registries.items()}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
+    from agent.dra.claim_metrics import ClaimMetrics
     from agent.dra.reader import ClaimReader
     from pinning.dra.claims import ClaimGrant, DeviceClaim
     from pinning.planning.ledger import Ledger
@@ -41,6 +42,7 @@ class DRADriver:
         node: str,
         kubelet_root: Path,
         cdi: Path,
+        metrics: ClaimMetrics,
         leftover_seconds: float = LEFTOVER_SECONDS,
     ) -> None:
         self._reader = reader
@@ -48,7 +50,8 @@ class DRADriver:
         self._pods = PodClaims(reader)
         self.book = ClaimBook(reader)
         self._files = CDIFiles(cdi)
-        self.plugin = KubeletPlugin(kubelet_root, node, self.book, self._files)
+        self._metrics = metrics
+        self.plugin = KubeletPlugin(kubelet_root, node, self.book, self._files, metrics)
         self._found: tuple[ClaimGrant, ...] | None = None  # served by an earlier agent; None: not read yet
         self._present: frozenset[str] = frozenset()  # pods that are shown, or have live containers
         self._serves = asyncio.Event()
@@ -76,6 +79,7 @@ class DRADriver:
         """Receive the saved ledger of a pass, and why claims have no CPUs."""
         is_first = self.book.grants is None
         self.book.passed(ledger, waiting)
+        self._metrics.passed(len(ledger.claims), waiting.keys())
         if is_first:
             self._restore(ledger.claims.values())
         active, idle = (self._rests, self._serves) if observes else (self._serves, self._rests)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.dra import dra_pb2 as dra
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.dra.cdi import CDIFiles
+    from agent.dra.claim_metrics import ClaimMetrics
     from pinning.dra.claims import ClaimPart, DeviceClaim
 
 SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
@@ -46,12 +48,20 @@ class Book(Protocol):
 class KubeletPlugin:
     """Registers at the kubelet, and answers it."""
 
-    def __init__(self, kubelet_root: Path, node: str, book: Book, files: CDIFiles) -> None:
+    def __init__(
+        self,
+        kubelet_root: Path,
+        node: str,
+        book: Book,
+        files: CDIFiles,
+        metrics: ClaimMetrics | None = None,
+    ) -> None:
         self._folder = kubelet_root / "plugins" / DRA_DRIVER
         self._registration = kubelet_root / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
         self._node = node
         self._book = book
         self._files = files
+        self._metrics = metrics
         self.is_registered = False
         self.registered: Callable[[], None] = lambda: (
             None
@@ -111,10 +121,17 @@ class KubeletPlugin:
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
         """Prepare all claims of a pod together; each has an answer of its own."""
         claims = request.claims[:MOST_CLAIMS]
-        found = await asyncio.gather(*(self._prepared(claim) for claim in claims))
+        found = await asyncio.gather(*(self._timed(claim) for claim in claims))
         answer = dra.NodePrepareResourcesResponse()
         for claim, prepared in zip(claims, found, strict=True):
             answer.claims[claim.uid].CopyFrom(prepared)
+        return answer
+
+    async def _timed(self, claim: dra.Claim) -> dra.NodePrepareResourceResponse:
+        begun = monotonic()
+        answer = await self._prepared(claim)
+        if self._metrics:
+            self._metrics.prepared(monotonic() - begun, is_refused=bool(answer.error))
         return answer
 
     async def _prepared(self, claim: dra.Claim) -> dra.NodePrepareResourceResponse:

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from agent.dra import dra_pb2 as dra
 from agent.dra import registration_pb2 as registration
+from agent.dra.claim_metrics import ClaimMetrics
 from agent.dra.driver import DRADriver
 from agent.dra.plugin import SERVICE
 from agent.dra.reader import ClaimReader
@@ -54,7 +57,9 @@ class Node:
         for name in ("plugins", "plugins_registry"):
             (self.root / name).mkdir(parents=True)
         reader = ClaimReader(self.api, NODE, self._sleep)  # type: ignore[arg-type]
-        self.driver = DRADriver(reader, NODE, self.root, self.cdi, leftover_seconds=0.01)
+        self.registry, self.now = CollectorRegistry(), 0.0
+        metrics = ClaimMetrics(self.registry, lambda: self.now)
+        self.driver = DRADriver(reader, NODE, self.root, self.cdi, metrics, leftover_seconds=0.01)
         self.ledger = Ledger()
         self.pods: list[SeenPod] = []
         self.live: set[str] = set()
