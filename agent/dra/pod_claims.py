@@ -70,9 +70,20 @@ class PodClaims:
         return {it.claim.uid: it.claim for it in self._read.values() if it.claim and it.claim.parts}
 
     @property
-    def read(self) -> frozenset[Key]:
-        """Claims of which is known whether they are ours; all of them while the API server does not answer."""
-        return frozenset(self._wanted) - frozenset(() if self._is_late else self._unread())
+    def read(self) -> frozenset[tuple[str, str, str]]:
+        """Claims of which is known whether they are ours, each with the uid of a pod that names it.
+
+        While a claim is read again for another pod the last answer counts for those before it. While the API server
+        does not answer, all claims count as read.
+        """
+        return frozenset(
+            (*key, pod)
+            for key, pods in self._wanted.items()
+            for pod in (pods if self._is_late else pods & self._read_for(key))
+        )
+
+    def _read_for(self, key: Key) -> frozenset[str]:
+        return self._read[key].pods if key in self._read else frozenset()
 
     def _unread(self) -> list[Key]:
         return [

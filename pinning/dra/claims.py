@@ -114,8 +114,8 @@ class SeenClaims:
     """The claims of this node at one moment, for an agent that is their driver."""
 
     known: Mapping[str, DeviceClaim] = field(default_factory=lambda: MappingProxyType({}))  # by uid
-    # Namespace and name of claims that were read, ours or not, and of those that could not be read.
-    read: frozenset[tuple[str, str]] = frozenset()
+    # Namespace and name of claims that were read, ours or not, or could not be read, each with a pod that named it then.
+    read: frozenset[tuple[str, str, str]] = frozenset()
     prepared: frozenset[str] = frozenset()  # uids that the kubelet asks for, or asked for
     released: frozenset[str] = frozenset()  # uids that the kubelet gave back
     found: tuple[ClaimGrant, ...] = ()  # what an earlier agent served, for one that has lost its checkpoint

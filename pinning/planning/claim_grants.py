@@ -66,18 +66,32 @@ class ClaimPlanner:
         observed = self._draft.observed
         if observed.claims is None:
             return frozenset()
-        known = {(claim.namespace, claim.name) for claim in self._claims.values()} | observed.claims.read
+        held = {(claim.namespace, claim.name, pod) for claim in self._claims.values() for pod in claim.pods}
+        known = held | observed.claims.read
         return frozenset(
             Owner(pod.uid, use.container)
             for pod in observed.by_age
             for use in pod.claim_uses
-            if any((pod.namespace, it.claim) not in known for it in use.requests)
+            if any((pod.namespace, it.claim, pod.uid) not in known for it in use.requests)
         )
 
     @property
     def outside(self) -> frozenset[Owner]:
-        """Containers that have, or may have, the CPUs of claims, and so run in no pool of a pod."""
-        return self.owners | self.deferred
+        """Containers that have, or may have, the CPUs of claims, and so run in no pool of a pod.
+
+        A container that the ledger has in a pool may run there: it stays until a claim is known to give it CPUs.
+        """
+        return self.owners | frozenset(owner for owner in self.deferred if not self._is_pooled(owner))
+
+    def _is_pooled(self, owner: Owner) -> bool:
+        pool = self._draft.ledger.pools.get(owner.pod_uid)
+        return bool(pool and pool.claim.pool and pool.claim.pool.user(owner.container))
+
+    @property
+    def held_back(self) -> frozenset[Owner]:
+        """Containers that must not start without CPUs, and of which is not known yet whether claims give them some."""
+        pods = self._draft.pods
+        return frozenset(owner for owner in self.deferred if _must_fit(pods[owner.pod_uid], owner.container))
 
     def release(self) -> None:
         """Release the claims that the kubelet gave back, and what containers of claims hold beside these."""
@@ -253,6 +267,13 @@ def _users(observed: Observed, claims: Mapping[str, DeviceClaim]) -> dict[Owner,
             if requests:
                 found[Owner(pod.uid, use.container)] = _User(pod, use, requests)
     return found
+
+
+def _must_fit(pod: SeenPod, container: str) -> bool:
+    """Return whether a container must not start without the CPUs that it asks for, or its pod's budget for it."""
+    is_pooled = pod.budget is not None and any(user.container == container for user in pod.budget.users)
+    own = any(claim.must_fit for claim in pod.claims if claim.container == container)
+    return own or (pod.budget is not None and is_pooled and pod.budget.pool.must_fit)
 
 
 def _whole(count: int, group: DeviceGroup) -> int:

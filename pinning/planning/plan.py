@@ -56,6 +56,9 @@ class Plan(NamedTuple):
     devices: Mapping[Owner, tuple[Device, ...]] = NO_DEVICES
     starting: Mapping[str, CPUSet] = NONE_STARTING  # CPUs of init containers that have not ended, by pod
     waiting_claims: Mapping[str, str] = NONE_WAITING  # why ResourceClaims have no CPUs yet, by uid
+    held_back: frozenset[Owner] = (
+        frozenset()
+    )  # containers that wait at their start until their claims are read
 
     @property
     def shared(self) -> CPUSet:
@@ -102,6 +105,7 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         _devices(observed, draft.ledger, config),
         starting,
         assigner.claims.refusals,
+        assigner.claims.held_back,
     )
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NOT_SEEN: Final = (
     "the pod asks for CPUs of its own, and corepin's agent has not seen it yet; the kubelet tries again"
 )
+CLAIMS_UNREAD: Final = "corepin's agent has not read yet which CPUs the container's ResourceClaims give it; the kubelet tries again"
 
 
 class Start(NamedTuple):
@@ -55,6 +56,7 @@ class StartTable:
     known: frozenset[str]  # runtime uids of pods that the API has shown or that hold CPUs
     seen: Mapping[str, CPUSet]  # cpusets of the containers in the last observation, by id
     refusals: Mapping[Owner, Refusal]  # of containers that may not start unpinned
+    held_back: frozenset[Owner] = frozenset()  # containers that wait until their claims are read
     left_alone: frozenset[Owner] = frozenset()  # another program keeps rewriting their cpusets
     # Pools of containers whose pods ask for them.
     others: Mapping[Owner, CPUSet] = field(default_factory=lambda: MappingProxyType({}))
@@ -92,6 +94,8 @@ class StartTable:
             return pooled
         if refusal := self.refusals.get(owner):
             return refusal.text
+        if owner in self.held_back:
+            return CLAIMS_UNREAD
         if claims and owner.pod_uid not in self.known:
             return NOT_SEEN
         unowned = self._unowned(namespace)
@@ -185,6 +189,7 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
         known=observed.known_uids | plan.ledger.uids,
         seen=MappingProxyType({container.id: container.cpus for container in observed.containers}),
         refusals=MappingProxyType(_blocking(plan, observed)),
+        held_back=plan.held_back,
         left_alone=left_alone,
         others=MappingProxyType(_others(plan)),
         starting=plan.starting,

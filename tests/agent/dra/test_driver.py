@@ -200,8 +200,8 @@ def test_claims_are_planned_only_after_registration(tmp_path: Path) -> None:
         requests = len(node.api.requests)
         node.pods = [pod("a", "x", "gone"), pod("b", "x")]
         node.run_pass()
-        assert ("test", "x") not in node.driver.seen(node.pods, ()).read
-        while ("test", "x") not in node.driver.seen(node.pods, ()).read:
+        assert ("test", "x", "b") not in node.driver.seen(node.pods, ()).read
+        while ("test", "x", "b") not in node.driver.seen(node.pods, ()).read:
             await asyncio.sleep(0)
         assert len(node.api.requests) == requests + 1
         node.pods = []

@@ -80,6 +80,29 @@ def test_claims_are_read_after_an_outage_despite_cancelled_waits() -> None:
     asyncio.run(run())
 
 
+def test_last_answer_counts_while_a_claim_is_read_again_for_another_pod() -> None:
+    """A second pod that names a claim does not make it unknown for the first."""
+
+    async def run() -> None:
+        api = FakeApi({"x": document(uid=uid_of("x"))})
+        pods = PodClaims(ClaimReader(api, NODE))  # type: ignore[arg-type]
+        pods.follow([pod("a", "x")])
+        assert not pods.read
+        passed = asyncio.Event()
+        working = asyncio.create_task(pods.run(passed.set))
+        await passed.wait()
+        passed.clear()
+        first, second = ("test", "x", "a"), ("test", "x", "b")
+        pods.follow([pod("a", "x"), pod("b", "x")])
+        assert pods.read == {first}
+        await passed.wait()
+        assert pods.read == {first, second}
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
+
+
 def test_inconclusive_reads_are_repeated_with_backoff() -> None:
     """A refused read and a claim without the pod's reservation are retried, a conclusive one is not."""
 

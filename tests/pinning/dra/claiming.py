@@ -68,7 +68,7 @@ class ClaimWorld(World):
     def observe(self) -> Observed:
         """Return what the agent would see."""
         observed = super().observe()
-        names = {(pod.namespace, name) for pod in observed.pods for name in pod.claim_names}
+        names = {(pod.namespace, name, pod.uid) for pod in observed.pods for name in pod.claim_names}
         seen = SeenClaims(
             dict(self.known),
             frozenset(() if self.unread else names),

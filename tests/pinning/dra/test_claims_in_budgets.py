@@ -8,12 +8,13 @@ from pinning.contract import SMTPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.pod_pools import part_of
-from pinning.planning.start_table import start_table
+from pinning.planning.start_table import CLAIMS_UNREAD, Start, start_table
 from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, runs
 from tests.pinning.dra.claiming import ClaimWorld, claim, uid_of
 from tests.pinning.nodes import smt_machine
-from tests.pinning.world import reasons
+from tests.pinning.world import Wish, reasons
 
+REQUIRE = {"smt-policy.corepin.io/pod": "require"}
 SOLVER, LOG = Owner("a", "solver"), Owner("a", "log")
 
 
@@ -104,6 +105,74 @@ def test_unread_claim_keeps_a_container_out_of_the_pool_until_it_is_read() -> No
     assert part.cpus == pool(node)
 
 
+def settled_then_unread(annotations: dict[str, str] | None = None) -> ClaimWorld:
+    """Return a node whose container `solver` runs in the pool of its pod, and whose claims are to be read again."""
+    node = world()
+    document = budgeted("a", 4, {"solver": None, "log": None}, annotations=annotations)
+    put(node, with_claim(document, "solver"), "solver", "log")
+    node.run_all()
+    node.unread = True
+    return node
+
+
+def test_running_container_stays_in_the_pool_while_its_claims_are_read_again() -> None:
+    """An agent that starts has read no claim yet; nothing moves until one is known to have CPUs."""
+    node = settled_then_unread()
+    before = pool(node)
+    assert not node.plan().actions
+    node.run_all()
+    assert runs(node, "solver") == runs(node, "log") == pool(node) == before
+    node.claims(claim("x", 2))
+    node.run_all()
+    assert str(runs(node, "solver")) == node.held("x")
+    assert runs(node, "solver").isdisjoint(pool(node))
+
+
+def test_container_of_a_pool_starts_again_there_while_its_claims_are_read_again() -> None:
+    """Its last answer counts, also under `require`."""
+    node = settled_then_unread(REQUIRE)
+    table = start_table(node.plan(), node.observe())
+    assert table.start(SOLVER, claims=True) == Start(pool(node))
+
+
+def test_new_container_that_requires_cpus_waits_until_its_claims_are_read() -> None:
+    """Under `require` it starts neither in the pool nor in the shared set; its neighbours start."""
+    node = world()
+    node.unread = True
+    document = budgeted("a", 4, {"solver": None, "log": None}, annotations=REQUIRE)
+    put(node, with_claim(document, "solver"))
+    table = start_table(node.plan(), node.observe())
+    assert table.start(SOLVER, claims=True) == CLAIMS_UNREAD
+    assert table.start(LOG, claims=True) == Start(pool(node))
+    node.unread = False
+    table = start_table(node.plan(), node.observe())
+    assert table.start(SOLVER, claims=True) == Start(pool(node))
+
+
+def test_new_container_without_requirements_does_not_wait_for_its_claims() -> None:
+    """It starts in the shared set, and is put into the pool once its claims are read."""
+    node = world()
+    node.unread = True
+    put(node, with_claim(budgeted("a", 4, {"solver": None, "log": None}), "solver"))
+    planned = node.plan()
+    assert start_table(planned, node.observe()).start(SOLVER, claims=True) == Start(planned.shared)
+
+
+def test_pod_that_joins_a_claim_is_not_put_into_its_pool_before_the_claim_is_read_again() -> None:
+    """The claim is not known to be reserved for it yet; the answer for the first pod does not count for it."""
+    node = world()
+    node.claims(claim("x", 2, pods=("first",)))
+    node.user("first", "x")
+    node.run_all()
+    node.unread = True
+    put(node, with_claim(budgeted("a", 4, {"solver": None, "log": None}, annotations=REQUIRE), "solver"))
+    table = start_table(node.plan(), node.observe())
+    assert table.start(SOLVER, claims=True) == CLAIMS_UNREAD
+    node.claims(claim("x", 2, pods=("a", "first")))
+    node.run_all()
+    assert str(node.ledger.cpus_of(SOLVER, CPUSet([]))) == node.held("x")
+
+
 def test_pod_of_claims_alone_has_an_empty_pool_and_is_not_reported() -> None:
     """No container runs in it, so that its CPUs are not held."""
     node = world()
@@ -137,3 +206,14 @@ def test_pool_of_whole_cores_keeps_its_cores_beside_a_claim() -> None:
     assert node.ledger.pools["a"].smt is SMTPolicy.REQUIRE
     cores = node.topology.siblings_of(runs(node, "solver"))
     assert cores.isdisjoint(node.topology.siblings_of(pool(node)))
+
+
+def test_container_without_a_budget_that_requires_cores_waits_until_its_claims_are_read() -> None:
+    """It would start in the shared set, because what it asks for besides waits."""
+    node = world()
+    node.unread = True
+    node.user("a", "gpu", wish=Wish("2", smt="require"))
+    owner, own = Owner("a", "c0"), CPUSet([1, 9])
+    assert start_table(node.plan(), node.observe()).start(owner, claims=True) == CLAIMS_UNREAD
+    node.unread = False
+    assert start_table(node.plan(), node.observe()).start(owner, claims=True) == Start(own, own)
