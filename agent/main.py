@@ -373,21 +373,23 @@ def _exec_watch(config: AgentConfig, runtime: Runtime, metrics: Metrics) -> Exec
 
 def _quieting(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Quieting:
     """Return what keeps interrupts off quiet CPUs, where the node's /proc/irq is mounted."""
-    from agent.quiet.quieting import NO_COMPONENT, SWITCHED_OFF, Quieting
-
-    if config.irq is None:
-        return Quieting(None, NO_COMPONENT)
     from agent.quiet import balancer, taken
+    from agent.quiet.quieting import NO_COMPONENT, SWITCHED_OFF, Quieting
+    from agent.reconcile.restorable import Restorable
+
+    boot_id, monotonic = machine.boot_id(), Clock().monotonic
+    saved_interrupts = Restorable(state_dir.beside(taken.FILE), boot_id)
+    saved_ban = Restorable(state_dir.beside(balancer.FILE), boot_id)
+    if config.irq is None:
+        is_left = any(it.originals or it.problem for it in (saved_interrupts, saved_ban))
+        return Quieting(None, NO_COMPONENT, is_left=is_left)
     from agent.quiet.interrupts import KernelInterrupts
     from agent.quiet.irqbalance import Irqbalance
     from agent.quiet.keeper import QuietKeeper
     from agent.quiet.mover import InterruptMover
-    from agent.reconcile.restorable import Restorable
 
-    boot_id, monotonic = machine.boot_id(), Clock().monotonic
     interrupts = KernelInterrupts(config.irq, config.root / "sys/devices/system")
-    store = taken.TakenStore(Restorable(state_dir.beside(taken.FILE), boot_id))
-    saved_ban = Restorable(state_dir.beside(balancer.FILE), boot_id)
+    store = taken.TakenStore(saved_interrupts)
     irqbalance = Irqbalance(config.irqbalance, config.root / "proc")
     tells = balancer.Balancer(irqbalance, saved_ban, monotonic, is_told=config.config.tells_irqbalance)
     keeper = QuietKeeper(interrupts, InterruptMover(interrupts, store, monotonic), tells)

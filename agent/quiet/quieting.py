@@ -33,6 +33,10 @@ UNSTEADY_SECONDS: Final = (
 REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
 MOST_PROMPT: Final = 6  # rounds in a row whose cost does not delay the next one
 NO_COMPONENT: Final = "the node's interrupts are not mounted: install the component quiet"
+LEFT: Final = (
+    "an earlier agent moved interrupts off quiet CPUs, and the node's interrupts are not mounted any more:"
+    " install the component quiet again, or restart the node"
+)
 SWITCHED_OFF: Final = "the agents' configuration does not say quiet.interrupts: true"
 OBSERVES: Final = "corepin only observes here"
 
@@ -44,8 +48,11 @@ logger = logging.getLogger(__name__)
 class Quieting:
     """The quiet CPUs of a node; without a keeper it says why there are none."""
 
-    def __init__(self, keeper: QuietKeeper | None, reason: str = "") -> None:
+    def __init__(self, keeper: QuietKeeper | None, reason: str = "", *, is_left: bool = False) -> None:
         self._keeper = keeper
+        self._is_left = is_left  # an earlier agent's changes that cannot be undone without a keeper
+        if is_left:
+            logger.warning("interrupts not restored", extra={"facts": {"reason": LEFT}})
         self._reason = reason  # why no CPU is kept quiet, by configuration
         self._wanted: tuple[CPUSet, CPUSet] | None = None  # quiet and online CPUs of the last state
         self._changed = asyncio.Event()
@@ -144,7 +151,7 @@ class Quieting:
 
     def restore(self) -> bool:
         """Undo everything (uninstall); return whether nothing is left."""
-        return self._keeper is None or self._keeper.restore()
+        return self._keeper.restore() if self._keeper else not self._is_left
 
 
 def _running_on(assignment: Assignment) -> Iterator[Owner]:

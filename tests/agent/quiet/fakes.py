@@ -14,6 +14,19 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 MACHINE: Final = CPUSet(range(8))
 
 
+STAT = "{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0\n"
+
+
+def process(
+    proc: Path, pid: int, name: str = "irqbalance", cgroup: str = "/system.slice/irqbalance.service"
+) -> None:
+    """Create a process as /proc shows it."""
+    folder = proc / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(STAT.format(pid=pid, name=name, started=100 + pid))
+    (folder / "cgroup").write_text(f"0::{cgroup}\n")
+
+
 class Killed(BaseException):
     """The agent is killed here, as by SIGKILL."""
 

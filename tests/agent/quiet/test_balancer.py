@@ -16,19 +16,7 @@ from agent.quiet.balancer import FILE, LOOK_SECONDS, MOST_SENDS, Balancer, Told
 from agent.quiet.irqbalance import MOST_BYTES, Daemon, Irqbalance, Setup
 from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import EMPTY
-from tests.agent.quiet.fakes import FakeIrqbalance, cpus
-
-STAT = "{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0\n"
-
-
-def process(
-    proc: Path, pid: int, name: str = "irqbalance", cgroup: str = "/system.slice/irqbalance.service"
-) -> None:
-    """Create a process as /proc shows it."""
-    folder = proc / str(pid)
-    folder.mkdir(parents=True)
-    (folder / "stat").write_text(STAT.format(pid=pid, name=name, started=100 + pid))
-    (folder / "cgroup").write_text(f"0::{cgroup}\n")
+from tests.agent.quiet.fakes import FakeIrqbalance, cpus, process
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from agent.main import _quieting
 from agent.node_state import QUIET_PENDING, NodeState, QuietResult
 from agent.process import Agent
 from agent.published_parts import MOST_REASON
+from agent.quiet import balancer, taken
 from agent.quiet.level_publisher import LevelPublisher
 from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
 from agent.report.pod_status import pod_status
@@ -29,7 +31,7 @@ from published.agent_state import Quiet
 from published.codec import decode
 from published.pod_status import PodStatus
 from tests.agent.fakes import FakeNode
-from tests.agent.quiet.fakes import cpus
+from tests.agent.quiet.fakes import cpus, process
 from tests.agent.reconcile.serving import Reports
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.pods import container
@@ -413,4 +415,51 @@ def test_interrupts_are_moved_only_with_the_option(tmp_path: Path, config: NodeC
     said = quieting.add(STATE)
     assert (quiet_of(said), said.quiet is None) == (reason, reason == SWITCHED_OFF)
     assert not [*(tmp_path / "state").glob("i*.json")]
+    node.close()
+
+
+@pytest.mark.parametrize("name", [taken.FILE, balancer.FILE])
+@pytest.mark.parametrize(("version", "is_done"), [(1, False), (2, False), (None, True)])
+def test_reset_without_the_component_fails_while_changes_are_left(
+    tmp_path: Path, name: str, version: int | None, is_done: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An earlier agent had the component; a file of another boot has nothing that is in force."""
+    node = FakeNode(tmp_path / "state")
+    boot = node.machine.boot_id() if version else "another"
+    saved = {"version": version or 1, "bootID": boot, "originals": {"ban": "x"}}
+    node.state_dir.beside(name).write_text(json.dumps(saved))
+    quieting = _quieting(AgentConfig("n", tmp_path, irq=None), node.state_dir, node.machine)
+    assert quieting.restore() is is_done
+    assert ("interrupts not restored" in [it.message for it in caplog.records]) is not is_done
+    node.close()
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_told: bool) -> None:
+    """With `quiet.irqbalance: ignore` interrupts are moved; else not beside one that does not answer."""
+    for folder in ("irq/40", "run", "proc", "sys/devices/system/cpu"):
+        (tmp_path / folder).mkdir(parents=True)
+    affinity = tmp_path / "irq/40/smp_affinity_list"
+    affinity.write_text("0-7")
+    (tmp_path / "irq/default_smp_affinity").write_text("ff")
+    (tmp_path / "sys/devices/system/cpu/online").write_text("0-7")
+    (tmp_path / "run/irqbalance7.sock").touch()
+    process(tmp_path / "proc", 7)
+    config = NodeConfig(quiet_interrupts=True, tells_irqbalance=is_told)
+    agent = AgentConfig(
+        "n", tmp_path, irq=tmp_path / "irq", irqbalance=tmp_path / "run", root=tmp_path, config=config
+    )
+    node = FakeNode(tmp_path / "state")
+    quieting = _quieting(agent, node.state_dir, node.machine)
+    quieting.add(STATE)
+
+    async def first_round() -> None:
+        shown = asyncio.Event()
+        work = asyncio.create_task(quieting.run(shown.set))
+        await asyncio.wait_for(shown.wait(), 60)
+        work.cancel()
+        await asyncio.wait([work])
+
+    asyncio.run(first_round())
+    assert affinity.read_text().strip().startswith("0-7" if is_told else "0,2-4,6-7")
     node.close()

@@ -15,7 +15,7 @@ from agent.report.desired_node import CMK_TAINT, cleared, desired_node, pools_te
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_patch import differences
 from agent.report.node_types import Condition, Node, Taint
-from pinning.contract import OVERCOMMIT_CONDITION, OVERCOMMIT_TAINT_KEY, KubeletPolicy
+from pinning.contract import NOISE_CONDITION, OVERCOMMIT_CONDITION, OVERCOMMIT_TAINT_KEY, KubeletPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
@@ -419,6 +419,22 @@ def test_transition_time_changes_only_with_the_status() -> None:
     assert patch
     written = {condition["type"] for condition in patch["status"]["conditions"]}
     assert written == {"CorepinKubeletPolicy", "CorepinPluginConflict", "CorepinDegraded"}
+
+
+def test_condition_about_noise_ends_with_the_feature() -> None:
+    """A node on which interrupts are not moved any more keeps no word about it."""
+    noise = {
+        "type": NOISE_CONDITION,
+        "status": "True",
+        "reason": "r",
+        "message": "m",
+        "lastTransitionTime": NOW,
+    }
+    desired = desired_node(state_of(), [], OPTIONS)
+    assert desired
+    patch = differences(node(status={"conditions": [noise]}), desired, NOW).status
+    assert patch
+    assert {"type": NOISE_CONDITION, "$patch": "delete"} in patch["status"]["conditions"]
 
 
 def test_another_plugin_is_a_condition() -> None:
