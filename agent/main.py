@@ -363,12 +363,13 @@ def _exec_watch(config: AgentConfig, runtime: Runtime, metrics: Metrics) -> Exec
     from agent.cri.exec_events import ContainerdExecs
     from agent.cri.runtime import CRI
     from agent.kernel.execs import place_exec
+    from agent.kernel.procfs import started
     from agent.quiet.execs import ExecMetrics, ExecWatch
 
     if not isinstance(runtime, CRI):
         return None
     events, affinity = ContainerdExecs(runtime.socket), config.config.exec_affinity
-    return ExecWatch(events, ExecMetrics(metrics.registry), affinity, place_exec)
+    return ExecWatch(events, ExecMetrics(metrics.registry), affinity, place_exec, started)
 
 
 def _quieting(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Quieting:

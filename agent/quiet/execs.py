@@ -23,7 +23,7 @@ from pinning.planning.node_config import ExecAffinity, exec_cpus
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Mapping
 
     from prometheus_client import CollectorRegistry
 
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS: Final = 5.0  # after the stream of events ended
 MOST_RETRY_SECONDS: Final = 300.0  # while the runtime answers with errors, each pause is twice the one before
-# Moves block the event loop. They take this share of a CPU, averaged over a second: what enters beyond is counted alone.
+# Moves block the event loop. They take these shares of a CPU, averaged over a second: what enters beyond is moved later.
 SHARE: Final = 0.1
+CONTAINER_SHARE: Final = (
+    0.05  # of one container: its tenant controls how often execs enter, and what a move costs
+)
 SPAN_SECONDS: Final = 1.0
-MOST_KEPT: Final = 256  # processes of one container that are moved again with it, the newest
+MOST_KEPT: Final = 256  # processes of one container that are moved later, or again with it: the newest
 WINDOWS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _LABELS: Final = ("namespace", "pod", "container")
 
@@ -104,6 +107,29 @@ class ExecMetrics:
         self._shown &= kept
 
 
+class _Budget:
+    """The CPU time that moves may take, on the node and for each container."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._paid_at = 0.0  # when the moves so far have taken no more than their share
+        self._paid_of: dict[str, float] = {}  # the same by container
+
+    def wait(self, key: str) -> float:
+        """Return the seconds until a process of a container may be moved; 0 and less: now."""
+        return max(self._paid_at, self._paid_of.get(key, 0.0)) - self._monotonic() - SPAN_SECONDS
+
+    def charge(self, key: str, seconds: float) -> None:
+        """Charge the CPU time of a move."""
+        now = self._monotonic()
+        self._paid_at = max(self._paid_at, now) + seconds / SHARE
+        self._paid_of[key] = max(self._paid_of.get(key, 0.0), now) + seconds / CONTAINER_SHARE
+
+    def keep(self, keys: Container[str]) -> None:
+        """Forget all other containers."""
+        self._paid_of = {key: at for key, at in self._paid_of.items() if key in keys}
+
+
 class ExecWatch:
     """Counts the execs of the exclusive containers in the newest state of the node."""
 
@@ -113,6 +139,7 @@ class ExecWatch:
         metrics: ExecMetrics,
         affinity: ExecAffinity,
         place: PlaceExec,
+        started_at: Callable[[int], int],
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         cpu_seconds: Callable[[], float] = time.thread_time,
@@ -125,16 +152,19 @@ class ExecWatch:
         self._metrics = metrics
         self._affinity = affinity
         self._place = place
+        self._started_at = started_at  # the start time of a process in ticks since boot; 0: it has exited
         self._clock = clock or Clock()
         self._sleep = sleep
         self._cpu_seconds = cpu_seconds
-        self._paid_at = 0.0  # when the moves so far have taken no more than their share
-        self._moved: dict[str, None] = {}  # containers whose processes are to be moved again
-        self._has_moved = asyncio.Event()
+        self._budget = _Budget(self._clock.monotonic)
+        # Kept processes that are still to be moved, by container, and of each whether this is its first move.
+        self._waiting: dict[str, dict[int, bool]] = {}
+        self._has_waiting = asyncio.Event()
         self._targets: Mapping[str, ExecTarget] = {}  # by the id of the container
         self._kept: dict[
             str, dict[int, int]
-        ] = {}  # start time of each process that was put aside, by container
+        ] = {}  # start time of each process that was put aside or waits for that, by container
+        self._missing: str | None = None  # why the runtime cannot report execs; it is not asked again
         self._wanted = asyncio.Event()
         self._stream: asyncio.Task[bool] | None = None
         self._pause = RETRY_SECONDS
@@ -143,15 +173,19 @@ class ExecWatch:
         """Count the execs of the exclusive containers of a state from now on; move known ones with their containers."""
         before, self._targets = self._targets, dict(exec_targets(state, self._affinity))
         self._kept = {key: pids for key, pids in self._kept.items() if key in self._targets}
-        for key in self._kept:
-            if before[key].cpus != self._targets[key].cpus:
-                self._moved[key] = None
-                self._has_moved.set()
+        self._waiting = {key: pids for key, pids in self._waiting.items() if key in self._targets}
+        self._budget.keep(self._targets)
+        for key, pids in self._kept.items():
+            if pids and before[key].cpus != self._targets[key].cpus:
+                self._waiting[key] = dict.fromkeys(pids, False) | self._waiting.get(key, {})
+                self._has_waiting.set()
         owners = {target.owner for target in self._targets.values()}
         self.execs = {owner: execs for owner, execs in self.execs.items() if owner in owners}
         self._metrics.keep(target.names for target in self._targets.values())
         if self._targets:
             self._wanted.set()
+            if self._missing:
+                self._explain(self._missing)
         else:
             self._wanted.clear()
             self._explain(None)
@@ -161,7 +195,7 @@ class ExecWatch:
     async def run(self) -> None:
         """Follow the runtime's events while there are exclusive containers, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            again = group.create_task(self._place_moved())
+            again = group.create_task(self._place_waiting())
             await self._ask()
             again.cancel()
 
@@ -185,7 +219,8 @@ class ExecWatch:
                 self._pause = RETRY_SECONDS
                 self.started(started)
         except Unimplemented as missing:
-            self._explain(f"the runtime does not report them: {missing}")
+            self._missing = f"the runtime does not report them: {missing}"
+            self._explain(self._missing)
             facts = {"reason": str(missing), "remedy": "for CRI-O see its option exec_cpu_affinity"}
             logger.info("runtime reports no execs, none are counted", extra={"facts": facts})
             return False
@@ -213,52 +248,77 @@ class ExecWatch:
         if target is None:
             return
         self._metrics.count(target.names)
-        placed = self._put(target, started.pid) if target.cpus and self._wait() <= 0 else None
         execs = self.execs.get(target.owner, ContainerExecs())
-        self.execs[target.owner] = ContainerExecs(
-            entered=execs.entered + 1,
-            placed=execs.placed + bool(placed),
-            cpus=target.cpus,
-            seconds=max(execs.seconds or 0.0, placed.seconds) if placed else execs.seconds,
-            when=self._clock.text(),
+        self.execs[target.owner] = execs._replace(
+            entered=execs.entered + 1, cpus=target.cpus, when=self._clock.text()
         )
-        if placed:
-            self._metrics.window.observe(placed.seconds)
-            kept = self._kept.setdefault(started.container_id, {})
-            kept[started.pid] = placed.started
-            if len(kept) > MOST_KEPT:
-                del kept[next(iter(kept))]
+        if not target.cpus:
+            return
+        if started.container_id in self._waiting or self._budget.wait(started.container_id) > 0:
+            self._put_off(started)
+        elif placed := self._put(started.container_id, target, started.pid):
+            self._count_placed(target, placed)
+            self._keep(started.container_id, started.pid, placed.started)
 
-    async def _place_moved(self) -> None:
-        """Move processes with their containers, one after the other, until cancelled; forget those that exited."""
+    def _count_placed(self, target: ExecTarget, placed: PlacedExec) -> None:
+        """Count a process that was put aside."""
+        self._metrics.window.observe(placed.seconds)
+        execs = self.execs[target.owner]
+        seconds = max(execs.seconds or 0.0, placed.seconds)
+        self.execs[target.owner] = execs._replace(placed=execs.placed + 1, seconds=seconds)
+
+    def _put_off(self, started: StartedExec) -> None:
+        """Let a process wait until moves may go on; the start time tells it from a later one of its pid."""
+        if began := self._started_at(started.pid):
+            self._keep(started.container_id, started.pid, began)
+            self._waiting.setdefault(started.container_id, {})[started.pid] = True
+            self._has_waiting.set()
+
+    def _keep(self, key: str, pid: int, began: int) -> None:
+        """Remember a process of a container, in place of the oldest one where there are too many."""
+        kept = self._kept.setdefault(key, {})
+        kept[pid] = began
+        if len(kept) > MOST_KEPT:
+            oldest = next(iter(kept))
+            del kept[oldest]
+            self._waiting.get(key, {}).pop(oldest, None)
+
+    async def _place_waiting(self) -> None:
+        """Move the processes that wait, one after the other, until cancelled; forget those that exited."""
         while True:
-            await self._has_moved.wait()
-            self._has_moved.clear()
-            while self._moved:
-                key = next(iter(self._moved))
-                del self._moved[key]
-                for pid in tuple(self._kept.get(key, ())):
-                    await self._sleep(max(0.0, self._wait()))
-                    self._place_again(key, pid)
+            await self._has_waiting.wait()
+            self._has_waiting.clear()
+            while self._waiting:
+                await self._sleep(max(0.0, min(map(self._budget.wait, self._waiting))))
+                self._place_next()
 
-    def _place_again(self, key: str, pid: int) -> None:
+    def _place_next(self) -> None:
+        """Move one process of the container that may go on first; among equals the containers take turns."""
+        key = min(self._waiting, key=self._budget.wait, default=None)
+        if key is None:
+            return
+        pids = self._waiting.pop(key)
+        pid = next(iter(pids))
+        is_first = pids.pop(pid)
+        if pids:
+            self._waiting[key] = pids
+        self._place_again(key, pid, is_first=is_first)
+
+    def _place_again(self, key: str, pid: int, *, is_first: bool) -> None:
         """Move a process where its container is now; forget it if it exited."""
-        target, pids = self._targets.get(key), self._kept.get(key, {})
-        began = pids.get(pid)
-        if target and began is not None and (not target.cpus or self._put(target, pid, began) is None):
-            del pids[pid]
+        target, kept = self._targets[key], self._kept[key]
+        placed = self._put(key, target, pid, kept[pid]) if target.cpus else None
+        if placed is None:
+            del kept[pid]
+        elif is_first:
+            self._count_placed(target, placed)
 
-    def _put(self, target: ExecTarget, pid: int, began: int | None = None) -> PlacedExec | None:
+    def _put(self, key: str, target: ExecTarget, pid: int, began: int | None = None) -> PlacedExec | None:
         """Move a process, and charge the CPU time that this takes."""
         before = self._cpu_seconds()
         placed = self._place(pid, target.cgroup, target.cpus, began)
-        spent = self._cpu_seconds() - before
-        self._paid_at = max(self._paid_at, self._clock.monotonic()) + spent / SHARE
+        self._budget.charge(key, self._cpu_seconds() - before)
         return placed
-
-    def _wait(self) -> float:
-        """Return the seconds until moves may go on; 0 and less: now."""
-        return self._paid_at - self._clock.monotonic() - SPAN_SECONDS
 
 
 def exec_targets(state: NodeState, affinity: ExecAffinity) -> Iterator[tuple[str, ExecTarget]]:

@@ -31,6 +31,11 @@ PLAIN = bound("plain", container("main", 1))
 STATE = replace(state_of(WEB, PLAIN), cgroups=CGROUPS)
 EMPTY_NODE = replace(state_of(PLAIN), cgroups=CGROUPS)
 OWN = STATE.ledger.cpus_of(owner(WEB), CPUSet())
+OTHER, OTHER_ID = bound("other", container("main", 2), annotations=EXCLUSIVE), "d" * 64
+BOTH = replace(
+    state_of(WEB, OTHER),
+    cgroups={**CGROUPS, "default/other/main": f"/pods/other/cri-containerd-{OTHER_ID}.scope"},
+)
 LABELS = '{container="main",namespace="default",pod="web"}'
 
 
@@ -67,7 +72,14 @@ class Node:
         self.on_sleep: Callable[[], object] = lambda: None
         metrics, clock = ExecMetrics(self.registry), Clock(monotonic=lambda: self.now)
         self.watch = ExecWatch(
-            self.events, metrics, affinity, self.place, clock, self.sleep, cpu_seconds=lambda: self.used
+            self.events,
+            metrics,
+            affinity,
+            self.place,
+            self.started_at,
+            clock,
+            self.sleep,
+            cpu_seconds=lambda: self.used,
         )
 
     async def sleep(self, seconds: float) -> None:
@@ -85,6 +97,10 @@ class Node:
             return None
         self.moved.append((pid, cgroup, cpus, started))
         return PlacedExec(started=1000 + pid, seconds=pid / 100)
+
+    def started_at(self, pid: int) -> int:
+        """Return the start time of a process that has not exited."""
+        return 0 if pid in self.exited else 1000 + pid
 
     def metrics(self) -> list[str]:
         """Return the series of the counter."""
@@ -188,17 +204,97 @@ def test_number_of_remembered_processes_is_limited(node: Node, monkeypatch: pyte
 
 
 def test_moves_take_a_bounded_share_of_the_event_loop(node: Node) -> None:
-    """Execs beyond it are counted and not moved."""
-    node.cost = 0.06  # of CPU time for each
+    """Execs beyond it are counted at once, and moved as time allows."""
+    node.cost = 0.03  # of CPU time for each
     for pid in range(3, 8):
         node.watch.started(StartedExec(WEB_ID, pid))
     found = node.watch.execs[owner(WEB)]
-    assert (found.entered, found.placed) == (5, 2), "after 0.12 s of work in a moment"
-    node.now += 0.3
-    node.watch.started(StartedExec(WEB_ID, 8))
-    assert node.watch.execs[owner(WEB)].placed == 3
-    assert followed(node, moved_to("5-6")) == [3, 4, 8], "none is forgotten when a container is moved"
-    assert [round(pause, 6) for pause in node.pauses] == [0.5, 0.6, 0.6], "they are moved as time allows"
+    assert (found.entered, found.placed) == (5, 2), "after 0.06 s of work in a moment"
+    assert followed(node, STATE) == [5, 6, 7]
+    assert [round(pause, 6) for pause in node.pauses] == [0.2, 0.6, 0.6]
+    found = node.watch.execs[owner(WEB)]
+    assert (found.entered, found.placed, found.seconds) == (5, 5, 0.07)
+    assert followed(node, moved_to("5-6")) == [3, 4, 5, 6, 7], "none is forgotten when a container is moved"
+    assert node.watch.execs[owner(WEB)].placed == 5, "each is counted once"
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_execs_of_one_container_do_not_use_up_the_moves_of_others(between: bool) -> None:
+    """A tenant controls how often execs enter its container, and how long their moves take."""
+    node = Node()
+    node.watch.follow(BOTH)
+    node.cost = 0.005
+    for number in range(90):
+        node.now += 1 / 60
+        node.watch.started(StartedExec(WEB_ID, 100 + number))
+        if between:
+            node.now += 1 / 60
+        if number >= 60 and number % 3 == 1:
+            node.watch.started(StartedExec(OTHER_ID, number))
+        if not between:
+            node.now += 1 / 60
+    found = node.watch.execs
+    assert (found[owner(OTHER)].entered, found[owner(OTHER)].placed) == (10, 10)
+    assert found[owner(WEB)].entered == 90
+    assert 0 < found[owner(WEB)].placed < 60, "it takes its own share alone"
+
+
+def test_containers_take_turns_while_the_node_has_no_time_for_moves() -> None:
+    """One exec does not wait until the many of another container were moved."""
+    node = Node()
+    node.watch.follow(BOTH)
+    node.cost = 0.12
+    for pid in (3, 4, 5, 6):
+        node.watch.started(StartedExec(WEB_ID, pid))
+    node.watch.started(StartedExec(OTHER_ID, 7))
+    assert [pid for pid, *_ in node.moved] == [3]
+    assert followed(node, BOTH) == [7, 4, 5, 6]
+    assert [it.placed for it in node.watch.execs.values()] == [4, 1]
+
+
+def test_new_execs_do_not_overtake_those_that_wait(node: Node) -> None:
+    """Otherwise frequent execs would take the time whenever there is some."""
+    node.cost = 0.06
+    for pid in (3, 4):
+        node.watch.started(StartedExec(WEB_ID, pid))
+    node.now += 10
+    node.watch.started(StartedExec(WEB_ID, 5))
+    assert followed(node, STATE) == [4, 5]
+
+
+def test_waiting_exec_is_identified_by_its_start(node: Node) -> None:
+    """Its pid may be reused before it is moved; one that has exited does not wait."""
+    node.cost = 0.06
+    node.exited.add(5)
+    for pid in (3, 4, 5, 6):
+        node.watch.started(StartedExec(WEB_ID, pid))
+    node.exited = {6}
+    assert followed(node, STATE) == [4]
+    assert node.moved == [(4, CGROUPS["default/web/main"], CPUSet([max(OWN)]), 1004)]
+    found = node.watch.execs[owner(WEB)]
+    assert (found.entered, found.placed) == (4, 2)
+    assert followed(node, moved_to("5-6")) == [3, 4], "the others are forgotten"
+
+
+def test_number_of_waiting_processes_is_limited(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are dropped, so that execs faster than moves do not fill the memory."""
+    monkeypatch.setattr(module, "MOST_KEPT", 2)
+    node.cost = 0.06
+    for pid in range(3, 9):
+        node.watch.started(StartedExec(WEB_ID, pid))
+    assert followed(node, moved_to("5-6")) == [7, 8]
+    assert node.watch.execs[owner(WEB)].placed == 3, "a move with the container is the first of these"
+
+
+def test_waiting_processes_of_a_container_that_ended_are_not_moved(node: Node) -> None:
+    """Neither they nor what its moves have cost are remembered."""
+    node.cost = 0.06
+    for pid in (3, 4):
+        node.watch.started(StartedExec(WEB_ID, pid))
+    assert followed(node, EMPTY_NODE) == []
+    node.watch.follow(STATE)
+    node.watch.started(StartedExec(WEB_ID, 5))
+    assert node.watch.execs[owner(WEB)].placed == 1
 
 
 def test_removed_container_has_no_series(node: Node) -> None:
@@ -238,8 +334,10 @@ def test_whether_execs_are_counted_is_published(node: Node) -> None:
             await node.events.waiting.put(problem)
         await running
         seen.append((node.watch.reason, counted(node)))
-        node.watch.follow(EMPTY_NODE)
-        return [*seen, (node.watch.reason, counted(node))]
+        for state in (EMPTY_NODE, STATE):
+            node.watch.follow(state)
+            seen.append((node.watch.reason, counted(node)))
+        return seen
 
     assert asyncio.run(scenario()) == [
         (None, "NaN"),
@@ -248,6 +346,7 @@ def test_whether_execs_are_counted_is_published(node: Node) -> None:
         ("the count crashed, see the agent's log", "0.0"),
         ("the runtime does not report them: unknown service", "0.0"),
         (None, "NaN"),
+        ("the runtime does not report them: unknown service", "0.0"),
     ]
     assert agent_state(replace(STATE, execs_reason="it restarts")).execs_reason == "it restarts"
 
