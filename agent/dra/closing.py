@@ -64,7 +64,7 @@ class ClosingDriver:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._reader = reader
-        self._look_seconds = look_seconds
+        self.look_seconds = look_seconds
         self._sleep = sleep
         self._files = CDIFiles(cdi)
         given = (grant.claim for grant in self._files.given())
@@ -96,22 +96,36 @@ class ClosingDriver:
 
     async def _given_back(self) -> None:
         """Wait until no claim is left; return earlier to report which ones still are."""
-        try:
-            async with asyncio.timeout(self._look_seconds):
-                while self.book.left:
-                    await self.book.changed.wait()
-                    self.book.changed.clear()
-        except TimeoutError:
-            for uid, (namespace, name) in tuple(self.book.left.items()):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._none_left()), group.create_task(self._look_at_left())]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+
+    async def _none_left(self) -> None:
+        """Wait until the kubelet has given back all claims."""
+        while self.book.left:
+            await self.book.changed.wait()
+            self.book.changed.clear()
+
+    async def _look_at_left(self) -> None:
+        """After a while, ask the API server for each claim that is still left."""
+        await asyncio.sleep(self.look_seconds)
+        for uid, (namespace, name) in tuple(self.book.left.items()):
+            if uid in self.book.left:
                 await self._look(uid, namespace, name)
 
     async def _look(self, uid: str, namespace: str, name: str) -> None:
         """Forget a claim that the API server does not have any more: its pod has ended without this driver."""
         try:
-            async with asyncio.timeout(self._look_seconds):
+            async with asyncio.timeout(self.look_seconds):
                 now = await self._reader.read(namespace, name)
         except (APIError, TimeoutError):
             return
         if now is None or (not isinstance(now, BadClaim) and now.uid != uid):
             self.book.left.pop(uid, None)
-            await asyncio.to_thread(self._files.remove, uid)
+            try:
+                await asyncio.to_thread(self._files.remove, uid)
+            except OSError as problem:
+                facts = {"claim": f"{namespace}/{name}", "reason": str(problem)}
+                logger.warning("CDI file not deleted", extra={"facts": facts})

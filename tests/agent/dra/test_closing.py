@@ -10,7 +10,7 @@ import pytest
 from agent.dra.cdi import CDIFiles
 from agent.dra.closing import ClosingDriver
 from agent.dra.reader import ClaimReader
-from apiserver.errors import Unavailable
+from apiserver.errors import Refused, Unavailable
 from pinning.dra.claims import ClaimGrant
 from pinning.machine.cpuset import CPUSet
 from tests.agent.dra.driver_node import FakeApi, Node
@@ -20,12 +20,14 @@ from tests.pinning.dra.claiming import NODE, claim, document, result, uid_of
 class Closing(Node):
     """A node with CDI files of claims, from which corepin is being removed."""
 
-    def __init__(self, folder: Path, *names: str, look_seconds: float = 60) -> None:
+    def __init__(
+        self, folder: Path, *names: str, look_seconds: float = 60, api: FakeApi | None = None
+    ) -> None:
         super().__init__(folder)
         for at, name in enumerate(names):
             grant = ClaimGrant(claim(name, 1), (CPUSet([at]),), is_prepared=True)
             CDIFiles(self.cdi).write(grant)
-        self.api = FakeApi()
+        self.api = api or FakeApi()
         reader = ClaimReader(self.api, NODE)  # type: ignore[arg-type]
         self.closing = ClosingDriver(reader, NODE, self.root, self.cdi, look_seconds, self.settle)
         self.is_reset = asyncio.Event()
@@ -100,6 +102,59 @@ def test_claims_whose_pods_ended_without_the_driver_are_not_waited_for(tmp_path:
         await resetting
 
     asyncio.run(run())
+
+
+class GivenBackMeanwhile(FakeApi):
+    """An API server that fails once and is silent then, while the kubelet gives claims back."""
+
+    node: Closing
+
+    async def get(self, path: str) -> bytes:
+        """Give back y during the first request, and the others during the second."""
+        self.requests.append(path.rpartition("/")[2])
+        book = self.node.closing.book
+        if len(self.requests) == 1:
+            self.node.closing.look_seconds = 3600
+            await book.unprepare(uid_of("y"))
+            raise Refused("500: broken")
+        for uid in tuple(book.left):
+            await book.unprepare(uid)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_reset_does_not_wait_for_a_silent_api_server_when_all_claims_are_given_back(tmp_path: Path) -> None:
+    """Claims given back meanwhile are not asked for, and the last one ends a request without an answer."""
+
+    async def run() -> list[str]:
+        api = GivenBackMeanwhile()
+        node = api.node = Closing(tmp_path, "x", "y", "z", api=api, look_seconds=0.01)
+        node.is_answered.set()
+        async with asyncio.timeout(60):
+            await node.closing.serve_during(node.reset())
+        return api.requests
+
+    assert asyncio.run(run()) == ["x", "z"]
+
+
+def test_file_that_cannot_be_deleted_does_not_end_the_reset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log names the claim, and the reset goes on with the others."""
+
+    def remove(_: CDIFiles, uid: str) -> None:
+        raise PermissionError(uid)
+
+    monkeypatch.setattr(CDIFiles, "remove", remove)
+    node = Closing(tmp_path, "x", "y", look_seconds=0.01)
+
+    async def run() -> None:
+        node.is_answered.set()
+        await node.closing.serve_during(node.reset())
+
+    asyncio.run(run())
+    failed = [vars(it)["facts"] for it in caplog.records if it.message == "CDI file not deleted"]
+    assert failed == [{"claim": f"test/{name}", "reason": uid_of(name)} for name in ("x", "y")]
 
 
 def test_reset_is_done_where_the_kubelet_has_no_sockets(
