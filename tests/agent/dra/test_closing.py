@@ -124,7 +124,7 @@ class GivenBackMeanwhile(FakeApi):
 
 
 def test_reset_does_not_wait_for_a_silent_api_server_when_all_claims_are_given_back(tmp_path: Path) -> None:
-    """Claims given back meanwhile are not asked for, and the last one ends a request without an answer."""
+    """The API server gets no request for claims that were given back, and a request without an answer is cancelled."""
 
     async def run() -> list[str]:
         api = GivenBackMeanwhile()
