@@ -43,6 +43,7 @@ class RuntimeContainer:
     in_vm: bool = False  # in a VM sandbox (Kata): only the runtime changes its cpuset
     started: float = 0.0  # seconds since the epoch, from the runtime; 0: not started, or unknown
     sandbox: str = ""  # id of its virtual machine
+    pod_sandbox: str = ""  # id of its pod's sandbox, also without a virtual machine; empty: unknown
 
     @property
     def full_name(self) -> str:

@@ -147,4 +147,5 @@ def describe(container: ListedContainer, sandbox: ListedSandbox, info: Container
         in_vm=in_vm,
         started=info.started,
         sandbox=sandbox.id if in_vm else "",
+        pod_sandbox=sandbox.id,
     )

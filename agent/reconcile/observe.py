@@ -196,6 +196,7 @@ class Observer:
                     namespace=record.seen.namespace,
                     starts_at_home=is_created and bool(record.born) and puts_home,
                     is_divisible=record.cgroup is not None,
+                    pod_sandbox=record.seen.pod_sandbox,
                 )
             )
             if number % AT_ONCE == 0:

@@ -134,6 +134,9 @@ class SeenContainer:
     is_divisible: bool = (
         True  # false: its cgroup is unknown, so its tasks cannot be kept on parts of its CPUs
     )
+    pod_sandbox: str = (
+        ""  # id of its pod's sandbox, which a restart of the whole pod replaces; empty: unknown
+    )
 
     @property
     def is_running(self) -> bool:

@@ -47,7 +47,8 @@ class Part(NamedTuple):
 def part_of(ledger: Ledger, owner: Owner, starting: Mapping[str, CPUSet] = NONE_STARTING) -> Part | None:
     """Return the CPUs that a container owns alone or with others of its pod; None: it runs in the shared set.
 
-    `starting` are the CPUs of init containers that have not ended, by pod.
+    `starting` are the CPUs of init containers that have not ended, by pod. Main containers need not keep off them: the
+    kubelet starts these after all init containers.
     """
     held = ledger.of(owner)
     if held:
@@ -59,7 +60,7 @@ def part_of(ledger: Ledger, owner: Owner, starting: Mapping[str, CPUSet] = NONE_
     busy = starting.get(owner.pod_uid, EMPTY) if starting else EMPTY
     if user.role is Role.INIT:
         cpus = _cpus_of_pod(ledger, pool, user)
-    elif busy:
+    elif busy and user.role is not Role.MAIN:
         cpus = (pool.cpus - busy) or (pool.cpus and _cpus_of_pod(ledger, pool, user) - busy) or pool.cpus
     else:
         cpus = pool.cpus
@@ -82,8 +83,9 @@ def _cpus_of_pod(ledger: Ledger, pool: Assignment, user: PoolUser) -> CPUSet:
 def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
     """Return the CPUs of init containers with slices that have not ended, by pod.
 
-    One that does not run has ended if the runtime lists a later container, in whatever state: the later one may be
-    between two starts.
+    One that does not run has ended if a later container lives, or has exited in a sandbox in which a container of the
+    pod lives: it may be between two starts. After a reboot, or in a new sandbox, all init containers run again, and the
+    runtime still lists what exited in the old one.
     """
     starting = {
         uid: [it for it in ledger.pods.get(uid, ()) if it.claim.role is Role.INIT and it.claim.can_be_slice]
@@ -91,12 +93,14 @@ def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
     }
     if not any(starting.values()):
         return NONE_STARTING
+    order = {uid: _start_indexes(ledger, uid) for uid, inits in starting.items() if inits}
+    live = {seen.owner for seen in observed.live if seen.owner.pod_uid in order}
+    sandboxes = {seen.pod_sandbox for seen in observed.live} - {""}
     last: dict[str, int] = {}
     for seen in observed.containers:
-        uid = seen.owner.pod_uid
-        if starting.get(uid):
-            last[uid] = max(last.get(uid, -1), _start_index(ledger, uid, seen.owner))
-    live = {seen.owner for seen in observed.live if starting.get(seen.owner.pod_uid)}
+        uid, name = seen.owner
+        if uid in order and (seen.is_live or seen.pod_sandbox in sandboxes):
+            last[uid] = max(last.get(uid, -1), order[uid].get(name, -1))
     return {
         uid: union(it.footprint for it in inits if it.owner in live or it.start_index >= last.get(uid, -1))
         for uid, inits in starting.items()
@@ -104,12 +108,11 @@ def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
     }
 
 
-def _start_index(ledger: Ledger, uid: str, owner: Owner) -> int:
-    """Return the start index of a container of a pod with a pool; -1 for one that is in neither pool nor ledger."""
-    held = ledger.of(owner)
+def _start_indexes(ledger: Ledger, uid: str) -> dict[str, int]:
+    """Return the start indexes of a pod's containers that are in its pool or in the ledger, by name."""
     purpose = ledger.pools[uid].claim.pool
-    user = purpose.user(owner.container) if purpose else None
-    return held.start_index if held else user.start_index if user else -1
+    users = {user.container: user.start_index for user in (purpose.users if purpose else ())}
+    return users | {held.owner.container: held.start_index for held in ledger.pods.get(uid, ())}
 
 
 def charged(ledger: Ledger, uid: str, *, is_whole: bool) -> dict[str, CPUSet]:

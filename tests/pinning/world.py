@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,7 @@ class World:
     sandboxes: dict[str, SeenSandbox] = field(default_factory=dict)
     devices: dict[Owner, tuple[Device, ...]] = field(default_factory=dict)
     uses: dict[Owner, frozenset[PoolUse]] = field(default_factory=dict)  # of wrappers
+    renewed: Counter[str] = field(default_factory=Counter)  # how often a pod got a new sandbox
     api_answers: bool = True
     clock: int = 0
 
@@ -149,8 +151,16 @@ class World:
             sandbox,
             starts_at_home=starts_at_home,
             namespace=document["metadata"]["namespace"] if document else "",
+            pod_sandbox=f"{uid}/{self.renewed[uid]}",
         )
         return number
+
+    def renew(self, uid: str) -> None:
+        """End all containers of a pod, whose next ones start in a new sandbox; the runtime lists the ended ones."""
+        self.renewed[uid] += 1
+        for container in self.live():
+            if container.owner.pod_uid == uid:
+                self.stop(container.id)
 
     def boot(self, uid: str, *, tells_vcpus: bool = False) -> str:
         """Start the virtual machine of a pod, on every CPU that is online: its containers run there from now on."""

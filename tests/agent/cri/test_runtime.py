@@ -31,7 +31,7 @@ def test_cri_o_listing(tmp_path: Path) -> None:
         container, vm, lost = await runtime.containers()
         cgroup = "/kubepods.slice/kubepods-pod1.slice/crio-one.scope"
         assert container == RuntimeContainer(
-            "one", "uid-one", "ns", "pod-one", "one", State.RUNNING, 42, cgroup
+            "one", "uid-one", "ns", "pod-one", "one", State.RUNNING, 42, cgroup, pod_sandbox="s-one"
         )
         assert (vm.in_vm, vm.cgroup, vm.pid) == (True, None, 42)
         assert (lost.state, lost.pid, lost.cgroup) == (State.RUNNING, 0, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ def test_running_containers_are_written_in_the_cgroup_before_the_record(node: Fa
     owner, other = pinned_pair(node)
 
     assert (str(node.records[owner]), str(node.records[other])) == ("1,5", "0,2-4,6-7")
+
+
+def test_observed_containers_name_the_sandbox_of_their_pod(node: FakeNode) -> None:
+    """By it the planner sees that a whole pod started again; it is no virtual machine's."""
+    number = node.start("a")
+    node.containers[number] = replace(node.containers[number], pod_sandbox="s1")
+    observed = node.runner.run(node.agent.reconciler.observer.observe())
+    assert [(seen.pod_sandbox, seen.sandbox) for seen in observed.containers] == [("s1", "")]
 
 
 def test_others_leave_before_the_owner_comes(node: FakeNode) -> None:

@@ -298,38 +298,6 @@ def test_a_sidecar_in_the_pool_keeps_off_an_init_container_until_that_has_ended(
     assert runs(node, "log") == pool(node)
 
 
-def end(node: World, *names: str) -> None:
-    """End containers; the runtime goes on listing them."""
-    for seen in node.live():
-        if seen.owner.container in names:
-            node.stop(seen.id)
-
-
-def test_a_sidecar_keeps_the_pool_while_the_main_container_is_between_two_starts() -> None:
-    """An init container that ended before the main one started takes no CPUs of the pool again."""
-    inits = {"log": (None, SIDECAR), "init": (3, "")}
-    node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init")
-    end(node, "init")
-    node.start("a", "m")
-    node.run_all()
-    end(node, "m")
-    node.run_all()
-    assert runs(node, "log") == pool(node)
-
-
-def test_an_init_container_that_runs_again_has_not_ended() -> None:
-    """After a restart of the whole pod the runtime still lists later containers of the time before."""
-    inits = {"log": (None, SIDECAR), "init": (3, "")}
-    node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init", "m")
-    end(node, "init", "m")
-    node.run_all()
-    node.start("a", "init")
-    node.run_all()
-    own = node.ledger.of(Owner("a", "init"))
-    assert own
-    assert runs(node, "log") == pool(node) - own.cpus
-
-
 def test_a_sidecar_leaves_a_pool_that_an_init_container_takes() -> None:
     """A sidecar leaves pool CPUs of an init container for later slices, or else for the rest of the pool."""
     node = started(budgeted("a", 2, {"p": None}, {"log": (None, SIDECAR), "init": (2, "")}), "log", "init")

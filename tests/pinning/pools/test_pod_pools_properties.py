@@ -127,9 +127,7 @@ class Story:
     def start(self, uid: str) -> None:
         """Start the containers of a pod up to one of them, as the kubelet does in their order."""
         spec = self.world.documents[uid]["spec"]
-        for seen in self.world.live():
-            if seen.owner.pod_uid == uid:
-                self.world.stop(seen.id)
+        self.world.renew(uid)
         inits = spec["initContainers"]
         if inits and self.random.random() < 0.5:
             for at in range(self.random.randint(1, len(inits))):

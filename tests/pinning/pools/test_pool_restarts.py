@@ -1,0 +1,99 @@
+"""Which init containers of a pod with a pool have ended, while containers or the whole pod start again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import Owner
+from pinning.planning.start_table import Start, start_table
+from tests.pinning.budgets import SIDECAR, budgeted, pool, put, runs
+from tests.pinning.world import World, world
+
+
+def started(document: dict[str, Any], *names: str) -> World:
+    """Return a node on which a pod runs with these containers."""
+    node = world()
+    put(node, document, *names)
+    node.run_all()
+    return node
+
+
+def end(node: World, *names: str) -> None:
+    """End containers; the runtime goes on listing them."""
+    for seen in node.live():
+        if seen.owner.container in names:
+            node.stop(seen.id)
+
+
+def test_a_sidecar_keeps_the_pool_while_the_main_container_is_between_two_starts() -> None:
+    """An init container that ended before the main one started takes no CPUs of the pool again."""
+    inits = {"log": (None, SIDECAR), "init": (3, "")}
+    node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init")
+    end(node, "init")
+    node.start("a", "m")
+    node.run_all()
+    end(node, "m")
+    node.run_all()
+    assert runs(node, "log") == pool(node)
+
+
+def at_start(node: World, name: str) -> CPUSet:
+    """Return the CPUs on which a container of pod a would start now."""
+    planned = node.plan()
+    assert not planned.actions
+    answer = start_table(planned, node.observe()).start(Owner("a", name), claims=True)
+    assert isinstance(answer, Start)
+    return answer.cpus
+
+
+def test_an_init_container_in_a_new_sandbox_starts_on_cpus_that_a_sidecar_has_left() -> None:
+    """After a reboot the runtime still lists the later containers that ran before; no init container has ended."""
+    inits = {"log": (None, SIDECAR), "init": (3, "")}
+    node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init")
+    end(node, "init")
+    put(node, node.documents["a"], "m", "p")
+    node.run_all()
+    assert runs(node, "log") == pool(node)
+    node.renew("a")
+    narrow = at_start(node, "log")
+    assert narrow <= pool(node)
+    assert narrow != pool(node)
+    node.start("a", "log")
+    node.run_all()
+    assert runs(node, "log") == narrow
+    assert at_start(node, "init").isdisjoint(narrow)
+
+
+def test_a_main_container_starts_again_in_the_whole_pool() -> None:
+    """All init containers have ended before the first main one starts, also if nothing of the pod lives now."""
+    node = started(budgeted("a", 4, {"m": 2, "p": None}, {"init": (3, "")}), "init")
+    end(node, "init")
+    put(node, node.documents["a"], "m", "p")
+    node.run_all()
+    end(node, "m", "p")
+    assert at_start(node, "p") == pool(node)
+
+
+def test_an_unknown_sandbox_ends_no_init_container() -> None:
+    """In doubt a sidecar keeps off the CPUs that an init container may start on."""
+    inits = {"log": (None, SIDECAR), "init": (3, "")}
+    node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init", "m")
+    end(node, "init", "m")
+    node.containers = {key: replace(seen, pod_sandbox="") for key, seen in node.containers.items()}
+    node.run_all()
+    assert runs(node, "log").isdisjoint(at_start(node, "init"))
+
+
+def test_an_init_container_that_runs_again_has_not_ended() -> None:
+    """It may run again beside later containers that exited in the same sandbox."""
+    inits = {"log": (None, SIDECAR), "init": (3, "")}
+    node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init", "m")
+    end(node, "init", "m")
+    node.run_all()
+    node.start("a", "init")
+    node.run_all()
+    own = node.ledger.of(Owner("a", "init"))
+    assert own
+    assert runs(node, "log") == pool(node) - own.cpus
