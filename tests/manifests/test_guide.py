@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pinning.planning.node_config import KEYS, POOL_KEYS
+from pinning.planning.node_config import KEYS, POOL_KEYS, QUIET_KEYS
 from tests.manifests.guide import GUIDE, blocks, section, shell
 from tests.manifests.installed import HERE
 from tests.manifests.rendered import INSTALLS, manifest, text_of
@@ -80,7 +80,8 @@ def test_every_configuration_key_is_documented() -> None:
     """The guide's tables have every configuration key, and no other."""
     webhook = {str(name) for name in Settings.__struct_encode_fields__}
     assert set(cells("Configuration of the webhook")) == webhook
-    agent = {*KEYS, *(f"pools.{key}" for key in POOL_KEYS)}
+    parts = {"pools": POOL_KEYS, "quiet": QUIET_KEYS}
+    agent = {*KEYS, *(f"{part}.{key}" for part, keys in parts.items() for key in keys)}
     assert set(cells("Configuration of the agents")) == agent
 
 
