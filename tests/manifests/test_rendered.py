@@ -15,6 +15,7 @@ import yaml
 import agent.metrics
 import certs.metrics
 import webhook.metrics
+from agent.dra.claim_metrics import ClaimMetrics
 from agent.report.extended_resources import RESOURCES
 from certs.material import MANAGED, PUBLISHED, ROTATE, SHOWN
 from corepin.cli import build_parser
@@ -331,10 +332,16 @@ def test_rotation_is_there_or_wholly_gone(name: str) -> None:
 
 def exposed() -> set[str]:
     """Return every name under which the programs expose something."""
+    node = agent.metrics.Metrics()
+    ClaimMetrics(node.registry)
     names = {
         f"{family.name}{suffix}"
-        for metrics in (webhook.metrics.Metrics(), agent.metrics.Metrics(), certs.metrics.Metrics())
-        for family in metrics.registry.collect()
+        for registry in (
+            webhook.metrics.Metrics().registry,
+            node.registry,
+            certs.metrics.Metrics().registry,
+        )
+        for family in registry.collect()
         for suffix in {"counter": ("_total",), "histogram": ("_bucket", "_sum")}.get(family.type, ("",))
     }
     return names | set(re.findall(r'"(corepin_webhook_\w+)"', Path("webhook/server/process.py").read_text()))
