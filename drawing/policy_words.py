@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CoreType, NoiseKind, NUMAPolicy, SMTPolicy
+from pinning.errors import BadCPUList
 from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
@@ -71,8 +73,16 @@ def claim_words(container: Container) -> Iterator[str]:
     if container.claims:
         nodes = ", ".join(map(str, container.numa_nodes or ()))
         place = f"NUMA node{'s' * (len(container.numa_nodes or ()) != 1)} {nodes or 'not known'}"
-        count = len(CPUSet.parse(container.cpus))
-        yield f"of claim{'s' * (len(container.claims) != 1)} {', '.join(container.claims)} ({count} CPU{'s' * (count != 1)}, {place})"
+        facts = ", ".join((*_number_of(container.cpus), place))
+        yield f"of claim{'s' * (len(container.claims) != 1)} {', '.join(container.claims)} ({facts})"
+
+
+def _number_of(cpus: str) -> tuple[str, ...]:
+    """Return how many CPUs a list has; nothing for a list that is none, as a user may write into the annotation."""
+    with suppress(BadCPUList):
+        count = len(CPUSet.parse(cpus))
+        return (f"{count} CPU{'s' * (count != 1)}",)
+    return ()
 
 
 def device_words(container: Container) -> Iterator[str]:

@@ -33,7 +33,7 @@ ROOMS = {
     "kubeyaml": (),
     "logs": (),
     "certs": (),
-    "drawing": ("logs.printable", "pinning.contract", "pinning.machine", "published"),
+    "drawing": ("logs.printable", "pinning.contract", "pinning.errors", "pinning.machine", "published"),
     "published": ("pinning.errors", "pinning.machine.topology", "pinning.truncate"),
     "pinning.truncate": (),
     "pinning.contract": (),

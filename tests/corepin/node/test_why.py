@@ -168,6 +168,16 @@ def test_claims_of_a_container_are_among_the_decisions(nodes: list[int], place: 
     assert ("decision", f"main has the CPUs of claim web-cpu (2 CPUs, {place})") in entries
 
 
+def test_damaged_status_of_a_claim_is_shown_without_a_number() -> None:
+    """Where no admission policy protects the annotation its users can write what is no list of CPUs."""
+    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
+    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    status["containers"]["main"] |= {"origin": "dra", "claims": ["x"], "numaNodes": [0], "cpus": "zzz"}
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
+    assert ("decision", "main has the CPUs of claim x (NUMA node 0)") in entries
+
+
 def test_claim_that_the_scheduler_does_not_count_is_shown_once() -> None:
     """The status says it after the API server has forgotten the event, which says it before; another one's does not."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
