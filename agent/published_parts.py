@@ -10,9 +10,10 @@ from pinning.errors import BadCPUList
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.pods.claims import Origin
-from pinning.truncate import truncate
+from pinning.truncate import NAME, truncate
 from published.codec import AnotherVersion, decode
 from published.pod_status import (
+    MOST_CLAIMS,
     MOST_RESOURCES,
     POD,
     Applied,
@@ -71,7 +72,8 @@ def container(
         intruders=state.intruders,
         uncounted=state.uncounted,
         origin=Origin.DRA if state.claims else "",
-        claims=state.claims,
+        claims=tuple(truncate(name, NAME) for name in state.claims[:MOST_CLAIMS]),
+        more_claims=len(state.claims[MOST_CLAIMS:]),
     )
 
 

@@ -74,7 +74,14 @@ def claim_words(container: Container) -> Iterator[str]:
         nodes = ", ".join(map(str, container.numa_nodes or ()))
         place = f"NUMA node{'s' * (len(container.numa_nodes or ()) != 1)} {nodes or 'not known'}"
         facts = ", ".join((*_number_of(container.cpus), place))
-        yield f"of claim{'s' * (len(container.claims) != 1)} {', '.join(container.claims)} ({facts})"
+        is_one = len(container.claims) + container.more_claims == 1
+        yield f"of claim{'s' * (not is_one)} {claim_names(container)} ({facts})"
+
+
+def claim_names(container: Container) -> str:
+    """Return the names of the ResourceClaims of a container, and how many are not named."""
+    named = ", ".join(container.claims)
+    return f"{named} and {container.more_claims} more" if container.more_claims else named
 
 
 def _number_of(cpus: str) -> tuple[str, ...]:

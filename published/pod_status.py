@@ -12,6 +12,7 @@ POOL_OWNER: Final = "(pool)"  # stands for the pool of a pod where owners are na
 MOST_VCPUS: Final = 1024
 POD: Final = "pod"  # the policy of a container in the pool of its pod
 MOST_RESOURCES: Final = 16  # of a container's devices
+MOST_CLAIMS: Final = 4  # of a container; all containers of a pod may name the same ones
 
 
 class Affinity(Part, frozen=True):
@@ -136,7 +137,8 @@ class Container(Part, frozen=True):
     not_quiet: str = ""  # why interrupts may use its CPUs, where its pod asks for quiet ones
     quiet: bool = False  # on the socket alone: interrupts are kept off its CPUs
     origin: str = ""  # `dra`: its CPUs are those of ResourceClaims; empty: of anything else
-    claims: tuple[str, ...] = ()  # names of these ResourceClaims, in the namespace of its pod
+    claims: tuple[str, ...] = ()  # names of these ResourceClaims, in the namespace of its pod, truncated
+    more_claims: int = 0  # claims beside the MOST_CLAIMS of `claims`
 
 
 class Pool(Part, frozen=True):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from dashboard.model.records import MOST_MESSAGE
 from dashboard.view.shapes import Fact
-from drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS, device_words, noise_words
+from drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS, claim_names, device_words, noise_words
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
 from published.pod_status import POD
 
@@ -63,7 +63,7 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
     if container and (near := tuple(device_words(container))):
         yield Fact("Devices", ", ".join(near)[:MOST_MESSAGE])
     if container and container.claims:
-        yield Fact("Claims", ", ".join(container.claims)[:MOST_MESSAGE])
+        yield Fact("Claims", claim_names(container)[:MOST_MESSAGE])
     if container and container.shared_cpus:
         yield Fact("Also runs on", f"shared CPUs {container.shared_cpus}")
     if container and container.memory:

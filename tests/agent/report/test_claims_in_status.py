@@ -7,6 +7,7 @@ from typing import Any
 
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
+from drawing.policy_words import claim_words
 from pinning.dra.claims import ClaimGrant
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
@@ -38,3 +39,22 @@ def test_status_names_the_claims_of_a_container() -> None:
     assert told.containers["main"].claims == ("solver-cpu",)
     plain = json.loads(pod_status(web, None) or "")["containers"]["main"]
     assert plain.keys().isdisjoint({"origin", "claims"})
+
+
+def test_names_of_claims_are_bounded() -> None:
+    """Tenants choose number and length of the names, and the annotation has the size of every container's."""
+    pod, names = claiming(), [f"{at}-" + "x" * 250 for at in range(6)]
+    pod["spec"]["resourceClaims"] = [
+        {"name": f"c{at}", "resourceClaimName": it} for at, it in enumerate(names)
+    ]
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": f"c{at}"} for at in range(6)]}
+    ledger = Ledger()
+    for at, name in enumerate(names):
+        cpus = (CPUSet([at + 1]),)
+        ledger = ledger.grant(ClaimGrant(claim(name, 1, pods=("solver",)), cpus, is_prepared=True))
+    (solver,) = state_of(pod, ledger=ledger).pods
+    text = pod_status(solver, None) or ""
+    main = decode(PodStatus, text).containers["main"]
+    assert ([len(name) for name in main.claims], main.more_claims) == ([63] * 4, 2)
+    assert json.loads(text)["containers"]["main"]["moreClaims"] == 2
+    assert "x... and 2 more (" in "".join(claim_words(main))
