@@ -111,7 +111,10 @@ class StartTable:
             if owner.pod_uid not in grant.claim.pods:
                 return f"claim {grant.claim.full_name} is not known to be reserved for this pod; the kubelet tries again"
             cpus |= grant.of(request)
-        return cpus & self.sets.allocatable
+        usable = cpus & self.sets.allocatable
+        if cpus and not usable:
+            return f"CPUs {cpus} of its claim cannot be used now, as they are offline or reserved; the kubelet tries again"
+        return usable
 
     def corrected(
         self, owner: Owner, container_id: str, asked: str, *, namespace: str = "", busy: CPUSet = EMPTY

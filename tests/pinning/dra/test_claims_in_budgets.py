@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinning.contract import SMTPolicy
+from pinning.contract import CDI_KIND, SMTPolicy
+from pinning.dra.claims import device_name
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.pod_pools import part_of
@@ -217,3 +218,18 @@ def test_container_without_a_budget_that_requires_cores_waits_until_its_claims_a
     assert start_table(node.plan(), node.observe()).start(owner, claims=True) == CLAIMS_UNREAD
     node.unread = False
     assert start_table(node.plan(), node.observe()).start(owner, claims=True) == Start(own, own)
+
+
+def test_container_does_not_start_while_all_cpus_of_its_claim_are_offline() -> None:
+    """It would start in the shared set, with a variable that names CPUs it cannot use."""
+    node = world()
+    node.claims(claim("x", 2))
+    node.user("a", "x")
+    node.run_all()
+    held = CPUSet.parse(node.held("x"))
+    node.topology = node.topology.with_online(node.topology.online - held)
+    table = start_table(node.plan(), node.observe())
+    devices = [f"{CDI_KIND}={device_name(uid_of('x'), 'r0')}"]
+    reason = table.start(Owner("a", "c0"), claims=True, cdi_devices=devices)
+    assert isinstance(reason, str)
+    assert f"CPUs {held} of its claim cannot be used now" in reason
