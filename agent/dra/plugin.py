@@ -63,9 +63,8 @@ class KubeletPlugin:
         self._files = files
         self._metrics = metrics
         self.is_registered = False
-        self.registered: Callable[[], None] = lambda: (
-            None
-        )  # called when the kubelet has registered the driver
+        # Called when the kubelet has registered the driver.
+        self.registered: Callable[[], None] = lambda: None
         self._trouble = ""
 
     @property

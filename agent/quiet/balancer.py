@@ -180,9 +180,8 @@ class Balancer:
             self._confirm(ban if quiet else None, setup, now)
             return
         if quiet:
-            shown = (
-                (setup.banned, ban.sent[-1]) if ban else ()
-            )  # it may show each of them until its next interval
+            # It may show each of them until its next interval.
+            shown = (setup.banned, ban.sent[-1]) if ban else ()
             sent = (*dict.fromkeys(it for it in shown if it not in {before, wanted}), wanted)
             self._keep(_Ban(daemon.pid, daemon.started, before, sent))
         self._is_proven, self._sends = False, self._sends + 1

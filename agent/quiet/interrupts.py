@@ -16,9 +16,8 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 
 DEFAULT: Final = "default"
 _DEFAULT_FILE: Final = "default_smp_affinity"
-_MOST_BYTES: Final = (
-    2**14
-)  # of a file; a list of 8192 CPUs without ranges is no affinity that a kernel prints
+# Of a file. A list of 8192 CPUs without ranges is longer, but no kernel prints such an affinity.
+_MOST_BYTES: Final = 2**14
 _DENIED: Final = frozenset({errno.EPERM, errno.EACCES})  # EACCES: of the open, without DAC_OVERRIDE
 _WRITE_BITS: Final = 0o222
 

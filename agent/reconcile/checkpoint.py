@@ -46,9 +46,8 @@ VERSION: Final = 1
 NAME: Final = "checkpoint.json"
 LOCK: Final = "lock"
 KEYS: Final = frozenset({"machineID", "bootID", "topology", "universe", "ledger"})
-NEEDS_CLAIMS: Final = frozenset(
-    {"claims"}
-)  # while ResourceClaims hold CPUs, which older agents would give away
+# Needed while ResourceClaims hold CPUs, which older agents would give away.
+NEEDS_CLAIMS: Final = frozenset({"claims"})
 KNOWN: Final = NEEDS_CLAIMS  # words of `needs`
 
 

@@ -28,9 +28,7 @@ MOST_PODS: Final = 256  # the API's own limit of `reservedFor`
 _EXTENDED: Final = "resource.kubernetes.io/extended-resource-"
 _UID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # it becomes part of a file's name
 _CDI_DEVICE: Final = re.compile(f"{re.escape(CDI_KIND)}={CDI_PREFIX}({_UID.pattern})-(.+)")
-_NAME: Final = re.compile(
-    r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
-)  # a DNS label, as requests and devices have
+_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")  # of requests and devices: a DNS label
 
 
 def is_uid(text: str) -> bool:

@@ -56,9 +56,7 @@ class Plan(NamedTuple):
     devices: Mapping[Owner, tuple[Device, ...]] = NO_DEVICES
     starting: Mapping[str, CPUSet] = NONE_STARTING  # CPUs of init containers that have not ended, by pod
     waiting_claims: Mapping[str, str] = NONE_WAITING  # why ResourceClaims have no CPUs yet, by uid
-    held_back: frozenset[Owner] = (
-        frozenset()
-    )  # containers that wait at their start until their claims are read
+    held_back: frozenset[Owner] = frozenset()  # they must not start before their claims are read
 
     @property
     def shared(self) -> CPUSet:

@@ -115,9 +115,8 @@ def test_owners_start_alone_on_their_cpus_under_churn(
     assert node.refused.keys() <= {born.name for born, _ in owners}, node.refused
     node.settled({bystander: node.all})
     waited = sum(map(len, node.refused.values()))
-    moved = sum(
-        windows.seconds[born.name] > 0 for born in births
-    )  # moved twice before a pass saw them, so the time is too long
+    # Those were moved twice before a pass saw them, so their time is too long.
+    moved = sum(windows.seconds[born.name] > 0 for born in births)
     tell(
         capsys,
         f"{BIRTHS} pods and {len(owners)} owners: all right at their first instruction;"

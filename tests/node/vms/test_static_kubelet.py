@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from tests.vm.threads import Truth
 
 RUNTIME_CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": HANDLER}}
-OVERHEAD = {
-    CGROUP_ONLY: "false"
-}  # threads outside of the sandbox's cgroup, which no cpuset of the kubelet reaches
+# Threads are outside of the sandbox's cgroup, where no cpuset of the kubelet reaches them.
+OVERHEAD = {CGROUP_ONLY: "false"}
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +146,8 @@ def test_foreign_update_reaches_every_thread(static: Node, capsys: pytest.Captur
     machine = sandbox(static, Guest(2, iothreads=("io0",)), cpu=None)
     container = until("container", lambda: container_id(static))
     truth = machine.truth()
-    until(
-        "the kubelet has sent its own", lambda: sent(static, container)
-    )  # it does so once, a while after the start
+    # The kubelet does so once, a while after the start.
+    until("the kubelet has sent its own", lambda: sent(static, container))
     until("confined", lambda: see(truth).is_all_on(static.all))
     seconds = []
     for cpu in (0, 1, 0, 1):
