@@ -85,7 +85,9 @@ def test_configz_needs_the_right_of_the_manifests(node: Node, caplog: pytest.Log
     assert len(others) == len(rules) - 1
     agent, stranger = account(node, "may-ask", *rules), account(node, "may-not-ask", *others)
     with kubelet_settings(node, **serving(node), reservedSystemCPUs="0"):
-        assert ask(node, agent) == KubeletConfig(KubeletPolicy.NONE, CPUSet([0]), KubeletPolicy.NONE)
+        assert ask(node, agent) == KubeletConfig(
+            KubeletPolicy.NONE, CPUSet([0]), KubeletPolicy.NONE, topology_manager="none"
+        )
         assert ask(node, stranger) is None
         assert "403" in caplog.records[-1].__dict__["facts"]["reason"]
     caplog.clear()
@@ -97,4 +99,6 @@ def test_kubelet_that_reserves_nothing_says_so(node: Node) -> None:
     """Reserved amounts that are missing in the configuration are none."""
     with kubelet_settings(node, **serving(node), kubeReserved={"cpu": "0"}):
         token = account(node, "may-ask", *agent_rules())
-        assert ask(node, token) == KubeletConfig(KubeletPolicy.NONE, EMPTY, KubeletPolicy.NONE)
+        assert ask(node, token) == KubeletConfig(
+            KubeletPolicy.NONE, EMPTY, KubeletPolicy.NONE, topology_manager="none"
+        )
