@@ -222,9 +222,8 @@ class ClaimPlanner:
             if new != had:
                 draft.ledger = draft.ledger.change(new) if had else draft.ledger.assign(new)
         if usable != given:
-            message = (
-                f"CPUs {given - usable} of its claim cannot be used now; until then it keeps CPUs {usable}"
-            )
+            kept = f"it keeps CPUs {usable}" if usable else "it runs in the shared set, and is not started"
+            message = f"CPUs {given - usable} of its claim cannot be used now; until then {kept}"
             yield Refusal(owner, pod.namespace, pod.name, Reason.KEEPS_FEWER, message)
 
 
