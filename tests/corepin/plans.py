@@ -18,6 +18,17 @@ TEMPLATE = (
 )
 DEDICATED = "template: {spec: {domain: {memory: {guest: 1Gi}, cpu: {cores: 3, dedicatedCpuPlacement: true}}}}"
 
+GPU_POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, annotations: {{qos.gocrane.io/cpu-manager: exclusive}}}}
+spec:
+  initContainers:
+  - {{name: load, resources: {{limits: {{cpu: 1, nvidia.com/gpu: 1}}}}}}
+  containers:
+  - {{name: main, resources: {{limits: {{cpu: 2, nvidia.com/gpu: {gpus}}}}}}}
+"""
+
 
 def machine(directory: Path, **wrong: Any) -> str:
     """Return a file of lscpu's: 2 sockets x 4 cores x 2 threads, core N has CPUs N and N + 8."""

@@ -14,7 +14,7 @@ import pytest
 from corepin.cli import main
 from pinning.machine.cpuset import CPUSet
 from tests.corepin.documents import CONFIG_MAP, written
-from tests.corepin.plans import machine, pod
+from tests.corepin.plans import GPU_POD, machine, pod
 from tests.machine.tree import regular, write_tree
 from tests.machines import NAMES, lscpu_text, materialise
 
@@ -334,18 +334,6 @@ def test_the_legend_names_the_source_of_the_reserve(
     for flags, meaning in (((), "reserved (default)"), (("--reserved", "1"), "reserved (configured)")):
         assert main(["plan", "-f", source, "--topology", machine(tmp_path), *flags]) == 0
         assert meaning in capsys.readouterr().out
-
-
-GPU_POD = """\
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, annotations: {{qos.gocrane.io/cpu-manager: exclusive}}}}
-spec:
-  initContainers:
-  - {{name: load, resources: {{limits: {{cpu: 1, nvidia.com/gpu: 1}}}}}}
-  containers:
-  - {{name: main, resources: {{limits: {{cpu: 2, nvidia.com/gpu: {gpus}}}}}}}
-"""
 
 
 def test_cpus_are_beside_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,18 +9,7 @@ import pytest
 
 from corepin.cli import main
 from tests.corepin.documents import written
-from tests.corepin.plans import machine, pod
-
-GPU_POD = """\
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, annotations: {{qos.gocrane.io/cpu-manager: exclusive}}}}
-spec:
-  initContainers:
-  - {{name: load, resources: {{limits: {{cpu: 1, nvidia.com/gpu: 1}}}}}}
-  containers:
-  - {{name: main, resources: {{limits: {{cpu: 2, nvidia.com/gpu: {gpus}}}}}}}
-"""
+from tests.corepin.plans import GPU_POD, machine, pod
 
 
 def test_a_file_says_which_devices_a_pod_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
