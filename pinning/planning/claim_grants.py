@@ -87,11 +87,23 @@ class ClaimPlanner:
         pool = self._draft.ledger.pools.get(owner.pod_uid)
         return bool(pool and pool.claim.pool and pool.claim.pool.user(owner.container))
 
-    @property
+    @cached_property
     def held_back(self) -> frozenset[Owner]:
-        """Containers that must not start without CPUs, and of which is not known yet whether claims give them some."""
-        pods = self._draft.pods
-        return frozenset(owner for owner in self.deferred if _must_fit(pods[owner.pod_uid], owner.container))
+        """Containers that must not start yet: the CPUs of a claim that they name are not known to be theirs.
+
+        That holds until the claim is read, and as long as a claim with CPUs of this node is not reserved for their pod.
+        """
+        ours = {(claim.namespace, claim.name): claim.pods for claim in self._claims.values()}
+        unreserved = (
+            Owner(pod.uid, use.container)
+            for pod in (self._draft.observed.by_age if ours else ())
+            for use in pod.claim_uses
+            if any(
+                pod.uid not in ours.get((pod.namespace, it.claim), frozenset([pod.uid]))
+                for it in use.requests
+            )
+        )
+        return self.deferred.union(unreserved)
 
     def release(self) -> None:
         """Release the claims that the kubelet gave back, and what containers of claims hold beside these."""
@@ -266,13 +278,6 @@ def _users(observed: Observed, claims: Mapping[str, DeviceClaim]) -> dict[Owner,
             if requests:
                 found[Owner(pod.uid, use.container)] = _User(pod, use, requests)
     return found
-
-
-def _must_fit(pod: SeenPod, container: str) -> bool:
-    """Return whether a container must not start without the CPUs that it asks for, or its pod's budget for it."""
-    is_pooled = pod.budget is not None and any(user.container == container for user in pod.budget.users)
-    own = any(claim.must_fit for claim in pod.claims if claim.container == container)
-    return own or (pod.budget is not None and is_pooled and pod.budget.pool.must_fit)
 
 
 def _whole(count: int, group: DeviceGroup) -> int:

@@ -20,7 +20,11 @@ NO_CLAIM: Final = "no container of it claims CPUs"
 PLACED_BY_SCHEDULER: Final = (
     "no container of it claims CPUs, other than by ResourceClaims, which the scheduler places"
 )
-IF_FOR_CPUS: Final = "if one of its ResourceClaims is for CPUs: it gets the CPUs of that claim, and no others"
+IF_FOR_CPUS: Final = (
+    "if one of its ResourceClaims is for CPUs, which the pod does not show: it then gets the CPUs of that claim, and no"
+    " others"
+)
+UNLESS_FOR_CPUS: Final = ", unless one of its ResourceClaims is for CPUs, which the pod does not show"
 NOT_EXCLUSIVE: Final = "it acts only while the CPU policy is exclusive"
 NO_DEVICE: Final = "no container for which it holds has a device plugin's resource in its limits"
 KATA_QUOTA: Final = "Kata sizes its machine by the quota, which therefore stays"
@@ -43,7 +47,7 @@ def neighbours(
     having = names_claims(listed)
     for member in listed:
         if member.name not in claiming and not policies.cpu.is_named(member.name):
-            unless = ", unless one of its ResourceClaims is for CPUs" if member.name in having else ""
+            unless = UNLESS_FOR_CPUS if member.name in having else ""
             message = f"container {member.called} ({stated(member)}) runs in the shared set{unless}"
             yield Cause(annotation.field, message, flaw=("shared", annotation.key, member.name))
 

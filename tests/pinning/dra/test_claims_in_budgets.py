@@ -150,13 +150,34 @@ def test_new_container_that_requires_cpus_waits_until_its_claims_are_read() -> N
     assert table.start(SOLVER, claims=True) == Start(pool(node))
 
 
-def test_new_container_without_requirements_does_not_wait_for_its_claims() -> None:
-    """It starts in the shared set, and is put into the pool once its claims are read."""
+def test_new_container_waits_for_its_claims_under_any_policy() -> None:
+    """A container with a claim for CPUs must not start in the shared set; one of a pool starts there once it is read."""
     node = world()
     node.unread = True
     put(node, with_claim(budgeted("a", 4, {"solver": None, "log": None}), "solver"))
+    assert start_table(node.plan(), node.observe()).start(SOLVER, claims=True) == CLAIMS_UNREAD
+    node.unread = False
+    assert start_table(node.plan(), node.observe()).start(SOLVER, claims=True) == Start(pool(node))
+
+
+def test_container_without_other_requests_waits_for_its_claims() -> None:
+    """Until they are read nothing says whether they are for CPUs; one of a GPU then starts in the shared set."""
+    node = world()
+    node.unread = True
+    node.user("a", "gpu")
+    owner = Owner("a", "c0")
+    assert start_table(node.plan(), node.observe()).start(owner, claims=False) == CLAIMS_UNREAD
+    node.unread = False
     planned = node.plan()
-    assert start_table(planned, node.observe()).start(SOLVER, claims=True) == Start(planned.shared)
+    assert start_table(planned, node.observe()).start(owner, claims=False) == Start(planned.shared)
+
+
+def test_container_waits_while_a_claim_with_cpus_is_not_reserved_for_its_pod() -> None:
+    """The runtime may not name CDI devices, so that only the pod says whose CPUs the container expects."""
+    node = world()
+    node.claims(claim("x", 2, pods=("first",)))
+    node.user("late", "x")
+    assert start_table(node.plan(), node.observe()).start(Owner("late", "c0"), claims=False) == CLAIMS_UNREAD
 
 
 def test_pod_that_joins_a_claim_is_not_put_into_its_pool_before_the_claim_is_read_again() -> None:

@@ -59,7 +59,7 @@ def test_other_containers_of_the_pod_have_no_such_warning() -> None:
     """A pod-wide policy is followed for a container without ResourceClaims."""
     (found,) = warnings(claiming(), container("other", 2), cpu_manager="exclusive", numa_policy="single")
     assert found.endswith(
-        "container main (limit absent, request absent) runs in the shared set, unless one of its ResourceClaims is for CPUs"
+        "container main (limit absent, request absent) runs in the shared set, unless one of its ResourceClaims is for CPUs, which the pod does not show"
     )
 
 
