@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from agent.dra.refusals import Cause, RefusedPrepare
 from apiserver.errors import APIError
 from pinning.contract import DRA_CAPACITY
 from pinning.dra.claims import BadClaim, DeviceClaim, is_uid
@@ -70,43 +71,51 @@ class ClaimBook:
         self._released.add(uid)
         self.request_pass()
 
-    async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | str:
-        """Return the CPUs of a claim, the claim itself if it has none of ours, or the reason why it is not prepared."""
+    async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
+        """Return the CPUs of a claim, the claim itself if it has none of ours, or why it is not prepared."""
         if not is_uid(uid):
-            return f"claim {namespace}/{name}: {uid[:64]!r} is no uid"
-        state = f"claim {namespace}/{name}: the API server does not answer"
+            return RefusedPrepare(Cause.INVALID, f"claim {namespace}/{name}: {uid[:64]!r} is no uid")
+        is_read = False
         try:
             async with asyncio.timeout(self._wait_seconds):
                 if grant := self._prepared(uid):
                     return grant
                 claim = await self._read(namespace, uid, name)
-                if isinstance(claim, str) or not claim.parts:
+                if isinstance(claim, RefusedPrepare) or not claim.parts:
                     return claim
-                state = ""
+                is_read = True
                 return await self._granted(claim)
         except TimeoutError:
-            return state or f"claim {namespace}/{name}: {self._waiting.get(uid, NOT_PASSED)}"
+            cause, why = self._late(uid) if is_read else (Cause.UNREADABLE, "the API server does not answer")
+            return RefusedPrepare(cause, f"claim {namespace}/{name}: {why}")
+
+    def _late(self, uid: str) -> tuple[Cause, str]:
+        """Return why a claim has no CPUs at the timeout."""
+        why = self._waiting.get(uid)
+        return (Cause.NO_ROOM, why) if why else (Cause.NOT_READY, NOT_PASSED)
 
     def _prepared(self, uid: str) -> ClaimGrant | None:
         grant = (self.grants or {}).get(uid)
         is_valid = uid not in self._released and uid not in self._stale_until
         return grant if grant and grant.is_prepared and is_valid else None
 
-    async def _read(self, namespace: str, uid: str, name: str) -> DeviceClaim | str:
+    async def _read(self, namespace: str, uid: str, name: str) -> DeviceClaim | RefusedPrepare:
         """Return an allocated claim, or why it is not prepared."""
+        what = f"claim {namespace}/{name}"
         try:
             claim = await self._reader.read(namespace, name)
         except APIError as error:
-            return f"claim {namespace}/{name} cannot be read: {error}"
+            return RefusedPrepare(Cause.UNREADABLE, f"{what} cannot be read: {error}")
         if claim is None:
-            return f"claim {namespace}/{name} does not exist: delete the pod"
+            return RefusedPrepare(Cause.GONE, f"{what} does not exist: delete the pod")
         if isinstance(claim, BadClaim):
-            return f"claim {namespace}/{name}: {claim.message}"
+            return RefusedPrepare(Cause.INVALID, f"{what}: {claim.message}")
         if claim.uid != uid:
-            return f"claim {namespace}/{name} was made anew, with another uid than the pod's: delete the pod"
+            why = f"{what} was made anew, with another uid than the pod's: delete the pod"
+            return RefusedPrepare(Cause.GONE, why)
         return claim
 
-    async def _granted(self, claim: DeviceClaim) -> ClaimGrant | str:
+    async def _granted(self, claim: DeviceClaim) -> ClaimGrant | RefusedPrepare:
         """Wait until the saved ledger has the CPUs of a claim."""
         uid = claim.uid
         if uid in self._released:
@@ -118,7 +127,7 @@ class ClaimBook:
                 if grant := self._prepared(uid):
                     return grant
                 await self._passed.wait()
-        return f"claim {claim.full_name} was given back in the meantime"
+        return RefusedPrepare(Cause.GIVEN_BACK, f"claim {claim.full_name} was given back in the meantime")
 
     @contextmanager
     def _asking(self, claim: DeviceClaim) -> Iterator[None]:
@@ -134,8 +143,6 @@ class ClaimBook:
 
     async def unprepare(self, uid: str) -> str:
         """Give the CPUs of a claim back; return why that is not saved yet, empty if it is, or if it holds none."""
-        if not is_uid(uid):
-            return ""
         self._released.add(uid)
         self.request_pass()
         try:

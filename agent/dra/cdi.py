@@ -45,13 +45,14 @@ class CDIFiles:
             if self._read(path) == content:
                 return
         beside = path.with_name(f".{path.name}.new")
-        with os.fdopen(
-            os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "wb"
-        ) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        beside.unlink(missing_ok=True)  # of a write that was cut short
+        try:
+            _write_new(beside, content)
+            beside.replace(path)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
         self._flush()
 
     def remove(self, uid: str) -> None:
@@ -98,6 +99,15 @@ class CDIFiles:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file that does not exist yet, and flush it."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _content(grant: ClaimGrant) -> bytes:

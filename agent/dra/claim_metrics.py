@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from agent.dra.refusals import Cause
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -37,8 +39,10 @@ class ClaimMetrics:
         self._seconds = Histogram(
             "corepin_agent_claim_prepare_seconds", text, registry=registry, buckets=SECONDS
         )
-        text = "Prepares of ResourceClaims that were refused; the kubelet tries each again."
-        self._refused = Counter("corepin_agent_claim_prepares_refused", text, registry=registry)
+        text = "Prepares of ResourceClaims that were refused, by reason; the kubelet tries each again."
+        self._refused = Counter("corepin_agent_claim_prepares_refused", text, ["reason"], registry=registry)
+        for cause in Cause:
+            self._refused.labels(cause)
         text = "ResourceClaims that hold CPUs."
         self._held = Gauge("corepin_agent_resource_claims", text, registry=registry)
         text = "ResourceClaims of this node for which there is no room yet."
@@ -47,11 +51,11 @@ class ClaimMetrics:
         longest = Gauge("corepin_agent_resource_claims_longest_wait_seconds", text, registry=registry)
         longest.set_function(self._longest)
 
-    def prepared(self, seconds: float, *, is_refused: bool) -> None:
+    def prepared(self, seconds: float, refused: Cause | None) -> None:
         """Count the answer to one Prepare."""
         self._seconds.observe(seconds)
-        if is_refused:
-            self._refused.inc()
+        if refused:
+            self._refused.labels(refused).inc()
 
     def passed(self, held: int, waiting: Collection[str]) -> None:
         """Show the claims after a pass."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.dra.cdi import CDIFiles
 from agent.dra.plugin import KubeletPlugin
+from agent.dra.refusals import Cause, RefusedPrepare
 from agent.errors import AgentError
 from apiserver.errors import APIError
 from pinning.dra.claims import BadClaim, is_uid
@@ -38,11 +39,11 @@ class ClosedBook:
         self.left = left  # namespace and name of the claims that the kubelet has still to give back, by uid
         self.changed = asyncio.Event()
 
-    async def prepare(self, namespace: str, uid: str, name: str) -> str:
+    async def prepare(self, namespace: str, uid: str, name: str) -> RefusedPrepare:
         """Refuse a claim; the kubelet gives it back too when its pod ends."""
         if is_uid(uid):
             self.left[uid] = namespace, name
-        return f"claim {namespace}/{name}: {CLOSED}"
+        return RefusedPrepare(Cause.GONE, f"claim {namespace}/{name}: {CLOSED}")
 
     async def unprepare(self, uid: str) -> str:
         """Take a claim back."""

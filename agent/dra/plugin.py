@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.dra import dra_pb2 as dra
 from agent.dra import registration_pb2 as registration
+from agent.dra.refusals import Cause, RefusedPrepare
 from agent.grpc_server import GrpcServer, Method
 from pinning.contract import CDI_KIND, DRA_DRIVER
-from pinning.dra.claims import ClaimGrant, device_name
+from pinning.dra.claims import ClaimGrant, device_name, is_uid
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
     from agent.dra.cdi import CDIFiles
@@ -29,6 +31,7 @@ SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 VERSION: Final = "v1.DRAPlugin"  # of Kubernetes 1.34 and later: before, allocations say no consumed capacity
 PLUGIN_TYPE: Final = "DRAPlugin"
 MOST_CLAIMS: Final = 256  # of one request; a pod has at most 32
+TOO_MANY: Final = f"a request has at most {MOST_CLAIMS} claims: ask for the others in another one"
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +39,8 @@ logger = logging.getLogger(__name__)
 class Book(Protocol):
     """Decides what the kubelet asks."""
 
-    async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | str:
-        """Return the CPUs of a claim, the claim itself if it has none of ours, or the reason why it is not prepared."""
+    async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
+        """Return the CPUs of a claim, the claim itself if it has none of ours, or why it is not prepared."""
         ...
 
     async def unprepare(self, uid: str) -> str:
@@ -66,6 +69,7 @@ class KubeletPlugin:
         # Called when the kubelet has registered the driver.
         self.registered: Callable[[], None] = lambda: None
         self._trouble = ""
+        self._writing: dict[str, asyncio.Task[None]] = {}  # the last work on the file of each claim
 
     @property
     def endpoint(self) -> Path:
@@ -118,40 +122,67 @@ class KubeletPlugin:
         return registration.RegistrationStatusResponse()
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
-        """Prepare all claims of a pod together; each has an answer of its own."""
-        claims = request.claims[:MOST_CLAIMS]
-        found = await asyncio.gather(*(self._timed(claim) for claim in claims))
+        """Prepare all claims of a pod together; each has an answer of its own, also those beyond the limit."""
+        claims = {claim.uid: claim for claim in request.claims}
+        served, others = _split(claims)
+        found = await asyncio.gather(*(self._timed(claims[uid]) for uid in served))
         answer = dra.NodePrepareResourcesResponse()
-        for claim, prepared in zip(claims, found, strict=True):
-            answer.claims[claim.uid].CopyFrom(prepared)
+        for uid, prepared in zip(served, found, strict=True):
+            answer.claims[uid].CopyFrom(prepared)
+        for uid in others:
+            answer.claims[uid].error = TOO_MANY
+            self._count(0.0, Cause.TOO_MANY)
         return answer
 
     async def _timed(self, claim: dra.Claim) -> dra.NodePrepareResourceResponse:
         begun = monotonic()
-        answer = await self._prepared(claim)
-        if self._metrics:
-            self._metrics.prepared(monotonic() - begun, is_refused=bool(answer.error))
-        return answer
+        found = await self._prepared(claim)
+        if not isinstance(found, RefusedPrepare):
+            self._count(monotonic() - begun, None)
+            return found
+        self._count(monotonic() - begun, found.cause)
+        facts = {"claim": f"{claim.namespace}/{claim.name}", "reason": found.message}
+        logger.warning("claim not prepared", extra={"facts": facts})
+        return dra.NodePrepareResourceResponse(error=found.message)
 
-    async def _prepared(self, claim: dra.Claim) -> dra.NodePrepareResourceResponse:
+    def _count(self, seconds: float, refused: Cause | None) -> None:
+        if self._metrics:
+            self._metrics.prepared(seconds, refused)
+
+    async def _prepared(self, claim: dra.Claim) -> dra.NodePrepareResourceResponse | RefusedPrepare:
         grant = await self._book.prepare(claim.namespace, claim.uid, claim.name)
-        if isinstance(grant, str):
-            facts = {"claim": f"{claim.namespace}/{claim.name}", "reason": grant}
-            logger.warning("claim not prepared", extra={"facts": facts})
-            return dra.NodePrepareResourceResponse(error=grant)
+        if isinstance(grant, RefusedPrepare):
+            return grant
         if not isinstance(grant, ClaimGrant):  # all of it is another driver's
             return dra.NodePrepareResourceResponse()
         try:
-            await asyncio.to_thread(self._files.write, grant)
+            await self._on_file(claim.uid, partial(self._files.write, grant))
         except OSError as error:
-            reason = f"the CDI file of claim {grant.claim.full_name} cannot be written: {error}"
-            logger.error("claim not prepared", extra={"facts": {"reason": reason}})  # noqa: TRY400 - that says it all
-            return dra.NodePrepareResourceResponse(error=reason)
+            problem = f"the CDI file of claim {grant.claim.full_name} cannot be written: {error}"
+            return RefusedPrepare(Cause.CDI_FILE, problem)
         facts = {"claim": grant.claim.full_name, "cpus": str(grant.footprint)}
         logger.info("claim prepared", extra={"facts": facts})
         return dra.NodePrepareResourceResponse(
             devices=[self._device(grant.claim.uid, part) for part in grant.claim.parts]
         )
+
+    async def _on_file(self, uid: str, work: Callable[[], None]) -> None:
+        """Write or delete the file of a claim, one call after the other; raise OSError.
+
+        A call that the kubelet cancels ends its work all the same, before the next one of this claim begins: a late
+        write must not bring back the file of a claim that was given back.
+        """
+        task = asyncio.create_task(_after(self._writing.get(uid), work))
+        self._writing[uid] = task
+        task.add_done_callback(partial(self._written, uid))
+        await asyncio.shield(task)
+
+    def _written(self, uid: str, task: asyncio.Task[None]) -> None:
+        """Forget work that is done, and its error, for which a cancelled caller does not ask."""
+        if not task.cancelled():
+            task.exception()
+        if self._writing.get(uid) is task:
+            del self._writing[uid]
 
     def _device(self, uid: str, part: ClaimPart) -> dra.Device:
         return dra.Device(
@@ -165,21 +196,36 @@ class KubeletPlugin:
     async def _unprepare(
         self, request: dra.NodeUnprepareResourcesRequest
     ) -> dra.NodeUnprepareResourcesResponse:
-        claims = request.claims[:MOST_CLAIMS]
-        errors = await asyncio.gather(*(self._unprepared(claim) for claim in claims))
+        claims = {claim.uid: claim for claim in request.claims}
+        served, others = _split(claims)
+        errors = await asyncio.gather(*(self._unprepared(claims[uid]) for uid in served))
         answer = dra.NodeUnprepareResourcesResponse()
-        for claim, error in zip(claims, errors, strict=True):
-            answer.claims[claim.uid].error = error
+        for uid, error in zip([*served, *others], [*errors, *[TOO_MANY] * len(others)], strict=True):
+            answer.claims[uid].error = error
         return answer
 
     async def _unprepared(self, claim: dra.Claim) -> str:
+        if not is_uid(claim.uid):  # it was never prepared
+            return ""
         error = await self._book.unprepare(claim.uid)
         if error:
             return error
         try:
-            await asyncio.to_thread(self._files.remove, claim.uid)
+            await self._on_file(claim.uid, partial(self._files.remove, claim.uid))
         except OSError as problem:
             return f"its CDI file cannot be deleted: {problem}"
         facts = {"claim": f"{claim.namespace}/{claim.name}"}
         logger.info("claim given back", extra={"facts": facts})
         return ""
+
+
+def _split(claims: Mapping[str, dra.Claim]) -> tuple[list[str], list[str]]:
+    """Return the uids of claims that are served, and of those beyond the limit."""
+    uids = list(claims)
+    return uids[:MOST_CLAIMS], uids[MOST_CLAIMS:]
+
+
+async def _after(before: asyncio.Task[None] | None, work: Callable[[], None]) -> None:
+    if before:
+        await asyncio.wait([before])
+    await asyncio.to_thread(work)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from apiserver.errors import Refused
 from tests.agent.dra.driver_node import Node, on
+from tests.pinning.dra.claiming import document, result, uid_of
 
 NAMES = {
     "prepares": "claim_prepare_seconds_count",
-    "refused": "claim_prepares_refused_total",
     "held": "resource_claims",
     "waiting": "resource_claims_waiting",
     "longest": "resource_claims_longest_wait_seconds",
@@ -17,7 +18,18 @@ NAMES = {
 
 def shown(node: Node) -> dict[str, float | None]:
     """Return the values of the metrics."""
-    return {key: node.registry.get_sample_value(f"corepin_agent_{name}") for key, name in NAMES.items()}
+    found = {key: node.registry.get_sample_value(f"corepin_agent_{name}") for key, name in NAMES.items()}
+    return {**found, "refused": sum(refused(node).values())}
+
+
+def refused(node: Node) -> dict[str, float]:
+    """Return the refused Prepares by reason, without those that are 0."""
+    return {
+        sample.labels["reason"]: sample.value
+        for metric in node.registry.collect()
+        for sample in metric.samples
+        if sample.name == "corepin_agent_claim_prepares_refused_total" and sample.value
+    }
 
 
 def test_prepares_and_claims_are_counted(tmp_path: Path) -> None:
@@ -31,6 +43,12 @@ def test_prepares_and_claims_are_counted(tmp_path: Path) -> None:
         node.driver.book._wait_seconds = 0.05
         assert (await node.prepare("y"))["y"].error
         assert (shown(node)["prepares"], shown(node)["refused"]) == (3, 2)
+        node.api.claims["old"] = document(result("1"), uid=uid_of("other"))
+        node.api.claims["gate"] = document(result("1", consumedCapacity=None), uid=uid_of("gate"))
+        await node.prepare("old", "gate")
+        node.api.problem = Refused("403: forbidden")
+        await node.prepare("z")
+        assert refused(node) == {"Gone": 2, "NoRoom": 1, "Invalid": 1, "Unreadable": 1}
         await node.unprepare("x")
         assert shown(node)["held"] == 0
 

@@ -1,0 +1,120 @@
+"""Calls of a kubelet that come twice, at the same time, with too many claims, or are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.dra import dra_pb2 as dra
+from agent.dra.cdi import CDIFiles
+from agent.dra.plugin import MOST_CLAIMS
+from pinning.dra.claims import ClaimGrant
+from tests.agent.dra.driver_node import Node, on
+from tests.pinning.dra.claiming import uid_of
+
+X = dra.Claim(namespace="test", uid=uid_of("x"), name="x")
+
+
+async def prepare(node: Node, *claims: dra.Claim) -> Any:
+    """Ask for claims; return the answers by uid."""
+    request = dra.NodePrepareResourcesRequest(claims=claims)
+    answer = await node.calls().ask("NodePrepareResources", request, dra.NodePrepareResourcesResponse)
+    return answer.claims
+
+
+async def unprepare(node: Node, *claims: dra.Claim) -> Any:
+    """Give claims back; return the answers by uid."""
+    request = dra.NodeUnprepareResourcesRequest(claims=claims)
+    answer = await node.calls().ask("NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
+    return answer.claims
+
+
+def test_claim_that_is_asked_for_many_times_is_prepared_once(tmp_path: Path) -> None:
+    """Twice in one call, and in calls at the same time: the answers are the same."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1, 1)
+        answers = await asyncio.gather(*(prepare(node, X, X) for _ in range(4)))
+        assert {answer[uid_of("x")].SerializeToString() for answer in answers} == {
+            answers[0][uid_of("x")].SerializeToString()
+        }
+        assert (len(answers[0]), len(answers[0][uid_of("x")].devices)) == (1, 2)
+        assert len(node.files()) == len(node.ledger.claims) == 1
+        given_back = await asyncio.gather(*(unprepare(node, X, X) for _ in range(4)))
+        assert {answer[uid_of("x")].error for answer in given_back} == {""}
+        assert (node.files(), dict(node.ledger.claims)) == ({}, {})
+
+    on(tmp_path, use)
+
+
+def test_every_claim_of_a_large_call_has_an_answer(tmp_path: Path) -> None:
+    """Those beyond the limit are refused: without an answer the kubelet would take the whole call for broken."""
+
+    async def use(node: Node) -> None:
+        claims = [
+            dra.Claim(namespace="test", uid=uid_of(f"c{at:04}"), name=f"c{at:04}") for at in range(1000)
+        ]
+        plugin = node.driver.plugin  # our own client sends no request of this size
+        answers = (await plugin._prepare(dra.NodePrepareResourcesRequest(claims=claims))).claims
+        texts = [answers[claim.uid].error for claim in claims]
+        assert all("does not exist" in text for text in texts[:MOST_CLAIMS])
+        assert all("at most 256 claims" in text for text in texts[MOST_CLAIMS:])
+        refused = {"reason": "TooMany"}
+        name = "corepin_agent_claim_prepares_refused_total"
+        assert node.registry.get_sample_value(name, refused) == 1000 - MOST_CLAIMS
+        back = (await plugin._unprepare(dra.NodeUnprepareResourcesRequest(claims=claims))).claims
+        assert [bool(back[claim.uid].error) for claim in claims] == [at >= MOST_CLAIMS for at in range(1000)]
+
+    on(tmp_path, use)
+
+
+@pytest.mark.parametrize("uid", ["", "../x", "x\0y", "u" * 5000, "A" + uid_of("x")[1:]])
+def test_uid_that_no_api_server_gives_is_refused(tmp_path: Path, uid: str) -> None:
+    """It never becomes part of a path; giving it back succeeds, because nothing of it is held."""
+
+    async def use(node: Node) -> None:
+        claim = dra.Claim(namespace="test", uid=uid, name="x")
+        assert "is no uid" in (await prepare(node, claim))[uid].error
+        assert (await unprepare(node, claim))[uid].error == ""
+        assert node.api.requests == []
+
+    on(tmp_path, use)
+
+
+class SlowFiles(CDIFiles):
+    """Files whose writes wait until the test lets them go on."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def write(self, grant: ClaimGrant) -> None:
+        """Replace the file of a claim, later."""
+        self.begun.set()
+        assert self.go_on.wait(30)
+        super().write(grant)
+
+
+def test_write_of_a_cancelled_prepare_does_not_bring_a_file_back(tmp_path: Path) -> None:
+    """The kubelet gives up at its deadline and gives the claim back, while the write still waits for the disk."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        files = node.driver.plugin._files = SlowFiles(node.cdi)
+        preparing = asyncio.create_task(prepare(node, X))
+        await asyncio.to_thread(files.begun.wait, 30)
+        preparing.cancel()
+        await asyncio.wait([preparing])
+        giving_back = asyncio.create_task(unprepare(node, X))
+        while node.ledger.claims:
+            await asyncio.sleep(0)
+        files.go_on.set()
+        assert (await giving_back)[X.uid].error == ""
+        assert node.files() == {}
+        assert not node.driver.plugin._writing
+
+    on(tmp_path, use)
