@@ -389,7 +389,7 @@ def _quieting(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Qui
     from agent.quiet.keeper import QuietKeeper
     from agent.quiet.mover import InterruptMover
 
-    interrupts = KernelInterrupts(config.irq, config.root / "sys/devices/system")
+    interrupts = KernelInterrupts(config.irq, config.root / "sys")
     store = taken.TakenStore(saved_interrupts)
     irqbalance = Irqbalance(config.irqbalance, config.root / "proc")
     tells = balancer.Balancer(irqbalance, saved_ban, monotonic, is_told=config.config.tells_irqbalance)

@@ -50,7 +50,7 @@ Value = TypeVar("Value")
 
 def write_node(folder: Path) -> None:
     """Write interrupts, each with one action and on all CPUs."""
-    cpu = folder / "sys" / "cpu"
+    cpu = folder / "sys/devices/system/cpu"
     cpu.mkdir(parents=True)
     (cpu / "online").write_text(f"0-{CPUS - 1}\n")
     for number in range(INTERRUPTS):
@@ -58,6 +58,7 @@ def write_node(folder: Path) -> None:
         actions.mkdir(parents=True)
         (actions.parent / "smp_affinity_list").write_text(f"0-{CPUS - 1}\n")
         (actions.parent / "node").write_text("-1\n")
+        (folder / "sys/kernel/irq" / str(number)).mkdir(parents=True)
     (folder / "irq" / "default_smp_affinity").write_text(",".join(["ffffffff"] * (CPUS // 32)) + "\n")
 
 

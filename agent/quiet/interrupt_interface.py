@@ -18,6 +18,10 @@ class Interrupts(Protocol):
         """Return all numbers; raise Unavailable if the kernel's files cannot be used."""
         ...
 
+    def identities(self) -> dict[str, int]:
+        """Return a value by number that changes when it is freed and requested again; absent: not known."""
+        ...
+
     def online(self) -> CPUSet:
         """Return the CPUs that are online now; raise Unavailable if that cannot be read."""
         ...

@@ -23,11 +23,12 @@ _WRITE_BITS: Final = 0o222
 
 
 class KernelInterrupts:
-    """The interrupts of one node; `irq` is its /proc/irq, `system` its /sys/devices/system."""
+    """The interrupts of one node; `irq` is its /proc/irq, `sysfs` its /sys."""
 
-    def __init__(self, irq: Path, system: Path) -> None:
+    def __init__(self, irq: Path, sysfs: Path) -> None:
         self._irq = irq
-        self._system = system
+        self._system = sysfs / "devices/system"
+        self._descriptors = sysfs / "kernel/irq"
 
     def numbers(self) -> list[str]:
         """Return all numbers; raise Unavailable if the folder is missing or read-only."""
@@ -39,6 +40,18 @@ class KernelInterrupts:
         if is_read_only:
             raise Unavailable(f"{self._irq} is read-only: mount the node's own, as the component quiet does")
         return [name for name in names if name.isdecimal() and name.isascii()]
+
+    def identities(self) -> dict[str, int]:
+        """Return a value by number that no later interrupt with that number has.
+
+        The kernel gives a number to another driver, or to the same one again. Inodes of /sys/kernel/irq are unique in
+        a boot, unlike those of /proc/irq (Linux 5.5 and later).
+        """
+        try:
+            with os.scandir(self._descriptors) as entries:
+                return {entry.name: entry.inode() for entry in entries}
+        except OSError:
+            return {}
 
     def online(self) -> CPUSet:
         """Return the CPUs that are online now."""
@@ -93,7 +106,7 @@ class KernelInterrupts:
     def move(self, number: str, cpus: CPUSet) -> None:
         """Set the affinity of an interrupt."""
         file = self._file(number)
-        text = _mask(cpus) if number == DEFAULT else str(cpus)
+        text = cpus.to_mask() if number == DEFAULT else str(cpus)
         try:
             descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
             try:
@@ -139,9 +152,3 @@ def _translate(error: OSError, file: str) -> NoReturn:
     if error.errno == errno.ENOENT:
         raise Gone(reason) from error
     raise Refused(reason) from error
-
-
-def _mask(cpus: CPUSet) -> str:
-    digits = f"{cpus.mask:x}"
-    groups = [digits[max(0, end - 8) : end] for end in range(len(digits), 0, -8)]
-    return ",".join(reversed(groups))

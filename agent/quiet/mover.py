@@ -51,6 +51,8 @@ class _Round:
     failed: list[str] = field(default_factory=list)
     born: dict[str, Taken] = field(default_factory=dict)
     unused: set[str] = field(default_factory=set)  # new numbers that no driver has requested yet
+    identities: dict[str, int | None] = field(default_factory=dict)
+    reborn: set[str] = field(default_factory=set)  # freed and requested again since they were recorded
     ours: set[str] = field(default_factory=set)  # have an affinity that was written in an earlier round
     gone: int = 0
     foreign: dict[str, CPUSet] = field(default_factory=dict)
@@ -88,6 +90,8 @@ class InterruptMover:
         self._online = quiet.online
         now = _Round(quiet, may_take)
         numbers = [DEFAULT, *self._interrupts.numbers()]
+        now.identities = self._identities(numbers)
+        self._forget_freed(now)
         for number in numbers:
             self._look(now, number)
         if now.gone == len(numbers) - 1:
@@ -95,7 +99,7 @@ class InterruptMover:
         if self._interrupts.online() != quiet.online:
             return Moved(is_steady=False)
         self._saw(now.foreign)
-        self._save(now, frozenset(numbers) - {DEFAULT} - now.unused)
+        self._save(now)
         for number in _in_order(now.decisions):
             if (write := now.decisions[number].write) is not None:
                 self._write(now, number, write)
@@ -117,7 +121,8 @@ class InterruptMover:
             return
         try:
             affinity = self._interrupts.affinity(number)
-            taken = self._store.taken.get(number) or self._born(now, number, affinity)
+            record = None if number in now.reborn else self._store.taken.get(number)
+            taken = record or self._born(now, number, affinity)
             if affinity.isdisjoint(now.quiet.cpus) and taken is None:
                 return
             decision = self._decide(now, number, affinity, taken)
@@ -138,7 +143,7 @@ class InterruptMover:
             self._report_fixed(now, number)
             now.born.pop(number, None)
             decision = Decision(None)
-        if decision != Decision(self._store.taken.get(number)):
+        if decision != Decision(record):
             now.decisions[number] = decision
 
     def _decide(self, now: _Round, number: str, affinity: CPUSet, taken: Taken | None) -> Decision:
@@ -154,10 +159,23 @@ class InterruptMover:
             now.ours.add(number)
         return decision._replace(taken=decision.taken and decision.taken._replace(name=name))
 
+    def _identities(self, numbers: Iterable[str]) -> dict[str, int | None]:
+        """Return the identity of each number: what the kernel shows, else what it has shown before."""
+        shown, known = self._interrupts.identities(), self._store.known or {}
+        return {number: shown.get(number, known.get(number)) for number in numbers if number != DEFAULT}
+
+    def _forget_freed(self, now: _Round) -> None:
+        """Find the numbers that stand for another interrupt than before, and forget what held for the earlier one."""
+        for number, before in (self._store.known or {}).items():
+            if before is not None and before != now.identities.get(number, before):
+                now.reborn.add(number)
+                self._proven.pop(number, None)
+                self._fixed.pop(number, None)
+
     def _born(self, now: _Round, number: str, affinity: CPUSet) -> Taken | None:
         """Return the record of an interrupt that was requested while the default affinity was narrowed."""
         known = self._store.known
-        if number == DEFAULT or known is None or number in known:
+        if number == DEFAULT or known is None or (number in known and number not in now.reborn):
             return None
         name = self._interrupts.name(number)
         if not name:
@@ -198,14 +216,15 @@ class InterruptMover:
         moved = _few(foreign, lambda number: f"{self._label(number)} to {foreign[number]}")
         logger.warning("interrupts moved by another program", extra={"facts": {"interrupts": list(moved)}})
 
-    def _save(self, now: _Round, numbers: frozenset[str]) -> None:
-        """Save the records of everything that is about to be written."""
+    def _save(self, now: _Round) -> None:
+        """Save the records of everything that is about to be written, and drop those of freed interrupts."""
         changed = now.born | {number: it.taken for number, it in now.decisions.items() if it.taken}
+        dropped = (now.reborn & self._store.taken.keys()) - changed.keys()
         known = self._store.known
-        if DEFAULT in changed or DEFAULT in self._store.taken:
-            known = numbers
-        if changed or known != self._store.known:
-            self._store.change(changed, known=known)
+        if changed or self._store.taken:
+            known = {number: it for number, it in now.identities.items() if number not in now.unused}
+        if changed or dropped or known != self._store.known:
+            self._store.change(changed, dropped, known)
 
     def _write(self, now: _Round, number: str, cpus: CPUSet) -> None:
         """Write one affinity and read it back: the order holds, though it takes effect with the next interrupt.
@@ -245,8 +264,8 @@ class InterruptMover:
         records |= dict.fromkeys(self._store.taken.keys() - numbers)
         kept = {number: it for number, it in records.items() if it and it != self._store.taken.get(number)}
         dropped = [number for number, it in records.items() if it is None and number in self._store.taken]
-        default = {**self._store.taken, **records}.get(DEFAULT)
-        known = self._store.known if default else None
+        is_any_left = any({**self._store.taken, **records}.values())
+        known = self._store.known if is_any_left else None
         if kept or dropped or known != self._store.known:
             self._store.change(kept, dropped, known)
         self._proven = {number: it for number, it in self._proven.items() if number in self._store.taken}

@@ -1,4 +1,8 @@
-"""Records of changed interrupts on disk, as texts of a `Restorable`, so that the next agent can restore them."""
+"""Records of changed interrupts on disk, as texts of a `Restorable`, so that the next agent can restore them.
+
+Interrupts with the same affinities share a record, and each set is written in the shorter of its two forms, so that the
+file stays small with thousands of interrupts on hundreds of CPUs.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,15 @@ from pinning.machine.cpuset import CPUSet
 from pinning.machine.interrupts import Taken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.reconcile.restorable import Restorable
 
 FILE: Final = "interrupts.json"  # in the state directory
-KNOWN: Final = "known"  # numbers that existed when the default affinity was narrowed, or were seen since
-_PREFIX: Final = "irq/"
+KNOWN: Final = "known"  # numbers that existed when the first affinity was changed, or were seen since
+_GROUP: Final = "alike/"  # interrupts with the same affinities
+_SINGLE: Final = "irq/"  # one interrupt, as builds of before 27 November 2026 wrote it
+_MASK: Final = "0x"
 
 
 class TakenStore:
@@ -27,7 +33,8 @@ class TakenStore:
     def __init__(self, saved: Restorable) -> None:
         self._saved = saved
         self.taken: dict[str, Taken] = {}
-        self.known: frozenset[str] | None = None
+        # Identities by number; None: the kernel shows none.
+        self.known: dict[str, int | None] | None = None
         self.is_read = False  # False: the file cannot be used, so that no interrupt may be moved
         saved.require(_check)
         with suppress(Refused):
@@ -40,57 +47,82 @@ class TakenStore:
         self._saved.reread()
         originals = self._saved.originals
         self.taken = {
-            key.removeprefix(_PREFIX): _taken(text)
-            for key, text in originals.items()
-            if key.startswith(_PREFIX)
+            number: taken for key, text in originals.items() for number, taken in _records(key, text)
         }
-        self.known = _numbers(originals[KNOWN]) if KNOWN in originals else None
+        self.known = _identities(originals[KNOWN]) if KNOWN in originals else None
         self.is_read = True
 
     def change(
         self,
         taken: Mapping[str, Taken],
         dropped: Iterable[str] = (),
-        known: frozenset[str] | None = None,
+        known: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Save records and drop others; `known` None drops the known numbers too."""
-        texts = {f"{_PREFIX}{number}": _text(it) for number, it in taken.items()}
-        texts |= {} if known is None else {KNOWN: ",".join(sorted(known, key=int))}
-        gone = {number for number in dropped if number in self.taken}
-        if texts:
-            self._saved.remember(texts)
-        self._saved.forget([f"{_PREFIX}{it}" for it in gone] + ([KNOWN] if known is None else []))
-        self.known = known
-        self.taken = {number: it for number, it in {**self.taken, **taken}.items() if number not in gone}
+        """Drop records and save others; `known` None drops the known numbers too."""
+        gone = set(dropped)
+        kept = {number: it for number, it in self.taken.items() if number not in gone} | dict(taken)
+        texts = {} if known is None else {KNOWN: _known_text(known)}
+        self._saved.replace(_texts(kept) | texts)
+        self.known = None if known is None else dict(known)
+        self.taken = kept
 
 
-def _text(taken: Taken) -> str:
-    return json.dumps([str(taken.original), list(map(str, taken.wrote)), taken.name])
+def _texts(records: Mapping[str, Taken]) -> dict[str, str]:
+    """Return the texts of records by key, one for all interrupts with the same affinities."""
+    alike: dict[Taken, dict[str, str]] = {}
+    for number, it in records.items():
+        alike.setdefault(it._replace(name=""), {})[number] = it.name
+    return {
+        f"{_GROUP}{at}": json.dumps([_set_text(it.original), list(map(_set_text, it.wrote)), names])
+        for at, (it, names) in enumerate(alike.items())
+    }
+
+
+def _records(key: str, text: str) -> Iterator[tuple[str, Taken]]:
+    """Yield the interrupts of a saved text; raise an error for a damaged one."""
+    if key.startswith(_SINGLE):
+        original, wrote, name = parse_json(text)
+        yield key.removeprefix(_SINGLE), _taken(original, wrote, name)
+    if key.startswith(_GROUP):
+        original, wrote, names = parse_json(text)
+        for number, name in names.items():
+            yield number, _taken(original, wrote, name)
 
 
 def _check(key: str, text: str) -> None:
     """Raise an error for a damaged record, because no invented value may be restored."""
-    if key.startswith(_PREFIX):
-        _taken(text)
+    for _ in _records(key, text):
+        pass
     if key == KNOWN:
-        _numbers(text)
+        _identities(text)
 
 
-def _taken(text: str) -> Taken:
-    original, wrote, name = parse_json(text)
+def _taken(original: Any, wrote: Any, name: Any) -> Taken:
     taken = Taken(_cpus(original), tuple(map(_cpus, wrote)), str(name))
     if not taken.wrote:
-        raise ValueError(text)
+        raise ValueError(wrote)
     return taken
 
 
+def _set_text(cpus: CPUSet) -> str:
+    """Return a set as list or as mask: a list of every second CPU is eight times as long as its mask."""
+    return min(str(cpus), f"{_MASK}{cpus.to_mask()}", key=len)
+
+
 def _cpus(text: Any) -> CPUSet:
-    cpus = CPUSet.parse(str(text))
+    is_mask = str(text).startswith(_MASK)
+    cpus = CPUSet.parse_mask(text.removeprefix(_MASK)) if is_mask else CPUSet.parse(str(text))
     if not cpus:
         raise ValueError(text)
     return cpus
 
 
-def _numbers(text: str) -> frozenset[str]:
-    numbers = text.split(",") if text else []
-    return frozenset(str(int(it)) for it in numbers)
+def _known_text(known: Mapping[str, int | None]) -> str:
+    numbers = sorted(known.items(), key=lambda it: int(it[0]))
+    return ",".join(number if identity is None else f"{number}:{identity}" for number, identity in numbers)
+
+
+def _identities(text: str) -> dict[str, int | None]:
+    """Return the identity by number; earlier builds wrote numbers alone."""
+    pairs = [it.partition(":") for it in text.split(",")] if text else []
+    return {str(int(number)): int(identity) if colon else None for number, colon, identity in pairs}

@@ -65,6 +65,10 @@ class Restorable:
         """Save originals, replacing those of the same keys; raise Refused if the file cannot be written."""
         self._store({**self._originals, **originals})
 
+    def replace(self, originals: Mapping[str, str]) -> None:
+        """Save these originals instead of all others; raise Refused if the file cannot be written."""
+        self._store(dict(originals))
+
     def forget(self, keys: Iterable[str]) -> None:
         """Drop the originals of these keys; raise Refused if the file cannot be written."""
         dropped = set(keys)

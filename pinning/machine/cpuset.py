@@ -125,6 +125,12 @@ class CPUSet:
             raise BadCPUList("the empty CPU set has no lowest CPU")
         return (self.mask & -self.mask).bit_length() - 1
 
+    def to_mask(self) -> str:
+        """Return the kernel's mask format: hex in groups of eight digits with commas."""
+        digits = f"{self.mask:x}"
+        groups = [digits[max(0, end - 8) : end] for end in range(len(digits), 0, -8)]
+        return ",".join(reversed(groups))
+
     def to_hex(self) -> str:
         """Return the mask as upper-case hex without 0x, as in CMK_CPUS_ASSIGNED_MASK."""
         return f"{self.mask:X}"

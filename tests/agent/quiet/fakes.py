@@ -52,6 +52,8 @@ class FakeInterrupts:
     missing: str = ""  # why none can be listed
     writes: list[tuple[str, str]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)  # of all writes
+    lives: dict[str, int] = field(default_factory=dict)  # identities by number
+    shows_identities: bool = True
     kill_after: int | None = None  # the number of further writes that succeed
 
     def numbers(self) -> list[str]:
@@ -59,6 +61,11 @@ class FakeInterrupts:
         if self.missing:
             raise Unavailable(self.missing)
         return [number for number in self.affinities if number != DEFAULT]
+
+    def identities(self) -> dict[str, int]:
+        """Return how often each number was requested."""
+        numbers = self.numbers() if self.shows_identities else []
+        return {number: self.lives.get(number, 0) for number in numbers}
 
     def online(self) -> CPUSet:
         """Return the online CPUs."""
@@ -111,6 +118,7 @@ class FakeInterrupts:
         online = self.affinities[DEFAULT] & self.up
         self.affinities[number] = online or self.up
         self.names[number] = name
+        self.lives[number] = self.lives.get(number, 0) + 1
 
     def quiet(self, quiet: CPUSet) -> bool:
         """Return whether no movable interrupt has these CPUs."""

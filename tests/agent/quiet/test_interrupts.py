@@ -18,7 +18,7 @@ from tests.agent.quiet.fakes import cpus
 @pytest.fixture
 def kernel(tmp_path: Path) -> KernelInterrupts:
     """Return the interrupts of a tree with number 25."""
-    irq, system = tmp_path / "irq", tmp_path / "system"
+    irq, system = tmp_path / "irq", tmp_path / "sys/devices/system"
     for folder in (irq / "25" / "eth0-rx-0", irq / "26", system / "cpu", system / "node" / "node1"):
         folder.mkdir(parents=True)
     (irq / "default_smp_affinity").write_text("0000000f,ffffff00\n")
@@ -26,7 +26,7 @@ def kernel(tmp_path: Path) -> KernelInterrupts:
     (irq / "25" / "node").write_text("1\n")
     (system / "cpu" / "online").write_text("0-7\n")
     (system / "node" / "node1" / "cpulist").write_text("4-7\n")
-    return KernelInterrupts(irq, system)
+    return KernelInterrupts(irq, tmp_path / "sys")
 
 
 def test_interrupts_are_read(kernel: KernelInterrupts) -> None:
@@ -49,6 +49,14 @@ def test_affinity_is_written_in_the_kernels_format(kernel: KernelInterrupts, tmp
     assert kernel.affinity(DEFAULT) == cpus("0,33-35,64")
 
 
+def test_identities_are_inodes_of_descriptors(kernel: KernelInterrupts, tmp_path: Path) -> None:
+    """A number has another one after it was freed; kernels that show none have no identities."""
+    assert kernel.identities() == {}
+    descriptor = tmp_path / "sys/kernel/irq/25"
+    descriptor.mkdir(parents=True)
+    assert kernel.identities() == {"25": descriptor.stat().st_ino}
+
+
 def test_freed_interrupt_raises_gone(kernel: KernelInterrupts) -> None:
     """Reads and writes raise Gone, and it has neither a node nor a managed affinity."""
     for ask in (kernel.affinity, kernel.name, lambda number: kernel.move(number, cpus("0"))):
@@ -68,7 +76,7 @@ def test_mask_in_short_groups_is_refused(kernel: KernelInterrupts, tmp_path: Pat
 @pytest.mark.parametrize("text", ["", "\n", "x", "3-1", "99999", "\xff\x00"])
 def test_garbled_files_raise_errors(kernel: KernelInterrupts, tmp_path: Path, text: str) -> None:
     """A garbled file never gives an affinity or CPUs."""
-    for file in ("irq/25/smp_affinity_list", "irq/25/node", "system/cpu/online"):
+    for file in ("irq/25/smp_affinity_list", "irq/25/node", "sys/devices/system/cpu/online"):
         (tmp_path / file).write_text(text, encoding="latin-1")
     (tmp_path / "irq/default_smp_affinity").write_text("" if text.strip() == "99999" else text, "latin-1")
     for number in ("25", DEFAULT):

@@ -161,6 +161,67 @@ def test_record_of_a_freed_interrupt_is_removed(node: Node) -> None:
     assert node.shown()["26"] == "0-7"
 
 
+@pytest.mark.parametrize("restarts", [True, False])
+def test_interrupt_that_was_freed_and_requested_between_rounds_gets_the_default(
+    node: Node, restarts: bool
+) -> None:
+    """Number and driver are those of before, whether the agent had moved that interrupt or not; a new agent knows too."""
+    node.round("4-5")
+    for number in ("26", "27"):
+        node.kernel.request(number, node.kernel.names[number])
+    if restarts:
+        node.start()
+    node.round("4-5")
+    assert (node.shown()["26"], node.shown()["27"]) == ("0-3,6-7", "0-3,6-7")
+    node.round()
+    assert (node.shown()["26"], node.shown()["27"]) == ("0-7", "0-7")
+    assert list(node.folder.iterdir()) == []
+
+
+def test_interrupt_requested_again_keeps_what_its_driver_chose(node: Node) -> None:
+    """The records of the freed one are dropped before anything is written, so that a killed agent restores none."""
+    node.round("4-5")
+    node.kernel.request("25", "eth0-rx-0")
+    node.kernel.request("26", "eth0-rx-1")
+    node.kernel.affinities["25"], node.kernel.affinities["26"] = cpus("4"), cpus("2")
+    node.kernel.kill_after = 0
+    with pytest.raises(Killed):
+        node.round("4-5")
+    node.start()
+    node.round("4-5")
+    assert (node.shown()["25"], node.shown()["26"]) == ("0-3,6-7", "2")
+    node.round()
+    assert (node.shown()["25"], node.shown()["26"]) == ("4", "2")
+
+
+def test_interrupt_requested_again_is_neither_a_conflict_nor_fixed(node: Node) -> None:
+    """What was seen of the freed one says nothing about it."""
+    node.kernel.managed.add("26")
+    node.round("4-5")
+    node.kernel.managed.clear()
+    node.kernel.request("26", "eth0-rx-1")
+    node.kernel.affinities["26"] = cpus("4")
+    for _ in range(4):
+        node.kernel.request("25", "eth0-rx-0")
+        node.kernel.affinities["25"] = cpus("5")
+        assert node.round("4-5") == Moved()
+    assert node.shown()["26"] == "0-3,6-7"
+
+
+def test_without_identities_a_number_stands_for_one_interrupt_while_its_driver_stays(node: Node) -> None:
+    """Identities that were known once are kept for a round in which the kernel shows none."""
+    node.round("4-5")
+    node.kernel.shows_identities = False
+    file = (node.folder / FILE).read_bytes()
+    node.kernel.request("27", "dev27")
+    node.round("4-5")
+    assert (node.folder / FILE).read_bytes() == file
+    node.kernel.shows_identities = True
+    node.round("4-5")
+    node.round()
+    assert node.shown()["27"] == "0-7"
+
+
 def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
     """Two are corrected; then this interrupt is left alone, while others are still moved."""
     node.round("4-5")

@@ -148,3 +148,11 @@ def test_equal_sets_hash_alike_and_print_themselves() -> None:
 def test_the_mask_is_upper_case_hex_as_cmk_prints_it() -> None:
     """CMK's documentation: CPUs 0, 1 and 35 give 800000003."""
     assert CPUSet([0, 1, 35]).to_hex() == "800000003"
+
+
+@given(st.sets(st.integers(0, MAX_CPU)))
+def test_masks_are_read_back(numbers: set[int]) -> None:
+    """Each set has one mask in the kernel's format, in groups of eight digits."""
+    cpus = CPUSet(numbers)
+    assert CPUSet.parse_mask(cpus.to_mask()) == cpus
+    assert (CPUSet([0, 33, 34, 35, 64]).to_mask(), EMPTY.to_mask()) == ("1,0000000e,00000001", "0")
