@@ -97,9 +97,10 @@ ROOMS = {
         "pinning",
     ),
     "agent.nri.wire": (),
-    "agent.nri.plugin": ("agent.nri.wire", "pinning"),
+    "agent.nri.versions": (),
+    "agent.nri.plugin": ("agent.nri.wire", "agent.nri.versions", "pinning"),
     "agent.nri.guard": ("agent.nri.wire", "pinning"),
-    "agent.nri.guard_process": ("agent.nri.guard", "agent.nri.wire"),
+    "agent.nri.guard_process": ("agent.nri.guard", "agent.nri.wire", "agent.nri.versions"),
     "agent.nri.container_watch": (
         *("agent.interfaces", "agent.node_state", "agent.nri.plugin", "agent.nri.wire", "pinning"),
     ),
@@ -124,7 +125,7 @@ ROOMS = {
     ),
     "agent.doctor": (
         *("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet"),
-        *("agent.quiet", "agent.reconcile.checkpoint", "pinning"),
+        *("agent.quiet", "agent.reconcile.checkpoint", "agent.nri.versions", "pinning"),
         "published.agent_state",
     ),
     "agent.quiet": (

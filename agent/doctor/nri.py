@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.doctor.check import finding, ok, unknown
+from agent.nri.versions import SUPPORT, has_validators, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.doctor.check import Check
-
-Version = tuple[int, ...]
+    from agent.nri.versions import Version
 
 SUBJECT: Final = "NRI"
 BIRTH: Final = "containers get their CPUs before their first instruction"
@@ -52,29 +51,28 @@ class _Switch(NamedTuple):
     remedy: str
 
 
-# The first versions whose plugins may validate what other plugins did, which takes NRI 0.10, with the runtimes' names.
-_VALIDATES: Final = {"containerd": ("containerd", (2, 2)), "cri-o": ("CRI-O", (1, 34))}
 _SWITCHES: Final = {  # newest first
     "containerd": (
         _Switch(
-            (2, 0),
+            SUPPORT["containerd"].nri_default,
             "containerd enables it by default from 2.0 on: remove `disable = true` from"
             ' [plugins."io.containerd.nri.v1.nri"] in its config.toml, and restart containerd',
         ),
         _Switch(
-            (1, 7),
+            SUPPORT["containerd"].nri,
             'write `disable = false` below [plugins."io.containerd.nri.v1.nri"] into the config.toml of containerd,'
             " and restart it",
         ),
     ),
     "cri-o": (
         _Switch(
-            (1, 30),
+            SUPPORT["cri-o"].nri_default,
             "CRI-O enables it by default from 1.30 on: remove `enable_nri = false` from [crio.nri] in its"
             " configuration, and restart it",
         ),
         _Switch(
-            (1, 26), "write `enable_nri = true` below [crio.nri] into CRI-O's configuration, and restart it"
+            SUPPORT["cri-o"].nri,
+            "write `enable_nri = true` below [crio.nri] into CRI-O's configuration, and restart it",
         ),
     ),
 }
@@ -106,7 +104,6 @@ def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator
 def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator[Check]:
     """Yield what happens to containers whose claim must fit and does not."""
     subject = "must fit"
-    name, version = _parsed(runtime)
     if not holds:
         remedy = "`gate: true` in the webhook's configuration has their pods wait in an init container"
         yield ok(
@@ -115,10 +112,10 @@ def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator
     elif is_guarded:
         yield ok(subject, "such claims do not start before they fit, also while the agent is away")
     else:
-        title, since = _VALIDATES.get(name, ("", ()))
-        remedy = "the component guard holds them back then too" + (
-            f", with {title} {'.'.join(map(str, since))} or later" if version < since else ""
-        )
+        remedy = "the component guard holds them back then too"
+        if has_validators(runtime) is False:
+            support = SUPPORT[parsed(runtime)[0]]
+            remedy += f", with {support.title} {'.'.join(map(str, support.validators))} or later"
         yield ok(
             subject,
             "such claims do not start before they fit, but on any CPU while the agent is away",
@@ -138,7 +135,7 @@ def _offered(agent: AgentNRI | None) -> Check:
 
 def _absent(runtime: str, socket: Socket) -> tuple[str, str]:
     """Return the message about a missing socket, and the remedy."""
-    name, version = _parsed(runtime)
+    name, version = parsed(runtime)
     switches = _SWITCHES.get(name, ())
     switch = next((switch for switch in switches if version >= switch.since), None)
     if not switches or not version:
@@ -148,9 +145,3 @@ def _absent(runtime: str, socket: Socket) -> tuple[str, str]:
         return f"{runtime} has none; {LATER}", f"it came with {name} {since}"
     mount = f"{MOUNT}; " if socket is Socket.NO_FOLDER else ""
     return f"its socket does not exist; {LATER}", f"{mount}{switch.remedy}"
-
-
-def _parsed(runtime: str) -> tuple[str, Version]:
-    name, _, version = runtime.partition(" ")
-    numbers = re.match(r"v?(\d+)\.(\d+)", version)
-    return name.lower(), tuple(map(int, numbers.groups())) if numbers else ()

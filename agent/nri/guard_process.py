@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.nri.guard import GUARD
+from agent.nri.versions import GUARDING, has_validators
 from agent.nri.wire import GUARD_EVENTS, Client
 
 if TYPE_CHECKING:
@@ -55,7 +56,18 @@ def run(socket_path: Path, guard: Guard, listen: tuple[str, int] | None, replace
 
 def obstacle(status: Status) -> str:
     """Return why the guard is not active; empty if it is."""
-    return "" if status.is_connected and status.validates else status.reason or "not connected yet"
+    if status.is_connected and status.validates:
+        return ""
+    if status.is_refused:
+        return f"{status.reason}: {_too_old(status.runtime)}"
+    return status.reason or "not connected yet"
+
+
+def _too_old(runtime: str) -> str:
+    """Return what is known of a runtime that refuses validators: even a release that should have them may be older."""
+    name = runtime or "the runtime"
+    lack = "by its version it has validators, but" if has_validators(runtime) else "it has no validators:"
+    return f"{name}: {lack} the guard takes {GUARDING} or later, whose NRI is 0.10 or later"
 
 
 class Changes:

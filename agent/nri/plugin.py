@@ -7,10 +7,10 @@ containers that may run on more CPUs than they own are threads looked up, and pu
 
 from __future__ import annotations
 
-import re
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from agent.nri.versions import names_process
 from agent.nri.wire import CPUSET_CPUS, Event, PluginName, Reject
 from agent.nri.wire import nri_pb2 as pb
 from pinning.contract import (
@@ -35,7 +35,6 @@ NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 KEPT_SECONDS: Final = 60.0  # a container that no listing has shown by then was never created
 UNNAMED: Final = "unnamed"  # if two plugins set one cpuset, the creation fails and the error names neither
 _SOURCE: Final = "kubernetes.io/config.source"  # written by the kubelet; not "api": a static pod
-_CRIO, _NAMES_PROCESS = "cri-o", (1, 36)
 _ASKS: Final = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 
 
@@ -81,7 +80,7 @@ class Plugin:
 
     def configure(self, request: pb.ConfigureRequest) -> None:
         """Note whether the runtime will name the first process of a container before it starts."""
-        self.puts_home = names_process(request.runtime_name, request.runtime_version)
+        self.puts_home = names_process(f"{request.runtime_name} {request.runtime_version}")
 
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
@@ -212,12 +211,6 @@ class Plugin:
                 del self._unseen[key]
             if is_late and key not in table.seen:
                 self.started.pop(key, None)
-
-
-def names_process(runtime: str, version: str) -> bool:
-    """Return whether a runtime tells the pid of a container that starts; CRI-O does from 1.36 on."""
-    found = re.match(r"v?(\d+)\.(\d+)", version)
-    return runtime != _CRIO or (found is not None and tuple(map(int, found.groups())) >= _NAMES_PROCESS)
 
 
 def _asks(pod: pb.PodSandbox) -> bool:

@@ -38,7 +38,8 @@ _STOP_SECONDS: Final = 5.0
 class Status:
     """Whether events arrive, from which runtime, whether it asks the plugin to validate, and why none arrive.
 
-    `is_not_listed`: the runtime ends connections instead of listing its pods and containers.
+    `is_refused`: the runtime does not know the events. `is_not_listed`: it ends connections instead of listing its pods
+    and containers.
     """
 
     is_connected: bool
@@ -46,6 +47,7 @@ class Status:
     validates: bool = False
     reason: str = ""
     is_not_listed: bool = False
+    is_refused: bool = False
 
 
 class Client:
@@ -72,6 +74,7 @@ class Client:
         self._failures = 0
         self._unlisted = 0  # connections since the last synchronization that ended instead of one
         self._unlisted_reason = ""
+        self._refused_by: str | None = None  # the runtime that refused the events of the last connection
         self._longest = LONGEST_WAIT  # seconds until the next try
         self._backoff = 0.0  # seconds until the retry with a runtime that fails to list its containers
         self._stream: socket.socket | None = None
@@ -95,6 +98,7 @@ class Client:
     def _run(self) -> None:
         while not self._stopping.is_set():
             events, self._mask = self._masks[self._mask], 0
+            self._refused_by = None
             reason = self._attempt(events)
             self._publish(self._disconnected(reason))
             # otherwise the next mask is tried at once, while this runtime is still there
@@ -105,6 +109,8 @@ class Client:
         """Return the status with the cause, which is kept while a crashed runtime is down."""
         if self._unlisted:
             return Status(is_connected=False, reason=self._unlisted_reason, is_not_listed=True)
+        if self._refused_by is not None:
+            return Status(is_connected=False, runtime=self._refused_by, reason=reason, is_refused=True)
         return Status(is_connected=False, reason=reason)
 
     def _attempt(self, events: int) -> str:
@@ -117,6 +123,7 @@ class Client:
         except EventsRefused as error:
             self._mask = (self._masks.index(events) + 1) % len(self._masks)
             self._longest = REFUSED_WAIT
+            self._refused_by = error.runtime
             return str(error)
         except NotListed as error:
             self._back_off(str(error))

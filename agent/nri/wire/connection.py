@@ -175,9 +175,7 @@ class Connection:
         if self._stage is Stage.CONFIGURED:
             if not may_be_unknown(self._events, self._service.runtime):
                 return NotListed(NOT_LISTED)
-            return EventsRefused(
-                f"the runtime closed the connection when asked for the events {self._events:#x}"
-            )
+            return EventsRefused(self._service.runtime, self._events)
         return Disconnected("the runtime closed the connection")
 
 

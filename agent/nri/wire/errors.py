@@ -32,6 +32,10 @@ class Disconnected(WireError):
 class EventsRefused(Disconnected):
     """The runtime closed the connection after Configure, as it does for an event that it does not know."""
 
+    def __init__(self, runtime: str, events: int) -> None:
+        super().__init__(f"the runtime closed the connection when asked for the events {events:#x}")
+        self.runtime = runtime
+
 
 class NotListed(Disconnected):
     """The runtime ended the connection before the last part of Synchronize."""

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from urllib.error import HTTPError
@@ -19,6 +20,10 @@ from agent.nri.guard_process import ASKING, Changes, Health, obstacle, run
 from agent.nri.wire import Status
 
 GUARDING = Status(is_connected=True, runtime="containerd v2.2.0", validates=True)
+OLD = Status(
+    is_connected=False, runtime="cri-o 1.33.5", reason="the runtime closed the connection", is_refused=True
+)
+REASON = "the runtime closed the connection: {}: {} the guard takes containerd 2.2 or CRI-O 1.34 or later, whose NRI is 0.10 or later"
 AWAY = Status(is_connected=False, reason="/var/run/nri/nri.sock: No such file or directory")
 
 
@@ -91,10 +96,19 @@ def test_garbled_requests_are_answered() -> None:
         pytest.param(GUARDING, "", id="guarding"),
         pytest.param(AWAY, AWAY.reason, id="away"),
         pytest.param(Status(is_connected=False), "not connected yet", id="before the first attempt"),
+        pytest.param(OLD, REASON.format("cri-o 1.33.5", "it has no validators:"), id="an older runtime"),
+        pytest.param(
+            replace(OLD, runtime="cri-o 1.34.0"),
+            REASON.format("cri-o 1.34.0", "by its version it has validators, but"),
+            id="a build of that version with an older NRI",
+        ),
+        pytest.param(
+            replace(OLD, runtime=""), REASON.format("the runtime", "it has no validators:"), id="no name"
+        ),
     ],
 )
 def test_obstacle_is_the_reason_of_the_connection(status: Status, problem: str) -> None:
-    """The reason is the connection's, or "" while it is connected."""
+    """The reason is the connection's, with the runtime and what it needs if it refused; "" while it is connected."""
     assert obstacle(status) == problem
 
 

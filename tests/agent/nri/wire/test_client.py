@@ -128,7 +128,9 @@ def test_refused_event_mask_is_in_the_status(path: Path) -> None:
             plugin.close()
         client.stop()
 
-    assert changes.next().reason == "the runtime closed the connection when asked for the events 0x2000"
+    status = changes.next()
+    assert status.reason == "the runtime closed the connection when asked for the events 0x2000"
+    assert (status.is_refused, status.runtime) == (True, "cri-o 1.34.0")
 
 
 def test_refused_event_mask_is_retried_rarely(path: Path) -> None:

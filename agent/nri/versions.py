@@ -1,0 +1,47 @@
+"""What container runtimes offer to plugins, by name and version: one table for doctor, guard and docs. Pure.
+
+A plugin is given no version of NRI, so what a release has is taken from its go.mod.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+Version = tuple[int, ...]
+
+
+class Support(NamedTuple):
+    """The first versions of one runtime with each part of NRI."""
+
+    title: str  # how its makers write its name
+    nri: Version  # plugins can set a container's CPUs before it starts
+    nri_default: Version  # the same without a setting
+    validators: Version  # NRI 0.10: plugins can refuse what other plugins did, which the guard needs
+    pid: Version  # plugins are shown the process of a container that starts; (): by every version
+
+
+SUPPORT: Final = {
+    "containerd": Support("containerd", (1, 7), (2, 0), (2, 2), ()),
+    "cri-o": Support("CRI-O", (1, 26), (1, 30), (1, 34), (1, 36)),
+}
+GUARDING: Final = " or ".join(f"{it.title} {'.'.join(map(str, it.validators))}" for it in SUPPORT.values())
+
+
+def parsed(runtime: str) -> tuple[str, Version]:
+    """Return name and minor version of e.g. "containerd v2.4.2"; an unreadable version is empty."""
+    name, _, version = runtime.partition(" ")
+    numbers = re.match(r"v?(\d{1,6})\.(\d{1,6})(?!\d)", version)
+    return name.lower(), tuple(map(int, numbers.groups())) if numbers else ()
+
+
+def has_validators(runtime: str) -> bool | None:
+    """Return whether a runtime's release lets a plugin validate; None for an unknown runtime or version."""
+    name, version = parsed(runtime)
+    return version >= SUPPORT[name].validators if name in SUPPORT and version else None
+
+
+def names_process(runtime: str) -> bool:
+    """Return whether a runtime shows plugins the process of a container that starts; True if it is unknown."""
+    name, version = parsed(runtime)
+    return name not in SUPPORT or version >= SUPPORT[name].pid
