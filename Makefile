@@ -13,7 +13,7 @@ PURE := pinning/*,published/*,webhook/rules/*,drawing/*,dashboard/model/*,dashbo
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py)) bench.shim
 
-.PHONY: help setup demo try test unit e2e-smt soak check release version image bench metrics arrows chart newest-uvicorn pictures proto renew-pins
+.PHONY: help setup demo try test unit e2e-smt soak check release version image bench mutations metrics arrows chart newest-uvicorn pictures proto renew-pins
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test: setup ## every check and every test; builds Kubernetes and the image the f
 
 unit: setup ## the tests that need no server, no container runtime and no emulated machine
 	@COREPIN_KILLS=$${COREPIN_KILLS:-6} $(BIN)/pytest -q -n 2 -m 'not server and not runtime and not node and not smt'
+
+mutations: setup ## break what decides in a hundred places, one at a time: some test has to fail each time
+	@$(BIN)/python -m tests.mutations
 
 e2e-smt: setup ## whole clusters on emulated machines with two threads per core: 25 minutes, and more when busy
 	@$(BIN)/pytest -m smt_cluster tests/smt_cluster

@@ -10,6 +10,14 @@ pytest_plugins = ["tests.servers.fixture", "tests.agent.containerd_fixture"]
 # A busy machine makes any example slow; explaining a failure, line by line, takes longer than finding it.
 _PHASES = [phase for phase in Phase if phase is not Phase.explain]
 settings.register_profile("corepin", settings.default, deadline=None, phases=_PHASES)
+settings.register_profile(  # of tests.mutations: one failing example is enough
+    "same",
+    settings.default,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 settings.load_profile("corepin")
 keep_from_children()
 
