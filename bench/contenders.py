@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from certs.issue import CA
-from tests.servers.daemon import free_port
+from tests.environments.server.daemon import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -22,7 +22,7 @@ from pinning.machine.cpuset import CPUSet
 from tests.dashboard.browser.seen import CHROMIUM
 from tests.dashboard.documents import Document, container, grid, node, owner, pod, pools
 from tests.dashboard.running import Dashboard, dashboard, install_account
-from tests.servers.start import start_servers
+from tests.environments.server.start import start_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.servers.build import build_missing, cache_folder, find
-from tests.servers.catalog import OwnModule, Server
+from tests.environments.server.build import build_missing, cache_folder, find
+from tests.environments.server.catalog import OwnModule, Server
 
 PEERS = Path(__file__).parent / "peers"
 CONTROLLER_RUNTIME = Server(

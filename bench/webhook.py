@@ -22,8 +22,8 @@ from bench.answers import WrongAnswer, ask, ask_once, changed_pod, client, trust
 from bench.contenders import ALONE, BARE, CMK, FASTAPI, GO, OURS, STRANGERS, Contender, Pair
 from bench.go_peer import CONTROLLER_RUNTIME, program
 from bench.sample import review
-from tests.servers.build import BuildFailed, GoMissing
-from tests.servers.daemon import DaemonFailed, running
+from tests.environments.server.build import BuildFailed, GoMissing
+from tests.environments.server.daemon import DaemonFailed, running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from scripts.chart_values import BASE, FIELDS, OVERLAYS, SWITCHES, WHEN, Field
-from tests.servers.build import build_missing, cache_folder, find
-from tests.servers.catalog import KUBECTL
+from tests.environments.server.build import build_missing, cache_folder, find
+from tests.environments.server.catalog import KUBECTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

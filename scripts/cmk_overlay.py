@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from corepin.cmk.overlay import AGENT_MARK, FILE, SYSTEM_MARK
-from tests.servers.build import build_missing, cache_folder, find
-from tests.servers.catalog import KUBECTL
+from tests.environments.server.build import build_missing, cache_folder, find
+from tests.environments.server.catalog import KUBECTL
 
 HEADER = "# Written by `make chart` from manifests/cmk, where the reasons stand.\n"
 NAMES = f"data: {{system: {SYSTEM_MARK}, agent: {AGENT_MARK}}}\n"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.servers.build import cache_folder, locked
+from tests.environments.server.build import cache_folder, locked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ import pytest
 
 from corepin.cli import build_parser, main
 from pinning import contract
-from tests.servers.daemon import running
+from tests.environments.server.daemon import running
 
 README = Path("README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\.venv/bin/corepin ([^#\n]*)", README, re.MULTILINE)

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from demo.cluster.remains import clear_away
-from tests.servers.daemon import terminated_with_parent
+from tests.environments.server.daemon import terminated_with_parent
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -16,10 +16,10 @@ from demo.cluster.stopping import until_stopped
 from pinning.contract import ISOLATED_CORES
 from tests.agent.containerd import install_packages
 from tests.cluster.start import PACKAGES
-from tests.servers.build import ASSETS, build_missing, cache_folder
-from tests.servers.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
-from tests.servers.daemon import free_port
-from tests.servers.start import require
+from tests.environments.server.build import ASSETS, build_missing, cache_folder
+from tests.environments.server.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
+from tests.environments.server.daemon import free_port
+from tests.environments.server.start import require
 from tests.smt.guest import GuestMachine, running_guest
 from tests.smt.setup import EmulatorMissing
 from tests.smt_cluster.installed import WORKLOADS, write_overlay

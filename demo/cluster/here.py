@@ -13,11 +13,11 @@ from demo.cluster.stopping import until_stopped, wait
 from demo.cluster.tour import guide, write_pods
 from tests.agent.containerd import RuntimeMissing
 from tests.cluster.start import start_cluster
+from tests.environments.server.build import BuildFailed, GoMissing, build_missing
+from tests.environments.server.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
+from tests.environments.server.daemon import DaemonFailed
 from tests.image.build import BuildFailed as ImageFailed
 from tests.image.build import build_image
-from tests.servers.build import BuildFailed, GoMissing, build_missing
-from tests.servers.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
-from tests.servers.daemon import DaemonFailed
 
 if TYPE_CHECKING:
     from pathlib import Path

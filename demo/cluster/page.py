@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from tests.servers.daemon import free_port, running
+from tests.environments.server.daemon import free_port, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import ISOLATED_CORES
 from tests.cluster.pods import isolated, limits_of
-from tests.servers.daemon import plain_environment
+from tests.environments.server.daemon import plain_environment
 from tests.smt.guest import GuestFailed
 from tests.smt_cluster.cluster import OVERLOADED
 from tests.smt_cluster.installed import WORKLOADS

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.agent.containerd import CGROUP_ROOT, Containerd, Programs, _clean
-from tests.servers.host import ip
+from tests.environments.server.host import ip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

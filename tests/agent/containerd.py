@@ -29,9 +29,9 @@ from tests import debian
 from tests.agent.cri.containerd_config import config_text
 from tests.agent.cri.snapshotter import best_snapshotter
 from tests.agent.image_archive import add_link, write_archive
-from tests.servers.build import cache_folder, find
-from tests.servers.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
-from tests.servers.daemon import Daemon, running
+from tests.environments.server.build import cache_folder, find
+from tests.environments.server.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
+from tests.environments.server.daemon import Daemon, running
 from tests.vm import lifeline
 from tests.vm.kata.install import install_shim
 
@@ -94,7 +94,7 @@ def find_programs(version: str) -> Programs:
     found = [find(server, cache_folder()) for server in (CONTAINERD, CONTAINERD_SHIM, CTR)]
     paths = [path.parent for path in found if path is not None]
     if len(paths) < len(found):
-        raise _missing("containerd 2.4 is not built; run `python -m tests.servers`")
+        raise _missing("containerd 2.4 is not built; run `python -m tests.environments.server`")
     return Programs(version, tuple(paths))
 
 

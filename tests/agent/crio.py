@@ -26,8 +26,8 @@ from tests.agent.containerd import (
 )
 from tests.agent.cri.crio_config import config_text
 from tests.agent.cri.snapshotter import best_snapshotter
-from tests.servers.build import cache_folder, find
-from tests.servers.catalog import CRIO, CRIO_SERVERS, PINNS
+from tests.environments.server.build import cache_folder, find
+from tests.environments.server.catalog import CRIO, CRIO_SERVERS, PINNS
 from tests.vm import lifeline
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def find_crio(version: str) -> Programs:
     found = [find(server, cache_folder()) for server in CRIO_SERVERS]
     paths = [path.parent for path in found if path is not None]
     if len(paths) < len(found):
-        raise _missing("CRI-O is not built; run `python -m tests.servers`")
+        raise _missing("CRI-O is not built; run `python -m tests.environments.server`")
     return Programs(version, tuple(paths))
 
 

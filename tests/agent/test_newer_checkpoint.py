@@ -14,8 +14,8 @@ from agent.reconcile.checkpoint import Saved, write
 from corepin import cli
 from corepin.run.agent import _config
 from pinning.planning.ledger import Ledger
+from tests.environments.server.daemon import free_port
 from tests.pinning.machines import FLAT
-from tests.servers.daemon import free_port
 
 
 def config(folder: Path, api: int, probes: int) -> AgentConfig:

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.agent.watching import Told
-from tests.servers.apiserver import ApiServer
-from tests.servers.start import start_servers
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.start import start_servers
 
 pytestmark = pytest.mark.server
 NODE = "node-1"

@@ -15,7 +15,7 @@ from apiserver.access import Access
 from apiserver.client import Api
 from pinning.contract import CRANE_CPU_MANAGER
 from tests.apiserver.following import NODE, SECONDS, add, aside, remove, remove_all
-from tests.servers.control_plane import ControlPlane, start_control_plane
+from tests.environments.server.control_plane import ControlPlane, start_control_plane
 
 pytestmark = pytest.mark.server
 

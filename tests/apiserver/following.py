@@ -18,8 +18,8 @@ from apiserver.access import Access
 from apiserver.client import Api
 from apiserver.list_watch import ListWatch
 from apiserver.pages import PAGE
-from tests.servers.apiserver import ApiServer
-from tests.servers.control_plane import ControlPlane
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.control_plane import ControlPlane
 
 NODE = "node-1"
 SECONDS = 60.0

@@ -11,7 +11,7 @@ import pytest
 
 from tests.apiserver.door import open_door
 from tests.apiserver.following import Follower, add, aside, follow, remove, remove_all, watching
-from tests.servers.control_plane import ControlPlane, start_control_plane
+from tests.environments.server.control_plane import ControlPlane, start_control_plane
 
 pytestmark = pytest.mark.server
 JSON_BODY = {"content-type": "application/json"}

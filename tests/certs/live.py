@@ -24,15 +24,15 @@ from certs.metrics import Metrics
 from certs.probe import Address, Probe
 from certs.rotation import RotationSettings
 from certs.rotator import Rotator
-from tests.servers.daemon import free_port, running
-from tests.servers.host import host_apart
+from tests.environments.server.daemon import free_port, running
+from tests.environments.server.host import host_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from certs.material import Secret
-    from tests.servers.apiserver import ApiServer
-    from tests.servers.host import Host
+    from tests.environments.server.apiserver import ApiServer
+    from tests.environments.server.host import Host
 
 NAMESPACE, SECRET, SERVICE, ROTATOR = (
     "corepin-system",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 WORKERS = 5
 PATIENCE_SECONDS = 60.0

@@ -20,15 +20,15 @@ from certs.rotation import Rest, Wait
 from tests.certs.live import NAMESPACE, ROTATOR, SECRET, Live, live
 from tests.certs.load import load
 from tests.e2e.cluster import wait_until
-from tests.servers.daemon import free_port
-from tests.servers.start import start_servers
+from tests.environments.server.daemon import free_port
+from tests.environments.server.start import start_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from certs.rotator import Rotator
     from tests.certs.load import Load
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.server

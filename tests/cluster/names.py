@@ -13,7 +13,7 @@ import httpx
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 DOMAIN: Final = "cluster.local"
 _HEAD: Final = struct.Struct(">6H")

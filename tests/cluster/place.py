@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.servers.daemon import running
-from tests.servers.host import host_apart, ip
-from tests.servers.mount_points import mount_points
+from tests.environments.server.daemon import running
+from tests.environments.server.host import host_apart, ip
+from tests.environments.server.mount_points import mount_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -17,15 +17,15 @@ import httpx
 
 from tests.agent.cgroup_trees import make_cgroup, make_root
 from tests.agent.containerd import VERSIONS, start_containerd
+from tests.environments.server.daemon import Daemon, free_port, running
 from tests.machine.tree import regular, write_tree
 from tests.node.node import COMMAND
-from tests.servers.daemon import Daemon, free_port, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 STRATEGIC: Final = {"Content-Type": "application/strategic-merge-patch+json"}
 ELSEWHERE: Final = {

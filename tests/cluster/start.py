@@ -12,19 +12,19 @@ from tests.agent.containerd import VERSIONS, _missing, install_packages, start_c
 from tests.cluster.cluster import Cluster
 from tests.cluster.names import DOMAIN, serve_names
 from tests.cluster.place import CMK_PROGRAMS, CMK_STATE, KUBELET, LOGS, RUNTIME, STATE, Place, node_place
+from tests.environments.server import catalog
+from tests.environments.server.build import cache_folder, find
+from tests.environments.server.control_plane import start_control_plane, start_controllers, start_scheduler
 from tests.image.build import build_image
 from tests.node.kubelet import start_kubelet
 from tests.node.waiting import until
-from tests.servers import catalog
-from tests.servers.build import cache_folder, find
-from tests.servers.control_plane import start_control_plane, start_controllers, start_scheduler
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from tests.agent.containerd import Containerd
-    from tests.servers.catalog import Server
-    from tests.servers.control_plane import ControlPlane
+    from tests.environments.server.catalog import Server
+    from tests.environments.server.control_plane import ControlPlane
 
 PLUGINS: Final = Path("/usr/lib/cni")  # where Debian has them
 PACKAGES: Final = {"containernetworking-plugins": str(PLUGINS / "ptp"), "util-linux": "nsenter"}
@@ -92,7 +92,7 @@ def _start_runtime(stack: ExitStack, directory: Path, place: Place) -> Container
 def _program(server: Server) -> Path:
     path = find(server, cache_folder())
     if path is None:
-        raise _missing(f"{server.label} is not built; run `python -m tests.servers`")
+        raise _missing(f"{server.label} is not built; run `python -m tests.environments.server`")
     return path
 
 

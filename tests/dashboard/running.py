@@ -13,9 +13,9 @@ import httpx
 import yaml
 
 from tests.dashboard.documents import Document
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.daemon import Daemon, running
 from tests.manifests.rendered import SYSTEM, objects
-from tests.servers.apiserver import ApiServer
-from tests.servers.daemon import Daemon, running
 
 ACCOUNT = "corepin-dashboard"
 COMMAND = (sys.executable, "-c", "import sys; from corepin.cli import main; sys.exit(main())", "dashboard")

@@ -11,9 +11,9 @@ import pytest
 
 from tests.dashboard.documents import container, event, grid, node, owner, pod, pools, refused
 from tests.dashboard.running import ACCOUNT, Dashboard, dashboard, install_account
+from tests.environments.server.start import start_servers
 from tests.manifests.rendered import SYSTEM
 from tests.node.waiting import until, until_equal
-from tests.servers.start import start_servers
 
 pytestmark = pytest.mark.server
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.catalog import KUBERNETES
-from tests.servers.start import start_servers
+from tests.environments.server.catalog import KUBERNETES
+from tests.environments.server.start import start_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 BEFORE = Path(__file__).with_name("before_migration.yaml")
 NEWEST = max(KUBERNETES)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from tests.docs.blocks import blocks, chapter
-from tests.servers.apiserver import ApiServer
+from tests.environments.server.apiserver import ApiServer
 
 PAGE: Final = Path("docs/migrate.md").read_text(encoding="utf-8")
 FROM_CMK: Final = "From Intel CMK"

@@ -14,7 +14,7 @@ from tests.docs.reviewed import INJECTED, created, reviewed
 from tests.manifests.guide import Shell, shell
 
 if TYPE_CHECKING:
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 USERS = ("telco", "team", "crane-system")
 SECONDS = 120.0

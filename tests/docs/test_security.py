@@ -15,7 +15,7 @@ from tests.e2e.cluster import wait_until
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 PAGE = Path("docs/security.md").read_text(encoding="utf-8")
 BASE = Path("manifests/base")

@@ -16,7 +16,7 @@ from tests.machines import lscpu_text
 from tests.manifests.guide import shell
 
 if TYPE_CHECKING:
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 PAGE = Path("docs/user-guide.md").read_text(encoding="utf-8")
 EXAMPLES = {yaml.safe_load(text)["metadata"]["name"]: text for text in blocks(PAGE, "yaml")}

@@ -9,7 +9,7 @@ from tests.e2e.cluster import pod_document
 from tests.pods import CORES, DEDICATED, LAUNCHER, container
 
 if TYPE_CHECKING:
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 NAMESPACE = "before-corepin"
 WRONG_WORD, NOT_INJECTED, LEAVING, NOT_GUARANTEED = "wrong-word", "not-injected", "leaving", "not-guaranteed"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pinning.pods.types import Container
     from tests.e2e.webhook_process import WebhookProcess
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.1

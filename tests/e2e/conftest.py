@@ -23,7 +23,7 @@ from tests.pods import CORES, container
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 HERE = Path(__file__).parent
 CMK_MUTATIONS = HERE.parents[1] / "examples" / "cmk" / "mutations-resources.yaml"

@@ -14,9 +14,9 @@ from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
 from tests.e2e.conftest import DOWN, DOWN_OPEN, DOWN_SHUT, GUARDED, MUTE
 from tests.e2e.registration import INSTANCE, MAIN, Instance, register
 from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
+from tests.environments.server.catalog import NEWEST
+from tests.environments.server.start import start_servers
 from tests.pods import CORES, CPU_MANAGER, container
-from tests.servers.catalog import NEWEST
-from tests.servers.start import start_servers
 
 POD = pod_document("it", container("main", {CORES: "1"}))
 PLAIN = pod_document("plain")

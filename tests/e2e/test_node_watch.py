@@ -16,15 +16,15 @@ from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
 from tests.e2e.forwarder import Forwarder, forwarding
 from tests.e2e.registration import MAIN, Instance, register
 from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
+from tests.environments.server.catalog import NEWEST
+from tests.environments.server.start import start_servers
 from tests.pods import SMT, container
-from tests.servers.catalog import NEWEST
-from tests.servers.start import start_servers
 from tests.webhook.machine_texts import machine_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 pytestmark = pytest.mark.server
 

@@ -12,8 +12,8 @@ from pinning.pods.qos import pod_amounts, qos_class
 from tests.e2e.cluster import Cluster, Registered, launcher_document, pod_document, wait_until
 from tests.e2e.conftest import CMK, DOWN_OPEN, MESHED
 from tests.e2e.registration import INSTANCE
+from tests.environments.server.catalog import NEWEST
 from tests.pods import CORES, CPU_MANAGER, container
-from tests.servers.catalog import NEWEST
 
 ENFORCE = "pod-security.kubernetes.io/enforce"
 LIMIT_RANGE = {

@@ -10,9 +10,9 @@ import pytest
 
 from pinning.contract import GUARDED
 from tests.e2e.cluster import Cluster, launcher_document, pod_document
+from tests.environments.server.catalog import NEWEST
 from tests.pod_level import ROWS
 from tests.pods import CORES, CPU_MANAGER, SMT, container
-from tests.servers.catalog import NEWEST
 
 MARKS = {"cmk.intel.com/resources-injected": "true", GUARDED: "true"}
 ISOLATED = "corepin.io/isolated-cores"

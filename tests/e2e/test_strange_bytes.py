@@ -14,8 +14,8 @@ from pinning.contract import GUARDED, ISOLATED_CORES
 from tests.e2e.cluster import Cluster, pod_document, wait_until
 from tests.e2e.conftest import OPEN, SHUT
 from tests.e2e.registration import INSTANCE
+from tests.environments.server.catalog import KUBERNETES, NEWEST
 from tests.pods import CPU_MANAGER, SMT, container
-from tests.servers.catalog import KUBERNETES, NEWEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

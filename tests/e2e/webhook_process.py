@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from tests.servers.daemon import running
+from tests.environments.server.daemon import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.agent.containerd import install_packages
+from tests.environments.server.build import cache_folder, locked
 from tests.image.pip_settings import write_home
-from tests.servers.build import cache_folder, locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

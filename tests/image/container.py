@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.servers.daemon import Daemon, running
+from tests.environments.server.daemon import Daemon, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

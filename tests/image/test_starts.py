@@ -17,9 +17,9 @@ import pytest
 
 from certs.issue import CA
 from corepin.cli import VERBS
+from tests.environments.server.daemon import free_port
 from tests.image.container import Locked, container
 from tests.manifests.rendered import objects
-from tests.servers.daemon import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

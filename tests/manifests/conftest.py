@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.catalog import KUBERNETES
+from tests.environments.server.start import start_servers
 from tests.manifests.installed import HERE, Installed, install
-from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import KUBERNETES
-from tests.servers.start import start_servers
 
 
 @pytest.fixture(scope="session", params=list(KUBERNETES))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tests.docs.blocks import blocks as blocks_of
 from tests.docs.blocks import chapter
-from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import HELM
-from tests.servers.start import require
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.catalog import HELM
+from tests.environments.server.start import require
 
 GUIDE = Path("docs/operator-guide.md").read_text(encoding="utf-8")
 

@@ -14,8 +14,8 @@ import httpx
 from agent.config import USER_AGENT
 from apiserver.access import Access
 from apiserver.client import Api
+from tests.environments.server.apiserver import ApiServer
 from tests.manifests.rendered import AGENT, SYSTEM, text
-from tests.servers.apiserver import ApiServer
 
 HERE = Path(__file__).parent
 PATIENCE_SECONDS = 60.0

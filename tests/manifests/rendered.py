@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.servers.start import require_servers
+from tests.environments.server.start import require_servers
 
 ROOT = Path("manifests")
 INSTALLS = (

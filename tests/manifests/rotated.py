@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.environments.server.apiserver import ApiServer
 from tests.manifests.rendered import SYSTEM, manifest
-from tests.servers.apiserver import ApiServer
 
 KINDS = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
 

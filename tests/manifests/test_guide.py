@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from pinning.planning.node_config import KEYS, POOL_KEYS, QUIET_KEYS
+from tests.environments.server.catalog import KUBERNETES
+from tests.environments.server.start import start_servers
 from tests.manifests.guide import GUIDE, blocks, section, shell
 from tests.manifests.installed import HERE
 from tests.manifests.rendered import INSTALLS, manifest, text_of
-from tests.servers.catalog import KUBERNETES
-from tests.servers.start import start_servers
 from webhook.config.settings import Settings
 
 SECONDS = 60.0

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.environments.server.catalog import KUBERNETES
+from tests.environments.server.start import start_servers
 from tests.manifests.rendered import Object, objects
-from tests.servers.catalog import KUBERNETES
-from tests.servers.start import start_servers
 
 if TYPE_CHECKING:
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 pytestmark = pytest.mark.server
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.environments.server.catalog import KUBERNETES
+from tests.environments.server.start import start_servers
 from tests.manifests.conftest import client_of
 from tests.manifests.installed import AS_AGENT, NODES, Caller
 from tests.manifests.rendered import AGENT, ROOT, SYSTEM, text_of
 from tests.node.waiting import until
-from tests.servers.catalog import KUBERNETES
-from tests.servers.start import start_servers
 
 pytestmark = pytest.mark.server
 

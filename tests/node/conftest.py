@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.build import cache_folder, find
-from tests.servers.catalog import KUBE_SCHEDULER, KUBELET
+from tests.environments.server.build import cache_folder, find
+from tests.environments.server.catalog import KUBE_SCHEDULER, KUBELET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.agent.containerd import Containerd
+    from tests.environments.server.catalog import Server
     from tests.node.node import AgentProcess, Node
-    from tests.servers.catalog import Server
 
 NOT_READY = "node.kubernetes.io/not-ready"  # a controller manager would remove it; there is none here
 CONFLIST = """{
@@ -51,16 +51,16 @@ def _program(server: Server) -> Path:
         raise _missing("one CPU can be reserved or given out, not both")
     path = find(server, cache_folder())
     if path is None:
-        raise _missing(f"{server.label} is not built; run `python -m tests.servers`")
+        raise _missing(f"{server.label} is not built; run `python -m tests.environments.server`")
     return path
 
 
 def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, directory: Path) -> Node:
+    from tests.environments.server.control_plane import start_control_plane, start_scheduler
     from tests.node.kubelet import folders_apart, start_kubelet
     from tests.node.node import Node, hostname, places
     from tests.node.proxy import serve_proxy
     from tests.node.waiting import until
-    from tests.servers.control_plane import start_control_plane, start_scheduler
 
     name = hostname()
     plane = stack.enter_context(start_control_plane(_made(directory / "api")))

@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.agent.containerd import CGROUP_ROOT
-from tests.servers.daemon import Daemon, free_port, running
-from tests.servers.mount_points import mount_points
+from tests.environments.server.daemon import Daemon, free_port, running
+from tests.environments.server.mount_points import mount_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 # What every kubelet sets, whatever its configuration says, and the folders that it uses outside of its own.
 _SYSCTLS: Final = (

@@ -21,15 +21,15 @@ from agent.kernel.cgroupfs import PROCS, Hierarchy, find_hierarchy, ids_below, r
 from agent.kernel.sysfs import read_topology
 from pinning.machine.cpuset import CPUSet, union
 from tests.agent.containerd import CGROUP_ROOT, IMAGE, Containerd
+from tests.environments.server.daemon import Daemon, free_port, running
 from tests.node.waiting import until, until_equal
-from tests.servers.daemon import Daemon, free_port, running
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tests.environments.server.control_plane import ControlPlane
     from tests.node.kubelet import Kubelet
     from tests.node.proxy import Proxy
-    from tests.servers.control_plane import ControlPlane
 
 COMMAND: Final = Path(sys.executable).with_name("corepin")
 CORES: Final = "cmk.intel.com/exclusive-cores"

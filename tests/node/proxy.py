@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tests.servers.daemon import free_port
+from tests.environments.server.daemon import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

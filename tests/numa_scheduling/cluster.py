@@ -26,8 +26,8 @@ from pinning.machine.topology import CPUFacts, assemble
 from pinning.planning.ledger import Ledger
 from pinning.pods.types import Pod
 from tests.agent.states import source, state_of
-from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import TOPOLOGY_SCHEDULER
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.catalog import TOPOLOGY_SCHEDULER
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection

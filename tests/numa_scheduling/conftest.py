@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.catalog import TOPOLOGY_SCHEDULER
+from tests.environments.server.control_plane import start_topology_scheduler
+from tests.environments.server.start import require, start_servers
 from tests.numa_scheduling.cluster import Cluster
-from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import TOPOLOGY_SCHEDULER
-from tests.servers.control_plane import start_topology_scheduler
-from tests.servers.start import require, start_servers
 
-CRD = Path("tests/servers/scheduler-plugins/crd.yaml")
+CRD = Path("tests/environments/server/scheduler-plugins/crd.yaml")
 _numbers = count(1)
 
 

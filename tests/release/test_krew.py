@@ -18,8 +18,8 @@ from scripts.release.__main__ import build_python
 from scripts.release.plugin import MACHINES, build_plugin, manifest, needed, unused
 from scripts.release.source import Source
 from scripts.release.version import version_of
-from tests.servers.catalog import KREW, KUBECTL
-from tests.servers.start import require
+from tests.environments.server.catalog import KREW, KUBECTL
+from tests.environments.server.start import require
 
 VERSION = version_of(Path())
 MACHINE = {name: word for word, name in MACHINES.items()}[platform.machine()]

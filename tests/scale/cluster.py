@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import httpx
 
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.start import start_servers
 from tests.manifests.installed import STRATEGIC, install
 from tests.manifests.rendered import AGENT
-from tests.servers.apiserver import ApiServer
-from tests.servers.start import start_servers
 
 NAMESPACE: Final = "load"
 ACCOUNT: Final = "corepin-agent"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tests.servers.daemon import plain_environment
+from tests.environments.server.daemon import plain_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

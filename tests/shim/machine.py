@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Final
 
-from tests.servers.daemon import dies_with_parent, plain_environment
+from tests.environments.server.daemon import dies_with_parent, plain_environment
 from tests.vm.guests import QEMU
 
 if TYPE_CHECKING:

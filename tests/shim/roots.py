@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.agent.containerd import install_packages
-from tests.servers.daemon import plain_environment
+from tests.environments.server.daemon import plain_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.doctor.programs import IN_PODS
+from tests.environments.server.daemon import plain_environment
 from tests.node.waiting import until, until_equal
-from tests.servers.daemon import plain_environment
 from tests.shim.agent import ENVIRONMENT, SECONDS, FakeAgent, error, ok
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from demo.agent import LocalAgent
 from tests.agent.kernel_missing import cgroups_missing
-from tests.servers.daemon import plain_environment
+from tests.environments.server.daemon import plain_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

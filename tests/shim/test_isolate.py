@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environments.server.daemon import plain_environment
 from tests.node.waiting import until
-from tests.servers.daemon import plain_environment
 from tests.shim.agent import SECONDS, FakeAgent, error, ok
 
 SHARED = ("isolate", "--pool=shared")

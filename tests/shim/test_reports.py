@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.daemon import plain_environment
+from tests.environments.server.daemon import plain_environment
 from tests.shim.agent import SECONDS, FakeAgent, error, ok
 
 TEXT = '{\n  "pools": {"exclusive": "µ"}\n}\n'

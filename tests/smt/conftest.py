@@ -8,8 +8,8 @@ import pytest
 
 from tests.agent.containerd import VERSIONS, _missing, find_programs
 from tests.agent.wrappers.cmk_agent import built
-from tests.servers.build import cache_folder, find
-from tests.servers.catalog import KUBELET
+from tests.environments.server.build import cache_folder, find
+from tests.environments.server.catalog import KUBELET
 from tests.smt.guest import Report, boot
 
 ISOLATED = "4-7,12-13"
@@ -28,7 +28,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return what a node of two sockets, eight cores and sixteen threads reported, booted with three isolated cores."""
     find_programs(VERSIONS[-1])
     if find(KUBELET, cache_folder()) is None:
-        raise _missing("the kubelet is not built; run `python -m tests.servers`")
+        raise _missing("the kubelet is not built; run `python -m tests.environments.server`")
     built()
     options = f"COREPIN_CACHE={cache_folder().parent} isolcpus={ISOLATED}"
     return boot("tests.smt.scenario_node", tmp_path_factory.mktemp("smt-"), kernel_options=options)

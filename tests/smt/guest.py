@@ -16,7 +16,7 @@ from pathlib import Path
 from random import randrange
 from typing import TYPE_CHECKING, Any
 
-from tests.servers.daemon import plain_environment, terminated_with_parent
+from tests.environments.server.daemon import plain_environment, terminated_with_parent
 from tests.smt.setup import install, virtme_run
 
 if TYPE_CHECKING:

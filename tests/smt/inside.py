@@ -19,7 +19,7 @@ from pinning.contract import CRANE_CPU_MANAGER, SMT_POLICY
 from pinning.machine.cpuset import CPUSet
 from tests.agent import containerd as containers
 from tests.agent.containerd import Containerd, Pod, start_containerd
-from tests.servers import daemon
+from tests.environments.server import daemon
 from tests.smt.guest import PORT
 from tests.smt.starter import started
 

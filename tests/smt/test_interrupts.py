@@ -8,7 +8,7 @@ import pytest
 
 from pinning.machine.cpuset import CPUSet
 from tests.agent.containerd import VERSIONS, find_programs
-from tests.servers.build import cache_folder
+from tests.environments.server.build import cache_folder
 from tests.smt.guest import GuestMachine, Report, boot
 
 pytestmark = pytest.mark.smt

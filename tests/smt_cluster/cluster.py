@@ -19,7 +19,7 @@ from tests.smt_cluster.machine import NODE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 SECONDS = 900.0  # for what takes one to sixty, and more while everything else is tested too
 ANSWER_SECONDS = 60.0  # of the API server

@@ -10,7 +10,7 @@ import pytest
 from tests.agent.containerd import install_packages
 from tests.agent.wrappers.cmk_agent import built
 from tests.cluster.start import PACKAGES
-from tests.servers.build import ASSETS, cache_folder
+from tests.environments.server.build import ASSETS, cache_folder
 from tests.smt.guest import GuestMachine, Report, boot
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from tests.agent import containerd as containers
 from tests.agent.containerd import VERSIONS, start_containerd
 from tests.cluster.place import KUBELET, RUNTIME, Place
 from tests.cluster.start import _program, _write_network
+from tests.environments.server import catalog, daemon
+from tests.environments.server.control_plane import start_control_plane, start_controllers, start_scheduler
 from tests.node.kubelet import start_kubelet
-from tests.servers import catalog, daemon
-from tests.servers.control_plane import start_control_plane, start_controllers, start_scheduler
 from tests.smt_cluster.cluster import SECONDS
 from tests.smt_cluster.installed import load_cmk_image, load_image
 from tests.smt_cluster.machine import NODE, NODE_ADDRESS, SERVICE_ADDRESS
@@ -21,7 +21,7 @@ from tests.smt_cluster.machine import NODE, NODE_ADDRESS, SERVICE_ADDRESS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers.apiserver import ApiServer
+    from tests.environments.server.apiserver import ApiServer
 
 API: Final = Path("/run/api")
 KUBELET_FILES: Final = Path("/var/lib/kubelet-files")

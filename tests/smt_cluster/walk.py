@@ -18,7 +18,7 @@ from tests.agent.containerd import IMAGE
 from tests.cluster.place import RUNTIME
 from tests.e2e.neighbours import serve_neighbours
 from tests.e2e.registration import neighbour
-from tests.servers import daemon
+from tests.environments.server import daemon
 from tests.smt.inside import report, switch
 from tests.smt_cluster import cluster as view
 from tests.smt_cluster import installed, machine

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.daemon import dies_with_parent, plain_environment
+from tests.environments.server.daemon import dies_with_parent, plain_environment
 from tests.vm.guests import PACKAGES, Guest, libvirt_command
 from tests.vm.machines import Machine, SocketsFolder
 from tests.vm.pods import MONITOR

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.agent.nri.nri_runtime import NRIRuntime, running_nri
-from tests.servers.catalog import NRI_RUNTIMES
+from tests.environments.server.catalog import NRI_RUNTIMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

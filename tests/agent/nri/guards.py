@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import httpx
 
-from tests.servers.daemon import free_port, running
+from tests.environments.server.daemon import free_port, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers.daemon import Daemon
+    from tests.environments.server.daemon import Daemon
 
 COMMAND = Path(sys.executable).with_name("corepin")
 

@@ -1,4 +1,4 @@
-"""NRI's own runtime side as a process (`tests/servers/nri`), driven by the test instead of CRI."""
+"""NRI's own runtime side as a process (`tests/environments/server/nri`), driven by the test instead of CRI."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from tests.environments.server.catalog import NRI_RUNTIMES
+from tests.environments.server.daemon import dies_with_parent, plain_environment
+from tests.environments.server.start import require
 from tests.node.waiting import until
-from tests.servers.catalog import NRI_RUNTIMES
-from tests.servers.daemon import dies_with_parent, plain_environment
-from tests.servers.start import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from tests.agent.report.real_cluster import Cluster
-from tests.servers.apiserver import ApiServer
+from tests.environments.server.apiserver import ApiServer
 
 _numbers = count(1)
 

@@ -12,7 +12,7 @@ from agent.pod_watch import PodWatch
 from apiserver.access import Access
 from apiserver.client import Api
 from tests.agent.states import state_of
-from tests.servers.apiserver import ApiServer
+from tests.environments.server.apiserver import ApiServer
 
 CORES = "cmk.intel.com/exclusive-cores"
 SECONDS = 60.0

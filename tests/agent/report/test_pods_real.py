@@ -18,7 +18,7 @@ from agent.report.publisher import Later, Reporter
 from pinning.pods.types import Pod
 from tests.agent.report.real_cluster import Agent, Cluster, run
 from tests.agent.states import EXCLUSIVE, ISOLATE
-from tests.servers.catalog import NEWEST
+from tests.environments.server.catalog import NEWEST
 
 pytestmark = pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 

@@ -12,7 +12,7 @@ from apiserver.client import Api
 from pinning.contract import DRA_CAPACITY, DRA_DRIVER
 from pinning.dra.groups import MOST_DEVICES, request_policy
 from tests.agent.report.real_cluster import Cluster
-from tests.servers.catalog import NEWEST
+from tests.environments.server.catalog import NEWEST
 
 pytestmark = pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 LARGEST, STEPS = 512, (1, 2, 4, 8)

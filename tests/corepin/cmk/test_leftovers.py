@@ -15,9 +15,9 @@ from corepin.cmk.leftover_names import HEADER, Leftover, node_marks, script
 from corepin.cmk.leftovers import NOTHING, find
 from corepin.cmk.requests import kube_client
 from corepin.errors import CommandFailed
-from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import NEWEST
-from tests.servers.start import start_servers
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.catalog import NEWEST
+from tests.environments.server.start import start_servers
 
 CMK, PLACE = "cmk-namespace", "default"
 RBAC = "rbac.authorization.k8s.io/v1"

@@ -14,9 +14,9 @@ from corepin.cmk import install, namespaces
 from corepin.cmk.requests import kube_client
 from corepin.cmk.uninstall import the_rest
 from corepin.errors import CommandFailed
-from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import NEWEST
-from tests.servers.start import start_servers
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.catalog import NEWEST
+from tests.environments.server.start import start_servers
 
 LABEL = "corepin.io/created-by"
 OURS = {"app.kubernetes.io/name": "corepin"}

@@ -21,10 +21,10 @@ from corepin.errors import CommandFailed
 from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.cmk.reports import describe, node_report
 from tests.agent.states import bound, state_of
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.catalog import NEWEST
+from tests.environments.server.start import start_servers
 from tests.pods import CORES, container
-from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import NEWEST
-from tests.servers.start import start_servers
 
 pytestmark = pytest.mark.server
 

@@ -15,8 +15,8 @@ from corepin.cli import kubectl, main
 from corepin.node.kube_access import cluster_access
 from tests.corepin.node.connect_proxy import ConnectProxy, connect_proxy
 from tests.dashboard.running import dashboard, install_account
-from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import NEWEST
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.catalog import NEWEST
 
 AWAY = "https://cluster.corepin.invalid:6443"  # no resolver knows it: only the proxy reaches it
 ASKED = ("CONNECT cluster.corepin.invalid:6443", "")

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.dashboard.browser.seen import CHROMIUM, Seen
 from tests.dashboard.running import Dashboard, dashboard, install_account
-from tests.servers.start import start_servers
+from tests.environments.server.start import start_servers
 
 
 @pytest.fixture(scope="package")

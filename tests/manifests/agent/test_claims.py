@@ -14,10 +14,10 @@ from agent.report.resource_slices import SLICES, SliceReport, slice_name
 from pinning.contract import DRA_CAPACITY
 from pinning.dra.groups import request_policy
 from tests.agent.states import EXCLUSIVE, bound, state_of
+from tests.environments.server.catalog import NEWEST
 from tests.manifests.installed import HERE_NODE, PATIENCE_SECONDS, THERE_NODE, Caller, Installed
 from tests.manifests.rendered import objects
 from tests.pods import container
-from tests.servers.catalog import NEWEST
 
 pytestmark = pytest.mark.server
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/demo/resourceclaims"

@@ -21,10 +21,10 @@ from corepin.node_file import read_node_file
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import DEFAULT
 from tests.agent.states import source, state_of
+from tests.environments.server.catalog import NEWEST
+from tests.environments.server.daemon import free_port
 from tests.manifests.installed import HERE_NODE, NODES, STRATEGIC, THERE_NODE, Caller, Installed
 from tests.manifests.rendered import AGENT
-from tests.servers.catalog import NEWEST
-from tests.servers.daemon import free_port
 
 pytestmark = [pytest.mark.server, pytest.mark.parametrize("installed", [NEWEST], indirect=True)]
 

@@ -20,7 +20,7 @@ from tests.manifests.rendered import objects
 from tests.pods import container
 
 pytestmark = pytest.mark.server
-CRD = Path("tests/servers/scheduler-plugins/crd.yaml")
+CRD = Path("tests/environments/server/scheduler-plugins/crd.yaml")
 OURS = {"app.kubernetes.io/managed-by": "corepin"}
 SINGLE = {"cpu-manager.corepin.io/pod": "exclusive", "numa-policy.corepin.io/pod": "single"}
 

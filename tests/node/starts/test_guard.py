@@ -11,10 +11,10 @@ import pytest
 
 from pinning.contract import GUARDED, GUARDED_VALUE
 from pinning.machine.cpuset import CPUSet
+from tests.environments.server.daemon import free_port, running
 from tests.node.node import COMMAND, pod
 from tests.node.starts.over_nri import ISOLATE, lines, until_holds, waiting
 from tests.node.waiting import until
-from tests.servers.daemon import free_port, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

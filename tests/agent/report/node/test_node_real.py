@@ -14,7 +14,7 @@ from agent.report.node import NodeReport
 from pinning.machine.topology import Topology
 from tests.agent.report.real_cluster import CORES, SECONDS, Agent, Cluster, run
 from tests.agent.states import MACHINE
-from tests.servers.catalog import NEWEST
+from tests.environments.server.catalog import NEWEST
 
 pytestmark = pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 OTHERS = (

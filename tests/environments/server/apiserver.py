@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import trustme
 
-from tests.servers.daemon import plain_environment
+from tests.environments.server.daemon import plain_environment
 
 ADMIN = "admin"
 

@@ -1,10 +1,10 @@
-"""`python -m tests.servers`: build the test servers that are missing; `--list` shows what there is."""
+"""`python -m tests.environments.server`: build the test servers that are missing; `--list` shows what there is."""
 
 import argparse
 import sys
 
-from tests.servers.build import BuildFailed, GoMissing, build_missing, cache_folder, find
-from tests.servers.catalog import SERVERS
+from tests.environments.server.build import BuildFailed, GoMissing, build_missing, cache_folder, find
+from tests.environments.server.catalog import SERVERS
 
 
 def list_servers() -> None:
@@ -18,7 +18,7 @@ def list_servers() -> None:
 
 def main() -> int:
     """Run the command and return its exit status: 0 when all servers are there."""
-    parser = argparse.ArgumentParser(prog="python -m tests.servers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.environments.server", description=__doc__)
     parser.add_argument("--list", action="store_true", help="show the servers and build nothing")
     if parser.parse_args().list:
         list_servers()

@@ -13,10 +13,15 @@ import httpx
 import trustme
 import yaml
 
-from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import KUBE_CONTROLLER_MANAGER, KUBE_SCHEDULER, NEWEST, TOPOLOGY_SCHEDULER
-from tests.servers.daemon import Daemon, free_port, running
-from tests.servers.start import (
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.catalog import (
+    KUBE_CONTROLLER_MANAGER,
+    KUBE_SCHEDULER,
+    NEWEST,
+    TOPOLOGY_SCHEDULER,
+)
+from tests.environments.server.daemon import Daemon, free_port, running
+from tests.environments.server.start import (
     _answers,
     _flags,
     _made_default_account,
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Executor
 
-    from tests.servers.catalog import Server
+    from tests.environments.server.catalog import Server
 
 SCHEDULER_CONFIG = Path("examples/config/topology-aware-scheduler.yaml")
 

@@ -9,10 +9,19 @@ from unittest import SkipTest
 
 import pytest
 
-from tests.servers.__main__ import list_servers
-from tests.servers.build import BuildFailed, GoMissing, build_missing, cache_folder, find, find_go
-from tests.servers.catalog import ETCD, KUBE_APISERVER, NEWEST, OLDEST, SERVERS, Module, OwnModule, Server
-from tests.servers.start import ServersMissing, SkippedServersMissing, require_servers
+from tests.environments.server.__main__ import list_servers
+from tests.environments.server.build import BuildFailed, GoMissing, build_missing, cache_folder, find, find_go
+from tests.environments.server.catalog import (
+    ETCD,
+    KUBE_APISERVER,
+    NEWEST,
+    OLDEST,
+    SERVERS,
+    Module,
+    OwnModule,
+    Server,
+)
+from tests.environments.server.start import ServersMissing, SkippedServersMissing, require_servers
 
 GO = """#!/bin/sh
 [ "$1" = env ] && echo go{version} && exit
@@ -165,7 +174,7 @@ def test_missing_servers_skip_here_and_fail_in_ci(bin_folder: Path, monkeypatch:
     assert isinstance(skipped.value, SkipTest)
     install_go(bin_folder)
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(ServersMissing, match=r"run `python -m tests\.servers`") as failed:
+    with pytest.raises(ServersMissing, match=r"run `python -m tests\.environments\.server`") as failed:
         require_servers()
     assert not isinstance(failed.value, SkipTest)
 

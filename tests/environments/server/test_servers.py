@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.servers.apiserver import ApiServer, KubectlFailed
-from tests.servers.catalog import NEWEST
-from tests.servers.daemon import DaemonFailed
-from tests.servers.start import require_servers, start_servers
+from tests.environments.server.apiserver import ApiServer, KubectlFailed
+from tests.environments.server.catalog import NEWEST
+from tests.environments.server.daemon import DaemonFailed
+from tests.environments.server.start import require_servers, start_servers
 
 POD = """
 apiVersion: v1
@@ -88,7 +88,7 @@ def test_servers_die_with_a_killed_run(tmp_path: Path) -> None:
     require_servers()
     program = f"""
 import os, pathlib, signal
-from tests.servers.start import start_servers
+from tests.environments.server.start import start_servers
 with start_servers({NEWEST!r}, directory=pathlib.Path({str(tmp_path)!r})):
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -10,10 +10,10 @@ from itertools import count
 
 import pytest
 
-from tests.servers.apiserver import ApiServer
-from tests.servers.build import BuildFailed, GoMissing, build_missing
-from tests.servers.catalog import API_SERVERS, KUBERNETES, NODE_SERVERS
-from tests.servers.start import start_servers
+from tests.environments.server.apiserver import ApiServer
+from tests.environments.server.build import BuildFailed, GoMissing, build_missing
+from tests.environments.server.catalog import API_SERVERS, KUBERNETES, NODE_SERVERS
+from tests.environments.server.start import start_servers
 
 _SERVERS_OF = {
     "server": API_SERVERS,

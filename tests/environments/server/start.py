@@ -12,10 +12,10 @@ from unittest import SkipTest
 import httpx
 import trustme
 
-from tests.servers.apiserver import ADMIN, ApiServer, Binaries
-from tests.servers.build import GoMissing, cache_folder, find, find_go
-from tests.servers.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, Server
-from tests.servers.daemon import PortTaken, free_port, running
+from tests.environments.server.apiserver import ADMIN, ApiServer, Binaries
+from tests.environments.server.build import GoMissing, cache_folder, find, find_go
+from tests.environments.server.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, Server
+from tests.environments.server.daemon import PortTaken, free_port, running
 
 _SERVICE_RANGE = "10.0.0.0/24"
 _SERVICE_IP = "10.0.0.1"  # the first of the range: where pods look for the API server
@@ -170,4 +170,4 @@ def _why_missing(needed: Sequence[Server]) -> str:
         find_go(server.module for server in needed)
     except GoMissing as problem:
         return str(problem)
-    return "the test servers are not built; run `python -m tests.servers`"
+    return "the test servers are not built; run `python -m tests.environments.server`"

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from tests.servers.catalog import KUBERNETES, OLDEST, SERVERS, CProgram, Module, Server
-from tests.servers.daemon import dies_with_parent
+from tests.environments.server.catalog import KUBERNETES, OLDEST, SERVERS, CProgram, Module, Server
+from tests.environments.server.daemon import dies_with_parent
 
 ASSETS = "KUBEBUILDER_ASSETS"
 _PARTIAL = ".partial-"

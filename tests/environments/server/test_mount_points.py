@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.servers.mount_points import mount_points
+from tests.environments.server.mount_points import mount_points
 
 if TYPE_CHECKING:
     from pathlib import Path
