@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.agent.containerd import start_containerd
-from tests.agent.containerd_node import ISOLATE, ContainerdNode, start_node
-from tests.node.node import AgentProcess
-from tests.node.waiting import until, until_equal
+from tests.environments.node.containerd import start_containerd
+from tests.environments.node.containerd_node import ISOLATE, ContainerdNode, start_node
+from tests.environments.node.node import AgentProcess
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

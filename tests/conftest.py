@@ -5,7 +5,7 @@ from hypothesis import Phase, is_hypothesis_test, settings
 
 from tests.signals import keep_from_children
 
-pytest_plugins = ["tests.environments.server.fixture", "tests.agent.containerd_fixture"]
+pytest_plugins = ["tests.environments.server.fixture", "tests.environments.node.containerd_fixture"]
 
 # A busy machine makes any example slow; explaining a failure, line by line, takes longer than finding it.
 _PHASES = [phase for phase in Phase if phase is not Phase.explain]

@@ -11,8 +11,8 @@ from demo.cluster.page import PROGRAMS, dashboard
 from demo.cluster.remains import own_folder
 from demo.cluster.stopping import until_stopped, wait
 from demo.cluster.tour import guide, write_pods
-from tests.agent.containerd import RuntimeMissing
 from tests.cluster.start import start_cluster
+from tests.environments.node.containerd import RuntimeMissing
 from tests.environments.server.build import BuildFailed, GoMissing, build_missing
 from tests.environments.server.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
 from tests.environments.server.daemon import DaemonFailed

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.agent.containerd import CGROUP_ROOT, Containerd, Programs, _clean
+from tests.environments.node.containerd import CGROUP_ROOT, Containerd, Programs, _clean
 from tests.environments.server.host import ip
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pinning.contract import SMT_POLICY, SMTPolicy
-from tests.agent.containerd import FOREVER, IMAGE
+from tests.environments.node.containerd import FOREVER, IMAGE
 
 if TYPE_CHECKING:
     from pathlib import Path

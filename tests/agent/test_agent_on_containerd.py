@@ -19,18 +19,25 @@ import pytest
 from agent.kernel.inotify import Inotify
 from agent.serve.metrics_page import FRESH_SECONDS
 from pinning.machine.cpuset import CPUSet
-from tests.agent.churn import planned
-from tests.agent.containerd_fixture import EVERY_RUNTIME
-from tests.agent.containerd_node import NEAR, Churn, ContainerdNode, Windows, check_rules, start_node
-from tests.node.node import TELLING
-from tests.node.waiting import until, until_equal
+from tests.environments.node.churn import planned
+from tests.environments.node.containerd_fixture import EVERY_RUNTIME
+from tests.environments.node.containerd_node import (
+    NEAR,
+    Churn,
+    ContainerdNode,
+    Windows,
+    check_rules,
+    start_node,
+)
+from tests.environments.node.node import TELLING
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.agent.containerd import Containerd
-    from tests.node.node import Container
+    from tests.environments.node.containerd import Containerd
+    from tests.environments.node.node import Container
 
 BIRTHS = int(os.environ.get("COREPIN_BIRTHS", "200"))
 KILLS = int(os.environ.get("COREPIN_KILLS_HERE", "10"))

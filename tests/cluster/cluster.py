@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.cluster.pods import ISOLATED, isolated, limits_of
-from tests.node.node import KubeNode
-from tests.node.waiting import until, until_equal
+from tests.environments.node.node import KubeNode
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.docs.migration import CORES, cmk_objects
 from tests.e2e.neighbours import serve_neighbours
-from tests.node.waiting import until
+from tests.environments.waiting import until
 from tests.smt_cluster.installed import load_cmk_image
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from tests.agent.cgroup_trees import make_cgroup, make_root
-from tests.agent.containerd import VERSIONS, start_containerd
+from tests.environments.node.cgroup_trees import make_cgroup, make_root
+from tests.environments.node.containerd import VERSIONS, start_containerd
+from tests.environments.node.node import COMMAND
 from tests.environments.server.daemon import Daemon, free_port, running
 from tests.machine.tree import regular, write_tree
-from tests.node.node import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.node.node import pod
+from tests.environments.node.node import pod
 
 ISOLATED: Final = "corepin.io/isolated-cores"
 POLICY: Final = "smt-policy.corepin.io/pod"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import httpx
 
 from tests.cluster.pods import ISOLATED, isolated, limits_of
-from tests.node.waiting import until
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster

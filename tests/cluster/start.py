@@ -8,21 +8,21 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.agent.containerd import VERSIONS, _missing, install_packages, start_containerd
 from tests.cluster.cluster import Cluster
 from tests.cluster.names import DOMAIN, serve_names
 from tests.cluster.place import CMK_PROGRAMS, CMK_STATE, KUBELET, LOGS, RUNTIME, STATE, Place, node_place
+from tests.environments.node.containerd import VERSIONS, _missing, install_packages, start_containerd
+from tests.environments.node.kubelet import start_kubelet
 from tests.environments.server import catalog
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.control_plane import start_control_plane, start_controllers, start_scheduler
+from tests.environments.waiting import until
 from tests.image.build import build_image
-from tests.node.kubelet import start_kubelet
-from tests.node.waiting import until
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
     from tests.environments.server.catalog import Server
     from tests.environments.server.control_plane import ControlPlane
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tests.cluster.cluster import SYSTEM
 from tests.cluster.pods import isolated
 from tests.cluster.reviews import Reviews
-from tests.node.waiting import until, until_equal
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING
 
 from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
-from tests.node.events import events
-from tests.node.node import EXCLUSIVE
-from tests.node.waiting import until, until_equal
+from tests.environments.node.events import events
+from tests.environments.node.node import EXCLUSIVE
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster

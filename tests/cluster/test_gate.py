@@ -10,9 +10,9 @@ import pytest
 
 from tests.cluster.cluster import AGENT, SYSTEM
 from tests.cluster.pods import isolated, user_pod
+from tests.environments.node.node import STATUS
+from tests.environments.waiting import until, until_equal
 from tests.image.build import NAME
-from tests.node.node import STATUS
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from pinning.contract import STATUS_POOLS
 from pinning.machine.cpuset import CPUSet
 from tests.cluster.cluster import AGENT, SYSTEM
 from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
-from tests.node.events import events
-from tests.node.node import CORES, EXCLUSIVE, STATUS, pod
-from tests.node.waiting import until, until_equal
+from tests.environments.node.events import events
+from tests.environments.node.node import CORES, EXCLUSIVE, STATUS, pod
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster

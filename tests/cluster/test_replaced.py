@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from tests.cluster.cluster import AGENT, SYSTEM
 from tests.cluster.pods import user_pod
 from tests.cluster.reviews import Reviews
-from tests.node.node import EXCLUSIVE
-from tests.node.waiting import until, until_equal
+from tests.environments.node.node import EXCLUSIVE
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster

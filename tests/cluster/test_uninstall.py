@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from tests.cluster.pods import isolated, user_pod
 from tests.cluster.removal import ours, uninstall
+from tests.environments.node.node import EXCLUSIVE
+from tests.environments.waiting import until, until_equal
 from tests.manifests.guide import shell
-from tests.node.node import EXCLUSIVE
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from pathlib import Path

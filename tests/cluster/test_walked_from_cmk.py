@@ -24,16 +24,16 @@ from tests.cluster.cmk import (
 from tests.cluster.played_node import played_node
 from tests.cluster.removal import ours, uninstall
 from tests.docs.migration import CORES, RIGHTS, Walk, differences, of_users, rights
+from tests.environments.node.node import allowed_cpus
+from tests.environments.waiting import until, until_equal
 from tests.image.build import NAME
 from tests.manifests.guide import shell
-from tests.node.node import allowed_cpus
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster
     from tests.cluster.played_node import PlayedNode
+    from tests.environments.node.node import Container
     from tests.manifests.guide import Shell
-    from tests.node.node import Container
 
 FIRST, SECOND = "node-1", "node-2"
 CPUS, SECOND_CORES = 32, 14

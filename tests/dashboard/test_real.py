@@ -12,8 +12,8 @@ import pytest
 from tests.dashboard.documents import container, event, grid, node, owner, pod, pools, refused
 from tests.dashboard.running import ACCOUNT, Dashboard, dashboard, install_account
 from tests.environments.server.start import start_servers
+from tests.environments.waiting import until, until_equal
 from tests.manifests.rendered import SYSTEM
-from tests.node.waiting import until, until_equal
 
 pytestmark = pytest.mark.server
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from demo.cluster.tour import LAST_LINE
-from tests.node.waiting import until
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.agent.containerd import install_packages
+from tests.environments.node.containerd import install_packages
 from tests.environments.server.build import cache_folder, locked
 from tests.image.pip_settings import write_home
 

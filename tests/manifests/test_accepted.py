@@ -10,9 +10,9 @@ import pytest
 from tests.environments.server.catalog import KUBE_CONTROLLER_MANAGER, KUBERNETES, NEWEST
 from tests.environments.server.control_plane import start_controllers
 from tests.environments.server.start import require, start_servers
+from tests.environments.waiting import until
 from tests.manifests.installed import ADMISSION, DEMO, Installed
 from tests.manifests.rendered import AGENT, INSTALLS, objects, text
-from tests.node.waiting import until
 
 pytestmark = pytest.mark.server
 

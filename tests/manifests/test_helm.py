@@ -17,10 +17,10 @@ from scripts.chart import CHART, ChartIncomplete, chart_files, combined, written
 from scripts.chart_values import BASE, OVERLAYS
 from tests.environments.server.catalog import HELM, KUBECTL, KUBERNETES
 from tests.environments.server.start import require, start_servers
+from tests.environments.waiting import until_equal
 from tests.manifests.guide import blocks, section, shell
 from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, renamed, text_of
 from tests.manifests.rotated import bundles, issued, rotate
-from tests.node.waiting import until_equal
 
 pytestmark = pytest.mark.server  # for helm and kubectl
 

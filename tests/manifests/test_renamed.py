@@ -12,10 +12,10 @@ import yaml
 
 from tests.environments.server.catalog import KUBERNETES
 from tests.environments.server.start import start_servers
+from tests.environments.waiting import until
 from tests.manifests.conftest import client_of
 from tests.manifests.installed import AS_AGENT, NODES, Caller
 from tests.manifests.rendered import AGENT, ROOT, SYSTEM, text_of
-from tests.node.waiting import until
 
 pytestmark = pytest.mark.server
 

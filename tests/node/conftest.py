@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
+    from tests.environments.node.node import AgentProcess, Node
     from tests.environments.server.catalog import Server
-    from tests.node.node import AgentProcess, Node
 
 NOT_READY = "node.kubernetes.io/not-ready"  # a controller manager would remove it; there is none here
 CONFLIST = """{
@@ -45,7 +45,7 @@ def node_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def _program(server: Server) -> Path:
-    from tests.agent.containerd import _missing
+    from tests.environments.node.containerd import _missing
 
     if len(os.sched_getaffinity(0)) == 1:
         raise _missing("one CPU can be reserved or given out, not both")
@@ -56,11 +56,11 @@ def _program(server: Server) -> Path:
 
 
 def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, directory: Path) -> Node:
+    from tests.environments.node.kubelet import folders_apart, start_kubelet
+    from tests.environments.node.node import Node, hostname, places
     from tests.environments.server.control_plane import start_control_plane, start_scheduler
-    from tests.node.kubelet import folders_apart, start_kubelet
-    from tests.node.node import Node, hostname, places
+    from tests.environments.waiting import until
     from tests.node.proxy import serve_proxy
-    from tests.node.waiting import until
 
     name = hostname()
     plane = stack.enter_context(start_control_plane(_made(directory / "api")))
@@ -86,7 +86,7 @@ def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, dir
 
 
 def _agent(directory: Path, admin_token: str, flags: tuple[str, ...]) -> AgentProcess:
-    from tests.node.node import AgentProcess
+    from tests.environments.node.node import AgentProcess
 
     token = directory / "token"
     token.write_text(admin_token)
@@ -95,7 +95,7 @@ def _agent(directory: Path, admin_token: str, flags: tuple[str, ...]) -> AgentPr
 
 
 def _start_runtime(stack: ExitStack, directory: Path) -> Containerd:
-    from tests.agent.containerd import start_containerd
+    from tests.environments.node.containerd import start_containerd
 
     _made(_made(directory) / "cni").joinpath("10-never.conflist").write_text(CONFLIST)
     return stack.enter_context(start_containerd("2.4", directory))

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.node.node import COMMAND, places
+from tests.environments.node.node import COMMAND, places
 
 if TYPE_CHECKING:
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 
 def corepin(node: Node, *arguments: str, manifest: str = "") -> subprocess.CompletedProcess[str]:

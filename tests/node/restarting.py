@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.node.waiting import until
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 
 def restart_kubelet(node: Node, meanwhile: Callable[[], object] = lambda: None) -> None:

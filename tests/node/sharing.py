@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.node.node import EXCLUSIVE, pod
-from tests.node.waiting import until_equal
+from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.waiting import until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import Container, Node
+    from tests.environments.node.node import Container, Node
 
 
 def shared_pair(node: Node) -> tuple[Container, Container]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from tests.node.node import EXCLUSIVE, pod
-from tests.node.waiting import until, until_equal
+from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     import pytest
 
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 PODS = 40
 GONE = 10  # of them are deleted while others start

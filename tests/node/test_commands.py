@@ -12,15 +12,15 @@ from agent.doctor.facts import Places, read_facts
 from agent.local.cgroups import KernelContainerCgroups
 from published.agent_state import AgentState
 from published.codec import decode
+from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.waiting import until, until_equal
 from tests.node.examined import corepin, examined
-from tests.node.node import EXCLUSIVE, pod
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pinning.machine.cpuset import CPUSet
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 
 def shown(node: Node, *arguments: str) -> str:

@@ -15,10 +15,10 @@ from agent.kubelet.configz import KubeletConfig, ask_kubelet
 from apiserver.access import Access
 from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.node.settings import kubelet_settings
+from tests.environments.node.settings import kubelet_settings
 
 if TYPE_CHECKING:
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 RIGHTS = Path("manifests/base/agent-rbac.yaml")
 

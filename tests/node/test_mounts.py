@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.node.node import pod
+from tests.environments.node.node import pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.node.node import Container, Node
+    from tests.environments.node.node import Container, Node
 
 AGENT = Path("manifests/base/agent.yaml")
 DEBUGFS = Path("/sys/kernel/debug")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.node.events import events
+from tests.environments.node.events import events
+from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.node.settings import kubelet_settings
+from tests.environments.waiting import until, until_equal
 from tests.node.examined import examined
-from tests.node.node import EXCLUSIVE, pod
-from tests.node.settings import kubelet_settings
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 
 def condition(node: Node) -> tuple[str, str]:

@@ -8,12 +8,12 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.node.node import EXCLUSIVE, ISOLATED, pod
+from tests.environments.node.node import EXCLUSIVE, ISOLATED, pod
+from tests.environments.waiting import until, until_equal
 from tests.node.sharing import identity, shared_pair
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 
 def resized(node: Node, name: str, cpu: str) -> None:

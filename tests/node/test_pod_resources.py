@@ -14,13 +14,13 @@ from agent.interfaces import HeldCPUs
 from agent.kubelet.observed_cpus import KubeletAssignments
 from agent.kubelet.pod_resources import PodResources, socket_beside
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.node.node import Container, pod
+from tests.environments.node.node import Container, pod
+from tests.environments.node.settings import kubelet_settings, until_observing
+from tests.environments.waiting import until, until_equal
 from tests.node.restarting import restart_kubelet
-from tests.node.settings import kubelet_settings, until_observing
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 
 class Asked:

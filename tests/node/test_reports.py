@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.node.events import events
-from tests.node.node import CORES, CRANE, EXCLUSIVE, ISOLATED, pod
-from tests.node.waiting import until, until_equal
+from tests.environments.node.events import events
+from tests.environments.node.node import CORES, CRANE, EXCLUSIVE, ISOLATED, pod
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 
 def test_pod_says_where_it_runs(node: Node) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.node.node import CORES, EXCLUSIVE, pod
+from tests.environments.node.node import CORES, EXCLUSIVE, pod
+from tests.environments.waiting import until, until_equal
 from tests.node.proxy import CUT, Request, tally
 from tests.node.restarting import restart_kubelet
 from tests.node.sharing import identity, shared_pair
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 FAULT_SECONDS = float(os.environ.get("COREPIN_FAULT_SECONDS", "8"))  # 30 for the long form
 

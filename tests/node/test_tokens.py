@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from tests.e2e.registration import MAIN, Instance, register, unregister
 from tests.e2e.webhook_process import corepin_webhook
-from tests.node.node import pod
-from tests.node.waiting import until
+from tests.environments.node.node import pod
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.node.node import Container, Node
+    from tests.environments.node.node import Container, Node
 
 ACCOUNT = "cmk-serviceaccount"
 FILE = f"mutations: {{perPod: {{spec: {{serviceAccountName: {ACCOUNT}}}}}}}"

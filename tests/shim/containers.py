@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from cri_api.v1 import api_pb2
 
-from tests.agent.containerd import IMAGE
-from tests.agent.image_archive import write_archive
-from tests.node.waiting import until, until_equal
+from tests.environments.node.containerd import IMAGE
+from tests.environments.node.image_archive import write_archive
+from tests.environments.waiting import until, until_equal
 from tests.shim.roots import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
 
 EMPTY: Final = "localhost/empty:test"
 BUSYBOX: Final = IMAGE

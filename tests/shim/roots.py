@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.agent.containerd import install_packages
+from tests.environments.node.containerd import install_packages
 from tests.environments.server.daemon import plain_environment
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.agent.containerd import install_packages
+from tests.environments.node.containerd import install_packages
 from tests.shim.agent import fake_agent
 
 if TYPE_CHECKING:

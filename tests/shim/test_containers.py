@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.node.waiting import until
+from tests.environments.waiting import until
 from tests.shim.containers import BUSYBOX, EMPTY, Locked, load_empty_image, run_locked
 
 if TYPE_CHECKING:
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
     from tests.shim.agent import FakeAgent
 
 SHARED = ("/opt/bin/cmk", "isolate", "--conf-dir=/etc/cmk", "--pool=shared")

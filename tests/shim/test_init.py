@@ -13,7 +13,7 @@ import pytest
 
 from agent.doctor.programs import IN_PODS
 from tests.environments.server.daemon import plain_environment
-from tests.node.waiting import until, until_equal
+from tests.environments.waiting import until, until_equal
 from tests.shim.agent import ENVIRONMENT, SECONDS, FakeAgent, error, ok
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demo.agent import LocalAgent
-from tests.agent.kernel_missing import cgroups_missing
+from tests.environments.node.kernel_missing import cgroups_missing
 from tests.environments.server.daemon import plain_environment
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments.server.daemon import plain_environment
-from tests.node.waiting import until
+from tests.environments.waiting import until
 from tests.shim.agent import SECONDS, FakeAgent, error, ok
 
 SHARED = ("isolate", "--pool=shared")

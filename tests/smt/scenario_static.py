@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.agent.containerd import IMAGE
+from tests.environments.node.containerd import IMAGE
+from tests.environments.node.kubelet import start_kubelet
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import KUBELET
-from tests.node.kubelet import start_kubelet
 from tests.smt.inside import SECONDS, WORK, ask, report
 from tests.vm.guests import Guest
 from tests.vm.machines import Machine, SocketsFolder

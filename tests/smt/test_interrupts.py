@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from tests.agent.containerd import VERSIONS, find_programs
+from tests.environments.node.containerd import VERSIONS, find_programs
 from tests.environments.server.build import cache_folder
 from tests.smt.guest import GuestMachine, Report, boot
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from pinning.contract import EXCLUSIVE_CORES, ISOLATED_CORES, STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
-from tests.agent.containerd import IMAGE
+from tests.environments.node.containerd import IMAGE
 from tests.smt.inside import report
 from tests.smt_cluster.machine import NODE
 

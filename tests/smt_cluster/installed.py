@@ -16,11 +16,11 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.agent.image_archive import add_link, write_archive
+from tests.environments.node.image_archive import add_link, write_archive
 from tests.smt.guest import CHECKOUT
 
 if TYPE_CHECKING:
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
 
 IMAGE = "docker.io/library/corepin:0.1.0"  # as the manifests name it, in full
 CMK_IMAGE = "docker.io/library/cmk:v1.5.2"

@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.agent import containerd as containers
-from tests.agent.containerd import VERSIONS, start_containerd
 from tests.cluster.place import KUBELET, RUNTIME, Place
 from tests.cluster.start import _program, _write_network
+from tests.environments.node import containerd as containers
+from tests.environments.node.containerd import VERSIONS, start_containerd
+from tests.environments.node.kubelet import start_kubelet
 from tests.environments.server import catalog, daemon
 from tests.environments.server.control_plane import start_control_plane, start_controllers, start_scheduler
-from tests.node.kubelet import start_kubelet
 from tests.smt_cluster.cluster import SECONDS
 from tests.smt_cluster.installed import load_cmk_image, load_image
 from tests.smt_cluster.machine import NODE, NODE_ADDRESS, SERVICE_ADDRESS

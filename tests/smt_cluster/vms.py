@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import STATUS_CPUS
-from tests.agent.containerd import IMAGE
+from tests.environments.node.containerd import IMAGE
 from tests.smt.inside import report
 from tests.smt_cluster.cluster import PODS
 from tests.vm.guests import Guest

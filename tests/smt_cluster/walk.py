@@ -14,10 +14,10 @@ import httpx
 
 from pinning.contract import CRANE_CPU_MANAGER, EXCLUSIVE_CORES, SIDECAR_LIMITS_POD, SMT_POLICY, STATUS_CPUS
 from pinning.machine.cpuset import CPUSet
-from tests.agent.containerd import IMAGE
 from tests.cluster.place import RUNTIME
 from tests.e2e.neighbours import serve_neighbours
 from tests.e2e.registration import neighbour
+from tests.environments.node.containerd import IMAGE
 from tests.environments.server import daemon
 from tests.smt.inside import report, switch
 from tests.smt_cluster import cluster as view

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
     from tests.vm.nodes import ContainerdNode, Launchers, LocalNode
 
 _FIXTURES = {"qemu"}
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def qemu() -> None:
     """Install QEMU, or tell why it cannot be."""
-    from tests.agent.containerd import install_packages
+    from tests.environments.node.containerd import install_packages
 
     install_packages(PACKAGES)
 
@@ -81,7 +81,7 @@ def node_config() -> dict[str, object]:
 @pytest.fixture(scope="session")
 def newest_containerd(qemu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
     """Return a running containerd of the newest version."""
-    from tests.agent.containerd import VERSIONS, start_containerd
+    from tests.environments.node.containerd import VERSIONS, start_containerd
 
     with start_containerd(VERSIONS[-1], tmp_path_factory.mktemp("containerd-vm-")) as containerd:
         yield containerd

@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.agent.containerd import VERSIONS, start_containerd
+from tests.environments.node.containerd import VERSIONS, start_containerd
 from tests.vm.guests import Guest
 from tests.vm.nodes import run_containerd_node, run_local_node
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.kernel.cgroupfs import V2, Hierarchy
 from pinning.machine.cpuset import CPUSet
-from tests.node.waiting import until
+from tests.environments.waiting import until
 from tests.vm.firmware import write_firmware
 from tests.vm.guests import FIRMWARE, OVERHEARD
 from tests.vm.lifeline import hold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from tests.node.waiting import until_equal
+from tests.environments.waiting import until_equal
 from tests.vm.qmp import SECONDS
 
 if TYPE_CHECKING:

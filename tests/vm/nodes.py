@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cri_api.v1 import api_pb2
 
 from agent.kernel.cgroupfs import find_hierarchy
-from tests.agent.containerd import CGROUP_ROOT
-from tests.node.node import AgentProcess, Container
-from tests.node.waiting import until
+from tests.environments.node.containerd import CGROUP_ROOT
+from tests.environments.node.node import AgentProcess, Container
+from tests.environments.waiting import until
 from tests.vm import lifeline
 from tests.vm.guests import kata_command
 from tests.vm.kata.install import HANDLER
@@ -36,7 +36,7 @@ from tests.vm.threads import PROC, qemus
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.agent.containerd import Containerd, Pod
+    from tests.environments.node.containerd import Containerd, Pod
     from tests.vm.guests import Guest
     from tests.vm.told import NamedThreads
 

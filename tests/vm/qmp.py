@@ -7,7 +7,7 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.node.waiting import until
+from tests.environments.waiting import until
 from tests.vm.guests import CPU
 
 if TYPE_CHECKING:

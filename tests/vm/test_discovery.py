@@ -14,7 +14,7 @@ from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_gu
 from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import count_threads, read_threads
 from pinning.guests.threads import VMM, Role, VMThreads
-from tests.agent.containerd import CGROUP_ROOT
+from tests.environments.node.containerd import CGROUP_ROOT
 from tests.vm.guests import Guest
 from tests.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD
 from tests.vm.threads import PROC, tasks, ticks

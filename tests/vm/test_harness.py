@@ -11,8 +11,8 @@ import pytest
 from agent.kernel.cgroupfs import V1, find_hierarchy
 from agent.kernel.procfs import is_alive
 from pinning.machine.cpuset import CPUSet
-from tests.agent.containerd import CGROUP_ROOT, VERSIONS, Containerd, _clean, find_programs
-from tests.node.waiting import until
+from tests.environments.node.containerd import CGROUP_ROOT, VERSIONS, Containerd, _clean, find_programs
+from tests.environments.waiting import until
 from tests.vm.guests import Guest
 from tests.vm.kata import wire
 from tests.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from tests.node.waiting import SECONDS, until, until_equal
+from tests.environments.waiting import SECONDS, until, until_equal
 from tests.vm.guests import Guest
 from tests.vm.machines import keep_house
 from tests.vm.migration import MIGRATION, halfway

@@ -13,7 +13,7 @@ import pytest
 from cri_api.v1 import api_pb2
 
 from pinning.machine.cpuset import CPUSet, union
-from tests.node.waiting import until, until_equal
+from tests.environments.waiting import until, until_equal
 from tests.vm.guests import Guest
 from tests.vm.kata.sandbox import BOOTED, CGROUP_ONLY
 from tests.vm.nodes import PERIOD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tests.node.waiting import SECONDS, until
+from tests.environments.waiting import SECONDS, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,9 +19,9 @@ from agent.kernel.tasks import tasks_below
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from pinning.planning.quota import Bandwidth
-from tests.agent.cgroup_trees import opened
-from tests.agent.containerd import CGROUP_ROOT, Containerd
-from tests.agent.containerd_fixture import CRIO, EVERY_RUNTIME
+from tests.environments.node.cgroup_trees import opened
+from tests.environments.node.containerd import CGROUP_ROOT, Containerd
+from tests.environments.node.containerd_fixture import CRIO, EVERY_RUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

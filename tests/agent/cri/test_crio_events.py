@@ -9,12 +9,12 @@ import pytest
 
 from agent.cri.runtime import CRI
 from tests.agent.cri.playing import SECONDS, watching
-from tests.agent.crio import RUNC, start_crio
+from tests.environments.node.crio import RUNC, start_crio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.agent.crio import Crio
+    from tests.environments.node.crio import Crio
 
 NO_POLL = 10 * SECONDS  # seconds, longer than the test waits
 

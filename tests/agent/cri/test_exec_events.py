@@ -10,12 +10,12 @@ import pytest
 from agent.cri.exec_events import ContainerdExecs
 from agent.errors import Unimplemented
 from agent.node_state import StartedExec
-from tests.agent.containerd import FOREVER
+from tests.environments.node.containerd import FOREVER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
 
 EXECS = 25
 

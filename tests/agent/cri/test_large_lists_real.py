@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.agent.containerd import Containerd
 from tests.agent.cri.list_bounds import NOTES, check_bounds, cost
+from tests.environments.node.containerd import Containerd
 
 PODS = 25
 ROUNDS = 3

@@ -21,7 +21,7 @@ from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.pods import container
 
 if TYPE_CHECKING:
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
 
 
 def test_exclusive_cpus_and_refusals_are_read_from_the_state() -> None:

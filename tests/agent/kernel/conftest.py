@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.cgroup_trees import NEW_KERNEL, ONE, POD, OpenCgroups, make_cgroup, make_root, opened
+from tests.environments.node.cgroup_trees import (
+    NEW_KERNEL,
+    ONE,
+    POD,
+    OpenCgroups,
+    make_cgroup,
+    make_root,
+    opened,
+)
 
 HERE = frozenset(os.sched_getaffinity(0))
 

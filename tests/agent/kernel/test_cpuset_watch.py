@@ -12,7 +12,7 @@ import pytest
 from agent.errors import Refused
 from agent.kernel.inotify import MODIFY, NamedWatches
 from pinning.machine.cpuset import CPUSet
-from tests.agent.cgroup_trees import ONE, POD, OpenCgroups, make_cgroup
+from tests.environments.node.cgroup_trees import ONE, POD, OpenCgroups, make_cgroup
 
 MANY_EVENTS = 2 * int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 

@@ -15,7 +15,7 @@ from agent.interfaces import StrayTasks
 from agent.kernel.cgroupfs import Hierarchy, find_hierarchy, read_cpus, translated
 from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.agent.cgroup_trees import (
+from tests.environments.node.cgroup_trees import (
     NEW_KERNEL,
     ONE,
     POD,

@@ -14,7 +14,7 @@ from agent.kernel import execs as module
 from agent.kernel.execs import place_exec
 from agent.kernel.procfs import cgroup_of, started
 from pinning.machine.cpuset import CPUSet
-from tests.node.waiting import until
+from tests.environments.waiting import until
 
 CGROUP = cgroup_of(Path("/proc/self"))
 HAS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()

@@ -16,7 +16,7 @@ from agent.interfaces import StrayTasks
 from agent.kernel.cgroupfs import V1, V2, Hierarchy, find_hierarchy
 from agent.kernel.thread_pins import kernel_forgets_pins
 from pinning.machine.cpuset import CPUSet
-from tests.agent.cgroup_trees import OpenCgroups, opened
+from tests.environments.node.cgroup_trees import OpenCgroups, opened
 
 ROOT = Path("/sys/fs/cgroup")
 HERE = CPUSet(os.sched_getaffinity(0))

@@ -13,7 +13,7 @@ from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NodeMachine
 from agent.kernel.sysfs import read_topology
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.agent.cgroup_trees import make_cgroup, make_root, written
+from tests.environments.node.cgroup_trees import make_cgroup, make_root, written
 from tests.machines import materialise
 
 WHOLE, PART = "qemu-2s4c2t", "qemu-2s4c2t-offline"

@@ -15,7 +15,7 @@ from agent.kernel.cgroup_names import container_id
 from agent.kernel.inotify import OVERFLOW, Event
 from agent.kernel.new_cgroups import CgroupWatcher
 from pinning.planning.observed import Owner
-from tests.agent.cgroup_trees import make_root
+from tests.environments.node.cgroup_trees import make_root
 
 SECONDS = 60.0
 ID, OTHER, SANDBOX, KNOWN = "a" * 64, "b" * 64, "c" * 64, "d" * 64

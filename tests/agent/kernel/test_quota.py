@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pinning.planning.quota import Bandwidth
-from tests.agent.cgroup_trees import ONE, OpenCgroups
+from tests.environments.node.cgroup_trees import ONE, OpenCgroups
 
 
 def test_quota_is_read_unset_and_set(tmp_path: Path, cgroups: OpenCgroups, version: int) -> None:

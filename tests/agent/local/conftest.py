@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.kernel_missing import cgroups_missing
 from tests.agent.local.world import World
+from tests.environments.node.kernel_missing import cgroups_missing
 
 
 @pytest.fixture(params=[pytest.param("cgroup", marks=pytest.mark.runtime), "affinity"])

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from demo.agent import LocalAgent
-from tests.agent.kernel_missing import cgroups_missing
+from tests.environments.node.kernel_missing import cgroups_missing
 
 pytestmark = [
     pytest.mark.runtime,

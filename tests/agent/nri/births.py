@@ -6,12 +6,12 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.machine.cpuset import CPUSet
-from tests.node.waiting import until
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.agent.containerd_node import ContainerdNode, Windows
+    from tests.environments.node.containerd_node import ContainerdNode, Windows
 
 # The first line has the CPUs at the first instructions, and the uptime before and after them.
 TELLING = (

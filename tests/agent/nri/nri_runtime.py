@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tests.environments.server.catalog import NRI_RUNTIMES
 from tests.environments.server.daemon import dies_with_parent, plain_environment
 from tests.environments.server.start import require
-from tests.node.waiting import until
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,17 +15,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.agent.churn import planned
-from tests.agent.containerd_fixture import WITH_NRI
-from tests.agent.containerd_node import ISOLATE, NEAR, Churn, ContainerdNode, Windows, check_rules, start_node
 from tests.agent.nri.births import TELLING, Birth, Tenure, birth, born, environment, now, trespassers
-from tests.node.waiting import until, until_equal
+from tests.environments.node.churn import planned
+from tests.environments.node.containerd_fixture import WITH_NRI
+from tests.environments.node.containerd_node import (
+    ISOLATE,
+    NEAR,
+    Churn,
+    ContainerdNode,
+    Windows,
+    check_rules,
+    start_node,
+)
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
 
 BIRTHS = int(os.environ.get("COREPIN_NRI_BIRTHS", "40"))
 RESTARTS = int(os.environ.get("COREPIN_NRI_RESTARTS", "3"))

@@ -12,7 +12,7 @@ from agent.nri.wire import WORKER_EVENTS, WORKER_EVENTS_OLD, Client, Event, Plug
 from agent.nri.wire import nri_pb2 as pb
 from tests.agent.nri.nri_runtime import NAME, Failed, NRIRuntime, container, pod, running_nri
 from tests.environments.server.catalog import NRI_RUNTIMES
-from tests.node.waiting import until
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -15,7 +15,7 @@ from agent.nri.wire import nri_pb2 as pb
 from pinning.contract import GUARDED
 from tests.agent.nri.guards import GuardProcess, guard_on
 from tests.agent.nri.nri_runtime import Failed, NRIRuntime, container, pod, running_nri
-from tests.node.waiting import until
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

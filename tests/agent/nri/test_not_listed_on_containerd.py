@@ -16,16 +16,16 @@ from agent.nri.plugin import NAME, Plugin
 from agent.nri.wire import Client
 from agent.nri.wire.client import CRASHED, LONGEST_NOT_LISTED_WAIT
 from pinning.contract import GUARDED, GUARDED_VALUE, REQUIRED_PLUGINS
-from tests.agent.containerd import FOREVER, start_containerd
-from tests.agent.containerd_node import start_node
 from tests.agent.nri.guards import guard_on
-from tests.node.waiting import until, until_equal
+from tests.environments.node.containerd import FOREVER, start_containerd
+from tests.environments.node.containerd_node import start_node
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.nri.wire import Status
-    from tests.agent.containerd import Containerd, Pod
+    from tests.environments.node.containerd import Containerd, Pod
 
 LARGE = {f"KEY_{number}": "secret" * 20_000 for number in range(15)}  # 1.8 MB
 VALIDATOR = """

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.kernel.cgroupfs import find_hierarchy
-from tests.agent.containerd import CGROUP_ROOT, FOREVER
-from tests.agent.containerd_fixture import WITH_NRI
-from tests.agent.containerd_node import NAME, ContainerdNode, start_node
 from tests.agent.nri.births import TELLING
-from tests.node.node import Container
-from tests.node.waiting import until, until_equal
+from tests.environments.node.containerd import CGROUP_ROOT, FOREVER
+from tests.environments.node.containerd_fixture import WITH_NRI
+from tests.environments.node.containerd_node import NAME, ContainerdNode, start_node
+from tests.environments.node.node import Container
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pinning.machine.cpuset import CPUSet
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
 
 EXCLUSIVE = {"cpu-manager.corepin.io/pod": "exclusive"}
 NONE = {"cpu-manager.corepin.io/pod": "none"}

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from tests.agent.containerd_fixture import WITH_NRI
-from tests.agent.containerd_node import ContainerdNode, start_node
 from tests.agent.nri.births import TELLING, birth, environment
-from tests.node.node import Container, allowed_cpus
-from tests.node.waiting import until, until_equal
+from tests.environments.node.containerd_fixture import WITH_NRI
+from tests.environments.node.containerd_node import ContainerdNode, start_node
+from tests.environments.node.node import Container, allowed_cpus
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
 
 SHARED = {"cpu-manager.corepin.io/pod": "exclusive", "shared-cpus.corepin.io/pod": "true"}
 ALONE = {"cpu-manager.corepin.io/pod": "exclusive"}

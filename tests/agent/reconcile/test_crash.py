@@ -22,7 +22,7 @@ from pinning.planning.node_config import DEFAULT
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Observed, Owner
 from pinning.planning.plan import plan
-from tests.agent.churn import AgentProcess, Churn, held_on_disk, settled
+from tests.environments.node.churn import AgentProcess, Churn, held_on_disk, settled
 from tests.machine.client import running_machine
 
 KILLS = int(os.environ.get("COREPIN_KILLS", "60"))

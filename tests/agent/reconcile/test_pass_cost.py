@@ -19,9 +19,9 @@ from agent.interfaces import Cgroups
 from agent.kernel.cgroupfs import Hierarchy, find_hierarchy
 from agent.process import Agent
 from pinning.machine.cpuset import CPUSet
-from tests.agent.cgroup_trees import NEW_KERNEL, make_cgroup, make_root
-from tests.agent.cgroup_trees import opened as cgroups_below
 from tests.agent.fakes import FakeNode
+from tests.environments.node.cgroup_trees import NEW_KERNEL, make_cgroup, make_root
+from tests.environments.node.cgroup_trees import opened as cgroups_below
 from tests.pinning.world import Wish
 
 CONTAINERS = 110

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.vm.shared_reads import Roots, SharedReads
-from tests.agent.cgroup_trees import ALL, make_cgroup, make_root
+from tests.environments.node.cgroup_trees import ALL, make_cgroup, make_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

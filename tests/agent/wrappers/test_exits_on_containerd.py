@@ -24,14 +24,14 @@ from agent.wrappers.store import FILE, Store
 from pinning.cmk.pools import ExitSource
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, State
-from tests.agent.containerd import CGROUP_ROOT
 from tests.agent.states import state_of
 from tests.agent.wrappers.scene import SECONDS, Masks, plain_pod
+from tests.environments.node.containerd import CGROUP_ROOT
 
 if TYPE_CHECKING:
     from agent.interfaces import RuntimeContainer
     from agent.node_state import NodeState
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
 
 WRAPPED = ("/opt/bin/cmk", "isolate", "--pool=infra", "--no-affinity", "/bin/sh", "--", "-c")
 UNTIL_TOLD = "while [ ! -e /opt/bin/told ]; do /bin/sleep 0.05; done; exit 7"

@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 
 @pytest.fixture

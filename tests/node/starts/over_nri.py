@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.node.waiting import until_equal
+from tests.environments.waiting import until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 ISOLATE: Final = {"smt-policy.corepin.io/pod": "isolate"}  # a claim that must fit
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pinning.machine.cpuset import CPUSet
-from tests.node.events import events
-from tests.node.node import EXCLUSIVE, pod
+from tests.environments.node.events import events
+from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.waiting import until, until_equal
 from tests.node.starts.over_nri import ISOLATE, lines, waiting
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     import pytest
 
-    from tests.node.node import Container, Node
+    from tests.environments.node.node import Container, Node
 
 PODS = 20
 

@@ -11,14 +11,14 @@ import yaml
 
 from pinning.contract import DRA_CAPACITY, DRA_CPUSET_PREFIX
 from pinning.machine.cpuset import CPUSet
-from tests.node.node import EXCLUSIVE, pod
+from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.waiting import until, until_equal
 from tests.node.starts.over_nri import agent_over_nri, lines
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.node.node import Container, Node
+    from tests.environments.node.node import Container, Node
 
 CLASSES: Final = (
     Path("manifests/components/dra/class.yaml"),

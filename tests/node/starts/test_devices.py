@@ -12,15 +12,15 @@ import pytest
 
 from agent.kernel.sysfs import read_topology
 from pinning.machine.cpuset import CPUSet
+from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.waiting import until, until_equal
 from tests.node.device_plugin import device_plugin
-from tests.node.node import EXCLUSIVE, pod
 from tests.node.starts.over_nri import agent_over_nri, lines
-from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 BIRTHS: Final = 6
 DEVICES: Final = "device-policy.corepin.io/pod"

@@ -11,17 +11,17 @@ import pytest
 
 from pinning.contract import GUARDED, GUARDED_VALUE
 from pinning.machine.cpuset import CPUSet
+from tests.environments.node.node import COMMAND, pod
 from tests.environments.server.daemon import free_port, running
-from tests.node.node import COMMAND, pod
+from tests.environments.waiting import until
 from tests.node.starts.over_nri import ISOLATE, lines, until_holds, waiting
-from tests.node.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 MARKED = ISOLATE | {GUARDED: GUARDED_VALUE}  # as the webhook does with claims that must fit
 

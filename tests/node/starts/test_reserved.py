@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pinning.machine.cpuset import CPUSet
-from tests.node.node import pod
+from tests.environments.node.node import pod
+from tests.environments.waiting import until_equal
 from tests.node.starts.over_nri import agent_over_nri, lines, restart, until_holds
-from tests.node.waiting import until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 PODS = 8
 

@@ -14,10 +14,10 @@ import pytest
 from cri_api.v1 import api_pb2
 
 from pinning.machine.cpuset import CPUSet
-from tests.agent.containerd import IMAGE, install_packages
-from tests.node.node import pod
-from tests.node.settings import kubelet_settings, until_observing
-from tests.node.waiting import until
+from tests.environments.node.containerd import IMAGE, install_packages
+from tests.environments.node.node import pod
+from tests.environments.node.settings import kubelet_settings, until_observing
+from tests.environments.waiting import until
 from tests.vm.guests import PACKAGES, Guest
 from tests.vm.kata.install import HANDLER
 from tests.vm.kata.sandbox import CGROUP_ONLY
@@ -30,7 +30,7 @@ from tests.vm.told import told, until_told
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
     from tests.vm.threads import Truth
 
 RUNTIME_CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": HANDLER}}

@@ -16,7 +16,7 @@ from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import read_threads
 from pinning.guests.threads import VMM, Role, VMThreads
 from tests.environments.server.daemon import dies_with_parent, plain_environment
-from tests.node.waiting import until
+from tests.environments.waiting import until
 from tests.vm.guests import QEMU
 
 KVM = ["-accel", "kvm", "-cpu", "qemu64,-svm"]  # what runs inside another virtual machine too

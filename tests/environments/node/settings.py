@@ -6,14 +6,14 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.node.node import pod
+from tests.environments.node.node import pod
+from tests.environments.waiting import until_equal
 from tests.node.restarting import restart_kubelet
-from tests.node.waiting import until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.node.node import Node
+    from tests.environments.node.node import Node
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from agent.kernel.cgroupfs import find_hierarchy
 from tests import debian
 from tests.agent.cri.containerd_config import config_text
 from tests.agent.cri.snapshotter import best_snapshotter
-from tests.agent.image_archive import add_link, write_archive
+from tests.environments.node.image_archive import add_link, write_archive
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
 from tests.environments.server.daemon import Daemon, running

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from cri_api.v1 import api_pb2
 
-from tests.agent.containerd import (
+from tests.agent.cri.crio_config import config_text
+from tests.agent.cri.snapshotter import best_snapshotter
+from tests.environments.node.containerd import (
     IMAGE,
     PACKAGES,
     Containerd,
@@ -24,8 +26,6 @@ from tests.agent.containerd import (
     install_packages,
     write_image,
 )
-from tests.agent.cri.crio_config import config_text
-from tests.agent.cri.snapshotter import best_snapshotter
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import CRIO, CRIO_SERVERS, PINNS
 from tests.vm import lifeline
@@ -38,7 +38,7 @@ _PACKAGES: Final = {name: PACKAGES[name] for name in ("runc", "busybox-static")}
 _WRAPPER: Final = f"""#!{sys.executable} -IS
 import sys
 
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 
 from tests.agent.cri.crun_layout import main
 

@@ -22,15 +22,15 @@ from pinning.planning.invariants import problems
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
-from tests.agent.containerd import CGROUP_ROOT, FOREVER
-from tests.node.node import CRANE, AgentProcess, Container
-from tests.node.waiting import until, until_equal
+from tests.environments.node.containerd import CGROUP_ROOT, FOREVER
+from tests.environments.node.node import CRANE, AgentProcess, Container
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pinning.planning.ledger import Ledger
-    from tests.agent.containerd import Containerd, Pod
+    from tests.environments.node.containerd import Containerd, Pod
 
 NAME = "main"  # of every container
 MOST_PODS = 5  # of the churn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.node.node import KubeNode
+    from tests.environments.node.node import KubeNode
 
 
 def events(node: KubeNode, name: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.agent.containerd import CGROUP_ROOT
+from tests.environments.node.containerd import CGROUP_ROOT
 from tests.environments.server.daemon import Daemon, free_port, running
 from tests.environments.server.mount_points import mount_points
 

@@ -20,15 +20,15 @@ from agent.errors import Gone
 from agent.kernel.cgroupfs import PROCS, Hierarchy, find_hierarchy, ids_below, read_text, subfolders
 from agent.kernel.sysfs import read_topology
 from pinning.machine.cpuset import CPUSet, union
-from tests.agent.containerd import CGROUP_ROOT, IMAGE, Containerd
+from tests.environments.node.containerd import CGROUP_ROOT, IMAGE, Containerd
 from tests.environments.server.daemon import Daemon, free_port, running
-from tests.node.waiting import until, until_equal
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tests.environments.node.kubelet import Kubelet
     from tests.environments.server.control_plane import ControlPlane
-    from tests.node.kubelet import Kubelet
     from tests.node.proxy import Proxy
 
 COMMAND: Final = Path(sys.executable).with_name("corepin")

@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.agent.containerd import Containerd
+    from tests.environments.node.containerd import Containerd
 
 CONTAINERD: Final = ("1.6", "2.4")
 CRIO: Final = ("crio", "crio-crun")  # with the cgroups of runc and with those of crun
@@ -35,8 +35,10 @@ def containerd_session(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Containerd]:
     """Return a running runtime."""
-    from tests.agent.containerd import start_containerd  # gRPC takes a moment, and most tests need none
-    from tests.agent.crio import start_crio
+    from tests.environments.node.containerd import (
+        start_containerd,  # gRPC takes a moment, and most tests need none
+    )
+    from tests.environments.node.crio import start_crio
 
     version = request.param
     start = start_crio if version in CRIO else start_containerd
