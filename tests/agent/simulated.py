@@ -1,6 +1,6 @@
 """`python -m tests.agent.simulated MACHINE_ROOT STATE_DIR`: the real agent process on a simulated machine.
 
-Only the interfaces to the outside are replaced: runtime, cgroups and CPUs are those of `tests.machine`,
+Only the interfaces to the outside are replaced: runtime, cgroups and CPUs are those of `tests.environments.process`,
 pods come from
 `pods.json` in the machine's root. The machine keeps running when the agent ends.
 """
@@ -21,7 +21,12 @@ from agent.reconcile.reconciler import Settings
 from logs import formatter
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import DEFAULT
-from tests.machine.client import SimulatedCgroups, SimulatedMachine, SimulatedRuntime, simulated_interfaces
+from tests.environments.process.client import (
+    SimulatedCgroups,
+    SimulatedMachine,
+    SimulatedRuntime,
+    simulated_interfaces,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

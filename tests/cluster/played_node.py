@@ -18,8 +18,8 @@ import httpx
 from tests.environments.node.cgroup_trees import make_cgroup, make_root
 from tests.environments.node.containerd import VERSIONS, start_containerd
 from tests.environments.node.node import COMMAND
+from tests.environments.process.tree import regular, write_tree
 from tests.environments.server.daemon import Daemon, free_port, running
-from tests.machine.tree import regular, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.e2e.webhook_process import corepin_webhook
+from tests.environments.process.webhook_process import corepin_webhook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pinning.pods.types import Container
-    from tests.e2e.webhook_process import WebhookProcess
+    from tests.environments.process.webhook_process import WebhookProcess
     from tests.environments.server.apiserver import ApiServer
 
 PATIENCE_SECONDS = 60.0

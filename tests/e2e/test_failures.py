@@ -13,7 +13,7 @@ import trustme
 from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
 from tests.e2e.conftest import DOWN, DOWN_OPEN, DOWN_SHUT, GUARDED, MUTE
 from tests.e2e.registration import INSTANCE, MAIN, Instance, register
-from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
+from tests.environments.process.webhook_process import WebhookProcess, corepin_webhook
 from tests.environments.server.catalog import NEWEST
 from tests.environments.server.start import start_servers
 from tests.pods import CORES, CPU_MANAGER, container

@@ -15,7 +15,7 @@ from pinning.contract import STATUS_TOPOLOGY
 from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
 from tests.e2e.forwarder import Forwarder, forwarding
 from tests.e2e.registration import MAIN, Instance, register
-from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
+from tests.environments.process.webhook_process import WebhookProcess, corepin_webhook
 from tests.environments.server.catalog import NEWEST
 from tests.environments.server.start import start_servers
 from tests.pods import SMT, container

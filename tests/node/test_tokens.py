@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.e2e.registration import MAIN, Instance, register, unregister
-from tests.e2e.webhook_process import corepin_webhook
 from tests.environments.node.node import pod
+from tests.environments.process.webhook_process import corepin_webhook
 from tests.environments.waiting import until
 
 if TYPE_CHECKING:

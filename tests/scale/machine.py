@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
-from tests.machine.client import ERRORS, SimulatedMachine, SimulatedRuntime
-from tests.machine.state import Simulated, Wrong, operations
-from tests.machine.tree import regular
+from tests.environments.process.client import ERRORS, SimulatedMachine, SimulatedRuntime
+from tests.environments.process.state import Simulated, Wrong, operations
+from tests.environments.process.tree import regular
 
 TOPOLOGY: Final = regular(64)  # of every machine
 

@@ -21,7 +21,7 @@ from agent.reconcile.reconciler import Settings
 from apiserver.access import Access
 from apiserver.client import Api
 from pinning.planning.node_config import DEFAULT
-from tests.machine.client import SimulatedCgroups, simulated_interfaces
+from tests.environments.process.client import SimulatedCgroups, simulated_interfaces
 from tests.manifests.rendered import AGENT
 from tests.scale.cluster import Cluster
 from tests.scale.machine import CPUs, InProcess, Runtime

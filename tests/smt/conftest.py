@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.wrappers.cmk_agent import built
 from tests.environments.node.containerd import VERSIONS, _missing, find_programs
+from tests.environments.process.cmk_agent import built
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import KUBELET
 from tests.smt.guest import Report, boot

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent.wrappers.cmk_agent import built
 from tests.cluster.start import PACKAGES
 from tests.environments.node.containerd import install_packages
+from tests.environments.process.cmk_agent import built
 from tests.environments.server.build import ASSETS, cache_folder
 from tests.smt.guest import GuestMachine, Report, boot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.machine.tree import regular
+from tests.environments.process.tree import regular
 
 
 def machine_text(count: int, /, **changed: Any) -> str:

@@ -23,7 +23,7 @@ from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Observed, Owner
 from pinning.planning.plan import plan
 from tests.environments.node.churn import AgentProcess, Churn, held_on_disk, settled
-from tests.machine.client import running_machine
+from tests.environments.process.client import running_machine
 
 KILLS = int(os.environ.get("COREPIN_KILLS", "60"))
 LONGEST_WAIT = 0.04  # seconds from a change to the kill: a pass starts and ends within

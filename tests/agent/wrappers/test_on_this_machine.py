@@ -12,8 +12,8 @@ import pytest
 
 from agent.kernel.procfs import PARENT, stat_fields
 from demo.agent import allowed
-from tests.agent.wrappers.cmk_agent import CMKAgent
 from tests.environments.node.kernel_missing import cgroups_missing
+from tests.environments.process.cmk_agent import CMKAgent
 
 pytestmark = [
     pytest.mark.runtime,

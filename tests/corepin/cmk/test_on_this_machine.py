@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from corepin.cli import main
-from tests.agent.wrappers.cmk_agent import CMKAgent
 from tests.environments.node.kernel_missing import cgroups_missing
+from tests.environments.process.cmk_agent import CMKAgent
 
 pytestmark = [
     pytest.mark.runtime,

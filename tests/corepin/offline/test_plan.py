@@ -15,7 +15,7 @@ from corepin.cli import main
 from pinning.machine.cpuset import CPUSet
 from tests.corepin.documents import CONFIG_MAP, written
 from tests.corepin.plans import GPU_POD, machine, pod
-from tests.machine.tree import regular, write_tree
+from tests.environments.process.tree import regular, write_tree
 from tests.machines import NAMES, lscpu_text, materialise
 
 

@@ -23,7 +23,7 @@ from pinning.planning.node_config import DEFAULT
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from pinning.planning.plan import plan
 from tests.agent.simulated import MACHINE_ID, SOCKET
-from tests.machine.client import REPOSITORY, SimulatedMachine
+from tests.environments.process.client import REPOSITORY, SimulatedMachine
 from tests.pinning.world import Wish, pod_document
 
 PATIENCE_SECONDS = 60  # half a second on an idle machine

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import BadTopology
 from published.codec import AnotherVersion
-from tests.machine.tree import regular
+from tests.environments.process.tree import regular
 from tests.strategies import topologies
 from tests.webhook.machine_texts import machine_text
 from webhook.config.node_shapes import (

@@ -1,4 +1,4 @@
-"""`python -m tests.machine --root DIR --cpus N`: run a simulated machine until SIGTERM.
+"""`python -m tests.environments.process --root DIR --cpus N`: run a simulated machine until SIGTERM.
 
 It listens on DIR/machine.sock. A request is a JSON line {"op": "read", ...}; the answer is {"ok": VALUE} or
 {"error": "gone: ..."}. Clients come and go.
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pinning.errors import PinningError
-from tests.machine.state import Simulated, Wrong, operations
-from tests.machine.tree import regular
+from tests.environments.process.state import Simulated, Wrong, operations
+from tests.environments.process.tree import regular
 
 LINE_LIMIT = 2**24
 
@@ -51,7 +51,7 @@ async def serve(machine: Simulated, path: Path) -> None:
 
 def main() -> None:
     """Run the machine."""
-    parser = argparse.ArgumentParser(prog="python -m tests.machine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.environments.process", description=__doc__)
     parser.add_argument(
         "--root", type=Path, required=True, help="directory that stands for /, and holds machine.sock"
     )

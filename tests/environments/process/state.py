@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pinning.machine.topology import Topology
 
-from tests.machine.tree import write_tree
+from tests.environments.process.tree import write_tree
 
 FAIL, LOSE = "fail", "lose"  # answered with an error; answered as done, and lost
 

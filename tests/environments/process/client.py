@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 60
 POLL_SECONDS = 0.02  # how soon a change is seen; the machine sends no events
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 ERRORS = {"gone": Gone, "refused": Refused, "unavailable": Unavailable, "invalid": ValueError}
 
 
@@ -75,7 +75,7 @@ class SimulatedMachine:
 @contextmanager
 def running_machine(root: Path, cpus: int = 16, threads: int = 2) -> Iterator[SimulatedMachine]:
     """Run a machine in a process of its own until the block ends."""
-    command = [sys.executable, "-m", "tests.machine", "--root", str(root), "--cpus", str(cpus)]
+    command = [sys.executable, "-m", "tests.environments.process", "--root", str(root), "--cpus", str(cpus)]
     with subprocess.Popen([*command, "--threads", str(threads)], cwd=REPOSITORY) as process:
         try:
             with closing(_connected(root, process)) as machine:

@@ -18,14 +18,14 @@ from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from pinning.planning.plan import plan
-from tests.machine.client import (
+from tests.environments.process.client import (
     REPOSITORY,
     SimulatedCgroups,
     SimulatedMachine,
     SimulatedRuntime,
     running_machine,
 )
-from tests.machine.tree import regular, write_tree
+from tests.environments.process.tree import regular, write_tree
 from tests.pinning.world import Wish, pod_document
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def test_watchers_hear_of_foreign_writes_only(machine: SimulatedMachine) -> None
 def test_it_survives_a_killed_client(machine: SimulatedMachine) -> None:
     """A client that is killed during its work leaves the machine unchanged."""
     code = (
-        "import pathlib, sys; from tests.machine.client import SimulatedMachine; m = SimulatedMachine(pathlib.Path(sys.argv[1]));"
+        "import pathlib, sys; from tests.environments.process.client import SimulatedMachine; m = SimulatedMachine(pathlib.Path(sys.argv[1]));"
         "m.call('create', id='k1', pod_uid='k', name='c'); print('made', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
