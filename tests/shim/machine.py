@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING, Final
 
 from tests.environments.server.daemon import dies_with_parent, plain_environment
-from tests.vm.guests import QEMU
+from tests.environments.vm.guests import QEMU
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,13 +13,13 @@ from tests.environments.node.containerd import IMAGE
 from tests.environments.node.kubelet import start_kubelet
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import KUBELET
+from tests.environments.vm.guests import Guest
+from tests.environments.vm.machines import Machine, SocketsFolder
+from tests.environments.vm.pods import SOCKETS, launcher_command, launcher_pod, mount_host
+from tests.environments.vm.seen import see
+from tests.environments.vm.threads import PROC, qemus
+from tests.environments.vm.told import told
 from tests.smt.inside import SECONDS, WORK, ask, report
-from tests.vm.guests import Guest
-from tests.vm.machines import Machine, SocketsFolder
-from tests.vm.pods import SOCKETS, launcher_command, launcher_pod, mount_host
-from tests.vm.seen import see
-from tests.vm.threads import PROC, qemus
-from tests.vm.told import told
 
 if TYPE_CHECKING:
     from tests.smt.inside import Node

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pinning.machine.cpuset import CPUSet
+from tests.environments.vm.seen import Seen
 from tests.smt.facts import CORES, whole_cores
 from tests.smt.guest import Report
 from tests.smt.scenario_vms import UNION, A
-from tests.vm.seen import Seen
 
 
 def step(node: Report, pod: str, name: str = "placed") -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pinning.machine.cpuset import CPUSet
+from tests.environments.vm.seen import Seen
 from tests.smt.guest import Report
 from tests.smt_cluster.machine import CORES
-from tests.vm.seen import Seen
 
 
 def test_installed_agent_pins_a_machine(walk: Report) -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import STATUS_CPUS
 from tests.environments.node.containerd import IMAGE
+from tests.environments.vm.guests import Guest
+from tests.environments.vm.machines import Machine, SocketsFolder
+from tests.environments.vm.pods import EXCLUSIVE, SOCKETS, launcher_command, launcher_pod, mount_host
+from tests.environments.vm.seen import see
+from tests.environments.vm.threads import PROC, qemus
 from tests.smt.inside import report
 from tests.smt_cluster.cluster import PODS
-from tests.vm.guests import Guest
-from tests.vm.machines import Machine, SocketsFolder
-from tests.vm.pods import EXCLUSIVE, SOCKETS, launcher_command, launcher_pod, mount_host
-from tests.vm.seen import see
-from tests.vm.threads import PROC, qemus
 
 if TYPE_CHECKING:
     from tests.smt_cluster.cluster import Cluster

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.environments.server.daemon import dies_with_parent, plain_environment
-from tests.vm.guests import PACKAGES, Guest, libvirt_command
-from tests.vm.machines import Machine, SocketsFolder
-from tests.vm.pods import MONITOR
+from tests.environments.vm.guests import PACKAGES, Guest, libvirt_command
+from tests.environments.vm.machines import Machine, SocketsFolder
+from tests.environments.vm.pods import MONITOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.environments.node.containerd import Containerd
-    from tests.vm.nodes import ContainerdNode, Launchers, LocalNode
+    from tests.environments.vm.nodes import ContainerdNode, Launchers, LocalNode
 
 _FIXTURES = {"qemu"}
 
@@ -66,7 +66,7 @@ def _started(stack: ExitStack, guest: Guest) -> Machine:
 @pytest.fixture
 def local_node(qemu: None, tmp_path: Path) -> Iterator[LocalNode]:
     """Return a node of the local runtime, with an agent."""
-    from tests.vm.nodes import run_local_node
+    from tests.environments.vm.nodes import run_local_node
 
     with run_local_node(tmp_path) as node:
         yield node
@@ -92,7 +92,7 @@ def sandboxes(
     newest_containerd: Containerd, node_config: dict[str, object], tmp_path: Path
 ) -> Iterator[ContainerdNode]:
     """Return a node that starts machines as Kata does, with an agent."""
-    from tests.vm.nodes import run_containerd_node
+    from tests.environments.vm.nodes import run_containerd_node
 
     with run_containerd_node(newest_containerd, tmp_path, node_config) as node:
         yield node
@@ -101,7 +101,7 @@ def sandboxes(
 @pytest.fixture
 def nri_sandboxes(newest_containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
     """Return a node that starts machines as Kata does, with an agent that the runtime asks over NRI."""
-    from tests.vm.nodes import run_containerd_node
+    from tests.environments.vm.nodes import run_containerd_node
 
     with run_containerd_node(newest_containerd, tmp_path, nri=str(newest_containerd.nri_socket)) as node:
         yield node
@@ -112,7 +112,7 @@ def both_nodes(
     request: pytest.FixtureRequest, newest_containerd: Containerd, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Launchers, Launchers]]:
     """Return a node of each runtime, their agents with the configuration of the class; its tests share them."""
-    from tests.vm.nodes import run_containerd_node, run_local_node
+    from tests.environments.vm.nodes import run_containerd_node, run_local_node
 
     config, folder = request.cls.CONFIG, tmp_path_factory.mktemp
     with (
@@ -135,7 +135,7 @@ def launchers(both_nodes: tuple[Launchers, Launchers]) -> Iterator[tuple[Launche
 @pytest.fixture
 def containerd_node(qemu: None, containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
     """Return a node of real containers, with an agent."""
-    from tests.vm.nodes import run_containerd_node
+    from tests.environments.vm.nodes import run_containerd_node
 
     with run_containerd_node(containerd, tmp_path) as node:
         yield node

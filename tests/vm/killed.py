@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.environments.node.containerd import VERSIONS, start_containerd
-from tests.vm.guests import Guest
-from tests.vm.nodes import run_containerd_node, run_local_node
+from tests.environments.vm.guests import Guest
+from tests.environments.vm.nodes import run_containerd_node, run_local_node
 
 
 def main() -> None:

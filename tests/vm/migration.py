@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from tests.environments.vm.qmp import SECONDS
 from tests.environments.waiting import until_equal
-from tests.vm.qmp import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.vm.machines import Machine
+    from tests.environments.vm.machines import Machine
 
 MIGRATION: Final = "migration.sock"
 CHANNELS: Final = "multifd"  # threads of their own at both ends

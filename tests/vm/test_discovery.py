@@ -15,16 +15,16 @@ from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import count_threads, read_threads
 from pinning.guests.threads import VMM, Role, VMThreads
 from tests.environments.node.containerd import CGROUP_ROOT
-from tests.vm.guests import Guest
-from tests.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD
-from tests.vm.threads import PROC, tasks, ticks
+from tests.environments.vm.guests import Guest
+from tests.environments.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD
+from tests.environments.vm.threads import PROC, tasks, ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.vm.machines import Machine
-    from tests.vm.nodes import ContainerdNode, LocalNode
-    from tests.vm.threads import Truth
+    from tests.environments.vm.machines import Machine
+    from tests.environments.vm.nodes import ContainerdNode, LocalNode
+    from tests.environments.vm.threads import Truth
 
     Start = Callable[[Guest], Machine]
 

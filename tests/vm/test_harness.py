@@ -12,21 +12,21 @@ from agent.kernel.cgroupfs import V1, find_hierarchy
 from agent.kernel.procfs import is_alive
 from pinning.machine.cpuset import CPUSet
 from tests.environments.node.containerd import CGROUP_ROOT, VERSIONS, Containerd, _clean, find_programs
+from tests.environments.vm.guests import Guest
+from tests.environments.vm.kata import wire
+from tests.environments.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD
+from tests.environments.vm.machines import keep_house
+from tests.environments.vm.nodes import ContainerdNode, Manifests
+from tests.environments.vm.seen import Seen, see
+from tests.environments.vm.threads import PROC, allowed, ticks
 from tests.environments.waiting import until
-from tests.vm.guests import Guest
-from tests.vm.kata import wire
-from tests.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD
-from tests.vm.machines import keep_house
-from tests.vm.nodes import ContainerdNode, Manifests
-from tests.vm.seen import Seen, see
-from tests.vm.threads import PROC, allowed, ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.vm.machines import Machine
-    from tests.vm.nodes import LocalNode
+    from tests.environments.vm.machines import Machine
+    from tests.environments.vm.nodes import LocalNode
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from pinning.machine.cpuset import CPUSet
+from tests.environments.vm.guests import Guest
+from tests.environments.vm.machines import keep_house
+from tests.environments.vm.pods import SOCKETS
+from tests.environments.vm.seen import Seen, see
+from tests.environments.vm.told import told, until_reason, until_told
 from tests.environments.waiting import SECONDS, until, until_equal
-from tests.vm.guests import Guest
-from tests.vm.machines import keep_house
 from tests.vm.migration import MIGRATION, halfway
-from tests.vm.pods import SOCKETS
-from tests.vm.seen import Seen, see
-from tests.vm.told import told, until_reason, until_told
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tests.vm.machines import Machine
-    from tests.vm.nodes import Launchers
+    from tests.environments.vm.machines import Machine
+    from tests.environments.vm.nodes import Launchers
 
     Both = tuple[Launchers, Launchers]
 

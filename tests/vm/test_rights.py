@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.vm.guests import Guest
+from tests.environments.vm.guests import Guest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.vm.machines import Machine
+    from tests.environments.vm.machines import Machine
 
     Start = Callable[[Guest], Machine]
 

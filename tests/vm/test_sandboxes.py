@@ -13,20 +13,20 @@ import pytest
 from cri_api.v1 import api_pb2
 
 from pinning.machine.cpuset import CPUSet, union
+from tests.environments.vm.guests import Guest
+from tests.environments.vm.kata.sandbox import BOOTED, CGROUP_ONLY
+from tests.environments.vm.nodes import PERIOD
+from tests.environments.vm.pods import EXCLUSIVE
+from tests.environments.vm.seen import see
+from tests.environments.vm.threads import allowed, tasks
+from tests.environments.vm.told import told, until_reason, until_told
 from tests.environments.waiting import until, until_equal
-from tests.vm.guests import Guest
-from tests.vm.kata.sandbox import BOOTED, CGROUP_ONLY
-from tests.vm.nodes import PERIOD
-from tests.vm.pods import EXCLUSIVE
-from tests.vm.seen import see
-from tests.vm.threads import allowed, tasks
-from tests.vm.told import told, until_reason, until_told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.vm.machines import Machine
-    from tests.vm.nodes import ContainerdNode, LocalNode
+    from tests.environments.vm.machines import Machine
+    from tests.environments.vm.nodes import ContainerdNode, LocalNode
 
 OWN, SHARED, BOTH = CPUSet((1,)), CPUSet((0,)), CPUSet((0, 1))
 BOOT_THREADS = 3  # of a QEMU whose two vCPUs are made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.vm.kata.install import handler_config
+from tests.environments.vm.kata.install import handler_config
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,8 +32,8 @@ from tests.environments.node.image_archive import add_link, write_archive
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
 from tests.environments.server.daemon import Daemon, running
-from tests.vm import lifeline
-from tests.vm.kata.install import install_shim
+from tests.environments.vm import lifeline
+from tests.environments.vm.kata.install import install_shim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

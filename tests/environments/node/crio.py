@@ -28,7 +28,7 @@ from tests.environments.node.containerd import (
 )
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import CRIO, CRIO_SERVERS, PINNS
-from tests.vm import lifeline
+from tests.environments.vm import lifeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

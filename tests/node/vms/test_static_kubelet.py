@@ -17,21 +17,21 @@ from pinning.machine.cpuset import CPUSet
 from tests.environments.node.containerd import IMAGE, install_packages
 from tests.environments.node.node import pod
 from tests.environments.node.settings import kubelet_settings, until_observing
+from tests.environments.vm.guests import PACKAGES, Guest
+from tests.environments.vm.kata.install import HANDLER
+from tests.environments.vm.kata.sandbox import CGROUP_ONLY
+from tests.environments.vm.machines import Machine, SocketsFolder
+from tests.environments.vm.pods import SOCKETS, kata_annotations, launcher_command, launcher_pod, mount_host
+from tests.environments.vm.seen import see
+from tests.environments.vm.threads import qemus
+from tests.environments.vm.told import told, until_told
 from tests.environments.waiting import until
-from tests.vm.guests import PACKAGES, Guest
-from tests.vm.kata.install import HANDLER
-from tests.vm.kata.sandbox import CGROUP_ONLY
-from tests.vm.machines import Machine, SocketsFolder
-from tests.vm.pods import SOCKETS, kata_annotations, launcher_command, launcher_pod, mount_host
-from tests.vm.seen import see
-from tests.vm.threads import qemus
-from tests.vm.told import told, until_told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.environments.node.node import Node
-    from tests.vm.threads import Truth
+    from tests.environments.vm.threads import Truth
 
 RUNTIME_CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": HANDLER}}
 # Threads are outside of the sandbox's cgroup, where no cpuset of the kubelet reaches them.

@@ -16,8 +16,8 @@ from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.threads import read_threads
 from pinning.guests.threads import VMM, Role, VMThreads
 from tests.environments.server.daemon import dies_with_parent, plain_environment
+from tests.environments.vm.guests import QEMU
 from tests.environments.waiting import until
-from tests.vm.guests import QEMU
 
 KVM = ["-accel", "kvm", "-cpu", "qemu64,-svm"]  # what runs inside another virtual machine too
 PLUG = {"driver": "qemu64-x86_64-cpu", "socket-id": 2, "core-id": 0, "thread-id": 0}

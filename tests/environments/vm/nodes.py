@@ -16,12 +16,11 @@ from cri_api.v1 import api_pb2
 from agent.kernel.cgroupfs import find_hierarchy
 from tests.environments.node.containerd import CGROUP_ROOT
 from tests.environments.node.node import AgentProcess, Container
-from tests.environments.waiting import until
-from tests.vm import lifeline
-from tests.vm.guests import kata_command
-from tests.vm.kata.install import HANDLER
-from tests.vm.machines import Machine, SocketsFolder
-from tests.vm.pods import (
+from tests.environments.vm import lifeline
+from tests.environments.vm.guests import kata_command
+from tests.environments.vm.kata.install import HANDLER
+from tests.environments.vm.machines import Machine, SocketsFolder
+from tests.environments.vm.pods import (
     EXCLUSIVE,
     HOST,
     MONITOR,
@@ -31,14 +30,15 @@ from tests.vm.pods import (
     launcher_command,
     launcher_pod,
 )
-from tests.vm.threads import PROC, qemus
+from tests.environments.vm.threads import PROC, qemus
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tests.environments.node.containerd import Containerd, Pod
-    from tests.vm.guests import Guest
-    from tests.vm.told import NamedThreads
+    from tests.environments.vm.guests import Guest
+    from tests.environments.vm.told import NamedThreads
 
 COMPUTE = "compute"
 PERIOD = 100_000  # of the quota

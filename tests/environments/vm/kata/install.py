@@ -8,13 +8,13 @@ from typing import Final
 
 HANDLER: Final = "kata-qemu"
 PROGRAM: Final = "containerd-shim-kata-v2"
-CHECKOUT: Final = Path(__file__).parents[3]
+CHECKOUT: Final = Path(__file__).parents[4]
 _SCRIPT: Final = f"""#!{sys.executable} -IS
 import sys
 
 sys.path.insert(0, {str(CHECKOUT)!r})
 
-from tests.vm.kata.shim import main
+from tests.environments.vm.kata.shim import main
 
 main()
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pinning.machine.cpuset import CPUSet
-from tests.vm.qmp import monitor
+from tests.environments.vm.qmp import monitor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

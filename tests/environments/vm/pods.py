@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import LAUNCHER_CONTAINER, VIRT_LAUNCHER
-from tests.vm import lifeline
-from tests.vm.guests import Guest, kata_command, libvirt_command
-from tests.vm.kata.sandbox import QEMU, THIS_FOLDER, THIS_SANDBOX
+from tests.environments.vm import lifeline
+from tests.environments.vm.guests import Guest, kata_command, libvirt_command
+from tests.environments.vm.kata.sandbox import QEMU, THIS_FOLDER, THIS_SANDBOX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,10 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from tests.vm.kata import wire
-from tests.vm.kata.looks_like import look_like
-from tests.vm.kata.sandbox import Container, Sandbox
-from tests.vm.lifeline import wait_for_end
+from tests.environments.vm.kata import wire
+from tests.environments.vm.kata.looks_like import look_like
+from tests.environments.vm.kata.sandbox import Container, Sandbox
+from tests.environments.vm.lifeline import wait_for_end
 
 SANDBOX: Final = "io.kubernetes.cri.sandbox-id"
 NAME: Final = "containerd-shim-kata-v2"

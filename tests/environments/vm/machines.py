@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Final
 
 from agent.kernel.cgroupfs import V2, Hierarchy
 from pinning.machine.cpuset import CPUSet
+from tests.environments.vm.guests import FIRMWARE, OVERHEARD
+from tests.environments.vm.lifeline import hold
+from tests.environments.vm.pods import MONITOR
+from tests.environments.vm.qmp import SECONDS, monitor
+from tests.environments.vm.threads import Truth, allowed, tell
 from tests.environments.waiting import until
 from tests.vm.firmware import write_firmware
-from tests.vm.guests import FIRMWARE, OVERHEARD
-from tests.vm.lifeline import hold
-from tests.vm.pods import MONITOR
-from tests.vm.qmp import SECONDS, monitor
-from tests.vm.threads import Truth, allowed, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
-    from tests.vm.qmp import Monitor
+    from tests.environments.vm.qmp import Monitor
 
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 

@@ -7,8 +7,8 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tests.environments.vm.guests import CPU
 from tests.environments.waiting import until
-from tests.vm.guests import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

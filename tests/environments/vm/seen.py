@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pinning.machine.cpuset import CPUSet, union
-from tests.vm.threads import allowed
+from tests.environments.vm.threads import allowed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.vm.threads import Truth
+    from tests.environments.vm.threads import Truth
 
 
 @dataclass(frozen=True, slots=True)
