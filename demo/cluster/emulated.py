@@ -14,7 +14,7 @@ from demo.cluster.remains import own_folder
 from demo.cluster.steps import NeverReached, Steps
 from demo.cluster.stopping import until_stopped
 from pinning.contract import ISOLATED_CORES
-from tests.cluster.start import PACKAGES
+from tests.environments.cluster.start import PACKAGES
 from tests.environments.node.containerd import install_packages
 from tests.environments.server.build import ASSETS, build_missing, cache_folder
 from tests.environments.server.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS

@@ -11,7 +11,7 @@ from demo.cluster.page import PROGRAMS, dashboard
 from demo.cluster.remains import own_folder
 from demo.cluster.stopping import until_stopped, wait
 from demo.cluster.tour import guide, write_pods
-from tests.cluster.start import start_cluster
+from tests.environments.cluster.start import start_cluster
 from tests.environments.node.containerd import RuntimeMissing
 from tests.environments.server.build import BuildFailed, GoMissing, build_missing
 from tests.environments.server.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
@@ -22,7 +22,7 @@ from tests.image.build import build_image
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 # A missing part of the machine, or a failed start: printed in a line, without a traceback.
 FAILURES: Final = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import ISOLATED_CORES
-from tests.cluster.pods import isolated, limits_of
+from tests.environments.cluster.pods import isolated, limits_of
 from tests.environments.server.daemon import plain_environment
 from tests.smt.guest import GuestFailed
 from tests.smt_cluster.cluster import OVERLOADED

@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.e2e.cluster import pod_document
+from tests.environments.cluster.registered import pod_document
 from tests.pods import CORES, container
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, OLD_CERTS, SHOW
 from certs.rotation import Rest, Wait
 from tests.certs.live import NAMESPACE, ROTATOR, SECRET, Live, live
 from tests.certs.load import load
-from tests.e2e.cluster import wait_until
+from tests.environments.cluster.registered import wait_until
 from tests.environments.server.daemon import free_port
 from tests.environments.server.start import start_servers
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.docs.migration import CORES, cmk_objects
-from tests.e2e.neighbours import serve_neighbours
+from tests.environments.cluster.neighbours import serve_neighbours
 from tests.environments.waiting import until
 from tests.smt_cluster.installed import load_cmk_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 USERS: Final = ("telco", "team")
 ACCOUNT: Final = "cmk-serviceaccount"

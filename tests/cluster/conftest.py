@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
@@ -25,7 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="package")  # stopped before other tests start nodes of their own
 def cluster_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Return a running cluster on which nothing is installed; skipped with the reason where there can be none."""
-    from tests.cluster.start import start_cluster  # gRPC takes a moment, and most tests need none
+    from tests.environments.cluster.start import (
+        start_cluster,  # gRPC takes a moment, and most tests need none
+    )
 
     with ExitStack() as stack:
         yield start_cluster(stack, tmp_path_factory.mktemp("cluster-"))

@@ -10,7 +10,7 @@ from tests.manifests.guide import section
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
     from tests.manifests.guide import Shell
 
 

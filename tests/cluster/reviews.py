@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
 
-from tests.cluster.pods import ISOLATED, isolated, limits_of
+from tests.environments.cluster.pods import ISOLATED, isolated, limits_of
 from tests.environments.waiting import until
 
 if TYPE_CHECKING:
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 _PATH: Final = "/api/v1/namespaces/default/pods?dryRun=All"
 _PAUSE_SECONDS: Final = 0.1

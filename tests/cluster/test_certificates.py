@@ -6,13 +6,13 @@ import base64
 import json
 from typing import TYPE_CHECKING
 
-from tests.cluster.cluster import SYSTEM
-from tests.cluster.pods import isolated
 from tests.cluster.reviews import Reviews
+from tests.environments.cluster.cluster import SYSTEM
+from tests.environments.cluster.pods import isolated
 from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 CONFIGURATIONS = "mutatingwebhookconfiguration,validatingwebhookconfiguration"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
+from tests.environments.cluster.pods import ISOLATED, isolated, limits_of, user_pod
 from tests.environments.node.events import events
 from tests.environments.node.node import EXCLUSIVE
 from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 
 CORES_NUMBER = "CMK_NUM_CORES"  # what the webhook adds to such a pod

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cluster.cluster import AGENT, SYSTEM
-from tests.cluster.pods import isolated, user_pod
+from tests.environments.cluster.cluster import AGENT, SYSTEM
+from tests.environments.cluster.pods import isolated, user_pod
 from tests.environments.node.node import STATUS
 from tests.environments.waiting import until, until_equal
 from tests.image.build import NAME
@@ -17,7 +17,7 @@ from tests.image.build import NAME
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 CONFIG = f"{{gate: true, gateImage: '{NAME}'}}"
 NOBODY = {"spec": {"template": {"spec": {"nodeSelector": {"example.com/no": "node"}}}}}

@@ -9,14 +9,14 @@ import yaml
 
 from pinning.contract import STATUS_POOLS
 from pinning.machine.cpuset import CPUSet
-from tests.cluster.cluster import AGENT, SYSTEM
-from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
+from tests.environments.cluster.cluster import AGENT, SYSTEM
+from tests.environments.cluster.pods import ISOLATED, isolated, limits_of, user_pod
 from tests.environments.node.events import events
 from tests.environments.node.node import CORES, EXCLUSIVE, STATUS, pod
 from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 
 def test_parts_run_with_what_they_need(cluster: Cluster) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.cluster.cluster import AGENT, SYSTEM
-from tests.cluster.pods import user_pod
 from tests.cluster.reviews import Reviews
+from tests.environments.cluster.cluster import AGENT, SYSTEM
+from tests.environments.cluster.pods import user_pod
 from tests.environments.node.node import EXCLUSIVE
 from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 
 def test_replaced_webhook_misses_no_review(cluster: Cluster) -> None:

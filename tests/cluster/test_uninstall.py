@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.cluster.pods import isolated, user_pod
 from tests.cluster.removal import ours, uninstall
+from tests.environments.cluster.pods import isolated, user_pod
 from tests.environments.node.node import EXCLUSIVE
 from tests.environments.waiting import until, until_equal
 from tests.manifests.guide import shell
@@ -13,7 +13,7 @@ from tests.manifests.guide import shell
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cluster.cluster import Cluster
+    from tests.environments.cluster.cluster import Cluster
 
 KINDS = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies")
 

@@ -10,7 +10,6 @@ from corepin.cmk.overlay import FILE
 from kubeyaml.reader import read_yaml
 from kubeyaml.writer import write_yaml
 from pinning.machine.cpuset import CPUSet
-from tests.cluster.cluster import AGENT, SYSTEM, TIMES
 from tests.cluster.cmk import (
     ACCOUNT,
     CMK_LABEL,
@@ -24,14 +23,15 @@ from tests.cluster.cmk import (
 from tests.cluster.played_node import played_node
 from tests.cluster.removal import ours, uninstall
 from tests.docs.migration import CORES, RIGHTS, Walk, differences, of_users, rights
+from tests.environments.cluster.cluster import AGENT, SYSTEM, TIMES
 from tests.environments.node.node import allowed_cpus
 from tests.environments.waiting import until, until_equal
 from tests.image.build import NAME
 from tests.manifests.guide import shell
 
 if TYPE_CHECKING:
-    from tests.cluster.cluster import Cluster
     from tests.cluster.played_node import PlayedNode
+    from tests.environments.cluster.cluster import Cluster
     from tests.environments.node.node import Container
     from tests.manifests.guide import Shell
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.docs.blocks import blocks, chapter
-from tests.e2e.cluster import wait_until
+from tests.environments.cluster.registered import wait_until
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tests.e2e.cluster import pod_document
+from tests.environments.cluster.registered import pod_document
 from tests.pods import CORES, DEDICATED, LAUNCHER, container
 
 if TYPE_CHECKING:

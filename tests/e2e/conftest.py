@@ -14,9 +14,15 @@ import pytest
 import trustme
 
 from tests.e2e import already_there
-from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
-from tests.e2e.neighbours import Neighbours, add_first, add_sidecar, annotate, serve_neighbours
-from tests.e2e.registration import MAIN, Instance, neighbour, register, unregister
+from tests.environments.cluster.neighbours import (
+    Neighbours,
+    add_first,
+    add_sidecar,
+    annotate,
+    serve_neighbours,
+)
+from tests.environments.cluster.registered import Cluster, Registered, pod_document, wait_until
+from tests.environments.cluster.registration import MAIN, Instance, neighbour, register, unregister
 from tests.environments.process.webhook_process import WebhookProcess, corepin_webhook
 from tests.pods import CORES, container
 

@@ -14,9 +14,9 @@ import yaml
 from pinning.contract import SMTPolicy
 from pinning.pods.claims import MOST_CONTAINERS, read_pod
 from pinning.pods.counted import counts_of, uncounted
-from tests.e2e.cluster import Registered, launcher_document, pod_document, wait_until
 from tests.e2e.conftest import DOWN_OPEN
-from tests.e2e.registration import INSTANCE
+from tests.environments.cluster.registered import Registered, launcher_document, pod_document, wait_until
+from tests.environments.cluster.registration import INSTANCE
 from tests.pods import CORES, CPU_MANAGER, SMT, container
 
 POLICY = Path(__file__).parents[2] / "manifests" / "components" / "counted" / "policy.yaml"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import Cluster, pod_document
+from tests.environments.cluster.registered import Cluster, pod_document
 from tests.pods import CPU_MANAGER, SMT, container
 
 ERRORS = "apiserver_admission_match_condition_evaluation_errors_total"

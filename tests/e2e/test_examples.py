@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.docs.blocks import blocks
-from tests.e2e.cluster import Cluster, Outcome, Registered
+from tests.environments.cluster.registered import Cluster, Outcome, Registered
 from tests.examples import EXAMPLES, Example, ids
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import Settings

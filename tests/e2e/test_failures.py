@@ -10,9 +10,9 @@ import httpx
 import pytest
 import trustme
 
-from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
 from tests.e2e.conftest import DOWN, DOWN_OPEN, DOWN_SHUT, GUARDED, MUTE
-from tests.e2e.registration import INSTANCE, MAIN, Instance, register
+from tests.environments.cluster.registered import Cluster, Registered, pod_document, wait_until
+from tests.environments.cluster.registration import INSTANCE, MAIN, Instance, register
 from tests.environments.process.webhook_process import WebhookProcess, corepin_webhook
 from tests.environments.server.catalog import NEWEST
 from tests.environments.server.start import start_servers

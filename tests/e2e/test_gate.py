@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import Cluster, Registered, launcher_document, pod_document, wait_until
 from tests.e2e.conftest import GATED, PREPARED
-from tests.e2e.registration import INSTANCE
+from tests.environments.cluster.registered import (
+    Cluster,
+    Registered,
+    launcher_document,
+    pod_document,
+    wait_until,
+)
+from tests.environments.cluster.registration import INSTANCE
 from tests.pods import CORES, SMT, container
 
 ISOLATE = {SMT: "isolate"}

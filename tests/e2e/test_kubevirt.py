@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.environments.cluster.registered import Cluster
 
 CONTROLLER = "system:serviceaccount:kubevirt:kubevirt-controller"
 NOT_EQUAL = "domain.cpu.dedicatedCpuPlacement"

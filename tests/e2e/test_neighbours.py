@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.e2e.cluster import Cluster, Registered, launcher_document, pod_document
 from tests.e2e.conftest import ANNOTATED, MESHED
+from tests.environments.cluster.registered import Cluster, Registered, launcher_document, pod_document
 from tests.pods import CORES, container
 
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from pinning.contract import STATUS_TOPOLOGY
-from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
 from tests.e2e.forwarder import Forwarder, forwarding
-from tests.e2e.registration import MAIN, Instance, register
+from tests.environments.cluster.registered import Cluster, Registered, pod_document, wait_until
+from tests.environments.cluster.registration import MAIN, Instance, register
 from tests.environments.process.webhook_process import WebhookProcess, corepin_webhook
 from tests.environments.server.catalog import NEWEST
 from tests.environments.server.start import start_servers

@@ -9,9 +9,15 @@ import pytest
 
 from pinning.contract import QoSClass
 from pinning.pods.qos import pod_amounts, qos_class
-from tests.e2e.cluster import Cluster, Registered, launcher_document, pod_document, wait_until
 from tests.e2e.conftest import CMK, DOWN_OPEN, MESHED
-from tests.e2e.registration import INSTANCE
+from tests.environments.cluster.registered import (
+    Cluster,
+    Registered,
+    launcher_document,
+    pod_document,
+    wait_until,
+)
+from tests.environments.cluster.registration import INSTANCE
 from tests.environments.server.catalog import NEWEST
 from tests.pods import CORES, CPU_MANAGER, container
 

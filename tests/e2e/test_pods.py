@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pinning.contract import GUARDED
-from tests.e2e.cluster import Cluster, launcher_document, pod_document
+from tests.environments.cluster.registered import Cluster, launcher_document, pod_document
 from tests.environments.server.catalog import NEWEST
 from tests.pod_level import ROWS
 from tests.pods import CORES, CPU_MANAGER, SMT, container

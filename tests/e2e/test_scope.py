@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.e2e.cluster import Cluster, Registered, pod_document
+from tests.environments.cluster.registered import Cluster, Registered, pod_document
 from tests.pods import CORES, CPU_MANAGER, container
 
 

@@ -11,16 +11,16 @@ import httpx
 import pytest
 
 from pinning.contract import GUARDED, ISOLATED_CORES
-from tests.e2e.cluster import Cluster, pod_document, wait_until
 from tests.e2e.conftest import OPEN, SHUT
-from tests.e2e.registration import INSTANCE
+from tests.environments.cluster.registered import Cluster, pod_document, wait_until
+from tests.environments.cluster.registration import INSTANCE
 from tests.environments.server.catalog import KUBERNETES, NEWEST
 from tests.pods import CPU_MANAGER, SMT, container
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.e2e.cluster import Registered
+    from tests.environments.cluster.registered import Registered
 
 EDITOR = "editor"
 JSON, MERGE = "application/json", "application/merge-patch+json"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.cluster import Cluster, Registered, pod_document
 from tests.e2e.conftest import CMK, MESHED, PREPARED
-from tests.e2e.registration import INSTANCE
+from tests.environments.cluster.registered import Cluster, Registered, pod_document
+from tests.environments.cluster.registration import INSTANCE
 from tests.pods import CORES, container, token_mount, token_volume
 
 CMK_PODS = Path(__file__).parents[1] / "smt_cluster" / "cmk_pods.yaml"

@@ -9,7 +9,7 @@ import pytest
 from pinning.contract import FAMILIES
 from tests.e2e import already_there
 from tests.e2e.already_there import CRANE, LEAVING, NOT_GUARANTEED, NOT_INJECTED, WRONG_WORD
-from tests.e2e.cluster import Cluster, Outcome, Registered, pod_document
+from tests.environments.cluster.registered import Cluster, Outcome, Registered, pod_document
 from tests.environments.server.catalog import NEWEST
 from tests.pods import CORES, CPU_MANAGER, NUMA, SMT, container
 

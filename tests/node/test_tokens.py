@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.e2e.registration import MAIN, Instance, register, unregister
+from tests.environments.cluster.registration import MAIN, Instance, register, unregister
 from tests.environments.node.node import pod
 from tests.environments.process.webhook_process import corepin_webhook
 from tests.environments.waiting import until

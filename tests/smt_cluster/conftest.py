@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.start import PACKAGES
+from tests.environments.cluster.start import PACKAGES
 from tests.environments.node.containerd import install_packages
 from tests.environments.process.cmk_agent import built
 from tests.environments.server.build import ASSETS, cache_folder

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.cluster.place import KUBELET, RUNTIME, Place
-from tests.cluster.start import _program, _write_network
+from tests.environments.cluster.place import KUBELET, RUNTIME, Place
+from tests.environments.cluster.start import _program, _write_network
 from tests.environments.node import containerd as containers
 from tests.environments.node.containerd import VERSIONS, start_containerd
 from tests.environments.node.kubelet import start_kubelet

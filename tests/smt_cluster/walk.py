@@ -14,9 +14,9 @@ import httpx
 
 from pinning.contract import CRANE_CPU_MANAGER, EXCLUSIVE_CORES, SIDECAR_LIMITS_POD, SMT_POLICY, STATUS_CPUS
 from pinning.machine.cpuset import CPUSet
-from tests.cluster.place import RUNTIME
-from tests.e2e.neighbours import serve_neighbours
-from tests.e2e.registration import neighbour
+from tests.environments.cluster.neighbours import serve_neighbours
+from tests.environments.cluster.place import RUNTIME
+from tests.environments.cluster.registration import neighbour
 from tests.environments.node.containerd import IMAGE
 from tests.environments.server import daemon
 from tests.smt.inside import report, switch

@@ -8,9 +8,18 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.cluster.cluster import Cluster
 from tests.cluster.names import DOMAIN, serve_names
-from tests.cluster.place import CMK_PROGRAMS, CMK_STATE, KUBELET, LOGS, RUNTIME, STATE, Place, node_place
+from tests.environments.cluster.cluster import Cluster
+from tests.environments.cluster.place import (
+    CMK_PROGRAMS,
+    CMK_STATE,
+    KUBELET,
+    LOGS,
+    RUNTIME,
+    STATE,
+    Place,
+    node_place,
+)
 from tests.environments.node.containerd import VERSIONS, _missing, install_packages, start_containerd
 from tests.environments.node.kubelet import start_kubelet
 from tests.environments.server import catalog

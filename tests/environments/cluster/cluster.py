@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.cluster.pods import ISOLATED, isolated, limits_of
+from tests.environments.cluster.pods import ISOLATED, isolated, limits_of
 from tests.environments.node.node import KubeNode
 from tests.environments.waiting import until, until_equal
 

@@ -13,7 +13,7 @@ import yaml
 if TYPE_CHECKING:
     from tests.environments.server.apiserver import ApiServer
 
-REGISTRATION = Path(__file__).parents[2] / "manifests" / "base" / "registration.yaml"
+REGISTRATION = Path(__file__).parents[3] / "manifests" / "base" / "registration.yaml"
 CHECKS = {"pods.validate.corepin.io", "kubevirt.validate.corepin.io"}  # fail closed here, as in `hardened`
 INSTANCE = "e2e.corepin.io/instance"  # the namespace label that says which webhook of the tests serves it
 MAIN = "main"
