@@ -15,20 +15,20 @@ from demo.cluster.steps import NeverReached, Steps
 from demo.cluster.stopping import until_stopped
 from pinning.contract import ISOLATED_CORES
 from tests.environments.cluster.start import PACKAGES
+from tests.environments.guest.guest import GuestMachine, running_guest
+from tests.environments.guest.installed import WORKLOADS, write_overlay
+from tests.environments.guest.setup import EmulatorMissing
+from tests.environments.guest.start import be_patient
 from tests.environments.node.containerd import install_packages
 from tests.environments.server.build import ASSETS, build_missing, cache_folder
 from tests.environments.server.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
 from tests.environments.server.daemon import free_port
 from tests.environments.server.start import require
-from tests.smt.guest import GuestMachine, running_guest
-from tests.smt.setup import EmulatorMissing
-from tests.smt_cluster.installed import WORKLOADS, write_overlay
-from tests.smt_cluster.start import be_patient
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.smt.guest import Guest
+    from tests.environments.guest.guest import Guest
 
 GUEST: Final = "demo.cluster.guest"
 PORT: Final = 443  # of the API server in the machine

@@ -8,9 +8,9 @@ import traceback
 from contextlib import ExitStack
 from typing import Final
 
-from tests.smt.inside import report
-from tests.smt_cluster import machine
-from tests.smt_cluster.start import be_patient, start_node, start_servers
+from tests.environments.guest import machine
+from tests.environments.guest.inside import report
+from tests.environments.guest.start import be_patient, start_node, start_servers
 
 DOOR: Final = "10.0.2.15"  # where QEMU's network expects the machine
 SERVED: Final = "served"  # reported with the credentials of the API server

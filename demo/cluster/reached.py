@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import ISOLATED_CORES
 from tests.environments.cluster.pods import isolated, limits_of
+from tests.environments.guest.cluster import OVERLOADED
+from tests.environments.guest.guest import GuestFailed
+from tests.environments.guest.installed import WORKLOADS
+from tests.environments.guest.machine import NODE
 from tests.environments.server.daemon import plain_environment
-from tests.smt.guest import GuestFailed
-from tests.smt_cluster.cluster import OVERLOADED
-from tests.smt_cluster.installed import WORKLOADS
-from tests.smt_cluster.machine import NODE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.smt.guest import Guest
+    from tests.environments.guest.guest import Guest
 
 BUSY: Final = (*OVERLOADED, "connection refused", "connection reset", "EOF", "failed calling webhook")
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.docs.migration import CORES, cmk_objects
 from tests.environments.cluster.neighbours import serve_neighbours
+from tests.environments.guest.installed import load_cmk_image
 from tests.environments.waiting import until
-from tests.smt_cluster.installed import load_cmk_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,8 +14,8 @@ from pinning.guests.masks import VMSeen, sandbox_masks
 from pinning.guests.threads import guest_id
 from pinning.machine.cpuset import CPUSet, union
 from pinning.planning.run_sets import SandboxSet
+from tests.environments.guest.setup import install
 from tests.shim.machine import VCPUS, boot
-from tests.smt.setup import install
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

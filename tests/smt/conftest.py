@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.environments.guest.guest import Report, boot
 from tests.environments.node.containerd import VERSIONS, _missing, find_programs
 from tests.environments.process.cmk_agent import built
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import KUBELET
-from tests.smt.guest import Report, boot
 
 ISOLATED = "4-7,12-13"
 

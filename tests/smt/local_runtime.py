@@ -13,7 +13,7 @@ from agent.local.pods_dir import PodsDir
 from agent.local.runtime import LocalRuntime, open_local
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
-from tests.smt.inside import SECONDS, report
+from tests.environments.guest.inside import SECONDS, report
 
 if TYPE_CHECKING:
     from agent.interfaces import RuntimeContainer

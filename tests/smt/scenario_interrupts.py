@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.inside import SECONDS, WORK, Node, ask, online, report, running_node, switch
 from tests.environments.node.containerd import VERSIONS
-from tests.smt.inside import SECONDS, WORK, Node, ask, online, report, running_node, switch
 
 IRQ = Path("/proc/irq")
 CONFIG = "reserved: 0-1\nquiet: {interrupts: true}\n"

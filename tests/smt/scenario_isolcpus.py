@@ -6,10 +6,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from pinning.contract import EXCLUSIVE_CORES
-from tests.smt.inside import CPUS, OWNER, WORK, report
+from tests.environments.guest.inside import CPUS, OWNER, WORK, report
 
 if TYPE_CHECKING:
-    from tests.smt.inside import Node
+    from tests.environments.guest.inside import Node
 
 
 def isolated_cores(node: Node) -> None:

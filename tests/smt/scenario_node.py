@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from agent.kernel.sysfs import read_topology
 from pinning.contract import CRANE_CPU_MANAGER
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.inside import OWNER, SECONDS, Node, ask, overlap, report, running_node, switch
 from tests.environments.node.containerd import VERSIONS
-from tests.smt.inside import OWNER, SECONDS, Node, ask, overlap, report, running_node, switch
 from tests.smt.local_runtime import local_runtime
 from tests.smt.scenario_isolcpus import hide_isolated_cores, isolated_cores
 from tests.smt.scenario_static import static_kubelet

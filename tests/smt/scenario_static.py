@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.environments.guest.inside import SECONDS, WORK, ask, report
 from tests.environments.node.containerd import IMAGE
 from tests.environments.node.kubelet import start_kubelet
 from tests.environments.server.build import cache_folder, find
@@ -19,10 +20,9 @@ from tests.environments.vm.pods import SOCKETS, launcher_command, launcher_pod, 
 from tests.environments.vm.seen import see
 from tests.environments.vm.threads import PROC, qemus
 from tests.environments.vm.told import told
-from tests.smt.inside import SECONDS, WORK, ask, report
 
 if TYPE_CHECKING:
-    from tests.smt.inside import Node
+    from tests.environments.guest.inside import Node
 
 NAME: Final = "static"
 CGROUP: Final = "/static"  # of the kubelet; it ends what it does not know below its own

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from pinning.contract import SMT_POLICY
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.inside import SECONDS, WORK, ask, report
 from tests.environments.vm.guests import Guest
 from tests.environments.vm.kata.sandbox import WITHOUT_CPUSET
 from tests.environments.vm.nodes import PERIOD, ContainerdNode, Manifests
 from tests.environments.vm.pods import EXCLUSIVE
 from tests.environments.vm.seen import Seen, see
 from tests.environments.vm.told import told
-from tests.smt.inside import SECONDS, WORK, ask, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.environments.guest.inside import Node
     from tests.environments.vm.threads import Truth
-    from tests.smt.inside import Node
 
 A, UNION = CPUSet.parse("2-3"), CPUSet.parse("2-3,6-7")  # of one container, of both
 

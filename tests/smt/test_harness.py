@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from tests.smt import setup
-from tests.smt.facts import nobodys, owned_twice
-from tests.smt.guest import GuestFailed, Report, _Files, _run, last_lines, read_facts
+from tests.environments.guest import setup
+from tests.environments.guest.facts import nobodys, owned_twice
+from tests.environments.guest.guest import GuestFailed, Report, _Files, _run, last_lines, read_facts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,7 +111,7 @@ def test_start_that_hangs_or_fails_is_noticed(
     guest: str, boots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that exits, or stays silent, before its first program is given up; a slow one is not."""
-    monkeypatch.setattr("tests.smt.guest.SILENT_SECONDS", 5.0 if boots else 1.0)
+    monkeypatch.setattr("tests.environments.guest.guest.SILENT_SECONDS", 5.0 if boots else 1.0)
     files = _Files(tmp_path / "0")
     _run(["sh", "-c", guest.replace("$CONSOLE", str(files.console))], files, seconds=60)
 
@@ -155,7 +155,7 @@ def run_guest(
     folder: Path, monkeypatch: pytest.MonkeyPatch, silent_seconds: float, said: list[str], last: str
 ) -> _Files:
     """Run a machine that boots, says something, and then does what a shell command says."""
-    monkeypatch.setattr("tests.smt.guest.SILENT_SECONDS", silent_seconds)
+    monkeypatch.setattr("tests.environments.guest.guest.SILENT_SECONDS", silent_seconds)
     files = _Files(folder / "0")
     lines = "; ".join(f"echo '{line}' >>{files.console}" for line in ("booted", *said))
     _run(["sh", "-c", f"{lines}; {last}"], files, 60)

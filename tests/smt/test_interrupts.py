@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.guest import GuestMachine, Report, boot
 from tests.environments.node.containerd import VERSIONS, find_programs
 from tests.environments.server.build import cache_folder
-from tests.smt.guest import GuestMachine, Report, boot
 
 pytestmark = pytest.mark.smt
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.facts import cpus, owned_twice, shared, whole_cores
+from tests.environments.guest.guest import Report
 from tests.smt.conftest import ISOLATED
-from tests.smt.facts import cpus, owned_twice, shared, whole_cores
-from tests.smt.guest import Report
 
 ISOLATED_CPUS = CPUSet.parse(ISOLATED)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from tests.smt.facts import (
+from tests.environments.guest.facts import (
     CORES,
     SOCKETS,
     cpus,
@@ -16,7 +16,7 @@ from tests.smt.facts import (
     shared,
     whole_cores,
 )
-from tests.smt.guest import Report
+from tests.environments.guest.guest import Report
 
 KEEPERS = ("keeper-whole", "keeper-three")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.facts import CORES, whole_cores
+from tests.environments.guest.guest import Report
 from tests.environments.vm.seen import Seen
-from tests.smt.facts import CORES, whole_cores
-from tests.smt.guest import Report
 from tests.smt.scenario_vms import UNION, A
 
 

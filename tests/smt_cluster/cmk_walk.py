@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pinning.contract import CMK_INJECTED
-from tests.smt.guest import CHECKOUT
-from tests.smt.inside import report
-from tests.smt_cluster import installed
-from tests.smt_cluster.machine import NODE
-from tests.smt_cluster.start import KUBELET_FILES
+from tests.environments.guest import installed
+from tests.environments.guest.guest import CHECKOUT
+from tests.environments.guest.inside import report
+from tests.environments.guest.machine import NODE
+from tests.environments.guest.start import KUBELET_FILES
 from tests.smt_cluster.walk import corepin, main, passed, roll_out
 
 if TYPE_CHECKING:
-    from tests.smt_cluster.cluster import Cluster
+    from tests.environments.guest.cluster import Cluster
 
 NAMESPACE, AGENT_NAMESPACE = "cmk-namespace", "corepin-agent"
 USERS_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

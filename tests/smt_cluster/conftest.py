@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.environments.cluster.start import PACKAGES
+from tests.environments.guest.guest import GuestMachine, Report, boot
 from tests.environments.node.containerd import install_packages
 from tests.environments.process.cmk_agent import built
 from tests.environments.server.build import ASSETS, cache_folder
-from tests.smt.guest import GuestMachine, Report, boot
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from tests.smt.guest import Report
+from tests.environments.guest.guest import Report
 
 STEPS = ["start", "install", "look", "examples", "hold", "kill", "without_webhook", "uninstall"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.smt_cluster.cluster import is_as_told
-from tests.smt_cluster.installed import WORKLOADS, write_overlay
-from tests.smt_cluster.start import CONTROLLERS
+from tests.environments.guest.cluster import is_as_told
+from tests.environments.guest.installed import WORKLOADS, write_overlay
+from tests.environments.guest.start import CONTROLLERS
 
 PINNED = {"policy": "exclusive", "cpus": "2-3", "pinned": True}
 

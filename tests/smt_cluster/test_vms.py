@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.guest import Report
+from tests.environments.guest.machine import CORES
 from tests.environments.vm.seen import Seen
-from tests.smt.guest import Report
-from tests.smt_cluster.machine import CORES
 
 
 def test_installed_agent_pins_a_machine(walk: Report) -> None:

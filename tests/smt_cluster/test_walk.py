@@ -10,8 +10,8 @@ import yaml
 
 from pinning.contract import EXCLUSIVE_CORES, ISOLATED_CORES, STATUS_CPUS
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from tests.smt.guest import Report
-from tests.smt_cluster.machine import CORES
+from tests.environments.guest.guest import Report
+from tests.environments.guest.machine import CORES
 
 RESERVED, ALL = CORES[0], union(CORES)
 STEPS = ["start", "install", "policies", "live_change", "sidecar", "cmk", "virtual_machine"]

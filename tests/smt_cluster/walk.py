@@ -17,15 +17,15 @@ from pinning.machine.cpuset import CPUSet
 from tests.environments.cluster.neighbours import serve_neighbours
 from tests.environments.cluster.place import RUNTIME
 from tests.environments.cluster.registration import neighbour
+from tests.environments.guest import cluster as view
+from tests.environments.guest import installed, machine
+from tests.environments.guest.cluster import MAIN, Cluster, pod
+from tests.environments.guest.inside import report, switch
+from tests.environments.guest.machine import NODE
+from tests.environments.guest.start import API, KUBELET_FILES, be_patient, start_cluster
+from tests.environments.guest.vms import virtual_machine
 from tests.environments.node.containerd import IMAGE
 from tests.environments.server import daemon
-from tests.smt.inside import report, switch
-from tests.smt_cluster import cluster as view
-from tests.smt_cluster import installed, machine
-from tests.smt_cluster.cluster import MAIN, Cluster, pod
-from tests.smt_cluster.machine import NODE
-from tests.smt_cluster.start import API, KUBELET_FILES, be_patient, start_cluster
-from tests.smt_cluster.vms import virtual_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pinning.machine.cpuset import CPUSet
-from tests.smt.inside import report
+from tests.environments.guest.inside import report
 from tests.smt.wrappers.shared_cpus import shared_cpus
 from tests.smt.wrappers.wrapping_agent import (
     CGROUPS,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from pinning.contract import SHARED_CPUS, SMT_POLICY
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.inside import report
 from tests.pods import CPU_MANAGER
-from tests.smt.inside import report
 from tests.smt.wrappers.wrapping_agent import PROGRAM, cpuset_file, masks
 
 if TYPE_CHECKING:

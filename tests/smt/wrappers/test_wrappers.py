@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pinning.machine.cpuset import CPUSet, union
-from tests.smt.facts import CORES
-from tests.smt.guest import Report
+from tests.environments.guest.facts import CORES
+from tests.environments.guest.guest import Report
 
 
 def parsed(lists: list[str]) -> list[CPUSet]:

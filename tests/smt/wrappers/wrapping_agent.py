@@ -14,8 +14,8 @@ from agent.kernel.cgroupfs import find_hierarchy
 from agent.wrappers.peer import cgroup_of
 from demo.webhook import DemoFailed
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.inside import SECONDS, Agent, report
 from tests.environments.process.cmk_agent import CMKAgent
-from tests.smt.inside import SECONDS, Agent, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable

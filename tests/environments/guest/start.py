@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from tests.environments.cluster.place import KUBELET, RUNTIME, Place
 from tests.environments.cluster.start import _program, _write_network
+from tests.environments.guest.cluster import SECONDS
+from tests.environments.guest.installed import load_cmk_image, load_image
+from tests.environments.guest.machine import NODE, NODE_ADDRESS, SERVICE_ADDRESS
 from tests.environments.node import containerd as containers
 from tests.environments.node.containerd import VERSIONS, start_containerd
 from tests.environments.node.kubelet import start_kubelet
 from tests.environments.server import catalog, daemon
 from tests.environments.server.control_plane import start_control_plane, start_controllers, start_scheduler
-from tests.smt_cluster.cluster import SECONDS
-from tests.smt_cluster.installed import load_cmk_image, load_image
-from tests.smt_cluster.machine import NODE, NODE_ADDRESS, SERVICE_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

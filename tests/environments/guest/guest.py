@@ -16,13 +16,13 @@ from pathlib import Path
 from random import randrange
 from typing import TYPE_CHECKING, Any
 
+from tests.environments.guest.setup import install, virtme_run
 from tests.environments.server.daemon import plain_environment, terminated_with_parent
-from tests.smt.setup import install, virtme_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 SILENT_SECONDS = 180.0  # between two lines of a kernel that starts: less than ten on a busy machine
 BOOTS = 3
 # What a kernel says whose emulated timers have stopped; it may say so every minute of the same grace period.
@@ -290,7 +290,7 @@ def _command(kernel: Path, machine: GuestMachine, files: _Files, kernel_options:
 def _kernel_options(scenario: str) -> str:
     """Return the kernel's command line; what it does not know becomes the environment of the first program."""
     ours = {
-        "init": CHECKOUT / "tests/smt/init.sh",
+        "init": CHECKOUT / "tests/environments/guest/init.sh",
         "CHECKOUT": CHECKOUT,
         "PYTHON": sys.executable,
         "SCENARIO": scenario,

@@ -6,17 +6,17 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import STATUS_CPUS
+from tests.environments.guest.cluster import PODS
+from tests.environments.guest.inside import report
 from tests.environments.node.containerd import IMAGE
 from tests.environments.vm.guests import Guest
 from tests.environments.vm.machines import Machine, SocketsFolder
 from tests.environments.vm.pods import EXCLUSIVE, SOCKETS, launcher_command, launcher_pod, mount_host
 from tests.environments.vm.seen import see
 from tests.environments.vm.threads import PROC, qemus
-from tests.smt.inside import report
-from tests.smt_cluster.cluster import PODS
 
 if TYPE_CHECKING:
-    from tests.smt_cluster.cluster import Cluster
+    from tests.environments.guest.cluster import Cluster
 
 NAME: Final = "virt-launcher-vm"
 GUEST: Final = Guest(2, threads=2, iothreads=("iothread1",))

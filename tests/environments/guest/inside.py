@@ -17,10 +17,10 @@ from cri_api.v1 import api_pb2
 
 from pinning.contract import CRANE_CPU_MANAGER, SMT_POLICY
 from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.guest import PORT
 from tests.environments.node import containerd as containers
 from tests.environments.node.containerd import Containerd, Pod, start_containerd
 from tests.environments.server import daemon
-from tests.smt.guest import PORT
 from tests.smt.starter import started
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.environments.guest.guest import CHECKOUT
 from tests.environments.node.image_archive import add_link, write_archive
-from tests.smt.guest import CHECKOUT
 
 if TYPE_CHECKING:
     from tests.environments.node.containerd import Containerd

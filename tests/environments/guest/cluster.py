@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from pinning.contract import EXCLUSIVE_CORES, ISOLATED_CORES, STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
+from tests.environments.guest.inside import report
+from tests.environments.guest.machine import NODE
 from tests.environments.node.containerd import IMAGE
-from tests.smt.inside import report
-from tests.smt_cluster.machine import NODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
