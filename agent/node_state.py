@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pinning.cmk.pools import Reclaimed, Task
-    from pinning.contract import CPUPolicy, KubeletPolicy, NoiseKind, NUMAMemory, NUMAPolicy, SMTPolicy
+    from pinning.contract import (
+        CPUPolicy,
+        KubeletPolicy,
+        NoiseKind,
+        NUMAMemory,
+        NUMAPolicy,
+        QuietWord,
+        SMTPolicy,
+    )
     from pinning.guests.threads import GuestID
     from pinning.machine.near import DeviceKind
     from pinning.machine.topology import Topology
@@ -74,6 +82,14 @@ class NoiseLevel(NamedTuple):
     since: str = ""  # RFC 3339 in UTC
 
 
+class QuietPart(NamedTuple):
+    """How far something beside interrupts is changed for the quiet CPUs of a node."""
+
+    name: QuietWord
+    reason: str = ""  # why it is not; empty: it is
+    conflicts: tuple[str, ...] = ()  # values that another program keeps changing back
+
+
 @dataclass(frozen=True, slots=True)
 class QuietResult:
     """How far interrupts are kept off the quiet CPUs of a node."""
@@ -83,6 +99,18 @@ class QuietResult:
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
+    parts: tuple[QuietPart, ...] = ()  # those that the operator has asked for
+
+    @property
+    def why_not(self) -> str:
+        """Why the CPUs are not as quiet as asked for; empty if they are."""
+        failed = (f"{part.name}: {part.reason}" for part in self.parts if part.reason)
+        return "; ".join(filter(None, (self.reason, *failed)))
+
+    @property
+    def all_conflicts(self) -> tuple[str, ...]:
+        """What another program keeps changing back."""
+        return (*self.conflicts, *(name for part in self.parts for name in part.conflicts))
 
 
 QUIET_PENDING: Final = "not done yet"  # of a container whose CPUs no round has looked at
@@ -202,9 +230,7 @@ class ContainerState:
     uncounted: str = ""  # what the scheduler does not count of its claim; empty: nothing
     memory: MemoryState | None = None  # None: its pod says nothing about it
     noise: NoiseLevel | None = None  # None: not known
-    quiet: str | None = (
-        None  # why interrupts may use its CPUs; empty: they are kept off; None: it does not ask
-    )
+    quiet: str | None = None  # why its CPUs are not kept quiet; empty: they are; None: it does not ask
     devices: tuple[DeviceKind, ...] = ()  # of one that holds CPUs: known ones, and whether it runs near them
     devices_unknown: str = (
         ""  # why the devices of one that holds CPUs are not known; empty: they are, or it has none

@@ -204,6 +204,12 @@ class NoisePolicy(StrEnum):
     QUIET = "quiet"
 
 
+class QuietWord(StrEnum):
+    """What the agent changes for quiet CPUs beside interrupts, in its state and in messages."""
+
+    WORKQUEUES = "workqueues"
+
+
 class IOThreadsPolicy(StrEnum):
     """I/O threads of a virtual machine (KubeVirt's words)."""
 

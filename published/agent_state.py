@@ -66,14 +66,23 @@ class Reclaimed(Part, frozen=True):
     source: str = ""
 
 
+class QuietPart(Part, frozen=True):
+    """How far something beside interrupts is changed for quiet CPUs."""
+
+    name: str = ""  # a word of `pinning.contract.QuietWord`, or of a later version
+    reason: str = ""  # why it is not; empty: it is
+    conflicts: tuple[str, ...] = ()  # values that another program keeps changing back
+
+
 class Quiet(Part, frozen=True):
-    """How far interrupts are kept off quiet CPUs."""
+    """How far interrupts, and the parts that the operator asked for, are kept off quiet CPUs."""
 
     cpus: str = ""
     reason: str = ""  # why they are not; empty: they are
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
+    parts: tuple[QuietPart, ...] = ()
 
 
 class AgentSets(Sets, frozen=True, kw_only=True):

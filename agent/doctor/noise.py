@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from agent.doctor.check import Check
     from agent.quiet.counters import Row
-    from agent.quiet.noise import Noise, Table, Waited
+    from agent.quiet.noise import Noise, Periodic, Table, Waited
     from pinning.machine.cpuset import CPUSet
 
 _LISTED: Final = 8  # entries of a kind, to keep the output readable
@@ -30,6 +30,7 @@ def noise_checks(
     yield from _entered(noise.waited)
     yield from _waits(noise.waited)
     yield from _unmovable(noise, fixed, exclusive)
+    yield from _periodic(noise.periodic, exclusive, others)
 
 
 def _interrupts(table: Table, managed: frozenset[str], others: CPUSet) -> Iterator[Check]:
@@ -71,7 +72,8 @@ def _kernel_threads(movable: Counter[str], others: CPUSet) -> Iterator[Check]:
     workers = [name for name in by_count if name.startswith(UNBOUND_WORKERS)]
     if workers:
         remedy = (
-            f"keep unbound workqueues to CPUs {others} with the mask /sys/devices/virtual/workqueue/cpumask"
+            f"keep unbound workqueues to CPUs {others} with the mask /sys/devices/virtual/workqueue/cpumask, or have the"
+            " agent do it (quiet.workqueues: true, for pods under noise-policy: quiet)"
         )
         yield finding(subject, f"{len(workers)} workers of unbound workqueues ran", remedy)
     rest = [name for name in by_count if not name.startswith(UNBOUND_WORKERS)]
@@ -131,6 +133,20 @@ def _unmovable(noise: Noise, fixed: Counter[str], exclusive: CPUSet) -> Iterator
         yield ok(subject, f"softirqs: {listed}", boot)
     if fixed:
         yield ok(subject, f"threads of the kernel that serve one CPU: {_names(fixed)}", boot)
+
+
+def _periodic(periodic: Periodic, exclusive: CPUSet, others: CPUSet) -> Iterator[Check]:
+    """Yield settings of the whole node, which corepin does not touch."""
+    subject = "periodic work"
+    if periodic.stat_interval is not None:
+        remedy = "sysctl vm.stat_interval=120 makes that rarer, on every CPU of the node: its statistics are then older"
+        message = (
+            f"the kernel updates statistics of memory every {periodic.stat_interval} s (vm.stat_interval)"
+        )
+        yield ok(subject, message, remedy)
+    if periodic.watchdog:
+        remedy = f"echo {others} > /proc/sys/kernel/watchdog_cpumask: lockups of CPUs {exclusive} are then not found"
+        yield ok(subject, f"the watchdog checks CPUs {periodic.watchdog}", remedy)
 
 
 def _names(names: Counter[str]) -> str:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.doctor.check import Check
-    from published.agent_state import Quiet
+    from published.agent_state import Quiet, QuietPart
 
 
 def quiet_checks(quiet: Quiet | None) -> Iterator[Check]:
@@ -22,6 +22,20 @@ def quiet_checks(quiet: Quiet | None) -> Iterator[Check]:
         message = f"the kernel alone places {', '.join(quiet.managed)}, which may use CPUs {quiet.cpus}"
         remedy = "submit I/O to these devices from other CPUs: such an interrupt comes to the CPU that submitted the I/O"
         yield ok("managed interrupts", message, remedy)
+    for part in quiet.parts:
+        yield from _part(part, quiet.cpus)
+
+
+def _part(part: QuietPart, cpus: str) -> Iterator[Check]:
+    subject = "quiet parts"
+    for name in part.conflicts:
+        remedy = "stop it (TuneD, a script of the node), or let it leave out these CPUs"
+        yield finding(subject, f"another program keeps changing {name} back to CPUs {cpus}", remedy)
+    if part.reason and not part.conflicts:
+        remedy = "do what the message says; the agent tries again with each of its rounds"
+        yield finding(subject, f"{part.name} are not kept off CPUs {cpus}: {part.reason}", remedy)
+    if not part.reason:
+        yield ok(subject, f"{part.name} are kept off CPUs {cpus}")
 
 
 def _moved(quiet: Quiet) -> Iterator[Check]:

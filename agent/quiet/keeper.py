@@ -1,48 +1,89 @@
-"""One round of keeping interrupts off quiet CPUs: irqbalance's ban first, then interrupts, and backwards afterwards."""
+"""One round of keeping CPUs quiet: irqbalance's ban first, then interrupts, then the other parts."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
-from agent.node_state import QuietResult
+from agent.node_state import QuietPart, QuietResult
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.interrupts import Quiet, hindrance
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.quiet.balancer import Balancer, Told
     from agent.quiet.interrupt_interface import Interrupts
     from agent.quiet.mover import InterruptMover
+    from agent.quiet.part import Part
+    from pinning.contract import QuietWord
 
 IRQBALANCE: Final = "CPUs that irqbalance must not use"  # a list, among the conflicts
+NO_PARTS: Final[Mapping[QuietWord, Part]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
 
 class QuietKeeper:
-    """Interrupts and irqbalance of a node; called from one thread at a time."""
+    """Interrupts, irqbalance and other parts of a node; called from one thread at a time.
 
-    def __init__(self, interrupts: Interrupts, mover: InterruptMover, balancer: Balancer) -> None:
+    `why_still` says why interrupts are not moved, and is empty if they are; `parts` are what else changes, by name.
+    """
+
+    def __init__(
+        self,
+        interrupts: Interrupts,
+        mover: InterruptMover,
+        balancer: Balancer,
+        parts: Mapping[QuietWord, Part] = NO_PARTS,
+        why_still: str = "",
+    ) -> None:
         self._interrupts = interrupts
         self._mover = mover
         self._balancer = balancer
+        self._parts = parts
+        self._why_still = why_still
         self._banned = EMPTY  # for which CPUs irqbalance was asked last
         self.has_settled = True  # the last round moved nothing, and irqbalance acts by its ban
 
     @property
     def is_idle(self) -> bool:
         """Return whether nothing is changed on this node, so that no round is needed without quiet CPUs."""
-        return not (self._mover.has_taken or self._balancer.has_banned)
+        return not (self._has_moved or any(part.has_taken for part in self._parts.values()))
+
+    @property
+    def _has_moved(self) -> bool:
+        """Return whether interrupts or irqbalance's ban have to be restored."""
+        return self._mover.has_taken or self._balancer.has_banned
 
     def round(self, cpus: CPUSet) -> QuietResult | None:
-        """Keep interrupts off CPUs; None if the machine changed while it was read, and a round is due again."""
+        """Keep CPUs quiet; None if the machine changed while it was read, and a round is due again."""
+        self.has_settled = True
+        if self._why_still and not self._has_moved:
+            result: QuietResult | None = QuietResult(cpus, self._why_still)
+        else:
+            result = self._move_interrupts(cpus)
+        if result is None:
+            return None
+        parts = (self._part_round(name, part, cpus) for name, part in self._parts.items())
+        return replace(result, parts=tuple(filter(None, parts)))
+
+    def _part_round(self, name: QuietWord, part: Part, cpus: CPUSet) -> QuietPart | None:
+        """Return what a part came to; an error of one does not keep the others from their work."""
+        try:
+            return part.round(Quiet(cpus, self._interrupts.online()))
+        except AgentError as error:
+            return QuietPart(name, str(error))
+
+    def _move_interrupts(self, cpus: CPUSet) -> QuietResult | None:
         try:
             quiet = Quiet(cpus, self._interrupts.online())
-            reason = hindrance(quiet)
+            reason = self._why_still or hindrance(quiet)
             if reason:
                 quiet = Quiet(EMPTY, quiet.online)
-            self.has_settled = True
             told = self._tell(quiet.cpus | self._banned)
             moved = self._mover.round(quiet, may_take=not told.reason, is_settled=told.is_settled)
             self.has_settled = told.is_settled and not self._mover.has_moved
@@ -61,13 +102,14 @@ class QuietKeeper:
         return QuietResult(cpus, why, moved.managed, conflicts, told.reason)
 
     def restore(self) -> bool:
-        """Give interrupts and irqbalance what they had before; return whether nothing is left to restore."""
+        """Give everything what it had before; return whether nothing is left to restore."""
         is_done = True
-        for restore in (self._mover.restore, self._balancer.restore):
+        parts = (part.restore for part in self._parts.values())
+        for restore in (*parts, self._mover.restore, self._balancer.restore):
             try:
                 is_done = restore() and is_done
             except AgentError as error:
-                logger.warning("interrupts not restored", extra={"facts": {"reason": str(error)}})
+                logger.warning("quiet CPUs not restored", extra={"facts": {"reason": str(error)}})
                 is_done = False
         return is_done and self.is_idle
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from agent.quiet.counters import Row, growth, rows
 from agent.quiet.cpu_counts import read_table
 from agent.quiet.owners import find_owners
 from agent.quiet.thread_times import NO_THREADS, read_threads
+from pinning.errors import BadCPUList
+from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -17,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.quiet.thread_times import Threads
-    from pinning.machine.cpuset import CPUSet
 
+_MOST_SETTING: Final = 2**14  # bytes; a list of CPUs is the longest
 Table: TypeAlias = tuple[Row, ...] | str  # or why it is unknown
 Result = TypeVar("Result")
 
@@ -33,6 +36,16 @@ class Waited(NamedTuple):
     entered: Counter[str]  # names of processes started in it from outside
 
 
+class Periodic(NamedTuple):
+    """Settings of the kernel by which it works on every CPU from time to time; None: not known."""
+
+    stat_interval: int | None = None  # seconds between two updates of memory statistics
+    watchdog: CPUSet | None = None  # exclusive CPUs that the watchdog checks; empty: none
+
+
+NOT_KNOWN: Final = Periodic()
+
+
 @dataclass(frozen=True, slots=True)
 class Noise:
     """Noise counted on exclusive CPUs."""
@@ -42,6 +55,7 @@ class Noise:
     waited: Mapping[str, Waited] = field(default_factory=dict)  # by namespace/pod/container
     # interrupts whose affinity the kernel does not let anyone write, where it shows that (Linux 6.12)
     managed: frozenset[str] = frozenset()
+    periodic: Periodic = NOT_KNOWN
 
 
 def measure(
@@ -65,7 +79,25 @@ def measure(
     }
     grown = _growth(earlier[0], later[0])
     numbers = () if isinstance(grown, str) else (row.name for row in grown if row.is_device)
-    return Noise(grown, _growth(earlier[1], later[1]), waited, _managed(proc, numbers)), result
+    softirqs_grown = _growth(earlier[1], later[1])
+    return Noise(grown, softirqs_grown, waited, _managed(proc, numbers), _periodic(proc, cpus)), result
+
+
+def _periodic(proc: Path, cpus: CPUSet) -> Periodic:
+    """Return the settings in /proc/sys; what cannot be read is not known."""
+    stat_interval = watchdog = None
+    with suppress(OSError, ValueError):
+        stat_interval = int(_text(proc / "sys/vm/stat_interval"))
+    with suppress(OSError, ValueError, BadCPUList):
+        is_on = int(_text(proc / "sys/kernel/watchdog"))
+        watchdog = CPUSet.parse(_text(proc / "sys/kernel/watchdog_cpumask")) & cpus if is_on else EMPTY
+    return Periodic(stat_interval, watchdog)
+
+
+def _text(file: Path) -> str:
+    """Return the start of a file: a setting is a line."""
+    with file.open("rb") as opened:
+        return opened.read(_MOST_SETTING).decode("ascii", "replace")
 
 
 def _managed(proc: Path, numbers: Iterable[str]) -> frozenset[str]:

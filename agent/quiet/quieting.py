@@ -1,4 +1,4 @@
-"""Keeps interrupts off quiet CPUs after each pass that changed them, and checks them from time to time.
+"""Keeps CPUs quiet after each pass that changed which they are, and checks them from time to time.
 
 It works in a thread of its own, so that neither a slow kernel file nor an irqbalance that does not answer holds up a
 pass. The thread is a daemon: an agent that stops does not wait for it, and the next agent goes on from what is saved.
@@ -34,7 +34,7 @@ REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
 MOST_PROMPT: Final = 6  # rounds in a row whose cost does not delay the next one
 NO_COMPONENT: Final = "the node's interrupts are not mounted: install the component quiet"
 LEFT: Final = (
-    "an earlier agent moved interrupts off quiet CPUs, and the node's interrupts are not mounted any more:"
+    "an earlier agent moved interrupts or workqueues off quiet CPUs, and the node's files are not mounted any more:"
     " install the component quiet again, or restart the node"
 )
 SWITCHED_OFF: Final = "the agents' configuration does not say quiet.interrupts: true"
@@ -52,7 +52,7 @@ class Quieting:
         self._keeper = keeper
         self._is_left = is_left  # an earlier agent's changes that cannot be undone without a keeper
         if is_left:
-            logger.warning("interrupts not restored", extra={"facts": {"reason": LEFT}})
+            logger.warning("quiet CPUs not restored", extra={"facts": {"reason": LEFT}})
         self._reason = reason  # why no CPU is kept quiet, by configuration
         self._wanted: tuple[CPUSet, CPUSet] | None = None  # quiet and online CPUs of the last state
         self._changed = asyncio.Event()
@@ -84,7 +84,7 @@ class Quieting:
     def _why_not(self, state: NodeState, quiet: CPUSet) -> str:
         if self._reason or state.observes:
             return self._reason or OBSERVES
-        return self._result.reason if quiet <= self._result.cpus else self._result.reason or QUIET_PENDING
+        return self._result.why_not if quiet <= self._result.cpus else self._result.why_not or QUIET_PENDING
 
     def _node_result(self) -> QuietResult | None:
         """Return None where the operator has not asked for it: such a node gets no condition."""
@@ -140,12 +140,12 @@ class Quieting:
     def _show(self, result: QuietResult, changed: Callable[[], None]) -> None:
         if result == self._result:
             return
-        if result.reason != self._result.reason:
-            facts = {"cpus": str(result.cpus), "reason": result.reason}
-            if result.reason:
-                logger.warning("interrupts may use quiet CPUs", extra={"facts": facts})
+        if result.why_not != self._result.why_not:
+            facts = {"cpus": str(result.cpus), "reason": result.why_not}
+            if result.why_not:
+                logger.warning("CPUs not as quiet as asked for", extra={"facts": facts})
             else:
-                logger.info("interrupts kept off quiet CPUs", extra={"facts": facts})
+                logger.info("CPUs kept quiet", extra={"facts": facts})
         self._result = result
         changed()
 

@@ -220,12 +220,12 @@ def _plugins(state: NodeState) -> Condition:
 
 
 def _noise(quiet: QuietResult) -> Condition:
-    if not quiet.conflicts:
+    if not quiet.all_conflicts:
         message = "no other program undoes what keeps CPUs quiet"
         return Condition(NOISE_CONDITION, "False", "NoConflict", message)
     message = (
         f"another program changed these back three times, and they are left alone until ten minutes passed without"
-        f" that: {', '.join(quiet.conflicts)}: stop it, or let it ban CPUs {quiet.cpus}"
+        f" that: {', '.join(quiet.all_conflicts)}: stop it, or let it ban CPUs {quiet.cpus}"
     )
     return Condition(NOISE_CONDITION, "True", "InterruptsMovedBack", message[:LONGEST_MESSAGE])
 

@@ -20,6 +20,7 @@ from published.agent_state import (
     NamedRefusal,
     Pod,
     Quiet,
+    QuietPart,
     Reclaimed,
     Task,
 )
@@ -98,6 +99,7 @@ def _quiet(result: QuietResult) -> Quiet:
         managed=result.managed,
         conflicts=result.conflicts,
         irqbalance=result.irqbalance,
+        parts=tuple(QuietPart(name=it.name, reason=it.reason, conflicts=it.conflicts) for it in result.parts),
     )
 
 

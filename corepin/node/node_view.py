@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from drawing.picture import Picture
-    from published.agent_state import Pod
+    from published.agent_state import Pod, Quiet
     from published.node_pools import Sets
     from published.pod_status import Applied, Container, Execs, Machine, Noise
 
@@ -181,7 +181,7 @@ def _disturbances(container: Container) -> Iterator[str]:
     if container.quiet:
         yield "interrupts kept off"
     if container.not_quiet:
-        yield f"interrupts may use its CPUs: {container.not_quiet}"
+        yield f"not kept quiet: {container.not_quiet}"
     if container.noise:
         yield from _noise(container.noise)
     if container.execs:
@@ -258,8 +258,16 @@ def _troubles(state: AgentState) -> Iterator[str]:
     for conflict in state.conflicts:
         cause = f"another program rewrote its CPUs {conflict.rewrites} times, and the agent leaves them so for now"
         yield f"{conflict.container}: {cause}: stop that program (`corepin doctor` names candidates)"
-    for name in state.quiet.conflicts if state.quiet else ():
-        cause = "another program moved it back three times, and the agent leaves it so for now"
-        yield f"interrupt {name}: {cause}: stop that program, or ban the quiet CPUs in its configuration"
+    yield from _undone(state.quiet) if state.quiet else ()
     for name in state.failures:
         yield f"{name}: its CPUs could not be set, and the agent tries again: see its log"
+
+
+def _undone(quiet: Quiet) -> Iterator[str]:
+    """Yield what another program keeps changing back on quiet CPUs."""
+    for name in quiet.conflicts:
+        cause = "another program moved it back three times, and the agent leaves it so for now"
+        yield f"interrupt {name}: {cause}: stop that program, or ban the quiet CPUs in its configuration"
+    for name in (it for part in quiet.parts for it in part.conflicts):
+        cause = "another program changed it back three times, and the agent leaves it so for now"
+        yield f"{name}: {cause}: stop that program"

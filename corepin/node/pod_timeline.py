@@ -213,7 +213,7 @@ def _proofs(status: PodStatus) -> Iterator[Entry]:
             message = f"the kernel keeps {whom} on CPUs {applied.cpus}, {path}"
             yield Entry(applied.time, "proof", message + _window(applied.window_seconds))
         if container.not_quiet:
-            yield Entry("", "proof", f"interrupts may use the CPUs of {name}: {container.not_quiet}")
+            yield Entry("", "proof", f"the CPUs of {name} are not kept quiet: {container.not_quiet}")
         if noise := container.noise:
             yield Entry(noise.since, "proof", f"{name} is disturbed on its CPUs: {noise_words(noise.kind)}")
     if machine := status.vm:

@@ -86,6 +86,8 @@ def add_parser(
 def _add_quiet_flags(parser: argparse.ArgumentParser) -> None:
     irq = "the host's /proc/irq, writable, to keep interrupts off the CPUs of pods that ask for it; default: off"
     add_optional_flag(parser, "--irq", "DIR", irq)
+    masks = "the host's /sys/devices/virtual/workqueue, writable, with --irq to keep workqueues off too; default: off"
+    add_optional_flag(parser, "--workqueues", "DIR", masks)
     add_flag(parser, "--irqbalance", "DIR", "where the host's irqbalance has its socket", IRQBALANCE)
 
 
@@ -158,6 +160,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             debugfs=Path(args.debugfs),
             interrupts=Path(args.interrupts),
             irq=_path(args.irq),
+            workqueues=_path(args.workqueues),
             irqbalance=Path(args.irqbalance),
             kubelet_cgroup_root=args.kubelet_cgroup_root,
             nri=parse_nri(args.nri),

@@ -73,7 +73,7 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
     if container and container.uncounted:
         yield Fact("Not counted", container.uncounted)
     if container and container.not_quiet:
-        yield Fact("Not quiet", f"interrupts may use its CPUs: {container.not_quiet}"[:MOST_MESSAGE])
+        yield Fact("Not quiet", container.not_quiet[:MOST_MESSAGE])
     if container and container.noise:
         words, since = noise_words(container.noise.kind), container.noise.since
         yield Fact("Noise", f"{words} since {since}"[:MOST_MESSAGE])

@@ -108,8 +108,14 @@ class NodeConfig:
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
     noise_limits: tuple[tuple[NoiseKind, float], ...] = ()  # in a second; what has none is never reported
     quiet_interrupts: bool = False  # keep interrupts off the CPUs of containers under `quiet`
+    quiet_workqueues: bool = False  # keep unbound workqueues off these CPUs
     tells_irqbalance: bool = True  # of quiet CPUs; False: the operator has configured it
     kubelet_binds_memory: bool = False  # detected by the agent: the kubelet's Memory Manager policy is Static
+
+    @property
+    def keeps_quiet(self) -> bool:
+        """Return whether anything is changed for containers under `quiet`."""
+        return self.quiet_interrupts or self.quiet_workqueues
 
 
 DEFAULT = NodeConfig()
@@ -136,7 +142,7 @@ KEYS = (
     "noise",
     "quiet",
 )
-QUIET_KEYS = ("interrupts", "irqbalance")
+QUIET_KEYS = ("interrupts", "workqueues", "irqbalance")
 MOST_RATE: Final = 10**9  # in a second
 POOL_KEYS = ("exclusive_cores", "shared_cores", "exclusive_non_isolcpus", "exclusive_mode", "shared_mode")
 
@@ -167,6 +173,7 @@ def read_node_config(given: object) -> NodeConfig:
         pools=_read_pools(keys.value("pools")),
         noise_limits=_read_noise(keys.value("noise")),
         quiet_interrupts=quiet.flag("interrupts"),
+        quiet_workqueues=quiet.flag("workqueues"),
         tells_irqbalance=quiet.word("irqbalance", Irqbalance.TELL) is Irqbalance.TELL,
     )
 

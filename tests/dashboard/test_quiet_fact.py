@@ -11,6 +11,6 @@ from published.pod_status import Container
 def test_the_reason_is_a_fact() -> None:
     """Of a container whose interrupts are kept off there is none."""
     owner = Owner(policy="exclusive", cpus="1-2")
-    fact = Fact("Not quiet", "interrupts may use its CPUs: no irqbalance")
+    fact = Fact("Not quiet", "no irqbalance")
     assert fact in facts(owner, Container(policy="exclusive", not_quiet="no irqbalance"))
     assert not any(it.term == "Not quiet" for it in facts(owner, Container(policy="exclusive")))

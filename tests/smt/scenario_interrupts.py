@@ -14,7 +14,8 @@ from tests.environments.guest.inside import SECONDS, WORK, Node, ask, online, re
 from tests.environments.node.containerd import VERSIONS
 
 IRQ = Path("/proc/irq")
-CONFIG = "reserved: 0-1\nquiet: {interrupts: true}\n"
+WORKQUEUES = Path("/sys/devices/virtual/workqueue")
+CONFIG = "reserved: 0-1\nquiet: {interrupts: true, workqueues: true}\n"
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 QUIET = {**EXCLUSIVE, f"{NOISE_POLICY}/pod": "quiet"}
 REQUESTS = 200
@@ -26,7 +27,8 @@ def main() -> None:
     report("boot", kernel=os.uname().release)
     with running_node(VERSIONS[-1]) as node:
         (WORK / "config.yaml").write_text(CONFIG)
-        node.agent.arguments += ["--irq", str(IRQ), "--config", str(WORK / "config.yaml")]
+        node.agent.arguments += ["--irq", str(IRQ), "--workqueues", str(WORKQUEUES)]
+        node.agent.arguments += ["--config", str(WORK / "config.yaml")]
         node.agent.start()
         node.add("hot", 2, EXCLUSIVE)
         node.settle()
@@ -60,6 +62,14 @@ def affinities() -> dict[str, str]:
 def default_affinity() -> CPUSet:
     """Return where an interrupt fires that is requested later."""
     return CPUSet.of_mask(int((IRQ / "default_smp_affinity").read_text().replace(",", ""), 16))
+
+
+def masks() -> dict[str, str]:
+    """Return the CPUs of unbound workqueues by file."""
+    files = [WORKQUEUES / "cpumask", *sorted(WORKQUEUES.glob("*/cpumask"))]
+    return {
+        str(file.relative_to(WORKQUEUES)): str(CPUSet.parse_mask(file.read_text().strip())) for file in files
+    }
 
 
 def counts() -> dict[str, dict[str, int]]:
@@ -98,6 +108,7 @@ def tell(step: str, cpus: CPUSet, use: str = "") -> None:
         fired={name: row for name, row in fired.items() if row},
         affinities=affinities(),
         default=str(default_affinity()),
+        masks=masks(),
         quiet=(ask() or {}).get("quiet"),
     )
 
@@ -146,6 +157,21 @@ def load_a_driver(cpus: CPUSet) -> None:
     report("loaded", new={number: affinities()[number] for number in now - numbers})
 
 
+def inodes() -> dict[str, int]:
+    """Return what tells an interrupt from a later one with its number."""
+    return {entry.name: entry.stat().st_ino for entry in Path("/sys/kernel/irq").iterdir()}
+
+
+def reload_a_driver() -> None:
+    """Free interrupts whose numbers the agent knows, and request them again."""
+    before = inodes()
+    subprocess.run(["modprobe", "-r", "virtio_rng"], check=True)
+    freed = before.keys() - inodes().keys()
+    subprocess.run(["modprobe", "virtio_rng"], check=True)
+    after = inodes()
+    report("reloaded", freed={number: [before[number], after.get(number)] for number in freed})
+
+
 def off_and_on(cpus: CPUSet) -> None:
     """Take the only CPU of all interrupts offline, so that the kernel spreads them over all others, and bring it back."""
     for number in affinities():
@@ -184,7 +210,9 @@ def ended(node: Node, originals: dict[str, str]) -> None:
     """End the pod: what was taken is given back."""
     node.remove("hot")
     until_original(originals)
-    report("ended", affinities=affinities(), originals=originals, default=str(default_affinity()))
+    report(
+        "ended", affinities=affinities(), originals=originals, default=str(default_affinity()), masks=masks()
+    )
 
 
 def until_original(originals: dict[str, str]) -> None:
@@ -206,6 +234,7 @@ def reset(node: Node, originals: dict[str, str]) -> None:
     node.settle()
     until_off(CPUSet.parse(node.cpuset("again")))
     report("taken", affinities=affinities())
+    reload_a_driver()
     node.agent.kill()
     node.agent.starter.send([*node.agent.arguments, "--reset"])
     node.agent.starter.recv()
@@ -216,6 +245,7 @@ def reset(node: Node, originals: dict[str, str]) -> None:
         affinities=affinities(),
         originals=originals,
         default=str(default_affinity()),
+        masks=masks(),
         left=sorted(path.name for path in (WORK / "state").iterdir()),
     )
 

@@ -54,6 +54,7 @@ def assert_quiet(counted: dict[str, Any]) -> None:
     assert fired(counted, on_pod=True) == {}
     assert sum(fired(counted, on_pod=False).values()) >= 100  # the devices were in use
     assert CPUSet.parse(counted["default"]).isdisjoint(CPUSet.parse(counted["cpus"]))
+    assert all(CPUSet.parse(it).isdisjoint(CPUSet.parse(counted["cpus"])) for it in counted["masks"].values())
 
 
 def test_interrupts_reach_exclusive_cpus(quiet: Report) -> None:
@@ -62,6 +63,7 @@ def test_interrupts_reach_exclusive_cpus(quiet: Report) -> None:
 
     assert sum(fired(before, on_pod=True).values()) >= 100
     assert CPUSet.parse(before["default"]) == CPUSet(range(6))
+    assert before["masks"]["cpumask"] == before["masks"]["writeback/cpumask"] == "0-5"
 
 
 def test_none_fires_on_quiet_cpus(quiet: Report) -> None:
@@ -103,13 +105,19 @@ def test_affinities_are_back_when_the_pod_ends(quiet: Report) -> None:
 
     assert {number: ended["affinities"][number] for number in ended["originals"]} == ended["originals"]
     assert CPUSet.parse(ended["default"]) == CPUSet(range(6))
+    assert ended["masks"] == step(quiet, "before")["masks"]
 
 
 def test_affinities_are_back_after_kill_and_reset(quiet: Report) -> None:
     """A reset restores the affinities of a killed agent from its records on disk."""
     taken, reset = moved(quiet.one("taken")["affinities"]), quiet.one("reset")
+    freed = quiet.one("reloaded")["freed"]
 
     assert taken != {number: reset["affinities"][number] for number in taken}
+    assert reset["masks"] == step(quiet, "before")["masks"]
+    assert freed  # with their numbers requested again, by interrupts with other inodes
+    assert all(later and later != before for before, later in freed.values())
+    assert {CPUSet.parse(reset["affinities"][number]) for number in freed} == {CPUSet(range(6))}
     assert reset["status"] == 0
     assert {number: reset["affinities"][number] for number in reset["originals"]} == reset["originals"]
     assert CPUSet.parse(reset["default"]) == CPUSet(range(6))

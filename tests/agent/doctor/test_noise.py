@@ -11,13 +11,14 @@ import pytest
 from agent.doctor.check import Verdict
 from agent.doctor.checks import ForeignThreads, examine
 from agent.quiet.counters import Row
-from agent.quiet.noise import Noise, Waited
+from agent.quiet.noise import Noise, Periodic, Waited
+from pinning.machine.cpuset import CPUSet
 from tests.agent.doctor.nodes import FINE
 
 if TYPE_CHECKING:
     from agent.doctor.check import Check
 
-SUBJECTS = {"interrupts", "kernel threads", "exec", "waiting", "not movable"}
+SUBJECTS = {"interrupts", "kernel threads", "exec", "waiting", "not movable", "periodic work"}
 QUIET = Noise(interrupts=(), softirqs=())
 
 
@@ -74,6 +75,21 @@ def test_movable_source_is_a_finding(
     found = [it for it in checks(replace(QUIET, **noise), movable=threads) if it.verdict is Verdict.FINDING]
 
     assert [message in it.message and remedy in it.remedy for it in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("periodic", "messages"),
+    [
+        pytest.param(Periodic(), [], id="not known"),
+        pytest.param(Periodic(1, CPUSet()), ["every 1 s (vm.stat_interval)"], id="no watchdog"),
+        pytest.param(Periodic(None, CPUSet([2])), ["the watchdog checks CPUs 2"], id="watchdog"),
+    ],
+)
+def test_periodic_work_is_told_and_no_finding(periodic: Periodic, messages: list[str]) -> None:
+    """These settings are the node's: the line shows them with their price."""
+    found = [it for it in checks(replace(QUIET, periodic=periodic)) if it.subject == "periodic work"]
+    assert [text in it.message for it, text in zip(found, messages, strict=True)] == [True] * len(messages)
+    assert {it.verdict for it in found} <= {Verdict.OK}
 
 
 def test_immovable_sources_are_counted() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from agent.doctor.checks import examine
 from agent.doctor.facts import agent_facts
 from agent.doctor.quiet import quiet_checks
+from agent.node_state import QuietPart as PartResult
 from agent.node_state import QuietResult
 from agent.serve.state_json import agent_state
+from pinning.contract import QuietWord
 from pinning.machine.cpuset import CPUSet
-from published.agent_state import Quiet
+from published.agent_state import Quiet, QuietPart
 from tests.agent.doctor.nodes import AGENT, FINE
 from tests.agent.states import state_of
 
@@ -74,3 +77,26 @@ def test_checks_are_made_from_the_agents_state() -> None:
     checks = examine(replace(FINE, agent=replace(AGENT, quiet=quiet)))
     assert [check.verdict for check in checks if check.subject == "quiet CPUs"] == ["finding"]
     assert not [check for check in examine(FINE) if check.subject == "quiet CPUs"]
+
+
+@pytest.mark.parametrize(
+    ("part", "verdict", "message"),
+    [
+        pytest.param({}, "ok", "workqueues are kept off CPUs 2", id="done"),
+        pytest.param({"reason": "busy"}, "finding", "workqueues are not kept off CPUs 2: busy", id="refused"),
+        pytest.param(
+            {"reason": "another program", "conflicts": ("the mask",)},
+            "finding",
+            "another program keeps changing the mask back to CPUs 2",
+            id="conflict",
+        ),
+    ],
+)
+def test_parts_beside_interrupts_have_their_checks(part: Any, verdict: str, message: str) -> None:
+    """Each is a line of its own, made from the agent's state."""
+    result = QuietResult(CPUSet([2]), parts=(PartResult(QuietWord.WORKQUEUES, **part),))
+    quiet = agent_state(replace(state_of(), quiet=result)).quiet
+    assert quiet
+    assert quiet.parts == (QuietPart(name="workqueues", **part),)
+    _, check = quiet_checks(quiet)
+    assert (check.subject, check.verdict, check.message) == ("quiet parts", verdict, message)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from agent.node_state import QuietResult
+from agent.errors import AgentError, Unavailable
+from agent.node_state import QuietPart, QuietResult
 from agent.quiet import balancer, taken
 from agent.quiet.balancer import Balancer
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.keeper import QuietKeeper
 from agent.quiet.mover import InterruptMover
+from agent.quiet.part import Part
 from agent.quiet.taken import TakenStore
 from agent.reconcile.restorable import Restorable
+from pinning.contract import QuietWord
+from pinning.machine.interrupts import Quiet
 from tests.agent.quiet.fakes import FakeInterrupts, FakeIrqbalance, cpus
 
 
@@ -26,12 +31,17 @@ class Whole:
         self.daemon = FakeIrqbalance()
         self.order: list[str] = []
         self.now = 0.0
-        mover = InterruptMover(
+        self.mover = InterruptMover(
             self.kernel, TakenStore(Restorable(folder / taken.FILE, "boot")), lambda: self.now
         )
-        tells = Balancer(self.daemon, Restorable(folder / balancer.FILE, "boot"), lambda: self.now)
-        self.keeper = QuietKeeper(self.kernel, mover, tells)
+        self.tells = Balancer(self.daemon, Restorable(folder / balancer.FILE, "boot"), lambda: self.now)
+        self.keeper = QuietKeeper(self.kernel, self.mover, self.tells)
         self.daemon.order = self.kernel.order = self.order
+
+    def with_part(self, part: object, why_still: str = "") -> None:
+        """Start another keeper, which has a part beside interrupts."""
+        parts = {QuietWord.WORKQUEUES: cast("Part", part)}
+        self.keeper = QuietKeeper(self.kernel, self.mover, self.tells, parts, why_still)
 
     def round(self, quiet: str) -> QuietResult | None:
         """Run one round."""
@@ -93,6 +103,82 @@ def test_first_reason_of_a_round_is_reported(whole: Whole) -> None:
     result = whole.round("4-5")
     assert result
     assert result.reason == result.irqbalance == "irqbalance runs and cannot be asked: no answer in time"
+
+
+class FakePart:
+    """A part whose answers the test sets (interface `Part`)."""
+
+    def __init__(self) -> None:
+        self.has_taken = False
+        self.asked: list[str] = []
+        self.answer: QuietPart | AgentError | None = QuietPart(QuietWord.WORKQUEUES)
+        self.is_restored = True
+
+    def round(self, quiet: Quiet) -> QuietPart | None:
+        """Record a round."""
+        self.asked.append(str(quiet.cpus))
+        if isinstance(self.answer, AgentError):
+            raise self.answer
+        return self.answer
+
+    def restore(self) -> bool:
+        """Restore nothing."""
+        return self.is_restored
+
+
+def test_parts_work_whatever_interrupts_came_to(whole: Whole) -> None:
+    """An error of one is the reason of that one alone; the reason of all names it."""
+    part = FakePart()
+    whole.with_part(part)
+    assert whole.round("4-5") == QuietResult(cpus("4-5"), parts=(QuietPart(QuietWord.WORKQUEUES),))
+    whole.kernel.missing = "no interrupts"
+    part.answer = Unavailable("no masks")
+    result = whole.round("4-5")
+    assert result
+    assert (result.reason, result.parts) == (
+        "no interrupts",
+        (QuietPart(QuietWord.WORKQUEUES, "no masks"),),
+    )
+    assert result.why_not == "no interrupts; workqueues: no masks"
+    whole.kernel.missing, part.answer = "", None
+    assert whole.round("4-5") == QuietResult(cpus("4-5"))
+
+
+def test_conflicts_of_parts_count() -> None:
+    """The condition of the node has those of interrupts and of parts."""
+    parts = (QuietPart(QuietWord.WORKQUEUES, "another program", ("the mask",)),)
+    assert QuietResult(conflicts=("25 (eth0)",), parts=parts).all_conflicts == ("25 (eth0)", "the mask")
+
+
+def test_keeper_is_idle_and_restores_with_its_parts(whole: Whole) -> None:
+    """A part that has something to restore needs rounds, and a reset needs all of them."""
+    part = FakePart()
+    whole.with_part(part)
+    part.has_taken = True
+    assert not whole.keeper.is_idle
+    part.has_taken, part.is_restored = False, False
+    assert whole.keeper.is_idle
+    assert not whole.keeper.restore()
+    part.is_restored = True
+    assert whole.keeper.restore()
+
+
+def test_interrupts_stay_where_only_parts_are_asked_for(whole: Whole) -> None:
+    """Those that were moved before are restored; then none is read."""
+    part = FakePart()
+    whole.round("4-5")
+    whole.with_part(part, "switched off")
+    for _ in range(2):
+        result = whole.round("4-5")
+        assert result
+        assert result.reason == "switched off"
+    assert whole.kernel.affinities[DEFAULT] == cpus("0-7")
+    assert not whole.mover.has_taken
+    whole.kernel.missing = "not read"
+    result = whole.round("4-5")
+    assert result
+    assert result.reason == "switched off"
+    assert part.asked == ["4-5"] * 3
 
 
 def test_missing_folder_is_the_reason(whole: Whole) -> None:

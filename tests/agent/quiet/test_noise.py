@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from agent.quiet.counters import Row
-from agent.quiet.noise import measure
+from agent.quiet.noise import Periodic, measure
 from pinning.machine.cpuset import CPUSet
 
 ONE = CPUSet([1])
@@ -64,6 +66,34 @@ def test_interrupt_that_cannot_be_written_is_managed(tmp_path: Path) -> None:
         file.write_text("CPU1\n25: 1 eth0\n40: 1 nvme0q1\n41: 1 gone\nLOC: 1 x\n")
 
     assert measure(file, tmp_path, ONE, {}, watch)[0].managed == {"40"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "periodic"),
+    [
+        pytest.param({}, Periodic(), id="absent"),
+        pytest.param({"vm/stat_interval": "1\n"}, Periodic(1), id="interval"),
+        pytest.param(
+            {"kernel/watchdog": "1", "kernel/watchdog_cpumask": "0-3"}, Periodic(None, ONE), id="watchdog"
+        ),
+        pytest.param(
+            {"kernel/watchdog": "0", "kernel/watchdog_cpumask": "0-3"}, Periodic(None, CPUSet()), id="off"
+        ),
+        pytest.param({"vm/stat_interval": "", "kernel/watchdog": "x"}, Periodic(), id="garbled"),
+        pytest.param(
+            {"kernel/watchdog": "1", "kernel/watchdog_cpumask": "0," * 10**5}, Periodic(), id="huge"
+        ),
+    ],
+)
+def test_settings_of_periodic_work_are_read(
+    tmp_path: Path, settings: dict[str, str], periodic: Periodic
+) -> None:
+    """What cannot be read is not known."""
+    for name, text in settings.items():
+        file = tmp_path / "sys" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert measure(tmp_path, tmp_path, ONE, {}, lambda: None)[0].periodic == periodic
 
 
 def test_noise_of_this_machine_is_measured() -> None:

@@ -19,7 +19,7 @@ from agent.main import _quieting
 from agent.node_state import QUIET_PENDING, NodeState, QuietResult
 from agent.process import Agent
 from agent.published_parts import MOST_REASON
-from agent.quiet import balancer, taken
+from agent.quiet import balancer, taken, workqueue_mover
 from agent.quiet.level_publisher import LevelPublisher
 from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
 from agent.report.pod_status import pod_status
@@ -418,7 +418,7 @@ def test_interrupts_are_moved_only_with_the_option(tmp_path: Path, config: NodeC
     node.close()
 
 
-@pytest.mark.parametrize("name", [taken.FILE, balancer.FILE])
+@pytest.mark.parametrize("name", [taken.FILE, balancer.FILE, workqueue_mover.FILE])
 @pytest.mark.parametrize(("version", "is_done"), [(1, False), (2, False), (None, True)])
 def test_reset_without_the_component_fails_while_changes_are_left(
     tmp_path: Path, name: str, version: int | None, is_done: bool, caplog: pytest.LogCaptureFixture
@@ -430,8 +430,42 @@ def test_reset_without_the_component_fails_while_changes_are_left(
     node.state_dir.beside(name).write_text(json.dumps(saved))
     quieting = _quieting(AgentConfig("n", tmp_path, irq=None), node.state_dir, node.machine)
     assert quieting.restore() is is_done
-    assert ("interrupts not restored" in [it.message for it in caplog.records]) is not is_done
+    assert ("quiet CPUs not restored" in [it.message for it in caplog.records]) is not is_done
     node.close()
+
+
+def test_workqueues_alone_are_moved_where_interrupts_are_not_asked_for(tmp_path: Path) -> None:
+    """The status names what is switched off; without the mount it names that, too."""
+    folder = tmp_path / "workqueue"
+    folder.mkdir()
+    (tmp_path / "irq").mkdir()
+    (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
+    (tmp_path / "sys/devices/system/cpu/online").write_text("0-7")
+    (folder / "cpumask").write_text("ff")
+    config = NodeConfig(quiet_workqueues=True)
+    agent = AgentConfig("n", tmp_path, irq=tmp_path / "irq", root=tmp_path, config=config)
+    node = FakeNode(tmp_path / "state")
+    for workqueues, reason in (
+        (None, f"{SWITCHED_OFF}; workqueues: the node's workqueue masks are not mounted"),
+        (folder, SWITCHED_OFF),
+    ):
+        quieting = _quieting(replace(agent, workqueues=workqueues), node.state_dir, node.machine)
+        quieting.add(STATE)
+        asyncio.run(shown_round(quieting))
+        assert (quiet_of(quieting.add(STATE)) or "").startswith(reason)
+    assert (folder / "cpumask").read_text().split() == ["dd"]
+    assert quieting.restore()
+    assert (folder / "cpumask").read_text().split() == ["ff"]
+    node.close()
+
+
+async def shown_round(quieting: Quieting) -> None:
+    """Do one round, until its result is known."""
+    shown = asyncio.Event()
+    work = asyncio.create_task(quieting.run(shown.set))
+    await asyncio.wait_for(shown.wait(), 60)
+    work.cancel()
+    await asyncio.wait([work])
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -452,14 +486,6 @@ def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_told: bool) 
     node = FakeNode(tmp_path / "state")
     quieting = _quieting(agent, node.state_dir, node.machine)
     quieting.add(STATE)
-
-    async def first_round() -> None:
-        shown = asyncio.Event()
-        work = asyncio.create_task(quieting.run(shown.set))
-        await asyncio.wait_for(shown.wait(), 60)
-        work.cancel()
-        await asyncio.wait([work])
-
-    asyncio.run(first_round())
+    asyncio.run(shown_round(quieting))
     assert affinity.read_text().strip().startswith("0-7" if is_told else "0,2-4,6-7")
     node.close()

@@ -245,7 +245,7 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
     ("told", "shown"),
     [
         pytest.param({"quiet": True}, "as the kernel says, interrupts kept off", id="quiet"),
-        pytest.param({"notQuiet": "no component"}, "interrupts may use its CPUs: no component", id="not"),
+        pytest.param({"notQuiet": "no component"}, "not kept quiet: no component", id="not"),
     ],
 )
 def test_map_says_whether_interrupts_are_kept_off(

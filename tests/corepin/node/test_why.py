@@ -140,7 +140,7 @@ def test_cpus_that_are_not_quiet_are_among_the_proofs() -> None:
     pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
     entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
 
-    assert ("proof", "interrupts may use the CPUs of main: no irqbalance") in entries
+    assert ("proof", "the CPUs of main are not kept quiet: no irqbalance") in entries
     assert any("noise quiet" in message for _, message in entries)
 
 

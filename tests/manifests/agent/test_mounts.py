@@ -58,8 +58,8 @@ def test_vm_probe_adds_a_capability_and_nothing_else() -> None:
     assert probe == base
 
 
-def test_quiet_adds_three_mounts_and_no_capability() -> None:
-    """Counts of interrupts and irqbalance's socket read-only, affinities writable, at paths that no runtime masks."""
+def test_quiet_adds_four_mounts_and_no_capability() -> None:
+    """Counts of interrupts and irqbalance's socket read-only, affinities and masks writable, at paths that no runtime masks."""
     base, quiet = (
         manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"] for name in ("base", "quiet")
     )
@@ -70,6 +70,9 @@ def test_quiet_adds_three_mounts_and_no_capability() -> None:
     irq, volume = mounts.pop("/host/proc/irq")
     assert volume["hostPath"] == {"path": "/proc/irq", "type": "Directory"}
     assert "readOnly" not in irq
+    masks, volume = mounts.pop("/host/sys/devices/virtual/workqueue")
+    assert volume["hostPath"] == {"path": "/sys/devices/virtual/workqueue", "type": "Directory"}
+    assert "readOnly" not in masks
     balancer, volume = mounts.pop("/host/run/irqbalance")
     assert volume["hostPath"] == {"path": "/run/irqbalance", "type": "DirectoryOrCreate"}
     assert balancer["readOnly"]
@@ -77,6 +80,7 @@ def test_quiet_adds_three_mounts_and_no_capability() -> None:
     there, added = ({it["name"]: it for it in spec["containers"][0]["env"]} for spec in (base, quiet))
     assert added.pop("COREPIN_INTERRUPTS")["value"] == mount["mountPath"]
     assert added.pop("COREPIN_IRQ")["value"] == irq["mountPath"]
+    assert added.pop("COREPIN_WORKQUEUES")["value"] == masks["mountPath"]
     assert added.pop("COREPIN_IRQBALANCE")["value"] == balancer["mountPath"]
     assert added == there
     names = ("securityContext", "hostPID", "hostNetwork")

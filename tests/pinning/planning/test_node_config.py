@@ -53,7 +53,7 @@ EVERY_KEY = {
         "shared_mode": "packed",
     },
     "noise": {"softirqs": 5000, "interrupts": 0.5},
-    "quiet": {"interrupts": True, "irqbalance": "ignore"},
+    "quiet": {"interrupts": True, "workqueues": True, "irqbalance": "ignore"},
 }
 
 
@@ -81,6 +81,7 @@ def test_every_key_is_read() -> None:
         pools=StaticPools(4, 1, CPUSet.parse("5-6"), "spread", "packed"),
         noise_limits=((NoiseKind.INTERRUPTS, 0.5), (NoiseKind.SOFTIRQS, 5000.0)),
         quiet_interrupts=True,
+        quiet_workqueues=True,
         tells_irqbalance=False,
     )
 
@@ -169,7 +170,8 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         ),
         pytest.param({"quiet": {"interrupts": "yes"}}, "quiet.interrupts: 'yes'", id="quiet interrupts"),
         pytest.param({"quiet": {"irqbalance": "stop"}}, "quiet.irqbalance: 'stop'", id="irqbalance"),
-        pytest.param({"quiet": {"workqueues": True}}, "quiet.workqueues: the key is unknown", id="quiet key"),
+        pytest.param({"quiet": {"workqueues": 1}}, "quiet.workqueues: 1 ", id="quiet workqueues"),
+        pytest.param({"quiet": {"rdt": True}}, "quiet.rdt: the key is unknown", id="quiet key"),
         pytest.param({"noise": {"irqs": 3}}, "noise.irqs: the key is unknown", id="noise key"),
         pytest.param(
             {"noise": {"interrupts": -1}},
@@ -209,3 +211,9 @@ def test_execs_go_where_the_operator_wants_them(affinity: ExecAffinity, others: 
     """Processes that are executed in a container run on its highest own CPU, or on pools that it may use."""
     assert exec_cpus(affinity, CPUSet.parse("4-6"), CPUSet.parse(others)) == CPUSet.parse(cpus)
     assert exec_cpus(affinity, EMPTY, EMPTY) == EMPTY
+
+
+def test_any_part_keeps_cpus_quiet() -> None:
+    """Without one the component `quiet` only counts."""
+    parts = [NodeConfig(), NodeConfig(quiet_interrupts=True), NodeConfig(quiet_workqueues=True)]
+    assert [it.keeps_quiet for it in parts] == [False, True, True]

@@ -1,0 +1,119 @@
+"""CPU masks of unbound workqueues in sysfs (interface `Workqueues`).
+
+The component `quiet` mounts the node's /sys/devices/virtual/workqueue at a path of its own, because a container's /sys is
+read-only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from agent.errors import Gone, Refused, Unavailable
+from pinning.errors import BadCPUList
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALL: Final = ""  # stands for the mask that bounds all unbound workqueues
+_MOST_BYTES: Final = 2**13  # a mask of 8192 CPUs has 2.3 kB
+
+
+class KernelWorkqueues:
+    """The workqueues of one node; `folder` is its /sys/devices/virtual/workqueue."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def identities(self) -> dict[str, int]:
+        """Return the inode of each mask by the workqueue's name; one that is made anew has another one."""
+        try:
+            is_read_only = bool(os.statvfs(self._folder).f_flag & os.ST_RDONLY)
+            inode = (self._folder / "cpumask").stat().st_ino
+            names = sorted(entry.name for entry in self._folder.iterdir())
+        except OSError as error:
+            raise Unavailable(f"{self._folder}: {error.strerror}") from error
+        if is_read_only:
+            raise Unavailable(
+                f"{self._folder} is read-only: mount the node's own, as the component quiet does"
+            )
+        return {ALL: inode} | dict(filter(None, map(self._identity, names)))
+
+    def _identity(self, name: str) -> tuple[str, int] | None:
+        """Return a workqueue with its inode; None if it has no mask of its own."""
+        try:
+            return name, (self._folder / name / "cpumask").stat().st_ino
+        except OSError:
+            return None
+
+    def mask(self, name: str) -> CPUSet:
+        """Return the CPUs that were written; the kernel takes those of isolated partitions out of ALL by itself."""
+        if name:
+            return self._read(f"{name}/cpumask")
+        requested = self._folder / "cpumask_requested"  # Linux 6.7 and later
+        return self._read(requested.name if requested.exists() else "cpumask")
+
+    def isolated(self) -> CPUSet:
+        """Return the CPUs that the kernel keeps free of unbound workqueues by itself."""
+        try:
+            return self._read("cpumask_isolated", may_be_empty=True)
+        except (Gone, Refused):
+            return EMPTY
+
+    def move(self, name: str, cpus: CPUSet) -> None:
+        """Set a mask; raise Gone or Refused with the kernel's reason."""
+        file = self._folder / name / "cpumask"
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, f"{cpus.to_mask()}\n".encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _translate(error, file)
+
+    def _read(self, name: str, *, may_be_empty: bool = False) -> CPUSet:
+        file = self._folder / name
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                text = os.read(descriptor, _MOST_BYTES).decode("ascii", "replace").strip()
+            finally:
+                os.close(descriptor)
+            cpus = CPUSet.parse_mask(text)
+        except OSError as error:
+            _translate(error, file)
+        except BadCPUList as error:
+            raise Refused(f"{file}: {text[:40]!r} is no mask of CPUs") from error
+        if not cpus and not may_be_empty:
+            raise Refused(f"{file} has no CPU")
+        return cpus
+
+
+class AbsentWorkqueues:
+    """The masks of a node whose folder is not mounted."""
+
+    def identities(self) -> dict[str, int]:
+        """Raise Unavailable."""
+        raise Unavailable("the node's workqueue masks are not mounted: update the component quiet")
+
+    def mask(self, name: str) -> CPUSet:
+        """Raise Refused."""
+        raise Refused(name)
+
+    def isolated(self) -> CPUSet:
+        """Return no CPU."""
+        return EMPTY
+
+    def move(self, name: str, _: CPUSet) -> None:
+        """Raise Refused."""
+        raise Refused(name)
+
+
+def _translate(error: OSError, file: Path) -> NoReturn:
+    reason = f"{file}: {error.strerror}"
+    if error.errno == errno.ENOENT:
+        raise Gone(reason) from error
+    raise Refused(reason) from error
