@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from tests.mutations import ROOT, mutations
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tests.mutations import Mutation
 
@@ -37,13 +37,21 @@ def main(arguments: Sequence[str]) -> int:
     with TemporaryDirectory() as folder:
         copy = Path(folder)
         _copy(copy)
-        for tests in sorted({it.tests for it in chosen}):
-            if (code := _run(copy, tests)) != PASSED:
-                print(f"{tests} fails without a mutation (exit code {code})")
-                return 1
-        missed = [it for it in chosen if not _is_caught(copy, it)]
-    print(f"{len(chosen) - len(missed)} of {len(chosen)} mutations are caught")
-    return bool(missed)
+        caught = [
+            _is_caught(copy, it) for tests in _passing(copy, chosen) for it in chosen if it.tests == tests
+        ]
+    print(f"{sum(caught)} of {len(chosen)} mutations are caught")
+    return sum(caught) != len(chosen)
+
+
+def _passing(copy: Path, chosen: Sequence[Mutation]) -> Iterator[str]:
+    """Yield the folders of tests that pass without a mutation."""
+    for tests in sorted({it.tests for it in chosen}):
+        code, failed = _run(copy, tests)
+        if code == PASSED:
+            yield tests
+        else:
+            print(f"FAILS WITHOUT A MUTATION: {tests}: {failed or code}", flush=True)
 
 
 def _copy(copy: Path) -> None:
@@ -57,10 +65,10 @@ def _is_caught(copy: Path, mutation: Mutation) -> bool:
     path = copy / mutation.file
     text = path.read_text()
     _write(path, mutation.applied(text))
-    code = _run(copy, mutation.tests)
+    code, failed = _run(copy, mutation.tests)
     _write(path, text)
-    said = {PASSED: "NOT CAUGHT", FAILED: "caught"}.get(code, f"ENDED WITH {code}")
-    print(f"{said}: {mutation.file}: {mutation.old}  ->  {mutation.new}", flush=True)
+    said = {PASSED: "NOT CAUGHT", FAILED: f"caught by {failed}"}.get(code, f"ENDED WITH {code}")
+    print(f"{mutation.file}: {mutation.old}  ->  {mutation.new}: {said}", flush=True)
     return code == FAILED
 
 
@@ -70,12 +78,13 @@ def _write(path: Path, text: str) -> None:
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def _run(copy: Path, tests: str) -> int:
+def _run(copy: Path, tests: str) -> tuple[int, str]:
+    """Return pytest's exit code, and the first test that failed."""
     command = [sys.executable, "-m", "pytest", *OPTIONS.split(), "-m", PLAIN, tests]
     environment = {**os.environ, "PYTHONPATH": str(copy)}
-    return subprocess.run(
-        command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, check=False
-    ).returncode
+    done = subprocess.run(command, cwd=copy, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    failed = (line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith("FAILED "))
+    return done.returncode, next(failed, "")
 
 
 if __name__ == "__main__":
