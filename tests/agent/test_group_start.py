@@ -17,7 +17,7 @@ from corepin.node_file import read_node_file
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.cpu_groups import Waiting
 from pinning.planning.node_config import DEFAULT
-from tests.agent.report.node.server import Server, run
+from tests.agent.fake_api import NodeApi, run
 
 NODE = "/api/v1/nodes/node-1"
 NO_KEY = Waiting("NoGroupConfiguration", "no key config.big.yaml")
@@ -165,15 +165,16 @@ def test_the_label_is_read_from_the_node() -> None:
 
 def test_waiting_is_a_condition_of_the_node() -> None:
     """The condition is written once for each reason, and a failed write is ignored."""
+    server = NodeApi()
 
-    async def act(server: Server, api: Api) -> None:
+    async def act(api: Api) -> None:
         await write_waiting(api, "node-1", NO_KEY)
         await write_waiting(api, "node-1", NO_KEY)
         (condition,) = server.node["status"]["conditions"]
         assert (condition["type"], condition["reason"]) == ("CorepinDegraded", "NoGroupConfiguration")
         assert "the agent allocates no CPUs: no key config.big.yaml" in condition["message"]
-        assert server.patched == [f"{NODE}/status"]
+        assert [path for path, _ in server.patches] == [f"{NODE}/status"]
         server.failures = [503]
         await write_waiting(api, "node-1", NO_KEY._replace(message="another"))
 
-    run(act)
+    run(server, act)

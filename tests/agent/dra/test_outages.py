@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
 from agent.dra.pod_claims import PodClaims
 from agent.dra.reader import ClaimReader
 from apiserver.errors import Refused, Unavailable
 from pinning.planning.observed import SeenPod
+from tests.agent.dra.driver_node import FakeApi
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
-
-
-class FakeApi:
-    """An API server with claims by name."""
-
-    def __init__(self, claims: dict[str, Any]) -> None:
-        self.claims = claims
-        self.problem: Exception | None = None
-        self.requests = 0
-
-    async def get(self, path: str) -> bytes:
-        """Return a claim."""
-        self.requests += 1
-        await asyncio.sleep(0)
-        if self.problem:
-            raise self.problem
-        return json.dumps(self.claims[path.rpartition("/")[2]]).encode()
 
 
 def pod(uid: str, *names: str) -> SeenPod:
@@ -67,7 +49,7 @@ def test_claims_are_read_after_an_outage_despite_cancelled_waits() -> None:
         pods.follow(wanted)
         late = asyncio.Event()
         working = asyncio.create_task(pods.run(late.set))
-        while api.requests < 8:
+        while len(api.requests) < 8:
             await asyncio.sleep(0)
         assert late.is_set()
         api.problem = None
@@ -130,11 +112,11 @@ def test_inconclusive_reads_are_repeated_with_backoff() -> None:
             pods.follow(wanted)
             await asyncio.sleep(0)
         assert [sorted(claim.pods) for known in passes for claim in known.values()] == [["a"], ["a", "b"]]
-        assert (api.requests, len(slept)) == (7, 7)
+        assert (len(api.requests), len(slept)) == (7, 7)
         assert slept[5] > slept[0]
         api.problem = Refused("401: unauthorized")
         pods.follow([*wanted, pod("c", "x")])
-        while api.requests < 8:
+        while len(api.requests) < 8:
             await asyncio.sleep(0)
         assert list(pods.known) == [uid_of("x")]
         working.cancel()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
 from agent.report.cmk_config_map import PoolReport
 from agent.report.cmk_node import cmk_node
-from apiserver.access import Access
 from apiserver.client import Api
 from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.pods.types import Pod
+from tests.agent.fake_api import FakeApiServer, run
 from tests.agent.states import EXCLUSIVE, bound, state_of
 from tests.pods import CORES, OTHER_CORES, container
 
@@ -95,25 +93,7 @@ def test_every_cpu_list_is_quoted() -> None:
     assert cmk_yaml({"shared": {0: {"7": []}, 1: {}}}) == "shared:\n  0:\n    '7': []\n  1: {}\n"
 
 
-class Server:
-    """Has no ConfigMap until one is created; with `is_raced` another client creates it first."""
-
-    def __init__(self, *, is_raced: bool = False) -> None:
-        self.is_raced = is_raced
-        self.data: dict[str, Any] | None = None
-        self.methods: list[str] = []
-
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Create or patch the ConfigMap."""
-        self.methods.append(request.method)
-        body = json.loads(request.content)
-        if request.method == "POST":
-            raced, self.data = self.is_raced, {} if self.is_raced else body["data"]
-            return httpx.Response(409 if raced else 201, json={"message": "exists"})
-        if self.data is None:
-            return httpx.Response(404, json={"message": "not found"})
-        self.data |= body["data"]
-        return httpx.Response(200, json={})
+PATH = "/api/v1/namespaces/here/configmaps/cmk-config-node-1"
 
 
 @pytest.mark.parametrize(
@@ -122,39 +102,34 @@ class Server:
 )
 def test_only_changed_pools_are_written_to_the_config_map(is_raced: bool, methods: list[str]) -> None:
     """Only changed pools are written, and nothing before the state is complete."""
-    server = Server(is_raced=is_raced)
+    server = FakeApiServer(is_raced=is_raced)
 
-    async def main() -> None:
-        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
+    async def act(api: Api) -> None:
         report = PoolReport(api, "node-1", "here", interval_seconds=0)
         await report.publish(state_of(complete=False))
         for state in (state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM)):
             await report.publish(state)
-        await api.close()
 
-    asyncio.run(main())
-    assert server.methods == methods
-    assert server.data
-    assert "'1,5': ['1']" in server.data["config"]
+    run(server, act)
+    assert [call.method for call in server.calls] == methods
+    assert "'1,5': ['1']" in server.objects[PATH]["data"]["config"]
 
 
 def test_writes_are_coalesced_for_the_interval() -> None:
     """After a write the writer waits for the interval to coalesce changes; without one it does not."""
-    server = Server()
+    waits: list[float] = []
 
-    async def main() -> tuple[float, float]:
-        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
+    async def act(api: Api) -> None:
         report = PoolReport(api, "node-1", "here", interval_seconds=0.2)
         clock = asyncio.get_running_loop().time
         start = clock()
         await report.publish(state_of())
         written = clock()
         await report.publish(state_of())
-        silent = clock()
-        await api.close()
-        return written - start, silent - written
+        waits.extend((written - start, clock() - written))
 
-    busy, idle = asyncio.run(main())
+    run(FakeApiServer(), act)
+    busy, idle = waits
     assert busy >= 0.2
     assert idle < 0.2
 
@@ -162,9 +137,7 @@ def test_writes_are_coalesced_for_the_interval() -> None:
 def test_reset_of_a_deleted_config_map_is_no_error() -> None:
     """Resetting a deleted ConfigMap is no error."""
 
-    async def main() -> None:
-        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(Server()))
+    async def act(api: Api) -> None:
         await PoolReport(api, "node-1", "here").reset()
-        await api.close()
 
-    asyncio.run(main())
+    run(FakeApiServer(), act)

@@ -17,7 +17,7 @@ from agent.report.publisher import Later
 from apiserver.client import Api
 from apiserver.errors import Unavailable
 from pinning.machine.cpuset import CPUSet
-from tests.agent.report.event_server import Server, run
+from tests.agent.fake_api import FakeApiServer, run
 from tests.agent.states import EXCLUSIVE, WHEN, bound, owner, source, state_of
 from tests.pods import container
 
@@ -106,7 +106,7 @@ def test_name_of_an_event_is_one(letter: str) -> None:
 
 def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
     """A repeated event raises the count of the first one, also after a restart of the agent."""
-    server = Server()
+    server = FakeApiServer()
 
     async def act(api: Api) -> None:
         report = EventReport(api, "node-1", source(ONE))
@@ -116,7 +116,7 @@ def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
         assert report.writes == 3
 
     run(server, act)
-    assert sorted((event["reason"], event["count"]) for event in server.kept.values()) == [
+    assert sorted((event["reason"], event["count"]) for event in server.objects.values()) == [
         ("Pinned", 1),
         ("Unpinnable", 2),
     ]
@@ -124,22 +124,22 @@ def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
 
 def test_an_expired_event_is_created_again() -> None:
     """An event that expired on the API server is created again when it repeats."""
-    server = Server()
+    server = FakeApiServer()
 
     async def act(api: Api) -> None:
         report = EventReport(api, "node-1", source(ONE))
         await report.publish(state_of(REFUSED))
-        server.kept.clear()
+        server.objects.clear()
         for state in (state_of(ONE), state_of(REFUSED), state_of(ONE), state_of(REFUSED)):
             await report.publish(state)
 
     run(server, act)
-    assert {event["reason"] for event in server.kept.values()} == {Reason.PINNED, Reason.UNPINNABLE}
+    assert {event["reason"] for event in server.objects.values()} == {Reason.PINNED, Reason.UNPINNABLE}
 
 
 def test_events_are_rate_limited_per_pod() -> None:
     """Events of one pod are rate limited with a burst; other pods have their own budget."""
-    server = Server()
+    server = FakeApiServer()
     now = [0.0]
 
     async def act(api: Api) -> None:
@@ -160,7 +160,7 @@ def test_events_are_rate_limited_per_pod() -> None:
 
 def test_events_are_retried_while_the_server_fails() -> None:
     """While the API server fails events are retried and none is lost; a refused event is not retried."""
-    server = Server()
+    server = FakeApiServer()
 
     async def act(api: Api) -> None:
         report = EventReport(api, "node-1", source(ONE))
@@ -174,25 +174,21 @@ def test_events_are_retried_while_the_server_fails() -> None:
         await report.publish(state_of(REFUSED))
 
     run(server, act)
-    assert [event["reason"] for event in server.kept.values()] == ["Pinned"]
-    assert len(server.requests) == 4
+    assert [event["reason"] for event in server.objects.values()] == ["Pinned"]
+    assert len(server.calls) == 4
     assert PENDING >= 250
 
 
-class Flooded(Server):
-    """Refuses events of some namespaces."""
+def flooded(answer: httpx.Response, *namespaces: str) -> FakeApiServer:
+    """Return a server that refuses events of some namespaces."""
+    server = FakeApiServer()
+    server.refused = dict.fromkeys(namespaces, answer)
+    return server
 
-    def __init__(self, answer: httpx.Response, *namespaces: str) -> None:
-        super().__init__()
-        self.answer = answer
-        self.namespaces = set(namespaces)
-        self.asked: list[str] = []
 
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Create or patch an event, or refuse it."""
-        namespace = request.url.path.split("/")[4]
-        self.asked.append(namespace)
-        return self.answer if namespace in self.namespaces else await super().__call__(request)
+def asked(server: FakeApiServer) -> list[str]:
+    """Return the namespace of each request."""
+    return [call.path.split("/")[4] for call in server.calls]
 
 
 def spread(*namespaces: str) -> list[Any]:
@@ -210,7 +206,7 @@ FULL = httpx.Response(429, json={"message": "limit reached on type Namespace"})
 def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
     """If a namespace's event quota is used up or its webhook fails, other namespaces still get events."""
     pods = spread("bad", "bad", "fine", "bad", "good")
-    server, now = Flooded(answer, "bad"), [0.0]
+    server, now = flooded(answer, "bad"), [0.0]
 
     async def act(api: Api) -> None:
         report = EventReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
@@ -218,13 +214,13 @@ def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
             now[0] = float(second)
             with pytest.raises(Later):
                 await report.publish(state_of(*pods))
-        assert server.asked[:3] == ["bad", "fine", "good"]
-        assert len(server.asked) <= 3 + 20 / 5
-        server.namespaces, now[0] = set(), 60.0
+        assert asked(server)[:3] == ["bad", "fine", "good"]
+        assert len(asked(server)) <= 3 + 20 / 5
+        server.refused, now[0] = {}, 60.0
         await report.publish(state_of(*pods))
 
     run(server, act)
-    assert sorted(event["involvedObject"]["name"] for event in server.kept.values()) == [
+    assert sorted(event["involvedObject"]["name"] for event in server.objects.values()) == [
         "00",
         "01",
         "02",
@@ -241,17 +237,17 @@ def test_failing_server_ends_the_round() -> None:
         with pytest.raises(Unavailable):
             await EventReport(api, "node-1", source(*pods)).publish(state_of(*pods))
 
-    server = Flooded(httpx.Response(500), *"abcd")
+    server = flooded(httpx.Response(500), *"abcd")
     run(server, act)
-    assert server.asked == ["a", "b"]
-    server = Flooded(httpx.Response(429, headers={"retry-after": "1"}), *"abcd")
+    assert asked(server) == ["a", "b"]
+    server = flooded(httpx.Response(429, headers={"retry-after": "1"}), *"abcd")
     run(server, act)
-    assert server.asked == ["a"]
+    assert asked(server) == ["a"]
 
 
 def test_no_event_for_a_pod_missing_in_the_api() -> None:
     """A pod that the API does not know gets no event, and reset drops pending events."""
-    server = Server()
+    server = FakeApiServer()
 
     async def act(api: Api) -> None:
         report = EventReport(api, "node-1", source())
@@ -261,12 +257,12 @@ def test_no_event_for_a_pod_missing_in_the_api() -> None:
         await report.reset()
 
     run(server, act)
-    assert server.requests == []
+    assert server.calls == []
 
 
 def test_event_waits_until_the_watch_shows_its_pod() -> None:
     """An event is sent when the watch shows its pod; events of other pods do not wait for it."""
-    server = Server()
+    server = FakeApiServer()
     other = bound("b", container("main", 1), annotations=EXCLUSIVE)
     state = state_of(ONE, other)
 
@@ -276,7 +272,7 @@ def test_event_waits_until_the_watch_shows_its_pod() -> None:
         for _ in range(2):
             with pytest.raises(Later):
                 await report.publish(state)
-        assert [event["involvedObject"]["name"] for event in server.kept.values()] == ["b"]
+        assert [event["involvedObject"]["name"] for event in server.objects.values()] == ["b"]
         pods.shown = source(ONE, other).shown
         server.failures = [503]
         with pytest.raises(Unavailable):
@@ -284,4 +280,4 @@ def test_event_waits_until_the_watch_shows_its_pod() -> None:
         await report.publish(state)
 
     run(server, act)
-    assert [event["involvedObject"]["name"] for event in server.kept.values()] == ["b", "a"]
+    assert [event["involvedObject"]["name"] for event in server.objects.values()] == ["b", "a"]

@@ -11,9 +11,8 @@ from agent.report.extended_resources import node_resources
 from agent.report.pod_status import PodReport
 from pinning.planning.requests import overcommit, sidecars
 from pinning.pods.types import Pod
+from tests.agent.fake_api import FakeApiServer, run
 from tests.agent.fakes import FakeNode
-from tests.agent.report import event_server as events
-from tests.agent.report import pod_server as reports
 from tests.agent.states import EXCLUSIVE, bound, source, state_of
 from tests.pinning.world import Wish, pod_document
 from tests.pods import CORES, container
@@ -40,24 +39,24 @@ def test_the_victim_keeps_its_claims(pods: tuple[Pod, Pod]) -> None:
 @ORDERS
 def test_event_refers_to_the_victim(pods: tuple[Pod, Pod]) -> None:
     """An event of the victim refers to the victim, not to the forged mirror."""
-    server = events.Server()
+    server = FakeApiServer()
 
     async def act(api: Any) -> None:
         await EventReport(api, "node-1", source(*pods)).publish(state_of(VICTIM))
 
-    events.run(server, act)
-    assert [event["involvedObject"]["name"] for event in server.kept.values()] == ["victim"]
+    run(server, act)
+    assert [event["involvedObject"]["name"] for event in server.objects.values()] == ["victim"]
 
 
 @ORDERS
 def test_the_victims_report_is_written_to_the_victim(pods: tuple[Pod, Pod]) -> None:
     """The status annotation of the victim is written to the victim only."""
-    server = reports.Server()
+    server = FakeApiServer.with_pods(*pods)
 
     async def act(api: Any) -> None:
         await PodReport(api, "node-1", source(*pods)).publish(state_of(VICTIM))
 
-    reports.run(act, server)
+    run(server, act)
     assert [body["metadata"]["uid"] for _, body in server.patches] == ["victim"]
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from agent.node_state import NodeState, NoiseLevel, Path, PodState, Proof
 from agent.report.pod_status import PodReport, pod_status
 from agent.report.publisher import Later
-from apiserver.client import Api
+from apiserver.client import METADATA, METADATA_LIST, Api
 from pinning.contract import STATUS_CPUS, CPUPolicy, NoiseKind
 from pinning.machine.cpuset import CPUSet
-from tests.agent.report.pod_server import RefusingServer, Server, run, tell
+from tests.agent.fake_api import FakeApiServer, run
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, owner, source, state_of
 from tests.pods import container
 
@@ -207,7 +209,7 @@ def test_refusal_is_not_rewritten_when_free_cpus_change() -> None:
 def test_a_change_is_one_patch() -> None:
     """An unchanged state or a late watch costs no request, and the patch has the uid as a precondition."""
     pod = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
-    server = Server()
+    server = FakeApiServer.with_pods(pod, bound("b"))
 
     async def act(api: Api) -> None:
         report = PodReport(api, "node-1", source(pod, bound("b")))
@@ -215,9 +217,10 @@ def test_a_change_is_one_patch() -> None:
             await report.publish(state_of(pod, bound("b")))
         assert report.writes == api.requests == 1
 
-    run(act, server)
+    run(server, act)
     [(path, body)] = server.patches
     assert path == "/api/v1/namespaces/default/pods/a"
+    assert server.calls[0].request.headers["accept"] == METADATA
     assert body["metadata"]["uid"] == "a"
     assert body["metadata"]["annotations"].keys() == {STATUS_CPUS}
 
@@ -225,7 +228,7 @@ def test_a_change_is_one_patch() -> None:
 def test_annotation_missing_in_the_watch_is_written_again() -> None:
     """If the watch shows a newer pod without the annotation, it is written again."""
     pod = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
-    server = Server()
+    server = FakeApiServer.with_pods(pod)
 
     async def act(api: Api) -> None:
         pods = source(pod)
@@ -235,7 +238,7 @@ def test_annotation_missing_in_the_watch_is_written_again() -> None:
         await report.publish(state_of(pod))
         assert report.writes == 2
 
-    run(act, server)
+    run(server, act)
 
 
 def test_stale_annotation_is_removed() -> None:
@@ -244,12 +247,12 @@ def test_stale_annotation_is_removed() -> None:
     plain, over = bound("a", annotations=old), bound("b", annotations=old)
     over["status"] = {"phase": "Succeeded"}
     young = bound("c", annotations=old)
-    server = Server()
+    server = FakeApiServer.with_pods(plain, over, young)
 
     async def act(api: Api) -> None:
         await PodReport(api, "node-1", source(plain, over, young)).publish(state_of(plain, over))
 
-    run(act, server)
+    run(server, act)
     assert [(path[-1], body["metadata"]["annotations"]) for path, body in server.patches] == [
         ("a", {STATUS_CPUS: None}),
         ("b", {STATUS_CPUS: None}),
@@ -260,12 +263,12 @@ def test_a_static_pod_is_reported_at_its_mirror() -> None:
     """The annotation is written to the mirror pod's own uid, which differs from the runtime's."""
     mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123", **EXCLUSIVE}
     pod = bound("a", annotations=mirror, uid="api-uid")
-    server = Server()
+    server = FakeApiServer.with_pods(pod)
 
     async def act(api: Api) -> None:
         await PodReport(api, "node-1", source(pod)).publish(state_of(pod))
 
-    run(act, server)
+    run(server, act)
     assert server.patches[0][1]["metadata"]["uid"] == "api-uid"
 
 
@@ -275,18 +278,20 @@ def test_finished_pod_that_the_watch_drops_loses_the_annotation() -> None:
     pods = {name: bound(name, container("main", 1), annotations=annotations) for name in "abc"}
     plain = bound("d")
     (pods["c"]["metadata"] or {})["deletionTimestamp"] = WHEN
-    server = RefusingServer(500, "b")
+    server = FakeApiServer.with_pods(*pods.values())
+    server.refused = {"b": httpx.Response(500)}
 
     async def act(api: Api) -> None:
         shown = source(*pods.values())
         report = PodReport(api, "node-1", shown)
-        await tell(report, state_of(*pods.values(), proven=False))
-        server.patches.clear()
+        with suppress(Later):
+            await report.publish(state_of(*pods.values(), proven=False))
+        server.calls.clear()
         shown.shown = source(plain).shown
         for _ in range(3):
             await report.publish(state_of(plain))
 
-    run(act, server)
+    run(server, act)
     assert [(path[-1], body["metadata"]) for path, body in server.patches] == [
         (name, {"uid": name, "annotations": {STATUS_CPUS: None}}) for name in "ab"
     ]
@@ -295,7 +300,7 @@ def test_finished_pod_that_the_watch_drops_loses_the_annotation() -> None:
 def test_annotation_waits_until_the_watch_shows_the_pod() -> None:
     """A pod found by lookup gets its annotation when the watch shows it; other pods do not wait for it."""
     late, other = bound("a", annotations=EXCLUSIVE), bound("b", container("main", 1), annotations=EXCLUSIVE)
-    server = Server()
+    server = FakeApiServer.with_pods(late, other)
 
     async def act(api: Api) -> None:
         pods = source(other)
@@ -305,7 +310,7 @@ def test_annotation_waits_until_the_watch_shows_the_pod() -> None:
         pods.shown = source(late, other).shown
         await report.publish(state_of(late, other))
 
-    run(act, server)
+    run(server, act)
     assert [path[-1] for path, _ in server.patches] == ["b", "a"]
 
 
@@ -316,13 +321,16 @@ def test_reset_removes_every_annotation() -> None:
         bound("b"),
         bound("c", annotations={STATUS_CPUS: "{}"}),
     ]
-    server = Server(404)
-    server.listed = pods
+    server = FakeApiServer.with_pods(*pods)
+    server.failures = [404]
 
     async def act(api: Api) -> None:
         await PodReport(api, "node-1", source()).reset()
 
-    run(act, server)
+    run(server, act)
+    listing = server.calls[0].request
+    assert listing.url.params["fieldSelector"] == "spec.nodeName=node-1"
+    assert listing.headers["accept"] == METADATA_LIST
     assert [(path[-1], body["metadata"]["annotations"]) for path, body in server.patches] == [
         ("a", {STATUS_CPUS: None}),
         ("c", {STATUS_CPUS: None}),

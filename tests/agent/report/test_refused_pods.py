@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import httpx
 import pytest
 
 from agent.clock import Clock
+from agent.node_state import NodeState
 from agent.report.pod_status import PodReport
 from agent.report.publisher import Later
 from apiserver.client import Api
 from apiserver.errors import Unavailable
 from pinning.pods.types import Pod
-from tests.agent.report.pod_server import RefusingServer, Server, run, tell
+from tests.agent.fake_api import FakeApiServer, run
 from tests.agent.states import EXCLUSIVE, bound, source, state_of
 from tests.pods import container
+
+
+def refusing(code: int, *pods: Pod) -> FakeApiServer:
+    """Return a server that refuses patches of these pods."""
+    server = FakeApiServer.with_pods(*pods)
+    server.refused = {str((pod["metadata"] or {})["name"]): httpx.Response(code) for pod in pods}
+    return server
+
+
+async def publish(report: PodReport, state: NodeState) -> None:
+    """Publish a state of which some pods may be refused."""
+    with suppress(Later):
+        await report.publish(state)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +50,8 @@ def test_one_pod_that_fails_costs_the_others_nothing(
 ) -> None:
     """Other pods are written if one is refused; an unreachable server ends the round; both are retried."""
     pods = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
-    server = Server(code)
+    server = FakeApiServer.with_pods(*pods)
+    server.failures = [code]
     now = [0.0]
 
     async def act(api: Api) -> None:
@@ -50,7 +66,7 @@ def test_one_pod_that_fails_costs_the_others_nothing(
         await report.publish(state_of(*pods))
         assert report.writes == 2
 
-    run(act, server)
+    run(server, act)
 
 
 @pytest.mark.parametrize("code", [422, 500])
@@ -58,26 +74,26 @@ def test_refused_pods_together_are_tried_seldom(code: int, caplog: pytest.LogCap
     """Retries of all refused pods are limited to one in five seconds, and each pod is logged once."""
     names = [f"p{number}" for number in range(40)]
     pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
-    server, now = RefusingServer(code, *names), [0.0]
+    server, now = refusing(code, *pods), [0.0]
     state = state_of(*pods)
 
     async def act(api: Api) -> None:
         report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
-        while len(server.patches) < len(names):
+        while len(server.calls) < len(names):
             with suppress(Later, Unavailable):
                 await report.publish(state)
         for second in range(1, 1001):
             now[0] = float(second)
-            await tell(report, state)
+            await publish(report, state)
 
-    run(act, server)
-    assert len(server.patches) <= len(names) + 1000 / 5
+    run(server, act)
+    assert len(server.calls) <= len(names) + 1000 / 5
     assert caplog.messages.count("pod status not written") == len(names)
 
 
 def test_changed_pod_is_retried_before_its_backoff_is_over() -> None:
     """A refused pod with a new version is retried after seconds, although its backoff is minutes."""
-    server, now = RefusingServer(422, "a"), [0.0]
+    server, now = refusing(422, bound("a")), [0.0]
 
     def pod_of_version(version: str) -> Pod:
         return bound("a", annotations=EXCLUSIVE, resourceVersion=version)
@@ -86,27 +102,27 @@ def test_changed_pod_is_retried_before_its_backoff_is_over() -> None:
         pods = source(pod_of_version("7"))
         report = PodReport(api, "node-1", pods, Clock(monotonic=lambda: now[0]))
         tried = 0
-        while now[0] < 1800 or len(server.patches) == tried:  # until its backoff is long and has just ended
-            tried = len(server.patches)
+        while now[0] < 1800 or len(server.calls) == tried:  # until its backoff is long and has just ended
+            tried = len(server.calls)
             now[0] += 10
-            await tell(report, state_of(pod_of_version("7")))
-        tried, server.names = len(server.patches), set()
+            await publish(report, state_of(pod_of_version("7")))
+        tried, server.refused = len(server.calls), {}
         assert tried < 20
         now[0] += 6
-        await tell(report, state_of(pod_of_version("7")))
-        assert len(server.patches) == tried
+        await publish(report, state_of(pod_of_version("7")))
+        assert len(server.calls) == tried
         pods.shown = source(pod_of_version("8")).shown
         await report.publish(state_of(pod_of_version("8")))
         assert report.writes == 1
 
-    run(act, server)
+    run(server, act)
 
 
 def test_all_pods_are_written_after_the_server_recovers() -> None:
     """After two failures the round ends; once a write succeeds all pods are written."""
     names = [f"p{number}" for number in range(6)]
     pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
-    server, now = RefusingServer(500, *names), [0.0]
+    server, now = refusing(500, *pods), [0.0]
 
     async def act(api: Api) -> None:
         report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
@@ -114,8 +130,8 @@ def test_all_pods_are_written_after_the_server_recovers() -> None:
             with pytest.raises(Unavailable):
                 await report.publish(state_of(*pods))
             assert api.requests == 2 * round_ + 2
-        server.names, now[0] = set(), 31.0
+        server.refused, now[0] = {}, 31.0
         await report.publish(state_of(*pods))
         assert report.writes == len(names)
 
-    run(act, server)
+    run(server, act)

@@ -12,7 +12,7 @@ from agent.report.node import TRIES, NodeReport
 from apiserver.client import Api
 from apiserver.errors import Gone, Unavailable
 from pinning.planning.node_config import NodeConfig
-from tests.agent.report.node.server import Server, run
+from tests.agent.fake_api import NodeApi, run
 from tests.agent.states import bound, source, state_of
 from tests.pods import CORES, container
 
@@ -24,8 +24,9 @@ def report_of(api: Api, **more: Any) -> NodeReport:
 
 def test_node_is_read_again_after_a_conflict() -> None:
     """After a conflict the node is read again, and a taint added in between is kept."""
+    server = NodeApi()
 
-    async def act(server: Server, api: Api) -> None:
+    async def act(api: Api) -> None:
         server.conflicts = 2
         report = report_of(api)
         await report.publish(state_of())
@@ -33,13 +34,14 @@ def test_node_is_read_again_after_a_conflict() -> None:
         await report.reset()
         assert [taint["key"] for taint in server.node["spec"]["taints"]] == ["late-0"]
 
-    run(act)
+    run(server, act)
 
 
 def test_report_fails_after_repeated_conflicts() -> None:
     """After repeated conflicts the report fails with Unavailable; the next one succeeds."""
+    server = NodeApi()
 
-    async def act(server: Server, api: Api) -> None:
+    async def act(api: Api) -> None:
         server.conflicts = TRIES
         report = report_of(api)
         with pytest.raises(Unavailable, match="others changed node node-1"):
@@ -48,70 +50,75 @@ def test_report_fails_after_repeated_conflicts() -> None:
         assert server.node["spec"]["taints"][-1]["key"] == "cmk"
         await report.reset()
 
-    run(act)
+    run(server, act)
 
 
 def test_zeroed_resources_are_restored_with_retries() -> None:
     """Resources that the kubelet zeroes are restored on the watch event, with retries."""
+    server = NodeApi()
 
-    async def act(server: Server, api: Api) -> None:
+    async def act(api: Api) -> None:
         report = report_of(api)
         await report.publish(state_of())
         server.written.clear()
         server.failures = [503, 500]
-        server.change(status={"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}})
+        server.others(status={"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}})
         server.tell()
         await server.written.wait()
         assert server.node["status"]["capacity"][CORES] == "3"
-        assert server.patched[-1] == "/api/v1/nodes/node-1/status"
+        assert server.patches[-1][0] == "/api/v1/nodes/node-1/status"
         await report.reset()
 
-    run(act)
+    run(server, act)
 
 
 def test_zeroed_resources_are_restored_while_observing() -> None:
     """An agent that observes restores the resources that bound pods claim."""
     pods = [bound("a", container("main", {CORES: 2}))]
 
-    async def act(server: Server, api: Api) -> None:
+    server = NodeApi()
+
+    async def act(api: Api) -> None:
         report = NodeReport(api, "node-1", source(*pods), interval_seconds=0)
         await report.publish(state_of(*pods))
         assert server.node["status"]["allocatable"][CORES] == "3"
         await report.publish(state_of(*pods, config=NodeConfig(observe=True)))
         assert server.node["status"]["allocatable"][CORES] == "2"
         server.written.clear()
-        server.change(status={"capacity": {}, "allocatable": {CORES: "0"}})
+        server.others(status={"capacity": {}, "allocatable": {CORES: "0"}})
         server.tell()
         await server.written.wait()
         assert server.node["status"]["allocatable"][CORES] == "2"
         await report.reset()
 
-    run(act)
+    run(server, act)
 
 
 def test_numbers_are_kept_while_the_runtime_is_away() -> None:
     """With an incomplete state nothing is published, but zeroed resources are restored from the last one."""
+    server = NodeApi()
 
-    async def act(server: Server, api: Api) -> None:
+    async def act(api: Api) -> None:
         report = report_of(api)
         await report.publish(state_of(complete=False))
         assert api.requests == 0
         await report.publish(state_of())
         await report.publish(state_of(complete=False))
         server.written.clear()
-        server.change(status={"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}})
+        server.others(status={"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}})
         server.tell()
         await server.written.wait()
         assert server.node["status"]["allocatable"][CORES] == "3"
         await report.reset()
 
-    run(act)
+    run(server, act)
 
 
 def test_a_missing_node_is_an_error_that_is_retried() -> None:
     """A missing node raises Gone, and the next report succeeds."""
+    server = NodeApi()
 
-    async def act(server: Server, api: Api) -> None:
+    async def act(api: Api) -> None:
         server.failures = [404]
         report = report_of(api)
         with pytest.raises(Gone):
@@ -120,30 +127,33 @@ def test_a_missing_node_is_an_error_that_is_retried() -> None:
         assert report.writes == 2
         await report.reset()
 
-    run(act)
+    run(server, act)
 
 
 def test_reset_needs_no_state() -> None:
     """Reset without a published state reads the node and removes corepin's labels."""
+    server = NodeApi()
 
-    async def act(server: Server, api: Api) -> None:
-        server.change(metadata={"labels": {"cmk.intel.com/cmk-node": "true"}})
+    async def act(api: Api) -> None:
+        server.others(metadata={"labels": {"cmk.intel.com/cmk-node": "true"}})
         await report_of(api).reset()
         assert server.node["metadata"]["labels"] == {}
         assert api.requests == 2
 
-    run(act)
+    run(server, act)
 
 
 def test_changed_group_label_is_a_condition_until_restored() -> None:
     """If the group label changes, a condition names it and the remedy until the label is restored."""
     group = "corepin.io/cpu-group"
 
-    def condition(server: Server) -> Any:
+    def condition(server: NodeApi) -> Any:
         return next(it for it in server.node["status"]["conditions"] if it["type"] == "CorepinDegraded")
 
-    async def act(server: Server, api: Api) -> None:
-        server.change(metadata={"labels": {group: "big"}})
+    server = NodeApi()
+
+    async def act(api: Api) -> None:
+        server.others(metadata={"labels": {group: "big"}})
         report = report_of(api)
         await report.publish(replace(state_of(), group="big"))
         assert condition(server)["status"] == "False"
@@ -155,16 +165,16 @@ def test_changed_group_label_is_a_condition_until_restored() -> None:
             (None, "is gone, but the agent runs with config.big.yaml"),
         ):
             server.written.clear()
-            server.change(metadata={"labels": {group: label}})
+            server.others(metadata={"labels": {group: label}})
             server.tell()
             await server.written.wait()
             assert condition(server)["reason"] == "GroupChanged"
             assert words in condition(server)["message"]
         server.written.clear()
-        server.change(metadata={"labels": {group: "big"}})
+        server.others(metadata={"labels": {group: "big"}})
         server.tell()
         await server.written.wait()
         assert condition(server)["reason"] == "NotDegraded"
         await report.reset()
 
-    run(act)
+    run(server, act)

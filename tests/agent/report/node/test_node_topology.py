@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,18 +13,16 @@ import pytest
 from agent.report.node_topology import TopologyReport, node_topology
 from agent.report.node_types import Node, NodeMeta, NodeStatus
 from agent.report.publisher import Later
-from apiserver.access import Access
-from apiserver.client import Api
 from apiserver.errors import Conflict
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, assemble
 from pinning.planning.node_config import NodeConfig
-from tests.agent.report.node.server import merged
+from tests.agent.fake_api import NodeApi, run
 from tests.agent.states import EXCLUSIVE, bound, state_of
 from tests.pods import container
 
-NODE = "/api/v1/nodes/node-1"
-OBJECTS = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+KIND = "noderesourcetopologies"
+OBJECT = f"/apis/topology.node.k8s.io/v1alpha2/{KIND}/node-1"
 AMOUNTS = {"cpu": "8", "memory": "16Gi", "hugepages-2Mi": "0", "pods": "110", "ephemeral-storage": "1Gi"}
 OURS = {"app.kubernetes.io/managed-by": "corepin"}
 PINNED = bound("a", container("main", 2), annotations=EXCLUSIVE)
@@ -44,56 +40,39 @@ class Clock:
         return self.now
 
 
-class Server:
+class TopologyApi(NodeApi):
     """A node, and its topology object if there is one."""
 
     def __init__(self, there: dict[str, Any] | None = None, *, has_kind: bool = True) -> None:
-        self.there = there
-        self.has_kind = has_kind
-        self.uid = "u"
-        self.version = 1
-        self.calls: list[str] = []
+        super().__init__()
+        self.others(status={"allocatable": AMOUNTS})
+        if there:
+            self.put(OBJECT, there)
+        if not has_kind:
+            self.refused = {KIND: httpx.Response(404, json={"message": "could not find the resource"})}
 
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Answer as the API server does."""
-        if request.url.path == NODE:
-            metadata = {"name": "node-1", "uid": self.uid}
-            return httpx.Response(200, json={"metadata": metadata, "status": {"allocatable": AMOUNTS}})
-        self.calls.append(request.method)
-        missing = self.there is None or not self.has_kind
-        if missing if request.method != "POST" else not self.has_kind:
-            return httpx.Response(404, json={"message": "the server could not find the requested resource"})
-        if request.method == "DELETE":
-            self.there = None
-            return httpx.Response(200, json={})
-        if request.method in {"POST", "PATCH"}:
-            body = json.loads(request.content)
-            if body["metadata"].pop("resourceVersion", str(self.version)) != str(self.version):
-                return httpx.Response(409, json={"message": "changed"})
-            self.put(merged(self.there, body))
-        return httpx.Response(200, json=self.there)
+    @property
+    def there(self) -> Any:
+        """The topology object."""
+        return self.objects.get(OBJECT)
 
-    def put(self, there: dict[str, Any]) -> None:
-        """Write the object as another program."""
-        self.version += 1
-        self.there = merged(there, {"metadata": {"resourceVersion": str(self.version)}})
+    @property
+    def methods(self) -> list[str]:
+        """The method of each request for the object."""
+        return [call.method for call in self.calls if KIND in call.path]
 
     @property
     def free(self) -> list[str]:
         """The free CPUs of each zone."""
-        assert self.there
         return [zone["resources"][0]["available"] for zone in self.there["zones"]]
 
 
-def run(server: Server, act: Callable[[TopologyReport], Awaitable[None]], clock: Clock | None = None) -> None:
+def run_report(
+    server: TopologyApi, act: Callable[[TopologyReport], Awaitable[None]], clock: Clock | None = None
+) -> None:
     """Run a coroutine with a reporter."""
-
-    async def main() -> None:
-        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
-        await act(TopologyReport(api, "node-1", clock or Clock(), interval_seconds=0))  # type: ignore[arg-type]
-        await api.close()
-
-    asyncio.run(main())
+    more: Any = {"interval_seconds": 0}
+    run(server, lambda api: act(TopologyReport(api, "node-1", clock or Clock(), **more)))  # type: ignore[arg-type]
 
 
 async def published(report: TopologyReport, *args: Any, **more: Any) -> Later:
@@ -143,74 +122,76 @@ def test_numa_nodes_that_the_filter_cannot_number_are_left_out() -> None:
 
 def test_topology_is_created_once_and_patched_on_changes() -> None:
     """An unchanged state costs no request, and nothing is written before the state is complete."""
-    server = Server()
+    server = TopologyApi()
 
     async def act(report: TopologyReport) -> None:
         await report.publish(state_of(complete=False))
-        assert server.calls == []
+        assert server.methods == []
         await published(report)
-        assert (server.calls, server.free) == (["GET", "POST"], ["2", "4"])
-        assert server.there
+        assert (server.methods, server.free) == (["GET", "POST"], ["2", "4"])
         assert server.there["kind"] == "NodeResourceTopology"
         assert server.there["metadata"]["labels"] == OURS
         await published(report)
         await published(report, bound("x"))
-        assert len(server.calls) == 2
+        assert len(server.methods) == 2
         await published(report, PINNED)
-        assert (server.calls[2:], server.free, report.writes) == (["PATCH"], ["0", "4"], 2)
+        assert (server.methods[2:], server.free, report.writes) == (["PATCH"], ["0", "4"], 2)
 
-    run(server, act)
+    run_report(server, act)
 
 
 def test_changes_of_others_are_reverted_periodically() -> None:
     """A deleted object, changed zones and a recreated node are corrected at the next periodic read."""
-    server, clock = Server(), Clock()
+    server, clock = TopologyApi(), Clock()
 
     async def act(report: TopologyReport) -> None:
         later = await published(report)
         assert later.seconds
         for is_lost in (True, False):
-            server.there = None if is_lost else {**(server.there or {}), "zones": []}
+            if is_lost:
+                del server.objects[OBJECT]
+            else:
+                server.put(OBJECT, {**server.there, "zones": []})
             await published(report)
             assert not (server.there or {}).get("zones")
             clock.now += later.seconds
             await published(report)
             assert server.free == ["2", "4"]
-        server.uid = "another"
+        server.others(metadata={"uid": "another"})
         clock.now += later.seconds
         await published(report)
-        assert server.there
         assert server.there["metadata"]["ownerReferences"][0]["uid"] == "another"
 
-    run(server, act, clock)
+    run_report(server, act, clock)
 
 
 def test_object_is_read_again_after_a_conflict() -> None:
     """After a conflict the object is read again, and left alone if another program owns it."""
-    server = Server()
+    server = TopologyApi()
 
     async def act(report: TopologyReport) -> None:
         await published(report)
         foreign = {"metadata": {"labels": {}}, "zones": ["theirs"]}
-        server.put(foreign)
+        server.put(OBJECT, foreign)
         with pytest.raises(Conflict):
             await report.publish(state_of(PINNED))
         assert (await published(report, PINNED)).refused == 1
-        assert server.there
         assert server.there["zones"] == ["theirs"]
 
-    run(server, act)
+    run_report(server, act)
 
 
 @pytest.mark.parametrize(
     ("server", "why"),
     [
-        pytest.param(Server({"metadata": {}, "zones": []}), "another program publishes", id="a foreign one"),
-        pytest.param(Server(has_kind=False), "install its CRD", id="no such kind"),
+        pytest.param(
+            TopologyApi({"metadata": {}, "zones": []}), "another program publishes", id="a foreign one"
+        ),
+        pytest.param(TopologyApi(has_kind=False), "install its CRD", id="no such kind"),
     ],
 )
 def test_foreign_object_or_missing_kind_is_logged_once(
-    server: Server, why: str, caplog: pytest.LogCaptureFixture
+    server: TopologyApi, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A foreign object or a missing CRD is logged once, counted as refused, and rechecked."""
     clock = Clock()
@@ -225,16 +206,16 @@ def test_foreign_object_or_missing_kind_is_logged_once(
         await report.reset()
 
     with caplog.at_level(logging.WARNING, "agent.report.node_topology"):
-        run(server, act, clock)
+        run_report(server, act, clock)
     [record] = caplog.records
     assert why in vars(record)["facts"]["why"]
-    assert set(server.calls) <= {"GET", "POST"}
-    assert len(server.calls) <= 7
+    assert set(server.methods) <= {"GET", "POST"}
+    assert len(server.methods) <= 7
 
 
 def test_reset_and_observing_delete_the_topology() -> None:
     """Reset and the observing mode delete the object, so that no scheduler uses stale data."""
-    server = Server()
+    server = TopologyApi()
 
     async def act(report: TopologyReport) -> None:
         await report.reset()
@@ -242,10 +223,10 @@ def test_reset_and_observing_delete_the_topology() -> None:
         await published(report, config=OBSERVING)
         assert server.there is None
         await published(report, config=OBSERVING)
-        assert server.calls[-1] == "DELETE"
+        assert server.methods[-1] == "DELETE"
         await published(report)
         assert server.free == ["2", "4"]
         await report.reset()
         assert server.there is None
 
-    run(server, act)
+    run_report(server, act)

@@ -15,8 +15,8 @@ from agent.report.node import NodeReport
 from agent.report.node_types import Node, NodeMeta
 from agent.report.overwritten_labels import WINDOW_SECONDS, WRITES, OverwrittenLabels
 from apiserver.client import Api
+from tests.agent.fake_api import NodeApi, run
 from tests.agent.fakes import Time
-from tests.agent.report.node.server import Server, run
 from tests.agent.states import source, state_of
 
 OURS = {"cpumanager": "true", "kubevirt.io/cpumanager": "true"}
@@ -106,27 +106,29 @@ def test_removing_labels_is_not_rate_limited() -> None:
 
 def test_rate_limited_labels_are_restored_when_the_window_ends() -> None:
     """The reporter restores the labels when the window ends, without another event."""
+    server = NodeApi()
 
-    async def act(server: Server, api: Api) -> None:
+    async def act(api: Api) -> None:
         labels = OverwrittenLabels(Clock(), Metrics(), window_seconds=0.2)
         report = NodeReport(api, "node-1", source(), KUBEVIRT, interval_seconds=0, labels=labels)
         await report.publish(state_of())
         for number in range(WRITES + 1):
             server.written.clear()
-            server.change(metadata={"labels": FALSE})
+            server.others(metadata={"labels": FALSE})
             server.tell()
             await server.written.wait()
             assert OURS.items() <= server.node["metadata"]["labels"].items(), number
         assert report.writes == WRITES + 2  # once for each overwrite, plus the first write
         await report.reset()
 
-    run(act)
+    run(server, act)
 
 
 def test_other_fields_do_not_wait_for_rate_limited_labels() -> None:
     """While labels wait for the rate limit, zeroed resources are restored at once."""
+    server = NodeApi()
 
-    async def act(server: Server, api: Api) -> None:
+    async def act(api: Api) -> None:
         time = Time()
         labels = OverwrittenLabels(time.clock(), Metrics())
         report = NodeReport(api, "node-1", source(), KUBEVIRT, interval_seconds=0, labels=labels)
@@ -135,7 +137,7 @@ def test_other_fields_do_not_wait_for_rate_limited_labels() -> None:
             await overwritten(server)
         server.written.clear()
         zero = {"cmk.intel.com/exclusive-cores": "0"}
-        server.change(metadata={"labels": FALSE}, status={"capacity": zero, "allocatable": zero})
+        server.others(metadata={"labels": FALSE}, status={"capacity": zero, "allocatable": zero})
         server.tell()
         await server.written.wait()
         assert server.node["status"]["capacity"]["cmk.intel.com/exclusive-cores"] == "3"
@@ -146,10 +148,10 @@ def test_other_fields_do_not_wait_for_rate_limited_labels() -> None:
             await asyncio.sleep(0)
         await report.reset()
 
-    async def overwritten(server: Server) -> None:
+    async def overwritten(server: NodeApi) -> None:
         server.written.clear()
-        server.change(metadata={"labels": FALSE})
+        server.others(metadata={"labels": FALSE})
         server.tell()
         await server.written.wait()
 
-    run(act)
+    run(server, act)
