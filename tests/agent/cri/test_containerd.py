@@ -130,6 +130,18 @@ def test_list_has_pod_pid_and_cgroup_of_containers(containerd: Containerd) -> No
     assert not running.in_vm
 
 
+def test_annotations_of_a_pod_make_no_machine_of_it(containerd: Containerd) -> None:
+    """A tenant's annotations and labels for Kata leave an ordinary container in its cgroup, where it is moved."""
+    words = {"io.katacontainers.config.hypervisor.default_vcpus": "1", "io.kubernetes.cri-o.kata": "x"}
+    containerd.run_pod("web", "uid-1", words, labels=words).run("main")
+
+    found = containers(containerd)["main"]
+
+    assert not found.in_vm
+    assert found.cgroup
+    assert found.pid
+
+
 def test_name_has_the_version(containerd: Containerd) -> None:
     """The name of the runtime includes its version."""
 
