@@ -23,6 +23,7 @@ from tests.environments.server.start import require
 
 VERSION = version_of(Path())
 MACHINE = {name: word for word, name in MACHINES.items()}[platform.machine()]
+LARGEST_MB = 8  # more libraries with byte code of their own, once for each Python, make the archive of a release larger
 HERE = ".".join(map(str, sys.version_info[:2]))
 
 
@@ -73,6 +74,15 @@ def test_archive_has_nothing_that_no_verb_imports(archive: Path) -> None:
     assert [
         name for name in sorted(names) for it in unused() if fnmatch(name, it) or fnmatch(name, f"{it}/*")
     ] == []
+
+
+@pytest.mark.server
+def test_size(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The size of the archive, with libraries for one Python, is printed and stays below a limit."""
+    size = archive.stat().st_size / 1e6
+    with capsys.disabled():
+        sys.stdout.write(f"\nplugin: {size:.1f} MB\n")
+    assert size < LARGEST_MB
 
 
 @pytest.mark.server
