@@ -40,6 +40,7 @@ from agent.reconcile.checkpoint import NeedsNewer, StateDir, Unusable
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.reserve import start_config
 from pinning.contract import QuietWord
+from pinning.planning.node_config import ExecAffinity
 from pinning.planning.node_sets import check_machine
 
 if TYPE_CHECKING:
@@ -372,6 +373,8 @@ def _exec_watch(config: AgentConfig, runtime: Runtime, metrics: Metrics) -> Exec
     if not isinstance(runtime, CRI):
         return None
     events, affinity = ContainerdExecs(runtime.socket), config.config.exec_affinity
+    if not (config.irq and config.config.keeps_quiet):
+        affinity = affinity or ExecAffinity.NONE
     return ExecWatch(events, ExecMetrics(metrics.registry), affinity, place_exec, started)
 
 

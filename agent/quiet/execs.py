@@ -19,6 +19,7 @@ from agent.kernel.cgroup_names import container_id
 from agent.node_state import ContainerExecs
 from pinning.contract import CPUPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.ledger import quiet_sharers
 from pinning.planning.node_config import ExecAffinity, exec_cpus
 from pinning.planning.observed import Owner
 
@@ -137,7 +138,7 @@ class ExecWatch:
         self,
         events: ExecEvents,
         metrics: ExecMetrics,
-        affinity: ExecAffinity,
+        affinity: ExecAffinity | None,
         place: PlaceExec,
         started_at: Callable[[int], int],
         clock: Clock | None = None,
@@ -321,8 +322,12 @@ class ExecWatch:
         return placed
 
 
-def exec_targets(state: NodeState, affinity: ExecAffinity) -> Iterator[tuple[str, ExecTarget]]:
-    """Yield the exclusive containers that run on the host's kernel, by their ids; an observing agent puts none aside."""
+def exec_targets(state: NodeState, affinity: ExecAffinity | None) -> Iterator[tuple[str, ExecTarget]]:
+    """Yield the exclusive containers that run on the host's kernel, by their ids; an observing agent puts none aside.
+
+    Without an affinity processes of containers under `quiet` with `shared-cpus` run on the shared set.
+    """
+    sharers = quiet_sharers(state.ledger.parts) if affinity is None else frozenset()
     for pod in state.pods:
         for it in pod.containers:
             if it.policy is not CPUPolicy.EXCLUSIVE or not it.cpus:
@@ -330,6 +335,7 @@ def exec_targets(state: NodeState, affinity: ExecAffinity) -> Iterator[tuple[str
             cgroup = state.cgroups.get(f"{pod.namespace}/{pod.name}/{it.name}", "")
             if (key := container_id(cgroup.rpartition("/")[2])) is None:
                 continue
-            cpus = EMPTY if state.observes else exec_cpus(affinity, it.cpus, it.others)
-            names = (pod.namespace, pod.name, it.name)
-            yield key, ExecTarget(Owner(pod.uid, it.name), names, cgroup, cpus)
+            owner, names = Owner(pod.uid, it.name), (pod.namespace, pod.name, it.name)
+            where = affinity or (ExecAffinity.SHARED if owner in sharers else ExecAffinity.NONE)
+            cpus = EMPTY if state.observes else exec_cpus(where, it.cpus, it.others)
+            yield key, ExecTarget(owner, names, cgroup, cpus)

@@ -100,7 +100,7 @@ class NodeConfig:
     near_ignore: tuple[str, ...] = ()  # patterns of resources that containers are not placed beside
     quota: Quota = Quota.AUTO
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
-    exec_affinity: ExecAffinity = ExecAffinity.NONE
+    exec_affinity: ExecAffinity | None = None  # None: `shared` under `quiet` with shared CPUs, else `none`
     strict_threads: bool = False  # owners of exclusive cores never get pool CPUs, even through `cmk isolate`
     counted_claims: frozenset[SMTPolicy] = frozenset()  # whose whole cores the scheduler counts
     uncounted_claims: UncountedClaims = UncountedClaims.REPORT
@@ -165,7 +165,7 @@ def read_node_config(given: object) -> NodeConfig:
         near_ignore=keys.patterns("nearIgnore"),
         quota=keys.word("quota", Quota.AUTO),
         vm_threads=keys.word("vmThreads", VMThreadsPolicy.UNION),
-        exec_affinity=keys.word("execAffinity", ExecAffinity.NONE),
+        exec_affinity=keys.word("execAffinity", ExecAffinity.NONE) if keys.value("execAffinity") else None,
         strict_threads=keys.flag("strictThreads"),
         counted_claims=keys.counted("countedClaims"),
         uncounted_claims=keys.word("uncountedClaims", UncountedClaims.REPORT),

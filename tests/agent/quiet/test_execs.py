@@ -16,7 +16,7 @@ from agent.node_state import NodeState, PlacedExec, StartedExec
 from agent.quiet import execs as module
 from agent.quiet.execs import ExecMetrics, ExecWatch, exec_targets
 from agent.serve.state_json import agent_state
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import ExecAffinity
 from tests.agent.states import EXCLUSIVE, bound, owner, state_of
 from tests.pods import container
@@ -62,7 +62,7 @@ class Events:
 class Node:
     """A watch with its events and the processes that it moved."""
 
-    def __init__(self, affinity: ExecAffinity = ExecAffinity.LAST) -> None:
+    def __init__(self, affinity: ExecAffinity | None = ExecAffinity.LAST) -> None:
         self.registry = CollectorRegistry()
         self.events = Events()
         self.moved: list[tuple[int, str, CPUSet, int | None]] = []
@@ -139,11 +139,12 @@ def test_exec_that_has_ended_is_counted_and_not_placed(node: Node) -> None:
 @pytest.mark.parametrize(
     ("affinity", "state"),
     [
-        pytest.param(ExecAffinity.NONE, STATE, id="as-the-default-says"),
+        pytest.param(None, STATE, id="as-the-default-says"),
+        pytest.param(ExecAffinity.NONE, STATE, id="as-the-operator-says"),
         pytest.param(ExecAffinity.LAST, replace(STATE, observes=True), id="observing"),
     ],
 )
-def test_execs_are_not_moved_without_the_option(affinity: ExecAffinity, state: NodeState) -> None:
+def test_execs_are_not_moved_without_the_option(affinity: ExecAffinity | None, state: NodeState) -> None:
     """Without the option, or while observing, no process is moved."""
     node = Node(affinity)
     node.watch.follow(state)
@@ -354,6 +355,30 @@ def test_whether_execs_are_counted_is_published(node: Node) -> None:
 def test_containers_in_machines_are_not_counted() -> None:
     """Their execs are in the guest, and the container has no cgroup on the host."""
     assert list(exec_targets(replace(STATE, cgroups={}), ExecAffinity.LAST)) == []
+
+
+@pytest.mark.parametrize(
+    ("affinity", "noise", "shares", "cpus"),
+    [
+        pytest.param(None, "quiet", "true", "shared", id="default"),
+        pytest.param(None, "quiet", "false", "", id="no shared CPUs"),
+        pytest.param(None, "none", "true", "", id="not quiet"),
+        pytest.param(ExecAffinity.NONE, "quiet", "true", "", id="the operator wants none"),
+        pytest.param(ExecAffinity.LAST, "quiet", "true", "last", id="the operator wants the last"),
+    ],
+)
+def test_execs_of_quiet_containers_run_on_the_shared_set_by_default(
+    affinity: ExecAffinity | None, noise: str, shares: str, cpus: str
+) -> None:
+    """Where the container may use the shared set, and the operator has not chosen otherwise."""
+    words = {**EXCLUSIVE, "noise-policy.corepin.io/pod": noise, "shared-cpus.corepin.io/pod": shares}
+    state = state_of(bound("web", container("main", 2), annotations=words))
+    (web,) = state.pods
+    main = replace(web.containers[0], others=CPUSet([0]) if shares == "true" else EMPTY)
+    state = replace(state, pods=(replace(web, containers=(main,)),), cgroups=CGROUPS)
+    ((_, target),) = exec_targets(state, affinity)
+    places = {"shared": CPUSet([0]), "last": CPUSet([max(main.cpus)]), "": EMPTY}
+    assert target.cpus == places[cpus]
 
 
 async def turns(number: int = 20) -> None:
