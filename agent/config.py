@@ -62,6 +62,7 @@ class AgentConfig:
     interrupts: Path = Path("/proc/interrupts")  # the host's, which container runtimes mask
     irq: Path | None = None  # the host's /proc/irq, writable; None: interrupts are not moved
     workqueues: Path | None = None  # the host's masks of workqueues, writable; None: not moved
+    power: Path | None = None  # the host's /sys/devices/system/cpu, writable; None: idle states are not bound
     irqbalance: Path = Path(IRQBALANCE)  # the folder of its socket
     kubelet_cgroup_root: str = "/"  # the kubelet's `cgroupRoot`, the parent of the cgroup of all pods
     nri: Path | None = None  # the runtime's NRI socket; None: off

@@ -36,15 +36,15 @@ from agent.kernel.machine import NO_POD_ROOT, NodeMachine, machine_id
 from agent.kubelet.policy import LOOK_SECONDS, MountedState
 from agent.metrics import Metrics
 from agent.process import Agent, Listeners, Parts, run_until_signal
+from agent.quiet.assembly import quieting_of
 from agent.reconcile.checkpoint import NeedsNewer, StateDir, Unusable
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.reserve import start_config
-from pinning.contract import QuietWord
 from pinning.planning.node_config import ExecAffinity
 from pinning.planning.node_sets import check_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine
     from pathlib import Path
 
     from agent.claim_interfaces import DeviceClaims
@@ -63,11 +63,8 @@ if TYPE_CHECKING:
         Wrappers,
     )
     from agent.quiet.execs import ExecWatch
-    from agent.quiet.part import Part
-    from agent.quiet.quieting import Quieting
     from agent.quiet.watch import NoiseWatch
     from agent.reconcile.checkpoint import Saved
-    from agent.reconcile.restorable import Restorable
     from agent.report.publisher import Reporter
     from agent.vm_interfaces import BootingMachines, VirtualMachines
     from agent.wrappers.exits import AskExit
@@ -181,7 +178,7 @@ async def build(config: AgentConfig) -> Agent:
     interfaces = Interfaces(*edges, observed, vms, wrappers, boots, devices, claims)
     chosen = (*reporters(config, api, interfaces.pods, metrics), *_slices(config, api, claims))
     noise, execs = _noise_watch(config, metrics), _exec_watch(config, runtime, metrics)
-    quieting = _quieting(config, state_dir, machine)
+    quieting = quieting_of(config, state_dir, machine)
     parts = Parts(
         interfaces, settings, state_dir, saved, chosen, metrics, noise=noise, execs=execs, quieting=quieting
     )
@@ -376,46 +373,6 @@ def _exec_watch(config: AgentConfig, runtime: Runtime, metrics: Metrics) -> Exec
     if not (config.irq and config.config.keeps_quiet):
         affinity = affinity or ExecAffinity.NONE
     return ExecWatch(events, ExecMetrics(metrics.registry), affinity, place_exec, started)
-
-
-def _quieting(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Quieting:
-    """Return what keeps CPUs quiet, where the node's /proc/irq is mounted."""
-    from agent.quiet import balancer, taken, workqueue_mover
-    from agent.quiet.quieting import NO_COMPONENT, SWITCHED_OFF, Quieting
-    from agent.reconcile.restorable import Restorable
-
-    boot_id, monotonic = machine.boot_id(), Clock().monotonic
-    files = (taken.FILE, balancer.FILE, workqueue_mover.FILE)
-    saved = {file: Restorable(state_dir.beside(file), boot_id) for file in files}
-    if config.irq is None:
-        is_left = any(it.originals or it.problem for it in saved.values())
-        return Quieting(None, NO_COMPONENT, is_left=is_left)
-    from agent.quiet.interrupts import KernelInterrupts
-    from agent.quiet.irqbalance import Irqbalance
-    from agent.quiet.keeper import QuietKeeper
-    from agent.quiet.mover import InterruptMover
-
-    node, store = config.config, taken.TakenStore(saved[taken.FILE])
-    interrupts = KernelInterrupts(config.irq, config.root / "sys")
-    irqbalance = Irqbalance(config.irqbalance, config.root / "proc")
-    tells = balancer.Balancer(irqbalance, saved[balancer.FILE], monotonic, is_told=node.tells_irqbalance)
-    mover = InterruptMover(interrupts, store, monotonic)
-    parts = _quiet_parts(config, saved)
-    why_still = "" if node.quiet_interrupts else SWITCHED_OFF
-    keeper = QuietKeeper(interrupts, mover, tells, parts, why_still)
-    return Quieting(keeper, "" if node.keeps_quiet else SWITCHED_OFF)
-
-
-def _quiet_parts(config: AgentConfig, saved: Mapping[str, Restorable]) -> Mapping[QuietWord, Part]:
-    """Return what changes for quiet CPUs beside interrupts."""
-    from agent.quiet.taken import TakenStore
-    from agent.quiet.workqueue_mover import FILE, WorkqueueMover
-    from agent.quiet.workqueues import AbsentWorkqueues, KernelWorkqueues
-
-    workqueues = KernelWorkqueues(config.workqueues) if config.workqueues else AbsentWorkqueues()
-    is_wanted = config.config.quiet_workqueues
-    mover = WorkqueueMover(workqueues, TakenStore(saved[FILE]), Clock().monotonic, is_wanted=is_wanted)
-    return {QuietWord.WORKQUEUES: mover}
 
 
 def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine, runtime: Runtime) -> Wrappers:

@@ -208,6 +208,7 @@ class QuietWord(StrEnum):
     """What the agent changes for quiet CPUs beside interrupts, in its state and in messages."""
 
     WORKQUEUES = "workqueues"
+    IDLE_STATES = "deep idle states"
 
 
 class IOThreadsPolicy(StrEnum):

@@ -129,9 +129,9 @@ ROOMS = {
         "published.agent_state",
     ),
     "agent.quiet": (
-        *("agent.clock", "agent.errors", "agent.interfaces", "agent.kernel.cgroup_names"),
+        *("agent.clock", "agent.config", "agent.errors", "agent.interfaces", "agent.kernel.cgroup_names"),
         *("agent.kernel.procfs", "agent.node_state", "agent.reconcile.foreign_writes"),
-        *("agent.reconcile.restorable", "logs.printable", "pinning"),
+        *("agent.reconcile.checkpoint", "agent.reconcile.restorable", "logs.printable", "pinning"),
     ),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),

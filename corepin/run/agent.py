@@ -88,6 +88,8 @@ def _add_quiet_flags(parser: argparse.ArgumentParser) -> None:
     add_optional_flag(parser, "--irq", "DIR", irq)
     masks = "the host's /sys/devices/virtual/workqueue, writable, with --irq to keep workqueues off too; default: off"
     add_optional_flag(parser, "--workqueues", "DIR", masks)
+    power = "the host's /sys/devices/system/cpu, writable, with --irq to bound idle states; default: off"
+    add_optional_flag(parser, "--power", "DIR", power)
     add_flag(parser, "--irqbalance", "DIR", "where the host's irqbalance has its socket", IRQBALANCE)
 
 
@@ -161,6 +163,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             interrupts=Path(args.interrupts),
             irq=_path(args.irq),
             workqueues=_path(args.workqueues),
+            power=_path(args.power),
             irqbalance=Path(args.irqbalance),
             kubelet_cgroup_root=args.kubelet_cgroup_root,
             nri=parse_nri(args.nri),

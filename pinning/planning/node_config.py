@@ -109,13 +109,14 @@ class NodeConfig:
     noise_limits: tuple[tuple[NoiseKind, float], ...] = ()  # in a second; what has none is never reported
     quiet_interrupts: bool = False  # keep interrupts off the CPUs of containers under `quiet`
     quiet_workqueues: bool = False  # keep unbound workqueues off these CPUs
+    quiet_latency: int | None = None  # microseconds in which these CPUs leave idle states; None: as they are
     tells_irqbalance: bool = True  # of quiet CPUs; False: the operator has configured it
     kubelet_binds_memory: bool = False  # detected by the agent: the kubelet's Memory Manager policy is Static
 
     @property
     def keeps_quiet(self) -> bool:
         """Return whether anything is changed for containers under `quiet`."""
-        return self.quiet_interrupts or self.quiet_workqueues
+        return self.quiet_interrupts or self.quiet_workqueues or self.quiet_latency is not None
 
 
 DEFAULT = NodeConfig()
@@ -142,7 +143,9 @@ KEYS = (
     "noise",
     "quiet",
 )
-QUIET_KEYS = ("interrupts", "workqueues", "irqbalance")
+QUIET_KEYS = ("interrupts", "workqueues", "irqbalance", "powerLatency")
+OFF: Final = "off"
+MOST_LATENCY: Final = 10**6  # microseconds; no idle state takes a second to leave
 MOST_RATE: Final = 10**9  # in a second
 POOL_KEYS = ("exclusive_cores", "shared_cores", "exclusive_non_isolcpus", "exclusive_mode", "shared_mode")
 
@@ -174,6 +177,7 @@ def read_node_config(given: object) -> NodeConfig:
         noise_limits=_read_noise(keys.value("noise")),
         quiet_interrupts=quiet.flag("interrupts"),
         quiet_workqueues=quiet.flag("workqueues"),
+        quiet_latency=quiet.latency("powerLatency"),
         tells_irqbalance=quiet.word("irqbalance", Irqbalance.TELL) is Irqbalance.TELL,
     )
 
@@ -312,6 +316,15 @@ class _Keys:
             return 0
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.bad(key, "a whole number of cores, 0 or more")
+        return value
+
+    def latency(self, key: str) -> int | None:
+        """Return microseconds; None for `off`, which YAML may read as false, and when absent."""
+        value = self.value(key)
+        if value is None or value is False or value == OFF:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_LATENCY:
+            raise self.bad(key, f"{OFF}, or microseconds from 1 to {MOST_LATENCY}")
         return value
 
     def rate(self, key: str) -> float:

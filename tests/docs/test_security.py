@@ -37,7 +37,7 @@ def test_rights_of_the_agent_are_documented() -> None:
 
 def test_host_access_of_the_agent_is_documented() -> None:
     """Each path of the host, each capability, and the namespaces of the host that it shares."""
-    components = ("nri", "quiet", "dra")
+    components = ("nri", "quiet", "quiet-power", "dra")
     files = ("agent.yaml", *(f"../components/{name}/agent.yaml" for name in components))
     spec, *more = (item["spec"]["template"]["spec"] for file in files for item in documents(file))
     volumes = [volume for part in (spec, *more) for volume in part["volumes"]]
@@ -46,7 +46,9 @@ def test_host_access_of_the_agent_is_documented() -> None:
     assert (
         set(
             re.findall(
-                r"^\| `(/[\w/.-]+)`(?:, with the component `(?:nri|quiet|dra)`)? \|", described, re.MULTILINE
+                r"^\| `(/[\w/.-]+)`(?:, with the component `(?:nri|quiet|quiet-power|dra)`)? \|",
+                described,
+                re.MULTILINE,
             )
         )
         == paths

@@ -24,6 +24,7 @@ INSTALLS = (
     "nri",
     "vm-probe",
     "quiet",
+    "quiet-power",
     "priority-quota",
     "counted",
     "guard",
@@ -34,7 +35,7 @@ INSTALLS = (
     "claim-limits",
 )  # each is a whole corepin
 ROTATING = (
-    *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe", "quiet"),
+    *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe", "quiet", "quiet-power"),
     *("priority-quota", "counted", "guard", "dashboard", "numa-scheduling"),
     *("dra", "dra-cpu-class", "claim-limits"),
 )

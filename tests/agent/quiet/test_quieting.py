@@ -15,11 +15,10 @@ import pytest
 
 from agent.config import AgentConfig
 from agent.errors import Refused
-from agent.main import _quieting
 from agent.node_state import QUIET_PENDING, NodeState, QuietResult
 from agent.process import Agent
 from agent.published_parts import MOST_REASON
-from agent.quiet import balancer, taken, workqueue_mover
+from agent.quiet.assembly import FILES, quieting_of
 from agent.quiet.level_publisher import LevelPublisher
 from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
 from agent.report.pod_status import pod_status
@@ -411,14 +410,14 @@ def test_interrupts_are_moved_only_with_the_option(tmp_path: Path, config: NodeC
     """On nodes with the component for counting, an upgrade must not write to /proc/irq."""
     agent = AgentConfig("n", tmp_path, irq=tmp_path / "irq", config=config)
     node = FakeNode(tmp_path / "state")
-    quieting = _quieting(agent, node.state_dir, node.machine)
+    quieting = quieting_of(agent, node.state_dir, node.machine)
     said = quieting.add(STATE)
     assert (quiet_of(said), said.quiet is None) == (reason, reason == SWITCHED_OFF)
     assert not [*(tmp_path / "state").glob("i*.json")]
     node.close()
 
 
-@pytest.mark.parametrize("name", [taken.FILE, balancer.FILE, workqueue_mover.FILE])
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(("version", "is_done"), [(1, False), (2, False), (None, True)])
 def test_reset_without_the_component_fails_while_changes_are_left(
     tmp_path: Path, name: str, version: int | None, is_done: bool, caplog: pytest.LogCaptureFixture
@@ -428,7 +427,7 @@ def test_reset_without_the_component_fails_while_changes_are_left(
     boot = node.machine.boot_id() if version else "another"
     saved = {"version": version or 1, "bootID": boot, "originals": {"ban": "x"}}
     node.state_dir.beside(name).write_text(json.dumps(saved))
-    quieting = _quieting(AgentConfig("n", tmp_path, irq=None), node.state_dir, node.machine)
+    quieting = quieting_of(AgentConfig("n", tmp_path, irq=None), node.state_dir, node.machine)
     assert quieting.restore() is is_done
     assert ("quiet CPUs not restored" in [it.message for it in caplog.records]) is not is_done
     node.close()
@@ -449,7 +448,7 @@ def test_workqueues_alone_are_moved_where_interrupts_are_not_asked_for(tmp_path:
         (None, f"{SWITCHED_OFF}; workqueues: the node's workqueue masks are not mounted"),
         (folder, SWITCHED_OFF),
     ):
-        quieting = _quieting(replace(agent, workqueues=workqueues), node.state_dir, node.machine)
+        quieting = quieting_of(replace(agent, workqueues=workqueues), node.state_dir, node.machine)
         quieting.add(STATE)
         asyncio.run(shown_round(quieting))
         assert (quiet_of(quieting.add(STATE)) or "").startswith(reason)
@@ -484,7 +483,7 @@ def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_told: bool) 
         "n", tmp_path, irq=tmp_path / "irq", irqbalance=tmp_path / "run", root=tmp_path, config=config
     )
     node = FakeNode(tmp_path / "state")
-    quieting = _quieting(agent, node.state_dir, node.machine)
+    quieting = quieting_of(agent, node.state_dir, node.machine)
     quieting.add(STATE)
     asyncio.run(shown_round(quieting))
     assert affinity.read_text().strip().startswith("0-7" if is_told else "0,2-4,6-7")

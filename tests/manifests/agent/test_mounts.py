@@ -88,6 +88,23 @@ def test_quiet_adds_four_mounts_and_no_capability() -> None:
     assert base["containers"][0]["securityContext"] == quiet["containers"][0]["securityContext"]
 
 
+def test_quiet_power_adds_one_mount_to_quiet() -> None:
+    """All files of CPUs, writable: those that bound idle states lie in a folder of each CPU."""
+    quiet, power = (
+        manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
+        for name in ("quiet", "quiet-power")
+    )
+    mounts = agent_mounts(power)
+    mount, volume = mounts.pop("/host/cpu")
+    assert volume["hostPath"] == {"path": "/sys/devices/system/cpu", "type": "Directory"}
+    assert "readOnly" not in mount
+    assert mounts == agent_mounts(quiet)
+    there, added = ({it["name"]: it for it in spec["containers"][0]["env"]} for spec in (quiet, power))
+    assert added.pop("COREPIN_POWER")["value"] == mount["mountPath"]
+    assert added == there
+    assert quiet["containers"][0]["securityContext"] == power["containers"][0]["securityContext"]
+
+
 def test_nri_may_be_applied_twice(tmp_path: Path) -> None:
     """A component that needs it brings it along, and who names both gets one mount."""
     (tmp_path / "manifests").symlink_to(ROOT.absolute())

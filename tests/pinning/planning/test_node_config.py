@@ -53,7 +53,7 @@ EVERY_KEY = {
         "shared_mode": "packed",
     },
     "noise": {"softirqs": 5000, "interrupts": 0.5},
-    "quiet": {"interrupts": True, "workqueues": True, "irqbalance": "ignore"},
+    "quiet": {"interrupts": True, "workqueues": True, "irqbalance": "ignore", "powerLatency": 20},
 }
 
 
@@ -82,6 +82,7 @@ def test_every_key_is_read() -> None:
         noise_limits=((NoiseKind.INTERRUPTS, 0.5), (NoiseKind.SOFTIRQS, 5000.0)),
         quiet_interrupts=True,
         quiet_workqueues=True,
+        quiet_latency=20,
         tells_irqbalance=False,
     )
 
@@ -171,6 +172,10 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param({"quiet": {"interrupts": "yes"}}, "quiet.interrupts: 'yes'", id="quiet interrupts"),
         pytest.param({"quiet": {"irqbalance": "stop"}}, "quiet.irqbalance: 'stop'", id="irqbalance"),
         pytest.param({"quiet": {"workqueues": 1}}, "quiet.workqueues: 1 ", id="quiet workqueues"),
+        pytest.param({"quiet": {"powerLatency": 0}}, "powerLatency: 0 .*off, or micro", id="no latency"),
+        pytest.param({"quiet": {"powerLatency": True}}, "powerLatency: True .*off, or", id="true latency"),
+        pytest.param({"quiet": {"powerLatency": "20"}}, "powerLatency: .20. ", id="text latency"),
+        pytest.param({"quiet": {"powerLatency": 1000001}}, "powerLatency: 1000001 ", id="long latency"),
         pytest.param({"quiet": {"rdt": True}}, "quiet.rdt: the key is unknown", id="quiet key"),
         pytest.param({"noise": {"irqs": 3}}, "noise.irqs: the key is unknown", id="noise key"),
         pytest.param(
@@ -215,5 +220,8 @@ def test_execs_go_where_the_operator_wants_them(affinity: ExecAffinity, others: 
 
 def test_any_part_keeps_cpus_quiet() -> None:
     """Without one the component `quiet` only counts."""
-    parts = [NodeConfig(), NodeConfig(quiet_interrupts=True), NodeConfig(quiet_workqueues=True)]
-    assert [it.keeps_quiet for it in parts] == [False, True, True]
+    parts = [{}, {"interrupts": True}, {"workqueues": True}, {"powerLatency": 1}]
+    kept = [read_node_config({"quiet": it}).keeps_quiet for it in parts]
+    assert kept == [False, True, True, True]
+    for off in ("off", False, None):  # YAML reads off as false
+        assert not read_node_config({"quiet": {"powerLatency": off}}).keeps_quiet
