@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dashboard.model.history import node_changes, pod_changes
 from dashboard.model.records import Node, Pod
 from pinning.contract import STATUS_POOLS
 from pinning.machine.cpuset import CPUSet
 from tests.dashboard.clusters import a_node, a_pod
 from tests.dashboard.documents import Document, container, grid, node, owner, pod, pools, refused
+from tests.tables import table
 
 MACHINE = grid(1, 1, 1, 8)
 HOLDER = "default/web/main"
@@ -36,22 +35,15 @@ def pods_said(old: Document | None, new: Document) -> list[str]:
     return [change.text for change in pod_changes("now", before, {"default/web": a_pod(new)}, {})]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        pytest.param([], [owner("1,9")], "got CPUs 1,9 (exclusive)", id="got"),
-        pytest.param(
-            [], [owner("1", smt="isolate", idle="9")], "got CPUs 1, siblings 9 idle (exclusive)", id="idle"
-        ),
-        pytest.param([owner("1,9")], [owner("2,10")], "moved from CPUs 1,9 to 2,10", id="moved"),
-        pytest.param([owner("1,9")], [], "gave back CPUs 1,9", id="gave back"),
-        pytest.param(
-            [owner("1,9")],
-            [owner("1,9", smt="require")],
-            "keeps CPUs 1,9, now exclusive require",
-            id="policy",
-        ),
-    ],
+@table(
+    "old, new, said",
+    {
+        "got": ([], [owner("1,9")], "got CPUs 1,9 (exclusive)"),
+        "idle": ([], [owner("1", smt="isolate", idle="9")], "got CPUs 1, siblings 9 idle (exclusive)"),
+        "moved": ([owner("1,9")], [owner("2,10")], "moved from CPUs 1,9 to 2,10"),
+        "gave back": ([owner("1,9")], [], "gave back CPUs 1,9"),
+        "policy": ([owner("1,9")], [owner("1,9", smt="require")], "keeps CPUs 1,9, now exclusive require"),
+    },
 )
 def test_owners_come_move_and_go(old: list[Document], new: list[Document], said: str) -> None:
     """A change of an owner's CPUs is one line."""

@@ -27,6 +27,7 @@ from drawing.picture import Use
 from pinning.contract import STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
 from tests.dashboard.clusters import a_node, a_pod, an_event
 from tests.dashboard.documents import NOW, TIME, container, event, grid, node, owner, pod, pools
+from tests.tables import table
 
 MACHINE = grid(2, 1, 1, 4)  # CPUs 0-7, siblings 8-15
 
@@ -45,25 +46,20 @@ def test_node_without_annotations_has_no_agent() -> None:
     assert (found.pools, found.picture, found.problem) == (None, None, "")
 
 
-@pytest.mark.parametrize(
-    ("topology", "sets"),
-    [
-        pytest.param("{", "{}", id="no JSON"),
-        pytest.param(json.dumps(MACHINE.to_dict()), "[]", id="sets of another shape"),
-        pytest.param("{}", json.dumps(pools(MACHINE)), id="a machine without cores"),
-        pytest.param(
-            json.dumps(MACHINE.to_dict()), json.dumps(pools(MACHINE) | {"reserved": "x"}), id="no CPU list"
-        ),
-        pytest.param(
-            json.dumps(MACHINE.to_dict()), json.dumps(pools(MACHINE) | {"free": "9-1"}), id="free backwards"
-        ),
-        pytest.param(
+@table(
+    "topology, sets",
+    {
+        "no JSON": ("{", "{}"),
+        "sets of another shape": (json.dumps(MACHINE.to_dict()), "[]"),
+        "a machine without cores": ("{}", json.dumps(pools(MACHINE))),
+        "no CPU list": (json.dumps(MACHINE.to_dict()), json.dumps(pools(MACHINE) | {"reserved": "x"})),
+        "free backwards": (json.dumps(MACHINE.to_dict()), json.dumps(pools(MACHINE) | {"free": "9-1"})),
+        "too many CPUs": (
             json.dumps(MACHINE.to_dict()),
             json.dumps(pools(MACHINE) | {"owners": {"a/b/c": owner("0-99999999")}}),
-            id="too many CPUs",
         ),
-        pytest.param("{}", '{"x": ' + "[" * 10_000, id="deep"),
-    ],
+        "deep": ("{}", '{"x": ' + "[" * 10_000),
+    },
 )
 def test_damaged_annotations_of_a_node_are_a_problem_and_no_failure(topology: str, sets: str) -> None:
     """Damaged annotations of a node are a problem on its page, and raise no exception."""
@@ -109,15 +105,13 @@ def test_damaged_status_of_a_pod_is_a_problem_and_no_failure(text: str) -> None:
     assert (found.status, found.problem) == (None, UNREADABLE)
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
-    [
-        pytest.param('{"vm": {"vcpus": [' + ",".join(['"0-9"'] * 3000) + "]}}", id="vcpus"),
-        pytest.param('{"x": "' + "x" * MOST_LARGE_STATUS + '"}', id="long"),
-        pytest.param(
-            '{"containers": {' + ",".join(f'"{at}":{{}}' for at in range(600)) + "}}", id="containers"
-        ),
-    ],
+    {
+        "vcpus": '{"vm": {"vcpus": [' + ",".join(['"0-9"'] * 3000) + "]}}",
+        "long": '{"x": "' + "x" * MOST_LARGE_STATUS + '"}',
+        "containers": '{"containers": {' + ",".join(f'"{at}":{{}}' for at in range(600)) + "}}",
+    },
 )
 def test_status_that_would_take_much_memory_is_not_read(text: str) -> None:
     """The page names the remedy; a short text may stand for a hundred times as much memory."""

@@ -13,6 +13,7 @@ from agent.report import desired_node, events
 from pinning import contract
 from pinning.planning import cpu_groups, refusal
 from tests.docs import said
+from tests.tables import table
 
 PAGE = Path("docs/troubleshooting.md").read_text(encoding="utf-8")
 HOLE = "…"
@@ -140,20 +141,14 @@ def test_every_documented_message_exists(title: str) -> None:
     assert {piece for piece in pieces(title) if not any(piece in text for text in texts)} == set()
 
 
-@pytest.mark.parametrize(
-    ("title", "names"),
-    [
-        pytest.param("Events of pods", set(events.Reason), id="events"),
-        pytest.param(
-            "Events of certificates", said.first_arguments("certs", "Event", "_warning"), id="certs"
-        ),
-        pytest.param("What corepin doctor looks at", said.subjects("agent/doctor"), id="doctor"),
-        pytest.param(
-            "Warnings in the logs",
-            said.loud_logs("agent", "apiserver", "webhook", "certs", "corepin"),
-            id="logs",
-        ),
-    ],
+@table(
+    "title, names",
+    {
+        "events": ("Events of pods", set(events.Reason)),
+        "certs": ("Events of certificates", said.first_arguments("certs", "Event", "_warning")),
+        "doctor": ("What corepin doctor looks at", said.subjects("agent/doctor")),
+        "logs": ("Warnings in the logs", said.loud_logs("agent", "apiserver", "webhook", "certs", "corepin")),
+    },
 )
 def test_names_are_documented_and_exist(title: str, names: set[str]) -> None:
     """The first column has each name, and no other."""

@@ -30,6 +30,7 @@ from tests.manifests.requests import (
     assert_refused_by_any,
     event,
 )
+from tests.tables import table
 
 pytestmark = pytest.mark.server
 
@@ -122,15 +123,15 @@ def test_a_kubelet_writes_no_status(installed: Installed) -> None:
 # A stolen token of the agent: pods.
 
 
-@pytest.mark.parametrize(
+@table(
     "metadata",
-    [
-        pytest.param({"labels": {"mine": "1"}}, id="label added"),
-        pytest.param({"labels": {"app": None}}, id="label removed"),
-        pytest.param({"ownerReferences": [STRANGER]}, id="owner"),
-        pytest.param({"finalizers": ["a.example/b"]}, id="finalizer"),
-        pytest.param({"annotations": {"other": "1"}}, id="annotation"),
-    ],
+    {
+        "label added": {"labels": {"mine": "1"}},
+        "label removed": {"labels": {"app": None}},
+        "owner": {"ownerReferences": [STRANGER]},
+        "finalizer": {"finalizers": ["a.example/b"]},
+        "annotation": {"annotations": {"other": "1"}},
+    },
 )
 def test_the_agent_applies_nothing_else_to_its_pods(metadata: dict[str, Any], installed: Installed) -> None:
     """Server-side apply by the agent may set only its own annotation."""
@@ -193,35 +194,27 @@ def test_the_agent_takes_away_no_taint_that_evicts(installed: Installed) -> None
         assert installed.admin.patch(HERE, {"spec": {"taints": standing}}).is_success
 
 
-@pytest.mark.parametrize(
-    ("part", "body"),
-    [
-        pytest.param("", {"metadata": {"ownerReferences": [STRANGER]}}, id="owner"),
-        pytest.param("/status", {"metadata": {"finalizers": ["a.example/b"]}}, id="finalizer by status"),
-        pytest.param(
-            "/status", {"metadata": {"annotations": {"other": "changed"}}}, id="annotation by status"
-        ),
-        pytest.param("", {"spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24"]}}, id="pod network"),
-        pytest.param("/status", {"status": {"phase": "Terminated"}}, id="phase"),
-        pytest.param("/status", {"status": {"images": [{"names": ["evil"], "sizeBytes": 1}]}}, id="images"),
-        pytest.param("/status", {"status": {"volumesInUse": ["evil"]}}, id="volumes"),
-        pytest.param(
-            "/status", {"status": {"capacity": {"corepin.io/more": "1"}}}, id="another resource of ours"
-        ),
-        pytest.param(
-            "/status", {"status": {"allocatable": {"cmk.intel.com/more": "1"}}}, id="another of CMK's"
-        ),
-        pytest.param(
+@table(
+    "part, body",
+    {
+        "owner": ("", {"metadata": {"ownerReferences": [STRANGER]}}),
+        "finalizer by status": ("/status", {"metadata": {"finalizers": ["a.example/b"]}}),
+        "annotation by status": ("/status", {"metadata": {"annotations": {"other": "changed"}}}),
+        "pod network": ("", {"spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24"]}}),
+        "phase": ("/status", {"status": {"phase": "Terminated"}}),
+        "images": ("/status", {"status": {"images": [{"names": ["evil"], "sizeBytes": 1}]}}),
+        "volumes": ("/status", {"status": {"volumesInUse": ["evil"]}}),
+        "another resource of ours": ("/status", {"status": {"capacity": {"corepin.io/more": "1"}}}),
+        "another of CMK's": ("/status", {"status": {"allocatable": {"cmk.intel.com/more": "1"}}}),
+        "a condition that taints": (
             "/status",
             {"status": {"conditions": [{"type": "MemoryPressure", "status": "True"}]}},
-            id="a condition that taints",
         ),
-        pytest.param(
+        "a heartbeat": (
             "/status",
             {"status": {"conditions": [{"type": "Ready", "lastHeartbeatTime": "2030-01-01T00:00:00Z"}]}},
-            id="a heartbeat",
         ),
-    ],
+    },
 )
 def test_the_agent_says_nothing_else_of_its_node(
     part: str, body: dict[str, Any], installed: Installed

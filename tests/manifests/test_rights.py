@@ -17,6 +17,7 @@ from tests.manifests.installed import (
     Installed,
 )
 from tests.manifests.rendered import AGENT, SYSTEM, Object, objects
+from tests.tables import table
 
 pytestmark = pytest.mark.server
 
@@ -139,12 +140,12 @@ def test_the_webhook_may_do_nothing(installed: Installed) -> None:
         assert rules(installed, installed.webhook, namespace) == set()
 
 
-@pytest.mark.parametrize(
-    ("who", "home", "everywhere", "at_home"),
-    [
-        pytest.param("agent", AGENT, AGENT_EVERYWHERE, AGENT_AT_HOME, id="agent"),
-        pytest.param("rotation", SYSTEM, ROTATION_EVERYWHERE, ROTATION_AT_HOME, id="rotation"),
-    ],
+@table(
+    "who, home, everywhere, at_home",
+    {
+        "agent": ("agent", AGENT, AGENT_EVERYWHERE, AGENT_AT_HOME),
+        "rotation": ("rotation", SYSTEM, ROTATION_EVERYWHERE, ROTATION_AT_HOME),
+    },
 )
 def test_every_other_verb_is_denied(
     who: str, home: str, everywhere: set[Rule], at_home: set[Rule], installed: Installed
@@ -186,30 +187,28 @@ def is_allowed(caller: Caller, namespace: str, asked: tuple[str, str, str]) -> b
     return bool(answer.json()["status"]["allowed"])
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        pytest.param("GET", PODS + "/probe", id="read one pod"),
-        pytest.param("POST", PODS, id="create pods"),
-        pytest.param("DELETE", PODS + "/probe", id="delete pods"),
-        pytest.param("PATCH", PODS + "/probe/status", id="pods/status"),
-        pytest.param("POST", PODS + "/probe/exec?command=id&stdout=true", id="pods/exec"),
-        pytest.param("POST", PODS + "/probe/eviction", id="pods/eviction"),
-        pytest.param("POST", PODS + "/probe/binding", id="pods/binding"),
-        pytest.param("GET", PODS + "/probe/log", id="pods/log"),
-        pytest.param("GET", f"/api/v1/nodes/{HERE_NODE}/proxy/pods", id="nodes/proxy"),
-        pytest.param("DELETE", f"/api/v1/nodes/{HERE_NODE}", id="delete nodes"),
-        pytest.param("PUT", f"/api/v1/nodes/{HERE_NODE}/status", id="update nodes/status"),
-        pytest.param(
-            "GET", f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls", id="the webhook's key"
-        ),
-        pytest.param("GET", f"/api/v1/namespaces/{AGENT}/secrets", id="secrets at home"),
-        pytest.param("GET", f"/api/v1/namespaces/{AGENT}/configmaps", id="read ConfigMaps"),
-        pytest.param("PATCH", f"/api/v1/namespaces/{DEMO}/configmaps/x", id="ConfigMaps elsewhere"),
-        pytest.param("POST", f"/api/v1/namespaces/{AGENT}/serviceaccounts/corepin-agent/token", id="tokens"),
-        pytest.param("PATCH", f"{ADMISSION}/mutatingwebhookconfigurations/zz-corepin", id="webhooks"),
-        pytest.param("DELETE", f"{ADMISSION}/validatingadmissionpolicies/corepin-status", id="policies"),
-    ],
+@table(
+    "method, path",
+    {
+        "read one pod": ("GET", PODS + "/probe"),
+        "create pods": ("POST", PODS),
+        "delete pods": ("DELETE", PODS + "/probe"),
+        "pods/status": ("PATCH", PODS + "/probe/status"),
+        "pods/exec": ("POST", PODS + "/probe/exec?command=id&stdout=true"),
+        "pods/eviction": ("POST", PODS + "/probe/eviction"),
+        "pods/binding": ("POST", PODS + "/probe/binding"),
+        "pods/log": ("GET", PODS + "/probe/log"),
+        "nodes/proxy": ("GET", f"/api/v1/nodes/{HERE_NODE}/proxy/pods"),
+        "delete nodes": ("DELETE", f"/api/v1/nodes/{HERE_NODE}"),
+        "update nodes/status": ("PUT", f"/api/v1/nodes/{HERE_NODE}/status"),
+        "the webhook's key": ("GET", f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls"),
+        "secrets at home": ("GET", f"/api/v1/namespaces/{AGENT}/secrets"),
+        "read ConfigMaps": ("GET", f"/api/v1/namespaces/{AGENT}/configmaps"),
+        "ConfigMaps elsewhere": ("PATCH", f"/api/v1/namespaces/{DEMO}/configmaps/x"),
+        "tokens": ("POST", f"/api/v1/namespaces/{AGENT}/serviceaccounts/corepin-agent/token"),
+        "webhooks": ("PATCH", f"{ADMISSION}/mutatingwebhookconfigurations/zz-corepin"),
+        "policies": ("DELETE", f"{ADMISSION}/validatingadmissionpolicies/corepin-status"),
+    },
 )
 def test_the_agent_is_refused(method: str, path: str, installed: Installed) -> None:
     """The agent's account is denied each of these."""
@@ -220,25 +219,21 @@ def test_the_agent_is_refused(method: str, path: str, installed: Installed) -> N
     assert "cannot" in answer.json()["message"]  # by RBAC, before any policy
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        pytest.param("GET", f"/api/v1/namespaces/{SYSTEM}/secrets", id="list secrets"),
-        pytest.param(
-            "GET", f"/api/v1/namespaces/{DEMO}/secrets/corepin-webhook-tls", id="its Secret elsewhere"
-        ),
-        pytest.param("POST", f"/api/v1/namespaces/{SYSTEM}/secrets", id="create secrets"),
-        pytest.param(
-            "DELETE", f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls", id="delete its Secret"
-        ),
-        pytest.param("GET", f"{ADMISSION}/mutatingwebhookconfigurations", id="list configurations"),
-        pytest.param("PATCH", f"{ADMISSION}/mutatingwebhookconfigurations/other", id="somebody else's"),
-        pytest.param("POST", f"{ADMISSION}/validatingwebhookconfigurations", id="create configurations"),
-        pytest.param("DELETE", f"{ADMISSION}/validatingwebhookconfigurations/zz-corepin", id="delete ours"),
-        pytest.param("PUT", f"{ADMISSION}/validatingwebhookconfigurations/zz-corepin", id="replace ours"),
-        pytest.param("POST", f"/api/v1/namespaces/{DEMO}/events", id="events elsewhere"),
-        pytest.param("GET", PODS, id="pods"),
-    ],
+@table(
+    "method, path",
+    {
+        "list secrets": ("GET", f"/api/v1/namespaces/{SYSTEM}/secrets"),
+        "its Secret elsewhere": ("GET", f"/api/v1/namespaces/{DEMO}/secrets/corepin-webhook-tls"),
+        "create secrets": ("POST", f"/api/v1/namespaces/{SYSTEM}/secrets"),
+        "delete its Secret": ("DELETE", f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls"),
+        "list configurations": ("GET", f"{ADMISSION}/mutatingwebhookconfigurations"),
+        "somebody else's": ("PATCH", f"{ADMISSION}/mutatingwebhookconfigurations/other"),
+        "create configurations": ("POST", f"{ADMISSION}/validatingwebhookconfigurations"),
+        "delete ours": ("DELETE", f"{ADMISSION}/validatingwebhookconfigurations/zz-corepin"),
+        "replace ours": ("PUT", f"{ADMISSION}/validatingwebhookconfigurations/zz-corepin"),
+        "events elsewhere": ("POST", f"/api/v1/namespaces/{DEMO}/events"),
+        "pods": ("GET", PODS),
+    },
 )
 def test_the_rotation_is_refused(method: str, path: str, installed: Installed) -> None:
     """The rotation's account is denied each of these."""

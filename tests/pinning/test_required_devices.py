@@ -26,6 +26,7 @@ from tests.machines import NAMES
 from tests.pinning.devices import GPU, WITH_DISTANCES, given_devices, machine, room
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World, edit, reasons
+from tests.tables import table
 
 if TYPE_CHECKING:
     from pinning.machine.topology import Topology
@@ -115,67 +116,60 @@ def refusal(planned: Plan) -> Refusal:
     return found
 
 
-@pytest.mark.parametrize(
-    ("wish", "nodes", "busy", "text"),
-    [
-        pytest.param(
+@table(
+    "wish, nodes, busy, text",
+    {
+        "others hold them": (
             required("4"),
             [2],
             "9-10",
             "NotNear: wanted 4 free CPUs beside nvidia.com/gpu on NUMA node 2, found 2: ask for at most 2,"
             " choose device-policy prefer or wait until a container frees some",
-            id="others hold them",
         ),
-        pytest.param(
+        "too few whatever others hold": (
             required("6"),
             [2],
             "",
             "NotNear: wanted 6 free CPUs beside nvidia.com/gpu on NUMA node 2, found 4: ask for at most 4,"
             " choose device-policy prefer or find a larger node, because this one has only 4 beside its devices",
-            id="too few whatever others hold",
         ),
-        pytest.param(
+        "prefer would not help": (
             required("14"),
             [2],
             "4",
             "NotNear: wanted 14 free CPUs beside nvidia.com/gpu on NUMA node 2, found 4: ask for at most 4"
             " or find a larger node, because this one has only 4 beside its devices",
-            id="prefer would not help",
         ),
-        pytest.param(
+        "cores": (
             required("2", smt="isolate"),
             [2],
             "9",
             "NotNear: wanted 2 wholly free cores beside nvidia.com/gpu on NUMA node 2, found 1, and 1 beside"
             " busy siblings: ask for at most 1, choose smt-policy prefer, choose device-policy prefer"
             " or wait until a container frees some",
-            id="cores",
         ),
-        pytest.param(
+        "single, and two nodes": (
             required("4", numa="single"),
             [0, 2],
             "",
             "NotNear: wanted 4 CPUs on one NUMA node beside example.com/nic on NUMA node 2 and nvidia.com/gpu on"
             " NUMA node 0, and none is near all of these: choose numa-policy packed or choose device-policy prefer",
-            id="single, and two nodes",
         ),
-        pytest.param(
+        "fewer CPUs than places": (
             required("1"),
             [1, 2],
             "",
             "NotNear: wanted 1 CPU beside example.com/nic on NUMA node 2 and nvidia.com/gpu on NUMA node 1,"
             " too few for 2 places: ask for at least 2 or choose device-policy prefer",
-            id="fewer CPUs than places",
         ),
-        pytest.param(
+        "nothing beside one of two": (
             required("3"),
             [1, 2],
             "8-11",
             "NotNear: wanted 3 CPUs beside example.com/nic on NUMA node 2 and nvidia.com/gpu on NUMA node 1,"
             " found none on NUMA node 2: choose device-policy prefer or wait until a container frees some",
-            id="nothing beside one of two",
         ),
-    ],
+    },
 )
 def test_a_claim_that_does_not_fit_names_devices_and_remedies(
     wish: Wish, nodes: list[int], busy: str, text: str
@@ -191,19 +185,19 @@ def test_a_claim_that_does_not_fit_names_devices_and_remedies(
     assert node.holds("a") == ""
 
 
-@pytest.mark.parametrize(
-    ("wish", "nodes", "cpus"),
-    [
-        pytest.param(required("2"), [2], "8-9", id="the device's node"),
-        pytest.param(required("2", policy="share"), [2], "8-9", id="shared claims too"),
-        pytest.param(required("2"), [4], "12-13", id="memory alone: the nearest node"),
-        pytest.param(required("4"), [1, 2], "4-5,8-9", id="a core beside each"),
-        pytest.param(required("2"), [1, 2], "4,8", id="a CPU beside each where there are no more"),
-        pytest.param(required("7"), [1, 2], "4-7,8-10", id="the odd CPU"),
-        pytest.param(required("4", numa="distributed"), [1, 3], "4-5,12-13", id="distributed"),
-        pytest.param(required("2"), [77], "2-3", id="a node that the machine lacks: as without"),
-        pytest.param(required("2"), [], "2-3", id="no devices"),
-    ],
+@table(
+    "wish, nodes, cpus",
+    {
+        "the device's node": (required("2"), [2], "8-9"),
+        "shared claims too": (required("2", policy="share"), [2], "8-9"),
+        "memory alone: the nearest node": (required("2"), [4], "12-13"),
+        "a core beside each": (required("4"), [1, 2], "4-5,8-9"),
+        "a CPU beside each where there are no more": (required("2"), [1, 2], "4,8"),
+        "the odd CPU": (required("7"), [1, 2], "4-7,8-10"),
+        "distributed": (required("4", numa="distributed"), [1, 3], "4-5,12-13"),
+        "a node that the machine lacks: as without": (required("2"), [77], "2-3"),
+        "no devices": (required("2"), [], "2-3"),
+    },
 )
 def test_a_claim_that_fits(wish: Wish, nodes: list[int], cpus: str) -> None:
     """It gets CPUs beside each device."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tables import table
+
 if TYPE_CHECKING:
     from tests.shim.agent import FakeAgent
 
@@ -83,25 +85,16 @@ def test_words_are_understood_as_docopt_did(
     assert [it.text for it in agent.asked] == [f"cmk 1 isolate\n{lines}\n"]
 
 
-@pytest.mark.parametrize(
-    ("words", "asked", "printed"),
-    [
-        pytest.param(["--pool=shared", "isolate", *ECHO, "--", "a"], PLAIN, "a", id="equals"),
-        pytest.param(["--pool", "shared", "isolate", *ECHO], PLAIN, "", id="a-word-of-its-own"),
-        pytest.param(["--po", "shared", "isolate", *ECHO], PLAIN, "", id="beginning"),
-        pytest.param(
-            ["--no-affinity", "isolate", "--pool=shared", *ECHO], PLAIN | {"affinity": "no"}, "", id="flag"
-        ),
-        pytest.param(
-            ["--no-a", "--pool=shared", "isolate", *ECHO], PLAIN | {"affinity": "no"}, "", id="short-flag"
-        ),
-        pytest.param(
-            ["--socket-id", "-1", "--pool=shared", "isolate", *ECHO, "isolate"],
-            PLAIN,
-            "isolate",
-            id="negative",
-        ),
-    ],
+@table(
+    "words, asked, printed",
+    {
+        "equals": (["--pool=shared", "isolate", *ECHO, "--", "a"], PLAIN, "a"),
+        "a-word-of-its-own": (["--pool", "shared", "isolate", *ECHO], PLAIN, ""),
+        "beginning": (["--po", "shared", "isolate", *ECHO], PLAIN, ""),
+        "flag": (["--no-affinity", "isolate", "--pool=shared", *ECHO], PLAIN | {"affinity": "no"}, ""),
+        "short-flag": (["--no-a", "--pool=shared", "isolate", *ECHO], PLAIN | {"affinity": "no"}, ""),
+        "negative": (["--socket-id", "-1", "--pool=shared", "isolate", *ECHO, "isolate"], PLAIN, "isolate"),
+    },
 )
 def test_options_may_stand_before_the_verb(
     agent: FakeAgent, words: list[str], asked: dict[str, str], printed: str

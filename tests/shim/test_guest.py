@@ -11,6 +11,7 @@ import pytest
 
 from tests.shim.agent import FakeAgent
 from tests.shim.roots import Root
+from tests.tables import table
 
 if TYPE_CHECKING:
     pass
@@ -127,32 +128,25 @@ def test_container_without_a_claim_is_refused(root: Root) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        pytest.param("", "the agent has not written yet which CPUs its containers have", id="empty"),
-        pytest.param("{", "the agent has not written yet which CPUs its containers have", id="half"),
-        pytest.param(
+@table(
+    "text, reason",
+    {
+        "empty": ("", "the agent has not written yet which CPUs its containers have"),
+        "half": ("{", "the agent has not written yet which CPUs its containers have"),
+        "not-one-to-one": (
             '{"containers": {"main": {"policy": "exclusive"}}, "vm": {"oneToOne": false}}',
             "its vCPUs have no CPUs of their own (yet)",
-            id="not-one-to-one",
         ),
-        pytest.param(
+        "another-topology": (
             json.dumps(status((0, 0, 0), (2, 0, 0), main=[1])),
             "this guest does not show the vCPUs that the status of the pod names",
-            id="another-topology",
         ),
-        pytest.param(
+        "rank-too-high": (
             json.dumps(status(*SOCKETS, main=[2])),
             "this guest does not show the vCPUs that the status of the pod names",
-            id="rank-too-high",
         ),
-        pytest.param(
-            json.dumps(status(*SOCKETS, main=[])),
-            "its container has no vCPUs of its own (yet)",
-            id="no-vcpus",
-        ),
-    ],
+        "no-vcpus": (json.dumps(status(*SOCKETS, main=[])), "its container has no vCPUs of its own (yet)"),
+    },
 )
 def test_without_a_map_it_starts_unpinned_and_says_so(root: Root, text: str, reason: str) -> None:
     """At the timeout the command starts unpinned, with its real CPU list, and the reason is printed."""
@@ -179,13 +173,13 @@ def test_more_vcpus_than_cpus_are_not_waited_for(root: Root) -> None:
     assert said == "cmk: starts unpinned on all CPUs that it may use: its numbers differ\n"
 
 
-@pytest.mark.parametrize(
-    ("vcpus", "held"),
-    [
-        pytest.param(1, {"main": "2-3"}, id="vcpus-are-added"),
-        pytest.param(0, {"main": "2-3"}, id="vcpus-are-told-apart"),
-        pytest.param(3, {"main": "2-3", "other": "4"}, id="another-container-starts"),
-    ],
+@table(
+    "vcpus, held",
+    {
+        "vcpus-are-added": (1, {"main": "2-3"}),
+        "vcpus-are-told-apart": (0, {"main": "2-3"}),
+        "another-container-starts": (3, {"main": "2-3", "other": "4"}),
+    },
 )
 def test_shim_waits_while_the_map_may_still_come(root: Root, vcpus: int, held: dict[str, str]) -> None:
     """A mismatch may pass while the pod's containers start: the shim waits, and at the timeout starts unpinned."""

@@ -16,6 +16,7 @@ from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.doctor.nodes import AGENT, BARE, FINE
 from tests.machines import materialise
+from tests.tables import table
 
 if TYPE_CHECKING:
     pass
@@ -51,42 +52,31 @@ def test_fine_node_has_no_findings() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("facts", "subject", "message", "remedy"),
-    [
-        pytest.param(
-            {"cgroup_version": None}, "cgroups", "no cpuset controller", "cpuset controller", id="cgroups"
-        ),
-        pytest.param({"cgroup_writable": False}, "cgroups", "version 2, but", "root", id="read-only"),
-        pytest.param(
+@table(
+    "facts, subject, message, remedy",
+    {
+        "cgroups": ({"cgroup_version": None}, "cgroups", "no cpuset controller", "cpuset controller"),
+        "read-only": ({"cgroup_writable": False}, "cgroups", "version 2, but", "root"),
+        "kubelet's cgroup root": (
             {"pod_root": None},
             "pods' cgroup",
             "neither /kubepods.slice nor /kubepods",
             "--kubelet-cgroup-root",
-            id="kubelet's cgroup root",
         ),
-        pytest.param(
+        "checkpoint of a later version": (
             {"agent": None, "unknown_needs": frozenset({"pools", "devices"})},
             "agent",
             "it moves nothing: the checkpoint needs devices, pools",
             "or a later one",
-            id="checkpoint of a later version",
         ),
-        pytest.param(
+        "runtime away": (
             {"runtime": None, "missing": {"runtime": "/x.sock is not there"}},
             "runtime",
             "/x.sock is not there",
             "start it",
-            id="runtime away",
         ),
-        pytest.param(
-            {"kubelet": KubeletPolicy.STATIC},
-            "kubelet",
-            "only observes",
-            "cpuManagerPolicy: none",
-            id="static",
-        ),
-        pytest.param(
+        "static": ({"kubelet": KubeletPolicy.STATIC}, "kubelet", "only observes", "cpuManagerPolicy: none"),
+        "static, as the agent knows from the kubelet": (
             {
                 "kubelet": KubeletPolicy.UNKNOWN,
                 "agent": replace(AGENT, kubelet=KubeletPolicy.STATIC, observes=True),
@@ -94,23 +84,20 @@ def test_fine_node_has_no_findings() -> None:
             "kubelet",
             "only observes",
             "cpuManagerPolicy: none",
-            id="static, as the agent knows from the kubelet",
         ),
-        pytest.param(
+        "no pods": (
             {"agent": replace(AGENT, pods_complete=False)},
             "pods",
             "no container loses its CPUs",
             "log",
-            id="no pods",
         ),
-        pytest.param(
+        "no containers": (
             {"agent": replace(AGENT, containers_complete=False)},
             "containers",
             "does not list",
             "log",
-            id="no containers",
         ),
-        pytest.param(
+        "list too large": (
             {
                 "agent": replace(
                     AGENT, containers_complete=False, runtime_reason="exceeds 16 MiB: delete pods"
@@ -119,49 +106,36 @@ def test_fine_node_has_no_findings() -> None:
             "containers",
             "does not list them for the agent (exceeds 16 MiB: delete pods)",
             "log",
-            id="list too large",
         ),
-        pytest.param(
+        "OOM kill": (
             {"agent": replace(AGENT, memory_kills=("corepin-agent-x/agent: 2026-11-23T10:00:00Z",))},
             "memory",
             "memory limit: corepin-agent-x/agent: 2026-11-23T10:00:00Z",
             "raise resources.limits.memory",
-            id="OOM kill",
         ),
-        pytest.param(
+        "kubelet's CPUs": (
             {"kubelet_millicores": 4000},
             "kubelet's CPUs",
             "4000m",
             'reservedSystemCPUs: "0"',
-            id="kubelet's CPUs",
         ),
-        pytest.param(
-            {"writers": ("tuned (pid 812)",)}, "other writers", "tuned (pid 812)", "stop it", id="writer"
-        ),
-        pytest.param(
+        "writer": ({"writers": ("tuned (pid 812)",)}, "other writers", "tuned (pid 812)", "stop it"),
+        "another plugin": (
             {"agent": replace(AGENT, other_plugins=("10-balloons",))},
             "other writers",
             "another NRI plugin (10-balloons) sets CPUs too",
             "stop it",
-            id="another plugin",
         ),
-        pytest.param(
-            {"agent": replace(AGENT, conflicts=("a/b/c",))}, "conflicts", "a/b/c", "who writes", id="conflict"
-        ),
-        pytest.param(
-            {"agent": replace(AGENT, failures=("a/b/c",))}, "failures", "a/b/c", "log", id="failure"
-        ),
-        pytest.param(
-            {"agent": replace(AGENT, refusals=("a/b/c: no",))}, "refusals", "a/b/c: no", "again", id="refusal"
-        ),
-        pytest.param(
+        "conflict": ({"agent": replace(AGENT, conflicts=("a/b/c",))}, "conflicts", "a/b/c", "who writes"),
+        "failure": ({"agent": replace(AGENT, failures=("a/b/c",))}, "failures", "a/b/c", "log"),
+        "refusal": ({"agent": replace(AGENT, refusals=("a/b/c: no",))}, "refusals", "a/b/c: no", "again"),
+        "stranger": (
             {"foreign_threads": ForeignThreads({"/system.slice": Counter(b=1, a=1, d=1, c=2)})},
             "strangers",
             "5 threads (c, a, b, ...) of /system.slice ran on exclusive CPUs 2",
             "AllowedCPUs=",
-            id="stranger",
         ),
-    ],
+    },
 )
 def test_finding_has_a_remedy(facts: dict[str, object], subject: str, message: str, remedy: str) -> None:
     """Each fault gives one finding with a remedy."""
@@ -200,32 +174,20 @@ def test_strict_reserved_cpus_need_a_smaller_allocatable() -> None:
     assert "because strictReserved keeps one more CPU" in check.message
 
 
-@pytest.mark.parametrize(
-    ("agent", "verdict", "said"),
-    [
-        pytest.param(
-            {},
-            Verdict.OK,
-            "kube-system request 750m, and 2000m are reserved (0,4): systemNamespaces",
-            id="fits",
-        ),
-        pytest.param(
-            {}, Verdict.OK, "and with strictReserved: true no others would", id="strict is proposed too"
-        ),
-        pytest.param({"is_strict": True}, Verdict.OK, "would keep them there", id="strict already"),
-        pytest.param(
-            {"system_millicores": 2001}, Verdict.OK, "too few to keep them there", id="does not fit"
-        ),
-        pytest.param(
-            {"system_namespaces": ("a", "b-*")}, Verdict.OK, "of a, b-* request 750m", id="configured"
-        ),
-        pytest.param(
+@table(
+    "agent, verdict, said",
+    {
+        "fits": ({}, Verdict.OK, "kube-system request 750m, and 2000m are reserved (0,4): systemNamespaces"),
+        "strict is proposed too": ({}, Verdict.OK, "and with strictReserved: true no others would"),
+        "strict already": ({"is_strict": True}, Verdict.OK, "would keep them there"),
+        "does not fit": ({"system_millicores": 2001}, Verdict.OK, "too few to keep them there"),
+        "configured": ({"system_namespaces": ("a", "b-*")}, Verdict.OK, "of a, b-* request 750m"),
+        "more than reserved": (
             {"system_namespaces": ("a",), "system_millicores": 2001},
             Verdict.FINDING,
             "2001m",
-            id="more than reserved",
         ),
-    ],
+    },
 )
 def test_system_namespaces_are_compared_with_the_reserved_cpus(
     agent: dict[str, Any], verdict: Verdict, said: str

@@ -6,6 +6,7 @@ import pytest
 
 from agent.doctor.check import Verdict
 from agent.doctor.claims import ClaimFacts, ClusterFacts, claim_checks
+from tests.tables import table
 
 CLASSES = frozenset({"cpu.corepin.io", "dra.cpu"})
 GOOD = ClusterFacts(drivers={"cpu.corepin.io": 14}, kubelet="v1.37.1", classes=CLASSES)
@@ -35,64 +36,52 @@ def test_observing_agent_serves_none() -> None:
     assert said(HERE, observes=True) == [(Verdict.OK, "none are served, because corepin only observes here")]
 
 
-@pytest.mark.parametrize(
-    ("facts", "verdict", "message"),
-    [
-        pytest.param(
+@table(
+    "facts, verdict, message",
+    {
+        "folder": (
             HERE._replace(absent_folders=("/var/lib/kubelet/plugins",), is_listening=False),
             Verdict.FINDING,
             "no folder /var/lib/kubelet/plugins for the driver's socket",
-            id="folder",
         ),
-        pytest.param(
-            HERE._replace(is_listening=False), Verdict.FINDING, "does not listen for the kubelet", id="socket"
-        ),
-        pytest.param(
+        "socket": (HERE._replace(is_listening=False), Verdict.FINDING, "does not listen for the kubelet"),
+        "CDI folder": (
             HERE._replace(cdi_folder="/var/run/cdi"),
             Verdict.FINDING,
             "CDI folder /var/run/cdi cannot be written",
-            id="CDI folder",
         ),
-        pytest.param(
-            HERE._replace(cluster=None, silence="no way"), Verdict.UNKNOWN, "not known (no way)", id="mute"
-        ),
-        pytest.param(
+        "mute": (HERE._replace(cluster=None, silence="no way"), Verdict.UNKNOWN, "not known (no way)"),
+        "API server of 1.30": (
             HERE._replace(cluster=ClusterFacts(has_group=False)),
             Verdict.FINDING,
             "knows no resource.k8s.io/v1",
-            id="API server of 1.30",
         ),
-        pytest.param(
+        "old kubelet": (
             HERE._replace(cluster=GOOD._replace(kubelet="v1.30.14")),
             Verdict.FINDING,
             "kubelet v1.30.14 takes no driver of this version",
-            id="old kubelet",
         ),
-        pytest.param(
+        "gate off": (
             HERE._replace(cluster=GOOD._replace(drivers={})),
             Verdict.FINDING,
             "every core is held, or a feature gate is off",
-            id="gate off",
         ),
-        pytest.param(
+        "second driver": (
             HERE._replace(cluster=GOOD._replace(drivers={"dra.cpu": 16, "cpu.corepin.io": 14})),
             Verdict.FINDING,
             "driver dra.cpu offers the CPUs of this node too",
-            id="second driver",
         ),
-        pytest.param(
+        "class": (
             HERE._replace(cluster=GOOD._replace(classes=CLASSES - {"cpu.corepin.io"})),
             Verdict.FINDING,
             "there is no DeviceClass cpu.corepin.io",
-            id="class",
         ),
-        pytest.param(
+        "upstream's class": (
             HERE._replace(cluster=GOOD._replace(classes=CLASSES - {"dra.cpu"})),
             Verdict.OK,
             "there is no DeviceClass dra.cpu, which KubeVirt",
-            id="upstream's class",
         ),
-    ],
+    },
 )
 def test_problem_has_its_words_and_a_remedy(facts: ClaimFacts, verdict: Verdict, message: str) -> None:
     """Beside it the others are as they are."""

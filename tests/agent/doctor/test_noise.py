@@ -6,14 +6,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from agent.doctor.check import Verdict
 from agent.doctor.checks import ForeignThreads, examine
 from agent.quiet.counters import Row
 from agent.quiet.noise import Noise, Periodic, Waited
 from pinning.machine.cpuset import CPUSet
 from tests.agent.doctor.nodes import FINE
+from tests.tables import table
 
 if TYPE_CHECKING:
     from agent.doctor.check import Check
@@ -41,32 +40,24 @@ def test_quiet_cpus_have_no_finding() -> None:
     assert {check.verdict for check in checks(QUIET)} == {Verdict.OK}
 
 
-@pytest.mark.parametrize(
-    ("noise", "threads", "message", "remedy"),
-    [
-        pytest.param(
+@table(
+    "noise, threads, message, remedy",
+    {
+        "a device": (
             {"interrupts": (Row("25", "PCI-MSI 1-edge eth1-rx-0", 181),)},
             {},
             "interrupt 25 (PCI-MSI 1-edge eth1-rx-0) came 181 times",
             "echo 0-1,3-7 > /proc/irq/25/smp_affinity_list",
-            id="a device",
         ),
-        pytest.param(
-            {},
-            {"kworker/u8:3": 2},
-            "1 workers of unbound workqueues",
-            "workqueue/cpumask",
-            id="unbound workers",
-        ),
-        pytest.param({}, {"kswapd0": 1}, "kswapd0 ran", "taskset -pc 0-1,3-7", id="a thread of the kernel"),
-        pytest.param(
+        "unbound workers": ({}, {"kworker/u8:3": 2}, "1 workers of unbound workqueues", "workqueue/cpumask"),
+        "a thread of the kernel": ({}, {"kswapd0": 1}, "kswapd0 ran", "taskset -pc 0-1,3-7"),
+        "a probe": (
             {"waited": {"ns/a/c": Waited(1, 1, 0.0, 0, Counter(curl=2))}},
             {},
             "curl (2) ran in ns/a/c, started from outside",
             "httpGet",
-            id="a probe",
         ),
-    ],
+    },
 )
 def test_movable_source_is_a_finding(
     noise: dict[str, Any], threads: dict[str, int], message: str, remedy: str
@@ -77,13 +68,13 @@ def test_movable_source_is_a_finding(
     assert [message in it.message and remedy in it.remedy for it in found] == [True]
 
 
-@pytest.mark.parametrize(
-    ("periodic", "messages"),
-    [
-        pytest.param(Periodic(), [], id="not known"),
-        pytest.param(Periodic(1, CPUSet()), ["every 1 s (vm.stat_interval)"], id="no watchdog"),
-        pytest.param(Periodic(None, CPUSet([2])), ["the watchdog checks CPUs 2"], id="watchdog"),
-    ],
+@table(
+    "periodic, messages",
+    {
+        "not known": (Periodic(), []),
+        "no watchdog": (Periodic(1, CPUSet()), ["every 1 s (vm.stat_interval)"]),
+        "watchdog": (Periodic(None, CPUSet([2])), ["the watchdog checks CPUs 2"]),
+    },
 )
 def test_periodic_work_is_told_and_no_finding(periodic: Periodic, messages: list[str]) -> None:
     """These settings are the node's: the line shows them with their price."""

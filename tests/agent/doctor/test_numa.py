@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
-
 from agent.doctor.check import Verdict
 from agent.doctor.numa import NUMAFacts, ZoneFacts, numa_checks
+from tests.tables import table
 
 OURS = ZoneFacts(is_ours=True, cpus={"node-0": ("2", "6"), "node-1": ("8", "8")})
 FOREIGN = ZoneFacts(is_ours=False, cpus={})
 
 
-@pytest.mark.parametrize(
-    ("facts", "observes", "verdict", "message"),
-    [
-        pytest.param(
+@table(
+    "facts, observes, verdict, message",
+    {
+        "published": (
             NUMAFacts(is_wanted=True, zones=OURS),
             False,
             Verdict.OK,
             "may place 2 of 6 CPUs of node-0, 8 of 8 CPUs of node-1",
-            id="published",
         ),
-        pytest.param(NUMAFacts(is_wanted=True), False, Verdict.FINDING, "has no NodeResource", id="absent"),
-        pytest.param(NUMAFacts(is_wanted=True), True, Verdict.OK, "only observes", id="observed"),
-        pytest.param(
-            NUMAFacts(is_wanted=True, zones=FOREIGN), True, Verdict.FINDING, "another program", id="foreign"
-        ),
-        pytest.param(
-            NUMAFacts(is_wanted=True, silence="no way"),
-            False,
-            Verdict.UNKNOWN,
-            "not known (no way)",
-            id="mute",
-        ),
-    ],
+        "absent": (NUMAFacts(is_wanted=True), False, Verdict.FINDING, "has no NodeResource"),
+        "observed": (NUMAFacts(is_wanted=True), True, Verdict.OK, "only observes"),
+        "foreign": (NUMAFacts(is_wanted=True, zones=FOREIGN), True, Verdict.FINDING, "another program"),
+        "mute": (NUMAFacts(is_wanted=True, silence="no way"), False, Verdict.UNKNOWN, "not known (no way)"),
+    },
 )
 def test_numa_check_has_the_published_cpus_or_a_remedy(
     facts: NUMAFacts, observes: bool, verdict: Verdict, message: str

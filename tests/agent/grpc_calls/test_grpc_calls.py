@@ -36,6 +36,7 @@ from tests.agent.grpc_calls.frames import (
     literal,
     message,
 )
+from tests.tables import table
 
 VERSION = VersionResponse(runtime_name="fake", runtime_version="1").SerializeToString()
 
@@ -79,30 +80,23 @@ async def version(calls: Calls) -> str:
     return (await calls.ask("Version", VersionRequest(), VersionResponse)).runtime_name
 
 
-@pytest.mark.parametrize(
+@table(
     "sent",
-    [
-        pytest.param(BEGIN + ANSWER + OK, id="plain"),
-        pytest.param(BEGIN + frame(DATA, 0) + ANSWER + OK, id="empty-piece"),
-        pytest.param(BEGIN + frame(DATA, PADDED, b"\x03" + message(VERSION) + b"abc") + OK, id="padding"),
-        pytest.param(
-            BEGIN + frame(DATA, 0, message(VERSION)[:3]) + frame(DATA, 0, message(VERSION)[3:]) + OK,
-            id="pieces",
-        ),
-        pytest.param(
-            BEGIN
-            + ANSWER
-            + frame(HEADERS, END, block(("grpc-status", "0"))[:4])
-            + frame(CONTINUATION, WHOLE, block(("grpc-status", "0"))[4:]),
-            id="continuation",
-        ),
-        pytest.param(
-            BEGIN + ANSWER + frame(HEADERS, WHOLE | END | PRIORITY, bytes(5) + block(("grpc-status", "0"))),
-            id="priority",
-        ),
-        pytest.param(BEGIN + ANSWER + OK + frame(GOAWAY, 0, struct.pack("!II", 1, 0), 0), id="goaway-after"),
-        pytest.param(BEGIN + frame(12, 0, b"new") + ANSWER + OK, id="unknown-frame"),
-    ],
+    {
+        "plain": BEGIN + ANSWER + OK,
+        "empty-piece": BEGIN + frame(DATA, 0) + ANSWER + OK,
+        "padding": BEGIN + frame(DATA, PADDED, b"\x03" + message(VERSION) + b"abc") + OK,
+        "pieces": BEGIN + frame(DATA, 0, message(VERSION)[:3]) + frame(DATA, 0, message(VERSION)[3:]) + OK,
+        "continuation": BEGIN
+        + ANSWER
+        + frame(HEADERS, END, block(("grpc-status", "0"))[:4])
+        + frame(CONTINUATION, WHOLE, block(("grpc-status", "0"))[4:]),
+        "priority": BEGIN
+        + ANSWER
+        + frame(HEADERS, WHOLE | END | PRIORITY, bytes(5) + block(("grpc-status", "0"))),
+        "goaway-after": BEGIN + ANSWER + OK + frame(GOAWAY, 0, struct.pack("!II", 1, 0), 0),
+        "unknown-frame": BEGIN + frame(12, 0, b"new") + ANSWER + OK,
+    },
 )
 def test_answer_is_read_in_any_framing(tmp_path: Path, sent: bytes) -> None:
     """Padding, splits, continuations, priorities and unknown frames do not change the answer."""
@@ -162,13 +156,13 @@ def test_stream_survives_pings_and_new_settings(tmp_path: Path) -> None:
     assert names == ["fake"] * 3
 
 
-@pytest.mark.parametrize(
+@table(
     "flood",
-    [
-        pytest.param(frame(PING, 0, bytes(8), 0), id="pings"),
-        pytest.param(frame(SETTINGS, 0, stream=0), id="settings"),
-        pytest.param(frame(DATA, 0), id="empty-pieces"),
-    ],
+    {
+        "pings": frame(PING, 0, bytes(8), 0),
+        "settings": frame(SETTINGS, 0, stream=0),
+        "empty-pieces": frame(DATA, 0),
+    },
 )
 def test_flood_of_frames_leaves_the_loop_its_turns(tmp_path: Path, flood: bytes) -> None:
     """At most 16 KiB of frames are handled in one iteration, also empty ones."""
@@ -229,81 +223,60 @@ def test_answers_to_an_unreading_server_are_limited() -> None:
     asyncio.run(flood())
 
 
-@pytest.mark.parametrize(
-    ("sent", "kind", "reason"),
-    [
-        pytest.param(b"", Unavailable, "the connection was closed", id="closed"),
-        pytest.param(BEGIN + ANSWER[:20], Unavailable, "closed", id="closed-in-a-frame"),
-        pytest.param(BEGIN + ANSWER, Unavailable, "closed", id="closed-before-the-status"),
-        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", Unavailable, "was closed", id="http-1"),
-        pytest.param(BEGIN + frame(DATA, 0, b"", 3), Unavailable, "not HTTP/2: 3", id="another-stream"),
-        pytest.param(
-            BEGIN + frame(RESET, 0, bytes([0, 0, 0, 8])), Unavailable, "reset with error 8", id="reset"
-        ),
-        pytest.param(
+@table(
+    "sent, kind, reason",
+    {
+        "closed": (b"", Unavailable, "the connection was closed"),
+        "closed-in-a-frame": (BEGIN + ANSWER[:20], Unavailable, "closed"),
+        "closed-before-the-status": (BEGIN + ANSWER, Unavailable, "closed"),
+        "http-1": (b"HTTP/1.1 400 Bad Request\r\n\r\n", Unavailable, "was closed"),
+        "another-stream": (BEGIN + frame(DATA, 0, b"", 3), Unavailable, "not HTTP/2: 3"),
+        "reset": (BEGIN + frame(RESET, 0, bytes([0, 0, 0, 8])), Unavailable, "reset with error 8"),
+        "goaway": (
             BEGIN + frame(GOAWAY, 0, struct.pack("!II", 0, 11), 0),
             Unavailable,
             "ended with error 11",
-            id="goaway",
         ),
-        pytest.param(BEGIN + frame(DATA, PADDED, b"\x01"), Unavailable, "invalid padding", id="padding"),
-        pytest.param(BEGIN + frame(DATA, PADDED), Unavailable, "data missing", id="no-padding"),
-        pytest.param(
+        "padding": (BEGIN + frame(DATA, PADDED, b"\x01"), Unavailable, "invalid padding"),
+        "no-padding": (BEGIN + frame(DATA, PADDED), Unavailable, "data missing"),
+        "cut-headers": (
             BEGIN + frame(HEADERS, 0) + frame(PING, 0, bytes(8), 0),
             Unavailable,
             "during header block",
-            id="cut-headers",
         ),
-        pytest.param(
+        "endless-headers": (
             BEGIN + frame(HEADERS, 0) + frame(CONTINUATION, 0, bytes(16384)) * 70,
             Unavailable,
             "Too many continuation frames",
-            id="endless-headers",
         ),
-        pytest.param(
-            BEGIN + frame(HEADERS, WHOLE, b"\xff\xff"), Unavailable, "decoding header block", id="odd-headers"
-        ),
-        pytest.param(
+        "odd-headers": (BEGIN + frame(HEADERS, WHOLE, b"\xff\xff"), Unavailable, "decoding header block"),
+        "short-content-length": (
             frame(HEADERS, WHOLE, block((":status", "200"), ("content-length", "3"))) + ANSWER + OK,
             Unavailable,
             "not HTTP/2",
-            id="short-content-length",
         ),
-        pytest.param(
+        "odd-content-length": (
             frame(HEADERS, WHOLE, block((":status", "200"), ("content-length", "many"))) + ANSWER + OK,
             Unavailable,
             "not HTTP/2",
-            id="odd-content-length",
         ),
-        pytest.param(
+        "large-headers": (
             frame(HEADERS, 0, block((":status", "200")))
             + frame(CONTINUATION, 0, literal("x", "y" * 120) * 100) * 9
             + frame(CONTINUATION, WHOLE),
             Unavailable,
             "not HTTP/2",
-            id="large-headers",
         ),
-        pytest.param(BEGIN + frame(DATA, 0, bytes(16385)), Unavailable, "not HTTP/2", id="large-frame"),
-        pytest.param(
-            BEGIN + frame(DATA, END, message(VERSION)), Refused, "no status of gRPC, 200", id="no-status"
-        ),
-        pytest.param(BEGIN + OK, Refused, "the answer is empty", id="empty"),
-        pytest.param(BEGIN + frame(DATA, END, b"\0\0"), Unavailable, "ends in the middle", id="cut-prefix"),
-        pytest.param(
-            BEGIN + frame(DATA, END, message(VERSION)[:7]), Unavailable, "ends in", id="cut-message"
-        ),
-        pytest.param(BEGIN + ANSWER + ANSWER + OK, Refused, "goes on after its message", id="two-messages"),
-        pytest.param(BEGIN + frame(DATA, 0, message(VERSION, 1)), Refused, "compressed", id="compressed"),
-        pytest.param(
-            BEGIN + frame(DATA, 0, message(b"\xff")) + OK, Refused, "cannot be read", id="no-protobuf"
-        ),
-        pytest.param(
-            BEGIN + frame(DATA, 0, struct.pack("!BI", 0, 2**24 + 1)),
-            TooLarge,
-            "exceeds 16 MiB",
-            id="too-large",
-        ),
-        pytest.param(
+        "large-frame": (BEGIN + frame(DATA, 0, bytes(16385)), Unavailable, "not HTTP/2"),
+        "no-status": (BEGIN + frame(DATA, END, message(VERSION)), Refused, "no status of gRPC, 200"),
+        "empty": (BEGIN + OK, Refused, "the answer is empty"),
+        "cut-prefix": (BEGIN + frame(DATA, END, b"\0\0"), Unavailable, "ends in the middle"),
+        "cut-message": (BEGIN + frame(DATA, END, message(VERSION)[:7]), Unavailable, "ends in"),
+        "two-messages": (BEGIN + ANSWER + ANSWER + OK, Refused, "goes on after its message"),
+        "compressed": (BEGIN + frame(DATA, 0, message(VERSION, 1)), Refused, "compressed"),
+        "no-protobuf": (BEGIN + frame(DATA, 0, message(b"\xff")) + OK, Refused, "cannot be read"),
+        "too-large": (BEGIN + frame(DATA, 0, struct.pack("!BI", 0, 2**24 + 1)), TooLarge, "exceeds 16 MiB"),
+        "error-alone": (
             frame(
                 HEADERS,
                 WHOLE | END,
@@ -311,9 +284,8 @@ def test_answers_to_an_unreading_server_are_limited() -> None:
             ),
             Gone,
             "NOT_FOUND: no x",
-            id="error-alone",
         ),
-        pytest.param(
+        "too-large-for-the-server": (
             frame(
                 HEADERS,
                 WHOLE | END,
@@ -321,15 +293,13 @@ def test_answers_to_an_unreading_server_are_limited() -> None:
             ),
             TooLarge,
             "exceeds 16 MiB",
-            id="too-large-for-the-server",
         ),
-        pytest.param(
+        "unknown-status": (
             BEGIN + ANSWER + frame(HEADERS, WHOLE | END, block(("grpc-status", "77"))),
             Refused,
             "UNKNOWN",
-            id="unknown-status",
         ),
-    ],
+    },
 )
 def test_invalid_answer_is_an_error(tmp_path: Path, sent: bytes, kind: type[AgentError], reason: str) -> None:
     """Broken connections raise Unavailable and wrong answers Refused, with the reason."""
@@ -345,17 +315,15 @@ def test_invalid_answer_is_an_error(tmp_path: Path, sent: bytes, kind: type[Agen
 STATUS = field(1, field(1, b"id")) + field(2, field(1, b"info") + field(2, b'{"pid":7}'))
 
 
-@pytest.mark.parametrize(
-    ("content", "pid"),
-    [
-        pytest.param(STATUS, 7, id="info"),
-        pytest.param(
-            field(9, b"\x81\x01", 0) + field(8, bytes(8), 1) + field(7, bytes(4), 5) + STATUS, 7, id="others"
-        ),
-        pytest.param(STATUS + field(2, field(1, b"more") + field(2, b'{"pid":8}')), 7, id="another-key"),
-        pytest.param(field(2, field(2, b'{"pid":7}')), 0, id="no-key"),
-        pytest.param(b"", 0, id="empty"),
-    ],
+@table(
+    "content, pid",
+    {
+        "info": (STATUS, 7),
+        "others": (field(9, b"\x81\x01", 0) + field(8, bytes(8), 1) + field(7, bytes(4), 5) + STATUS, 7),
+        "another-key": (STATUS + field(2, field(1, b"more") + field(2, b'{"pid":8}')), 7),
+        "no-key": (field(2, field(2, b'{"pid":7}')), 0),
+        "empty": (b"", 0),
+    },
 )
 def test_verbose_status_is_read_field_by_field(tmp_path: Path, content: bytes, pid: int) -> None:
     """Only the document under the key `info` is read, and other fields are skipped."""
@@ -364,15 +332,15 @@ def test_verbose_status_is_read_field_by_field(tmp_path: Path, content: bytes, p
         assert against(tmp_path, sent, lambda calls, ask=ask: ask(calls, "id"))[0] == ContainerInfo(pid)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        pytest.param(b"\x0a\x7fabc", "longer than its message", id="long-field"),
-        pytest.param(field(2, b"\x0a\x7f") + bytes(200), "longer than its message", id="long-nested-field"),
-        pytest.param(b"\x0b", "wire type 3", id="group"),
-        pytest.param(b"\xff" * 10 + b"\x01", "more than 64 bits", id="long-number"),
-        pytest.param(b"\x0a", "longer than its message", id="no-length"),
-    ],
+@table(
+    "content, reason",
+    {
+        "long-field": (b"\x0a\x7fabc", "longer than its message"),
+        "long-nested-field": (field(2, b"\x0a\x7f") + bytes(200), "longer than its message"),
+        "group": (b"\x0b", "wire type 3"),
+        "long-number": (b"\xff" * 10 + b"\x01", "more than 64 bits"),
+        "no-length": (b"\x0a", "longer than its message"),
+    },
 )
 def test_invalid_fields_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     """A field that claims to be longer than its message is refused."""

@@ -12,6 +12,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import BadTopology, Topology
 from tests.machines import NAMES, capture, lscpu_text, materialise
+from tests.tables import table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,14 +91,14 @@ def test_a_capture_keeps_the_tree(name: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "memory_nodes"),
-    [
-        pytest.param("xeon-8480-cxl", "0-2", id="a node of memory alone"),
-        pytest.param("power9-ac922", "0,8,252-255", id="memory of GPUs"),
-        pytest.param("xeon-6248-snc2", "0-3", id="nothing is said: all that have CPUs"),
-        pytest.param("xeon-d-1541", "0", id="a kernel without NUMA"),
-    ],
+@table(
+    "name, memory_nodes",
+    {
+        "a node of memory alone": ("xeon-8480-cxl", "0-2"),
+        "memory of GPUs": ("power9-ac922", "0,8,252-255"),
+        "nothing is said: all that have CPUs": ("xeon-6248-snc2", "0-3"),
+        "a kernel without NUMA": ("xeon-d-1541", "0"),
+    },
 )
 def test_nodes_with_memory_are_read(name: str, memory_nodes: str, tmp_path: Path) -> None:
     """NUMA nodes with memory are read from the kernel, also those without CPUs."""
@@ -125,16 +126,16 @@ def test_sizes_of_memory_are_read_and_kept(tmp_path: Path) -> None:
 _ROWS = ("10 21 24", "21 10 14", "24 14 10")
 
 
-@pytest.mark.parametrize(
-    ("rows", "known"),
-    [
-        pytest.param(_ROWS, True, id="a node of memory alone has a row too"),
-        pytest.param(("10 21", "21 10 14", "24 14 10"), False, id="a node went offline while they were read"),
-        pytest.param(("10 21 x", "21 10 14", "24 14 10"), False, id="no number"),
-        pytest.param(("10 21 -1", "21 10 14", "24 14 10"), False, id="a negative number"),
-        pytest.param(_ROWS[:2], False, id="a node without the file"),
-        pytest.param((), False, id="a kernel without the files"),
-    ],
+@table(
+    "rows, known",
+    {
+        "a node of memory alone has a row too": (_ROWS, True),
+        "a node went offline while they were read": (("10 21", "21 10 14", "24 14 10"), False),
+        "no number": (("10 21 x", "21 10 14", "24 14 10"), False),
+        "a negative number": (("10 21 -1", "21 10 14", "24 14 10"), False),
+        "a node without the file": (_ROWS[:2], False),
+        "a kernel without the files": ((), False),
+    },
 )
 def test_distances_are_read(rows: tuple[str, ...], known: bool, tmp_path: Path) -> None:
     """Distances are known for all NUMA nodes or for none, and the record keeps them."""
@@ -280,18 +281,13 @@ def test_cpu_with_a_missing_attribute_is_ignored(tmp_path: Path) -> None:
     assert 3 not in read.online
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        pytest.param("online", "0-", "online is no CPU list .*'0-'", id="list"),
-        pytest.param(
-            "cpu0/topology/physical_package_id",
-            "x",
-            "physical_package_id says 'x', which is no number",
-            id="int",
-        ),
-        pytest.param("cpu0/cache/index3/level", "", "index3/level says '', which is no number", id="level"),
-    ],
+@table(
+    "file, text, message",
+    {
+        "list": ("online", "0-", "online is no CPU list .*'0-'"),
+        "int": ("cpu0/topology/physical_package_id", "x", "physical_package_id says 'x', which is no number"),
+        "level": ("cpu0/cache/index3/level", "", "index3/level says '', which is no number"),
+    },
 )
 def test_wrong_files_are_named(file: str, text: str, message: str, tmp_path: Path) -> None:
     """An invalid file is refused with its path and content."""

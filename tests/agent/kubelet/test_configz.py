@@ -29,6 +29,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import NodeConfig
 from tests.agent.fakes import FakeNode
 from tests.pinning.machines import FLAT
+from tests.tables import table
 
 NONE, STATIC, UNKNOWN = KubeletPolicy.NONE, KubeletPolicy.STATIC, KubeletPolicy.UNKNOWN
 
@@ -38,33 +39,29 @@ def document(**config: Any) -> bytes:
     return json.dumps({"kubeletconfig": {"kind": "KubeletConfiguration", **config}}).encode()
 
 
-@pytest.mark.parametrize(
-    ("config", "policy", "reserved"),
-    [
-        pytest.param({"cpuManagerPolicy": "none"}, NONE, "", id="nothing reserved"),
-        pytest.param({"cpuManagerPolicy": "static", "reservedSystemCPUs": "1,5"}, STATIC, "1,5", id="named"),
-        pytest.param({}, UNKNOWN, "", id="no policy"),
-        pytest.param({"cpuManagerPolicy": "other"}, UNKNOWN, "", id="another policy"),
-        pytest.param({"kubeReserved": {"cpu": "100m"}}, UNKNOWN, "0,4", id="part of a CPU is a core"),
-        pytest.param(
+@table(
+    "config, policy, reserved",
+    {
+        "nothing reserved": ({"cpuManagerPolicy": "none"}, NONE, ""),
+        "named": ({"cpuManagerPolicy": "static", "reservedSystemCPUs": "1,5"}, STATIC, "1,5"),
+        "no policy": ({}, UNKNOWN, ""),
+        "another policy": ({"cpuManagerPolicy": "other"}, UNKNOWN, ""),
+        "part of a CPU is a core": ({"kubeReserved": {"cpu": "100m"}}, UNKNOWN, "0,4"),
+        "both amounts make one core": (
             {"kubeReserved": {"cpu": "1500m"}, "systemReserved": {"cpu": "500m"}},
             UNKNOWN,
             "0,4",
-            id="both amounts make one core",
         ),
-        pytest.param(
+        "a little more is another core": (
             {"kubeReserved": {"cpu": "2"}, "systemReserved": {"cpu": "1m"}},
             UNKNOWN,
             "0-1,4-5",
-            id="a little more is another core",
         ),
-        pytest.param({"kubeReserved": {"memory": "1Gi"}}, UNKNOWN, "", id="no CPU"),
-        pytest.param({"kubeReserved": None, "systemReserved": {}}, UNKNOWN, "", id="null"),
-        pytest.param(
-            {"reservedSystemCPUs": "3", "kubeReserved": {"cpu": "4"}}, UNKNOWN, "3", id="names beat amounts"
-        ),
-        pytest.param({"kubeReserved": {"cpu": "99"}}, UNKNOWN, "0-7", id="more than there is"),
-    ],
+        "no CPU": ({"kubeReserved": {"memory": "1Gi"}}, UNKNOWN, ""),
+        "null": ({"kubeReserved": None, "systemReserved": {}}, UNKNOWN, ""),
+        "names beat amounts": ({"reservedSystemCPUs": "3", "kubeReserved": {"cpu": "4"}}, UNKNOWN, "3"),
+        "more than there is": ({"kubeReserved": {"cpu": "99"}}, UNKNOWN, "0-7"),
+    },
 )
 def test_configz_is_read(config: dict[str, Any], policy: KubeletPolicy, reserved: str) -> None:
     """Reserved CPUs are the named ones, otherwise whole cores for the sum of the amounts."""
@@ -79,17 +76,17 @@ def test_reserved_amounts_use_online_cpus() -> None:
     assert read_configz(document(kubeReserved={"cpu": "2"}), machine).reserved == CPUSet.parse("1-2,5-6")
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
-    [
-        pytest.param(b"{", id="no JSON"),
-        pytest.param(b"[]", id="no object"),
-        pytest.param(b'{"kubeletconfig":' * 10_000, id="deep"),
-        pytest.param(b"{}", id="another document"),
-        pytest.param(document(reservedSystemCPUs="5-3"), id="no CPU list"),
-        pytest.param(document(kubeReserved={"cpu": "much"}), id="no quantity"),
-        pytest.param(document(kubeReserved=7), id="no amounts"),
-    ],
+    {
+        "no JSON": b"{",
+        "no object": b"[]",
+        "deep": b'{"kubeletconfig":' * 10_000,
+        "another document": b"{}",
+        "no CPU list": document(reservedSystemCPUs="5-3"),
+        "no quantity": document(kubeReserved={"cpu": "much"}),
+        "no amounts": document(kubeReserved=7),
+    },
 )
 def test_invalid_configz_is_refused(text: bytes) -> None:
     """A malformed document raises Refused."""
@@ -97,15 +94,15 @@ def test_invalid_configz_is_refused(text: bytes) -> None:
         read_configz(text, FLAT)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "kubelet_reserves", "reserved"),
-    [
-        pytest.param(None, "1,5", "1,5", id="the kubelet's"),
-        pytest.param("3", "1,5", "3", id="the operator's word first"),
-        pytest.param(None, "", None, id="the kubelet keeps none"),
-        pytest.param(None, "0-7", None, id="nothing would be left"),
-        pytest.param(None, "64", None, id="a CPU that is not there"),
-    ],
+@table(
+    "chosen, kubelet_reserves, reserved",
+    {
+        "the kubelet's": (None, "1,5", "1,5"),
+        "the operator's word first": ("3", "1,5", "3"),
+        "the kubelet keeps none": (None, "", None),
+        "nothing would be left": (None, "0-7", None),
+        "a CPU that is not there": (None, "64", None),
+    },
 )
 def test_reserved_cpus_are_adopted(chosen: str | None, kubelet_reserves: str, reserved: str | None) -> None:
     """The kubelet's reserved CPUs are used if the operator named none and some CPUs remain."""
@@ -133,14 +130,14 @@ def test_the_topology_managers_policy_is_read() -> None:
     assert len(read_configz(document(topologyManagerPolicy="x" * 9999), FLAT).topology_manager) < 200
 
 
-@pytest.mark.parametrize(
-    ("chosen", "kubelet_is", "strict"),
-    [
-        pytest.param(None, True, True, id="the kubelet's"),
-        pytest.param(False, True, False, id="the operator's word first"),
-        pytest.param(True, False, True, id="strict beside a kubelet that is not"),
-        pytest.param(None, False, None, id="neither"),
-    ],
+@table(
+    "chosen, kubelet_is, strict",
+    {
+        "the kubelet's": (None, True, True),
+        "the operator's word first": (False, True, False),
+        "strict beside a kubelet that is not": (True, False, True),
+        "neither": (None, False, None),
+    },
 )
 def test_strict_reservation_is_adopted(chosen: bool | None, kubelet_is: bool, strict: bool | None) -> None:
     """The kubelet's option is the default, also with CPUs that the operator reserved."""
@@ -188,15 +185,15 @@ def test_request_is_retried_while_the_kubelet_starts() -> None:
     assert len(asked) == TRIES
 
 
-@pytest.mark.parametrize(
-    ("answers", "requests"),
-    [
-        pytest.param([httpx.ConnectError("certificate verify failed")] * TRIES, TRIES, id="out of reach"),
-        pytest.param([500] * TRIES, TRIES, id="fails"),
-        pytest.param([403], 1, id="no right"),
-        pytest.param([404], 1, id="no such page"),
-        pytest.param([b"<html>"], 1, id="not a kubelet"),
-    ],
+@table(
+    "answers, requests",
+    {
+        "out of reach": ([httpx.ConnectError("certificate verify failed")] * TRIES, TRIES),
+        "fails": ([500] * TRIES, TRIES),
+        "no right": ([403], 1),
+        "no such page": ([404], 1),
+        "not a kubelet": ([b"<html>"], 1),
+    },
 )
 def test_failed_request_is_logged_with_the_remedy(
     answers: list[int | bytes | Exception], requests: int, caplog: pytest.LogCaptureFixture
@@ -219,34 +216,32 @@ def test_missing_ca_file_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "none.crt" in caplog.records[0].__dict__["facts"]["reason"]
 
 
-@pytest.mark.parametrize(
-    ("url", "server"),
-    [
-        pytest.param(None, None, id="not given"),
-        pytest.param("off", None, id="off"),
-        pytest.param("https://10.0.0.1:10250/configz", "https://10.0.0.1:10250", id="address"),
-        pytest.param("https://[fd00::1]:10250/configz", "https://[fd00::1]:10250", id="IPv6"),
-        pytest.param(
-            "https://fd00::1:10250/configz", "https://[fd00::1]:10250", id="IPv6 as pods are told it"
-        ),
-    ],
+@table(
+    "url, server",
+    {
+        "not given": (None, None),
+        "off": ("off", None),
+        "address": ("https://10.0.0.1:10250/configz", "https://10.0.0.1:10250"),
+        "IPv6": ("https://[fd00::1]:10250/configz", "https://[fd00::1]:10250"),
+        "IPv6 as pods are told it": ("https://fd00::1:10250/configz", "https://[fd00::1]:10250"),
+    },
 )
 def test_address_is_read(url: str | None, server: str | None) -> None:
     """The kubelet's address is returned, or None."""
     assert parse_configz(url) == server
 
 
-@pytest.mark.parametrize(
+@table(
     "url",
-    [
-        pytest.param("http://node:10255/configz", id="token in the clear"),
-        pytest.param("https://api/api/v1/nodes/n/proxy/configz", id="nodes/proxy"),
-        pytest.param("https://node:10250", id="no path"),
-        pytest.param("node:10250", id="no URL"),
-        pytest.param("https:///configz", id="no host"),
-        pytest.param("https://node:70000/configz", id="no such port"),
-        pytest.param("https://fd00::1]:10250/configz", id="half of an IPv6 address"),
-    ],
+    {
+        "token in the clear": "http://node:10255/configz",
+        "nodes/proxy": "https://api/api/v1/nodes/n/proxy/configz",
+        "no path": "https://node:10250",
+        "no URL": "node:10250",
+        "no host": "https:///configz",
+        "no such port": "https://node:70000/configz",
+        "half of an IPv6 address": "https://fd00::1]:10250/configz",
+    },
 )
 def test_other_addresses_are_refused(url: str) -> None:
     """The error names the flag and an example."""
@@ -254,14 +249,14 @@ def test_other_addresses_are_refused(url: str) -> None:
         parse_configz(url)
 
 
-@pytest.mark.parametrize(
-    ("file", "configz", "policy"),
-    [
-        pytest.param(None, STATIC, STATIC, id="no file"),
-        pytest.param("none", STATIC, NONE, id="the file is newer"),
-        pytest.param("static", NONE, STATIC, id="the file is newer, static"),
-        pytest.param(None, UNKNOWN, UNKNOWN, id="nobody says"),
-    ],
+@table(
+    "file, configz, policy",
+    {
+        "no file": (None, STATIC, STATIC),
+        "the file is newer": ("none", STATIC, NONE),
+        "the file is newer, static": ("static", NONE, STATIC),
+        "nobody says": (None, UNKNOWN, UNKNOWN),
+    },
 )
 def test_policy_of_configz_counts_without_a_state_file(
     node: FakeNode, tmp_path: Path, file: str | None, configz: KubeletPolicy, policy: KubeletPolicy

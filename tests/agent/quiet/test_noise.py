@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from agent.quiet.counters import Row
 from agent.quiet.noise import Periodic, measure
 from pinning.machine.cpuset import CPUSet
+from tests.tables import table
 
 ONE = CPUSet([1])
 
@@ -68,22 +67,16 @@ def test_interrupt_that_cannot_be_written_is_managed(tmp_path: Path) -> None:
     assert measure(file, tmp_path, ONE, {}, watch)[0].managed == {"40"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "periodic"),
-    [
-        pytest.param({}, Periodic(), id="absent"),
-        pytest.param({"vm/stat_interval": "1\n"}, Periodic(1), id="interval"),
-        pytest.param(
-            {"kernel/watchdog": "1", "kernel/watchdog_cpumask": "0-3"}, Periodic(None, ONE), id="watchdog"
-        ),
-        pytest.param(
-            {"kernel/watchdog": "0", "kernel/watchdog_cpumask": "0-3"}, Periodic(None, CPUSet()), id="off"
-        ),
-        pytest.param({"vm/stat_interval": "", "kernel/watchdog": "x"}, Periodic(), id="garbled"),
-        pytest.param(
-            {"kernel/watchdog": "1", "kernel/watchdog_cpumask": "0," * 10**5}, Periodic(), id="huge"
-        ),
-    ],
+@table(
+    "settings, periodic",
+    {
+        "absent": ({}, Periodic()),
+        "interval": ({"vm/stat_interval": "1\n"}, Periodic(1)),
+        "watchdog": ({"kernel/watchdog": "1", "kernel/watchdog_cpumask": "0-3"}, Periodic(None, ONE)),
+        "off": ({"kernel/watchdog": "0", "kernel/watchdog_cpumask": "0-3"}, Periodic(None, CPUSet())),
+        "garbled": ({"vm/stat_interval": "", "kernel/watchdog": "x"}, Periodic()),
+        "huge": ({"kernel/watchdog": "1", "kernel/watchdog_cpumask": "0," * 10**5}, Periodic()),
+    },
 )
 def test_settings_of_periodic_work_are_read(
     tmp_path: Path, settings: dict[str, str], periodic: Periodic

@@ -22,6 +22,7 @@ from agent.quiet.thread_times import (
     sampled,
 )
 from pinning.machine.cpuset import CPUSet
+from tests.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,40 +37,32 @@ def threads(*times: Times, of: int | None = None) -> Threads:
     return Threads({100 + at: it for at, it in enumerate(times)}, len(times) if of is None else of)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "known"),
-    [
-        pytest.param(threads(FIRST), threads(LAST), Lost(3000, 3, 5), id="one thread"),
-        pytest.param(threads(FIRST), threads(FIRST), Lost(0, 0, 0), id="one that did not run"),
-        pytest.param(
+@table(
+    "before, after, known",
+    {
+        "one thread": (threads(FIRST), threads(LAST), Lost(3000, 3, 5)),
+        "one that did not run": (threads(FIRST), threads(FIRST), Lost(0, 0, 0)),
+        "one that started in between counts from its start": (
             threads(FIRST),
             threads(LAST, Times(70, 2, 1, "900", "2-3")),
             Lost(3070, 4, 7),
-            id="one that started in between counts from its start",
         ),
-        pytest.param(
+        "its number is used again: how often the ended one ran is not known": (
             threads(FIRST),
             threads(Times(70, 2, 1, "900", "2-3")),
             Lost(70, 1, None),
-            id="its number is used again: how often the ended one ran is not known",
         ),
-        pytest.param(threads(FIRST, FIRST), threads(LAST), Lost(3000, 3, None), id="one that ended"),
-        pytest.param(
+        "one that ended": (threads(FIRST, FIRST), threads(LAST), Lost(3000, 3, None)),
+        "one that may run elsewhere waits for other CPUs too": (
             threads(FIRST, FIRST),
             threads(LAST, LAST._replace(allowed="2-9")),
             Lost(3000, 3, None),
-            id="one that may run elsewhere waits for other CPUs too",
         ),
-        pytest.param(threads(FIRST, of=900), threads(LAST, of=900), Lost(3000, 3, None), id="a sample"),
-        pytest.param(
-            threads(FIRST, of=900),
-            threads(LAST, LAST, of=900),
-            Lost(3000, 3, None),
-            id="not in the first sample",
-        ),
-        pytest.param(threads(FIRST), NO_THREADS, None, id="none is left"),
-        pytest.param(threads(FIRST), threads(LAST._replace(allowed="0-7")), None, id="all are elsewhere"),
-    ],
+        "a sample": (threads(FIRST, of=900), threads(LAST, of=900), Lost(3000, 3, None)),
+        "not in the first sample": (threads(FIRST, of=900), threads(LAST, LAST, of=900), Lost(3000, 3, None)),
+        "none is left": (threads(FIRST), NO_THREADS, None),
+        "all are elsewhere": (threads(FIRST), threads(LAST._replace(allowed="0-7")), None),
+    },
 )
 def test_loss_is_the_sum_over_read_threads(before: Threads, after: Threads, known: Lost | None) -> None:
     """Waits and switches are summed; slices are known only if all threads were read."""

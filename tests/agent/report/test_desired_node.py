@@ -24,6 +24,7 @@ from pinning.pods.resources import members
 from pinning.pods.types import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, bound, state_of
 from tests.pods import CORES, OTHER_CORES, container
+from tests.tables import table
 
 NOW = "2026-11-20T12:00:00Z"
 ISOLATED = "corepin.io/isolated-cores"
@@ -54,26 +55,20 @@ def over(pod: Pod) -> Pod:
     return {**pod, "status": {"phase": "Succeeded"}}
 
 
-@pytest.mark.parametrize(
-    ("pods", "numbers"),
-    [
-        pytest.param([], (3, 3, 3, 3, 6), id="all free cores, the reserved one is none"),
-        pytest.param(
-            [bound("a", annotations=EXCLUSIVE)], (2, 2, 2, 2, 4), id="CPUs of others take a core away"
-        ),
-        pytest.param([cores("a", 2)], (3, 1, 1, 1, 2), id="held by such claims, and free"),
-        pytest.param([cores("a", 1), isolated("b", 1)], (2, 1, 2, 1, 2), id="each counts its own"),
-        pytest.param(
-            [counted("a", 3, WHOLE, 2, REQUIRE)], (1, 1, 1, 3, 2), id="the idle sibling of an odd count"
-        ),
-        pytest.param([counted("a", 2, NUMA, 2, SINGLE)], (2, 2, 2, 2, 6), id="CPUs of one NUMA node"),
-        pytest.param([counted("a", 5, NUMA, 5, SINGLE)], (3, 3, 3, 3, 6), id="no NUMA node has so many"),
-        pytest.param([cores("a", 9)], (9, 3, 3, 3, 6), id="never below what bound pods claim"),
-        pytest.param([over(cores("a", 9))], (3, 3, 3, 3, 6), id="pods that are over claim nothing"),
-        pytest.param(
-            [bound("a", container("main", 1), annotations=EXCLUSIVE)], (2, 2, 2, 2, 5), id="half a core"
-        ),
-    ],
+@table(
+    "pods, numbers",
+    {
+        "all free cores, the reserved one is none": ([], (3, 3, 3, 3, 6)),
+        "CPUs of others take a core away": ([bound("a", annotations=EXCLUSIVE)], (2, 2, 2, 2, 4)),
+        "held by such claims, and free": ([cores("a", 2)], (3, 1, 1, 1, 2)),
+        "each counts its own": ([cores("a", 1), isolated("b", 1)], (2, 1, 2, 1, 2)),
+        "the idle sibling of an odd count": ([counted("a", 3, WHOLE, 2, REQUIRE)], (1, 1, 1, 3, 2)),
+        "CPUs of one NUMA node": ([counted("a", 2, NUMA, 2, SINGLE)], (2, 2, 2, 2, 6)),
+        "no NUMA node has so many": ([counted("a", 5, NUMA, 5, SINGLE)], (3, 3, 3, 3, 6)),
+        "never below what bound pods claim": ([cores("a", 9)], (9, 3, 3, 3, 6)),
+        "pods that are over claim nothing": ([over(cores("a", 9))], (3, 3, 3, 3, 6)),
+        "half a core": ([bound("a", container("main", 1), annotations=EXCLUSIVE)], (2, 2, 2, 2, 5)),
+    },
 )
 def test_resources(pods: list[Pod], numbers: tuple[int, ...]) -> None:
     """Resources count free exclusive, non-isolcpus, isolated and whole cores, and CPUs of NUMA nodes."""
@@ -122,15 +117,15 @@ def test_numbers_never_rise_while_observing() -> None:
     assert node_resources(state, [], {CORES: 2}) == NOTHING
 
 
-@pytest.mark.parametrize(
-    ("observes", "kubelet", "is_true"),
-    [
-        pytest.param(False, "none", True, id="the agent pins"),
-        pytest.param(False, "unknown", True, id="the agent pins, whatever the kubelet does"),
-        pytest.param(True, "static", True, id="the kubelet allocates, and the agent pins inside"),
-        pytest.param(True, "none", False, id="nobody does"),
-        pytest.param(True, "unknown", False, id="nobody knows who does"),
-    ],
+@table(
+    "observes, kubelet, is_true",
+    {
+        "the agent pins": (False, "none", True),
+        "the agent pins, whatever the kubelet does": (False, "unknown", True),
+        "the kubelet allocates, and the agent pins inside": (True, "static", True),
+        "nobody does": (True, "none", False),
+        "nobody knows who does": (True, "unknown", False),
+    },
 )
 def test_labels_of_kubevirt_are_kept_while_the_node_can_pin(
     observes: bool,
@@ -145,14 +140,14 @@ def test_labels_of_kubevirt_are_kept_while_the_node_can_pin(
     assert wanted.labels == dict.fromkeys(("cmk.intel.com/cmk-node", *labels), "true")
 
 
-@pytest.mark.parametrize(
-    ("init", "main", "total"),
-    [
-        pytest.param([], [1, 2], 3, id="containers add up"),
-        pytest.param([(5, None)], [1], 5, id="an init container runs alone"),
-        pytest.param([(1, "Always"), (5, None)], [1], 6, id="but beside sidecars before it"),
-        pytest.param([(5, None), (1, "Always")], [3], 5, id="and not beside those after it"),
-    ],
+@table(
+    "init, main, total",
+    {
+        "containers add up": ([], [1, 2], 3),
+        "an init container runs alone": ([(5, None)], [1], 5),
+        "but beside sidecars before it": ([(1, "Always"), (5, None)], [1], 6),
+        "and not beside those after it": ([(5, None), (1, "Always")], [3], 5),
+    },
 )
 def test_requests_of_a_pod_are_summed_as_by_the_scheduler(
     init: list[tuple[int, str | None]], main: list[int], total: int
@@ -193,29 +188,20 @@ def test_cores_of_static_pools_are_no_shared_cpus(
     assert [it.key for it in desired.taints] == taints
 
 
-@pytest.mark.parametrize(
-    ("config", "request_", "reason", "shared"),
-    [
-        pytest.param({}, "3", "Enough", 3000, id="no system namespaces"),
-        pytest.param({"system_namespaces": ("default",)}, "2", "Enough", 2000, id="they fit"),
-        pytest.param(
-            {"system_namespaces": ("default",)}, "3", "RequestsExceedReservedCPUs", 3000, id="they do not fit"
-        ),
-        pytest.param(
+@table(
+    "config, request_, reason, shared",
+    {
+        "no system namespaces": ({}, "3", "Enough", 3000),
+        "they fit": ({"system_namespaces": ("default",)}, "2", "Enough", 2000),
+        "they do not fit": ({"system_namespaces": ("default",)}, "3", "RequestsExceedReservedCPUs", 3000),
+        "a strict reserve is not shared": (
             {"system_namespaces": ("default",), "strict_reserved": True},
             "3",
             "RequestsExceedReservedCPUs",
             0,
-            id="a strict reserve is not shared",
         ),
-        pytest.param(
-            {"system_namespaces": ("default",)},
-            "9",
-            "RequestsExceedSharedCPUs",
-            9000,
-            id="not even shared CPUs",
-        ),
-    ],
+        "not even shared CPUs": ({"system_namespaces": ("default",)}, "9", "RequestsExceedSharedCPUs", 9000),
+    },
 )
 def test_system_requests_are_compared_with_the_reserved_cpus(
     config: dict[str, Any], request_: str, reason: str, shared: int
@@ -311,28 +297,26 @@ def test_patching_is_idempotent() -> None:
     assert (again.status, again.spec) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("there", "after"),
-    [
-        pytest.param([], ["cmk=true:NoSchedule"], id="added"),
-        pytest.param(["cmk=true:NoSchedule"], None, id="there"),
-        pytest.param(["a=b:NoExecute"], ["a=b:NoExecute", "cmk=true:NoSchedule"], id="beside others"),
-        pytest.param(["cmk=old:NoSchedule"], ["cmk=true:NoSchedule"], id="in its place"),
-        pytest.param(
+@table(
+    "there, after",
+    {
+        "added": ([], ["cmk=true:NoSchedule"]),
+        "there": (["cmk=true:NoSchedule"], None),
+        "beside others": (["a=b:NoExecute"], ["a=b:NoExecute", "cmk=true:NoSchedule"]),
+        "in its place": (["cmk=old:NoSchedule"], ["cmk=true:NoSchedule"]),
+        "ready": (
             [
                 "cmk=old:NoExecute",
                 "corepin.io/agent-not-ready=:NoSchedule",
                 "corepin.io/agent-not-ready=:NoExecute",
             ],
             ["cmk=old:NoExecute", "cmk=true:NoSchedule"],
-            id="ready",
         ),
-        pytest.param(
+        "not over any more": (
             ["corepin.io/shared-overcommitted=true:NoSchedule", "cmk=true:NoSchedule"],
             ["cmk=true:NoSchedule"],
-            id="not over any more",
         ),
-    ],
+    },
 )
 def test_taints(there: list[str], after: list[str] | None) -> None:
     """The taint list is patched as a whole for one resourceVersion, and other taints are kept."""
@@ -376,12 +360,12 @@ def test_a_taint_of_cmk_set_by_hand_stays() -> None:
     assert CMK_TAINT.key_and_effect == ("cmk", "NoSchedule")
 
 
-@pytest.mark.parametrize(
-    ("config", "status", "reason"),
-    [
-        pytest.param(NodeConfig(), "False", "CorepinGivesCPUs", id="none"),
-        pytest.param(NodeConfig(observe=True), "True", "KubeletStaticPolicy", id="static"),
-    ],
+@table(
+    "config, status, reason",
+    {
+        "none": (NodeConfig(), "False", "CorepinGivesCPUs"),
+        "static": (NodeConfig(observe=True), "True", "KubeletStaticPolicy"),
+    },
 )
 def test_the_kubelets_policy_is_a_condition(config: NodeConfig, status: str, reason: str) -> None:
     """A condition says whether corepin or the kubelet allocates CPUs, with the remedy."""

@@ -20,6 +20,7 @@ from pinning.machine.cpuset import CPUSet
 from tests.agent.fake_api import FakeApiServer, run
 from tests.agent.states import EXCLUSIVE, WHEN, bound, owner, source, state_of
 from tests.pods import container
+from tests.tables import table
 
 ONE = bound("a", annotations=EXCLUSIVE)
 REFUSED = bound("a", container("main", 99), annotations=EXCLUSIVE)
@@ -27,48 +28,42 @@ REQUIRED = bound("a", annotations={**EXCLUSIVE, "smt-policy.corepin.io/pod": "re
 DRIFTING = {owner(ONE): Proof(CPUSet([1, 5]), WHEN, outside=3)}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "reasons"),
-    [
-        pytest.param(None, state_of(ONE), ["Pinned"], id="pinned by this agent"),
-        pytest.param(None, state_of(ONE, path=Path.FOUND), [], id="found pinned by a new agent"),
-        pytest.param(state_of(ONE), state_of(ONE, when="2027-01-01T00:00:00Z"), [], id="no change"),
-        pytest.param(state_of(ONE, proven=False), state_of(ONE), ["Pinned"], id="pinned later"),
-        pytest.param(state_of(), state_of(bound("a")), [], id="no claims"),
-        pytest.param(state_of(), state_of(REFUSED), ["Unpinnable"], id="refused"),
-        pytest.param(state_of(REFUSED), state_of(REFUSED), [], id="refused still"),
-        pytest.param(
+@table(
+    "before, after, reasons",
+    {
+        "pinned by this agent": (None, state_of(ONE), ["Pinned"]),
+        "found pinned by a new agent": (None, state_of(ONE, path=Path.FOUND), []),
+        "no change": (state_of(ONE), state_of(ONE, when="2027-01-01T00:00:00Z"), []),
+        "pinned later": (state_of(ONE, proven=False), state_of(ONE), ["Pinned"]),
+        "no claims": (state_of(), state_of(bound("a")), []),
+        "refused": (state_of(), state_of(REFUSED), ["Unpinnable"]),
+        "refused still": (state_of(REFUSED), state_of(REFUSED), []),
+        "refused still, with less free": (
             state_of(REFUSED),
             state_of(bound("z", annotations=EXCLUSIVE), REFUSED, proven=False),
             [],
-            id="refused still, with less free",
         ),
-        pytest.param(state_of(REFUSED), state_of(ONE), ["Pinned"], id="fits now"),
-        pytest.param(
+        "fits now": (state_of(REFUSED), state_of(ONE), ["Pinned"]),
+        "cannot be read": (
             None,
             state_of(bound("a", annotations={"cpu-manager.corepin.io/pod": "banana"})),
             ["Unpinnable"],
-            id="cannot be read",
         ),
-        pytest.param(
-            state_of(ONE), state_of(REQUIRED), ["PolicyChanged"], id="another policy, the same CPUs"
-        ),
-        pytest.param(state_of(ONE), state_of(bound("a")), ["PolicyChanged"], id="no policy any more"),
-        pytest.param(
+        "another policy, the same CPUs": (state_of(ONE), state_of(REQUIRED), ["PolicyChanged"]),
+        "no policy any more": (state_of(ONE), state_of(bound("a")), ["PolicyChanged"]),
+        "other CPUs": (
             state_of(ONE),
             state_of(bound("a", container("main", 4), annotations=EXCLUSIVE)),
             ["Pinned"],
-            id="other CPUs",
         ),
-        pytest.param(state_of(ONE), state_of(ONE, proofs=DRIFTING), ["Drift"], id="drift"),
-        pytest.param(state_of(ONE, proofs=DRIFTING), state_of(ONE, proofs=DRIFTING), [], id="drift still"),
-        pytest.param(
+        "drift": (state_of(ONE), state_of(ONE, proofs=DRIFTING), ["Drift"]),
+        "drift still": (state_of(ONE, proofs=DRIFTING), state_of(ONE, proofs=DRIFTING), []),
+        "fight": (
             state_of(ONE),
             state_of(ONE, conflicts=(Conflict("default/a/main", owner(ONE), 3),)),
             ["Conflict"],
-            id="fight",
         ),
-    ],
+    },
 )
 def test_each_change_has_one_event(before: NodeState | None, after: NodeState, reasons: list[str]) -> None:
     """Each change is reported by one event; an unchanged state by none."""

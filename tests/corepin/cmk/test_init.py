@@ -12,6 +12,7 @@ import yaml
 from corepin.cli import main
 from pinning.machine.cpuset import CPUSet
 from tests.machines import materialise
+from tests.tables import table
 
 Core = tuple[int, ...]
 Machine = tuple[list[list[Core]], str]  # cores of each socket, and isolcpus
@@ -62,28 +63,25 @@ def pools(capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
     return yaml.safe_load(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("machine", "flags", "expected"),
-    [
-        pytest.param(
+@table(
+    "machine, flags, expected",
+    {
+        "two exclusive, one shared": (
             quad(),
             "--num-exclusive-cores=2 --num-shared-cores=1 --reserved=3",
             {"exclusive": ["0,4", "1,5"], "shared": ["2,6"], "infra": ["3,7"]},
-            id="two exclusive, one shared",
         ),
-        pytest.param(
+        "a shared pool is one list": (
             quad(),
             "--num-exclusive-cores=1 --num-shared-cores=2 --reserved=3",
             {"exclusive": ["0,4"], "shared": ["1,5,2,6"], "infra": ["3,7"]},
-            id="a shared pool is one list",
         ),
-        pytest.param(
+        "isolcpus": (
             quad("1,2,3,5,6,7"),
             "--num-exclusive-cores=2 --num-shared-cores=1",
             {"exclusive": ["1,5", "2,6"], "shared": ["3,7"], "infra": ["0,4"]},
-            id="isolcpus",
         ),
-        pytest.param(
+        "one core outside of isolcpus": (
             octo("1,2,9,10"),
             "--num-exclusive-cores=1 --num-shared-cores=1 --excl-non-isolcpus=0 --reserved=7",
             {
@@ -92,9 +90,8 @@ def pools(capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
                 "exclusive-non-isolcpus": ["0,8"],
                 "infra": ["3,11,4,12,5,13,6,14,7,15"],
             },
-            id="one core outside of isolcpus",
         ),
-        pytest.param(
+        "four cores outside of isolcpus": (
             octo("1,2,9,10"),
             "--num-exclusive-cores=1 --num-shared-cores=1 --excl-non-isolcpus=0,3-5 --reserved=7",
             {
@@ -103,25 +100,18 @@ def pools(capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
                 "exclusive-non-isolcpus": ["0,8", "3,11", "4,12", "5,13"],
                 "infra": ["6,14,7,15"],
             },
-            id="four cores outside of isolcpus",
         ),
-        pytest.param(
+        "spread over sockets": (
             adjacent("0-3,8-11"),
             "--num-exclusive-cores=2 --num-shared-cores=2 --exclusive-mode=spread --reserved=15",
             {"exclusive": ["0,1", "8,9"], "shared": ["2,3", "10,11"], "infra": ["4,5,6,7", "12,13,14,15"]},
-            id="spread over sockets",
         ),
-        pytest.param(
+        "packed": (
             adjacent("0-3,8-11"),
             "--num-exclusive-cores=3 --num-shared-cores=1 --reserved=15",
-            {
-                "exclusive": ["0,1", "2,3", "8,9"],
-                "shared": ["10,11"],
-                "infra": ["4,5,6,7", "12,13,14,15"],
-            },
-            id="packed",
+            {"exclusive": ["0,1", "2,3", "8,9"], "shared": ["10,11"], "infra": ["4,5,6,7", "12,13,14,15"]},
         ),
-    ],
+    },
 )
 def test_pools_are_cut_as_cmk_cut_them(
     machine: Machine,

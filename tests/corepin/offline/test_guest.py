@@ -11,6 +11,7 @@ import pytest
 from corepin.cli import main
 from tests.corepin.documents import written
 from tests.corepin.plans import machine, pod, virtual
+from tests.tables import table
 
 POOL = "ioThreadsPolicy: supplementalPool, ioThreads: {supplementalPoolThreadCount: %d}"
 PARITY = 'annotations: {alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity: ""}'
@@ -93,33 +94,21 @@ def test_every_kind_of_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert all(len(vm["vcpus"]) == len(vm["iothreads"]) == 2 for vm in found.values())
 
 
-@pytest.mark.parametrize(
-    ("domain", "cpu", "count"),
-    [
-        pytest.param("", "cores: 4", 0, id="none"),
-        pytest.param(DISKS, "cores: 4", 2, id="dedicated-disk"),
-        pytest.param(f"ioThreadsPolicy: shared, {DISKS}", "cores: 4", 2, id="shared"),
-        pytest.param(f"ioThreadsPolicy: auto, {DISKS}", "cores: 4", 2, id="auto"),
-        pytest.param(
-            f"ioThreadsPolicy: auto, {DISKS}, resources: {{limits: {{cpu: 4}}}}",
-            "cores: 4",
-            3,
-            id="auto-limit",
-        ),
-        pytest.param(
-            f"ioThreadsPolicy: auto, {DISKS}", "cores: 4, isolateEmulatorThread: true", 2, id="auto-isolated"
-        ),
-        pytest.param("ioThreadsPolicy: shared", "cores: 4", 0, id="no-disks"),
-        pytest.param("ioThreadsPolicy: shared, devices: {disks: 3}", "cores: 4", 0, id="not-disks"),
-        pytest.param(
-            "ioThreadsPolicy: shared, devices: {disks: [{name: a}, {name: b}]}",
-            "cores: 4",
-            1,
-            id="one-shared",
-        ),
-        pytest.param("ioThreads: {supplementalPoolThreadCount: 2}", "cores: 4", 0, id="pool-without-policy"),
-        pytest.param(POOL % 3, "cores: 4", 3, id="pool"),
-    ],
+@table(
+    "domain, cpu, count",
+    {
+        "none": ("", "cores: 4", 0),
+        "dedicated-disk": (DISKS, "cores: 4", 2),
+        "shared": (f"ioThreadsPolicy: shared, {DISKS}", "cores: 4", 2),
+        "auto": (f"ioThreadsPolicy: auto, {DISKS}", "cores: 4", 2),
+        "auto-limit": (f"ioThreadsPolicy: auto, {DISKS}, resources: {{limits: {{cpu: 4}}}}", "cores: 4", 3),
+        "auto-isolated": (f"ioThreadsPolicy: auto, {DISKS}", "cores: 4, isolateEmulatorThread: true", 2),
+        "no-disks": ("ioThreadsPolicy: shared", "cores: 4", 0),
+        "not-disks": ("ioThreadsPolicy: shared, devices: {disks: 3}", "cores: 4", 0),
+        "one-shared": ("ioThreadsPolicy: shared, devices: {disks: [{name: a}, {name: b}]}", "cores: 4", 1),
+        "pool-without-policy": ("ioThreads: {supplementalPoolThreadCount: 2}", "cores: 4", 0),
+        "pool": (POOL % 3, "cores: 4", 3),
+    },
 )
 def test_iothreads_are_counted_as_kubevirt_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], domain: str, cpu: str, count: int
@@ -130,23 +119,21 @@ def test_iothreads_are_counted_as_kubevirt_does(
     assert len(vm["iothreads"]) == count
 
 
-@pytest.mark.parametrize(
-    ("document", "policy", "reason"),
-    [
-        pytest.param(
+@table(
+    "document, policy, reason",
+    {
+        "parity-of-an-odd-pool": (
             vmi("cores: 3, isolateEmulatorThread: true", POOL % 1, PARITY),
             "prefer",
             "wanted 2 CPUs for the emulator, found 1 beside 3 vCPUs",
-            id="parity-of-an-odd-pool",
         ),
-        pytest.param(
+        "threads-under-isolate": (
             vmi("cores: 1, threads: 2"),
             "isolate",
             "the guest has 2 threads per core, and smt-policy isolate gives every vCPU a core of its own: set threads "
             "to 1, or choose smt-policy require",
-            id="threads-under-isolate",
         ),
-    ],
+    },
 )
 def test_no_machine_is_half_placed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, policy: str, reason: str

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.corepin.plans import planned, pod, virtual, workload
+from tests.tables import table
 
 
 def owned_by(
@@ -22,10 +23,10 @@ INSTANCE = "domain: {memory: {guest: 1Gi}, cpu: {cores: 3, dedicatedCpuPlacement
 GOING = "deletionTimestamp: 2026-01-01T00:00:00Z"
 
 
-@pytest.mark.parametrize(
-    ("documents", "names", "owned"),
-    [
-        pytest.param(
+@table(
+    "documents, names, owned",
+    {
+        "deployment": (
             (
                 pod("name: web-5d-x", more=owned_by("ReplicaSet", "web-5d")),
                 workload("Deployment"),
@@ -34,9 +35,8 @@ GOING = "deletionTimestamp: 2026-01-01T00:00:00Z"
             ),
             ["web-0"],
             "Pod web-5d-x, ReplicaSet web-5d, ReplicaSet web-4c",
-            id="deployment",
         ),
-        pytest.param(
+        "machine": (
             (
                 virtual("VirtualMachine"),
                 virtual("VirtualMachineInstance", spec=INSTANCE, metadata=BY_MACHINE),
@@ -44,21 +44,18 @@ GOING = "deletionTimestamp: 2026-01-01T00:00:00Z"
             ),
             ["virt-launcher-desk"],
             "VirtualMachineInstance desk, Pod l",
-            id="machine",
         ),
-        pytest.param(
+        "one uid": (
             (workload("ReplicaSet", metadata="uid: u"), pod("name: a", more=owned_by("ReplicaSet", uid="u"))),
             ["web-0"],
             "Pod a",
-            id="one uid",
         ),
-        pytest.param(
+        "owner without uid": (
             (workload("ReplicaSet"), pod("name: a", more=owned_by("ReplicaSet", uid="u"))),
             ["web-0"],
             "Pod a",
-            id="owner without uid",
         ),
-    ],
+    },
 )
 def test_what_is_owned_counts_with_its_controller(
     tmp_path: Path,
@@ -74,49 +71,42 @@ def test_what_is_owned_counts_with_its_controller(
     assert notes == f"corepin plan: counted with their owners: {owned}\n"
 
 
-@pytest.mark.parametrize(
-    ("documents", "names"),
-    [
-        pytest.param((pod("name: a", more=owned_by("ReplicaSet")),), ["a"], id="owner elsewhere"),
-        pytest.param(
+@table(
+    "documents, names",
+    {
+        "owner elsewhere": ((pod("name: a", more=owned_by("ReplicaSet")),), ["a"]),
+        "no controller": (
             (workload("ReplicaSet"), pod("name: a", more=owned_by("ReplicaSet", controller="false"))),
             ["web-0", "a"],
-            id="no controller",
         ),
-        pytest.param(
+        "another uid": (
             (workload("ReplicaSet", metadata="uid: u"), pod("name: a", more=owned_by("ReplicaSet", uid="v"))),
             ["web-0", "a"],
-            id="another uid",
         ),
-        pytest.param(
+        "another namespace": (
             (workload("ReplicaSet"), pod("name: a, namespace: team", more=owned_by("ReplicaSet"))),
             ["web-0", "team/a"],
-            id="another namespace",
         ),
-        pytest.param(
+        "another group": (
             (workload("ReplicaSet"), pod("name: a", more=owned_by("ReplicaSet", group="example.com/v1"))),
             ["web-0", "a"],
-            id="another group",
         ),
-        pytest.param(
+        "owner that goes": (
             (pod("name: a", more=owned_by("ReplicaSet")), workload("ReplicaSet", metadata=GOING)),
             ["a", "web-0"],
-            id="owner that goes",
         ),
-        pytest.param(
+        "circle": (
             (
                 pod("name: a", more=owned_by("Pod", "b", "v1")),
                 pod("name: b", more=owned_by("Pod", "a", "v1")),
             ),
             ["a", "b"],
-            id="circle",
         ),
-        pytest.param(
+        "no references": (
             (workload("ReplicaSet"), pod("name: a", more="ownerReferences: [1]")),
             ["web-0", "a"],
-            id="no references",
         ),
-    ],
+    },
 )
 def test_a_pod_without_its_controller_is_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], documents: tuple[str, ...], names: list[str]

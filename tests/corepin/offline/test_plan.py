@@ -17,6 +17,7 @@ from tests.corepin.documents import CONFIG_MAP, written
 from tests.corepin.plans import GPU_POD, machine, pod
 from tests.environments.process.tree import regular, write_tree
 from tests.machines import NAMES, lscpu_text, materialise
+from tests.tables import table
 
 
 def lines(
@@ -223,51 +224,31 @@ def test_isolated_cpus_and_warnings_are_printed(tmp_path: Path, capsys: pytest.C
     )
 
 
-@pytest.mark.parametrize(
-    ("documents", "flags", "message"),
-    [
-        pytest.param(
-            (CONFIG_MAP,), (), "ConfigMap c (v1) brings no pods: give pods, workloads", id="not a pod"
-        ),
-        pytest.param(("kind: Pod\napiVersion: v1\n",), (), "the pod has no name", id="no name"),
-        pytest.param(
+@table(
+    "documents, flags, message",
+    {
+        "not a pod": ((CONFIG_MAP,), (), "ConfigMap c (v1) brings no pods: give pods, workloads"),
+        "no name": (("kind: Pod\napiVersion: v1\n",), (), "the pod has no name"),
+        "no pod's shape": (
             ("kind: Pod\napiVersion: v1\nmetadata: {name: x}\nspec: {containers: 3}\n",),
             (),
             "Pod x: spec.containers: expected a list, found a number: begin each entry with a dash",
-            id="no pod's shape",
         ),
-        pytest.param(("kind: [",), (), "documents.yaml:", id="bad YAML"),
-        pytest.param((pod("name: x"),), ("--reserved", "3-1"), "--reserved: range '3-1'", id="bad CPU list"),
-        pytest.param(
-            (pod("name: x"),), ("--reserved", ""), "--reserved: the list is empty", id="empty CPU list"
-        ),
-        pytest.param(
-            (pod("name: x"),), ("--reserved", "99"), "reserved: CPUs 99 do not exist", id="no such CPU"
-        ),
-        pytest.param((pod("name: x"),), ("--reserved", "0-15"), "leaves no CPU", id="everything reserved"),
-        pytest.param(
-            (pod("name: x"),), ("--topology", "/nowhere"), "/nowhere: there is no such file", id="no topology"
-        ),
-        pytest.param((pod("name: x"),), ("--topology", "/dev/null"), "lscpu", id="empty topology"),
-        pytest.param((pod("name: x"),), ("--topology", "/dev/zero"), "larger than 32 MB", id="endless"),
-        pytest.param(
-            (pod("name: x"),), ("--topology", "DEEP"), "lscpu: not JSON (nested too deeply", id="deep"
-        ),
-        pytest.param((pod("name: x"),), ("--topology", "."), "online is missing: mount sysfs", id="no sysfs"),
-        pytest.param(
-            (pod("name: x"),),
-            ("--config", "/nowhere"),
-            "/nowhere: there is no such file",
-            id="no configuration",
-        ),
-        pytest.param((pod("name: x"),), ("--config", "CONFIG"), "srt: the key is unknown", id="wrong key"),
-        pytest.param(
-            (pod("name: x"),), ("--config", "TWO"), "the configuration is one document", id="two documents"
-        ),
-        pytest.param(
-            (pod("name: x"),), ("--topology", "LATIN"), "is not UTF-8 text", id="topology in Latin-1"
-        ),
-    ],
+        "bad YAML": (("kind: [",), (), "documents.yaml:"),
+        "bad CPU list": ((pod("name: x"),), ("--reserved", "3-1"), "--reserved: range '3-1'"),
+        "empty CPU list": ((pod("name: x"),), ("--reserved", ""), "--reserved: the list is empty"),
+        "no such CPU": ((pod("name: x"),), ("--reserved", "99"), "reserved: CPUs 99 do not exist"),
+        "everything reserved": ((pod("name: x"),), ("--reserved", "0-15"), "leaves no CPU"),
+        "no topology": ((pod("name: x"),), ("--topology", "/nowhere"), "/nowhere: there is no such file"),
+        "empty topology": ((pod("name: x"),), ("--topology", "/dev/null"), "lscpu"),
+        "endless": ((pod("name: x"),), ("--topology", "/dev/zero"), "larger than 32 MB"),
+        "deep": ((pod("name: x"),), ("--topology", "DEEP"), "lscpu: not JSON (nested too deeply"),
+        "no sysfs": ((pod("name: x"),), ("--topology", "."), "online is missing: mount sysfs"),
+        "no configuration": ((pod("name: x"),), ("--config", "/nowhere"), "/nowhere: there is no such file"),
+        "wrong key": ((pod("name: x"),), ("--config", "CONFIG"), "srt: the key is unknown"),
+        "two documents": ((pod("name: x"),), ("--config", "TWO"), "the configuration is one document"),
+        "topology in Latin-1": ((pod("name: x"),), ("--topology", "LATIN"), "is not UTF-8 text"),
+    },
 )
 def test_mistakes_are_one_line(
     tmp_path: Path,
@@ -349,18 +330,13 @@ def test_cpus_are_beside_devices(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert (found["numaNodes"], found["devices"]) == ([1], [row])
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason", "text"),
-    [
-        pytest.param((), "DevicesUnknown", "name them with --device", id="no devices in the plan"),
-        pytest.param(("--device", "nvidia.com/gpu=0"), "DevicesUnknown", "1 free", id="too few devices"),
-        pytest.param(
-            ("--device", "nvidia.com/gpu=77,0,77"),
-            "NotNear",
-            "beside nvidia.com/gpu on NUMA node",
-            id="too far",
-        ),
-    ],
+@table(
+    "flags, reason, text",
+    {
+        "no devices in the plan": ((), "DevicesUnknown", "name them with --device"),
+        "too few devices": (("--device", "nvidia.com/gpu=0"), "DevicesUnknown", "1 free"),
+        "too far": (("--device", "nvidia.com/gpu=77,0,77"), "NotNear", "beside nvidia.com/gpu on NUMA node"),
+    },
 )
 def test_a_pod_that_requires_its_devices(
     tmp_path: Path,
@@ -430,15 +406,15 @@ def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.Ca
     assert [row["count"] for row in last["assignments"]["default/b/main"]["devices"]] == [1]
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        pytest.param("gpu=0", "'gpu' is no name of a device resource", id="no domain"),
-        pytest.param("a/b=0" + ",0" * 30_000 + ",x", "...': 'x' is no NUMA node", id="a long one is cut"),
-        pytest.param("nvidia.com/gpu=0,x", "'x' is no NUMA node", id="no number"),
-        pytest.param("nvidia.com/gpu", "'' is no NUMA node", id="no nodes"),
-        pytest.param("nvidia.com/gpu=0+-1", "'0+-1' is no NUMA node", id="a node and none"),
-    ],
+@table(
+    "flag, message",
+    {
+        "no domain": ("gpu=0", "'gpu' is no name of a device resource"),
+        "a long one is cut": ("a/b=0" + ",0" * 30_000 + ",x", "...': 'x' is no NUMA node"),
+        "no number": ("nvidia.com/gpu=0,x", "'x' is no NUMA node"),
+        "no nodes": ("nvidia.com/gpu", "'' is no NUMA node"),
+        "a node and none": ("nvidia.com/gpu=0+-1", "'0+-1' is no NUMA node"),
+    },
 )
 def test_a_wrong_device_is_refused(
     flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

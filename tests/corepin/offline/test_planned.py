@@ -11,6 +11,7 @@ from corepin.offline.replicas import MOST_REPLICAS
 from pinning.machine.cpuset import CPUSet
 from tests.corepin.documents import CONFIG_MAP, POD, written
 from tests.corepin.plans import DEDICATED, machine, planned, pod, virtual, workload
+from tests.tables import table
 from webhook.rules.workloads import TEMPLATES
 
 
@@ -130,50 +131,43 @@ PARITY = 'annotations: {alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity: ""
 INSTANCE = DEDICATED.removeprefix("template: {spec: {").removesuffix("}}")
 
 
-@pytest.mark.parametrize(
-    ("document", "claims"),
-    [
-        pytest.param(virtual("VirtualMachine"), {"virt-launcher-desk": 3}, id="machine"),
-        pytest.param(virtual("VirtualMachine", "running: true"), {"virt-launcher-desk": 3}, id="running"),
-        pytest.param(
-            virtual("VirtualMachineInstance", spec=INSTANCE), {"virt-launcher-desk": 3}, id="instance"
-        ),
-        pytest.param(
+@table(
+    "document, claims",
+    {
+        "machine": (virtual("VirtualMachine"), {"virt-launcher-desk": 3}),
+        "running": (virtual("VirtualMachine", "running: true"), {"virt-launcher-desk": 3}),
+        "instance": (virtual("VirtualMachineInstance", spec=INSTANCE), {"virt-launcher-desk": 3}),
+        "emulator and parity": (
             virtual(
                 "VirtualMachineInstance",
                 spec=INSTANCE.replace("cores: 3", "cores: 2, isolateEmulatorThread: true"),
                 metadata=PARITY,
             ),
             {"virt-launcher-desk": 4},
-            id="emulator and parity",
         ),
-        pytest.param(
+        "replica set": (
             virtual("VirtualMachineInstanceReplicaSet", "replicas: 2"),
             {"virt-launcher-desk-0": 3, "virt-launcher-desk-1": 3},
-            id="replica set",
         ),
-        pytest.param(
+        "pool": (
             virtual(
                 "VirtualMachinePool", "replicas: 1", f"virtualMachineTemplate: {{spec: {{{DEDICATED}}}}}"
             ),
             {"virt-launcher-desk-0": 3},
-            id="pool",
         ),
-        pytest.param(
+        "plain": (
             virtual("VirtualMachine", spec=DEDICATED.replace("dedicatedCpuPlacement: true", "threads: 2")),
             {},
-            id="plain",
         ),
-        pytest.param(
+        "by annotation": (
             virtual(
                 "VirtualMachineInstance",
                 spec="domain: {memory: {guest: 1Gi}, resources: {limits: {cpu: 2}}}",
                 metadata="annotations: {qos.gocrane.io/cpu-manager: exclusive}",
             ),
             {"virt-launcher-desk": 2},
-            id="by annotation",
         ),
-    ],
+    },
 )
 def test_machines_claim_what_their_launchers_will(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, claims: dict[str, int]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from agent.report.pod_status import pod_status
 from corepin.run.gate import read_refusals
 from pinning.planning.node_config import NodeConfig
 from pinning.pods.types import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.pods import container
+from tests.tables import table
 
 
 def gated(*containers: Any, **more: Any) -> Pod:
@@ -21,30 +20,24 @@ def gated(*containers: Any, **more: Any) -> Pod:
     return {**pod, "spec": {**(pod["spec"] or {}), "initContainers": [gate]}}
 
 
-@pytest.mark.parametrize(
-    ("pod", "config", "passes"),
-    [
-        pytest.param(gated(container("main", 1), annotations=ISOLATE), {}, True, id="assigned"),
-        pytest.param(gated(container("main", 64), annotations=ISOLATE), {}, False, id="refused"),
-        pytest.param(
+@table(
+    "pod, config, passes",
+    {
+        "assigned": (gated(container("main", 1), annotations=ISOLATE), {}, True),
+        "refused": (gated(container("main", 64), annotations=ISOLATE), {}, False),
+        "gave up meanwhile": (
             gated(container("main", 64), annotations={"cpu-manager.corepin.io/pod": "none", **ISOLATE}),
             {},
             True,
-            id="gave up meanwhile",
         ),
-        pytest.param(
-            gated(container("main", 64), annotations=EXCLUSIVE), {}, True, id="need not fit any more"
-        ),
-        pytest.param(
-            gated(container("main", 1), annotations=ISOLATE), {"observe": True}, True, id="observed only"
-        ),
-        pytest.param(
+        "need not fit any more": (gated(container("main", 64), annotations=EXCLUSIVE), {}, True),
+        "observed only": (gated(container("main", 1), annotations=ISOLATE), {"observe": True}, True),
+        "unreadable": (
             gated(container("main", 1), annotations={"cpu-manager.corepin.io/pod": "banana"}),
             {},
             True,
-            id="unreadable",
         ),
-    ],
+    },
 )
 def test_gated_pod_gets_its_status_before_it_runs(pod: Pod, config: dict[str, bool], passes: bool) -> None:
     """A pod in the gate gets its status annotation at once, also when there is nothing left to report."""

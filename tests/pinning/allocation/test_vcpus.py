@@ -12,6 +12,7 @@ from pinning.contract import SMTPolicy
 from pinning.errors import BadGuest, NotEnoughCPUs, PinningError
 from pinning.machine.cpuset import CPUSet
 from tests.pinning.machines import machine_of_nodes
+from tests.tables import table
 
 if TYPE_CHECKING:
     from pinning.machine.topology import Topology
@@ -98,13 +99,13 @@ def test_other_cases_of_kubevirt() -> None:
         place_vcpus(host(1, 2), range(11), GuestTopology(1, 12, 1))
 
 
-@pytest.mark.parametrize(
-    ("cpus", "vcpus", "parity", "emulator"),
-    [
-        pytest.param("5-7", 2, False, "7", id="one"),
-        pytest.param("5-10", 5, True, "10", id="odd-vcpus"),
-        pytest.param("5-12", 6, True, "11-12", id="even-vcpus"),
-    ],
+@table(
+    "cpus, vcpus, parity, emulator",
+    {
+        "one": ("5-7", 2, False, "7"),
+        "odd-vcpus": ("5-10", 5, True, "10"),
+        "even-vcpus": ("5-12", 6, True, "11-12"),
+    },
 )
 def test_emulator_of_kubevirt(cpus: str, vcpus: int, emulator: str, *, parity: bool) -> None:
     """An isolated emulator has a CPU of its own, and two where the parity annotation makes the sum even."""
@@ -114,15 +115,13 @@ def test_emulator_of_kubevirt(cpus: str, vcpus: int, emulator: str, *, parity: b
     assert str(placement.emulator) == emulator
 
 
-@pytest.mark.parametrize(
-    ("cpus", "vcpus", "parity", "message"),
-    [
-        pytest.param("5-6", 2, False, "wanted 1 CPU for the emulator, found 0 beside 2 vCPUs", id="none"),
-        pytest.param("5-7", 3, True, "wanted 1 CPU for the emulator, found 0 beside 3 vCPUs", id="none-odd"),
-        pytest.param(
-            "5-7", 2, True, "wanted 2 CPUs for the emulator, found 1 beside 2 vCPUs", id="no-second"
-        ),
-    ],
+@table(
+    "cpus, vcpus, parity, message",
+    {
+        "none": ("5-6", 2, False, "wanted 1 CPU for the emulator, found 0 beside 2 vCPUs"),
+        "none-odd": ("5-7", 3, True, "wanted 1 CPU for the emulator, found 0 beside 3 vCPUs"),
+        "no-second": ("5-7", 2, True, "wanted 2 CPUs for the emulator, found 1 beside 2 vCPUs"),
+    },
 )
 def test_emulator_without_room(cpus: str, vcpus: int, message: str, *, parity: bool) -> None:
     """KubeVirt starts no machine whose emulator gets too few CPUs, and none is placed."""
@@ -131,14 +130,12 @@ def test_emulator_without_room(cpus: str, vcpus: int, message: str, *, parity: b
         place_vcpus(PLAIN, CPUSet.parse(cpus), guest, isolate_emulator=True, even_parity=parity)
 
 
-@pytest.mark.parametrize(
-    ("cpus", "vcpus", "count", "pins"),
-    [
-        pytest.param(
-            "5-20", 16, 6, ["5-7", "8-10", "11-13", "14-16", "17-18", "19-20"], id="fewer-than-vcpus"
-        ),
-        pytest.param("5-6", 2, 6, ["6", "5", "6", "5", "6", "5"], id="more-than-vcpus"),
-    ],
+@table(
+    "cpus, vcpus, count, pins",
+    {
+        "fewer-than-vcpus": ("5-20", 16, 6, ["5-7", "8-10", "11-13", "14-16", "17-18", "19-20"]),
+        "more-than-vcpus": ("5-6", 2, 6, ["6", "5", "6", "5", "6", "5"]),
+    },
 )
 @pytest.mark.parametrize("policy", [None, "shared", "auto"])
 def test_iothreads_of_kubevirt(
@@ -162,14 +159,14 @@ def test_iothreads_beside_an_isolated_emulator() -> None:
     assert (placement.vcpus, placement.iothread_pins) == ((0, 16), (CPUSet([1]),) * 3)
 
 
-@pytest.mark.parametrize(
-    ("count", "parity", "pins", "emulator"),
-    [
-        pytest.param(1, False, ["1"], "17", id="one"),
-        pytest.param(2, False, ["1", "17"], "2", id="two"),
-        pytest.param(2, True, ["1", "17"], "2,18", id="two-even"),
-        pytest.param(1, True, ["1"], "17", id="one-odd"),
-    ],
+@table(
+    "count, parity, pins, emulator",
+    {
+        "one": (1, False, ["1"], "17"),
+        "two": (2, False, ["1", "17"], "2"),
+        "two-even": (2, True, ["1", "17"], "2,18"),
+        "one-odd": (1, True, ["1"], "17"),
+    },
 )
 def test_pool_of_iothreads(count: int, pins: list[str], emulator: str, *, parity: bool) -> None:
     """Each thread of the pool has a CPU, the emulator takes from what is left, and both count for the parity."""
@@ -342,20 +339,18 @@ def test_isolate_without_room() -> None:
         place_vcpus(PAIRS, CPUSet.parse("0-1,16-17"), GuestTopology(1, 3, 1), smt="isolate")
 
 
-@pytest.mark.parametrize(
-    ("guest", "options", "message"),
-    [
-        pytest.param(
-            (1, 2, 2), {"smt": "isolate"}, "2 threads per core.*set threads to 1", id="isolated-threads"
-        ),
-        pytest.param((0, 2, 1), {}, "sockets of a guest must be 1 to", id="no-sockets"),
-        pytest.param((1, -2, 1), {}, "cores of a guest", id="negative"),
-        pytest.param((1, 1, 10**5000), {}, "threads of a guest", id="endless"),
-        pytest.param((1, 1, 1), {"iothreads": -1}, "0 to 8192 I/O threads", id="negative-threads"),
-        pytest.param((1, 1, 1), {"iothreads": 10**9}, "0 to 8192 I/O threads", id="endless-threads"),
-        pytest.param((1, 1, 1), {"iothreads_policy": "pool"}, "use one of shared, auto", id="policy"),
-        pytest.param((1, 1, 1), {"smt": "none"}, "use one of prefer, require, isolate", id="smt-policy"),
-    ],
+@table(
+    "guest, options, message",
+    {
+        "isolated-threads": ((1, 2, 2), {"smt": "isolate"}, "2 threads per core.*set threads to 1"),
+        "no-sockets": ((0, 2, 1), {}, "sockets of a guest must be 1 to"),
+        "negative": ((1, -2, 1), {}, "cores of a guest"),
+        "endless": ((1, 1, 10**5000), {}, "threads of a guest"),
+        "negative-threads": ((1, 1, 1), {"iothreads": -1}, "0 to 8192 I/O threads"),
+        "endless-threads": ((1, 1, 1), {"iothreads": 10**9}, "0 to 8192 I/O threads"),
+        "policy": ((1, 1, 1), {"iothreads_policy": "pool"}, "use one of shared, auto"),
+        "smt-policy": ((1, 1, 1), {"smt": "none"}, "use one of prefer, require, isolate"),
+    },
 )
 def test_contradictions(guest: tuple[int, int, int], options: dict[str, object], message: str) -> None:
     """What no CPUs could satisfy is refused whatever the CPUs are, with the remedy."""

@@ -31,6 +31,7 @@ from tests.pinning.vmi_specs import (
     vmi,
     wrapped,
 )
+from tests.tables import table
 from webhook.rules.machine_parts import changes
 
 if TYPE_CHECKING:
@@ -41,19 +42,14 @@ if TYPE_CHECKING:
 WRONG = vmi(dedicated(threads=3))
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec", "root"),
-    [
-        pytest.param(Kind.VMI, WRONG, "", id="vmi"),
-        pytest.param(Kind.VM, wrapped(Kind.VM, WRONG), "spec.template.", id="vm"),
-        pytest.param(Kind.REPLICA_SET, wrapped(Kind.REPLICA_SET, WRONG), "spec.template.", id="replica-set"),
-        pytest.param(
-            Kind.POOL,
-            wrapped(Kind.POOL, WRONG),
-            "spec.virtualMachineTemplate.spec.template.",
-            id="pool",
-        ),
-    ],
+@table(
+    "kind, spec, root",
+    {
+        "vmi": (Kind.VMI, WRONG, ""),
+        "vm": (Kind.VM, wrapped(Kind.VM, WRONG), "spec.template."),
+        "replica-set": (Kind.REPLICA_SET, wrapped(Kind.REPLICA_SET, WRONG), "spec.template."),
+        "pool": (Kind.POOL, wrapped(Kind.POOL, WRONG), "spec.virtualMachineTemplate.spec.template."),
+    },
 )
 def test_field_has_the_path_of_its_kind(kind: Kind, spec: VirtSpec, root: str) -> None:
     """A cause names the field where the user wrote it, whatever the object around the VMI."""
@@ -69,19 +65,18 @@ def test_architecture_lies_beside_the_domain() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec", "field"),
-    [
-        pytest.param(Kind.VM, {}, "spec.template", id="vm"),
-        pytest.param(Kind.REPLICA_SET, {"template": None}, "spec.template", id="replica-set"),
-        pytest.param(Kind.POOL, {}, "spec.virtualMachineTemplate", id="pool"),
-        pytest.param(
+@table(
+    "kind, spec, field",
+    {
+        "vm": (Kind.VM, {}, "spec.template"),
+        "replica-set": (Kind.REPLICA_SET, {"template": None}, "spec.template"),
+        "pool": (Kind.POOL, {}, "spec.virtualMachineTemplate"),
+        "pool-without-vm": (
             Kind.POOL,
             {"virtualMachineTemplate": {}},
             "spec.virtualMachineTemplate.spec.template",
-            id="pool-without-vm",
         ),
-    ],
+    },
 )
 def test_missing_template(kind: Kind, spec: VirtSpec, field: str) -> None:
     """An object without the template of its machine is refused."""
@@ -104,23 +99,20 @@ def test_metadata_of_the_template() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "annotations", "gate", "expected"),
-    [
-        pytest.param(
-            Kind.VMI, {HOOK_SIDECARS: "[]"}, False, [f"metadata.annotations[{HOOK_SIDECARS}]"], id="vmi"
-        ),
-        pytest.param(
+@table(
+    "kind, annotations, gate, expected",
+    {
+        "vmi": (Kind.VMI, {HOOK_SIDECARS: "[]"}, False, [f"metadata.annotations[{HOOK_SIDECARS}]"]),
+        "vm": (
             Kind.VM,
             {HOOK_SIDECARS: "[]"},
             False,
             [f"spec.template.metadata.annotations[{HOOK_SIDECARS}]"],
-            id="vm",
         ),
-        pytest.param(Kind.VMI, {HOOK_SIDECARS: "[]"}, True, [], id="gate"),
-        pytest.param(Kind.VMI, {HOOK_SIDECARS: ""}, False, [], id="empty"),
-        pytest.param(Kind.VMI, {}, False, [], id="absent"),
-    ],
+        "gate": (Kind.VMI, {HOOK_SIDECARS: "[]"}, True, []),
+        "empty": (Kind.VMI, {HOOK_SIDECARS: ""}, False, []),
+        "absent": (Kind.VMI, {}, False, []),
+    },
 )
 def test_hook_sidecars(kind: Kind, annotations: dict[str, str], gate: bool, expected: list[str]) -> None:
     """Hook sidecars are refused while their gate is absent."""
@@ -129,55 +121,38 @@ def test_hook_sidecars(kind: Kind, annotations: dict[str, str], gate: bool, expe
     assert [cause.field for cause in found.causes] == expected
 
 
-@pytest.mark.parametrize(
-    ("spec", "field", "said"),
-    [
-        pytest.param(vmi({"cores": -1}), "cpu.cores", "cpu.cores is -1", id="negative-count"),
-        pytest.param(vmi({"sockets": 2**32}), "cpu.sockets", "4294967296", id="count-over-uint32"),
-        pytest.param(vmi({"threads": "2"}), "cpu.threads", "threads is 2", id="count-as-text"),
-        pytest.param(vmi({"maxSockets": True}), "cpu.maxSockets", "true", id="count-as-truth"),
-        pytest.param(
-            vmi({"cores": 16**6000}), "cpu.cores", "a number of 24001 bits", id="count-of-6000-digits"
-        ),
-        pytest.param(
-            vmi({"cores": 65536, "sockets": 65536}), "cpu", "more than 4294967295 vCPUs", id="product"
-        ),
-        pytest.param(
+@table(
+    "spec, field, said",
+    {
+        "negative-count": (vmi({"cores": -1}), "cpu.cores", "cpu.cores is -1"),
+        "count-over-uint32": (vmi({"sockets": 2**32}), "cpu.sockets", "4294967296"),
+        "count-as-text": (vmi({"threads": "2"}), "cpu.threads", "threads is 2"),
+        "count-as-truth": (vmi({"maxSockets": True}), "cpu.maxSockets", "true"),
+        "count-of-6000-digits": (vmi({"cores": 16**6000}), "cpu.cores", "a number of 24001 bits"),
+        "product": (vmi({"cores": 65536, "sockets": 65536}), "cpu", "more than 4294967295 vCPUs"),
+        "pool": (
             vmi(ioThreadsPolicy="supplementalPool", ioThreads={"supplementalPoolThreadCount": -1}),
             "ioThreads.supplementalPoolThreadCount",
             "is -1",
-            id="pool",
         ),
-        pytest.param(
-            vmi(requests={"cpu": "two"}), "resources.requests.cpu", "requests.cpu is 'two'", id="request"
-        ),
-        pytest.param(
-            vmi(limits={"cpu": "1e10"}), "resources.limits.cpu", "more CPUs than", id="limit-too-large"
-        ),
-        pytest.param(
-            vmi(dedicated(), limits={"memory": "1GB"}), "resources.limits.memory", "'1GB'", id="memory"
-        ),
-        pytest.param(vmi(requests={"memory": ["1Gi"]}), "resources.requests.memory", "['1Gi']", id="list"),
-        pytest.param(vmi(dedicated(), memory={"guest": ""}), "memory.guest", "''", id="guest"),
-        pytest.param(
-            vmi(memory={"guest": "1Gi", "maxGuest": "x" * 99}), "memory.maxGuest", "xxx...", id="long-text"
-        ),
-        pytest.param(
-            vmi(memory={"hugepages": {}}), "memory.hugepages.pageSize", "is not set", id="page-absent"
-        ),
-        pytest.param(
+        "request": (vmi(requests={"cpu": "two"}), "resources.requests.cpu", "requests.cpu is 'two'"),
+        "limit-too-large": (vmi(limits={"cpu": "1e10"}), "resources.limits.cpu", "more CPUs than"),
+        "memory": (vmi(dedicated(), limits={"memory": "1GB"}), "resources.limits.memory", "'1GB'"),
+        "list": (vmi(requests={"memory": ["1Gi"]}), "resources.requests.memory", "['1Gi']"),
+        "guest": (vmi(dedicated(), memory={"guest": ""}), "memory.guest", "''"),
+        "long-text": (vmi(memory={"guest": "1Gi", "maxGuest": "x" * 99}), "memory.maxGuest", "xxx..."),
+        "page-absent": (vmi(memory={"hugepages": {}}), "memory.hugepages.pageSize", "is not set"),
+        "page-0": (
             vmi(memory={"guest": "1Gi", "hugepages": {"pageSize": "0"}}),
             "memory.hugepages.pageSize",
             "is 0",
-            id="page-0",
         ),
-        pytest.param(
+        "page-unreadable": (
             vmi(dedicated(numa=PASSTHROUGH), memory={"hugepages": {"pageSize": "big"}}),
             "memory.hugepages.pageSize",
             "is big",
-            id="page-unreadable",
         ),
-    ],
+    },
 )
 def test_unreadable_number(spec: VirtSpec, field: str, said: str) -> None:
     """A number that cannot be read is one cause, and no rule speaks of its consequences."""
@@ -188,27 +163,27 @@ def test_unreadable_number(spec: VirtSpec, field: str, said: str) -> None:
     assert warnings == ()
 
 
-@pytest.mark.parametrize(
+@table(
     "spec",
-    [
-        pytest.param(vmi({"cores": 2**32 - 1}), id="count"),
-        pytest.param(vmi({"sockets": 65537, "cores": 65535}), id="product"),
-        pytest.param(vmi({"cores": 1}, requests={"cpu": 2**32 - 1}), id="amount"),
-    ],
+    {
+        "count": vmi({"cores": 2**32 - 1}),
+        "product": vmi({"sockets": 65537, "cores": 65535}),
+        "amount": vmi({"cores": 1}, requests={"cpu": 2**32 - 1}),
+    },
 )
 def test_largest_number(spec: VirtSpec) -> None:
     """The largest number that KubeVirt can count is readable."""
     assert review(spec).causes == ()
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        pytest.param("x" * 40, "x" * 40, id="fits"),
-        pytest.param("x" * 41, "x" * 37 + "...", id="too-long"),
-        pytest.param(2**128, "a number of 129 bits", id="long-number"),
-        pytest.param(None, "not set", id="nothing"),
-    ],
+@table(
+    "value, text",
+    {
+        "fits": ("x" * 40, "x" * 40),
+        "too-long": ("x" * 41, "x" * 37 + "..."),
+        "long-number": (2**128, "a number of 129 bits"),
+        "nothing": (None, "not set"),
+    },
 )
 def test_values_in_messages_are_short(value: object, text: str) -> None:
     """A user's value takes at most 40 characters of a message."""
@@ -292,19 +267,15 @@ def test_rules_for_instancetypes_are_rules_for_vms() -> None:
     assert [rule for rule in VMI_RULES if rule in REPLICA_SET_RULES] == list(REPLICA_SET_RULES)
 
 
-@pytest.mark.parametrize(
-    ("cpu", "memory", "live", "expected"),
-    [
-        pytest.param(
-            dedicated(numa=PASSTHROUGH, realtime={}), HUGE | {"maxGuest": "4Gi"}, True, 2, id="both"
-        ),
-        pytest.param(dedicated(numa=PASSTHROUGH), HUGE | {"maxGuest": "4Gi"}, True, 1, id="numa"),
-        pytest.param(dedicated(numa=PASSTHROUGH, realtime={}), HUGE, True, 0, id="no-max-guest"),
-        pytest.param(dedicated(), HUGE | {"maxGuest": "4Gi"}, True, 0, id="plain"),
-        pytest.param(
-            dedicated(numa=PASSTHROUGH, realtime={}), HUGE | {"maxGuest": "4Gi"}, False, 0, id="staged"
-        ),
-    ],
+@table(
+    "cpu, memory, live, expected",
+    {
+        "both": (dedicated(numa=PASSTHROUGH, realtime={}), HUGE | {"maxGuest": "4Gi"}, True, 2),
+        "numa": (dedicated(numa=PASSTHROUGH), HUGE | {"maxGuest": "4Gi"}, True, 1),
+        "no-max-guest": (dedicated(numa=PASSTHROUGH, realtime={}), HUGE, True, 0),
+        "plain": (dedicated(), HUGE | {"maxGuest": "4Gi"}, True, 0),
+        "staged": (dedicated(numa=PASSTHROUGH, realtime={}), HUGE | {"maxGuest": "4Gi"}, False, 0),
+    },
 )
 def test_memory_hotplug_of_vms(
     cpu: dict[str, Any], memory: dict[str, Any], live: bool, expected: int
@@ -328,18 +299,18 @@ def update_causes(old: Mapping[str, object], new: Mapping[str, object]) -> tuple
     return tuple(vmi_update_causes(changes(before, after)))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        pytest.param(vmi({"cores": 2}), vmi({"cores": 2}), [], id="same"),
-        pytest.param(vmi({"cores": 2}), vmi({"cores": 4}), ["spec.domain.cpu.cores"], id="count"),
-        pytest.param({"a": None}, {}, [], id="null-is-absent"),
-        pytest.param({"volumes": []}, {}, [], id="empty-list-is-absent"),
-        pytest.param({}, {"domain": {"cpu": {"realtime": {}}}}, ["spec.domain"], id="empty-object-is-not"),
-        pytest.param({"volumes": [{"a": 1}]}, {"volumes": [{"a": 2}]}, ["spec.volumes"], id="list"),
-        pytest.param({"x": 1, "b": 2}, {"x": 2, "b": 1}, ["spec.b", "spec.x"], id="two-in-order"),
-        pytest.param({"a": {"b": 1}}, {"a": 1}, ["spec.a"], id="other-type"),
-    ],
+@table(
+    "old, new, expected",
+    {
+        "same": (vmi({"cores": 2}), vmi({"cores": 2}), []),
+        "count": (vmi({"cores": 2}), vmi({"cores": 4}), ["spec.domain.cpu.cores"]),
+        "null-is-absent": ({"a": None}, {}, []),
+        "empty-list-is-absent": ({"volumes": []}, {}, []),
+        "empty-object-is-not": ({}, {"domain": {"cpu": {"realtime": {}}}}, ["spec.domain"]),
+        "list": ({"volumes": [{"a": 1}]}, {"volumes": [{"a": 2}]}, ["spec.volumes"]),
+        "two-in-order": ({"x": 1, "b": 2}, {"x": 2, "b": 1}, ["spec.b", "spec.x"]),
+        "other-type": ({"a": {"b": 1}}, {"a": 1}, ["spec.a"]),
+    },
 )
 def test_spec_of_a_vmi_is_fixed(
     old: Mapping[str, object], new: Mapping[str, object], expected: list[str]
@@ -373,14 +344,14 @@ def test_update_of_a_deep_spec() -> None:
     assert [cause.field for cause in update_causes(old, {"k": {"k": old}})] == ["spec" + ".k" * 8]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        pytest.param({"maxSockets": 4}, {"maxSockets": 4, "sockets": 2}, [], id="hotplug"),
-        pytest.param({"maxSockets": 4}, {"maxSockets": 8}, ["spec.domain.cpu.maxSockets"], id="changed"),
-        pytest.param({"maxSockets": 4}, {}, ["spec.domain.cpu.maxSockets"], id="removed"),
-        pytest.param({"maxSockets": 0}, {}, [], id="zero-is-absent"),
-    ],
+@table(
+    "old, new, expected",
+    {
+        "hotplug": ({"maxSockets": 4}, {"maxSockets": 4, "sockets": 2}, []),
+        "changed": ({"maxSockets": 4}, {"maxSockets": 8}, ["spec.domain.cpu.maxSockets"]),
+        "removed": ({"maxSockets": 4}, {}, ["spec.domain.cpu.maxSockets"]),
+        "zero-is-absent": ({"maxSockets": 0}, {}, []),
+    },
 )
 def test_kubevirt_changes_all_but_the_maximum(
     old: dict[str, int], new: dict[str, int], expected: list[str]

@@ -11,6 +11,7 @@ from pinning.kubevirt.review import Kind, KubeVirtSettings, review_vmi
 from pinning.kubevirt.rules import dedicated_has_cpus
 from pinning.kubevirt.view import VMIView
 from tests.pinning.vmi_specs import HUGE, PASSTHROUGH, SETTINGS, STAGED, dedicated, fields, review, vmi
+from tests.tables import table
 
 if TYPE_CHECKING:
     from pinning.kubevirt.types import VirtSpec
@@ -32,155 +33,110 @@ def two_gigabytes(**memory: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("spec", "field", "reason", "said"),
-    [
-        pytest.param(vmi(requests={"cpu": "-200m"}), REQUEST, INVALID, "-200m", id="1"),
-        pytest.param(vmi(requests={"cpu": "1"}, limits={"cpu": "-3"}), LIMIT, INVALID, "-3", id="2"),
-        pytest.param(
-            vmi(requests={"cpu": "2500m"}, limits={"cpu": "500m"}), REQUEST, INVALID, "500m", id="3"
-        ),
-        pytest.param(
-            vmi(requests={"cpu": "2001m"}, limits={"cpu": "2"}), REQUEST, INVALID, "2001m", id="3-exact"
-        ),
-        pytest.param(
-            vmi(dedicated(cores=2), memory={"guest": "0"}), MEMORY_LIMIT, INVALID, "memory.guest", id="4"
-        ),
-        pytest.param(
-            vmi(dedicated(cores=2), requests={"cpu": "1900m"}), REQUEST, INVALID, "set it to 2", id="5"
-        ),
-        pytest.param(
+@table(
+    "spec, field, reason, said",
+    {
+        "1": (vmi(requests={"cpu": "-200m"}), REQUEST, INVALID, "-200m"),
+        "2": (vmi(requests={"cpu": "1"}, limits={"cpu": "-3"}), LIMIT, INVALID, "-3"),
+        "3": (vmi(requests={"cpu": "2500m"}, limits={"cpu": "500m"}), REQUEST, INVALID, "500m"),
+        "3-exact": (vmi(requests={"cpu": "2001m"}, limits={"cpu": "2"}), REQUEST, INVALID, "2001m"),
+        "4": (vmi(dedicated(cores=2), memory={"guest": "0"}), MEMORY_LIMIT, INVALID, "memory.guest"),
+        "5": (vmi(dedicated(cores=2), requests={"cpu": "1900m"}), REQUEST, INVALID, "set it to 2"),
+        "6": (
             vmi(dedicated(cores=2), requests={"cpu": "2"}, limits={"cpu": "2.5"}),
             LIMIT,
             INVALID,
             "set it to 3",
-            id="6",
         ),
-        pytest.param(
+        "7": (
             vmi(dedicated(cores=2), **two_gigabytes(request="1Gi")),
             MEMORY_REQUEST,
             INVALID,
             "set both to 2Gi",
-            id="7",
         ),
-        pytest.param(
+        "9": (
             vmi(dedicated(), requests={"cpu": "2"}, limits={"cpu": "3"}),
             PLACEMENT,
             INVALID,
             "requests.cpu is 2 but limits.cpu is 3",
-            id="9",
         ),
-        pytest.param(
+        "10": (
             vmi(dedicated(cores=2), requests={"cpu": "3"}, limits={"cpu": "3"}),
             PLACEMENT,
             INVALID,
             "requests.cpu is 3 and limits.cpu is 3 but the guest has 2 vCPUs",
-            id="10",
         ),
-        pytest.param(
+        "10-request": (
             vmi(dedicated(cores=2), requests={"cpu": "3"}),
             PLACEMENT,
             INVALID,
             "requests.cpu is 3",
-            id="10-request",
         ),
-        pytest.param(
-            vmi(dedicated(threads=2), architecture=ARM), "spec.architecture", INVALID, "threads is 2", id="11"
-        ),
-        pytest.param(vmi(dedicated(threads=3)), PLACEMENT, INVALID, "threads is 3", id="12"),
-        pytest.param(
-            vmi({"numa": PASSTHROUGH}, memory=HUGE),
-            PASSTHROUGH_FIELD,
-            INVALID,
-            "dedicatedCpuPlacement",
-            id="14",
-        ),
-        pytest.param(vmi(dedicated(numa=PASSTHROUGH)), PASSTHROUGH_FIELD, INVALID, "pageSize", id="15"),
-        pytest.param(
-            vmi({"isolateEmulatorThread": True}), "cpu.isolateEmulatorThread", INVALID, "dedicated", id="16"
-        ),
-        pytest.param(
+        "11": (vmi(dedicated(threads=2), architecture=ARM), "spec.architecture", INVALID, "threads is 2"),
+        "12": (vmi(dedicated(threads=3)), PLACEMENT, INVALID, "threads is 3"),
+        "14": (vmi({"numa": PASSTHROUGH}, memory=HUGE), PASSTHROUGH_FIELD, INVALID, "dedicatedCpuPlacement"),
+        "15": (vmi(dedicated(numa=PASSTHROUGH)), PASSTHROUGH_FIELD, INVALID, "pageSize"),
+        "16": (vmi({"isolateEmulatorThread": True}), "cpu.isolateEmulatorThread", INVALID, "dedicated"),
+        "17": (
             vmi({"features": [{"name": "vmx"}, {"name": "lahf_lm", "policy": "Require"}]}),
             "cpu.features[1].policy",
             NOT_SUPPORTED,
             "lahf_lm is Require",
-            id="17",
         ),
-        pytest.param(
+        "18": (
             vmi({"sockets": 8, "maxSockets": 4}),
             "cpu.sockets",
             INVALID,
             "sockets is 8, greater than cpu.maxSockets 4",
-            id="18",
         ),
-        pytest.param(
+        "19": (
             vmi({"realtime": {}, "numa": PASSTHROUGH, "dedicatedCpuPlacement": False}, memory=HUGE),
             PLACEMENT,
             REQUIRED,
             "realtime",
-            id="19",
         ),
-        pytest.param(vmi(dedicated(realtime={})), PASSTHROUGH_FIELD, REQUIRED, "realtime", id="20"),
-        pytest.param(vmi(ioThreadsPolicy="bad"), "ioThreadsPolicy", INVALID, "'bad'", id="21"),
-        pytest.param(vmi(ioThreadsPolicy=""), "ioThreadsPolicy", INVALID, "''", id="21-empty"),
-        pytest.param(
-            vmi(ioThreadsPolicy="supplementalPool"), "ioThreads.count", INVALID, "supplementalPool", id="22"
-        ),
-        pytest.param(
+        "20": (vmi(dedicated(realtime={})), PASSTHROUGH_FIELD, REQUIRED, "realtime"),
+        "21": (vmi(ioThreadsPolicy="bad"), "ioThreadsPolicy", INVALID, "'bad'"),
+        "21-empty": (vmi(ioThreadsPolicy=""), "ioThreadsPolicy", INVALID, "''"),
+        "22": (vmi(ioThreadsPolicy="supplementalPool"), "ioThreads.count", INVALID, "supplementalPool"),
+        "22-zero": (
             vmi(ioThreadsPolicy="supplementalPool", ioThreads={"supplementalPoolThreadCount": 0}),
             "ioThreads.count",
             INVALID,
             "supplementalPool",
-            id="22-zero",
         ),
-        pytest.param(
-            vmi({"model": "Haswell"}, architecture=ARM), "cpu.model", NOT_SUPPORTED, "Haswell", id="23"
-        ),
-        pytest.param(vmi(architecture="riscv64"), "spec.architecture", INVALID, "riscv64", id="24"),
-        pytest.param(vmi(memory={}), "memory", REQUIRED, "memory.guest", id="25"),
-        pytest.param(
+        "23": (vmi({"model": "Haswell"}, architecture=ARM), "cpu.model", NOT_SUPPORTED, "Haswell"),
+        "24": (vmi(architecture="riscv64"), "spec.architecture", INVALID, "riscv64"),
+        "25": (vmi(memory={}), "memory", REQUIRED, "memory.guest"),
+        "mask": (
             vmi({"realtime": {"mask": "a-b"}} | dedicated(numa=PASSTHROUGH), memory=HUGE),
             "cpu.realtime.mask",
             INVALID,
             "'a-b'",
-            id="mask",
         ),
-        pytest.param(
-            vmi(requests={"memory": "-1"}), MEMORY_REQUEST, INVALID, "-1", id="memory-request-negative"
-        ),
-        pytest.param(
-            vmi(requests={"memory": "999k"}), MEMORY_REQUEST, INVALID, "at least 1M", id="memory-request-tiny"
-        ),
-        pytest.param(vmi(limits={"memory": "-1"}), MEMORY_LIMIT, INVALID, "-1", id="memory-limit-negative"),
-        pytest.param(
-            vmi(**two_gigabytes(request="3Gi")),
-            MEMORY_REQUEST,
-            INVALID,
-            "3Gi",
-            id="memory-request-over-limit",
-        ),
-        pytest.param(
+        "memory-request-negative": (vmi(requests={"memory": "-1"}), MEMORY_REQUEST, INVALID, "-1"),
+        "memory-request-tiny": (vmi(requests={"memory": "999k"}), MEMORY_REQUEST, INVALID, "at least 1M"),
+        "memory-limit-negative": (vmi(limits={"memory": "-1"}), MEMORY_LIMIT, INVALID, "-1"),
+        "memory-request-over-limit": (vmi(**two_gigabytes(request="3Gi")), MEMORY_REQUEST, INVALID, "3Gi"),
+        "hugepages-multiple": (
             vmi(memory={"hugepages": {"pageSize": "2M"}}, requests={"memory": "3M"}),
             MEMORY_REQUEST,
             INVALID,
             "requests.memory is 3M",
-            id="hugepages-multiple",
         ),
-        pytest.param(
+        "hugepages-larger-than-guest": (
             vmi(memory={"guest": "1M", "hugepages": {"pageSize": "2M"}}),
             MEMORY_REQUEST,
             INVALID,
             "memory.guest is 1M",
-            id="hugepages-larger-than-guest",
         ),
-        pytest.param(
+        "hugepages-memory-from-limit": (
             vmi(memory={"hugepages": {"pageSize": "2M"}}, limits={"memory": "3M"}),
             MEMORY_REQUEST,
             INVALID,
             "3M",
-            id="hugepages-memory-from-limit",
         ),
-    ],
+    },
 )
 def test_rule_refuses(spec: VirtSpec, field: str, reason: str, said: str) -> None:
     """A spec that breaks one rule gets that rule's cause: KubeVirt's field and reason, the value and a remedy."""
@@ -264,15 +220,14 @@ def test_rule_admits(spec: VirtSpec) -> None:
     assert review(spec).causes == ()
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        pytest.param(
+@table(
+    "spec, expected",
+    {
+        "emulator-counted-by-the-user": (
             vmi(dedicated(cores=2, isolateEmulatorThread=True), requests={"cpu": "3"}, limits={"cpu": "3"}),
             [PLACEMENT],
-            id="emulator-counted-by-the-user",
         ),
-        pytest.param(
+        "pool-counted-by-the-user": (
             vmi(
                 dedicated(cores=2),
                 requests={"cpu": "4"},
@@ -281,22 +236,17 @@ def test_rule_admits(spec: VirtSpec) -> None:
                 ioThreads={"supplementalPoolThreadCount": 2},
             ),
             [PLACEMENT],
-            id="pool-counted-by-the-user",
         ),
-        pytest.param(
+        "max-sockets-counted-by-the-user": (
             vmi(dedicated(cores=1, sockets=2, maxSockets=4), limits={"cpu": "4"}),
             [PLACEMENT],
-            id="max-sockets-counted-by-the-user",
         ),
-        pytest.param(
-            vmi(dedicated(cores=3), requests={"cpu": "2"}, limits={"cpu": "3"}), [PLACEMENT], id="only-rule-9"
-        ),
-        pytest.param(
+        "only-rule-9": (vmi(dedicated(cores=3), requests={"cpu": "2"}, limits={"cpu": "3"}), [PLACEMENT]),
+        "not-dedicated-14-15-16": (
             vmi({"isolateEmulatorThread": True, "threads": 4, "numa": PASSTHROUGH}),
             [PASSTHROUGH_FIELD, PASSTHROUGH_FIELD, "cpu.isolateEmulatorThread"],
-            id="not-dedicated-14-15-16",
         ),
-        pytest.param(
+        "all-at-once-in-order": (
             vmi(
                 dedicated(threads=3, realtime={"mask": "x"}, features=[{"name": "a", "policy": "b"}]),
                 requests={"cpu": "1500m", "memory": "2Gi"},
@@ -319,12 +269,9 @@ def test_rule_admits(spec: VirtSpec) -> None:
                 "ioThreadsPolicy",
                 "spec.architecture",
             ],
-            id="all-at-once-in-order",
         ),
-        pytest.param(
-            vmi(dedicated(cores=2), memory={}), [MEMORY_LIMIT, "memory"], id="dedicated-without-memory-4-25"
-        ),
-    ],
+        "dedicated-without-memory-4-25": (vmi(dedicated(cores=2), memory={}), [MEMORY_LIMIT, "memory"]),
+    },
 )
 def test_every_cause_is_reported(spec: VirtSpec, expected: list[str]) -> None:
     """No cause hides another, and they come in KubeVirt's order."""

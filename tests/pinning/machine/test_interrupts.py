@@ -13,6 +13,7 @@ from pinning.machine.interrupts import Decision, Quiet, Taken, away, born, decid
 from pinning.planning.ledger import quiet_cpus
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World
+from tests.tables import table
 
 ONLINE = CPUSet(range(8))
 SETS = st.frozensets(st.integers(0, 7)).map(CPUSet)
@@ -29,15 +30,15 @@ def quiet(text: str, online: str = "0-7") -> Quiet:
     return Quiet(cpus(text), cpus(online))
 
 
-@pytest.mark.parametrize(
-    ("wish", "found"),
-    [
-        pytest.param(Wish("2", policy="exclusive", noise="quiet"), True, id="exclusive and quiet"),
-        pytest.param(Wish("2", policy="exclusive", smt="isolate", noise="quiet"), True, id="with siblings"),
-        pytest.param(Wish("2", policy="exclusive", noise="none"), False, id="exclusive and none"),
-        pytest.param(Wish("2", policy="exclusive"), False, id="exclusive, and nothing is said"),
-        pytest.param(Wish("2", policy="share", noise="quiet"), False, id="not exclusive"),
-    ],
+@table(
+    "wish, found",
+    {
+        "exclusive and quiet": (Wish("2", policy="exclusive", noise="quiet"), True),
+        "with siblings": (Wish("2", policy="exclusive", smt="isolate", noise="quiet"), True),
+        "exclusive and none": (Wish("2", policy="exclusive", noise="none"), False),
+        "exclusive, and nothing is said": (Wish("2", policy="exclusive"), False),
+        "not exclusive": (Wish("2", policy="share", noise="quiet"), False),
+    },
 )
 def test_quiet_cpus_are_those_of_exclusive_containers_that_ask_for_it(wish: Wish, found: bool) -> None:
     """Quiet CPUs are those of exclusive containers that ask, with their idle siblings."""
@@ -48,14 +49,14 @@ def test_quiet_cpus_are_those_of_exclusive_containers_that_ask_for_it(wish: Wish
     assert quiet_cpus(node.ledger) == (held if found else EMPTY)
 
 
-@pytest.mark.parametrize(
-    ("noise", "is_crio", "found"),
-    [
-        pytest.param(None, False, True, id="under another runtime"),
-        pytest.param(None, True, False, id="CRI-O follows it itself"),
-        pytest.param("none", False, False, id="corepin's word counts first"),
-        pytest.param("quiet", True, True, id="corepin's word under CRI-O"),
-    ],
+@table(
+    "noise, is_crio, found",
+    {
+        "under another runtime": (None, False, True),
+        "CRI-O follows it itself": (None, True, False),
+        "corepin's word counts first": ("none", False, False),
+        "corepin's word under CRI-O": ("quiet", True, True),
+    },
 )
 def test_crios_annotation_means_quiet_under_other_runtimes(
     noise: str | None, is_crio: bool, found: bool
@@ -99,17 +100,17 @@ def test_interrupts_need_two_other_cpus(text: str, online: str, reason: str) -> 
     assert hindrance(quiet(text, online)) == reason
 
 
-@pytest.mark.parametrize(
-    ("original", "node", "near", "wanted"),
-    [
-        pytest.param("0-7", quiet("4-5"), "", "0-3,6-7", id="the quiet bits go"),
-        pytest.param("0-1", quiet("4-5"), "", "0-1", id="nothing to do"),
-        pytest.param("4", quiet("4-5"), "", "0-3,6-7", id="to all others"),
-        pytest.param("4", quiet("4-5"), "4-7", "6-7", id="to others of its NUMA node"),
-        pytest.param("4", quiet("4-6"), "4-7", "0-3,7", id="not all to a single CPU"),
-        pytest.param("3-4", quiet("4", "0-2,4-7"), "", "0-2,5-7", id="its other CPU is offline"),
-        pytest.param("3", quiet("4", "0-2,4-7"), "", "3", id="it is offline, and not on quiet CPUs"),
-    ],
+@table(
+    "original, node, near, wanted",
+    {
+        "the quiet bits go": ("0-7", quiet("4-5"), "", "0-3,6-7"),
+        "nothing to do": ("0-1", quiet("4-5"), "", "0-1"),
+        "to all others": ("4", quiet("4-5"), "", "0-3,6-7"),
+        "to others of its NUMA node": ("4", quiet("4-5"), "4-7", "6-7"),
+        "not all to a single CPU": ("4", quiet("4-6"), "4-7", "0-3,7"),
+        "its other CPU is offline": ("3-4", quiet("4", "0-2,4-7"), "", "0-2,5-7"),
+        "it is offline, and not on quiet CPUs": ("3", quiet("4", "0-2,4-7"), "", "3"),
+    },
 )
 def test_an_interrupt_goes_to_other_cpus(original: str, node: Quiet, near: str, wanted: str) -> None:
     """It keeps those of its own that are not quiet, as long as one of them is online."""
@@ -119,76 +120,67 @@ def test_an_interrupt_goes_to_other_cpus(original: str, node: Quiet, near: str, 
 OURS = Taken(cpus("0-7"), (cpus("0-3,6-7"),), "eth0")
 
 
-@pytest.mark.parametrize(
-    ("now", "taken", "node", "facts", "decision"),
-    [
-        pytest.param("0-3", None, quiet("4-5"), {}, Decision(None), id="not on quiet CPUs"),
-        pytest.param(
+@table(
+    "now, taken, node, facts, decision",
+    {
+        "not on quiet CPUs": ("0-3", None, quiet("4-5"), {}, Decision(None)),
+        "taken": (
             "0-7",
             None,
             quiet("4-5"),
             {},
             Decision(Taken(cpus("0-7"), (cpus("0-3,6-7"),)), cpus("0-3,6-7")),
-            id="taken",
         ),
-        pytest.param("0-7", None, quiet("4-5"), {"may_take": False}, Decision(None), id="may not be taken"),
-        pytest.param("0-3,6-7", OURS, quiet("4-5"), {}, Decision(OURS), id="done already"),
-        pytest.param("0-3,6-7", OURS, quiet(""), {}, Decision(None, cpus("0-7")), id="given back"),
-        pytest.param(
+        "may not be taken": ("0-7", None, quiet("4-5"), {"may_take": False}, Decision(None)),
+        "done already": ("0-3,6-7", OURS, quiet("4-5"), {}, Decision(OURS)),
+        "given back": ("0-3,6-7", OURS, quiet(""), {}, Decision(None, cpus("0-7"))),
+        "a part is given back": (
             "0-3,6-7",
             OURS,
             quiet("4"),
             {"may_take": False},
             Decision(Taken(cpus("0-7"), (cpus("0-3,6-7"), cpus("0-3,5-7")), "eth0"), cpus("0-3,5-7")),
-            id="a part is given back",
         ),
-        pytest.param(
+        "more is taken": (
             "0-3,6-7",
             OURS,
             quiet("4-6"),
             {},
             Decision(Taken(cpus("0-7"), (cpus("0-3,6-7"), cpus("0-3,7")), "eth0"), cpus("0-3,7")),
-            id="more is taken",
         ),
-        pytest.param(
-            "0-3,6-7", OURS, quiet("4-6"), {"may_take": False}, Decision(OURS), id="no more may be taken"
-        ),
-        pytest.param("0-1", OURS, quiet("4-5"), {}, Decision(None), id="another program chose other CPUs"),
-        pytest.param("0-1", OURS, quiet(""), {}, Decision(None), id="and is not overwritten afterwards"),
-        pytest.param(
+        "no more may be taken": ("0-3,6-7", OURS, quiet("4-6"), {"may_take": False}, Decision(OURS)),
+        "another program chose other CPUs": ("0-1", OURS, quiet("4-5"), {}, Decision(None)),
+        "and is not overwritten afterwards": ("0-1", OURS, quiet(""), {}, Decision(None)),
+        "after the order was read back": (
             "0-1",
             OURS,
             quiet("4-5"),
             {"proven": cpus("0-3,6-7")},
             Decision(None),
-            id="after the order was read back",
         ),
-        pytest.param(
+        "another program moved it back": (
             "5",
             OURS,
             quiet("4-5"),
             {"proven": cpus("0-3,6-7")},
             Decision(Taken(cpus("5"), (cpus("0-3,6-7"),), "eth0"), cpus("0-3,6-7"), is_foreign=True),
-            id="another program moved it back",
         ),
-        pytest.param(
+        "and may not be taken again": (
             "5",
             OURS,
             quiet("4-5"),
             {"proven": cpus("0-3,6-7"), "may_take": False},
             Decision(None, None, is_foreign=True),
-            id="and may not be taken again",
         ),
-        pytest.param("0-7", OURS, quiet(""), {}, Decision(None), id="the write never happened"),
-        pytest.param(
+        "the write never happened": ("0-7", OURS, quiet(""), {}, Decision(None)),
+        "its original is offline": (
             "0-3",
             Taken(cpus("4"), (cpus("0-3"),)),
             quiet("", "0-3"),
             {},
             Decision(Taken(cpus("4"), (cpus("0-3"),))),
-            id="its original is offline",
         ),
-    ],
+    },
 )
 def test_a_decision(
     now: str, taken: Taken | None, node: Quiet, facts: dict[str, CPUSet], decision: Decision
@@ -201,24 +193,22 @@ DEFAULT = Taken(cpus("0-7"), (cpus("0-3,6-7"),))
 MOVING = Taken(cpus("0-7"), (cpus("0-3,6-7"), cpus("0-4,7")))
 
 
-@pytest.mark.parametrize(
-    ("now", "default", "online", "near", "original"),
-    [
-        pytest.param("0-3,6-7", DEFAULT, "0-7", "", "0-7", id="all that it lost"),
-        pytest.param("6-7", DEFAULT, "0-7", "4-7", "4-7", id="of its NUMA node"),
-        pytest.param("0-3,6-7", DEFAULT, "0-7", "4-5", "4-5", id="its NUMA node has no other CPU"),
-        pytest.param("0-3,7", DEFAULT, "0-5,7", "", "0-5,7", id="of the online CPUs"),
-        pytest.param("0-3,6-7", DEFAULT, "0-5,7", "", "0-7", id="allocated, not started"),
-        pytest.param("0-2", DEFAULT, "0-2", "", None, id="it lost nothing, because the others are offline"),
-        pytest.param("0-1", DEFAULT, "0-7", "0-1", None, id="it lost nothing"),
-        pytest.param("2", DEFAULT, "0-7", "", None, id="chosen by another program"),
-        pytest.param("0-7", DEFAULT, "0-7", "", None, id="not by the default"),
-        pytest.param("0-3", None, "0-7", "", None, id="the default is not narrowed"),
-        pytest.param(
-            "0-4,7", MOVING, "0-7", "", "0-7", id="while the agent was killed in between, the new one"
-        ),
-        pytest.param("0-3,6-7", MOVING, "0-7", "", "0-7", id="or the old one"),
-    ],
+@table(
+    "now, default, online, near, original",
+    {
+        "all that it lost": ("0-3,6-7", DEFAULT, "0-7", "", "0-7"),
+        "of its NUMA node": ("6-7", DEFAULT, "0-7", "4-7", "4-7"),
+        "its NUMA node has no other CPU": ("0-3,6-7", DEFAULT, "0-7", "4-5", "4-5"),
+        "of the online CPUs": ("0-3,7", DEFAULT, "0-5,7", "", "0-5,7"),
+        "allocated, not started": ("0-3,6-7", DEFAULT, "0-5,7", "", "0-7"),
+        "it lost nothing, because the others are offline": ("0-2", DEFAULT, "0-2", "", None),
+        "it lost nothing": ("0-1", DEFAULT, "0-7", "0-1", None),
+        "chosen by another program": ("2", DEFAULT, "0-7", "", None),
+        "not by the default": ("0-7", DEFAULT, "0-7", "", None),
+        "the default is not narrowed": ("0-3", None, "0-7", "", None),
+        "while the agent was killed in between, the new one": ("0-4,7", MOVING, "0-7", "", "0-7"),
+        "or the old one": ("0-3,6-7", MOVING, "0-7", "", "0-7"),
+    },
 )
 def test_an_interrupt_requested_under_a_narrow_default(
     now: str, default: Taken | None, online: str, near: str, original: str | None

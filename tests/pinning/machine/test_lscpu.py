@@ -10,6 +10,7 @@ import pytest
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import BadTopology, Core
+from tests.tables import table
 
 
 def lscpu(*rows: dict[str, Any]) -> str:
@@ -104,47 +105,33 @@ def test_lscpu_with_bare_dashes() -> None:
     assert read_lscpu(text.replace("null", "-")).online == CPUSet([0])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param(
-            "CPU NODE", "lscpu: not JSON .* write the file with `LC_ALL=C lscpu --all --json", id="table"
-        ),
-        pytest.param("[]", "no list of rows under 'cpus'", id="list"),
-        pytest.param('{"cpus": [1]}', "no list of rows under 'cpus'", id="rows"),
-        pytest.param(lscpu(), "no CPU has a known core", id="empty"),
-        pytest.param(lscpu({"core": 0}), "column CPU: None is not a number from 0 to 8191", id="no-cpu"),
-        pytest.param(lscpu({"cpu": 9999, "core": 0}), "column CPU: 9999 is not", id="large-cpu"),
-        pytest.param(lscpu({"cpu": -1, "core": 0}), "column CPU: -1 is not a number", id="negative"),
-        pytest.param(lscpu({"cpu": 0, "core": True}), "column CORE: True is not a number", id="boolean"),
-        pytest.param(lscpu({"cpu": 0, "core": 0}, {"cpu": 0, "core": 1}), "0 stands in two rows", id="twice"),
-        pytest.param(
-            lscpu({"cpu": 0, "core": 0, "online": "maybe"}), "ONLINE: 'maybe' is not yes", id="online"
-        ),
-        pytest.param(
-            lscpu({"cpu": 0, "core": "9" * 5000}), r"column CORE: '9{59} is not a number", id="digits"
-        ),
-        pytest.param(
+@table(
+    "text, message",
+    {
+        "table": ("CPU NODE", "lscpu: not JSON .* write the file with `LC_ALL=C lscpu --all --json"),
+        "list": ("[]", "no list of rows under 'cpus'"),
+        "rows": ('{"cpus": [1]}', "no list of rows under 'cpus'"),
+        "empty": (lscpu(), "no CPU has a known core"),
+        "no-cpu": (lscpu({"core": 0}), "column CPU: None is not a number from 0 to 8191"),
+        "large-cpu": (lscpu({"cpu": 9999, "core": 0}), "column CPU: 9999 is not"),
+        "negative": (lscpu({"cpu": -1, "core": 0}), "column CPU: -1 is not a number"),
+        "boolean": (lscpu({"cpu": 0, "core": True}), "column CORE: True is not a number"),
+        "twice": (lscpu({"cpu": 0, "core": 0}, {"cpu": 0, "core": 1}), "0 stands in two rows"),
+        "online": (lscpu({"cpu": 0, "core": 0, "online": "maybe"}), "ONLINE: 'maybe' is not yes"),
+        "digits": (lscpu({"cpu": 0, "core": "9" * 5000}), r"column CORE: '9{59} is not a number"),
+        "long id": (
             lscpu({"cpu": 0, "core": 0, "l1d:l2": "0:" + "9" * 5000}),
             "column L1D:L2: '0:9{57} is not",
-            id="long id",
         ),
-        pytest.param("[" * 200_000, r"lscpu: not JSON \(nested too deeply", id="deep"),
-        pytest.param(
+        "deep": ("[" * 200_000, r"lscpu: not JSON \(nested too deeply"),
+        "localized": (
             lscpu({"cpu": 0, "core": 0, "online": "ja"}),
             "ONLINE: 'ja' is not yes.* words of its user's language.* run `LC_ALL=C lscpu --all",
-            id="localized",
         ),
-        pytest.param(
-            '{"lscpu": [{"field": "Architektur:"}]}', "write the file with `LC_ALL=C", id="localized summary"
-        ),
-        pytest.param(
-            lscpu({"cpu": 0, "core": None, "online": True}), "CPU 0 is online without a core", id="core"
-        ),
-        pytest.param(
-            lscpu({"cpu": 0, "core": 0, "l1d:l2": "0:x"}), "column L1D:L2: '0:x' is not", id="cache"
-        ),
-    ],
+        "localized summary": ('{"lscpu": [{"field": "Architektur:"}]}', "write the file with `LC_ALL=C"),
+        "core": (lscpu({"cpu": 0, "core": None, "online": True}), "CPU 0 is online without a core"),
+        "cache": (lscpu({"cpu": 0, "core": 0, "l1d:l2": "0:x"}), "column L1D:L2: '0:x' is not"),
+    },
 )
 def test_lscpu_refusals(text: str, message: str) -> None:
     """Each refusal names the column, its value and what to do."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from pinning.contract import CPUPolicy, PoolUse, SharedPool, SMTPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.actions import plan_actions
@@ -18,6 +16,7 @@ from tests.pinning.budgets import budgeted, put
 from tests.pinning.entries import entry
 from tests.pinning.nodes import smt_machine
 from tests.pinning.world import World
+from tests.tables import table
 
 TOPOLOGY = smt_machine(4)  # cores 0,4 (reserved) 1,5 2,6 3,7
 SETS = node_sets(TOPOLOGY, TOPOLOGY.online, DEFAULT)
@@ -59,61 +58,48 @@ def _running(text: str) -> list[SeenContainer]:
     return listed
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "current", "expected"),
-    [
-        pytest.param("a=1", "a=1", "a=1 n=0,2-7", [], id="nothing to do"),
-        pytest.param(
+@table(
+    "before, after, current, expected",
+    {
+        "nothing to do": ("a=1", "a=1", "a=1 n=0,2-7", []),
+        "none to exclusive: others first": (
             "",
             "a=1",
             "a=0-7 n=0-7",
             ["shrink n 0,2-7", "grant a 1 < shrink n"],
-            id="none to exclusive: others first",
         ),
-        pytest.param("", "a=1", "a=c0-7 n=0,2-7", ["grant a 1"], id="a created container never waits"),
-        pytest.param(
+        "a created container never waits": ("", "a=1", "a=c0-7 n=0,2-7", ["grant a 1"]),
+        "created, gaining what others use": (
             "",
             "a=1",
             "a=c2 n=0-7",
             ["shrink n 0,2-7", "grant a 1 < shrink n"],
-            id="created, gaining what others use",
         ),
-        pytest.param(
-            "a=1", "a=1s", "a=1 n=0,2-7", ["widen n 0-7"], id="exclusive to share: only others are written"
-        ),
-        pytest.param(
-            "a=1s", "a=1", "a=1 n=0-7", ["shrink n 0,2-7"], id="share to exclusive: only others are written"
-        ),
-        pytest.param("a=1", "", "a=1 n=0,2-7", ["widen a 0-7", "widen n 0-7"], id="exclusive to none"),
-        pytest.param("a=1", "", "n=0,2-7", ["widen n 0-7"], id="gone: others are widened at once"),
-        pytest.param(
-            "a=1,5", "a=1", "a=1,5 n=0,2-4,6-7", ["shrink a 1", "widen n 0,2-7 < shrink a"], id="fewer CPUs"
-        ),
-        pytest.param(
-            "a=1", "a=1,5", "a=1 n=0,2-7", ["shrink n 0,2-4,6-7", "grant a 1,5 < shrink n"], id="more CPUs"
-        ),
-        pytest.param(
+        "exclusive to share: only others are written": ("a=1", "a=1s", "a=1 n=0,2-7", ["widen n 0-7"]),
+        "share to exclusive: only others are written": ("a=1s", "a=1", "a=1 n=0-7", ["shrink n 0,2-7"]),
+        "exclusive to none": ("a=1", "", "a=1 n=0,2-7", ["widen a 0-7", "widen n 0-7"]),
+        "gone: others are widened at once": ("a=1", "", "n=0,2-7", ["widen n 0-7"]),
+        "fewer CPUs": ("a=1,5", "a=1", "a=1,5 n=0,2-4,6-7", ["shrink a 1", "widen n 0,2-7 < shrink a"]),
+        "more CPUs": ("a=1", "a=1,5", "a=1 n=0,2-7", ["shrink n 0,2-4,6-7", "grant a 1,5 < shrink n"]),
+        "moved: the old CPU is widened onto after the owner left it": (
             "a=1",
             "a=2",
             "a=1 n=0,2-7",
             ["shrink n 0,3-7", "grant a 2 < shrink n", "widen n 0-1,3-7 < shrink n < grant a"],
-            id="moved: the old CPU is widened onto after the owner left it",
         ),
-        pytest.param(
+        "one owner after the other: nobody else is written": (
             "a=1",
             "b=1",
             "a=1 b=0,2-7 n=0,2-7",
             ["shrink a 0,2-7", "grant b 1 < shrink a"],
-            id="one owner after the other: nobody else is written",
         ),
-        pytest.param(
+        "idle siblings are left with their core": (
             "a=1/5",
             "a=2/6",
             "a=1 n=0,3-4,7",
             ["grant a 2", "widen n 0-1,3-5,7 < grant a"],
-            id="idle siblings are left with their core",
         ),
-        pytest.param(
+        "two new owners first leave each other's CPUs": (
             "",
             "a=1 b=2",
             "a=0-7 b=0-7",
@@ -123,29 +109,19 @@ def _running(text: str) -> list[SeenContainer]:
                 "grant a 1 < shrink a < shrink b",
                 "grant b 2 < shrink a < shrink b",
             ],
-            id="two new owners first leave each other's CPUs",
         ),
-        pytest.param("", "a=1", "a=1,2 n=0,2-7", ["grant a 1"], id="a grant waits only for what overlaps"),
-        pytest.param(
-            "b=2", "a=1 b=2", "a=1,2 b=2 n=0,3-7", ["shrink a 1"], id="off another owner's CPUs at once"
-        ),
-        pytest.param("", "", "n=", [], id="all of the machine is what an unread set means"),
-        pytest.param("a=1", "a=1", "a=", ["shrink a 1"], id="an owner with an unread set is written"),
-        pytest.param(
+        "a grant waits only for what overlaps": ("", "a=1", "a=1,2 n=0,2-7", ["grant a 1"]),
+        "off another owner's CPUs at once": ("b=2", "a=1 b=2", "a=1,2 b=2 n=0,3-7", ["shrink a 1"]),
+        "all of the machine is what an unread set means": ("", "", "n=", []),
+        "an owner with an unread set is written": ("a=1", "a=1", "a=", ["shrink a 1"]),
+        "a sharer that has nothing of its set moves to free CPUs at once": (
             "",
             "a=1",
             "n=1",
             ["shrink n 0,2-7"],
-            id="a sharer that has nothing of its set moves to free CPUs at once",
         ),
-        pytest.param(
-            "x=0,2-7 a=1",
-            "a=1",
-            "n=1 x=0,2-7",
-            ["widen n 0,2-7"],
-            id="a sharer with nowhere to go goes at once",
-        ),
-        pytest.param(
+        "a sharer with nowhere to go goes at once": ("x=0,2-7 a=1", "a=1", "n=1 x=0,2-7", ["widen n 0,2-7"]),
+        "owners that move in a row": (
             "a=1,2 b=5",
             "a=5 b=2",
             "a=1,2 b=5 n=0,3-4,6-7",
@@ -155,9 +131,8 @@ def _running(text: str) -> list[SeenContainer]:
                 "grant a 5 < shrink a < grant b",
                 "widen n 0-1,3-4,6-7 < grant a",
             ],
-            id="owners that move in a row",
         ),
-    ],
+    },
 )
 def test_writes_and_their_order(before: str, after: str, current: str, expected: list[str]) -> None:
     """Shrinks come before grants and widenings, and writes that do not overlap do not wait."""
@@ -167,40 +142,35 @@ def test_writes_and_their_order(before: str, after: str, current: str, expected:
 SHARING = frozenset({PoolUse(SharedPool.INFRA)})
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "current", "home", "expected"),
-    [
-        pytest.param("a=1", "a=1", "a=1 n=0,2-7", "", ["widen a 0-7 home 1"], id="widened"),
-        pytest.param("a=1", "a=1", "a=0-7 n=0,2-7", "1", [], id="nothing to do"),
-        pytest.param(
-            "a=1", "a=1", "a=0-7 n=0,2-7", "", ["shrink a 0-7 home 1"], id="its tasks are not apart"
-        ),
-        pytest.param("a=1", "a=1", "a=c1 n=0,2-7", "", [], id="created: on its own CPUs alone"),
-        pytest.param(
+@table(
+    "before, after, current, home, expected",
+    {
+        "widened": ("a=1", "a=1", "a=1 n=0,2-7", "", ["widen a 0-7 home 1"]),
+        "nothing to do": ("a=1", "a=1", "a=0-7 n=0,2-7", "1", []),
+        "its tasks are not apart": ("a=1", "a=1", "a=0-7 n=0,2-7", "", ["shrink a 0-7 home 1"]),
+        "created: on its own CPUs alone": ("a=1", "a=1", "a=c1 n=0,2-7", "", []),
+        "its shared part shrinks before a grant": (
             "a=1",
             "a=1 b=2",
             "a=0-7 b=0,2-7 n=0,2-7",
             "1",
             ["shrink a 0-1,3-7 home 1", "shrink n 0,3-7", "grant b 2 < shrink a < shrink n"],
-            id="its shared part shrinks before a grant",
         ),
-        pytest.param(
+        "it grows last": (
             "a=1 b=2,6",
             "a=1 b=2",
             "a=0-1,3-5,7 b=2,6 n=0,3-5,7",
             "1",
             ["shrink b 2", "widen a 0-1,3-7 home 1 < shrink b", "widen n 0,3-7 < shrink b"],
-            id="it grows last",
         ),
-        pytest.param(
+        "moved within its cpuset: others leave its new CPU first, and come to the old one afterwards": (
             "a=1",
             "a=2",
             "a=0-7 n=0,2-7",
             "1",
             ["shrink n 0,3-7", "grant a 0-7 home 2 < shrink n", "widen n 0-1,3-7 < shrink n < grant a"],
-            id="moved within its cpuset: others leave its new CPU first, and come to the old one afterwards",
         ),
-        pytest.param(
+        "moved before it was widened: granted its new CPU first, and then widened": (
             "a=1",
             "a=2",
             "a=1 n=0,2-7",
@@ -211,9 +181,8 @@ SHARING = frozenset({PoolUse(SharedPool.INFRA)})
                 "widen a 0-7 home 2 < grant a",
                 "widen n 0-1,3-7 < shrink n < grant a",
             ],
-            id="moved before it was widened: granted its new CPU first, and then widened",
         ),
-    ],
+    },
 )
 def test_who_runs_on_more_than_it_owns(
     before: str, after: str, current: str, home: str, expected: list[str]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pinning.contract import CPUPolicy, SMTPolicy
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.invariants import problems
@@ -13,6 +11,7 @@ from pinning.planning.node_sets import NodeSets, Pools, node_sets
 from pinning.pods.resources import Role
 from tests.pinning.entries import entry
 from tests.pinning.nodes import smt_machine
+from tests.tables import table
 
 
 def held(*entries: Assignment) -> Ledger:
@@ -29,35 +28,28 @@ def held(*entries: Assignment) -> Ledger:
 SETS = node_sets(smt_machine(4), smt_machine(4).online, DEFAULT)  # cores 0,4 (reserved) 1,5 2,6 3,7
 
 
-@pytest.mark.parametrize(
-    ("ledger", "message"),
-    [
-        pytest.param(held(entry("a", "")), "without CPUs", id="no CPUs"),
-        pytest.param(held(entry("a", "0")), "CPUs 0 are reserved", id="reserved"),
-        pytest.param(
-            held(entry("a", "0", policy=CPUPolicy.SHARE)), "CPUs 0 are reserved", id="share on reserved"
-        ),
-        pytest.param(held(entry("a", "9")), "CPUs 9 are reserved, set aside or not usable", id="not there"),
-        pytest.param(
-            held(entry("a", "1"), entry("b", "1")), "n/a/c and n/b/c both hold CPUs 1", id="owned twice"
-        ),
-        pytest.param(
+@table(
+    "ledger, message",
+    {
+        "no CPUs": (held(entry("a", "")), "without CPUs"),
+        "reserved": (held(entry("a", "0")), "CPUs 0 are reserved"),
+        "share on reserved": (held(entry("a", "0", policy=CPUPolicy.SHARE)), "CPUs 0 are reserved"),
+        "not there": (held(entry("a", "9")), "CPUs 9 are reserved, set aside or not usable"),
+        "owned twice": (held(entry("a", "1"), entry("b", "1")), "n/a/c and n/b/c both hold CPUs 1"),
+        "share on exclusive": (
             held(entry("a", "1"), entry("b", "1", policy=CPUPolicy.SHARE)),
             "both hold CPUs 1",
-            id="share on exclusive",
         ),
-        pytest.param(held(entry("a", "1", smt=SMTPolicy.REQUIRE)), "CPUs 5 are siblings", id="half a core"),
-        pytest.param(
+        "half a core": (held(entry("a", "1", smt=SMTPolicy.REQUIRE)), "CPUs 5 are siblings"),
+        "isolate on siblings": (
             held(entry("a", "1,5", smt=SMTPolicy.ISOLATE)),
             "CPUs 1,5 are one core, and isolate",
-            id="isolate on siblings",
         ),
-        pytest.param(
+        "masks that say something else": (
             Ledger({"a": (entry("a", "1"),)}),
             "CPUs 1 are in the shared set too",
-            id="masks that say something else",
         ),
-    ],
+    },
 )
 def test_problems_name_every_broken_rule(ledger: Ledger, message: str) -> None:
     """Each broken rule is reported in words."""

@@ -13,6 +13,7 @@ from pinning.planning.ledger import Ledger
 from pinning.planning.observed import Owner
 from pinning.pods.resources import Role
 from tests.pinning.entries import entry
+from tests.tables import table
 
 
 def test_transitions_return_new_ledgers() -> None:
@@ -35,52 +36,34 @@ def test_container_runs_on_its_own_cpus_or_else_in_the_shared_set() -> None:
     assert ledger.cpus_of(Owner("a", "x"), shared) == shared
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        pytest.param(
-            lambda ledger: ledger.assign(entry("a", "3")), "n/a/c holds CPUs already", id="assigned twice"
-        ),
-        pytest.param(
-            lambda ledger: ledger.change(entry("b", "3")), "n/b/c holds no CPUs", id="changing nothing"
-        ),
-        pytest.param(
+@table(
+    "change, message",
+    {
+        "assigned twice": (lambda ledger: ledger.assign(entry("a", "3")), "n/a/c holds CPUs already"),
+        "changing nothing": (lambda ledger: ledger.change(entry("b", "3")), "n/b/c holds no CPUs"),
+        "releasing nothing": (
             lambda ledger: ledger.release(Owner("b", "c")),
             "container c of pod b holds no",
-            id="releasing nothing",
         ),
-        pytest.param(
-            lambda ledger: ledger.assign(entry("b", "1-2")), "n/b/c: CPUs 1 are held by others", id="overlap"
-        ),
-        pytest.param(
-            lambda ledger: ledger.assign(entry("b", "2", "5")),
-            "CPUs 5 are held by others",
-            id="another's idle",
-        ),
-        pytest.param(lambda ledger: ledger.assign(entry("b", "")), "without CPUs is none", id="no CPUs"),
-        pytest.param(
-            lambda ledger: ledger.assign(entry("b", "2", "2-3")),
-            "CPUs 2 cannot be idle",
-            id="idle and in use",
-        ),
-        pytest.param(
+        "overlap": (lambda ledger: ledger.assign(entry("b", "1-2")), "n/b/c: CPUs 1 are held by others"),
+        "another's idle": (lambda ledger: ledger.assign(entry("b", "2", "5")), "CPUs 5 are held by others"),
+        "no CPUs": (lambda ledger: ledger.assign(entry("b", "")), "without CPUs is none"),
+        "idle and in use": (lambda ledger: ledger.assign(entry("b", "2", "2-3")), "CPUs 2 cannot be idle"),
+        "idle and shared": (
             lambda ledger: ledger.assign(entry("b", "2", "6", policy=CPUPolicy.SHARE)),
             "only exclusive",
-            id="idle and shared",
         ),
-        pytest.param(
+        "of its own pod": (
             lambda ledger: ledger.assign(entry("a", "1", container="d", start_index=1)),
             "CPUs 1 are held",
-            id="of its own pod",
         ),
-        pytest.param(
+        "share on exclusive": (
             lambda ledger: ledger.change(entry("a", "1", "5")).assign(
                 entry("b", "1", policy=CPUPolicy.SHARE)
             ),
             "CPUs 1 are held",
-            id="share on exclusive",
         ),
-    ],
+    },
 )
 def test_illegal_transitions_raise(change: Any, message: str) -> None:
     """A change that would break a rule is a bug of the caller and raises."""
@@ -88,16 +71,16 @@ def test_illegal_transitions_raise(change: Any, message: str) -> None:
         change(Ledger().assign(entry("a", "1", "5", smt=SMTPolicy.ISOLATE)))
 
 
-@pytest.mark.parametrize(
-    ("roles", "meets"),
-    [
-        pytest.param((Role.INIT, Role.MAIN), False, id="an init container ends before the main ones"),
-        pytest.param((Role.INIT, Role.INIT), False, id="init containers come one after the other"),
-        pytest.param((Role.INIT, Role.SIDECAR), False, id="a sidecar that starts later"),
-        pytest.param((Role.SIDECAR, Role.INIT), True, id="a sidecar that started before"),
-        pytest.param((Role.SIDECAR, Role.MAIN), True, id="a sidecar stays"),
-        pytest.param((Role.MAIN, Role.MAIN), True, id="main containers"),
-    ],
+@table(
+    "roles, meets",
+    {
+        "an init container ends before the main ones": ((Role.INIT, Role.MAIN), False),
+        "init containers come one after the other": ((Role.INIT, Role.INIT), False),
+        "a sidecar that starts later": ((Role.INIT, Role.SIDECAR), False),
+        "a sidecar that started before": ((Role.SIDECAR, Role.INIT), True),
+        "a sidecar stays": ((Role.SIDECAR, Role.MAIN), True),
+        "main containers": ((Role.MAIN, Role.MAIN), True),
+    },
 )
 def test_who_runs_beside_whom(roles: tuple[Role, Role], meets: bool) -> None:
     """Only what starts after an ordinary init container of its pod may hold the same CPUs."""

@@ -31,6 +31,7 @@ from pinning.planning.observed import Owner
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role
 from tests.pinning.entries import entry
+from tests.tables import table
 
 
 def saved() -> dict[str, Any]:
@@ -136,17 +137,16 @@ def test_devices_say_the_same_after_reading() -> None:
     assert written[0]["devices"][1] == {"resource": "nvidia.com/gpu", "nodes": "1", "count": 2}
 
 
-@pytest.mark.parametrize(
+@table(
     "damaged",
-    [
-        pytest.param(3, id="no list"),
-        pytest.param([{"podUID": "a", "container": "c"}], id="no devices"),
-        pytest.param([{"podUID": 1, "container": "c", "devices": []}], id="a number for a text"),
-        pytest.param(
-            [{"podUID": "a", "container": "c", "devices": [{"resource": "g", "nodes": "x", "count": 1}]}],
-            id="bad nodes",
-        ),
-    ],
+    {
+        "no list": 3,
+        "no devices": [{"podUID": "a", "container": "c"}],
+        "a number for a text": [{"podUID": 1, "container": "c", "devices": []}],
+        "bad nodes": [
+            {"podUID": "a", "container": "c", "devices": [{"resource": "g", "nodes": "x", "count": 1}]}
+        ],
+    },
 )
 def test_damaged_devices_are_refused(damaged: object) -> None:
     """Devices that cannot be read are an error, as a ledger is."""
@@ -154,36 +154,28 @@ def test_damaged_devices_are_refused(damaged: object) -> None:
         devices_from_list(damaged)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        pytest.param(lambda _: None, "not of version 1", id="nothing"),
-        pytest.param(
-            lambda checkpoint: {**checkpoint, "version": 2}, "not of version 1", id="another version"
-        ),
-        pytest.param(lambda checkpoint: {"version": 1}, "damaged .*assignments", id="no assignments"),
-        pytest.param(lambda checkpoint: {"version": 1, "assignments": [3]}, "damaged", id="no mapping"),
-        pytest.param(lambda checkpoint: damaged(checkpoint, cpus="x"), "damaged .*neither N", id="bad list"),
-        pytest.param(lambda checkpoint: damaged(checkpoint, cpus=3), "damaged", id="a number for a list"),
-        pytest.param(lambda checkpoint: damaged(checkpoint, cpus=""), "damaged .*without CPUs", id="no CPUs"),
-        pytest.param(lambda checkpoint: damaged(checkpoint, policy="x"), "damaged", id="unknown policy"),
-        pytest.param(
-            lambda checkpoint: damaged(checkpoint, pod=3), "damaged .3 is no text", id="a number for a text"
-        ),
-        pytest.param(
+@table(
+    "damage, message",
+    {
+        "nothing": (lambda _: None, "not of version 1"),
+        "another version": (lambda checkpoint: {**checkpoint, "version": 2}, "not of version 1"),
+        "no assignments": (lambda checkpoint: {"version": 1}, "damaged .*assignments"),
+        "no mapping": (lambda checkpoint: {"version": 1, "assignments": [3]}, "damaged"),
+        "bad list": (lambda checkpoint: damaged(checkpoint, cpus="x"), "damaged .*neither N"),
+        "a number for a list": (lambda checkpoint: damaged(checkpoint, cpus=3), "damaged"),
+        "no CPUs": (lambda checkpoint: damaged(checkpoint, cpus=""), "damaged .*without CPUs"),
+        "unknown policy": (lambda checkpoint: damaged(checkpoint, policy="x"), "damaged"),
+        "a number for a text": (lambda checkpoint: damaged(checkpoint, pod=3), "damaged .3 is no text"),
+        "a truth value": (
             lambda checkpoint: damaged(checkpoint, place=True),
             "damaged .True is no whole number",
-            id="a truth value",
         ),
-        pytest.param(
-            lambda checkpoint: damaged(checkpoint, place="0"), "damaged .'0' is no whole number", id="a text"
-        ),
-        pytest.param(
+        "a text": (lambda checkpoint: damaged(checkpoint, place="0"), "damaged .'0' is no whole number"),
+        "twice": (
             lambda checkpoint: {**checkpoint, "assignments": checkpoint["assignments"] * 2},
             "damaged .*holds CPUs already",
-            id="twice",
         ),
-    ],
+    },
 )
 def test_a_damaged_checkpoint_is_refused(damage: Any, message: str) -> None:
     """Any damage of a checkpoint is one error with one remedy."""

@@ -13,6 +13,7 @@ from pinning.planning.node_config import DEFAULT, NodeConfig, StaticPools
 from pinning.planning.node_sets import NodeSets, Pools, check_machine, node_sets
 from tests.pinning.nodes import smt_machine
 from tests.strategies import static_nodes
+from tests.tables import table
 
 
 def cut(topology: Topology, reserved: str, pools: StaticPools | None) -> NodeSets:
@@ -20,17 +21,15 @@ def cut(topology: Topology, reserved: str, pools: StaticPools | None) -> NodeSet
     return node_sets(topology, topology.online, NodeConfig(reserved=CPUSet.parse(reserved), pools=pools))
 
 
-@pytest.mark.parametrize(
-    ("isolated", "reserved", "counts", "exclusive", "shared", "infra"),
-    [
-        pytest.param("", "3,7", (2, 1), "0-1,4-5", "2,6", "3,7", id="two exclusive, one shared"),
-        pytest.param("", "3,7", (1, 2), "0,4", "1-2,5-6", "3,7", id="one exclusive, two shared"),
-        pytest.param("1,2,3,5,6,7", "0,4", (2, 1), "1-2,5-6", "3,7", "0,4", id="isolcpus"),
-        pytest.param(
-            "1,5", "0,4", (1, 0), "1,5", "", "0,2-4,6-7", id="only isolated cores are taken where some are"
-        ),
-        pytest.param("1,2,6", "0,4", (1, 0), "2,6", "", "0,3-5,7", id="a core isolated in part is none"),
-    ],
+@table(
+    "isolated, reserved, counts, exclusive, shared, infra",
+    {
+        "two exclusive, one shared": ("", "3,7", (2, 1), "0-1,4-5", "2,6", "3,7"),
+        "one exclusive, two shared": ("", "3,7", (1, 2), "0,4", "1-2,5-6", "3,7"),
+        "isolcpus": ("1,2,3,5,6,7", "0,4", (2, 1), "1-2,5-6", "3,7", "0,4"),
+        "only isolated cores are taken where some are": ("1,5", "0,4", (1, 0), "1,5", "", "0,2-4,6-7"),
+        "a core isolated in part is none": ("1,2,6", "0,4", (1, 0), "2,6", "", "0,3-5,7"),
+    },
 )
 def test_cmk_cuts_a_quad_core_like_this(
     isolated: str, reserved: str, counts: tuple[int, int], exclusive: str, shared: str, infra: str
@@ -67,19 +66,15 @@ def test_without_static_pools_everything_allocatable_can_be_exclusive() -> None:
     assert sets.pools.set_aside == EMPTY
 
 
-@pytest.mark.parametrize(
-    ("pools", "message"),
-    [
-        pytest.param(StaticPools(4), "pools.exclusive_cores: 4 cores are wanted, 3 are left", id="exclusive"),
-        pytest.param(StaticPools(3, 1), "pools.shared_cores: 1 cores are wanted, 0 are left", id="shared"),
-        pytest.param(
-            StaticPools(1, 0, CPUSet.parse("0-3")), "CPUs 0,4 are reserved or cannot be used", id="reserved"
-        ),
-        pytest.param(StaticPools(1, 0, CPUSet([1])), "CPUs 1,5 are in isolcpus", id="isolated"),
-        pytest.param(
-            StaticPools(1, 0, CPUSet([77])), "exclusive_non_isolcpus: CPUs 77 do not exist", id="no such CPU"
-        ),
-    ],
+@table(
+    "pools, message",
+    {
+        "exclusive": (StaticPools(4), "pools.exclusive_cores: 4 cores are wanted, 3 are left"),
+        "shared": (StaticPools(3, 1), "pools.shared_cores: 1 cores are wanted, 0 are left"),
+        "reserved": (StaticPools(1, 0, CPUSet.parse("0-3")), "CPUs 0,4 are reserved or cannot be used"),
+        "isolated": (StaticPools(1, 0, CPUSet([1])), "CPUs 1,5 are in isolcpus"),
+        "no such CPU": (StaticPools(1, 0, CPUSet([77])), "exclusive_non_isolcpus: CPUs 77 do not exist"),
+    },
 )
 def test_pools_that_do_not_fit(pools: StaticPools, message: str) -> None:
     """A configuration that the machine cannot follow is refused at start, with what there is."""
@@ -89,15 +84,15 @@ def test_pools_that_do_not_fit(pools: StaticPools, message: str) -> None:
         check_machine(topology, topology.online, NodeConfig(pools=pools))
 
 
-@pytest.mark.parametrize(
-    ("isolated", "pools", "shared"),
-    [
-        pytest.param("", None, "1-3,5-7", id="no pools"),
-        pytest.param("2,6", None, "1,3,5,7", id="isolated CPUs"),
-        pytest.param("1-3,5-7", None, "1-3,5-7", id="all others are isolated"),
-        pytest.param("", StaticPools(1), "2-3,6-7", id="cores in no pool"),
-        pytest.param("", StaticPools(1, 1), "3,7", id="and none set aside"),
-    ],
+@table(
+    "isolated, pools, shared",
+    {
+        "no pools": ("", None, "1-3,5-7"),
+        "isolated CPUs": ("2,6", None, "1,3,5,7"),
+        "all others are isolated": ("1-3,5-7", None, "1-3,5-7"),
+        "cores in no pool": ("", StaticPools(1), "2-3,6-7"),
+        "and none set aside": ("", StaticPools(1, 1), "3,7"),
+    },
 )
 def test_strict_reserve_is_not_shared(isolated: str, pools: StaticPools | None, shared: str) -> None:
     """With `strictReserved` the shared set is what it is without, less the reserved CPUs."""
@@ -165,12 +160,12 @@ def test_a_pod_root_that_is_narrower_is_the_machine() -> None:
         node_sets(topology, EMPTY, DEFAULT)
 
 
-@pytest.mark.parametrize(
-    ("isolated", "shared"),
-    [
-        pytest.param("2,3,6,7", "0,4", id="isolated and set aside are left out"),
-        pytest.param("0-7", "0,2-4,6-7", id="all isolated: they serve, the pool set aside does not"),
-    ],
+@table(
+    "isolated, shared",
+    {
+        "isolated and set aside are left out": ("2,3,6,7", "0,4"),
+        "all isolated: they serve, the pool set aside does not": ("0-7", "0,2-4,6-7"),
+    },
 )
 def test_the_shared_set(isolated: str, shared: str) -> None:
     """Everyone else runs on what is neither isolated nor set aside, as long as there is such a CPU."""
@@ -179,15 +174,15 @@ def test_the_shared_set(isolated: str, shared: str) -> None:
     assert str(sets.shared(Ledger())) == shared
 
 
-@pytest.mark.parametrize(
-    ("isolated", "universe", "shared"),
-    [
-        pytest.param("", "0-11", "0,4-6,10-11", id="the reserve, and the cores in no pool"),
-        pytest.param("1-5,7-11", "0-11", "0,6", id="isolated cores in no pool stay empty"),
-        pytest.param("0-11", "0-11", "0,4-6,10-11", id="all isolated: those in no pool serve"),
-        pytest.param("", "1-3,7-9", "3,9", id="nothing else runs: the pool set aside"),
-        pytest.param("", "1-2,7", "1-2,7", id="not even that: the exclusive pool"),
-    ],
+@table(
+    "isolated, universe, shared",
+    {
+        "the reserve, and the cores in no pool": ("", "0-11", "0,4-6,10-11"),
+        "isolated cores in no pool stay empty": ("1-5,7-11", "0-11", "0,6"),
+        "all isolated: those in no pool serve": ("0-11", "0-11", "0,4-6,10-11"),
+        "nothing else runs: the pool set aside": ("", "1-3,7-9", "3,9"),
+        "not even that: the exclusive pool": ("", "1-2,7", "1-2,7"),
+    },
 )
 def test_shared_set_of_static_pools(isolated: str, universe: str, shared: str) -> None:
     """Idle cores of the exclusive pools are in it only where nothing else runs, because it must not be empty."""

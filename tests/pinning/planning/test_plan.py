@@ -8,6 +8,7 @@ from pinning.machine.cpuset import CPUSet
 from pinning.planning.refusal import Reason
 from tests.pinning.nodes import smt_machine
 from tests.pinning.world import EXCLUSIVE, Wish, edit, one_pod, reasons, world
+from tests.tables import table
 
 # Crane's transitions.
 
@@ -49,20 +50,16 @@ def test_a_plain_claim_that_does_not_fit_starts_in_the_shared_set() -> None:
     assert node.live()[0].cpus == node.topology.online
 
 
-@pytest.mark.parametrize(
-    ("wish", "remedy"),
-    [
-        pytest.param(
-            Wish("12", policy="exclusive"), "wait until a container frees some", id="fits when empty"
-        ),
-        pytest.param(Wish("15", policy="exclusive"), "this one has only 14", id="CPUs"),
-        pytest.param(Wish("8", smt="isolate"), "this one has only 7", id="cores of isolate"),
-        pytest.param(Wish(cores=8), "this one has only 7", id="cores of CMK"),
-        pytest.param(Wish("9", smt="require", numa="single"), "this one has only 8", id="one NUMA node"),
-        pytest.param(
-            Wish("8", smt="require", numa="single"), "wait until a container frees some", id="a whole one"
-        ),
-    ],
+@table(
+    "wish, remedy",
+    {
+        "fits when empty": (Wish("12", policy="exclusive"), "wait until a container frees some"),
+        "CPUs": (Wish("15", policy="exclusive"), "this one has only 14"),
+        "cores of isolate": (Wish("8", smt="isolate"), "this one has only 7"),
+        "cores of CMK": (Wish(cores=8), "this one has only 7"),
+        "one NUMA node": (Wish("9", smt="require", numa="single"), "this one has only 8"),
+        "a whole one": (Wish("8", smt="require", numa="single"), "wait until a container frees some"),
+    },
 )
 def test_waiting_is_advised_only_where_it_helps(wish: Wish, remedy: str) -> None:
     """A claim that an empty node could not fulfil needs a larger node; 8 cores on 2 sockets, one core reserved."""
@@ -75,14 +72,14 @@ def test_waiting_is_advised_only_where_it_helps(wish: Wish, remedy: str) -> None
     assert remedy in refusal.message
 
 
-@pytest.mark.parametrize(
-    ("wish", "vm"),
-    [
-        pytest.param(Wish("9", smt="require"), False, id="require"),
-        pytest.param(Wish("4", smt="isolate"), False, id="isolate"),
-        pytest.param(Wish(cores=4), False, id="CMK cores"),
-        pytest.param(Wish("9"), True, id="launcher"),
-    ],
+@table(
+    "wish, vm",
+    {
+        "require": (Wish("9", smt="require"), False),
+        "isolate": (Wish("4", smt="isolate"), False),
+        "CMK cores": (Wish(cores=4), False),
+        "launcher": (Wish("9"), True),
+    },
 )
 def test_a_claim_that_must_fit_blocks_the_start(wish: Wish, vm: bool) -> None:
     """Whole cores, CMK and virtual machines do not start unpinned."""
@@ -145,44 +142,28 @@ def test_an_invalid_annotation_is_a_refusal() -> None:
 # Sizes and policies that change.
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "expected"),
-    [
-        pytest.param(Wish("2", policy="exclusive"), Wish("4", policy="exclusive"), "1-2,9-10", id="grow"),
-        pytest.param(Wish("4", policy="exclusive"), Wish("2", policy="exclusive"), "1,9", id="shrink"),
-        pytest.param(Wish("4", policy="exclusive"), Wish("2", policy="share"), "1,9", id="shrink and share"),
-        pytest.param(
-            Wish("3", smt="require"), Wish("4", smt="require"), "1-2,9-10", id="grow onto its own idle"
-        ),
-        pytest.param(Wish("2", smt="isolate"), Wish("3", smt="isolate"), "1-3 idle 9-11", id="more isolated"),
-        pytest.param(
-            Wish("3", smt="isolate"), Wish("2", smt="isolate"), "1-2 idle 9-10", id="fewer isolated"
-        ),
-        pytest.param(Wish(cores=1), Wish(cores=2), "1-2,9-10", id="more CMK cores"),
-        pytest.param(Wish(cores=2), Wish(cores=1), "1,9", id="fewer CMK cores"),
-        pytest.param(
-            Wish(cores=2), Wish(cores=2, smt="isolate"), "1-2 idle 9-10", id="CMK cores, siblings idle"
-        ),
-        pytest.param(Wish(cores=2, smt="isolate"), Wish(cores=2), "1-2,9-10", id="CMK cores, siblings back"),
-        pytest.param(
-            Wish("2", smt="isolate"),
-            Wish("2", smt="prefer", policy="exclusive"),
-            "1-2",
-            id="isolate to prefer",
-        ),
-        pytest.param(
-            Wish("3", policy="exclusive"), Wish("3", smt="require"), "1-2,9 idle 10", id="prefer to require"
-        ),
-        pytest.param(
-            Wish("2", policy="share"), Wish("2", smt="isolate"), "1-2 idle 9-10", id="share to isolate"
-        ),
-        pytest.param(
+@table(
+    "first, then, expected",
+    {
+        "grow": (Wish("2", policy="exclusive"), Wish("4", policy="exclusive"), "1-2,9-10"),
+        "shrink": (Wish("4", policy="exclusive"), Wish("2", policy="exclusive"), "1,9"),
+        "shrink and share": (Wish("4", policy="exclusive"), Wish("2", policy="share"), "1,9"),
+        "grow onto its own idle": (Wish("3", smt="require"), Wish("4", smt="require"), "1-2,9-10"),
+        "more isolated": (Wish("2", smt="isolate"), Wish("3", smt="isolate"), "1-3 idle 9-11"),
+        "fewer isolated": (Wish("3", smt="isolate"), Wish("2", smt="isolate"), "1-2 idle 9-10"),
+        "more CMK cores": (Wish(cores=1), Wish(cores=2), "1-2,9-10"),
+        "fewer CMK cores": (Wish(cores=2), Wish(cores=1), "1,9"),
+        "CMK cores, siblings idle": (Wish(cores=2), Wish(cores=2, smt="isolate"), "1-2 idle 9-10"),
+        "CMK cores, siblings back": (Wish(cores=2, smt="isolate"), Wish(cores=2), "1-2,9-10"),
+        "isolate to prefer": (Wish("2", smt="isolate"), Wish("2", smt="prefer", policy="exclusive"), "1-2"),
+        "prefer to require": (Wish("3", policy="exclusive"), Wish("3", smt="require"), "1-2,9 idle 10"),
+        "share to isolate": (Wish("2", policy="share"), Wish("2", smt="isolate"), "1-2 idle 9-10"),
+        "packed to single": (
             Wish("2", policy="exclusive"),
             Wish("2", policy="exclusive", numa="single"),
             "1,9",
-            id="packed to single",
         ),
-    ],
+    },
 )
 def test_a_container_keeps_what_it_can(first: Wish, then: Wish, expected: str) -> None:
     """Resizes and edited policies keep as many CPUs as the new wish allows."""
@@ -238,12 +219,12 @@ def test_growth_never_takes_the_last_shared_cpu() -> None:
     assert node.holds("a") == "1-2,5-6"
 
 
-@pytest.mark.parametrize(
-    ("isolated", "cpu", "message"),
-    [
-        pytest.param("", "4", "wanted 4", id="no free cores"),
-        pytest.param("0,4", "3", "no CPU would be left", id="the shared set would be empty"),
-    ],
+@table(
+    "isolated, cpu, message",
+    {
+        "no free cores": ("", "4", "wanted 4"),
+        "the shared set would be empty": ("0,4", "3", "no CPU would be left"),
+    },
 )
 def test_a_policy_that_does_not_fit_leaves_the_old_set(isolated: str, cpu: str, message: str) -> None:
     """An edited SMT policy that does not fit changes no CPUs, and is a refusal."""

@@ -26,6 +26,7 @@ from tests.pods import (
     launcher,
     pod,
 )
+from tests.tables import table
 
 CRANE = "qos.gocrane.io/cpu-manager"
 QUOTA = "quota-policy.corepin.io/pod"
@@ -39,19 +40,19 @@ def exclusive(count: int, **more: Any) -> Claim:
     return Claim("main", Role.MAIN, Origin.ANNOTATION, CPUPolicy.EXCLUSIVE, count, **more)
 
 
-@pytest.mark.parametrize(
-    ("limits", "requests", "count"),
-    [
-        pytest.param("2", None, 2, id="request absent counts as equal"),
-        pytest.param("2", "2", 2, id="equal"),
-        pytest.param("2000m", 2, 2, id="equal in other spellings"),
-        pytest.param("2", "1", None, id="request below limit"),
-        pytest.param("1500m", "1500m", None, id="fraction"),
-        pytest.param("0", "0", None, id="zero"),
-        pytest.param(None, "2", None, id="request only"),
-        pytest.param(None, None, None, id="nothing"),
-        pytest.param({"cpu": "2"}, {"memory": "1Gi"}, 2, id="memory does not matter"),
-    ],
+@table(
+    "limits, requests, count",
+    {
+        "request absent counts as equal": ("2", None, 2),
+        "equal": ("2", "2", 2),
+        "equal in other spellings": ("2000m", 2, 2),
+        "request below limit": ("2", "1", None),
+        "fraction": ("1500m", "1500m", None),
+        "zero": ("0", "0", None),
+        "request only": (None, "2", None),
+        "nothing": (None, None, None),
+        "memory does not matter": ({"cpu": "2"}, {"memory": "1Gi"}, 2),
+    },
 )
 def test_eligible_is_a_whole_limit_equal_to_the_request(
     limits: Any, requests: Any, count: int | None
@@ -62,23 +63,23 @@ def test_eligible_is_a_whole_limit_equal_to_the_request(
     assert fields(pod_claims.causes) == ([] if count else [f"metadata.annotations[{CPU_MANAGER}]"])
 
 
-@pytest.mark.parametrize(
-    ("annotations", "policy"),
-    [
-        pytest.param({CRANE: "exclusive"}, CPUPolicy.EXCLUSIVE, id="crane"),
-        pytest.param({CRANE: "share"}, CPUPolicy.SHARE, id="crane share"),
-        pytest.param({CRANE: "none"}, None, id="crane none"),
-        pytest.param({CPU_MANAGER: "share"}, CPUPolicy.SHARE, id="pod"),
-        pytest.param({CPU_MANAGER: "share", MAIN: "exclusive"}, CPUPolicy.EXCLUSIVE, id="narrower wins"),
-        pytest.param({CPU_MANAGER: "exclusive", MAIN: "none"}, None, id="narrower none wins"),
-        pytest.param({CRANE: "share", MAIN: "exclusive"}, CPUPolicy.EXCLUSIVE, id="narrower wins over crane"),
-        pytest.param({CRANE: "share", CPU_MANAGER: "share"}, CPUPolicy.SHARE, id="both agree"),
-        pytest.param({SMT: "require"}, CPUPolicy.EXCLUSIVE, id="require alone means exclusive"),
-        pytest.param({SMT: "isolate"}, CPUPolicy.EXCLUSIVE, id="isolate alone means exclusive"),
-        pytest.param({SMT: "prefer"}, None, id="prefer alone means nothing"),
-        pytest.param({SMT: "isolate", CPU_MANAGER: "none"}, None, id="none beats isolate"),
-        pytest.param({}, None, id="nothing asked"),
-    ],
+@table(
+    "annotations, policy",
+    {
+        "crane": ({CRANE: "exclusive"}, CPUPolicy.EXCLUSIVE),
+        "crane share": ({CRANE: "share"}, CPUPolicy.SHARE),
+        "crane none": ({CRANE: "none"}, None),
+        "pod": ({CPU_MANAGER: "share"}, CPUPolicy.SHARE),
+        "narrower wins": ({CPU_MANAGER: "share", MAIN: "exclusive"}, CPUPolicy.EXCLUSIVE),
+        "narrower none wins": ({CPU_MANAGER: "exclusive", MAIN: "none"}, None),
+        "narrower wins over crane": ({CRANE: "share", MAIN: "exclusive"}, CPUPolicy.EXCLUSIVE),
+        "both agree": ({CRANE: "share", CPU_MANAGER: "share"}, CPUPolicy.SHARE),
+        "require alone means exclusive": ({SMT: "require"}, CPUPolicy.EXCLUSIVE),
+        "isolate alone means exclusive": ({SMT: "isolate"}, CPUPolicy.EXCLUSIVE),
+        "prefer alone means nothing": ({SMT: "prefer"}, None),
+        "none beats isolate": ({SMT: "isolate", CPU_MANAGER: "none"}, None),
+        "nothing asked": ({}, None),
+    },
 )
 def test_the_narrower_scope_wins(annotations: dict[str, str], policy: CPUPolicy | None) -> None:
     """The policy of an eligible container is that of the narrowest annotation that names it."""
@@ -178,15 +179,13 @@ def test_ineligible_containers_are_warned_about() -> None:
     assert "container proxy (limit 500m, request 500m) runs in the shared set" in warning.message
 
 
-@pytest.mark.parametrize(
-    ("annotations", "warned"),
-    [
-        pytest.param({CPU_MANAGER: "exclusive", MAIN: "none"}, CPU_MANAGER, id="from the CPU policy"),
-        pytest.param({SMT: "require", MAIN: "none"}, SMT, id="from the CPU policy that an SMT policy means"),
-        pytest.param(
-            {SMT: "require", "smt-policy.corepin.io/container.main": "prefer"}, SMT, id="from the SMT policy"
-        ),
-    ],
+@table(
+    "annotations, warned",
+    {
+        "from the CPU policy": ({CPU_MANAGER: "exclusive", MAIN: "none"}, CPU_MANAGER),
+        "from the CPU policy that an SMT policy means": ({SMT: "require", MAIN: "none"}, SMT),
+        "from the SMT policy": ({SMT: "require", "smt-policy.corepin.io/container.main": "prefer"}, SMT),
+    },
 )
 def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_has(
     annotations: dict[str, str], warned: str
@@ -200,30 +199,28 @@ def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_
         assert f"metadata.annotations[{warned}]" in fields(pod_claims.warnings)
 
 
-@pytest.mark.parametrize(
-    ("annotations", "idle"),
-    [
-        pytest.param({CPU_MANAGER: "share", SMT: "require"}, [SMT], id="smt beside share"),
-        pytest.param({CPU_MANAGER: "none", SMT: "isolate"}, [SMT], id="smt beside none"),
-        pytest.param({SMT: "prefer"}, [SMT], id="prefer without exclusive"),
-        pytest.param({NUMA: "single"}, [NUMA], id="numa without a claim"),
-        pytest.param({CPU_MANAGER: "share", NUMA: "single"}, [], id="numa with a share claim"),
-        pytest.param({CPU_MANAGER: "exclusive", SMT: "require", NUMA: "single"}, [], id="all act"),
-        pytest.param(
+@table(
+    "annotations, idle",
+    {
+        "smt beside share": ({CPU_MANAGER: "share", SMT: "require"}, [SMT]),
+        "smt beside none": ({CPU_MANAGER: "none", SMT: "isolate"}, [SMT]),
+        "prefer without exclusive": ({SMT: "prefer"}, [SMT]),
+        "numa without a claim": ({NUMA: "single"}, [NUMA]),
+        "numa with a share claim": ({CPU_MANAGER: "share", NUMA: "single"}, []),
+        "all act": ({CPU_MANAGER: "exclusive", SMT: "require", NUMA: "single"}, []),
+        "container scope": (
             {MAIN: "share", "smt-policy.corepin.io/container.main": "require"},
             ["smt-policy.corepin.io/container.main"],
-            id="container scope",
         ),
-        pytest.param(
+        "overruled everywhere": (
             {CPU_MANAGER: "exclusive", SMT: "require", "smt-policy.corepin.io/container.main": "prefer"},
             [SMT],
-            id="overruled everywhere",
         ),
-        pytest.param({CPU_MANAGER: "exclusive", QUOTA: "unset"}, [], id="quota of an exclusive container"),
-        pytest.param({CPU_MANAGER: "share", DEVICES: "none"}, [], id="devices of a container that shares"),
-        pytest.param({CPU_MANAGER: "none", DEVICES: "prefer"}, [DEVICES], id="devices beside none"),
-        pytest.param({CPU_MANAGER: "share", QUOTA: "keep"}, [QUOTA], id="quota beside share"),
-    ],
+        "quota of an exclusive container": ({CPU_MANAGER: "exclusive", QUOTA: "unset"}, []),
+        "devices of a container that shares": ({CPU_MANAGER: "share", DEVICES: "none"}, []),
+        "devices beside none": ({CPU_MANAGER: "none", DEVICES: "prefer"}, [DEVICES]),
+        "quota beside share": ({CPU_MANAGER: "share", QUOTA: "keep"}, [QUOTA]),
+    },
 )
 def test_policies_without_effect_are_warned_about(annotations: dict[str, str], idle: list[str]) -> None:
     """An SMT or quota policy without exclusive CPUs, and a NUMA policy without a claim, are warnings."""
@@ -232,15 +229,15 @@ def test_policies_without_effect_are_warned_about(annotations: dict[str, str], i
     assert pod_claims.causes == ()
 
 
-@pytest.mark.parametrize(
-    ("annotations", "idle"),
-    [
-        pytest.param({DEVICES: "require"}, [], id="a container of the pod has one"),
-        pytest.param({DEVICES: "prefer", DEVICES_OF + "plain": "prefer"}, [], id="prefer needs none"),
-        pytest.param({DEVICES_OF + "plain": "require"}, ["plain"], id="the container has none"),
-        pytest.param({DEVICES_OF + "main": "require"}, [], id="the container has one"),
-        pytest.param({DEVICES_OF + "load": "require"}, [], id="an init container of such a pod"),
-    ],
+@table(
+    "annotations, idle",
+    {
+        "a container of the pod has one": ({DEVICES: "require"}, []),
+        "prefer needs none": ({DEVICES: "prefer", DEVICES_OF + "plain": "prefer"}, []),
+        "the container has none": ({DEVICES_OF + "plain": "require"}, ["plain"]),
+        "the container has one": ({DEVICES_OF + "main": "require"}, []),
+        "an init container of such a pod": ({DEVICES_OF + "load": "require"}, []),
+    },
 )
 def test_require_for_a_container_without_devices_is_a_warning(
     annotations: dict[str, str], idle: list[str]
@@ -281,21 +278,20 @@ def test_kata_keeps_its_quota() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("annotations", "quota", "crio_disables"),
-    [
-        pytest.param({QUOTA: "keep"}, QuotaPolicy.KEEP, False, id="of the pod"),
-        pytest.param(
+@table(
+    "annotations, quota, crio_disables",
+    {
+        "of the pod": ({QUOTA: "keep"}, QuotaPolicy.KEEP, False),
+        "narrower": (
             {QUOTA: "keep", "quota-policy.corepin.io/container.main": "unset"},
             QuotaPolicy.UNSET,
             False,
-            id="narrower",
         ),
-        pytest.param({"cpu-quota.crio.io": "disable"}, None, True, id="CRI-O's, of the pod"),
-        pytest.param({"cpu-quota.crio.io/main": "disable"}, None, True, id="CRI-O's, of the container"),
-        pytest.param({"cpu-quota.crio.io": "enable"}, None, False, id="CRI-O's, another word"),
-        pytest.param({"cpu-quota.crio.io/other": "disable"}, None, False, id="CRI-O's, of another container"),
-    ],
+        "CRI-O's, of the pod": ({"cpu-quota.crio.io": "disable"}, None, True),
+        "CRI-O's, of the container": ({"cpu-quota.crio.io/main": "disable"}, None, True),
+        "CRI-O's, another word": ({"cpu-quota.crio.io": "enable"}, None, False),
+        "CRI-O's, of another container": ({"cpu-quota.crio.io/other": "disable"}, None, False),
+    },
 )
 def test_quota_words_are_part_of_an_exclusive_claim(
     annotations: dict[str, str], quota: QuotaPolicy | None, crio_disables: bool
@@ -353,32 +349,26 @@ def test_init_containers_and_sidecars_claim_too() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("document", "origin", "policy"),
-    [
-        pytest.param(launcher(), Origin.LAUNCHER, CPUPolicy.EXCLUSIVE, id="by label and selector"),
-        pytest.param(
+@table(
+    "document, origin, policy",
+    {
+        "by label and selector": (launcher(), Origin.LAUNCHER, CPUPolicy.EXCLUSIVE),
+        "the selector of KubeVirt 1.8": (
             pod(container("compute", "4"), labels=LAUNCHER, nodeSelector={"kubevirt.io/cpumanager": "true"}),
             Origin.LAUNCHER,
             CPUPolicy.EXCLUSIVE,
-            id="the selector of KubeVirt 1.8",
         ),
-        pytest.param(
+        "annotated too": (
             launcher(annotations={CPU_MANAGER: "exclusive"}),
             Origin.LAUNCHER,
             CPUPolicy.EXCLUSIVE,
-            id="annotated too",
         ),
-        pytest.param(
-            launcher(annotations={CPU_MANAGER: "share"}), Origin.ANNOTATION, CPUPolicy.SHARE, id="share"
-        ),
-        pytest.param(launcher(annotations={CPU_MANAGER: "none"}), None, None, id="none"),
-        pytest.param(launcher(compute=container("compute", "1500m")), None, None, id="fraction"),
-        pytest.param(pod(container("compute", "4"), labels=LAUNCHER), None, None, id="no selector"),
-        pytest.param(
-            pod(container("compute", "4"), nodeSelector={"cpumanager": "true"}), None, None, id="no label"
-        ),
-    ],
+        "share": (launcher(annotations={CPU_MANAGER: "share"}), Origin.ANNOTATION, CPUPolicy.SHARE),
+        "none": (launcher(annotations={CPU_MANAGER: "none"}), None, None),
+        "fraction": (launcher(compute=container("compute", "1500m")), None, None),
+        "no selector": (pod(container("compute", "4"), labels=LAUNCHER), None, None),
+        "no label": (pod(container("compute", "4"), nodeSelector={"cpumanager": "true"}), None, None),
+    },
 )
 def test_a_launcher_claims_without_an_annotation(
     document: Any, origin: Origin | None, policy: CPUPolicy | None
@@ -418,13 +408,13 @@ def test_the_count_is_what_the_kubelet_allocated(allocated: str | None, count: i
     assert [claim.count for claim in read_pod(document).claims] == ([count] if count else [])
 
 
-@pytest.mark.parametrize(
+@table(
     "claiming",
-    [
-        pytest.param({"annotations": {CPU_MANAGER: "exclusive"}}, id="annotation"),
-        pytest.param({"labels": LAUNCHER, "nodeSelector": DEDICATED}, id="virtual machine"),
-        pytest.param({"init": [container("first", {CORES: 1})]}, id="CMK resource"),
-    ],
+    {
+        "annotation": {"annotations": {CPU_MANAGER: "exclusive"}},
+        "virtual machine": {"labels": LAUNCHER, "nodeSelector": DEDICATED},
+        "CMK resource": {"init": [container("first", {CORES: 1})]},
+    },
 )
 def test_a_crowd_that_asks_for_cpus_is_refused_unread(claiming: Any) -> None:
     """A pod of more containers than an agent can remember has no claims, whatever else is wrong with it."""

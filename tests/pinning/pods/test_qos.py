@@ -11,36 +11,30 @@ from pinning.pods.qos import pod_amounts, qos_class
 from pinning.pods.quantity import parse_quantity
 from tests.pod_level import ROWS
 from tests.pods import container, pod
+from tests.tables import table
 
 FULL = {"cpu": "1", "memory": "1Gi"}
 
 
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        pytest.param(pod(container("a", FULL)), QoSClass.GUARANTEED, id="limits only"),
-        pytest.param(
-            pod(container("a", FULL, FULL), container("b", FULL)), QoSClass.GUARANTEED, id="all of them"
-        ),
-        pytest.param(pod(container("a", FULL), container("b")), QoSClass.BURSTABLE, id="one states nothing"),
-        pytest.param(
-            pod(container("a", FULL), init=[container("i")]), QoSClass.BURSTABLE, id="init states nothing"
-        ),
-        pytest.param(
-            pod(container("a", FULL, {"cpu": "500m"})), QoSClass.BURSTABLE, id="request below limit"
-        ),
-        pytest.param(pod(container("a", {"cpu": "1"})), QoSClass.BURSTABLE, id="no memory"),
-        pytest.param(pod(container("a")), QoSClass.BEST_EFFORT, id="nothing"),
-        pytest.param(pod(container("a", {"cpu": "0"})), QoSClass.BEST_EFFORT, id="zero is nothing"),
-        pytest.param(pod(container("a"), resources={"limits": FULL}), QoSClass.GUARANTEED, id="pod level"),
-        pytest.param(
+@table(
+    "document, expected",
+    {
+        "limits only": (pod(container("a", FULL)), QoSClass.GUARANTEED),
+        "all of them": (pod(container("a", FULL, FULL), container("b", FULL)), QoSClass.GUARANTEED),
+        "one states nothing": (pod(container("a", FULL), container("b")), QoSClass.BURSTABLE),
+        "init states nothing": (pod(container("a", FULL), init=[container("i")]), QoSClass.BURSTABLE),
+        "request below limit": (pod(container("a", FULL, {"cpu": "500m"})), QoSClass.BURSTABLE),
+        "no memory": (pod(container("a", {"cpu": "1"})), QoSClass.BURSTABLE),
+        "nothing": (pod(container("a")), QoSClass.BEST_EFFORT),
+        "zero is nothing": (pod(container("a", {"cpu": "0"})), QoSClass.BEST_EFFORT),
+        "pod level": (pod(container("a"), resources={"limits": FULL}), QoSClass.GUARANTEED),
+        "pod-level limits come from the containers'": (
             pod(container("a", FULL), resources={"requests": {"cpu": "1"}}),
             QoSClass.GUARANTEED,
-            id="pod-level limits come from the containers'",
         ),
-        pytest.param(pod(container("a", FULL), resources={}), QoSClass.GUARANTEED, id="empty pod level"),
-        pytest.param({"spec": {"containers": []}}, QoSClass.BEST_EFFORT, id="no containers"),
-    ],
+        "empty pod level": (pod(container("a", FULL), resources={}), QoSClass.GUARANTEED),
+        "no containers": ({"spec": {"containers": []}}, QoSClass.BEST_EFFORT),
+    },
 )
 def test_the_qos_class_is_the_api_servers(document: Any, expected: QoSClass) -> None:
     """All containers, init ones too, need CPU and memory limits equal to requests; pod level decides alone."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from pinning.pods.claims import read_pod
 from tests.pods import CPU_MANAGER, container, fields, launcher, pod
+from tests.tables import table
 
 POD = "shared-cpus.corepin.io/pod"
 MAIN = "shared-cpus.corepin.io/container.main"
@@ -20,17 +19,17 @@ def two(**annotations: str) -> Any:
     return pod(container("main", "2"), container("side", "500m"), annotations=annotations)
 
 
-@pytest.mark.parametrize(
-    ("annotations", "shares"),
-    [
-        pytest.param({**EXCLUSIVE, POD: "true"}, True, id="the pod"),
-        pytest.param({**EXCLUSIVE, MAIN: "true"}, True, id="the container"),
-        pytest.param({**EXCLUSIVE, POD: "true", MAIN: "false"}, False, id="the narrower scope wins"),
-        pytest.param({"smt-policy.corepin.io/pod": "isolate", POD: "true"}, True, id="cores of its own"),
-        pytest.param({**EXCLUSIVE}, False, id="nothing said"),
-        pytest.param({**EXCLUSIVE, POD: "yes"}, False, id="no such word"),
-        pytest.param({CPU_MANAGER: "share", POD: "true"}, False, id="it shares its own CPUs already"),
-    ],
+@table(
+    "annotations, shares",
+    {
+        "the pod": ({**EXCLUSIVE, POD: "true"}, True),
+        "the container": ({**EXCLUSIVE, MAIN: "true"}, True),
+        "the narrower scope wins": ({**EXCLUSIVE, POD: "true", MAIN: "false"}, False),
+        "cores of its own": ({"smt-policy.corepin.io/pod": "isolate", POD: "true"}, True),
+        "nothing said": ({**EXCLUSIVE}, False),
+        "no such word": ({**EXCLUSIVE, POD: "yes"}, False),
+        "it shares its own CPUs already": ({CPU_MANAGER: "share", POD: "true"}, False),
+    },
 )
 def test_who_runs_on_the_shared_set_too(annotations: dict[str, str], shares: bool) -> None:
     """A claim to exclusive CPUs may use the shared set if its pod's annotation says so."""
@@ -46,37 +45,30 @@ def test_cores_of_cmk_have_it_too() -> None:
     assert read_pod(document).causes == ()
 
 
-@pytest.mark.parametrize(
-    ("annotations", "key", "message"),
-    [
-        pytest.param(
+@table(
+    "annotations, key, message",
+    {
+        "not eligible": (
             {**EXCLUSIVE, SIDE: "true"},
             SIDE,
             "container side has no exclusive CPUs beside which to use the shared set"
             " (its CPU policy is exclusive): make it exclusive, or remove shared-cpus.corepin.io",
-            id="not eligible",
         ),
-        pytest.param(
+        "share": (
             {CPU_MANAGER: "share", MAIN: "true"},
             MAIN,
             "container main has no exclusive CPUs beside which to use the shared set"
             " (its CPU policy is share): make it exclusive, or remove shared-cpus.corepin.io",
-            id="share",
         ),
-        pytest.param({MAIN: "true"}, MAIN, "and no CPU policy)", id="no policy"),
-        pytest.param(
-            {POD: "true"}, POD, "true needs a container with exclusive CPUs, and none has them", id="nobody"
-        ),
-        pytest.param(
-            {**EXCLUSIVE, POD: "yes"}, POD, "'yes' is neither true nor false: write one of them", id="word"
-        ),
-        pytest.param(
+        "no policy": ({MAIN: "true"}, MAIN, "and no CPU policy)"),
+        "nobody": ({POD: "true"}, POD, "true needs a container with exclusive CPUs, and none has them"),
+        "word": ({**EXCLUSIVE, POD: "yes"}, POD, "'yes' is neither true nor false: write one of them"),
+        "scope": (
             {**EXCLUSIVE, "shared-cpus.corepin.io/main": "true"},
             "shared-cpus.corepin.io/main",
             "scope 'main' is unknown",
-            id="scope",
         ),
-    ],
+    },
 )
 def test_where_it_means_nothing_it_is_refused(annotations: dict[str, str], key: str, message: str) -> None:
     """An annotation without meaning is refused with the reason and the remedy."""

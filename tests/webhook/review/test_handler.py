@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pods import CORES, CPU_MANAGER, SMT, container, pod
+from tests.tables import table
 from tests.webhook.requests import BEYOND, RULES, denied, generated, request
 from webhook.config.mutations import BUILT_IN, load_mutations
 from webhook.config.settings import Settings, load_settings
@@ -26,27 +27,21 @@ CONTROLLER = "system:serviceaccount:kubevirt:kubevirt-controller"
 NO_POLICY = f"metadata.annotations[{CPU_MANAGER}]"
 
 
-@pytest.mark.parametrize(
+@table(
     "asked",
-    [
-        pytest.param(request(None, pod(container("main", {CORES: "1"})), operation="DELETE"), id="DELETE"),
-        pytest.param(request(None, operation="CONNECT", sub="exec"), id="CONNECT"),
-        pytest.param(request({"spec": 1}, kind=("", "NotAPod")), id="T4 a kind that is not ours"),
-        pytest.param(request({"spec": 1}, kind=("other.io", "Pod")), id="a Pod of another group"),
-        pytest.param(
-            request(
-                {"spec": {"ephemeralContainers": 1}},
-                kind=("", "Pod"),
-                operation="UPDATE",
-                sub="ephemeralcontainers",
-            ),
-            id="ephemeral containers",
+    {
+        "DELETE": request(None, pod(container("main", {CORES: "1"})), operation="DELETE"),
+        "CONNECT": request(None, operation="CONNECT", sub="exec"),
+        "T4 a kind that is not ours": request({"spec": 1}, kind=("", "NotAPod")),
+        "a Pod of another group": request({"spec": 1}, kind=("other.io", "Pod")),
+        "ephemeral containers": request(
+            {"spec": {"ephemeralContainers": 1}},
+            kind=("", "Pod"),
+            operation="UPDATE",
+            sub="ephemeralcontainers",
         ),
-        pytest.param(
-            request(pod(annotations={"kubernetes.io/config.mirror": "x", CPU_MANAGER: "?"})),
-            id="a mirror pod",
-        ),
-    ],
+        "a mirror pod": request(pod(annotations={"kubernetes.io/config.mirror": "x", CPU_MANAGER: "?"})),
+    },
 )
 def test_what_is_not_ours_is_admitted_untouched(asked: wire.Request) -> None:
     """Other kinds and operations are admitted without patch and verdict, whatever they contain."""

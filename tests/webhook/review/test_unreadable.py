@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.pods import CPU_MANAGER, SMT, container, pod
+from tests.tables import table
 from tests.webhook.edge import Edge
 from tests.webhook.requests import BEYOND, RULES, denied, request
 from webhook.config.mutations import BUILT_IN
@@ -154,36 +155,19 @@ def test_a_running_machine_is_compared_as_a_whole() -> None:
 BEGUN = b'{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"u"'
 
 
-@pytest.mark.parametrize(
-    ("rest", "allowed", "warned"),
-    [
-        pytest.param(
-            b',"kind":{"group":"","version":"v1","kind":"Pod"},"object":{', False, False, id="a pod"
-        ),
-        pytest.param(
-            b',"kind":{"group":"kubevirt.io","kind":"VirtualMachine"},"object":\x00',
-            False,
-            False,
-            id="a machine",
-        ),
-        pytest.param(
-            b',"kind":{"group":"apps","kind":"Deployment"},"dryRun":5}}', True, True, id="a workload"
-        ),
-        pytest.param(
-            b',"kind":{"group":"","kind":"Pod"},"operation":"DELETE","object":{', True, False, id="a deletion"
-        ),
-        pytest.param(
-            b',"kind":{"group":"","kind":"Pod"},"subResource":"eviction",', True, False, id="an eviction"
-        ),
-        pytest.param(
-            b',"kind":{"group":"","kind":"Secret"},"object":{', True, False, id="a kind that is not ours"
-        ),
-        pytest.param(b',"kind":"Pod"', False, False, id="a kind that is none"),
-        pytest.param(b"", False, False, id="nothing else"),
-        pytest.param(
-            b',"kind":{"group":"","kind":"Pod"},"object":' + b"[" * 30_000, False, False, id="a nest"
-        ),
-    ],
+@table(
+    "rest, allowed, warned",
+    {
+        "a pod": (b',"kind":{"group":"","version":"v1","kind":"Pod"},"object":{', False, False),
+        "a machine": (b',"kind":{"group":"kubevirt.io","kind":"VirtualMachine"},"object":\x00', False, False),
+        "a workload": (b',"kind":{"group":"apps","kind":"Deployment"},"dryRun":5}}', True, True),
+        "a deletion": (b',"kind":{"group":"","kind":"Pod"},"operation":"DELETE","object":{', True, False),
+        "an eviction": (b',"kind":{"group":"","kind":"Pod"},"subResource":"eviction",', True, False),
+        "a kind that is not ours": (b',"kind":{"group":"","kind":"Secret"},"object":{', True, False),
+        "a kind that is none": (b',"kind":"Pod"', False, False),
+        "nothing else": (b"", False, False),
+        "a nest": (b',"kind":{"group":"","kind":"Pod"},"object":' + b"[" * 30_000, False, False),
+    },
 )
 def test_a_review_that_cannot_be_read_is_answered_by_its_beginning(
     rest: bytes, allowed: bool, warned: bool

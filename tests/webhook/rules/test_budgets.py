@@ -11,6 +11,7 @@ import pytest
 from pinning.contract import GATE_CONTAINER, GUARDED
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
+from tests.tables import table
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
@@ -41,26 +42,19 @@ def counts(document: Any, settings: bytes = NODES) -> dict[str, dict[str, int]]:
     }
 
 
-@pytest.mark.parametrize(
-    ("annotations", "expected"),
-    [
-        pytest.param(EXCLUSIVE, {"m": {}, "log": {}, "web": {}}, id="nothing to count"),
-        pytest.param(
-            REQUIRE, {"m": {WHOLE: 1}, "log": {WHOLE: 2}, "web": {}}, id="require: each part's cores"
-        ),
-        pytest.param(ISOLATE, {"m": {ISOLATED: 2}, "log": {ISOLATED: 3}, "web": {}}, id="isolate"),
-        pytest.param(SINGLE, {"m": {}, "log": {NUMA: 5}, "web": {}}, id="single: the whole budget"),
-        pytest.param(
-            {**SINGLE, **REQUIRE},
-            {"m": {WHOLE: 1}, "log": {WHOLE: 2, NUMA: 6}, "web": {}},
-            id="with idle CPUs",
-        ),
-        pytest.param(
+@table(
+    "annotations, expected",
+    {
+        "nothing to count": (EXCLUSIVE, {"m": {}, "log": {}, "web": {}}),
+        "require: each part's cores": (REQUIRE, {"m": {WHOLE: 1}, "log": {WHOLE: 2}, "web": {}}),
+        "isolate": (ISOLATE, {"m": {ISOLATED: 2}, "log": {ISOLATED: 3}, "web": {}}),
+        "single: the whole budget": (SINGLE, {"m": {}, "log": {NUMA: 5}, "web": {}}),
+        "with idle CPUs": ({**SINGLE, **REQUIRE}, {"m": {WHOLE: 1}, "log": {WHOLE: 2, NUMA: 6}, "web": {}}),
+        "single for a container": (
             {**EXCLUSIVE, "numa-policy.corepin.io/container.m": "single"},
             {"m": {NUMA: 2}, "log": {}, "web": {}},
-            id="single for a container",
         ),
-    ],
+    },
 )
 def test_the_first_container_without_a_slice_counts_the_pool(
     annotations: dict[str, str], expected: dict[str, dict[str, int]]

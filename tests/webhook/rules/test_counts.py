@@ -6,9 +6,9 @@ import copy
 from typing import Any
 
 import jsonpatch
-import pytest
 
 from tests.pods import CORES, OTHER_CORES, SMT, container, launcher, pod
+from tests.tables import table
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
@@ -40,16 +40,16 @@ def counts(document: Any, settings: bytes) -> dict[str, int]:
     return added
 
 
-@pytest.mark.parametrize(
-    ("settings", "cpus", "expected"),
-    [
-        pytest.param(TWO, "3", {WHOLE: 2}, id="an odd count takes a hidden CPU"),
-        pytest.param(TWO, "4", {WHOLE: 2}, id="an even one takes whole cores too"),
-        pytest.param(b"nodeShapes: [{name: a, cores: 8}]", "3", {WHOLE: 3}, id="nodes without SMT"),
-        pytest.param(MIXED, "3", {}, id="nodes that differ"),
-        pytest.param(UNKNOWN, "3", {}, id="no node is known"),
-        pytest.param(TWO.replace(b"{", b"{wholeCores: false, ", 1), "3", {}, id="switched off"),
-    ],
+@table(
+    "settings, cpus, expected",
+    {
+        "an odd count takes a hidden CPU": (TWO, "3", {WHOLE: 2}),
+        "an even one takes whole cores too": (TWO, "4", {WHOLE: 2}),
+        "nodes without SMT": (b"nodeShapes: [{name: a, cores: 8}]", "3", {WHOLE: 3}),
+        "nodes that differ": (MIXED, "3", {}),
+        "no node is known": (UNKNOWN, "3", {}),
+        "switched off": (TWO.replace(b"{", b"{wholeCores: false, ", 1), "3", {}),
+    },
 )
 def test_require_counts_cores_where_all_nodes_agree(
     settings: bytes, cpus: str, expected: dict[str, int]
@@ -58,18 +58,18 @@ def test_require_counts_cores_where_all_nodes_agree(
     assert counts(pod(container("main", cpus), annotations={SMT: "require"}), settings) == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "settings", "expected"),
-    [
-        pytest.param({}, TWO, {NUMA: 3}, id="CPUs"),
-        pytest.param({}, b"", {}, id="off, as it is shipped"),
-        pytest.param({"cpu-manager.corepin.io/pod": "share"}, TWO, {NUMA: 3}, id="shared CPUs are held too"),
-        pytest.param({SMT: "require"}, TWO, {WHOLE: 2, NUMA: 4}, id="with the hidden CPU"),
-        pytest.param({SMT: "require"}, MIXED, {NUMA: 3}, id="as many as are known to be taken"),
-        pytest.param({SMT: "isolate"}, TWO, {ISOLATED: 3, NUMA: 6}, id="with all siblings"),
-        pytest.param({SMT: "isolate"}, UNKNOWN, {ISOLATED: 3, NUMA: 3}, id="siblings that nobody knows"),
-        pytest.param({"numa-policy.corepin.io/pod": "packed"}, TWO, {}, id="more than one NUMA node will do"),
-    ],
+@table(
+    "words, settings, expected",
+    {
+        "CPUs": ({}, TWO, {NUMA: 3}),
+        "off, as it is shipped": ({}, b"", {}),
+        "shared CPUs are held too": ({"cpu-manager.corepin.io/pod": "share"}, TWO, {NUMA: 3}),
+        "with the hidden CPU": ({SMT: "require"}, TWO, {WHOLE: 2, NUMA: 4}),
+        "as many as are known to be taken": ({SMT: "require"}, MIXED, {NUMA: 3}),
+        "with all siblings": ({SMT: "isolate"}, TWO, {ISOLATED: 3, NUMA: 6}),
+        "siblings that nobody knows": ({SMT: "isolate"}, UNKNOWN, {ISOLATED: 3, NUMA: 3}),
+        "more than one NUMA node will do": ({"numa-policy.corepin.io/pod": "packed"}, TWO, {}),
+    },
 )
 def test_single_counts_cpus_of_one_numa_node(
     words: dict[str, str], settings: bytes, expected: dict[str, int]
@@ -126,38 +126,27 @@ def stated(cpus: str, resource: str, number: str, words: dict[str, str]) -> Any:
     return pod(container("main", amounts, amounts), annotations=words)
 
 
-@pytest.mark.parametrize(
-    ("document", "settings", "message"),
-    [
-        pytest.param(stated("3", WHOLE, "2", {SMT: "require"}), TWO, "", id="right"),
-        pytest.param(
-            stated("3", WHOLE, "3", {SMT: "require"}),
-            TWO,
-            "3 differs from the 2 cores that require",
-            id="wrong",
-        ),
-        pytest.param(stated("3", WHOLE, "2", {SMT: "require"}), b"", "", id="its user knows the nodes"),
-        pytest.param(
-            stated("3", WHOLE, "4", {SMT: "require"}), b"", "4 differs from the 1 to 3 cores", id="on no node"
-        ),
-        pytest.param(stated("3", NUMA, "3", SINGLE), UNKNOWN, "", id="right CPUs"),
-        pytest.param(
+@table(
+    "document, settings, message",
+    {
+        "right": (stated("3", WHOLE, "2", {SMT: "require"}), TWO, ""),
+        "wrong": (stated("3", WHOLE, "3", {SMT: "require"}), TWO, "3 differs from the 2 cores that require"),
+        "its user knows the nodes": (stated("3", WHOLE, "2", {SMT: "require"}), b"", ""),
+        "on no node": (stated("3", WHOLE, "4", {SMT: "require"}), b"", "4 differs from the 1 to 3 cores"),
+        "right CPUs": (stated("3", NUMA, "3", SINGLE), UNKNOWN, ""),
+        "too few CPUs": (
             stated("3", NUMA, "2", SINGLE),
             UNKNOWN,
             "2 differs from the 3 CPUs of one NUMA node that single takes; remove it, corepin sets it",
-            id="too few CPUs",
         ),
-        pytest.param(stated("3", NUMA, "4", SINGLE), UNKNOWN, "4 differs from the 3", id="too many CPUs"),
-        pytest.param(
-            stated("3", NUMA, "12", {**SINGLE, SMT: "isolate"}), UNKNOWN, "", id="siblings of wide cores"
-        ),
-        pytest.param(
+        "too many CPUs": (stated("3", NUMA, "4", SINGLE), UNKNOWN, "4 differs from the 3"),
+        "siblings of wide cores": (stated("3", NUMA, "12", {**SINGLE, SMT: "isolate"}), UNKNOWN, ""),
+        "half": (
             stated("3", NUMA, "2500m", {**SINGLE, SMT: "isolate"}),
             UNKNOWN,
             "2500m differs from the 3 to 24",
-            id="half",
         ),
-    ],
+    },
 )
 def test_a_users_request_is_kept_or_refused(document: Any, settings: bytes, message: str) -> None:
     """A user's own request is kept if some node takes as much, and refused otherwise; also in a template."""
@@ -166,28 +155,26 @@ def test_a_users_request_is_kept_or_refused(document: Any, settings: bytes, mess
     assert review_template(document, load_settings(settings)).causes == found.causes
 
 
-@pytest.mark.parametrize(
-    ("resource", "words", "sentences"),
-    [
-        pytest.param(
+@table(
+    "resource, words, sentences",
+    {
+        "whole cores": (
             WHOLE,
             {SMT: "require"},
             (
                 "2 cores for container main, and require now takes 3; the agent",
                 "2 cores for container main, and require now takes 1; create",
             ),
-            id="whole cores",
         ),
-        pytest.param(
+        "CPUs of one NUMA node": (
             NUMA,
             SINGLE,
             (
                 "4 CPUs of one NUMA node for container main, and single now takes 5; the agent",
                 "4 CPUs of one NUMA node for container main, and single now takes 2; create",
             ),
-            id="CPUs of one NUMA node",
         ),
-    ],
+    },
 )
 def test_a_resize_beyond_the_request_is_warned_about(
     resource: str, words: dict[str, str], sentences: tuple[str, str]

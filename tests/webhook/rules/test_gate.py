@@ -15,6 +15,7 @@ from pinning.contract import GATE_CONTAINER, QoSClass
 from pinning.pods.claims import read_pod
 from pinning.pods.qos import qos_class
 from tests.pods import CORES, CPU_MANAGER, SMT, container, fields, launcher, pod
+from tests.tables import table
 from tests.webhook.requests import generated, request
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
 from webhook.config.settings import Settings, load_settings
@@ -52,24 +53,20 @@ def refused(document: Any, settings: Settings = ON) -> list[str]:
     return fields(review_new_pod(document, settings, Injection(BUILT_IN)).causes)
 
 
-@pytest.mark.parametrize(
-    ("document", "waits"),
-    [
-        pytest.param(pod(TWO, annotations=ISOLATE), True, id="isolate"),
-        pytest.param(pod(TWO, annotations={SMT: "require"}), True, id="require"),
-        pytest.param(pod(container("main", {CORES: "1"})), True, id="cmk"),
-        pytest.param(launcher(), True, id="launcher"),
-        pytest.param(
-            pod(container("late"), init=[TWO], annotations=ISOLATE), True, id="init container claims"
-        ),
-        pytest.param(pod(TWO, annotations={CPU_MANAGER: "exclusive"}), False, id="exclusive"),
-        pytest.param(pod(TWO, annotations={CPU_MANAGER: "share", **ISOLATE}), False, id="share"),
-        pytest.param(pod(TWO, annotations={SMT: "prefer"}), False, id="prefer"),
-        pytest.param(
-            pod(container("main"), annotations={"cmk.intel.com/mutate": "true"}), False, id="no claim"
-        ),
-        pytest.param(pod(TWO), False, id="plain"),
-    ],
+@table(
+    "document, waits",
+    {
+        "isolate": (pod(TWO, annotations=ISOLATE), True),
+        "require": (pod(TWO, annotations={SMT: "require"}), True),
+        "cmk": (pod(container("main", {CORES: "1"})), True),
+        "launcher": (launcher(), True),
+        "init container claims": (pod(container("late"), init=[TWO], annotations=ISOLATE), True),
+        "exclusive": (pod(TWO, annotations={CPU_MANAGER: "exclusive"}), False),
+        "share": (pod(TWO, annotations={CPU_MANAGER: "share", **ISOLATE}), False),
+        "prefer": (pod(TWO, annotations={SMT: "prefer"}), False),
+        "no claim": (pod(container("main"), annotations={"cmk.intel.com/mutate": "true"}), False),
+        "plain": (pod(TWO), False),
+    },
 )
 def test_pods_whose_claims_must_fit_wait(document: Any, waits: bool) -> None:
     """A pod that may run without CPUs of its own gets no gate, and no pod does where the gate is off."""
@@ -214,14 +211,12 @@ def test_gate_of_a_launcher_keeps_it_guaranteed() -> None:
     assert refused(result) == []
 
 
-@pytest.mark.parametrize(
+@table(
     "document",
-    [
-        pytest.param(pod(container("main", {CORES: "1"})), id="best effort"),
-        pytest.param(
-            pod(TWO, annotations=ISOLATE, resources={"limits": {"cpu": "2", "memory": "1Gi"}}), id="pod level"
-        ),
-    ],
+    {
+        "best effort": pod(container("main", {CORES: "1"})),
+        "pod level": pod(TWO, annotations=ISOLATE, resources={"limits": {"cpu": "2", "memory": "1Gi"}}),
+    },
 )
 def test_gate_states_nothing_where_its_containers_need_not(document: Any) -> None:
     """The gate states no resources where they would change the QoS class or exceed the pod's limits."""
@@ -251,35 +246,30 @@ def gated(**changes: Any) -> Any:
     return document
 
 
-@pytest.mark.parametrize(
+@table(
     "changes",
-    [
-        pytest.param({"image": "mirror.example/corepin:1"}, id="a mirror's image"),
-        pytest.param(
-            {"env": [{"name": "A"}, {"name": "COREPIN_RESTART_POLICY", "value": "Always"}]}, id="a variable"
-        ),
-        pytest.param({"volumeMounts": []}, id="other mounts"),
-    ],
+    {
+        "a mirror's image": {"image": "mirror.example/corepin:1"},
+        "a variable": {"env": [{"name": "A"}, {"name": "COREPIN_RESTART_POLICY", "value": "Always"}]},
+        "other mounts": {"volumeMounts": []},
+    },
 )
 def test_other_webhooks_may_change_it(changes: Any) -> None:
     """Changes that other webhooks make to every container are accepted on the gate."""
     assert refused(gated(**changes)) == []
 
 
-@pytest.mark.parametrize(
-    ("document", "field"),
-    [
-        pytest.param(
-            pod(container(GATE_CONTAINER, "2"), annotations=ISOLATE), "spec.containers[0].name", id="main"
-        ),
-        pytest.param(gated(restartPolicy="Always"), "spec.initContainers[0].name", id="sidecar"),
-        pytest.param(gated(env=[]), "spec.initContainers[0].name", id="another program"),
-        pytest.param(
+@table(
+    "document, field",
+    {
+        "main": (pod(container(GATE_CONTAINER, "2"), annotations=ISOLATE), "spec.containers[0].name"),
+        "sidecar": (gated(restartPolicy="Always"), "spec.initContainers[0].name"),
+        "another program": (gated(env=[]), "spec.initContainers[0].name"),
+        "of another pod": (
             gated(env=[{"name": "COREPIN_RESTART_POLICY", "value": "Never"}]),
             "spec.initContainers[0].name",
-            id="of another pod",
         ),
-    ],
+    },
 )
 def test_its_name_is_its_own(document: Any, field: str) -> None:
     """A user's container with the gate's name is refused, with gates on or off; a template gets a warning."""

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.pods import CORES, OTHER_CORES, SMT, container, pod
+from tests.tables import table
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
 from webhook.config.settings import Settings, load_settings
 from webhook.rules.injection import Injection
@@ -85,22 +86,20 @@ def test_false_is_no_opt_out() -> None:
     assert injected(pod(cores(), annotations={MUTATE: "false"}))
 
 
-@pytest.mark.parametrize(
-    ("limits", "requests", "count"),
-    [
-        pytest.param({CORES: "2"}, {CORES: "2"}, "2", id="R5 both"),
-        pytest.param(None, {CORES: "2"}, "2", id="R5 request only"),
-        pytest.param({CORES: "3"}, None, "3", id="T5 R5 limit only"),
-        pytest.param({CORES: "3"}, {CORES: "1"}, "1", id="R5 the request counts"),
-        pytest.param({OTHER_CORES: "2"}, None, "2", id="R6 outside isolcpus"),
-        pytest.param({CORES: "1", OTHER_CORES: "2"}, None, "1", id="R6 the first resource wins"),
-        pytest.param(
-            {CORES: "1"}, {OTHER_CORES: "2"}, "1", id="R6 a limit of the first beats a request of the second"
-        ),
-        pytest.param({CORES: 2}, None, "2", id="R16 an integer becomes text"),
-        pytest.param({CORES: "1k"}, None, "1000", id="R16 1k is a thousand"),
-        pytest.param({CORES: "2000m"}, None, "2", id="2000m is two"),
-    ],
+@table(
+    "limits, requests, count",
+    {
+        "R5 both": ({CORES: "2"}, {CORES: "2"}, "2"),
+        "R5 request only": (None, {CORES: "2"}, "2"),
+        "T5 R5 limit only": ({CORES: "3"}, None, "3"),
+        "R5 the request counts": ({CORES: "3"}, {CORES: "1"}, "1"),
+        "R6 outside isolcpus": ({OTHER_CORES: "2"}, None, "2"),
+        "R6 the first resource wins": ({CORES: "1", OTHER_CORES: "2"}, None, "1"),
+        "R6 a limit of the first beats a request of the second": ({CORES: "1"}, {OTHER_CORES: "2"}, "1"),
+        "R16 an integer becomes text": ({CORES: 2}, None, "2"),
+        "R16 1k is a thousand": ({CORES: "1k"}, None, "1000"),
+        "2000m is two": ({CORES: "2000m"}, None, "2"),
+    },
 )
 def test_cmk_num_cores_is_the_containers_own_resource(limits: Any, requests: Any, count: str) -> None:
     """The value comes from the request, else the limit, of the first of CMK's resources, in plain digits."""
@@ -183,21 +182,20 @@ def test_tolerations_are_appended_once() -> None:
 
 
 @pytest.mark.parametrize("mutations", [RESOURCES, CLUSTER_INIT], ids=["resources", "cluster-init"])
-@pytest.mark.parametrize(
-    ("given", "account", "alias"),
-    [
-        pytest.param({}, "cmk-serviceaccount", None, id="absent"),
-        pytest.param({"serviceAccountName": ""}, "cmk-serviceaccount", None, id="empty"),
-        pytest.param({"serviceAccountName": "default"}, "cmk-serviceaccount", None, id="defaulted"),
-        pytest.param(
+@table(
+    "given, account, alias",
+    {
+        "absent": ({}, "cmk-serviceaccount", None),
+        "empty": ({"serviceAccountName": ""}, "cmk-serviceaccount", None),
+        "defaulted": ({"serviceAccountName": "default"}, "cmk-serviceaccount", None),
+        "defaulted with the alias": (
             {"serviceAccountName": "default", "serviceAccount": "default"},
             "cmk-serviceaccount",
             "cmk-serviceaccount",
-            id="defaulted with the alias",
         ),
-        pytest.param({"serviceAccountName": "mysa"}, "mysa", None, id="R13 the user's own"),
-        pytest.param({"serviceAccount": "mysa"}, None, "mysa", id="the user's own by the alias"),
-    ],
+        "R13 the user's own": ({"serviceAccountName": "mysa"}, "mysa", None),
+        "the user's own by the alias": ({"serviceAccount": "mysa"}, None, "mysa"),
+    },
 )
 def test_a_chosen_service_account_is_never_replaced(
     mutations: Mutations, given: dict[str, Any], account: str | None, alias: str | None
@@ -258,25 +256,19 @@ def test_a_second_pass_adds_nothing(mutations: Mutations) -> None:
     assert injected(pod(cores(), container("other")), mutations)
 
 
-@pytest.mark.parametrize(
+@table(
     "document",
-    [
-        pytest.param(
-            {"metadata": {"annotations": None}, "spec": {"containers": [cores()]}}, id="annotations null"
-        ),
-        pytest.param({"metadata": None, "spec": {"containers": [cores()]}}, id="metadata null"),
-        pytest.param({"spec": {"containers": [cores()]}}, id="no metadata"),
-        pytest.param(
-            {"metadata": {}, "spec": {"containers": [cores()], "initContainers": None}}, id="init null"
-        ),
-        pytest.param(
-            {"metadata": {}, "spec": {"containers": [cores(), {"name": "b", "resources": None}]}},
-            id="resources null",
-        ),
-        pytest.param(
-            {"metadata": {}, "spec": {"containers": [cores(env=None, volumeMounts=None)]}}, id="lists null"
-        ),
-    ],
+    {
+        "annotations null": {"metadata": {"annotations": None}, "spec": {"containers": [cores()]}},
+        "metadata null": {"metadata": None, "spec": {"containers": [cores()]}},
+        "no metadata": {"spec": {"containers": [cores()]}},
+        "init null": {"metadata": {}, "spec": {"containers": [cores()], "initContainers": None}},
+        "resources null": {
+            "metadata": {},
+            "spec": {"containers": [cores(), {"name": "b", "resources": None}]},
+        },
+        "lists null": {"metadata": {}, "spec": {"containers": [cores(env=None, volumeMounts=None)]}},
+    },
 )
 def test_absent_and_null_parents_are_created(document: Any) -> None:
     """Absent and null parents of a patched field are created; CMK's webhook crashed on them."""
@@ -348,19 +340,16 @@ def test_isolate_charges_whole_cores_to_the_scheduler() -> None:
     assert "resources" not in result["spec"]["containers"][1]
 
 
-@pytest.mark.parametrize(
-    ("document", "settings"),
-    [
-        pytest.param(
-            pod(container("main", "4"), annotations={SMT: "isolate"}), b"isolatedCores: false", id="off"
-        ),
-        pytest.param(pod(container("main", "4"), annotations={SMT: "require"}), b"", id="require"),
-        pytest.param(
+@table(
+    "document, settings",
+    {
+        "off": (pod(container("main", "4"), annotations={SMT: "isolate"}), b"isolatedCores: false"),
+        "require": (pod(container("main", "4"), annotations={SMT: "require"}), b""),
+        "share": (
             pod(container("main", "4"), annotations={SMT: "isolate", "qos.gocrane.io/cpu-manager": "share"}),
             b"",
-            id="share",
         ),
-    ],
+    },
 )
 def test_nothing_else_is_charged(document: Any, settings: bytes) -> None:
     """Only exclusive CPUs under `isolate` request isolated cores, and the operator may switch this off."""

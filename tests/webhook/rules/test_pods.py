@@ -9,6 +9,7 @@ import jsonpatch
 import pytest
 
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, launcher, pod
+from tests.tables import table
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
@@ -37,15 +38,15 @@ def changed(old: Any, new: Any, settings: bytes = b"") -> Verdict:
     return review_changed_pod(old, new, load_settings(settings))
 
 
-@pytest.mark.parametrize(
+@table(
     "document",
-    [
-        pytest.param(pod(), id="asks for nothing"),
-        pytest.param(pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"}), id="exclusive"),
-        pytest.param(pod(container("main", {CORES: "2"})), id="cmk"),
-        pytest.param(pod(container("main", "2"), annotations={SMT: "isolate"}), id="isolate"),
-        pytest.param(launcher(container("istio")), id="launcher with a silent sidecar"),
-    ],
+    {
+        "asks for nothing": pod(),
+        "exclusive": pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"}),
+        "cmk": pod(container("main", {CORES: "2"})),
+        "isolate": pod(container("main", "2"), annotations={SMT: "isolate"}),
+        "launcher with a silent sidecar": launcher(container("istio")),
+    },
 )
 def test_a_sound_pod_is_admitted(document: Any) -> None:
     """An injected pod has no refusal and no warning."""
@@ -132,16 +133,14 @@ def test_a_mutate_annotation_without_effect_is_warned_about(value: str, resource
     )
 
 
-@pytest.mark.parametrize(
-    ("annotations", "warned"),
-    [
-        pytest.param({}, True, id="the quota stays"),
-        pytest.param({"quota-policy.corepin.io/pod": "unset"}, False, id="unset"),
-        pytest.param({"shared-cpus.corepin.io/pod": "true"}, False, id="unset for helpers"),
-        pytest.param(
-            {"shared-cpus.corepin.io/pod": "true", "quota-policy.corepin.io/pod": "keep"}, True, id="kept"
-        ),
-    ],
+@table(
+    "annotations, warned",
+    {
+        "the quota stays": ({}, True),
+        "unset": ({"quota-policy.corepin.io/pod": "unset"}, False),
+        "unset for helpers": ({"shared-cpus.corepin.io/pod": "true"}, False),
+        "kept": ({"shared-cpus.corepin.io/pod": "true", "quota-policy.corepin.io/pod": "keep"}, True),
+    },
 )
 def test_a_quota_that_is_unset_throttles_nothing(annotations: dict[str, str], warned: bool) -> None:
     """A limit below the claimed cores is a warning only while it is enforced."""
@@ -162,14 +161,14 @@ def test_a_limit_below_the_claimed_cores_is_warned_about(cpu: str, settings: byt
     )
 
 
-@pytest.mark.parametrize(
-    ("annotations", "size", "warned"),
-    [
-        pytest.param({CPU_MANAGER: "exclusive"}, 256 * 2**10, False, id="at-the-limit"),
-        pytest.param({CPU_MANAGER: "exclusive"}, 256 * 2**10 + 1, True, id="above"),
-        pytest.param({CPU_MANAGER: "exclusive"}, 1_400_000, True, id="as-large-as-etcd-takes"),
-        pytest.param({}, 1_400_000, False, id="no-claim"),
-    ],
+@table(
+    "annotations, size, warned",
+    {
+        "at-the-limit": ({CPU_MANAGER: "exclusive"}, 256 * 2**10, False),
+        "above": ({CPU_MANAGER: "exclusive"}, 256 * 2**10 + 1, True),
+        "as-large-as-etcd-takes": ({CPU_MANAGER: "exclusive"}, 1_400_000, True),
+        "no-claim": ({}, 1_400_000, False),
+    },
 )
 def test_large_environment_of_a_claim_is_warned_of(
     annotations: dict[str, str], size: int, warned: bool
@@ -185,13 +184,13 @@ def test_large_environment_of_a_claim_is_warned_of(
     assert all("mount a ConfigMap as files" in warning.message for warning in found)
 
 
-@pytest.mark.parametrize(
-    ("documented", "refused"),
-    [
-        pytest.param({SMT: "isolate"}, [False, True], id="isolate: one core a CPU"),
-        pytest.param({SMT: "require"}, [False, True], id="require: threads share cores"),
-        pytest.param({CPU_MANAGER: "exclusive"}, [False, False], id="prefer is the node's business"),
-    ],
+@table(
+    "documented, refused",
+    {
+        "isolate: one core a CPU": ({SMT: "isolate"}, [False, True]),
+        "require: threads share cores": ({SMT: "require"}, [False, True]),
+        "prefer is the node's business": ({CPU_MANAGER: "exclusive"}, [False, False]),
+    },
 )
 def test_cores_that_no_node_has_are_refused(documented: dict[str, str], refused: list[bool]) -> None:
     """Whole cores beyond the largest configured node kind, less its reserved core, are refused naming it."""
@@ -240,13 +239,13 @@ def charged(cpu: str, cores: str = "2", **more: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    ("cpu", "sentence"),
-    [
-        pytest.param("3", "isolate now takes 3; the agent assigns them once they are free", id="more"),
-        pytest.param("1", "isolate now takes 1; create the pod again", id="fewer"),
-        pytest.param("2", None, id="as many as at the creation"),
-    ],
+@table(
+    "cpu, sentence",
+    {
+        "more": ("3", "isolate now takes 3; the agent assigns them once they are free"),
+        "fewer": ("1", "isolate now takes 1; create the pod again"),
+        "as many as at the creation": ("2", None),
+    },
 )
 def test_an_isolated_container_can_be_resized(cpu: str, sentence: str | None) -> None:
     """A resize cannot change what the scheduler counts: a difference causes a warning, not a refusal."""
@@ -286,16 +285,13 @@ def test_a_dedicated_launcher_must_be_guaranteed() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     "document",
-    [
-        pytest.param(pod(container("compute", "4"), labels=LAUNCHER), id="not dedicated"),
-        pytest.param(launcher(compute=container("compute", "1500m")), id="no whole CPU"),
-        pytest.param(
-            pod(container("other", "4"), labels=LAUNCHER, nodeSelector={"cpumanager": "true"}),
-            id="no compute",
-        ),
-    ],
+    {
+        "not dedicated": pod(container("compute", "4"), labels=LAUNCHER),
+        "no whole CPU": launcher(compute=container("compute", "1500m")),
+        "no compute": pod(container("other", "4"), labels=LAUNCHER, nodeSelector={"cpumanager": "true"}),
+    },
 )
 def test_other_launchers_need_not_be_guaranteed(document: Any) -> None:
     """Only whole dedicated CPUs need QoS Guaranteed."""

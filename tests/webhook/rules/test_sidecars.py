@@ -10,6 +10,7 @@ import pytest
 from pinning.contract import QoSClass
 from pinning.pods.qos import qos_class
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, container, launcher, pod
+from tests.tables import table
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
@@ -65,27 +66,20 @@ def test_the_values_are_configurable() -> None:
     assert result["spec"]["containers"][1]["resources"]["limits"] == {"cpu": "50m", "memory": "100Mi"}
 
 
-@pytest.mark.parametrize(
+@table(
     "document",
-    [
-        pytest.param(launcher(), id="nobody is silent"),
-        pytest.param(
-            launcher(container("log"), compute=container("compute", "1500m")), id="compute is no whole CPU"
+    {
+        "nobody is silent": launcher(),
+        "compute is no whole CPU": launcher(container("log"), compute=container("compute", "1500m")),
+        "pod-level resources": launcher(container("log"), resources={"limits": FULL}),
+        "no compute container": pod(container("main", FULL), container("log"), labels=LAUNCHER),
+        "no launcher, nobody asks": annotated(container("log")),
+        "no claim": pod(container("main", FULL), container("log")),
+        "declined": annotated(container("log"), annotations={"sidecar-limits.corepin.io/pod": "false"}),
+        "launcher declined": launcher(
+            container("log"), annotations={"sidecar-limits.corepin.io/pod": "false"}
         ),
-        pytest.param(launcher(container("log"), resources={"limits": FULL}), id="pod-level resources"),
-        pytest.param(
-            pod(container("main", FULL), container("log"), labels=LAUNCHER), id="no compute container"
-        ),
-        pytest.param(annotated(container("log")), id="no launcher, nobody asks"),
-        pytest.param(pod(container("main", FULL), container("log")), id="no claim"),
-        pytest.param(
-            annotated(container("log"), annotations={"sidecar-limits.corepin.io/pod": "false"}), id="declined"
-        ),
-        pytest.param(
-            launcher(container("log"), annotations={"sidecar-limits.corepin.io/pod": "false"}),
-            id="launcher declined",
-        ),
-    ],
+    },
 )
 def test_every_other_pod_is_left_alone(document: Any) -> None:
     """Pods that do not need the limits get no addition and no warning."""
@@ -105,12 +99,12 @@ def test_the_operator_switches_it_off(settings: bytes) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("document", "settings"),
-    [
-        pytest.param(annotated(container("log"), annotations=ASK), b"", id="the pod asks"),
-        pytest.param(annotated(container("log")), CLAIMS, id="the operator asks"),
-    ],
+@table(
+    "document, settings",
+    {
+        "the pod asks": (annotated(container("log"), annotations=ASK), b""),
+        "the operator asks": (annotated(container("log")), CLAIMS),
+    },
 )
 def test_other_pods_with_a_claim_get_them_on_request(document: Any, settings: bytes) -> None:
     """Limits throttle a proxy, so pods other than launchers get them on request only."""
@@ -119,14 +113,12 @@ def test_other_pods_with_a_claim_get_them_on_request(document: Any, settings: by
     assert len(warnings) == 1
 
 
-@pytest.mark.parametrize(
-    ("document", "why"),
-    [
-        pytest.param(
-            pod(container("main", FULL), annotations=ASK), "no container of the pod claims", id="no claim"
-        ),
-        pytest.param(annotated(annotations=ASK, resources={"limits": FULL}), "pod-level", id="pod level"),
-    ],
+@table(
+    "document, why",
+    {
+        "no claim": (pod(container("main", FULL), annotations=ASK), "no container of the pod claims"),
+        "pod level": (annotated(annotations=ASK, resources={"limits": FULL}), "pod-level"),
+    },
 )
 def test_a_request_for_limits_without_effect_is_warned_about(document: Any, why: str) -> None:
     """A pod that asks for limits and gets none has a warning with the reason."""
@@ -158,15 +150,15 @@ def test_values_of_a_limit_range_are_kept_with_a_warning() -> None:
 RANGED = {"kubernetes.io/limit-ranger": "LimitRanger plugin set: cpu, memory limit for container log; x"}
 
 
-@pytest.mark.parametrize(
-    ("annotations", "settings", "is_warned"),
-    [
-        pytest.param(ASK, b"", True, id="the pod asks"),
-        pytest.param({**ASK, **RANGED}, b"", True, id="the pod asks, a LimitRange came first"),
-        pytest.param(RANGED, CLAIMS, True, id="the operator asks, a LimitRange came first"),
-        pytest.param({}, CLAIMS, False, id="the operator asks, the user chose"),
-        pytest.param(RANGED, b"", False, id="nobody asks"),
-    ],
+@table(
+    "annotations, settings, is_warned",
+    {
+        "the pod asks": (ASK, b"", True),
+        "the pod asks, a LimitRange came first": ({**ASK, **RANGED}, b"", True),
+        "the operator asks, a LimitRange came first": (RANGED, CLAIMS, True),
+        "the operator asks, the user chose": ({}, CLAIMS, False),
+        "nobody asks": (RANGED, b"", False),
+    },
 )
 def test_a_warning_says_why_requested_limits_are_not_set(
     annotations: dict[str, str], settings: bytes, is_warned: bool

@@ -16,6 +16,7 @@ from agent.nri.wire.connection import NOT_LISTED
 from tests.agent.nri.fake_runtime import Gone, Refused, container, message, pod, request
 from tests.agent.nri.wire.plugins import PATIENT, SOON, update
 from tests.agent.nri.wire.serving import Served
+from tests.tables import table
 
 
 @pytest.fixture
@@ -158,32 +159,23 @@ def test_close_after_synchronization_names_no_events(served: Served, parts: int)
     assert served.reason() == (NOT_LISTED if parts == 2 else "the runtime closed the connection")
 
 
-@pytest.mark.parametrize(
-    ("sent", "reason"),
-    [
-        pytest.param(
-            struct.pack(">II", 7, 4), "a frame of the connection 7, which nobody opened", id="connection"
-        ),
-        pytest.param(struct.pack(">II", 1, 2**31), "a frame of 2147483648 bytes", id="long-frame"),
-        pytest.param(
+@table(
+    "sent, reason",
+    {
+        "connection": (struct.pack(">II", 7, 4), "a frame of the connection 7, which nobody opened"),
+        "long-frame": (struct.pack(">II", 1, 2**31), "a frame of 2147483648 bytes"),
+        "long-message": (
             struct.pack(">IIIIBB", 1, 10, 2**31, 1, 1, 0),
             "a ttrpc message of 2147483648 bytes",
-            id="long-message",
         ),
-        pytest.param(message(1, 9, 3, b""), "a ttrpc message of the type 3", id="stream-data"),
-        pytest.param(message(1, 9, 1, b"\xff\xff"), "2 bytes are no Request", id="no-protobuf"),
-        pytest.param(message(1, 8, 1, b""), "a call on the stream 8 after 3", id="even-stream"),
-        pytest.param(message(1, 1, 1, b""), "a call on the stream 1 after 3", id="old-stream"),
-        pytest.param(
-            message(2, 1, 2, b""), "an answer on the stream 1, where nothing was asked", id="answer"
-        ),
-        pytest.param(
-            request(9, "CreateContainer", b"\x0a\x01"), "2 bytes are no CreateContainerReq", id="payload"
-        ),
-        pytest.param(
-            request(9, "CreateContainer", b"\x0a\x04\x12\x02\xff\xfe"), "6 bytes are no Create", id="utf-8"
-        ),
-    ],
+        "stream-data": (message(1, 9, 3, b""), "a ttrpc message of the type 3"),
+        "no-protobuf": (message(1, 9, 1, b"\xff\xff"), "2 bytes are no Request"),
+        "even-stream": (message(1, 8, 1, b""), "a call on the stream 8 after 3"),
+        "old-stream": (message(1, 1, 1, b""), "a call on the stream 1 after 3"),
+        "answer": (message(2, 1, 2, b""), "an answer on the stream 1, where nothing was asked"),
+        "payload": (request(9, "CreateContainer", b"\x0a\x01"), "2 bytes are no CreateContainerReq"),
+        "utf-8": (request(9, "CreateContainer", b"\x0a\x04\x12\x02\xff\xfe"), "6 bytes are no Create"),
+    },
 )
 def test_protocol_error_ends_the_connection(ready: Served, sent: bytes, reason: str) -> None:
     """The connection ends with the reason, without an answer or a call of a handler."""
