@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from agent.node_state import NodeState
     from agent.vm_interfaces import BootingMachines
 
+TURNS = 100  # of the event loop, more than a call that is answered at once takes
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -445,7 +446,11 @@ class FakeNode:
         runtime_sync = self.agent.reconciler.runtime_sync
         task = asyncio.create_task(runtime_sync.run())
         waiting = asyncio.create_task(runtime_sync.drained())
-        await asyncio.wait({waiting}, timeout=0.05 if self.runtime.down else 60)
+        if self.runtime.down:  # each worker tries once and waits for its backoff: no limit in seconds
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        else:
+            await asyncio.wait({waiting}, timeout=60)
         waiting.cancel()
         task.cancel()
         await asyncio.wait({task})
