@@ -102,7 +102,8 @@ ROOMS = {
     "agent.nri.guard": ("agent.nri.wire", "pinning"),
     "agent.nri.guard_process": ("agent.nri.guard", "agent.nri.wire", "agent.nri.versions"),
     "agent.nri.container_watch": (
-        *("agent.interfaces", "agent.node_state", "agent.nri.plugin", "agent.nri.wire", "pinning"),
+        *("agent.errors", "agent.interfaces", "agent.node_state", "agent.nri.plugin", "agent.nri.wire"),
+        "pinning",
     ),
     "agent.kubelet": (
         *("agent.config", "agent.errors", "agent.grpc_calls", "agent.interfaces", "agent.metrics"),

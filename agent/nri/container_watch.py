@@ -10,6 +10,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final
 
+from agent.errors import Gone
 from agent.node_state import ListingFault, StartWay
 from agent.node_state import Path as Way
 from agent.nri.plugin import NAME
@@ -52,7 +53,13 @@ class BirthOwners:
 
     async def owner(self, container_id: str) -> Owner:
         """Return a container's owner; raise AgentError."""
-        return self.known(container_id) or await self._others.owner(container_id)
+        if known := self.known(container_id):
+            return known
+        if (
+            self._plugin.names_all
+        ):  # each new pod has a cgroup of its sandbox, and the runtime's answer costs a call
+            raise Gone(f"{container_id} is no container")
+        return await self._others.owner(container_id)
 
     async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
         """Return the owners of those that wait for their start; raise AgentError."""
@@ -152,6 +159,7 @@ class NriContainerWatch:
     def publish(self, table: StartTable | None) -> None:
         """Answer by this table from now on; containers created by an older table are corrected before they start."""
         self._plugin.table = table
+        self._plugin.asked(is_asked=self.holds)
         for container_id in tuple(self._plugin.unsettled):
             self._plugin.unsettled.discard(container_id)
             logger.warning(
@@ -206,6 +214,7 @@ class NriContainerWatch:
     def _status_changed(self, status: Status) -> None:
         """Notify the event loop; called in the connection's thread."""
         self._plugin.validates = status.validates
+        self._plugin.asked(is_asked=status.is_connected and self._plugin.table is not None)
         if self._was_connected and not status.is_connected:
             self._plugin.doubt_last_answer()
         self._was_connected = status.is_connected

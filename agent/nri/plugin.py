@@ -7,6 +7,7 @@ containers that may run on more CPUs than they own are threads looked up, and pu
 
 from __future__ import annotations
 
+import math
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 KEPT_SECONDS: Final = 60.0  # a container that no listing has shown by then was never created
+COVERED_SECONDS: Final = 10.0  # by then a pass has listed the containers made before the runtime asked
 UNNAMED: Final = "unnamed"  # if two plugins set one cpuset, the creation fails and the error names neither
 _SOURCE: Final = "kubernetes.io/config.source"  # written by the kubelet; not "api": a static pod
 _ASKS: Final = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
@@ -68,6 +70,8 @@ class Plugin:
         self.validates = False  # whether the runtime validates every creation with plugins
         self.other_plugins: frozenset[str] = frozenset()  # that were seen to set cpusets
         self.sandbox_started: Callable[[str], None] = lambda _: None  # gets the uid of its pod
+        # since when the runtime asks before each creation, on `clock`; set by the watch
+        self.asked_since = math.inf
         self._in_vm = in_vm
         self._clock = clock
         self._put = put
@@ -77,6 +81,15 @@ class Plugin:
         self._judged: StartTable | None = None  # the table for which `_unseen` was checked
         self._in_the_way = EMPTY
         self._answered = ""  # the newest container whose answer the runtime has not confirmed yet
+
+    @property
+    def names_all(self) -> bool:
+        """Return whether each new container on the host is in `started` before its cgroup is made."""
+        return self._clock() - self.asked_since > COVERED_SECONDS
+
+    def asked(self, *, is_asked: bool) -> None:
+        """Note whether the runtime asks from now on."""
+        self.asked_since = min(self.asked_since, self._clock()) if is_asked else math.inf
 
     def configure(self, request: pb.ConfigureRequest) -> None:
         """Note whether the runtime will name the first process of a container before it starts."""

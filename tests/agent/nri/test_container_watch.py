@@ -17,7 +17,7 @@ from agent.interfaces import NewContainer
 from agent.node_state import LargeEnvironment, NodeState, StartWay
 from agent.node_state import Path as Way
 from agent.nri.container_watch import SWITCH_SECONDS, BirthOwners, EnvironmentSearch, NriContainerWatch
-from agent.nri.plugin import Plugin
+from agent.nri.plugin import COVERED_SECONDS, Plugin
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.start_table import StartTable, start_table
@@ -240,6 +240,39 @@ def test_owner_of_a_container_is_known_from_nri(tmp_path: Path) -> None:
             await owners.owner("other")
 
     play(tmp_path, story)
+
+
+def test_runtime_is_not_asked_about_sandboxes_while_it_asks(tmp_path: Path) -> None:
+    """Once NRI names every new container, an unknown id is a sandbox; after a disconnection the runtime is asked again."""
+    now = [0.0]
+    plugin = Plugin(lambda _: False, clock=lambda: now[0])
+    watch = NriContainerWatch(tmp_path / "nri.sock", plugin, Cgroups())
+    calls: list[str] = []
+
+    class Others(NoOwners):
+        async def owner(self, container_id: str) -> Owner:
+            calls.append(container_id)
+            return Owner("uid-x", "c0")
+
+    owners = BirthOwners(plugin, Others())
+
+    async def asked(seconds: float) -> bool:
+        now[0] += seconds
+        calls.clear()
+        with suppress(Gone):
+            await owners.owner("sandbox")
+        return bool(calls)
+
+    async def story() -> None:
+        assert await asked(2 * COVERED_SECONDS)
+        plugin.asked(is_asked=True)
+        assert await asked(COVERED_SECONDS)
+        plugin.asked(is_asked=True)
+        assert not await asked(1.0)
+        watch.publish(None)
+        assert await asked(2 * COVERED_SECONDS)
+
+    asyncio.run(story())
 
 
 class Ways:
