@@ -25,6 +25,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._shown: dict[Gauge, Mapping[str, int]] = {}  # by gauge with one label
         ProcessCollector(registry=self.registry)
         self._times()
         self._gauges()
@@ -145,35 +146,38 @@ class Metrics:
 
     def show(self, state: NodeState) -> None:
         """Show the newest state."""
-        for name, cpus in _sets(state).items():
-            self._cpus.labels(name).set(len(cpus))
-        _show(self._assignments, Tally(str(assignment.policy) for assignment in state.ledger))
-        _show(self._refusals, Tally(str(refusal.reason) for refusal in state.refusals))
+        self._show(self._cpus, {name: len(cpus) for name, cpus in _sets(state).items()})
+        self._show(self._assignments, Tally(str(assignment.policy) for assignment in state.ledger))
+        self._show(self._refusals, Tally(str(refusal.reason) for refusal in state.refusals))
         self._uncounted.set(sum(bool(container.uncounted) for container in _containers(state)))
-        _show(
+        self._show(
             self._containers, Tally(word for container in _containers(state) for word in _states(container))
         )
-        _show(self._device_containers, Tally(filter(None, map(_near, _containers(state)))))
-        _show(self._vms, Tally(_pinning(pod.vm) for pod in state.pods if pod.vm and pod.vm.cpus))
+        self._show(self._device_containers, Tally(filter(None, map(_near, _containers(state)))))
+        self._show(self._vms, Tally(_pinning(pod.vm) for pod in state.pods if pod.vm and pod.vm.cpus))
         self._containers.labels("failing").set(len(state.failures))
         self._containers.labels("fought").set(len(state.conflicts))
         self._synchronised.set(state.is_synchronised)
         self._observes.set(state.observes)
-        _show(self._start_path, Tally([str(state.start_path)]))
+        self._show(self._start_path, Tally([str(state.start_path)]))
         self._other_plugins.set(len(state.other_plugins))
         self._nri_not_listed.set(state.listing_fault is not None)
+
+    def _show(self, gauge: Gauge, numbers: Mapping[str, int]) -> None:
+        """Set a gauge by label, unless it shows these numbers already: labels cost more than a comparison."""
+        shown = dict(numbers)  # equal counters may differ in words that are counted 0 times
+        if self._shown.get(gauge) == shown:
+            return
+        self._shown[gauge] = shown
+        gauge.clear()
+        for word, count in shown.items():
+            gauge.labels(word).set(count)
 
     def show_throttled(self, periods: Mapping[tuple[str, str, str], int]) -> None:
         """Show how often the quota stopped each exclusive container: namespace, pod, container."""
         self._throttled.clear()
         for names, count in periods.items():
             self._throttled.labels(*names).set(count)
-
-
-def _show(gauge: Gauge, tally: Tally[str]) -> None:
-    gauge.clear()
-    for word, count in tally.items():
-        gauge.labels(word).set(count)
 
 
 def _sets(state: NodeState) -> dict[str, CPUSet]:

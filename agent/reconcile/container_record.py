@@ -69,12 +69,11 @@ class ContainerRecord:
     applied: CPUSet = EMPTY  # last read after a write of this agent, or found and left
     proof: Proof | None = None
     retry: Retry = field(default_factory=Retry)
+    owner: Owner = field(init=False)  # of its CPUs, the same for each restart
     _compared_at: tuple[object, ...] = ()  # where it was when its tasks were last compared; empty: never
 
-    @property
-    def owner(self) -> Owner:
-        """The owner of its CPUs, the same for each restart."""
-        return Owner(self.seen.pod_uid, self.seen.name)
+    def __post_init__(self) -> None:
+        self.owner = Owner(self.seen.pod_uid, self.seen.name)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone, Refused
@@ -69,7 +68,8 @@ class QuotaKeeper:
         self._looks, self._whole = looks, whole
         self._unset([*sorted(whole & due), *sorted(unset & due)])
         left = self._saved.originals.keys() - unset - whole
-        self._restore(sorted(left), is_known=known.keys() | set(map(_pod_of, known)))
+        if left:
+            self._restore(sorted(left), is_known=known.keys() | set(map(_pod_of, known)))
 
     def restore_all(self) -> bool:
         """Restore every quota (uninstall); return whether all were restored."""
@@ -186,7 +186,7 @@ def _of_whole_pods(
 
 
 def _pod_of(cgroup: str) -> str:
-    return str(PurePosixPath(cgroup).parent)
+    return cgroup.rpartition("/")[0]
 
 
 def _all_exclusive(uid: str, start_order: tuple[str, ...], ledger: Ledger) -> bool:
