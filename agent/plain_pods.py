@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent.own_pods import memory_kills, unready_guards
 from pinning.planning.observed import SeenPod
 from pinning.pods.annotations import is_policy_key
+from pinning.pods.claims import Origin
+from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pinning.pods.types import Pod
 
@@ -41,10 +43,13 @@ def soonest(waits: Iterable[float | None]) -> float | None:
     return min((wait for wait in waits if wait is not None), default=None)
 
 
-def seconds_for_pod(change: PodChange) -> float | None:
-    """Return the seconds within which a pass must follow a change of the API; None: passes read nothing of it."""
+def seconds_for_pod(change: PodChange, seen: Callable[[Pod], SeenPod] = SeenPod.of) -> float | None:
+    """Return the seconds within which a pass must follow a change of the API; None: passes read nothing of it.
+
+    `seen` returns what a pass reads of a pod, which may be remembered.
+    """
     versions = change.before, change.after
-    before, after = (_read(pod) if pod else None for pod in versions)
+    before, after = (_read(pod, seen) if pod else None for pod in versions)
     if before == after:
         return None
     if not all(
@@ -63,6 +68,17 @@ def is_plain(pod: Pod, seen: SeenPod) -> bool:
     return not (asks or seen.is_vm or seen.runtime_class)
 
 
-def _read(pod: Pod) -> tuple[SeenPod, object, object]:
+def keeps_cpus(seen: SeenPod) -> bool:
+    """Say whether a pod keeps the same CPUs until the API server ends it, whichever of its containers exits.
+
+    That is not so where init containers use CPUs that others get afterwards, nor where CPUs follow something else than
+    the pod: a budget, ResourceClaims, devices, wrappers and virtual machines.
+    """
+    is_simple = all(it.origin is Origin.ANNOTATION and it.role is not Role.INIT for it in seen.claims)
+    follows_others = seen.budget or seen.claim_names or seen.device_containers or seen.is_vm
+    return is_simple and not (follows_others or seen.is_final or seen.runtime_class)
+
+
+def _read(pod: Pod, seen: Callable[[Pod], SeenPod]) -> tuple[SeenPod, object, object]:
     """Return everything that passes read of a pod."""
-    return SeenPod.of(pod), memory_kills((pod,)), unready_guards((pod,))
+    return seen(pod), memory_kills((pod,)), unready_guards((pod,))

@@ -161,7 +161,10 @@ class BetweenPasses:
         if not self.may_gather:
             self._request_pass()
             return
-        self._request(soonest(self._wait_for_pod(change) for change in changed_pods(before, self._pods)))
+        within = soonest(self._wait_for_pod(change) for change in changed_pods(before, self._pods))
+        if within == NOW:  # it grants or frees CPUs, so that others move
+            self._observer.list_next()
+        self._request(within)
 
     def _wait_for_pod(self, change: PodChange) -> float | None:
         """Return the wait for a change; a pod that changes all the time is read 20 times a second at most."""
@@ -172,7 +175,7 @@ class BetweenPasses:
         if change.uid in self._read_at:
             return GATHER_SECONDS
         self._read_at[change.uid] = now
-        return seconds_for_pod(change)
+        return seconds_for_pod(change, self._observer.seen_pod)
 
     def _containers_changed(self) -> None:
         """Request a pass for events of the runtime, with a delay if the containers are on their CPUs already."""
@@ -185,7 +188,8 @@ class BetweenPasses:
     def _wait_for_container(self, change: RuntimeChange) -> float | None:
         pod_uid = change.owner.pod_uid
         if change.state is State.EXITED:
-            return SETTLE_SECONDS if self._observer.is_plain(pod_uid) else NOW
+            is_settled = self._observer.is_plain(pod_uid) or self._observer.keeps_cpus(pod_uid)
+            return SETTLE_SECONDS if is_settled else NOW
         if not (self._observer.runs_no_machine(pod_uid) and self._is_right(change)):
             return NOW
         return GATHER_SECONDS if change.state is State.RUNNING else None

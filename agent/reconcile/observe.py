@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
 from agent.node_state import Path
-from agent.plain_pods import is_plain
+from agent.plain_pods import is_plain, keeps_cpus
 from agent.reconcile.container_record import ContainerRecord
 from agent.reconcile.missing_pods import MissingPodLookup
 from agent.reconcile.sandboxes import Sandboxes
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Observed, SeenContainer, SeenPod, State
 from pinning.planning.pod_pools import mems_of, part_of
-from pinning.pods.identity import by_runtime_uid
+from pinning.pods.identity import by_runtime_uid, runtime_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -55,6 +55,7 @@ class Observer:
         self._universe: CPUSet = EMPTY
         self._has_listed = False
         self._holders: Collection[str] = ()  # pods with exclusive CPUs by the last plan
+        self._lists_next = False  # the next observation lists the containers, because it likely moves some
 
     def remember(self, topology: Topology) -> None:
         """Add CPUs from before a restart, which may be offline now."""
@@ -65,10 +66,14 @@ class Observer:
         for record in self.records.values():
             record.looked_at()
 
+    def list_next(self) -> None:
+        """List the containers with the next observation, because only a listing lets a pass move any."""
+        self._lists_next = True
+
     async def observe(self, *, anew: bool = False) -> Observed:
         """Return the current state of the node; `anew` lists the containers even if events brought them up to date."""
         topology, universe = self._machine()
-        complete = await self._list(anew=anew)
+        complete = await self._list(anew=anew or self._lists_next)
         self.rewritten = self.rewritten if anew else []
         containers = await self._read_all(moved=universe != self._universe)
         self._universe = universe
@@ -101,6 +106,17 @@ class Observer:
         """Return whether the last observation had this pod, without any claim or CPUs."""
         known = self._pods.get(pod_uid)
         return known is not None and is_plain(*known) and pod_uid not in self._holders
+
+    def seen_pod(self, pod: Pod) -> SeenPod:
+        """Return what passes read of this version of a pod, from the last observation if that had it."""
+        uid = runtime_uid(pod)
+        known = self._pods.get(uid)
+        return known[1] if known and known[0] is pod else SeenPod.of(pod, uid)
+
+    def keeps_cpus(self, pod_uid: str) -> bool:
+        """Return whether this pod keeps its CPUs when one of its containers exits, by the last observation."""
+        known = self._pods.get(pod_uid)
+        return known is not None and keeps_cpus(known[1])
 
     def runs_no_machine(self, pod_uid: str) -> bool:
         """Say whether the last observation had this pod, and no virtual machine runs in it."""
@@ -163,6 +179,7 @@ class Observer:
             logger.warning("runtime does not answer", extra={"facts": {"reason": self.runtime_reason}})
             return False
         self.is_listed, self.runtime_reason = known is None, ""
+        self._lists_next = False
         self.records = {container.id: self._record(container) for container in listed}
         self._vms.listed(self._interfaces.runtime.sandboxes())
         self._has_listed = True

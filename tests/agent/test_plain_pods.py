@@ -13,6 +13,7 @@ from agent.plain_pods import (
     PodChange,
     changed_pods,
     is_plain,
+    keeps_cpus,
     seconds_for_pod,
     soonest,
 )
@@ -64,6 +65,26 @@ def test_pod_with_a_runtime_class_is_not_plain() -> None:
     document["spec"]["runtimeClassName"] = "kata"
     assert not is_plain(document, SeenPod.of(document))
     assert is_plain(PLAIN, SeenPod.of(PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("document", "keeps"),
+    [
+        pytest.param(OWNER, True, id="owner"),
+        pytest.param(pod_document("a", [Wish(), Wish("1", policy="exclusive")]), True, id="one-of-two-owns"),
+        pytest.param(pod(Wish("1", policy="exclusive"), phase="Failed"), False, id="ended"),
+        pytest.param(
+            pod_document("a", [Wish("1", policy="exclusive", init=""), Wish()]), False, id="init-container"
+        ),
+        pytest.param(pod(Wish(cores=1)), False, id="cmk"),
+        pytest.param(pod(labels={KUBEVIRT_LABEL: VIRT_LAUNCHER}), False, id="launcher"),
+        pytest.param(pod(runtime_class="kata"), False, id="runtime-class"),
+    ],
+)
+def test_pod_that_keeps_its_cpus(document: Any, *, keeps: bool) -> None:
+    """A pod keeps its CPUs over exits if they follow the pod alone; the annotation's policy is such a claim."""
+    document["spec"]["runtimeClassName"] = document["metadata"].pop("runtime_class", "")
+    assert keeps_cpus(SeenPod.of(document)) is keeps
 
 
 def test_readiness_of_a_guard_is_a_change() -> None:

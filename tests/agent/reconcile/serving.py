@@ -58,3 +58,10 @@ def serving(
             await asyncio.wait([task])
 
     node.runner.run(run())
+
+
+async def quiet(agent: Agent) -> None:
+    """Wait until the passes at start are over."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+        agent.trigger.clear()

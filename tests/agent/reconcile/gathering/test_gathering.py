@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,10 @@ from agent.plain_pods import GATHER_SECONDS, NOW, SETTLE_SECONDS, PodChange, sec
 from agent.process import Agent
 from agent.reconcile import between_passes
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.observed import Owner, State
+from pinning.planning.observed import Owner, SeenPod, State
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.serving import Reports, serving
+from tests.agent.reconcile.serving import Reports, quiet, serving
 from tests.pinning.world import Wish
 
 PLAIN, TWO = Wish("500m"), Wish("2", policy="exclusive")
@@ -49,13 +50,6 @@ def requested(node: FakeNode, act: Callable[[Agent], None]) -> list[float]:
 
     serving(node, scenario)
     return waits
-
-
-async def quiet(agent: Agent) -> None:
-    """Wait until the passes at start are over."""
-    for _ in range(100):
-        await asyncio.sleep(0)
-        agent.trigger.clear()
 
 
 @contextmanager
@@ -107,9 +101,9 @@ def test_pod_that_changes_all_the_time_delays_no_other(
     """Many changes of one pod within 50 ms are coalesced; a new owner among them gets a pass at once."""
     read: list[str] = []
 
-    def reading(change: PodChange) -> float | None:
+    def reading(change: PodChange, seen: Callable[[Any], SeenPod]) -> float | None:
         read.append(change.uid)
-        return seconds_for_pod(change)
+        return seconds_for_pod(change, seen)
 
     def flood(_: Agent) -> None:
         read.clear()
@@ -142,7 +136,9 @@ def test_pod_that_changes_all_the_time_delays_no_other(
         pytest.param("owner", State.CREATED, "own", [], id="owner-made-on-its-own"),
         pytest.param("owner", State.RUNNING, "own", [GATHER_SECONDS], id="owner-runs-on-its-own"),
         pytest.param("machine", State.RUNNING, "shared", [NOW], id="pod-of-a-machine"),
-        pytest.param("owner", State.EXITED, "", [NOW], id="owner-ends"),
+        pytest.param("owner", State.EXITED, "", [SETTLE_SECONDS], id="owner-ends"),
+        pytest.param("cmk", State.EXITED, "", [NOW], id="owner-with-wrappers-ends"),
+        pytest.param("gone", State.EXITED, "", [NOW], id="owner-ends-after-its-pod"),
         pytest.param("unknown", State.RUNNING, "shared", [NOW], id="pod-that-the-api-has-not-shown"),
     ],
 )
@@ -152,6 +148,7 @@ def test_event_of_the_runtime(
     """Only a container created on its current CPUs, or the end of a plain one, may wait for a later pass."""
     node.add("machine", PLAIN)
     node.documents["machine"]["spec"]["runtimeClassName"] = "kata"
+    node.add("cmk", Wish(cores=1))
 
     def event(_: Agent) -> None:
         table = watch.tables[-1]

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from agent.process import Agent
 from pinning.planning.observed import State
+from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.serving import Reports, quiet, serving
 from tests.pinning.world import Wish
 
 PLAIN, TWO = Wish("500m"), Wish("2", policy="exclusive")
@@ -79,6 +82,38 @@ def test_runtime_is_listed_before_a_move(
     know(node)
     node.run()
     assert lists == [None]
+
+
+@pytest.mark.parametrize(
+    ("change", "calls"),
+    [
+        pytest.param(lambda node: node.add("new", TWO), ["list", "plan"], id="owner-comes"),
+        pytest.param(lambda node: node.add("new", PLAIN), ["plan"], id="plain-pod-comes"),
+    ],
+)
+def test_change_of_an_owner_is_planned_once(
+    node: FakeNode, lists: list[None], change: Callable[[FakeNode], object], calls: list[str]
+) -> None:
+    """The pass after a change that grants or frees CPUs lists at once, so that it observes and plans once."""
+    lists.clear()
+    made: list[str] = []
+    node.container_watch = FakeWatch(node)
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: state.is_synchronised)
+        node.pods.changed()
+        await quiet(agent)
+        plan = agent.reconciler._plan
+        agent.reconciler._plan = lambda *seen: (made.append("plan"), plan(*seen))[1]  # type: ignore[func-returns-value, method-assign]
+        lists.clear()
+        change(node)
+        know(node)
+        reports.states.clear()
+        node.pods.changed()
+        await reports.until(lambda state: len(state.pods) == len(node.documents))
+
+    serving(node, scenario)
+    assert sorted(made + ["list" for _ in lists]) == calls
 
 
 def test_lost_event_frees_no_cpus(node: FakeNode, lists: list[None]) -> None:
