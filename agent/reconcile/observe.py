@@ -13,6 +13,7 @@ from agent.plain_pods import is_plain, keeps_cpus
 from agent.reconcile.container_record import ContainerRecord
 from agent.reconcile.missing_pods import MissingPodLookup
 from agent.reconcile.sandboxes import Sandboxes
+from agent.reconcile.vm_targets import host_classes
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Observed, SeenContainer, SeenPod, State
 from pinning.planning.pod_pools import mems_of, part_of
@@ -55,6 +56,7 @@ class Observer:
         self._universe: CPUSet = EMPTY
         self._has_listed = False
         self._holders: Collection[str] = ()  # pods with exclusive CPUs by the last plan
+        self.host_classes: frozenset[str] = frozenset()  # runtime classes whose last pods ran on the host
         self._lists_next = False  # the next observation lists the containers, because it likely moves some
 
     def remember(self, topology: Topology) -> None:
@@ -78,6 +80,7 @@ class Observer:
         containers = await self._read_all(moved=universe != self._universe)
         self._universe = universe
         pods = self._read_pods(self.missing_pods.completed(self._interfaces.pods.pods()))
+        self.host_classes = host_classes(self.host_classes, pods, self.records.values())
         live = {seen.owner.pod_uid for seen in containers if seen.is_live}
         observed = Observed(
             topology=topology,
@@ -121,7 +124,10 @@ class Observer:
     def runs_no_machine(self, pod_uid: str) -> bool:
         """Say whether the last observation had this pod, and no virtual machine runs in it."""
         known = self._pods.get(pod_uid)
-        return known is not None and not (known[1].is_vm or known[1].runtime_class)
+        return known is not None and not (known[1].is_vm or self._may_be_in_vm(known[1]))
+
+    def _may_be_in_vm(self, pod: SeenPod) -> bool:
+        return bool(pod.runtime_class) and pod.runtime_class not in self.host_classes
 
     def holds(self, pod_uid: str) -> bool:
         """Return whether a pod held CPUs after the last plan."""

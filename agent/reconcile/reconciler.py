@@ -245,7 +245,8 @@ class Reconciler:
     async def _act(self, plan: Plan, observed: Observed, *, writes: bool) -> frozenset[str]:
         """Apply the plan; return the ids of containers and machines that have not reached their CPUs."""
         before, self._shared = self._shared, (shared := plan.shared if writes else EMPTY)
-        self._starts.planned(plan.run_sets if writes else None, observed.pods)
+        run_sets = plan.run_sets if writes else None
+        self._starts.planned(run_sets, observed.pods, self.observer.host_classes)
         records, sandboxes = self.observer.records, self.observer.sandboxes
         self.observer.note_planned(observed, plan)
         is_complete = observed.pods_complete and observed.containers_complete

@@ -9,7 +9,7 @@ from pinning.machine.cpuset import CPUSet, union
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from pinning.planning.observed import SeenPod
@@ -36,10 +36,17 @@ class PlannedStarts:
         self._foreign_writes = foreign_writes
         self._run_sets: RunSets | None = None
         self._pods: Mapping[str, SeenPod] = {}  # by uid
+        self._host_classes: Collection[str] = ()
 
-    def planned(self, run_sets: RunSets | None, pods: Iterable[SeenPod]) -> None:
-        """Take over a plan, with the pods that it was made for; without run sets the agent writes nothing."""
+    def planned(
+        self, run_sets: RunSets | None, pods: Iterable[SeenPod], host_classes: Collection[str] = ()
+    ) -> None:
+        """Take over a plan, with the pods that it was made for; without run sets the agent writes nothing.
+
+        Pods of the runtime classes in `host_classes` run on the host.
+        """
         self._run_sets, self._pods = run_sets, {pod.uid: pod for pod in pods}
+        self._host_classes = host_classes
 
     def of(self, owner: Owner) -> CPUSet | None:
         """Return a container's CPUs as the last plan says, else those of containers without claims.
@@ -53,8 +60,8 @@ class PlannedStarts:
     def of_new(self, owner: Owner | str) -> StartCPUs | Unplanned | None:
         """Return the CPUs of a new container, or of any container of a pod if only that is known.
 
-        None: leave it alone. That is so in a conflict, while the agent writes nothing, and for pods with a runtime class,
-        because what looks like their container may be a virtual machine.
+        None: leave it alone. That is so in a conflict, while the agent writes nothing, and for pods with a runtime class of
+        which no container was seen on the host, because what looks like their container may be a virtual machine.
         """
         if isinstance(owner, Owner):
             cpus = self.of(owner)
@@ -64,7 +71,7 @@ class PlannedStarts:
         pod = self._pods.get(owner)
         if pod is None:
             return Unplanned.YET
-        if pod.runtime_class:
+        if pod.runtime_class and pod.runtime_class not in self._host_classes:
             return None
         if any(known.pod_uid == owner for known in self._foreign_writes.in_conflict):
             return None

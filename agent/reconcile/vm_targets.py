@@ -1,4 +1,4 @@
-"""CPUs of each virtual machine: by the plan, or by the kubelet's allocation while observing. Pure."""
+"""Which containers are in virtual machines, and the CPUs of each: by the plan, or by the kubelet while observing. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
     from agent.interfaces import HeldCPUs, RuntimeContainer
+    from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.machine_record import MachineRecord
     from pinning.planning.observed import SeenPod
     from pinning.planning.plan import Plan
@@ -117,3 +118,20 @@ def _observed_sandbox(pod_uid: str, found: list[HeldCPUs], policy: VMThreadsPoli
         return VMTarget(pod_uid, own | unsaid, own | unsaid, doubt=UNSAID)
     is_apart = policy is VMThreadsPolicy.SHARED or not own
     return VMTarget(pod_uid, own, shared if is_apart and shared else own)
+
+
+def host_classes(
+    known: frozenset[str], pods: Iterable[SeenPod], records: Iterable[ContainerRecord]
+) -> frozenset[str]:
+    """Return the runtime classes whose containers run on the host; `known` are those of before.
+
+    A pod names its class, and not whether its handler starts virtual machines: that is known once the runtime has listed
+    a container of it. A class that was deleted and made again with another handler is judged by its last containers.
+    """
+    classes = {pod.uid: pod.runtime_class for pod in pods if pod.runtime_class}
+    if not classes:
+        return known
+    listed = [record.seen for record in records if record.seen.pod_uid in classes]
+    in_vm = {classes[seen.pod_uid] for seen in listed if seen.in_vm or seen.sandbox}
+    on_host = {classes[seen.pod_uid] for seen in listed if seen.cgroup}
+    return (known | on_host) - in_vm

@@ -30,10 +30,12 @@ def log() -> ForeignWriteLog:
     return ForeignWriteLog(Clock(), Metrics())
 
 
-def planned(log: ForeignWriteLog, node: World, *, writes: bool = True) -> PlannedStarts:
+def planned(
+    log: ForeignWriteLog, node: World, *, writes: bool = True, host_classes: frozenset[str] = frozenset()
+) -> PlannedStarts:
     """Return the start CPUs of a node's plan."""
     starts, plan = PlannedStarts(log), node.plan()
-    starts.planned(plan.run_sets if writes else None, node.observe().pods)
+    starts.planned(plan.run_sets if writes else None, node.observe().pods, host_classes)
     return starts
 
 
@@ -65,6 +67,14 @@ def test_pod_with_a_runtime_class_has_no_start_cpus(log: ForeignWriteLog) -> Non
     node = mixed()
     node.documents["b"]["spec"]["runtimeClassName"] = "kata"
     assert planned(log, node).of_new("b") is None
+
+
+def test_pod_of_a_runtime_class_on_the_host_has_start_cpus(log: ForeignWriteLog) -> None:
+    """A pod whose runtime class was seen to run on the host has the start CPUs of any other pod."""
+    node = mixed()
+    node.documents["b"]["spec"]["runtimeClassName"] = "high-performance"
+    classes = frozenset({"high-performance"})
+    assert planned(log, node, host_classes=classes).of_new("b") == StartCPUs(SHARED)
 
 
 def test_agent_that_writes_nothing_has_no_starts(log: ForeignWriteLog) -> None:
