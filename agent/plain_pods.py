@@ -52,6 +52,8 @@ def seconds_for_pod(change: PodChange, seen: Callable[[Pod], SeenPod] = SeenPod.
     before, after = (_read(pod, seen) if pod else None for pod in versions)
     if before == after:
         return None
+    if before and before[0].is_final and (after is None or after[0].is_final):
+        return SETTLE_SECONDS  # its CPUs were freed when it ended, or are held until its last container exits
     if not all(
         is_plain(pod, read[0]) for pod, read in zip(versions, (before, after), strict=True) if pod and read
     ):

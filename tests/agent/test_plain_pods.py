@@ -45,6 +45,10 @@ OWNER = pod(Wish("1", policy="exclusive"))
         pytest.param(PLAIN, pod(Wish("600m")), GATHER_SECONDS, id="plain-resized"),
         pytest.param(None, OWNER, NOW, id="owner-comes"),
         pytest.param(OWNER, None, NOW, id="owner-goes"),
+        pytest.param(OWNER, pod(Wish("1", policy="exclusive"), phase="Failed"), NOW, id="owner-ends"),
+        pytest.param(
+            pod(Wish("1", policy="exclusive"), phase="Failed"), None, SETTLE_SECONDS, id="ended-goes"
+        ),
         pytest.param(PLAIN, OWNER, NOW, id="edited-to-exclusive"),
         pytest.param(OWNER, PLAIN, NOW, id="edited-to-none"),
         pytest.param(OWNER, pod(Wish("2", policy="exclusive")), NOW, id="owner-resized"),
