@@ -1,0 +1,46 @@
+"""What an idle agent logs beside each runtime: nothing.
+
+`COREPIN_IDLE_SECONDS` sets for how long (5 by default): on CRI-O without events the runtime is polled once a second.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.environments.node.containerd_fixture import EVERY_RUNTIME
+from tests.environments.node.containerd_node import start_node
+from tests.environments.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.environments.node.containerd import Containerd
+    from tests.environments.node.containerd_node import ContainerdNode
+
+SECONDS = float(os.environ.get("COREPIN_IDLE_SECONDS", "5"))
+PODS = 6
+pytestmark = pytest.mark.parametrize("containerd_session", EVERY_RUNTIME, indirect=True)
+
+
+@pytest.mark.parametrize("nri", ["off", "nri"])
+def test_an_idle_agent_logs_nothing(containerd: Containerd, tmp_path: Path, nri: str) -> None:
+    """Once the pods run and their state is published, the log does not grow."""
+    socket = "off" if nri == "off" else str(containerd.nri_socket)
+    with start_node(containerd, tmp_path, nri=socket) as node:
+        for number in range(PODS):
+            node.add(f"pod-{number}", "exclusive" if number == 0 else None)
+        until("every pod has its CPUs", lambda: all("applied" in it for it in node.reported().values()))
+        before = until("a second without news", lambda: _settled(node))
+        time.sleep(SECONDS)
+        assert node.agent.log == before
+
+
+def _settled(node: ContainerdNode) -> str | None:
+    """Return the log if it has not grown for a second."""
+    before = node.agent.log
+    time.sleep(1)
+    return before if node.agent.log == before else None
