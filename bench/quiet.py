@@ -131,7 +131,7 @@ def measure(folder: Path) -> None:
     figures: dict[str, list[tuple[float, float]]] = {name: [] for name in rounds}
     for _ in range(REPEATS):
         for name, quiet in rounds.items():
-            result, took, held = asyncio.run(longest_hold(partial(keeper.round, quiet)))
+            result, took, held = asyncio.run(longest_hold(partial(keeper.round, quiet, quiet)))
             if result is None or result.reason:
                 raise SystemExit(f"{name}: {result}")
             figures[name].append((1000 * took, 1000 * held))

@@ -59,8 +59,8 @@ class QuietKeeper:
         """Return whether interrupts or irqbalance's ban have to be restored."""
         return self._mover.has_taken or self._balancer.has_banned
 
-    def round(self, cpus: CPUSet) -> QuietResult | None:
-        """Keep CPUs quiet; None if the machine changed while it was read, and a round is due again."""
+    def round(self, cpus: CPUSet, fully: CPUSet) -> QuietResult | None:
+        """Keep interrupts off CPUs, and change the other parts on `fully` quiet ones; None if the machine changed while it was read, and a round is due again."""
         self.has_settled = True
         if self._why_still and not self._has_moved:
             result: QuietResult | None = QuietResult(cpus, self._why_still)
@@ -68,7 +68,7 @@ class QuietKeeper:
             result = self._move_interrupts(cpus)
         if result is None:
             return None
-        parts = (self._part_round(name, part, cpus) for name, part in self._parts.items())
+        parts = (self._part_round(name, part, fully) for name, part in self._parts.items())
         return replace(result, parts=tuple(filter(None, parts)))
 
     def _part_round(self, name: QuietWord, part: Part, cpus: CPUSet) -> QuietPart | None:

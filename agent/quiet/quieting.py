@@ -54,7 +54,8 @@ class Quieting:
         if is_left:
             logger.warning("quiet CPUs not restored", extra={"facts": {"reason": LEFT}})
         self._reason = reason  # why no CPU is kept quiet, by configuration
-        self._wanted: tuple[CPUSet, CPUSet] | None = None  # quiet and online CPUs of the last state
+        # Of the last state: quiet CPUs, those of them that are quiet in every part, and online ones.
+        self._wanted: tuple[CPUSet, CPUSet, CPUSet] | None = None
         self._changed = asyncio.Event()
         self._result = QuietResult(reason=QUIET_PENDING)
         self._prompt = 0  # rounds in a row that found work or did not end
@@ -64,7 +65,9 @@ class Quieting:
         is_crio = not state.runtime or state.runtime.startswith("cri-o ")  # unknown: CRI-O may follow its own
         may_move = not (self._reason or state.observes)
         quiet = quiet_cpus(state.ledger.parts, is_crio=is_crio) if may_move else EMPTY
-        wanted = quiet, state.topology.online
+        # CRI-O's annotation is about interrupts alone.
+        fully = quiet_cpus(state.ledger.parts, is_crio=True) if may_move else EMPTY
+        wanted = quiet, fully, state.topology.online
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.set()
@@ -110,12 +113,12 @@ class Quieting:
         """Do one round; return the seconds until the next one is due."""
         if self._wanted is None:
             return None  # no pass has said yet which CPUs are quiet
-        quiet = self._wanted[0]
+        quiet, fully, _ = self._wanted
         if not quiet and keeper.is_idle:
             self._show(QuietResult(), changed)
             return None
         try:
-            result, took = await in_daemon_thread(lambda: _timed(lambda: keeper.round(quiet)))
+            result, took = await in_daemon_thread(lambda: _timed(lambda: keeper.round(quiet, fully)))
         except Exception:  # the loop's edge: a bug in one round must not end the agent
             logger.exception("round of quiet CPUs crashed")
             result, took = QuietResult(quiet, "see the agent's log"), 0.0

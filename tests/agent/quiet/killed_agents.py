@@ -82,7 +82,8 @@ def run_agent(folder: Path, chance: random.Random, says: int) -> None:
     keeper = keeper_of(folder)
     while True:
         _write(says, b"(")
-        keeper.round(CPUSet.parse(chance.choice(QUIETS)))
+        quiet = CPUSet.parse(chance.choice(QUIETS))
+        keeper.round(quiet, quiet)
         _write(says, b")")
 
 
@@ -109,7 +110,7 @@ def killed_agent(folder: Path, chance: random.Random) -> bool:
 
 def wrong_state(folder: Path, quiet: CPUSet) -> list[str]:
     """Return what a new agent leaves on quiet CPUs."""
-    result = keeper_of(folder).round(quiet)
+    result = keeper_of(folder).round(quiet, quiet)
     found = [] if result and not result.why_not else [f"round: {result}"]
     lists = {it: CPUSet.parse(it.read_text()) for it in folder.glob("irq/*/smp_affinity_list")}
     masks = (folder / "irq/default_smp_affinity", folder / "wq/cpumask", folder / "wq/writeback/cpumask")

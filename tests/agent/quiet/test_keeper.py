@@ -43,10 +43,10 @@ class Whole:
         parts = {QuietWord.WORKQUEUES: cast("Part", part)}
         self.keeper = QuietKeeper(self.kernel, self.mover, self.tells, parts, why_still)
 
-    def round(self, quiet: str) -> QuietResult | None:
-        """Run one round."""
+    def round(self, quiet: str, fully: str | None = None) -> QuietResult | None:
+        """Run one round, on CPUs that are fully quiet unless the test says otherwise."""
         self.now += 10.0
-        result = self.keeper.round(cpus(quiet))
+        result = self.keeper.round(cpus(quiet), cpus(quiet if fully is None else fully))
         self.daemon.interval()
         return result
 
@@ -142,6 +142,15 @@ def test_parts_work_whatever_interrupts_came_to(whole: Whole) -> None:
     assert result.why_not == "no interrupts; workqueues: no masks"
     whole.kernel.missing, part.answer = "", None
     assert whole.round("4-5") == QuietResult(cpus("4-5"))
+
+
+def test_parts_leave_cpus_alone_that_are_quiet_for_interrupts(whole: Whole) -> None:
+    """Interrupts are kept off all of them, the other parts follow the fully quiet ones."""
+    part = FakePart()
+    whole.with_part(part)
+    whole.round("4-5", "5")
+    assert part.asked == ["5"]
+    assert whole.kernel.affinities["25"] == cpus("0-3,6-7")
 
 
 def test_conflicts_of_parts_count() -> None:
