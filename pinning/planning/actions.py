@@ -166,11 +166,12 @@ def plan_actions(
 def _on_host(observed: Observed, before: Ledger, run_sets: RunSets) -> tuple[list[_Writer], CPUSet]:
     """Return the containers to move, and the previously held CPUs that their holders still run on."""
     writers, occupied = [], 0
+    is_kept = before is run_sets.ledger and not run_sets.starting
     for seen in observed.live_on_host:
         current = seen.cpus or run_sets.sets.universe  # an unreadable cpuset may contain any CPU
-        had = part_of(before, seen.owner)
+        had = run_sets.part(seen.owner) if is_kept else part_of(before, seen.owner)
         if had:
-            occupied |= (current & had.cpus).mask
+            occupied |= current.mask & had.cpus.mask
         target = run_sets.of_seen(seen)
         if current != target.cpus or (seen.is_running and seen.home != target.home):
             writers.append(_container(seen, current, had, target, run_sets.part(seen.owner)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.allocation import Placement, place, take_cores
 from pinning.allocation.beside import ANYWHERE, place_beside, resize_beside
@@ -36,8 +36,7 @@ _NAMES: Final = {  # of core types, by the topology
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EffectivePolicies:
+class EffectivePolicies(NamedTuple):
     """The policies of a claim on this node, with the node's defaults filled in."""
 
     cpu: CPUPolicy

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import repeat
+from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import GATE_CONTAINER, DevicePolicy
 from pinning.planning.allocator import EffectivePolicies
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
 from pinning.pods.budget import empty_pool
-from pinning.pods.counted import uncounted
+from pinning.pods.counted import CoreCounts
 from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.ledger_draft import LedgerDraft
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from pinning.pods.claims import Budget, Claim
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One claim of one pod, with its effective policies on this node."""
+class Ask(NamedTuple):
+    """One claim of one pod, with its effective policies on this node.
+
+    A tuple, because each pass makes one for each claim.
+    """
 
     pod: SeenPod
     claim: Claim
@@ -54,50 +57,34 @@ def asks(
     of both.
     """
     kinds, threads = config.counted_claims, observed.topology.smt
-    return tuple(
-        Ask(
-            pod,
-            claim,
-            Owner(pod.uid, claim.container),
-            EffectivePolicies.of(claim, config),
-            uncounted(claim, pod.counts, kinds, threads, _counted_together(pod, claim)) if kinds else "",
-            wanted,
-        )
-        for pod in observed.by_age
-        for claim, wanted in (_parts(pod, pod.budget, ledger, outside) if pod.budget else _whole(pod))
-    )
+    found = []
+    for pod in observed.by_age:
+        counts = CoreCounts(pod.counts, threads, pod.budget) if kinds and pod.counts else None
+        for claim, wanted in _parts(pod, ledger, outside):
+            owner, policies = Owner(pod.uid, claim.container), EffectivePolicies.of(claim, config)
+            missing = counts.uncounted(claim) if counts and claim.smt in kinds else ""
+            found.append(Ask(pod, claim, owner, policies, missing, wanted))
+    return tuple(found)
 
 
-def _counted_together(pod: SeenPod, claim: Claim) -> tuple[Claim, ...]:
-    """Return the parts of the pod's budget if the claim is one of them."""
+def _parts(pod: SeenPod, ledger: Ledger, outside: Collection[Owner]) -> Iterable[tuple[Claim, int]]:
+    """Return the claims of a pod, and what those ask for that its budget limits."""
     budget = pod.budget
-    if not budget or not budget.rest or not (claim.can_be_slice or claim.pool):
-        return ()
-    return (*budget.slices, budget.rest)
-
-
-def _whole(pod: SeenPod) -> Iterator[tuple[Claim, int]]:
-    return ((claim, 0) for claim in pod.claims)
-
-
-def _parts(
-    pod: SeenPod, budget: Budget, ledger: Ledger, outside: Collection[Owner]
-) -> Iterator[tuple[Claim, int]]:
-    """Yield the claims of a pod with a budget, and what those ask for that the budget limits.
-
-    Containers whose CPU limit a LimitRange filled in have slices only if an earlier agent gave them some.
-    """
-    if out := {user.container for user in budget.users if Owner(pod.uid, user.container) in outside}:
-        budget = _without(budget, out)
+    if not budget:
+        return zip(pod.claims, repeat(0))
+    if outside and (out := {it.container for it in budget.users if Owner(pod.uid, it.container) in outside}):
+        budget = replace(budget, rest=budget.pool_claim(budget.slices, out))
     kept = [claim for claim in budget.filled if ledger.of(Owner(pod.uid, claim.container))]
-    needed = sum(claim.count for claim in budget.slices if claim.role is not Role.INIT)
-    if budget.rest and not kept and needed <= budget.cpus:
-        yield from (
-            (claim, 0) for claim in pod.claims if claim.role is not Role.INIT or not claim.can_be_slice
-        )
-        yield budget.rest, 0
-        yield from ((claim, 0) for claim in budget.slices if claim.role is Role.INIT)
-        return
+    if kept or not budget.in_turn:
+        return _cut(pod, budget, kept, ledger)
+    return zip(budget.in_turn, repeat(0))
+
+
+def _cut(pod: SeenPod, budget: Budget, kept: Sequence[Claim], ledger: Ledger) -> Iterator[tuple[Claim, int]]:
+    """Yield the claims of a pod whose slices ask for more than its budget, or to which an earlier agent gave others.
+
+    Containers whose CPU limit a LimitRange filled in have slices only if an earlier agent gave them some: `kept`.
+    """
     slices = [*budget.slices, *kept]
     slices.sort(key=lambda claim: pod.start_order.index(claim.container))
     lasting = [claim for claim in slices if claim.role is not Role.INIT]
@@ -110,14 +97,6 @@ def _parts(
     starting = [claim for claim in slices if claim.role is Role.INIT]
     yield budget.pool_claim([*cut, *starting]), 0
     yield from ((claim, 0) for claim in starting)
-
-
-def _without(budget: Budget, containers: Collection[str]) -> Budget:
-    """Return a budget with containers outside of its pool; whole limits of theirs are still paid from it."""
-    users = tuple(user for user in budget.users if user.container not in containers)
-    purpose = budget.pool.pool and budget.pool.pool._replace(users=users)
-    left = replace(budget, pool=replace(budget.pool, pool=purpose))
-    return replace(left, rest=left.pool_claim(left.slices))
 
 
 def _within(budget: int, lasting: Sequence[Claim], held: Sequence[Assignment | None]) -> list[int]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pinning.allocation import Placement
+from pinning.allocation.beside import ANYWHERE
 from pinning.contract import CPUPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY
@@ -43,10 +44,10 @@ class Assigner:
         self.draft = draft
         self.claims = ClaimPlanner(draft)
         self._refused = Refusals(draft)
-        asked = asks(draft.observed, draft.ledger, config, self.claims.outside)
-        self._asks = tuple(ask for ask in asked if ask.owner not in self.claims.owners)
+        asked, claimed = asks(draft.observed, draft.ledger, config, self.claims.outside), self.claims.owners
+        self._asks = tuple(ask for ask in asked if ask.owner not in claimed) if claimed else asked
         self._regions = Regions(draft, self._asks)
-        self._claiming = {ask.owner for ask in self._asks} | self.claims.owners
+        self._claiming = {ask.owner for ask in self._asks} | claimed
         self._refuses_uncounted = config.uncounted_claims is UncountedClaims.REFUSE
         early = self._give_back, self._await_devices, self._change_policy
         self._steps = *early, self._come_nearer, self._fill
@@ -86,20 +87,23 @@ class Assigner:
         return (
             assignment is not None
             and (assignment.claim is ask.claim or assignment.claim == ask.claim)
-            and ask.policies == EffectivePolicies.of_assignment(assignment)
+            and ask.policies == (assignment.policy, assignment.smt, assignment.numa, assignment.core_type)
             and not shortage(self.draft.sets, assignment)
-            and not self._was_placed_early(assignment)
-            and _meets_devices(self.draft, ask, assignment)
+            and (self._beside(ask) is ANYWHERE or self._is_near(ask, assignment))
         )
+
+    def _is_near(self, ask: Ask, held: Assignment) -> bool:
+        return not self._was_placed_early(held) and _meets_devices(self.draft, ask, held)
 
     def _beside(self, ask: Ask) -> Beside:
         return self.draft.beside(ask.owner, ask.claim)
 
     def drop_gone(self) -> None:
         """Release the CPUs of pods that no longer exist, of containers without a claim, and of ended ResourceClaims."""
-        for assignment in self.draft.ledger.parts:
-            owner = assignment.owner
-            if self.draft.observed.is_gone(owner.pod_uid) or self._is_given_up(owner):
+        gone = {uid for uid in self.draft.ledger.uids if self.draft.observed.is_gone(uid)}
+        owners = [part.owner for part in self.draft.ledger.parts]
+        for owner in [it for it in owners if it not in self._claiming or it.pod_uid in gone]:
+            if owner.pod_uid in gone or self._is_given_up(owner):
                 self.draft.ledger = self.draft.ledger.release(owner)
         self.claims.release()
 
@@ -110,7 +114,7 @@ class Assigner:
         return owner.pod_uid in self.draft.pods and owner not in self._claiming
 
     def _refuse_kept_vms(self) -> None:
-        for assignment in self.draft.ledger:
+        for assignment in [it for it in self.draft.ledger if it.owner not in self._claiming]:
             if self._claims_nothing(assignment.owner):
                 pod = self.draft.pods[assignment.owner.pod_uid]
                 policies = EffectivePolicies.of_assignment(assignment)
@@ -119,11 +123,12 @@ class Assigner:
                 )
 
     def _refuse_budgets(self) -> None:
-        for ask in self._asks:
+        empty = {uid for uid, pool in self.draft.ledger.pools.items() if not pool.cpus}
+        for ask in [it for it in self._asks if it.wanted or (empty and it.is_pool)]:
             held = self.draft.ledger.of(ask.owner)
             if held and ask.wanted:
                 self._refused.beyond_budget(ask, held)
-            elif held and ask.is_pool and not held.cpus:
+            elif held and not held.cpus:
                 self._refused.empty_pool(ask)
 
     def _give_back(self, ask: Ask) -> None:

@@ -207,9 +207,9 @@ class ClaimPlanner:
     def assign(self) -> tuple[Refusal, ...]:
         """Put containers on the CPUs of their claims; return the refusals of those that get fewer, or none."""
         draft = self._draft
-        for assignment in draft.ledger:
+        for assignment in (it for it in draft.ledger if it.device_claims):
             left = replace(assignment, cpus=assignment.cpus & draft.sets.allocatable)
-            if assignment.device_claims and left != assignment:
+            if left != assignment:
                 draft.ledger = draft.ledger.change(left) if left.cpus else draft.ledger.release(left.owner)
         return tuple(refusal for user in self._users.values() for refusal in self._assigned(user))
 

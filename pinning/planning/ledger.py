@@ -12,6 +12,8 @@ The pool of a pod with a budget is an assignment without a container: it counts 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -66,7 +68,7 @@ class Assignment:
     @property
     def footprint(self) -> CPUSet:
         """Every CPU that is charged to the container."""
-        return self.cpus | self.idle
+        return self.cpus | self.idle if self.idle else self.cpus
 
     @property
     def is_lasting_slice(self) -> bool:
@@ -127,8 +129,11 @@ class Ledger:
 
     def __iter__(self) -> Iterator[Assignment]:
         """Yield the assignments of containers by pod uid and start order."""
-        for uid in sorted(self.pods):
-            yield from self.pods[uid]
+        return iter(self._of_containers)
+
+    @cached_property
+    def _of_containers(self) -> tuple[Assignment, ...]:
+        return tuple(chain.from_iterable([self.pods[uid] for uid in sorted(self.pods)]))
 
     def __len__(self) -> int:
         return sum(map(len, self.pods.values()))
@@ -137,12 +142,10 @@ class Ledger:
         """Return whether a container, a pod or a claim holds CPUs."""
         return bool(self.pods or self.pools or self.claims)
 
-    @property
-    def parts(self) -> Iterator[Assignment]:
-        """Yield the assignments of containers, and then the pools."""
-        yield from self
-        for uid in sorted(self.pools):
-            yield self.pools[uid]
+    @cached_property
+    def parts(self) -> tuple[Assignment, ...]:
+        """The assignments of containers, and then the pools."""
+        return (*self._of_containers, *[self.pools[uid] for uid in sorted(self.pools)])
 
     @property
     def uids(self) -> frozenset[str]:

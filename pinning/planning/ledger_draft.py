@@ -41,6 +41,9 @@ class LedgerDraft:
 
     def beside(self, owner: Owner, claim: Claim) -> Beside:
         """Return the NUMA nodes near a container's devices, and whether its CPUs may be elsewhere."""
+        is_required = (claim.devices or self.config.device_policy) is DevicePolicy.REQUIRE
+        if not (is_required or self.observed.devices):
+            return ANYWHERE
         key = owner, claim.devices
         if key not in self._beside:
             self._beside[key] = self._read_beside(owner, claim)

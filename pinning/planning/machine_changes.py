@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 def follow_machine(draft: LedgerDraft) -> None:
     """Remove offline CPUs, keep one CPU in the shared set, and replace the removed ones, oldest pod first."""
-    touched = [assignment for assignment in draft.ledger.parts if _is_touched(assignment, draft)]
+    usable = draft.sets.allocatable
+    is_lost = not draft.ledger.held <= usable
+    touched = [
+        it for it in draft.ledger.parts if (is_lost or it.owns_cores) and _is_touched(it, draft, usable)
+    ]
     for assignment in touched:
         _trim(assignment, draft)
     _feed_shared(draft)
@@ -26,11 +30,11 @@ def follow_machine(draft: LedgerDraft) -> None:
         _replace_lost(assignment, draft)
 
 
-def _is_touched(assignment: Assignment, draft: LedgerDraft) -> bool:
+def _is_touched(assignment: Assignment, draft: LedgerDraft, usable: CPUSet) -> bool:
     """Return whether a container lost CPUs, or siblings of its cores came back online."""
     if assignment.device_claims:
         return False  # its claims keep their CPUs, and `ClaimPlanner` leaves offline ones out
-    usable, footprint = draft.sets.allocatable, assignment.footprint
+    footprint = assignment.footprint
     whole = draft.sets.topology.siblings_of(footprint) & usable if assignment.owns_cores else footprint
     return not (footprint <= usable and whole <= footprint)
 
@@ -57,6 +61,8 @@ def _as_usable(assignment: Assignment, draft: LedgerDraft) -> Assignment:
 
 def _feed_shared(draft: LedgerDraft) -> None:
     """Release assignments until the shared set has a CPU: plain claims first, youngest pod first, ResourceClaims last."""
+    if draft.sets.shared(draft.ledger):
+        return
     owners = [it for it in draft.ledger.parts if it.is_exclusive and it.footprint and not it.device_claims]
     owners.sort(key=lambda assignment: _last_to_lose(assignment, draft))
     while owners and not draft.sets.shared(draft.ledger):

@@ -31,7 +31,8 @@ KUBELET_BINDS: Final = (
 def bind_memory(draft: LedgerDraft) -> Iterator[Refusal]:
     """Record the memory node of each assignment for its next start; yield a refusal where it cannot be bound."""
     is_by_kubelet = draft.config.kubelet_binds_memory
-    for assignment in draft.ledger.parts:
+    concerned = [it for it in draft.ledger.parts if it.claim.numa_memory is not None or it.mems]
+    for assignment in concerned:
         if not assignment.cpus:
             continue  # the empty pool of a pod
         asks = asks_for_memory(assignment)

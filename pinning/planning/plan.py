@@ -83,7 +83,8 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         for pod in observed.by_age
         for refusal in (*_unreadable(pod), *_of_pod(pod, assigner.refusals))
     )
-    system = frozenset(uid for uid, namespace in observed.namespaces.items() if sets.is_system(namespace))
+    namespaces = observed.namespaces if sets.system_namespaces else {}
+    system = frozenset(uid for uid, namespace in namespaces.items() if sets.is_system(namespace))
     uses = _uses(observed, draft.ledger, config)
     starting = starting_cpus(observed, draft.ledger)
     run_sets = RunSets(draft.ledger, sets, uses, observed.undivided, system, starting)
@@ -130,7 +131,7 @@ def _unreadable(pod: SeenPod) -> Iterator[Refusal]:
 
 
 def _of_pod(pod: SeenPod, refusals: dict[Owner, Refusal]) -> Iterator[Refusal]:
-    for container in (*pod.start_order, "") if pod.budget else pod.start_order:
+    for container in ((*pod.start_order, "") if pod.budget else pod.start_order) if refusals else ():
         refusal = refusals.get(Owner(pod.uid, container))
         if refusal:
             yield refusal
@@ -146,8 +147,8 @@ def _observing(observed: Observed) -> Iterator[Refusal]:
         " set the kubelet's cpuManagerPolicy to none, and observe to false in the node's configuration"
     )
     for pod in observed.by_age:
-        pool = pod.budget.rest if pod.budget else None
-        for claim in (*pod.claims, pool) if pool and pool.count else pod.claims:
+        pool = [pod.budget.rest] if pod.budget and pod.budget.rest.count else []
+        for claim in (*pod.claims, *pool):
             if claim.origin is not Origin.LAUNCHER:
                 owner = Owner(pod.uid, claim.container)
                 yield Refusal(owner, pod.namespace, pod.name, Reason.OBSERVING, message)

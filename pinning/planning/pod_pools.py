@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -41,7 +42,7 @@ class Part(NamedTuple):
     @property
     def footprint(self) -> CPUSet:
         """Every CPU that is charged to it."""
-        return self.cpus | self.idle
+        return self.cpus | self.idle if self.idle else self.cpus
 
 
 def part_of(ledger: Ledger, owner: Owner, starting: Mapping[str, CPUSet] = NONE_STARTING) -> Part | None:
@@ -87,13 +88,15 @@ def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
     pod lives: it may be between two starts. After a reboot, or in a new sandbox, all init containers run again, and the
     runtime still lists what exited in the old one.
     """
-    starting = {
-        uid: [it for it in ledger.pods.get(uid, ()) if it.claim.role is Role.INIT and it.claim.can_be_slice]
-        for uid in ledger.pools
-    }
-    if not any(starting.values()):
+    if not ledger.pools:
         return NONE_STARTING
-    order = {uid: _start_indexes(ledger, uid) for uid, inits in starting.items() if inits}
+    starting: dict[str, list[Assignment]] = {}
+    for held in [it for it in ledger if it.claim.role is Role.INIT]:
+        if held.claim.can_be_slice and held.owner.pod_uid in ledger.pools:
+            starting.setdefault(held.owner.pod_uid, []).append(held)
+    if not starting:
+        return NONE_STARTING
+    order = {uid: _start_indexes(ledger, uid) for uid in starting}
     live = {seen.owner for seen in observed.live if seen.owner.pod_uid in order}
     sandboxes = {seen.pod_sandbox for seen in observed.live} - {""}
     last: dict[str, int] = {}
@@ -104,7 +107,6 @@ def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
     return {
         uid: union(it.footprint for it in inits if it.owner in live or it.start_index >= last.get(uid, -1))
         for uid, inits in starting.items()
-        if inits
     }
 
 
@@ -143,11 +145,7 @@ class Regions:
     """The CPUs from which the parts of each pod with a budget are taken, as far as they are free."""
 
     def __init__(self, draft: LedgerDraft, asked: Sequence[Ask]) -> None:
-        self._draft = draft
-        self._parts: dict[str, list[Ask]] = {}
-        for ask in asked:
-            if ask.is_part:
-                self._parts.setdefault(ask.pod.uid, []).append(ask)
+        self._draft, self._asked = draft, asked
         self._before = draft.ledger
         self._chosen: dict[str, CPUSet | None] = {}
 
@@ -170,6 +168,15 @@ class Regions:
         if uid not in self._chosen:
             self._chosen[uid] = self._choose(ask)
         return self._chosen[uid]
+
+    @cached_property
+    def _parts(self) -> Mapping[str, Sequence[Ask]]:
+        """The parts of each pod that are placed in this pass."""
+        found: dict[str, list[Ask]] = {}
+        for ask in self._asked:
+            if ask.is_part:
+                found.setdefault(ask.pod.uid, []).append(ask)
+        return found
 
     def _whole_pod(self, uid: str) -> CPUSet:
         """Return the CPUs that slices and pool have, for an ordinary init container."""

@@ -40,7 +40,7 @@ class RunSet(NamedTuple):
     @property
     def cpus(self) -> CPUSet:
         """Every CPU that any of its tasks may run on."""
-        return self.own | self.others
+        return self.own | self.others if self.own and self.others else self.own or self.others
 
     @property
     def at_start(self) -> RunSet:
@@ -61,6 +61,7 @@ class RunSets:
     system: frozenset[str] = frozenset()  # uids of the pods in system namespaces
     # CPUs of init containers that have not ended, by pod.
     starting: Mapping[str, CPUSet] = field(default_factory=lambda: NONE_STARTING)
+    _parts: dict[Owner, Part | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -73,7 +74,9 @@ class RunSets:
 
     def part(self, owner: Owner) -> Part | None:
         """Return the CPUs that a container owns, alone or with others of its pod."""
-        return part_of(self.ledger, owner, self.starting)
+        if owner not in self._parts:
+            self._parts[owner] = part_of(self.ledger, owner, self.starting)
+        return self._parts[owner]
 
     def at_creation(self, owner: Owner) -> CPUSet:
         """Return the CPUs of a container without pools of other containers."""
@@ -93,8 +96,8 @@ class RunSets:
 
     def of(self, owner: Owner) -> RunSet:
         """Return the planned CPUs of a container."""
-        held = self.ledger.of(owner)
-        return self._with(owner, self._pools(owner, held, self.uses.get(owner, frozenset())))
+        part, uses = self.part(owner), self._pools(owner, self.uses.get(owner, frozenset()))
+        return self._with(owner, part, uses) if uses or not part else RunSet(part.cpus, EMPTY)
 
     def of_seen(self, seen: SeenContainer) -> RunSet:
         """Return the CPUs of a container in its present state.
@@ -103,8 +106,7 @@ class RunSets:
         """
         if seen.is_running:
             return self.of(seen.owner)
-        held = self.ledger.of(seen.owner)
-        run_set = self._with(seen.owner, self._pools(seen.owner, held, frozenset()))
+        run_set = self._with(seen.owner, self.part(seen.owner), self._pools(seen.owner, frozenset()))
         return run_set if seen.starts_at_home else run_set.at_start
 
     def pool(self, use: PoolUse) -> CPUSet:
@@ -112,11 +114,10 @@ class RunSets:
         aside = self.sets.set_aside(use.socket) if use.pool is SharedPool.SHARED else EMPTY
         return aside or self.shared
 
-    def _pools(self, owner: Owner, held: Assignment | None, used: frozenset[PoolUse]) -> frozenset[PoolUse]:
-        return frozenset() if owner in self.undivided else used | asked(held)
+    def _pools(self, owner: Owner, used: frozenset[PoolUse]) -> frozenset[PoolUse]:
+        return frozenset() if owner in self.undivided else used | asked(self.ledger.of(owner))
 
-    def _with(self, owner: Owner, uses: frozenset[PoolUse]) -> RunSet:
-        held = self.part(owner)
+    def _with(self, owner: Owner, held: Part | None, uses: frozenset[PoolUse]) -> RunSet:
         if held and not uses:
             return RunSet(held.cpus, EMPTY)
         unowned = self.unowned(owner.pod_uid)

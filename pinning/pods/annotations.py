@@ -114,6 +114,8 @@ class PolicyAnnotations:
 
     def noise_of(self, containers: Iterable[str]) -> NoisePolicy | None:
         """Return the policy of CPUs that several containers use: quiet if one of these is."""
+        if not (self.noise.pod or self.noise.containers):
+            return None
         words = {it.value for name in containers if (it := self.noise.of(name))}
         return max(words, key=(NoisePolicy.NONE, NoisePolicy.QUIET).index, default=None)
 

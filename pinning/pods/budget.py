@@ -5,17 +5,20 @@ The API server fills in amounts after admission, so that the budget is computed 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pinning.contract import LIMIT_RANGER, CPUPolicy, SMTPolicy
 from pinning.errors import Cause
+from pinning.lazy import lazy
 from pinning.pods.allocated import pod_as_allocated
 from pinning.pods.qos import pod_amounts
-from pinning.pods.resources import MOST_CPUS, Role, shown
+from pinning.pods.quantity import parse_quantity
+from pinning.pods.resources import MOST_CPUS, Role, is_quantity, shown
 from pinning.truncate import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
+    from fractions import Fraction
 
     from pinning.pods.annotations import PolicyAnnotations
     from pinning.pods.types import Pod
@@ -33,16 +36,25 @@ class PoolUser(NamedTuple):
     role: Role
 
 
-class PodPool(NamedTuple):
-    """What the pool of a pod is for: the CPUs of the whole budget, and the containers that run in the pool."""
-
+class _Purpose(NamedTuple):
     budget: int
     users: tuple[PoolUser, ...] = ()
     may_have_others: bool = False  # ResourceClaims may give its containers other CPUs
 
+
+class PodPool(_Purpose):
+    """What the pool of a pod is for: the CPUs of the whole budget, and the containers that run in the pool.
+
+    A tuple, because claims are compared in each pass.
+    """
+
     def user(self, container: str) -> PoolUser | None:
         """Return a container of the pool, None for any other."""
-        return next((user for user in self.users if user.container == container), None)
+        return self._by_name.get(container)
+
+    @lazy
+    def _by_name(self: Any) -> Mapping[str, PoolUser]:
+        return {user.container: user for user in reversed(self.users)}
 
     @property
     def shared_users(self) -> tuple[str, ...]:
@@ -74,11 +86,21 @@ def budget_of(pod: Pod) -> int | None:
 
     It is a budget if the limit is a whole number >= 1 and equal to the request.
     """
-    amounts = pod_amounts(pod, ("cpu",))
-    if amounts is None or not amounts.is_fixed("cpu"):
+    limit = _fixed_cpu(pod)
+    if limit is None:
         return None
-    limit = pod_as_allocated(pod) or amounts.limits["cpu"]
+    limit = (pod_as_allocated(pod) or limit) if pod.get("status") else limit
     return limit.numerator if limit.denominator == 1 and 1 <= limit <= MOST_CPUS else None
+
+
+def _fixed_cpu(pod: Pod) -> Fraction | None:
+    """Return the pod-level CPU if limit and request are equal; None if not. Two equal texts are read once."""
+    resources = (pod.get("spec") or {}).get("resources") or {}
+    limit = (resources.get("limits") or {}).get("cpu")
+    if limit is not None and limit == (resources.get("requests") or {}).get("cpu") and is_quantity(limit):
+        return parse_quantity(limit)
+    amounts = pod_amounts(pod, ("cpu",))
+    return amounts.limits["cpu"] if amounts and amounts.is_fixed("cpu") else None
 
 
 def filled_in(pod: Pod) -> frozenset[str]:

@@ -66,7 +66,7 @@ from pinning.pods.warnings import beside_claims, idle_words, neighbours, unbound
 from pinning.truncate import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from pinning.pods.types import Pod
 
@@ -129,30 +129,46 @@ class Claim:
         return self.quota is QuotaPolicy.UNSET or (self.shared_cpus and self.quota is None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Budget:
     """The budget of a pod. Its slices are claims of the pod; the rest is the pool."""
 
     cpus: int
-    pool: Claim  # with the policies of the pod
+    rest: Claim  # of the pool beside the slices, with the policies of the pod
+    claims: tuple[Claim, ...] = ()  # all claims of the pod, in start order
+    slices: tuple[Claim, ...] = ()  # those that are parts of the budget
     # Claims of containers whose CPU limit a LimitRange filled in: only those that hold CPUs already have slices.
     filled: tuple[Claim, ...] = ()
-    slices: tuple[Claim, ...] = ()  # claims of the pod that are parts of it, in start order
-    rest: Claim | None = None  # the claim of the pool beside these slices
 
     @property
     def users(self) -> tuple[PoolUser, ...]:
         """Return the containers without slices."""
-        return self.pool.pool.users if self.pool.pool else ()
+        return self.rest.pool.users if self.rest.pool else ()
 
-    def pool_claim(self, slices: Iterable[Claim]) -> Claim:
-        """Return the claim of the pool beside these slices."""
-        sliced = {claim.container for claim in slices}
-        users = tuple(user for user in self.users if user.container not in sliced)
-        left = self.cpus - sum(claim.count for claim in slices if claim.role is not Role.INIT)
-        may_have_others = self.pool.pool is not None and self.pool.pool.may_have_others
+    @lazy
+    def in_turn(self: Any) -> tuple[Claim, ...]:
+        """Return the claims in the order in which they are served, the pool among them; none if slices exceed the budget.
+
+        Ordinary init containers with slices come last, because they use CPUs of later slices and of the pool.
+        """
+        if sum([claim.count for claim in self.slices if claim.role is not Role.INIT]) > self.cpus:
+            return ()
+        last = [claim for claim in self.slices if claim.role is Role.INIT]
+        first = [it for it in self.claims if it.role is not Role.INIT or not it.can_be_slice]
+        return (*first, self.rest, *last)
+
+    def pool_claim(self, slices: Iterable[Claim], containers: Collection[str] = ()) -> Claim:
+        """Return the claim of the pool beside other slices, without these containers."""
+        outside = {claim.container for claim in slices}.union(containers)
+        users = tuple(user for user in self.users if user.container not in outside)
+        may_have_others = self.rest.pool is not None and self.rest.pool.may_have_others
         purpose = PodPool(self.cpus, users, may_have_others)
-        return replace(self.pool, count=max(0, left), pool=purpose)
+        return replace(self.rest, count=left_of(self.cpus, slices), pool=purpose)
+
+
+def left_of(budget: int, slices: Iterable[Claim]) -> int:
+    """Return the CPUs of a budget that lasting slices leave to the pool."""
+    return max(0, budget - sum([claim.count for claim in slices if claim.role is not Role.INIT]))
 
 
 @dataclass(frozen=True)
@@ -335,51 +351,76 @@ def read_pod(pod: Pod) -> PodClaims:
         if policies is NO_POLICY_ANNOTATIONS and not dedicated and not member.cores:
             continue
         claim = _claim_of(member, policies, dedicated)
-        if claim and claim.shared_cpus and machine:
-            claim = replace(claim, shared_cpus=False)
-        if claim and is_disabled(annotations, CRIO_CPU_QUOTA, claim.container):
-            claim = replace(claim, crio_disables_quota=True)
-        if claim and is_disabled(annotations, CRIO_INTERRUPTS, claim.container):
-            claim = replace(claim, crio_disables_interrupts=True)
-        if claim and claim.count <= MOST_CPUS:
+        if claim is None:
+            continue
+        claim = _beside_runtime(claim, annotations, machine)
+        if claim.count <= MOST_CPUS:
             claims.append(claim)
-        elif claim:
+        else:
             beyond.append((member, claim))
-    found = PodClaims(tuple(claims), listed, policies, tuple(beyond), machine=machine)
-    return found if policies is NO_POLICY_ANNOTATIONS else _with_budget(found, pod, every)
-
-
-def _with_budget(found: PodClaims, pod: Pod, every: Sequence[Member]) -> PodClaims:
-    """Return the claims with the pod's budget, if it asks for one; `every` has corepin's own containers too."""
-    if not asks_for_budget(pod, found.policies):
-        return found
+    if not asks_for_budget(pod, policies):
+        return PodClaims(tuple(claims), listed, policies, tuple(beyond), machine=machine)
     cpus = budget_of(pod)
     if cpus is None:
-        return replace(found, unbudgeted=tuple(no_budget(pod)))
-    in_range, policies = filled_in(pod), found.policies
-    filled = tuple(
+        unbudgeted = tuple(no_budget(pod))
+        return PodClaims(
+            tuple(claims), listed, policies, tuple(beyond), machine=machine, unbudgeted=unbudgeted
+        )
+    filled = _filled(pod, claims, policies)
+    left = tuple([claim for claim in claims if claim not in filled] if filled else claims)
+    budget = _budget(cpus, pod, every, left, beyond, filled, policies)
+    return PodClaims(left, listed, policies, tuple(beyond), machine=machine, budget=budget)
+
+
+def _beside_runtime(claim: Claim, annotations: Mapping[str, str], machine: str) -> Claim:
+    """Return the claim with what CRI-O's annotations and virtual machines change of it."""
+    if claim.shared_cpus and machine:
+        claim = replace(claim, shared_cpus=False)
+    if is_disabled(annotations, CRIO_CPU_QUOTA, claim.container):
+        claim = replace(claim, crio_disables_quota=True)
+    if is_disabled(annotations, CRIO_INTERRUPTS, claim.container):
+        claim = replace(claim, crio_disables_interrupts=True)
+    return claim
+
+
+def _filled(pod: Pod, claims: Sequence[Claim], policies: PolicyAnnotations) -> tuple[Claim, ...]:
+    """Return the claims of containers whose CPU limit a LimitRange filled in, and which no annotation names."""
+    in_range = filled_in(pod)
+    return tuple(
         claim
-        for claim in (found.claims if in_range else ())
+        for claim in (claims if in_range else ())
         if claim.can_be_slice
         and claim.container in in_range
         and not policies.cpu.is_named(claim.container)
         and not policies.smt.is_named(claim.container)
     )
-    claims = tuple(claim for claim in found.claims if claim not in filled) if filled else found.claims
-    holding = {claim.container for claim in (*claims, *(claim for _, claim in found.beyond))}
+
+
+def _budget(
+    cpus: int,
+    pod: Pod,
+    every: Sequence[Member],  # with corepin's own containers
+    claims: tuple[Claim, ...],
+    beyond: Sequence[tuple[Member, Claim]],
+    filled: tuple[Claim, ...],
+    policies: PolicyAnnotations,
+) -> Budget:
+    holding = {claim.container for claim in claims}.union([claim.container for _, claim in beyond])
     users = tuple(
-        PoolUser(member.name, at, member.role)
-        for at, member in enumerate(every)
-        if not member.is_gate and member.name not in holding
+        [
+            PoolUser(member.name, at, member.role)
+            for at, member in enumerate(every)
+            if member.name not in holding and not member.is_gate
+        ]
     )
-    may_have_others = bool((pod.get("spec") or {}).get("resourceClaims"))
-    pool = _pool_claim(PodPool(cpus, users, may_have_others), policies)
-    budget = Budget(cpus, pool, filled, tuple(claim for claim in claims if claim.can_be_slice))
-    return replace(found, claims=claims, budget=replace(budget, rest=budget.pool_claim(budget.slices)))
+    slices = tuple([claim for claim in claims if claim.can_be_slice])
+    purpose = PodPool(cpus, users, bool((pod.get("spec") or {}).get("resourceClaims")))
+    rest = _pool_claim(purpose, left_of(cpus, slices), policies)
+    return Budget(cpus, rest, claims, slices, filled)
 
 
-def _pool_claim(pool: PodPool, policies: PolicyAnnotations) -> Claim:
-    """Return the claim of a whole budget, under the policies of the pod."""
+def _pool_claim(pool: PodPool, count: int, policies: PolicyAnnotations) -> Claim:
+    """Return the claim of a pool, under the policies of the pod."""
     smt, numa = policies.smt.pod, policies.numa.pod
     core_type, devices = policies.core_type.pod, policies.devices.pod
     is_single = numa is not None and numa.value is NUMAPolicy.SINGLE
@@ -388,13 +429,13 @@ def _pool_claim(pool: PodPool, policies: PolicyAnnotations) -> Claim:
         role=Role.MAIN,
         origin=Origin.POOL,
         policy=CPUPolicy.EXCLUSIVE,
-        count=pool.budget,
+        count=count,
         smt=smt.value if smt else None,
         numa=numa.value if numa else None,
         numa_memory=policies.memory.value if policies.memory and is_single else None,
         core_type=core_type.value if core_type else None,
         devices=devices.value if devices else None,
-        noise=policies.noise_of(user.container for user in pool.users),
+        noise=policies.noise_of([user.container for user in pool.users]),
         pool=pool,
     )
 

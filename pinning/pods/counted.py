@@ -6,6 +6,7 @@ of the user's is only refused by the webhook.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import ISOLATED_CORES, MIRROR_POD, WHOLE_CORES, SMTPolicy
@@ -14,9 +15,9 @@ from pinning.pods.quantity import whole
 from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from pinning.pods.claims import Claim, PodClaims
+    from pinning.pods.claims import Budget, Claim, PodClaims
     from pinning.pods.resources import Member
     from pinning.pods.types import Pod
 
@@ -62,33 +63,40 @@ def _requested(member: Member, smt: SMTPolicy) -> int:
     return whole(member.requests.get(RESOURCES[smt], 0)) or 0
 
 
-def uncounted(
-    claim: Claim,
-    counts: Collection[Count],
-    kinds: Collection[SMTPolicy],
-    threads: int,
-    parts: Collection[Claim] = (),
-) -> str:
-    """Return a message if the scheduler counts fewer cores than a claim takes; else an empty text.
+class CoreCounts:
+    """The cores that the scheduler counts for one pod, against those that its claims take.
 
-    `threads` is the largest number of CPUs per core on the node. `parts` are the slices and the pool of a pod with a
-    budget, if the claim is one of them: it is counted too where the pod requests enough for all of them together.
+    `threads` is the largest number of CPUs per core on the node; `budget` is that of the pod. The cores of its parts are
+    added up once, because a pod may have 200 of them.
     """
-    if claim.smt not in RESOURCES or claim.smt not in kinds or not claim.count:
-        return ""
-    amounts = {count.container: count.amount for count in counts if count.smt is claim.smt}
-    amount, needed = amounts.get(claim.container), _cores(claim, threads)
-    if amount is None or (claim.container and amount >= needed):
-        return ""
-    if parts:
-        lasting = (part for part in parts if part.role is not Role.INIT and part.smt is claim.smt)
-        together = sum(_cores(part, threads) for part in lasting)
-        if together <= amounts[""]:
+
+    def __init__(self, counts: Iterable[Count], threads: int, budget: Budget | None = None) -> None:
+        self._amounts = {(count.container, count.smt): count.amount for count in counts}
+        self._threads = threads
+        self._together: Counter[SMTPolicy | None] = Counter()
+        for part in (*budget.slices, budget.rest) if budget else ():
+            if part.role is not Role.INIT:
+                self._together[part.smt] += _cores(part, threads)
+
+    def uncounted(self, claim: Claim) -> str:
+        """Return a message if the scheduler counts fewer cores than a claim takes; else an empty text.
+
+        A part of the budget is counted too if the pod requests enough for all of them together.
+        """
+        smt = claim.smt
+        if smt not in RESOURCES or not claim.count:
             return ""
-        if not claim.container:
-            needed = together
-    who = "it requests" if claim.container else "its containers request"
-    return f"{who} {amount} {RESOURCES[claim.smt]}, and smt-policy {claim.smt} takes {needed}: {REMEDY}"
+        amount, needed = self._amounts.get((claim.container, smt)), _cores(claim, self._threads)
+        if amount is None or (claim.container and amount >= needed):
+            return ""
+        of_pod = self._amounts.get(("", smt))
+        if of_pod is not None and (claim.can_be_slice or claim.pool):
+            if self._together[smt] <= of_pod:
+                return ""
+            if not claim.container:
+                needed = self._together[smt]
+        who = "it requests" if claim.container else "its containers request"
+        return f"{who} {amount} {RESOURCES[smt]}, and smt-policy {smt} takes {needed}: {REMEDY}"
 
 
 def _cores(claim: Claim, threads: int) -> int:

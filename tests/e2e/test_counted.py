@@ -13,7 +13,7 @@ import yaml
 
 from pinning.contract import SMTPolicy
 from pinning.pods.claims import MOST_CONTAINERS, read_pod
-from pinning.pods.counted import counts_of, uncounted
+from pinning.pods.counted import CoreCounts, counts_of
 from tests.e2e.conftest import DOWN_OPEN
 from tests.environments.cluster.registered import Registered, launcher_document, pod_document, wait_until
 from tests.environments.cluster.registration import INSTANCE
@@ -112,7 +112,8 @@ def is_uncounted(pod: Any) -> bool:
     """Say whether the agent would call a claim of this pod uncounted."""
     asked = read_pod(pod)
     counts = counts_of(pod, asked)
-    return any(uncounted(claim, counts, {SMTPolicy.ISOLATE}, 2) for claim in asked.claims)
+    found = CoreCounts(counts, 2)
+    return any(found.uncounted(claim) for claim in asked.claims if claim.smt is SMTPolicy.ISOLATE)
 
 
 def test_policy_reads_pods_as_the_agent_does(held: Registered) -> None:

@@ -51,7 +51,7 @@ def given_devices(random: Random, topology: Topology) -> list[Device]:
 def room(topology: Topology, cpus: CPUSet, claim: Claim, policies: EffectivePolicies) -> int:
     """Return the largest claim of its kind that fits on the CPUs."""
     if policies.numa is NUMAPolicy.SINGLE:
-        anywhere = replace(policies, numa=NUMAPolicy.PACKED)
+        anywhere = policies._replace(numa=NUMAPolicy.PACKED)
         return max(room(topology, cpus & node, claim, anywhere) for node in topology.numa_nodes.values())
     if policies.smt is SMTPolicy.PREFER:
         return len(cpus)

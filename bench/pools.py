@@ -1,0 +1,192 @@
+"""What pods with budgets cost beside the same pods without: `python -m bench.pools`.
+
+Each pod has a slice of two CPUs, a main container and a sidecar without CPUs of their own. With a budget the two run in
+the pool of the pod, which is a second claim; without one they run in the shared set. CPU time is measured in turns; a
+figure is the best of its repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from time import process_time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bench.allocate import machine
+from bench.plan import done, fresh
+from bench.sample import review
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import DEFAULT
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.planning.plan import plan
+from pinning.pods.claims import read_pod
+from pinning.pods.types import Pod
+from webhook.config.mutations import BUILT_IN
+from webhook.config.reload import Revision
+from webhook.config.settings import Settings
+from webhook.metrics import Metrics, ReviewMeter
+from webhook.review import wire
+from webhook.review.app import ReviewEndpoint
+from webhook.review.handler import Decider
+from webhook.review.log import ReviewLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pinning.pods.types import ResourceList
+
+PODS = 110
+PASS_LIMIT, REVIEW_LIMIT = 1.2, 1.1
+CONTAINERS: dict[str, ResourceList] = {"main": {"cpu": "1"}, "helper": {}, "log": {}}
+BUDGET: ResourceList = {"cpu": "2"}
+ROUNDS = 40
+
+
+def pod(number: int, *, has_budget: bool) -> Pod:
+    """Return a pod with a slice and two containers without."""
+    document: Pod = {
+        "metadata": {
+            "name": f"pod-{number}",
+            "namespace": "bench",
+            "uid": f"uid-{number:04}",
+            "creationTimestamp": f"2026-01-01T{number // 60:02}:{number % 60:02}:00Z",
+            "annotations": {"cpu-manager.corepin.io/pod": "exclusive"},
+        },
+        "spec": {
+            "containers": [
+                {"name": name, "resources": {"limits": limits, "requests": limits}}
+                for name, limits in CONTAINERS.items()
+            ],
+            "resources": {"limits": BUDGET, "requests": BUDGET} if has_budget else None,
+        },
+    }
+    return document
+
+
+def cold(*, has_budget: bool) -> Observed:
+    """Return a node on which every container runs everywhere."""
+    topology = machine()
+    pods = tuple(SeenPod.of(pod(number, has_budget=has_budget)) for number in range(PODS))
+    running = tuple(
+        SeenContainer(f"{seen.uid}-{name}", Owner(seen.uid, name), State.RUNNING, topology.online)
+        for seen in pods
+        for name in CONTAINERS
+    )
+    return Observed(topology, topology.online, pods, running)
+
+
+def passes(*, has_budget: bool) -> dict[str, Callable[[], object]]:
+    """Return the plans to compare, by name."""
+    start = cold(has_budget=has_budget)
+    first = plan(start, Ledger(), DEFAULT)
+    settled = done(start, first)
+    if plan(settled, first.ledger, DEFAULT).actions:
+        raise RuntimeError("the node is not settled")
+    uid = start.pods[7].uid
+    ended = Observed(
+        settled.topology,
+        settled.universe,
+        tuple(seen for seen in settled.pods if seen.uid != uid),
+        tuple(seen for seen in settled.containers if seen.owner.pod_uid != uid),
+    )
+    return {
+        "a plan in which nothing changes": lambda: plan(fresh(settled), first.ledger, DEFAULT),
+        "a plan after a pod ended": lambda: plan(fresh(ended), first.ledger, DEFAULT),
+        "the first plan": lambda: plan(fresh(start), Ledger(), DEFAULT),
+        "read the pods of the API": lambda: [
+            SeenPod.of(pod(at, has_budget=has_budget)) for at in range(PODS)
+        ],
+    }
+
+
+def body(*, has_budget: bool) -> bytes:
+    """Return a review of a pod in the size of a usual one."""
+    whole: dict[str, Any] = json.loads(review())
+    reviewed = whole["request"]["object"]
+    reviewed["metadata"]["annotations"]["cpu-manager.corepin.io/pod"] = "exclusive"
+    for container, limits in zip(reviewed["spec"]["containers"], CONTAINERS.values(), strict=True):
+        given = {**limits, "memory": "64Mi"} if limits else {}
+        container["resources"] = {"limits": given, "requests": given}
+    if has_budget:
+        given = {**BUDGET, "memory": "1Gi"}
+        reviewed["spec"]["resources"] = {"limits": given, "requests": given}
+    return json.dumps(whole, separators=(",", ":")).encode()
+
+
+def reviews(*, has_budget: bool) -> dict[str, Callable[[], object]]:
+    """Return the reviews to compare, by name: from the body to the answer."""
+    text = body(has_budget=has_budget)
+    decider = Decider(Settings(), BUILT_IN)
+    rules = {
+        "mutate": lambda it, request: it.mutate(request),
+        "validate": lambda it, request: it.validate(request),
+    }
+    endpoints = {
+        name: ReviewEndpoint(
+            name,
+            decide,
+            lambda: Revision(1, decider),
+            ReviewMeter(Metrics(), name),
+            ReviewLog(lambda _: None),
+        )
+        for name, decide in rules.items()
+    }
+    document = msgspec.json.Decoder(Pod).decode(wire.decode(text).object)
+
+    def decided_anew(name: str) -> Callable[[], object]:
+        def act() -> object:
+            for cache in (decider._mutated, decider._judged):  # noqa: SLF001 a user has no other pod each time
+                cache._kept.clear()  # noqa: SLF001
+            return endpoints[name].review(text)
+
+        return act
+
+    known = {f"{name} a pod like the last one": partial(endpoints[name].review, text) for name in rules}
+    anew = {f"{name} a pod like no other": decided_anew(name) for name in rules}
+    return {**known, **anew, "  of it: read the claims": lambda: read_pod(document)}
+
+
+def best_of_both(one: Callable[[], object], other: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """Return the shortest CPU time of each in milliseconds, taken in turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    count = max(1, int(0.005 / max(_time(one, 1), 1e-6)))
+    for _ in range(rounds):
+        for act, found in zip((one, other), times, strict=True):
+            found.append(_time(act, count))
+    return min(times[0]) * 1e3, min(times[1]) * 1e3
+
+
+def _time(act: Callable[[], object], count: int) -> float:
+    start = process_time()
+    for _ in range(count):
+        act()
+    return (process_time() - start) / count
+
+
+def main() -> int:
+    """Print the figures; 1 if a limit is exceeded."""
+    parser = argparse.ArgumentParser(prog="python -m bench.pools", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"repeats of each (default: {ROUNDS})")
+    rounds = parser.parse_args().rounds
+    limits = {"a plan in which nothing changes": PASS_LIMIT}
+    limits |= {name: REVIEW_LIMIT for name in reviews(has_budget=True) if not name.startswith(" ")}
+    exceeded = False
+    print(f"{PODS} pods with and without a budget, best CPU time of {rounds} rounds")
+    print(f"{'':36}{'without':>12}{'with':>12}")
+    plain, budgeted = (passes(has_budget=it) | reviews(has_budget=it) for it in (False, True))
+    for name, act in plain.items():
+        without, with_budgets = best_of_both(act, budgeted[name], rounds)
+        ratio = with_budgets / without
+        limit = limits.get(name)
+        verdict = "" if limit is None else f"  limit {limit}: {'kept' if ratio <= limit else 'EXCEEDED'}"
+        exceeded |= limit is not None and ratio > limit
+        print(f"{name:36}{without:9.3f} ms{with_budgets:9.3f} ms{ratio:7.2f} x{verdict}", flush=True)
+    return int(exceeded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
