@@ -14,7 +14,7 @@ from pinning.contract import IOThreadsPolicy
 from pinning.errors import PinningError
 from pinning.guests.threads import Role
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.pods.claims import OWN_CORES
+from pinning.pods.eligible import OWN_CORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

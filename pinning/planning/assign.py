@@ -44,13 +44,18 @@ class Assigner:
         self.draft = draft
         self.claims = ClaimPlanner(draft)
         self._refused = Refusals(draft)
-        asked, claimed = asks(draft.observed, draft.ledger, config, self.claims.outside), self.claims.owners
-        self._asks = tuple(ask for ask in asked if ask.owner not in claimed) if claimed else asked
-        self._regions = Regions(draft, self._asks)
-        self._claiming = {ask.owner for ask in self._asks} | claimed
+        self._collect()
         self._refuses_uncounted = config.uncounted_claims is UncountedClaims.REFUSE
         early = self._give_back, self._await_devices, self._change_policy
         self._steps = *early, self._come_nearer, self._fill
+
+    def _collect(self) -> None:
+        """Collect the claims: what slices ask for beside a budget that is too small depends on what they hold."""
+        draft, claimed = self.draft, self.claims.owners
+        asked = asks(draft.observed, draft.ledger, draft.config, self.claims.outside)
+        self._asks = tuple(ask for ask in asked if ask.owner not in claimed) if claimed else asked
+        self._regions = Regions(draft, self._asks)
+        self._claiming = {ask.owner for ask in self._asks} | claimed
 
     @property
     def refusals(self) -> dict[Owner, Refusal]:
@@ -65,7 +70,10 @@ class Assigner:
     def assign_all(self) -> None:
         """Update the ledger until it is stable."""
         self.drop_gone()
+        held = self.draft.ledger
         follow_machine(self.draft)
+        if self.draft.ledger is not held:
+            self._collect()
         self.claims.grant()
         of_claims = self.claims.assign()
         before = None
@@ -89,11 +97,14 @@ class Assigner:
             and (assignment.claim is ask.claim or assignment.claim == ask.claim)
             and ask.policies == (assignment.policy, assignment.smt, assignment.numa, assignment.core_type)
             and not shortage(self.draft.sets, assignment)
-            and (self._beside(ask) is ANYWHERE or self._is_near(ask, assignment))
+            and (
+                self._beside(ask) is ANYWHERE
+                or (
+                    not _was_placed_early(self.draft, assignment)
+                    and _meets_devices(self.draft, ask, assignment)
+                )
+            )
         )
-
-    def _is_near(self, ask: Ask, held: Assignment) -> bool:
-        return not self._was_placed_early(held) and _meets_devices(self.draft, ask, held)
 
     def _beside(self, ask: Ask) -> Beside:
         return self.draft.beside(ask.owner, ask.claim)
@@ -152,18 +163,10 @@ class Assigner:
 
     def _shrunk(self, ask: Ask, held: Assignment) -> Assignment:
         try:
-            return self._resized(held, self.draft.free_for(held))
+            return _resized(self.draft, held, self.draft.free_for(held))
         except NotEnoughCPUs as problem:  # the machine has changed since the CPUs were given
             self._refused.of_policy(ask, held, str(problem))
             return held
-
-    def _resized(self, held: Assignment, free: CPUSet) -> Assignment:
-        """Return the assignment with the count that its claim asks for; raise NotEnoughCPUs."""
-        if not held.claim.count:
-            return replace(held, cpus=EMPTY, idle=EMPTY)
-        policies, beside = EffectivePolicies.of_assignment(held), self.draft.beside(held.owner, held.claim)
-        chosen = self.draft.allocator.resized(held, policies, free, beside=beside)
-        return replace(held, cpus=chosen.cpus, idle=chosen.idle)
 
     def _await_devices(self, ask: Ask) -> None:
         """Refuse a claim that requires CPUs beside devices while these are not known; what it holds stays as it is."""
@@ -216,14 +219,6 @@ class Assigner:
         except NotEnoughCPUs as problem:
             self._refused.of_policy(ask, held, str(problem))
 
-    def _was_placed_early(self, held: Assignment) -> bool:
-        """Return whether a container got its CPUs before its devices were known, and can still be moved."""
-        return (
-            not held.homes
-            and bool(self.draft.beside(held.owner, held.claim).homes)
-            and not self.draft.is_running_vm(held.owner)
-        )
-
     def _come_nearer(self, ask: Ask) -> None:
         """Place a container anew, once, when its devices become known: only on CPUs that are nearer.
 
@@ -238,7 +233,7 @@ class Assigner:
             else:
                 self._move(ask, held)
             return
-        if not self._was_placed_early(held):
+        if not _was_placed_early(self.draft, held):
             return
         beside, policies = self.draft.beside(held.owner, held.claim), EffectivePolicies.of_assignment(held)
         topology, stays = self.draft.observed.topology, replace(held, homes=beside.nodes)
@@ -286,11 +281,21 @@ class Assigner:
         try:
             region = self._regions.of(ask) or EMPTY
             if not self.draft.take(
-                lambda among: _first_inside(region, among, lambda part: self._resized(held, part)), free
+                lambda among: _first_inside(region, among, lambda part: _resized(self.draft, held, part)),
+                free,
             ):
                 self._refused.of_growth(ask, held, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
             self._refused.of_growth(ask, held, str(problem))
+
+
+def _resized(draft: LedgerDraft, held: Assignment, free: CPUSet) -> Assignment:
+    """Return the assignment with the count that its claim asks for; raise NotEnoughCPUs."""
+    if not held.claim.count:
+        return replace(held, cpus=EMPTY, idle=EMPTY)
+    policies, beside = EffectivePolicies.of_assignment(held), draft.beside(held.owner, held.claim)
+    chosen = draft.allocator.resized(held, policies, free, beside=beside)
+    return replace(held, cpus=chosen.cpus, idle=chosen.idle)
 
 
 def _fresh(draft: LedgerDraft, ask: Ask, start_index: int, free: CPUSet) -> Assignment:
@@ -320,6 +325,13 @@ def _reusable(draft: LedgerDraft, ask: Ask, free: CPUSet) -> CPUSet:
     """Return the CPUs to use first: those that containers of the pod hold, and in a budget those of slices."""
     pool = draft.ledger.pools.get(ask.pod.uid)
     return free & draft.ledger.held - (pool.footprint if pool else EMPTY)
+
+
+def _was_placed_early(draft: LedgerDraft, held: Assignment) -> bool:
+    """Return whether a container got its CPUs before its devices were known, and can still be moved."""
+    if held.homes or not draft.beside(held.owner, held.claim).homes:
+        return False
+    return not draft.is_running_vm(held.owner)
 
 
 def _meets_devices(draft: LedgerDraft, ask: Ask, held: Assignment) -> bool:

@@ -46,8 +46,9 @@ from pinning.pods.budget import (
     filled_in,
     no_budget,
 )
-from pinning.pods.core_counts import advice, bad_count, beyond_any_machine, claimed_twice
+from pinning.pods.core_counts import beyond_any_machine
 from pinning.pods.crio import is_disabled, unfollowed
+from pinning.pods.eligible import OWN_CORES, ineligible, nobody_eligible, policy_of
 from pinning.pods.qos import in_effect
 from pinning.pods.quantity import parse_quantity, rounded_up, whole
 from pinning.pods.resources import (
@@ -56,7 +57,6 @@ from pinning.pods.resources import (
     Member,
     Role,
     members,
-    stated,
     unreadable,
     whole_cpus,
 )
@@ -71,8 +71,6 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 MOST_CONTAINERS = 200  # per pod that claims CPUs: the agent keeps a kilobyte for each
-OWN_CORES = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
-ELIGIBLE = "a CPU limit that is a whole number >= 1 and equal to the request"
 
 
 class Origin(StrEnum):
@@ -244,17 +242,20 @@ class PodClaims:
         yield from unreadable(self.members)
         yield from self.policies.causes
         for member in self.members:
-            yield from _causes(member, self.policies)
+            yield from ineligible(member, self.policies)
         for member, claim in self.beyond:
             yield beyond_any_machine(member, claim.resource)
         if not self.budget:
-            yield from _nobody_eligible(self.members, self.policies, self._asked)
+            yield from nobody_eligible(self.members, self.policies, has_claims=bool(self._asked))
         filled = {claim.container for claim in self.budget.filled} if self.budget else set()
         yield from misplaced(self.members, self.policies, self._exclusive | filled, self.machine)
 
     def every_warning(self) -> Iterator[Cause]:
         """Yield all warnings for its owner, except about annotations that a cause is already about."""
-        refused = {cause.field for cause in _nobody_eligible(self.members, self.policies, self._asked)}
+        refused = {
+            cause.field
+            for cause in nobody_eligible(self.members, self.policies, has_claims=bool(self._asked))
+        }
         yield from self.policies.warnings
         for member in self.members:
             yield from uncounted(member)
@@ -366,7 +367,7 @@ def read_pod(pod: Pod) -> PodClaims:
         return PodClaims(
             tuple(claims), listed, policies, tuple(beyond), machine=machine, unbudgeted=unbudgeted
         )
-    filled = _filled(pod, claims, policies)
+    filled = _unnamed_of(pod, claims, policies)
     left = tuple([claim for claim in claims if claim not in filled] if filled else claims)
     budget = _budget(cpus, pod, every, left, beyond, filled, policies)
     return PodClaims(left, listed, policies, tuple(beyond), machine=machine, budget=budget)
@@ -383,7 +384,7 @@ def _beside_runtime(claim: Claim, annotations: Mapping[str, str], machine: str) 
     return claim
 
 
-def _filled(pod: Pod, claims: Sequence[Claim], policies: PolicyAnnotations) -> tuple[Claim, ...]:
+def _unnamed_of(pod: Pod, claims: Sequence[Claim], policies: PolicyAnnotations) -> tuple[Claim, ...]:
     """Return the claims of containers whose CPU limit a LimitRange filled in, and which no annotation names."""
     in_range = filled_in(pod)
     return tuple(
@@ -450,7 +451,7 @@ def _claim_of(member: Member, policies: PolicyAnnotations, dedicated: bool) -> C
     if member.cores:
         return _cmk_claim(member, policies)
     launches = dedicated and member.name == LAUNCHER_CONTAINER
-    policy, _ = _policy_of(member.name, policies)
+    policy, _ = policy_of(member.name, policies)
     if policy is None and launches:
         policy = CPUPolicy.EXCLUSIVE
     if policy is None or policy is CPUPolicy.NONE:
@@ -460,32 +461,6 @@ def _claim_of(member: Member, policies: PolicyAnnotations, dedicated: bool) -> C
         return None
     origin = Origin.LAUNCHER if launches and policy is CPUPolicy.EXCLUSIVE else Origin.ANNOTATION
     return _claim(member, policies, origin, policy, cpus)
-
-
-def _causes(member: Member, policies: PolicyAnnotations) -> Iterator[Cause]:
-    """Yield the causes about the CPU request of one container."""
-    if member.cores:
-        yield from bad_count(member)
-        yield from claimed_twice(member, policies)
-        return
-    policy, field = _policy_of(member.name, policies)
-    is_named = policies.cpu.is_named(member.name) or policies.smt.is_named(member.name)
-    if field and is_named and policy is not CPUPolicy.NONE and whole_cpus(member) is None:
-        message = f"container {member.called} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{advice(member)}"
-        yield Cause(field, message, flaw=("ineligible", field, member.name, str(policy)))
-
-
-def _policy_of(container: str, policies: PolicyAnnotations) -> tuple[CPUPolicy | None, str | None]:
-    """Return the policy that annotations give a container, and the annotation's field.
-
-    `require` or `isolate` alone mean `exclusive`.
-    """
-    if annotation := policies.cpu.of(container):
-        return annotation.value, annotation.field
-    smt = policies.smt.of(container)
-    if smt and smt.value in OWN_CORES:
-        return CPUPolicy.EXCLUSIVE, smt.field
-    return None, None
 
 
 def _claim(
@@ -523,19 +498,3 @@ def _cmk_claim(member: Member, policies: PolicyAnnotations) -> Claim | None:
     if not (count := whole(member.requests[resource])) or count < 1:
         return None
     return _claim(member, policies, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
-
-
-def _nobody_eligible(
-    listed: tuple[Member, ...], policies: PolicyAnnotations, claims: tuple[Claim, ...]
-) -> Iterator[Cause]:
-    """Refuse a pod-wide policy for which no container is eligible; warn if only some are not."""
-    policy, smt = policies.cpu.pod, policies.smt.pod
-    annotation = policy if policy and policy.value is not CPUPolicy.NONE else None
-    alone = smt if smt and smt.value in OWN_CORES and not policy else None
-    field = annotation.field if annotation else alone.field if alone else None
-    excepted = policies.cpu.containers or (alone and policies.smt.containers)
-    if field and not excepted and not any(whole_cpus(member) for member in listed) and not (alone and claims):
-        names = "; ".join(f"{member.called} has {stated(member)}" for member in listed[:3])
-        word = annotation.value if annotation else alone.value if alone else ""
-        message = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
-        yield Cause(field, message + (advice(listed[-1]) if listed else ""), flaw=("nobody", field, word))

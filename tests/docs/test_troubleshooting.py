@@ -24,6 +24,7 @@ PODS = (
     "pinning/pods/annotations.py",
     "pinning/pods/budget.py",
     "pinning/pods/claims.py",
+    "pinning/pods/eligible.py",
     "pinning/pods/core_counts.py",
     "pinning/pods/crio.py",
     "pinning/pods/resources.py",

@@ -1,8 +1,13 @@
 """Pods of the kubelet's own tests of its static policy with the topology scope `pod`, by the CPUs of each container.
 
-Facts of Kubernetes 1.37.1, `pkg/kubelet/cm/cpumanager/policy_static_test.go`: TestStaticPolicyAllocatePod and
-TestValidatePodScopeResources. Not here: pods without a budget, and `full-pcpus-only` with an odd count, which corepin
-serves with an idle sibling.
+Facts of Kubernetes 1.37.1: TestStaticPolicyAllocatePod and TestValidatePodScopeResources of
+`pkg/kubelet/cm/cpumanager/policy_static_test.go`, TestTopologyHintsPodLevelResources of `topology_hints_test.go`, and the
+cases labelled `pod-scope` of `test/e2e_node/cpu_manager_test.go`. Not here:
+
+- pods whose request is below their limit ("non-guaranteed"): no budget (`tests/pinning/pods/test_budget.py`);
+- `full-pcpus-only` with an odd count, which corepin serves with an idle sibling;
+- hints themselves, because corepin places on NUMA nodes by its own policies (`tests/pinning/allocation/`);
+- quotas (`tests/pinning/planning/test_quota.py`), and cases of metrics, logs and lifecycle operations.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import pytest
 
 from pinning.machine.cpuset import union
 from pinning.planning.observed import Owner
-from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs
 from tests.pinning.world import reasons, world
 
 REQUIRE = {"smt-policy.corepin.io/pod": "require"}
@@ -79,6 +84,11 @@ ROWS = [
     ),
     row("a sidecar beside one with all CPUs", 2, {}, {"s": (2, 2), "t": (None, None)}, frozenset("st")),
     row("a sidecar's slice and a slice", 2, {"a": (1, 1)}, {"s": (1, 1)}, frozenset("s")),
+    row("hints: a fraction", 3, {"a": ("1500m", 3)}),
+    row("hints: a slice", 3, {"a": (2, 2)}),
+    row("e2e: a slice of the whole budget", 1, {"a": (1, 1)}),
+    row("e2e: slices and an init slice", 2, {"a": (1, 1), "b": (None, 1)}, {"i": (1, 1)}),
+    row("e2e: many containers of the pool", 4, {f"c{at}": (None, 4) for at in range(10)}),
 ]
 
 
@@ -101,3 +111,28 @@ def test_containers_have_as_many_cpus_as_under_the_kubelet(given: Row) -> None:
     assert bool(pool(node)) == (
         not reported and sum(len(held.cpus) for held in node.ledger if held.is_lasting_slice) < given.budget
     )
+
+
+def test_the_next_pod_gets_the_cpus_of_one_that_ended() -> None:
+    """Two pods that each want most of the node run one after the other on the same CPUs."""
+    node = world()
+    found = []
+    for uid, mains in (("a", {"m": 1, "p": None}), ("b", {"m": 1, "p": None}), ("c", {"m": 1})):
+        put(node, budgeted(uid, 13, mains))
+        node.run_all()
+        found.append(union(held.cpus for held in node.ledger.of_pod(uid)))
+        del node.documents[uid]
+    assert len(found[0]) == 13
+    assert found == [found[0]] * 3
+
+
+def test_a_pool_stays_while_one_of_its_containers_runs() -> None:
+    """A container that ended gives nothing of the pool to another pod."""
+    node = world()
+    put(node, budgeted("a", 2, {"short": None, "long": None}), "short", "long")
+    node.run_all()
+    node.stop(next(seen.id for seen in node.live() if seen.owner.container == "short"))
+    put(node, budgeted("b", 1, {"m": 1}, created=1), "m")
+    node.run_all()
+    assert runs(node, "long") == pool(node, "a")
+    assert runs(node, "m", "b").isdisjoint(pool(node, "a"))

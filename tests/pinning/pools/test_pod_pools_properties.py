@@ -1,7 +1,12 @@
-"""Whatever happens to pods with budgets, in whatever order: the rules of docs/architecture.md hold."""
+"""Whatever happens to pods with budgets, in whatever order: the rules of docs/architecture.md hold.
+
+`COREPIN_SEQUENCES=455` runs 455 random sequences on each machine, together 10,000 on those of the test data.
+"""
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from itertools import combinations
 from random import Random
 from typing import Any
@@ -9,6 +14,7 @@ from typing import Any
 import pytest
 
 from pinning.machine.cpuset import CPUSet, union
+from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import Topology
 from pinning.planning.actions import Action
 from pinning.planning.invariants import problems
@@ -19,11 +25,13 @@ from pinning.planning.observed import SeenContainer
 from pinning.planning.plan import Plan, plan
 from pinning.planning.pod_pools import part_of
 from pinning.pods.resources import Role
+from tests.machines import NAMES, lscpu_text
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, taken
 from tests.pinning.nodes import SNC, smt_machine
 from tests.pinning.world import World
 
-SEQUENCES = 40  # per machine
+SEQUENCES = int(os.environ.get("COREPIN_SEQUENCES", "40"))  # per small machine
+OF_CAPTURED = int(os.environ.get("COREPIN_SEQUENCES", "2"))  # per machine of the test data
 EVENTS = 25
 TOPOLOGIES = {
     "smt": smt_machine(8, 2),
@@ -32,14 +40,20 @@ TOPOLOGIES = {
 }
 
 
+@cache
+def captured(name: str) -> Topology:
+    """Return a machine of the test data."""
+    return read_lscpu(lscpu_text(name))
+
+
 def seeded(text: str) -> Random:
     """Return a generator that gives the same sequence in each run."""
     return Random(text)  # noqa: S311 - no secret
 
 
-def some_pod(uid: str, random: Random, *, is_plain: bool = False) -> dict[str, Any]:
+def some_pod(uid: str, random: Random, *, is_plain: bool = False, most: int = 7) -> dict[str, Any]:
     """Return a pod with a budget, whose slices fit in it."""
-    budget = random.randint(1, 7)
+    budget = random.randint(1, most)
     left, containers, annotations = budget, {}, dict(EXCLUSIVE)
     inits: dict[str, tuple[str | int | None, str]] = {}
     for at in range(random.randint(1, 3)):
@@ -67,10 +81,10 @@ def some_pod(uid: str, random: Random, *, is_plain: bool = False) -> dict[str, A
     return budgeted(uid, budget, containers, inits, annotations)
 
 
-def resized(document: dict[str, Any], random: Random) -> dict[str, Any]:
+def resized(document: dict[str, Any], random: Random, most: int) -> dict[str, Any]:
     """Return the pod with another budget, other slices or other annotations."""
     uid = document["metadata"]["uid"]
-    other = some_pod(uid, random)
+    other = some_pod(uid, random, most=most)
     names = [it["name"] for it in document["spec"]["containers"]]
     spares = [it.get("resources") for it in other["spec"]["containers"]]
     containers = [
@@ -101,25 +115,30 @@ class Story:
     def __init__(self, topology: Topology, random: Random) -> None:
         self.random, self.count = random, 0
         self.world = World(topology, NodeConfig(strict_reserved=random.random() < 0.2))
-        self.all_cpus = topology.cpus
+        self.all_cpus = topology.online
+        self.most = max(7, len(topology.online) // 6)  # of a budget, so that pods compete on each machine
 
     def next(self) -> None:
         """Do one event, and a pass of the agent."""
         uids = list(self.world.documents)
         event = self.random.choice(
-            ["add", "add", "edit", "edit", "start", "stop", "remove", "flip", "restart", "old agent"]
+            ["add", "add", "edit", "edit", "start", "stop", "remove", "flip", "restart", "old agent", "kill"]
         )
         if event == "add" or not uids:
             self.count += 1
-            document = some_pod(f"u{self.count}", self.random)
+            document = some_pod(f"u{self.count}", self.random, most=self.most)
             document["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{self.count:02}Z"
             put(self.world, document)
         elif event == "edit":
-            put(self.world, resized(self.world.documents[self.random.choice(uids)], self.random))
+            document = self.world.documents[self.random.choice(uids)]
+            put(self.world, resized(document, self.random, self.most))
         elif event == "start":
             self.start(self.random.choice(uids))
         elif event == "remove":
             self.remove(self.random.choice(uids))
+        elif event == "kill":
+            put(self.world, resized(self.world.documents[self.random.choice(uids)], self.random, self.most))
+            self.act(is_killed=True)
         else:
             self.to_machine_or_agent(event)
         self.act()
@@ -150,7 +169,9 @@ class Story:
         if event == "stop" and live:
             self.world.stop(self.random.choice(live).id)
         elif event == "flip":
-            off = CPUSet(self.random.sample(sorted(self.all_cpus), self.random.choice([0, 0, 1, 2])))
+            most = min(2, len(self.all_cpus) - 1)
+            count = self.random.choice([0, 0, *range(1, most + 1)])
+            off = CPUSet(self.random.sample(sorted(self.all_cpus), count))
             self.world.set_online(self.all_cpus - off)
         elif event == "restart":
             self.world.ledger = ledger_from_dict(ledger_to_dict(self.world.ledger))
@@ -158,13 +179,14 @@ class Story:
             saved = ledger_to_dict(self.world.ledger)
             self.world.ledger = ledger_from_dict({key: saved[key] for key in ("version", "assignments")})
 
-    def act(self) -> None:
-        """Plan, check, and write in any order that the plan allows."""
+    def act(self, *, is_killed: bool = False) -> None:
+        """Plan, check, and write in any order that the plan allows; a killed agent does a part and starts again."""
         before = self.world.ledger
         planned = self.world.plan()
         self.check(planned)
         done: set[int] = set()
-        while len(done) < len(planned.actions):
+        most = self.random.randint(0, len(planned.actions)) if is_killed else len(planned.actions)
+        while len(done) < most:
             ready = [
                 at for at, it in enumerate(planned.actions) if at not in done and set(it.waits_for) <= done
             ]
@@ -172,6 +194,9 @@ class Story:
             self.check_write(planned.actions[at], planned, before)
             self.world.write(planned.actions[at])
             done.add(at)
+        if is_killed:
+            self.world.ledger = ledger_from_dict(ledger_to_dict(self.world.ledger))
+            return
         again = self.world.plan()
         assert not again.actions
         assert (again.ledger, again.refusals) == (planned.ledger, planned.refusals)
@@ -243,11 +268,12 @@ class Story:
         return first[1] is Role.INIT or has_all
 
 
-@pytest.mark.parametrize("machine", TOPOLOGIES)
+@pytest.mark.parametrize("machine", [*TOPOLOGIES, *NAMES])
 def test_any_sequence_of_events_keeps_every_rule(machine: str) -> None:
-    """Births, ends, edits, resizes, hotplug, restarts and downgrades: pools are disjoint, budgets whole or refused."""
-    for seed in range(SEQUENCES):
-        story = Story(TOPOLOGIES[machine], seeded(f"{machine} {seed}"))
+    """Births, ends, edits, resizes, hotplug, restarts, kills, downgrades: pools are disjoint, budgets whole or refused."""
+    topology = TOPOLOGIES.get(machine) or captured(machine)
+    for seed in range(OF_CAPTURED if machine in NAMES else SEQUENCES):
+        story = Story(topology, seeded(f"{machine} {seed}"))
         for _ in range(EVENTS):
             story.next()
 

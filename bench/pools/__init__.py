@@ -1,0 +1,1 @@
+"""What pods with budgets cost: `python -m bench.pools`."""
