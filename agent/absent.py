@@ -188,6 +188,9 @@ class NoDevices:
         """Return the containers that require CPUs beside devices."""
         return self._unknown
 
+    def free(self) -> None:
+        """Return None, because nothing is known."""
+
     def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
         """Forget what a checkpoint has."""
 

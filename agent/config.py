@@ -45,6 +45,7 @@ class NodeOptions:
     overcommit_taint: bool = False
     sidecar: Amount = SIDECAR
     topology: bool = False  # publish the node's NodeResourceTopology
+    near_cpus: bool = False  # publish the CPUs that are free beside free devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.near import Device
+    from pinning.machine.near_rooms import Kinds
     from pinning.machine.topology import Topology
     from pinning.planning.observed import Observed, Owner, State
     from pinning.planning.quota import Bandwidth
@@ -434,6 +435,10 @@ class Devices(Protocol):
 
     def unknown(self) -> Mapping[Owner, str]:
         """Return the containers whose devices are not known, and the reason."""
+        ...
+
+    def free(self) -> Kinds | None:
+        """Return the free devices of each resource by their NUMA nodes; None if not known, or not asked for."""
         ...
 
     def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:

@@ -21,6 +21,7 @@ from pinning.contract import (
     KUBEVIRT_LABEL,
     LIMIT_RANGER,
     MIRROR_POD,
+    NEAR_CPUS,
     NUMA_CPUS,
     POD_SCOPE,
     STATUS_CPUS,
@@ -32,6 +33,7 @@ from pinning.pods.budget import filled_in, filled_in_annotation
 from pinning.pods.claims import MOST_CONTAINERS
 from pinning.pods.device_claims import MOST_CLAIMS
 from pinning.pods.identity import CONFIG_HASH
+from pinning.pods.near_counts import MOST_KINDS
 from pinning.pods.quantity import RawQuantity
 from pinning.pods.resources import READ, is_foreign
 from pinning.pods.types import Container
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 
 PODS: Final = "/api/v1/pods"
 MOST_STRANGE: Final = 20  # annotations of ours that name no container: these many are reported
+MOST_NEAR: Final = (
+    4 * MOST_KINDS
+)  # limits of a container that count CPUs beside devices: admission adds MOST_KINDS
 DEVICE: Final = "any.device/any"  # stands for the limits of a container that name devices
 LONGEST_VALUE: Final = 100  # characters of an annotation: no word that means anything has as many
 
@@ -236,6 +241,10 @@ def _counted(containers: list[_Container] | None) -> list[_Container]:
 def _limits(given: dict[str, RawQuantity | None]) -> dict[str, RawQuantity | None]:
     """Return the limits that are read, and DEVICE in place of all that name devices."""
     kept = {name: given[name] for name in given.keys() & READ if given[name] is not None}
+    if len(given) == len(kept):
+        return kept
+    near = [name for name, value in given.items() if name.startswith(NEAR_CPUS) and value is not None]
+    kept |= {name: given[name] for name in near[:MOST_NEAR]}
     return {**kept, DEVICE: 1} if any(is_foreign(name) for name in given) else kept
 
 

@@ -291,7 +291,12 @@ def _devices(config: AgentConfig, metrics: Metrics) -> Devices:
     from agent.kubelet.devices import DeviceList, KubeletDevices
     from agent.kubelet.pod_resources import socket_beside
 
-    return KubeletDevices(DeviceList(socket_beside(config.kubelet_state)), metrics, config.config)
+    socket, free = socket_beside(config.kubelet_state), None
+    if config.node_options.near_cpus:
+        from agent.kubelet.free_devices import FreeDeviceList, FreeDeviceWatch
+
+        free = FreeDeviceWatch(FreeDeviceList(socket), metrics)
+    return KubeletDevices(DeviceList(socket), metrics, config.config, free=free)
 
 
 def _claims(config: AgentConfig, api: Api | None, metrics: Metrics) -> DeviceClaims:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from pinning.guests.threads import GuestID
     from pinning.machine.near import DeviceKind
+    from pinning.machine.near_rooms import FreeDevices
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import NodeSets
@@ -344,6 +345,7 @@ class NodeState:
     ] = ()  # CPU lists whose processes died without releasing them, the newest last
     group: str = ""  # of nodes, whose configuration the agent started with; empty: none
     topology_manager: str = ""  # the policy of the kubelet's; empty: not known
+    free_devices: FreeDevices | None = None  # None: not known, or not asked for
     reclaims_dropped: int = 0  # number of older entries that were dropped
     quiet: QuietResult | None = None  # None: the agent is not to move interrupts here
     # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.

@@ -29,6 +29,8 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--nri", "auto|off|SOCKET", asks, "auto")
     keeps = "publish a NodeResourceTopology with the free resources of each NUMA node, for schedulers"
     add_flag(parser, "--node-topology", "on|off", keeps, "off")
+    near = "publish how many CPUs are free beside the free devices of each device plugin, for schedulers"
+    add_flag(parser, "--near-cpus", "on|off", near, "off")
     serves = (
         "be the driver of ResourceClaims for CPUs (DeviceClass cpu.corepin.io); needs Kubernetes 1.36 and NRI"
     )
@@ -44,9 +46,18 @@ def runtime_endpoint(args: argparse.Namespace) -> Path | None:
 
 def keeps_topology(args: argparse.Namespace) -> bool:
     """Return whether the agent publishes the free resources of NUMA nodes; raise CommandFailed for another value."""
-    if args.node_topology not in {"on", "off"}:
-        raise CommandFailed(f"--node-topology: {args.node_topology!r} is unknown: write on or off")
-    return bool(args.node_topology == "on")
+    return _is_on("--node-topology", args.node_topology)
+
+
+def publishes_near_cpus(args: argparse.Namespace) -> bool:
+    """Return whether the agent publishes the CPUs beside free devices; raise CommandFailed for another value."""
+    return _is_on("--near-cpus", args.near_cpus)
+
+
+def _is_on(flag: str, value: str) -> bool:
+    if value not in {"on", "off"}:
+        raise CommandFailed(f"{flag}: {value!r} is unknown: write on or off")
+    return value == "on"
 
 
 def nri_socket(args: argparse.Namespace) -> Path:

@@ -19,6 +19,9 @@ EXCLUSIVE_NON_ISOLCPUS_CORES = "cmk.intel.com/exclusive-non-isolcpus-cores"
 ISOLATED_CORES = "corepin.io/isolated-cores"  # for `smt-policy: isolate`
 WHOLE_CORES = "corepin.io/whole-cores"  # for `smt-policy: require`
 NUMA_CPUS = "corepin.io/numa-cpus"  # for `numa-policy: single`: CPUs of one NUMA node
+NEAR_CPUS = (
+    "near.corepin.io/"  # then the name of devices' resource: for `device-policy: require`, CPUs beside them
+)
 CMK_RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES)  # in CMK's order: the first one present wins
 
 # Annotations that users write.

@@ -25,6 +25,7 @@ OVERLAYS = frozenset(
         "guard",
         "dashboard",
         "numa-scheduling",
+        "near-cpus",
         "dra",
         "dra-cpu-class",
         "claim-limits",
@@ -48,6 +49,7 @@ WHEN = {
     frozenset({"counted"}): ".Values.counted",
     frozenset({"guard"}): ".Values.guard.enabled",
     frozenset({"numa-scheduling"}): ".Values.agent.nodeTopology",
+    frozenset({"near-cpus"}): ".Values.agent.nearCPUs",
     frozenset({"cmk"}): ".Values.agent.cmk",
     frozenset({"dashboard"}): ".Values.dashboard.enabled",
 }
@@ -64,6 +66,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "counted": {"counted": True},
     "guard": {"guard.enabled": True, "agent.nri": True},
     "numa-scheduling": {"agent.nodeTopology": True},
+    "near-cpus": {"agent.nearCPUs": True},
     "cmk": {"agent.cmk": True},
     "dra": {"agent.dra": True, "agent.nri": True},
     "dra-cpu-class": {"claims.cpuClass": True},

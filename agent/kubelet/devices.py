@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.grpc_calls import Fields
+    from agent.kubelet.free_devices import FreeDeviceWatch
     from agent.metrics import Metrics
+    from pinning.machine.near_rooms import Kinds
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, SeenPod
 
@@ -124,7 +126,7 @@ def devices_of(container: ContainerResources) -> tuple[Device, ...] | None:
     return tuple(sorted(devices, key=lambda device: (device.resource, str(device.nodes))))
 
 
-def _result_of(error: AgentError) -> tuple[str, str]:
+def result_of(error: AgentError) -> tuple[str, str]:
     """Return the result of a failed call as the metric counts it, and the reason."""
     if isinstance(error, TooLarge):
         return "too_large", f"the kubelet's list of devices exceeds {ANSWER_BYTES >> 20} MiB"
@@ -153,8 +155,10 @@ class KubeletDevices:
         metrics: Metrics,
         config: NodeConfig = DEFAULT,
         clock: Callable[[], float] = monotonic,
+        free: FreeDeviceWatch | None = None,
     ) -> None:
         self._kubelet = kubelet
+        self._free = free
         self._config = config
         self._metrics = metrics
         self._clock = clock
@@ -174,6 +178,10 @@ class KubeletDevices:
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
         """Return the devices of each container of which the kubelet said what it has, also if it has none."""
         return self._known
+
+    def free(self) -> Kinds | None:
+        """Return the free devices of each resource by their NUMA nodes; None if not known, or not asked for."""
+        return self._free.known() if self._free else None
 
     def unknown(self) -> Mapping[Owner, str]:
         """Return the containers whose devices are not known, and the reason."""
@@ -196,6 +204,8 @@ class KubeletDevices:
     def follow(self, observed: Observed, names: Mapping[str, Name]) -> None:
         """Wait for the devices of new pods, and forget pods that are gone; `names` has every pod of the runtime."""
         now = self._clock()
+        if self._free:
+            self._free.follow(observed)
         uids = {owner.pod_uid for owner in (*self._known, *self._too_many)}
         gone = {uid for uid in uids if observed.is_gone(uid)}
         if gone:
@@ -245,7 +255,13 @@ class KubeletDevices:
             self._wake.set()
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Ask the kubelet while a pod waits, until cancelled."""
+        """Ask the kubelet while a pod waits, and for free devices where these are wanted, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._run(request_pass))
+            if self._free:
+                group.create_task(self._free.run(request_pass))
+
+    async def _run(self, request_pass: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
@@ -299,7 +315,7 @@ class KubeletDevices:
         return True
 
     def _failed(self, error: AgentError, asked: float) -> None:
-        result, reason = _result_of(error)
+        result, reason = result_of(error)
         self._metrics.podresources_called(result, self._clock() - asked)
         if result not in self._logged:
             self._logged.add(result)

@@ -34,6 +34,7 @@ from agent.reconcile.vm_targets import observed_targets, planned_targets, run_ma
 from agent.reconcile.vms import VMKeeper
 from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import EMPTY
+from pinning.machine.near_rooms import FreeDevices
 from pinning.planning.ledger import Ledger
 from pinning.planning.observed import State
 from pinning.planning.plan import Plan
@@ -51,12 +52,14 @@ if TYPE_CHECKING:
     from agent.node_state import NodeState, Proof
     from agent.reconcile.agenda import Trigger
     from agent.reconcile.verify import Sweep
+    from pinning.machine.near_rooms import Kinds
     from pinning.planning.actions import Action
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, Owner
     from pinning.planning.start_table import StartTable
 
 QUOTAS: Final = "quotas.json"
+ALIGNING: Final = frozenset({"best-effort", "restricted", "single-numa-node"})  # of the topology manager
 TALLIES: Final = "tallies"  # key of the count of tasks on the agenda
 # after the start: a first list usually takes a tenth of it, so a longer one means that the API is out of reach
 PODS_SECONDS: Final = 2.0
@@ -76,6 +79,17 @@ class Settings:
     memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # the same for its Memory Manager
     group: str = ""  # of nodes, for which the configuration is; empty: none
     topology_manager: str = ""  # the policy of the kubelet's at start; empty: not known
+
+    def free_devices(self, kinds: Kinds | None, config: NodeConfig) -> FreeDevices | None:
+        """Return the free devices, and how the kubelet chooses one; None if they are not known.
+
+        A Memory Manager has a say in the NUMA node that the topology manager takes, so beside it any may be taken.
+        """
+        if kinds is None:
+            return None
+        has_say = self.memory_policy is not KubeletPolicy.NONE or config.kubelet_binds_memory
+        is_lowest_first = self.topology_manager in ALIGNING and not has_say
+        return FreeDevices(kinds, config.near_ignore, is_lowest_first)
 
     def kubelet_now(self) -> KubeletPolicy:
         """Return the kubelet's current policy."""
@@ -213,7 +227,12 @@ class Reconciler:
         names = self._settings.node, self._interfaces.runtime.name
         starts, group = self._watched.start_way, self._settings.group
         state = node_state_of(result, *names, kubelet, starts, observes=config.observe)
-        return replace(state, group=group, topology_manager=self._settings.topology_manager)
+        return replace(
+            state,
+            group=group,
+            topology_manager=self._settings.topology_manager,
+            free_devices=self._settings.free_devices(self._interfaces.devices.free(), config),
+        )
 
     def _knows_enough(self, observed: Observed) -> bool:
         """Return whether to act. With a ledger that is soon, because pods may have been edited while no agent ran."""

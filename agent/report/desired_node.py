@@ -22,6 +22,7 @@ from pinning.contract import (
     DEGRADED_CONDITION,
     GATE_CPU_MANAGER,
     KUBELET_CONDITION,
+    NEAR_CPUS,
     NOISE_CONDITION,
     NOT_READY_TAINT_KEY,
     OVERCOMMIT_CONDITION,
@@ -65,6 +66,7 @@ class DesiredNode:
     no_taints: tuple[Taint, ...] = ()  # the agent's taints to remove
     no_taint_keys: frozenset[str] = frozenset()  # to remove with any value and effect
     resources: Mapping[str, int | None] = field(default_factory=dict)
+    no_other_resources: str = ""  # prefix of resources to remove that are not named; empty: of none
     conditions: tuple[Condition, ...] = ()
     no_conditions: tuple[str, ...] = ()
 
@@ -81,7 +83,7 @@ def desired_node(
     While the runtime does not list its containers, only the Degraded condition is set. `published` are the last written
     counts of extended resources, `labelled` is the group in the node's label; None: unknown.
     """
-    resources = node_resources(state, pods, published)
+    resources = node_resources(state, pods, published, near=options.near_cpus)
     if resources is None:
         return DesiredNode(conditions=(_degraded(state, labelled),)) if state.runtime_reason else None
     load = overcommit(in_shared_set(pods, state.sets), state.ledger, len(state.shared))
@@ -93,6 +95,7 @@ def desired_node(
         no_taints=() if OVERCOMMIT_TAINT in taints else (OVERCOMMIT_TAINT,),
         no_taint_keys=frozenset({NOT_READY_TAINT_KEY}),
         resources=resources,
+        no_other_resources=NEAR_CPUS,
         conditions=(
             _kubelet(state),
             _overcommit(load, system_load(state.seen_pods, state.sets)),
@@ -111,6 +114,7 @@ def cleared(options: NodeOptions) -> DesiredNode:
         labels=dict.fromkeys(_labels(options)),
         no_taints=(*_taints(options, NO_LOAD), OVERCOMMIT_TAINT),
         resources=dict.fromkeys(RESOURCES),
+        no_other_resources=NEAR_CPUS,
         no_conditions=(
             KUBELET_CONDITION,
             OVERCOMMIT_CONDITION,

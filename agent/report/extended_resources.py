@@ -7,20 +7,23 @@ published.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from agent.report.numa_cpus import free_cpus
+from agent.report.numa_cpus import free_cpus, zone_cpus
 from pinning.contract import (
     EXCLUSIVE_CORES,
     EXCLUSIVE_NON_ISOLCPUS_CORES,
     ISOLATED_CORES,
+    NEAR_CPUS,
     NUMA_CPUS,
     WHOLE_CORES,
 )
 from pinning.machine.cpuset import union
+from pinning.machine.near_rooms import rooms
 from pinning.planning.pod_pools import charged
 from pinning.planning.requests import fulfilled, requested
 from pinning.pods.identity import by_runtime_uid
+from pinning.pods.near_counts import near_resource
 from pinning.pods.phase import is_final
 from pinning.pods.resources import members
 
@@ -31,26 +34,28 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.pods.types import Pod
 
+MOST_NEAR: Final = 256
 RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES, WHOLE_CORES, NUMA_CPUS)
 
 
 def node_resources(
-    state: NodeState, pods: Iterable[Pod], published: Mapping[str, int] | None = None
+    state: NodeState, pods: Iterable[Pod], published: Mapping[str, int] | None = None, *, near: bool = False
 ) -> dict[str, int] | None:
     """Return the quantities to publish; None while pods or ledger are incomplete.
 
     `pods` are those bound to the node, `published` the last written numbers: while the agent only observes, none rises
-    above them.
+    above them. With `near` the CPUs beside free devices are among them.
     """
     if not state.is_synchronised:
         return None
-    claimed, held = dict.fromkeys(RESOURCES, 0), dict.fromkeys(RESOURCES, 0)
+    free = {name: _free(state, name) for name in RESOURCES} | (_free_near(state) if near else {})
+    claimed, held = dict.fromkeys(free, 0), dict.fromkeys(free, 0)
     for uid, pod in by_runtime_uid(pods, state.names).items():
         if not is_final(pod):
             _count(state, pod, uid, claimed, held)
     if state.observes:
         return {name: min(number, (published or {}).get(name, number)) for name, number in claimed.items()}
-    return {name: max(number, held[name] + _free(state, name)) for name, number in claimed.items()}
+    return {name: max(number, held[name] + free[name]) for name, number in claimed.items()}
 
 
 def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: dict[str, int]) -> None:
@@ -59,18 +64,37 @@ def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: 
     After a resize a container may hold more or fewer cores than it requests; the scheduler still counts the request.
     """
     containers = members(pod)
-    asked = [name for name in RESOURCES if any(name in container.requests for container in containers)]
-    for resource in asked:
+    asked = {name for container in containers for name in container.requests}
+    for resource in asked & claimed.keys():
         claimed[resource] += requested(containers, resource)
         held[resource] += fulfilled(containers, resource, _held(state, uid, resource))
 
 
 def _held(state: NodeState, uid: str, resource: str) -> dict[str, int]:
     """Return the cores, or CPUs, charged to each container of a pod."""
-    footprints = charged(state.ledger, uid, is_whole=resource == NUMA_CPUS)
-    if resource == NUMA_CPUS:
+    is_in_cpus = resource == NUMA_CPUS or resource.startswith(NEAR_CPUS)
+    footprints = charged(state.ledger, uid, is_whole=is_in_cpus)
+    if is_in_cpus:
         return {name: len(cpus) for name, cpus in footprints.items()}
     return {name: len(state.topology.cores_of(cpus)) for name, cpus in footprints.items()}
+
+
+def _free_near(state: NodeState) -> dict[str, int]:
+    """Return the CPUs that are free beside the free devices of each resource; none while the devices are not known.
+
+    Without such a number the scheduler places no pod that requests it, and a restarting kubelet ignores the request. Names
+    come from the kubelet alone, because a pod may request any number of them.
+    Of more than MOST_NEAR resources the first ones by name are published: the API server's copy of a node, and what the
+    admission policies look through, are bounded.
+    """
+    if state.free_devices is None:
+        return {}
+    free = {zone.numa_node: zone.free for zone in zone_cpus(state)}
+    found: dict[str, int] = {}
+    for resource, room in sorted(rooms(state.topology, free, free_cpus(state), state.free_devices).items()):
+        if (name := near_resource(resource)) and (name in found or len(found) < MOST_NEAR):
+            found[name] = min(room, found.get(name, room))
+    return found
 
 
 def _free(state: NodeState, resource: str) -> int:

@@ -33,6 +33,7 @@ def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] 
         labels=_changed(node.metadata.labels, desired.labels),
     )
     amounts = {name: None if number is None else str(number) for name, number in desired.resources.items()}
+    amounts |= dict.fromkeys(_other_resources(node, desired))
     capacity = _changed(node.status.capacity, amounts)
     allocatable = _changed(node.status.allocatable, amounts)
     status = _filled(
@@ -41,6 +42,13 @@ def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] 
         conditions=_conditions(node.status.conditions or (), desired, now),
     )
     return _filled(metadata=metadata, status=status) or None
+
+
+def _other_resources(node: Node, desired: DesiredNode) -> set[str]:
+    """Return the resources to remove by their prefix, as those of a device plugin that is gone."""
+    prefix, status = desired.no_other_resources, node.status
+    present = {*(status.capacity or {}), *(status.allocatable or {})} if prefix else set[str]()
+    return {name for name in present - desired.resources.keys() if name.startswith(prefix)}
 
 
 def _filled(**parts: Any) -> dict[str, Any]:

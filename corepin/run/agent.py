@@ -14,7 +14,7 @@ from corepin.flags import (
     listed,
     optional_address,
 )
-from corepin.host_flags import add_host_flags, keeps_topology, runtime_endpoint
+from corepin.host_flags import add_host_flags, keeps_topology, publishes_near_cpus, runtime_endpoint
 from pinning.contract import (
     AGENT_CONFIG,
     AGENT_NAMESPACE,
@@ -219,8 +219,14 @@ def _node_options(args: argparse.Namespace) -> NodeOptions:
         wrong = ", ".join(sorted(gates - GATES))
         raise CommandFailed(f"--feature-gates: {wrong} is unknown: write {' or '.join(sorted(GATES))}")
     sidecar = parse_sidecar(args.sidecar_resources)
-    topology = keeps_topology(args)
-    return NodeOptions(gates, "cmk" in taints, "overcommit" in taints, sidecar, topology=topology)
+    return NodeOptions(
+        gates,
+        "cmk" in taints,
+        "overcommit" in taints,
+        sidecar,
+        topology=keeps_topology(args),
+        near_cpus=publishes_near_cpus(args),
+    )
 
 
 def _split(given: list[str] | None) -> list[str] | None:

@@ -9,6 +9,7 @@ from pinning.contract import (
     CMK_RESOURCES,
     GATE_CONTAINER,
     ISOLATED_CORES,
+    NEAR_CPUS,
     NUMA_CPUS,
     WHOLE_CORES,
 )
@@ -59,12 +60,12 @@ class Member(_Placed):
 
     @lazy
     def limits(self) -> ResourceList:
-        """Return the readable limits of READ."""
+        """Return the readable limits of the resources that are read."""
         return _readable((self.container.get("resources") or {}).get("limits"))
 
     @lazy
     def requests(self) -> ResourceList:
-        """Return the readable requests of READ; an absent one counts as equal to the limit."""
+        """Return the readable requests of the resources that are read; an absent one counts as equal to the limit."""
         resources = self.container.get("resources") or {}
         requested = resources.get("requests")
         if requested == resources.get("limits"):
@@ -122,7 +123,12 @@ def _init_role(container: Container) -> Role:
 def _readable(given: ResourceList | None) -> ResourceList:
     if not given:
         return {}
-    return {name: value for name, value in given.items() if name in READ and is_quantity(value)}
+    return {name: value for name, value in given.items() if is_read(name) and is_quantity(value)}
+
+
+def is_read(resource: str) -> bool:
+    """Return whether a resource of a container is read: CPU, memory, and the extended ones that corepin counts."""
+    return resource in READ or resource.startswith(NEAR_CPUS)
 
 
 def is_quantity(value: RawQuantity) -> bool:
@@ -148,7 +154,7 @@ def unreadable(listed: Iterable[Member]) -> Iterator[Cause]:
 
 def _unreadable(field: str, given: ResourceList) -> Iterator[Cause]:
     for name, value in given.items():
-        if name in READ and not is_quantity(value):
+        if is_read(name) and not is_quantity(value):
             yield Cause(f"{field}[{name}]", f"{shown(value)!r} is not a quantity: write e.g. 2, 1500m or 64M")
 
 

@@ -10,6 +10,7 @@ from agent.node_state import Conflict, NodeState, Path, Proof, StartWay
 from agent.reconcile.result import PassResult, node_state_of
 from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import CPUSet
+from pinning.machine.near import Device
 from pinning.machine.topology import CPUFacts, Topology, assemble
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig
@@ -68,10 +69,11 @@ def state_of(
     complete: bool = True,
     proofs: Mapping[Owner, Proof] | None = None,
     node: str = "node-1",
+    devices: Mapping[Owner, tuple[Device, ...]] | None = None,
 ) -> NodeState:
     """Return the state after a pass in which all pods run and every cpuset was applied."""
     shown = tuple(SeenPod.of(pod, uid) for uid, pod in by_runtime_uid(pods).items())
-    observed = Observed(machine, machine.online, shown, pods_complete=complete)
+    observed = Observed(machine, machine.online, shown, pods_complete=complete, devices=devices or {})
     planned = plan(observed, ledger or Ledger(), config)
     live, read = [], {}
     for seen in observed.by_age:

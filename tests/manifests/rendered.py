@@ -30,13 +30,14 @@ INSTALLS = (
     "guard",
     "dashboard",
     "numa-scheduling",
+    "near-cpus",
     "dra",
     "dra-cpu-class",
     "claim-limits",
 )  # each is a whole corepin
 ROTATING = (
     *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe", "quiet", "quiet-power"),
-    *("priority-quota", "counted", "guard", "dashboard", "numa-scheduling"),
+    *("priority-quota", "counted", "guard", "dashboard", "numa-scheduling", "near-cpus"),
     *("dra", "dra-cpu-class", "claim-limits"),
 )
 SYSTEM, AGENT = "corepin-system", "corepin-agent"

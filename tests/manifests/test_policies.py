@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from agent.report.event_recorder import EventReport
 from agent.report.node import NodeReport
 from agent.report.pod_status import PodReport
 from apiserver.errors import Refused
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.near_rooms import FreeDevices
 from tests.agent.states import EXCLUSIVE, state_of
 from tests.manifests.installed import (
     FORGED,
@@ -280,7 +283,7 @@ async def report(installed: Installed) -> None:
     api = installed.agent_api()
     pods, changed = PodWatch(api, HERE_NODE), asyncio.Event()
     watching = asyncio.create_task(pods.watch(changed.set))
-    options = NodeOptions(frozenset({"CPUManager"}), cmk_taint=True, overcommit_taint=True)
+    options = NodeOptions(frozenset({"CPUManager"}), cmk_taint=True, overcommit_taint=True, near_cpus=True)
     node = NodeReport(api, HERE_NODE, pods, options, interval_seconds=0)
     reporters = (
         PodReport(api, HERE_NODE, pods),
@@ -294,7 +297,8 @@ async def report(installed: Installed) -> None:
                 changed.clear()
                 await changed.wait()
         listed = [it for it in pods.pods().values() if (it.get("metadata") or {}).get("namespace") == "demo"]
-        state = state_of(*pods.pods().values(), node=HERE_NODE)
+        gpu = FreeDevices({"nvidia.com/gpu": {CPUSet([0]): 1}})
+        state = replace(state_of(*pods.pods().values(), node=HERE_NODE), free_devices=gpu)
         for reporter in reporters:
             await reporter.publish(state)
         assert listed
@@ -325,7 +329,9 @@ def check_told(installed: Installed) -> None:
     assert node["metadata"]["labels"]["cpumanager"] == "true"
     assert "status.corepin.io/pools" in node["metadata"]["annotations"]
     assert taints_of(node) == {"others", "cmk"}
-    assert "cmk.intel.com/exclusive-cores" in node["status"]["allocatable"]
+    assert {"cmk.intel.com/exclusive-cores", "near.corepin.io/nvidia.com.gpu"} <= node["status"][
+        "allocatable"
+    ].keys()
     kinds = {
         "Ready",
         "CorepinKubeletPolicy",

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.environments.server.apiserver import ApiServer
-from tests.environments.server.catalog import TOPOLOGY_SCHEDULER
-from tests.environments.server.control_plane import start_topology_scheduler
+from tests.environments.server.catalog import KUBE_SCHEDULER, TOPOLOGY_SCHEDULER
+from tests.environments.server.control_plane import start_scheduler, start_topology_scheduler
 from tests.environments.server.start import require, start_servers
 from tests.numa_scheduling.cluster import Cluster
 
@@ -37,3 +37,11 @@ def cluster(scheduled: ApiServer) -> Iterator[Cluster]:
         yield Cluster(scheduled, client, namespace)
     scheduled.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=0", "--force")
     scheduled.kubectl("delete", "nodes,noderesourcetopologies", "--all")
+
+
+@pytest.fixture(scope="module")
+def stock() -> Iterator[ApiServer]:
+    """Return an API server whose pods are placed by Kubernetes' own scheduler."""
+    [program] = require(KUBE_SCHEDULER)
+    with start_servers() as server, start_scheduler(program, server):
+        yield server

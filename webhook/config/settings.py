@@ -17,6 +17,7 @@ from webhook.config.errors import explain
 GATES = frozenset({GATE_SIDECAR, GATE_CPU_MANAGER})
 KUBEVIRT_ACCOUNTS = ("kubevirt-apiserver", "kubevirt-controller", "kubevirt-handler", "kubevirt-operator")
 Count = Annotated[int, Meta(ge=1, le=8192)]
+Pattern = Annotated[str, Meta(min_length=1, max_length=317)]  # the longest name of a resource
 
 
 class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
@@ -72,6 +73,9 @@ class Settings(_Frozen, frozen=True):
     isolated_cores: bool = True  # count idle siblings in corepin.io/isolated-cores
     whole_cores: bool = True  # count the cores of `require` in corepin.io/whole-cores, if `threads` is known
     numa_cpus: bool = msgspec.field(name="numaCPUs", default=False)  # count those of `single`
+    # count the CPUs that `device-policy: require` takes beside devices, except those of resources like these patterns
+    near_cpus: bool = msgspec.field(name="nearCPUs", default=False)
+    near_ignore: Annotated[tuple[Pattern, ...], Meta(max_length=100)] = ()
     gate: bool = False  # pods with claims that must fit wait until their CPUs are assigned
     gate_image: str = ""
     gate_resources: GateResources = GateResources()

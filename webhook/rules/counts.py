@@ -8,21 +8,26 @@ the scheduler counts, so a resize only gives a warning.
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import (
     CMK_NUM_CORES,
+    DEVICE_POLICY,
     EXCLUSIVE_NON_ISOLCPUS_CORES,
     ISOLATED_CORES,
+    NEAR_CPUS,
     NUMA_CPUS,
     STATUS_CPUS,
     WHOLE_CORES,
+    DevicePolicy,
     NUMAPolicy,
     SMTPolicy,
 )
 from pinning.errors import Cause
 from pinning.pods.claims import Origin
+from pinning.pods.near_counts import MOST_KINDS, device_resources, near_resource
 from pinning.pods.quantity import parse_quantity, whole
 from pinning.pods.resources import Role, shown
 from webhook.rules.injection import Counted
@@ -40,6 +45,7 @@ GROWN: Final = (
     f"the agent assigns them once they are free on its node, and {STATUS_CPUS} shows what the pod has"
 )
 SHRUNK: Final = "create the pod again to have fewer counted"
+_REQUIRED: Final = f"{DEVICE_POLICY.partition('.')[0]} {DevicePolicy.REQUIRE}"
 
 
 class Need(NamedTuple):
@@ -58,11 +64,13 @@ class Need(NamedTuple):
     @property
     def unit(self) -> str:
         """The unit of the resource in messages."""
+        if self.resource.startswith(NEAR_CPUS):
+            return "CPUs beside devices"
         return "CPUs of one NUMA node" if self.resource == NUMA_CPUS else "cores"
 
 
-def counts_of(claim: Claim, settings: Settings) -> tuple[Counted, ...]:
-    """Return the extended resources to add to a container for its claim."""
+def counts_of(claim: Claim, settings: Settings, near: Iterable[str] = ()) -> tuple[Counted, ...]:
+    """Return the extended resources to add to a container for its claim; `near` are those that count CPUs beside devices."""
     found = []
     if claim.origin is Origin.CMK:
         found.append(Counted(CMK_NUM_CORES, claim.count))
@@ -72,6 +80,8 @@ def counts_of(claim: Claim, settings: Settings) -> tuple[Counted, ...]:
         found.append(Counted(WHOLE_CORES, -(-claim.count // settings.threads)))
     if settings.numa_cpus and _is_of_one_node(claim):
         found.append(Counted(NUMA_CPUS, _cpus(claim, settings.threads or 1)))
+    if settings.near_cpus:
+        found += [Counted(resource, _cpus(claim, settings.threads or 1)) for resource in near]
     return tuple(found)
 
 
@@ -79,7 +89,8 @@ def counts_of_pod(pod_claims: PodClaims, settings: Settings) -> Mapping[str, tup
     """Return the extended resources to add to the containers of a pod, by container."""
 
     def counted(claim: Claim) -> Iterator[Need]:
-        return (Need(it.name, "", it.number, it.number) for it in counts_of(claim, settings))
+        near = _near(pod_claims, claim, settings) if settings.near_cpus else ()
+        return (Need(it.name, "", it.number, it.number) for it in counts_of(claim, settings, near))
 
     return {
         container: tuple(Counted(need.resource, need.least) for need in needs)
@@ -144,7 +155,7 @@ def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
 
 def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
     """Warn that a resize does not change what the scheduler counts for the container."""
-    was = _by_container(before, partial(_needs, settings=settings))
+    was = _by_container(before, partial(_needs, before, settings=settings))
     for member, need in _miscounted(after, settings):
         if need in was.get(member.name, ()):
             continue
@@ -160,7 +171,7 @@ def _field(member: Member, need: Need) -> str:
 
 def _miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
     """Yield the containers for which the scheduler counts another amount than their claims take."""
-    needs_of = partial(_needs, settings=settings)
+    needs_of = partial(_needs, pod_claims, settings=settings)
     for container, needs in _by_container(pod_claims, needs_of).items():
         member = pod_claims.member_called(container)
         for need in needs:
@@ -169,7 +180,7 @@ def _miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Mem
                 yield member, need
 
 
-def _needs(claim: Claim, settings: Settings) -> Iterator[Need]:
+def _needs(pod_claims: PodClaims, claim: Claim, settings: Settings) -> Iterator[Need]:
     """Yield the resources that can count a claim, whether corepin adds them or not."""
     count = claim.count
     if claim.origin is not Origin.CMK and claim.smt is SMTPolicy.ISOLATE:
@@ -179,6 +190,25 @@ def _needs(claim: Claim, settings: Settings) -> Iterator[Need]:
         yield Need(WHOLE_CORES, claim.smt, cores or 1, cores or count)
     if _is_of_one_node(claim):
         yield Need(NUMA_CPUS, NUMAPolicy.SINGLE, count, _cpus(claim, MOST_THREADS))
+    for resource in _near(pod_claims, claim, settings):
+        yield Need(resource, _REQUIRED, count, _cpus(claim, MOST_THREADS))
+
+
+def _near(pod_claims: PodClaims, claim: Claim, settings: Settings) -> tuple[str, ...]:
+    """Return the resources that count the CPUs of a claim beside devices; none where they may be elsewhere.
+
+    The pool of a pod is not placed beside devices, and agents publish the CPUs of the common pool.
+    """
+    is_near = claim.devices is DevicePolicy.REQUIRE and claim.resource != EXCLUSIVE_NON_ISOLCPUS_CORES
+    if not is_near or claim.origin is Origin.POOL:
+        return ()
+    devices = device_resources(pod_claims.members, pod_claims.member_of(claim))
+    counted = (near_resource(it) for it in devices if not _is_ignored(it, settings))
+    return tuple(dict.fromkeys(name for name in counted if name))[:MOST_KINDS]
+
+
+def _is_ignored(resource: str, settings: Settings) -> bool:
+    return any(fnmatchcase(resource, pattern) for pattern in settings.near_ignore)
 
 
 def _is_of_one_node(claim: Claim) -> bool:

@@ -46,7 +46,7 @@ _Amounts = TypedDict("_Amounts", dict.fromkeys(READ, RawQuantity), total=False) 
 
 class _Resources(TypedDict, total=False):
     requests: _Amounts | None
-    limits: _Amounts | None
+    limits: dict[str, RawQuantity] | None  # of any name: devices count, and API requests of these are equal
     claims: list[NamedClaim] | None
 
 

@@ -27,6 +27,7 @@ class FakeKubelet:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.answer: bytes = b""
+        self.allocatable: bytes = b""  # the answer to GetAllocatableResources
         self.error: tuple[grpc.StatusCode, str] | None = None
         self.hangs = False
         self.asked = 0
@@ -40,7 +41,9 @@ class FakeKubelet:
         """Serve on the socket until the block ends."""
         server = grpc.aio.server()
         handler = grpc.unary_unary_rpc_method_handler(self._list)  # bytes in, bytes out
-        service = grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": handler})
+        there = grpc.unary_unary_rpc_method_handler(self._allocatable)
+        handlers = {"List": handler, "GetAllocatableResources": there}
+        service = grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers)
         server.add_generic_rpc_handlers((service,))
         server.add_insecure_port(f"unix://{self.socket}")
         await server.start()
@@ -48,6 +51,10 @@ class FakeKubelet:
             yield
         finally:
             await server.stop(None)
+
+    async def _allocatable(self, _: bytes, __: Any) -> bytes:
+        self.asked += 1
+        return self.allocatable
 
     async def _list(self, _: bytes, context: Any) -> bytes:
         self.asked += 1

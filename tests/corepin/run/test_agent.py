@@ -10,7 +10,7 @@ import pytest
 from agent.config import AgentConfig, ApiFlags
 from agent.kernel.machine import machine_id
 from agent.local.pods_dir import PodsDir
-from agent.main import reporters
+from agent.main import _devices, reporters
 from agent.metrics import Metrics
 from agent.reconcile.checkpoint import Saved, StateDir, write
 from apiserver.access import Access
@@ -185,3 +185,16 @@ def test_kubelet_is_asked_only_when_it_is_named(
     assert config("--node", "n1").kubelet_url == "https://10.0.0.1:10250"
     proxied = "https://api/api/v1/nodes/n1/proxy/configz"
     assert "--kubelet-configz" in failure(capsys, "--node", "n1", "--kubelet-configz", proxied)
+
+
+def test_cpus_beside_free_devices_are_asked_for_where_that_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Off by default: then no list of free devices is kept; the variable of the component switches it on."""
+    monkeypatch.setattr("agent.kubelet.free_devices.FreeDeviceWatch.known", lambda _: {})
+    assert not config("--node", "n1").node_options.near_cpus
+    assert _devices(config("--node", "n1"), Metrics()).free() is None
+    monkeypatch.setenv("COREPIN_NEAR_CPUS", "on")
+    assert config("--node", "n1").node_options.near_cpus
+    assert _devices(config("--node", "n1"), Metrics()).free() == {}
+    assert "--near-cpus: 'yes' is unknown: write on or off" in failure(capsys, "--near-cpus=yes")

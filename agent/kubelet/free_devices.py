@@ -1,0 +1,178 @@
+"""The devices of the node that no container has, from the kubelet's PodResources API: allocatable ones less given ones.
+
+The kubelet is asked when pods with devices come or go, then with backoff, and at least every LONGEST_SECONDS, because
+devices also fail and recover. It is asked only where the agent publishes the CPUs beside free devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from time import monotonic
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import AgentError, Refused
+from agent.grpc_calls import Calls, decoded
+from agent.kubelet.devices import ANSWER_BYTES, HIGHEST_NODE, result_of
+from agent.kubelet.pod_resources import PODS, SERVICE
+from agent.kubelet.podresources_pb2 import (
+    AllocatableResourcesRequest,
+    ContainerDevices,
+    ListPodResourcesRequest,
+)
+from agent.kubelet.podresources_pb2 import PodResources as Pod
+from agent.token_bucket import TokenBucket
+from pinning.machine.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from agent.metrics import Metrics
+    from pinning.machine.near_rooms import Kinds
+    from pinning.planning.observed import Observed
+
+MOST_DEVICES: Final = 20_000  # of the node; entries of one answer
+MOST_KINDS: Final = 1_000  # resources
+FIRST_SECONDS, LONGEST_SECONDS = 0.25, 10.0  # backoff between rounds of two calls
+ROUND_SECONDS: Final = 1.0  # at most one round in this time in the mean
+BURST: Final = 2
+STALE_SECONDS: Final = 60.0  # without an answer for longer the devices are not known
+_DEVICES: Final = 1  # field number
+_YIELD_EVERY: Final = 100  # entries, which take about a millisecond
+
+Key = tuple[str, str]  # resource and id of a device
+
+logger = logging.getLogger(__name__)
+
+
+class FreeDeviceList:
+    """The kubelet behind one socket."""
+
+    def __init__(self, socket: Path, timeout_seconds: float = 2.0) -> None:
+        self._calls = Calls(socket, SERVICE, timeout_seconds, ANSWER_BYTES)
+
+    async def ask(self) -> Kinds:
+        """Return the number of free devices of each resource, by their NUMA nodes; raise Unavailable or Refused."""
+        there = await self._allocatable()
+        given = await self._given()
+        return free_kinds(there, given)
+
+    async def _allocatable(self) -> dict[Key, set[int]]:
+        """Return the NUMA nodes of each healthy device."""
+        found: dict[Key, set[int]] = {}
+        async with self._calls.reading("GetAllocatableResources", AllocatableResourcesRequest()) as fields:
+            entries = 0
+            while number := await fields.next():
+                if number != _DEVICES:
+                    continue
+                entry = decoded(ContainerDevices, await fields.content())
+                nodes = {node.ID for node in entry.topology.nodes if 0 <= node.ID <= HIGHEST_NODE}
+                for device in entry.device_ids:
+                    found.setdefault((entry.resource_name, device), set()).update(nodes)
+                entries += 1
+                await _take_turns(entries, len(found))
+        return found
+
+    async def _given(self) -> set[Key]:
+        """Return the devices that containers have."""
+        found: set[Key] = set()
+        async with self._calls.reading("List", ListPodResourcesRequest()) as fields:
+            while number := await fields.next():
+                if number != PODS:
+                    continue
+                pod, entries = decoded(Pod, await fields.content()), 0
+                for container in pod.containers:
+                    for entry in container.devices:
+                        found.update((entry.resource_name, device) for device in entry.device_ids)
+                        entries += 1
+                        await _take_turns(entries, len(found))
+                await asyncio.sleep(0)
+        return found
+
+
+async def _take_turns(entries: int, devices: int) -> None:
+    """Let the event loop go on now and then; raise Refused for more devices than are kept."""
+    if devices > MOST_DEVICES:
+        raise Refused(f"the kubelet names more than {MOST_DEVICES} devices, and no more are read")
+    if entries % _YIELD_EVERY == 0:
+        await asyncio.sleep(0)
+
+
+def free_kinds(there: Mapping[Key, Iterable[int]], given: set[Key]) -> Kinds:
+    """Return the number of free devices of each resource, by their NUMA nodes; raise Refused for too many resources."""
+    kinds: dict[str, dict[CPUSet, int]] = {}
+    for key, numbers in there.items():
+        kind = kinds.setdefault(key[0], {})
+        if key not in given:
+            nodes = CPUSet(numbers)
+            kind[nodes] = kind.get(nodes, 0) + 1
+    if len(kinds) > MOST_KINDS:
+        raise Refused(f"the kubelet names devices of more than {MOST_KINDS} resources, and no more are read")
+    return MappingProxyType(kinds)
+
+
+class FreeDeviceWatch:
+    """Keeps the free devices of the node; `follow` and `known` are called by passes and never wait, `run` asks."""
+
+    def __init__(
+        self, kubelet: FreeDeviceList, metrics: Metrics, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._kubelet = kubelet
+        self._metrics = metrics
+        self._clock = clock
+        self._known: Kinds | None = None
+        self._answered = 0.0  # when the last successful round began
+        # Uids of pods with devices, and whether these ended.
+        self._pods: frozenset[tuple[str, bool]] = frozenset()
+        self._logged = ""  # the result of the last call, if it failed
+        self._bucket = TokenBucket(BURST, ROUND_SECONDS)
+        self._wake = asyncio.Event()
+
+    def known(self) -> Kinds | None:
+        """Return the free devices of each resource by their NUMA nodes; None if they are not known."""
+        return self._known
+
+    def follow(self, observed: Observed) -> None:
+        """Ask anew when pods with devices came, ended or are gone."""
+        pods = frozenset((pod.uid, pod.is_final) for pod in observed.pods if pod.device_containers)
+        if pods != self._pods:
+            self._pods = pods
+            self._wake.set()
+
+    async def run(self, request_pass: Callable[[], None]) -> None:
+        """Ask the kubelet until cancelled; ask for a pass when the free devices changed."""
+        wait = FIRST_SECONDS
+        while True:
+            self._wake.clear()
+            while not self._bucket.take(self._clock()):
+                await asyncio.sleep(max(0.0, self._bucket.wait(self._clock())))
+            if await self._ask():
+                request_pass()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+            wait = FIRST_SECONDS if self._wake.is_set() else min(LONGEST_SECONDS, wait * 2)
+
+    async def _ask(self) -> bool:
+        """Ask once; return whether what is known changed."""
+        asked, before = self._clock(), self._known
+        try:
+            self._known = await self._kubelet.ask()
+        except AgentError as error:
+            self._failed(error, asked)
+        else:
+            self._logged, self._answered = "", asked
+            self._metrics.podresources_called("ok", self._clock() - asked)
+        return self._known != before
+
+    def _failed(self, error: AgentError, asked: float) -> None:
+        result, reason = result_of(error)
+        self._metrics.podresources_called(result, self._clock() - asked)
+        if self._known is not None and asked - self._answered >= STALE_SECONDS:
+            self._known = None
+        if result != self._logged:
+            logger.warning("free devices not known", extra={"facts": {"reason": reason}})
+        self._logged = result

@@ -1,0 +1,82 @@
+"""How many CPUs are free beside every device that the kubelet may give out next. Pure.
+
+The scheduler knows resources of a node and no NUMA nodes, and the kubelet chooses the device. So the least that is free
+beside any device which it can choose is what a container finds beside the device that it gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from pinning.machine.near import Device, near_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from pinning.machine.cpuset import CPUSet
+    from pinning.machine.topology import Topology
+
+    Kinds = Mapping[str, Mapping[CPUSet, int]]
+
+MOST_NODES: Final = 64  # the kubelet itself has a topology manager up to 8 nodes by default
+
+
+@dataclass(frozen=True, slots=True)
+class FreeDevices:
+    """The healthy devices of a node that no container has, and how the kubelet chooses among them."""
+
+    # How many there are of each resource, by the NUMA nodes that the kubelet names; nodes are empty if not known.
+    kinds: Kinds = field(default_factory=lambda: MappingProxyType({}))
+    ignored: tuple[str, ...] = ()  # patterns of resources that containers are not placed beside
+    # The topology manager of the kubelet takes the lowest NUMA node that has all devices of a container.
+    is_lowest_first: bool = False
+
+
+def rooms(topology: Topology, free: Mapping[int, int], total: int, devices: FreeDevices) -> dict[str, int]:
+    """Return, for each resource, the least free CPUs of all NUMA nodes near a device that the kubelet may take.
+
+    `free` are the free CPUs of each NUMA node, `total` those of all. A device without a known NUMA node, or of an ignored
+    resource, sets no limit; without a free device there is no room.
+    """
+    taken = first_nodes(devices.kinds) if devices.is_lowest_first else None
+    found = {}
+    for resource, kind in devices.kinds.items():
+        is_ignored = any(fnmatchcase(resource, pattern) for pattern in devices.ignored)
+        near = () if is_ignored else _near(topology, resource, kind, taken)
+        found[resource] = min((free.get(node, 0) for node in near), default=total) if kind else 0
+    return found
+
+
+def _near(
+    topology: Topology, resource: str, kind: Iterable[CPUSet], taken: Collection[int] | None
+) -> Iterator[int]:
+    """Yield the NUMA nodes near the devices of a resource; with `taken` near those on these nodes."""
+    for nodes in kind:
+        if taken is None or any(node in taken for node in nodes):
+            yield from near_nodes(topology, Device(resource, nodes))
+
+
+def first_nodes(kinds: Kinds) -> frozenset[int] | None:
+    """Return the NUMA nodes of devices that no lower node replaces; None for more nodes than are compared.
+
+    For a container that fits on one node the topology manager takes the lowest one with all of its devices. A lower node
+    that has as many free devices of every resource is therefore taken instead, whatever the container asks for.
+    """
+    numbers = sorted({node for kind in kinds.values() for nodes in kind for node in nodes})
+    if len(numbers) > MOST_NODES:
+        return None
+    has = {node: [_count(kind, node) for kind in kinds.values()] for node in numbers}
+    return frozenset(
+        node for node in numbers if not any(_covers(has[low], has[node]) for low in numbers if low < node)
+    )
+
+
+def _count(kind: Mapping[CPUSet, int], node: int) -> int:
+    return sum(count for nodes, count in kind.items() if node in nodes)
+
+
+def _covers(lower: Sequence[int], node: Sequence[int]) -> bool:
+    return all(low >= here for low, here in zip(lower, node, strict=True))

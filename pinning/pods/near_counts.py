@@ -1,0 +1,59 @@
+"""Extended resources that count the CPUs beside a device plugin's devices, by the names of the plugin's resources. Pure."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from pinning.contract import NEAR_CPUS
+from pinning.pods.quantity import parse_quantity
+from pinning.pods.resources import Role, is_foreign, is_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pinning.pods.resources import Member
+
+MOST_KINDS: Final = 16  # resources of devices of which the CPUs beside them are counted for one container
+LONGEST_NAME: Final = 63  # what the API server allows after the slash
+LONGEST_DOMAIN: Final = 253
+_DIGEST: Final = 10  # hexadecimal digits
+_WORD: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_RESOURCE: Final = re.compile(
+    rf"{_WORD}(\.{_WORD})*/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{LONGEST_NAME - 2}}}[A-Za-z0-9])?"
+)
+
+
+def near_resource(resource: str) -> str:
+    """Return the resource that counts the CPUs beside devices of `resource`; empty if there can be no such devices.
+
+    `nvidia.com/gpu` gives `near.corepin.io/nvidia.com.gpu`. A name that would be too long for the API server is cut, and
+    a digest of the whole name is added. Two resources may share a name (`a.b/c.d` and `a.b.c/d`): they are counted together.
+    """
+    domain = resource.partition("/")[0]
+    if len(domain) > LONGEST_DOMAIN or not is_foreign(resource) or not _RESOURCE.fullmatch(resource):
+        return ""
+    name = resource.replace("/", ".")
+    if len(name) > LONGEST_NAME:
+        digest = sha256(resource.encode()).hexdigest()[:_DIGEST]
+        name = f"{name[: LONGEST_NAME - _DIGEST - 1]}.{digest}"
+    return NEAR_CPUS + name
+
+
+def device_resources(listed: Iterable[Member], container: Member) -> tuple[str, ...]:
+    """Return the resources of the devices that a container is placed beside, sorted; `listed` are its pod's containers.
+
+    The kubelet names no devices of an ordinary init container: it is placed beside those of the other containers.
+    """
+    having = listed if container.role is Role.INIT else (container,)
+    return tuple(
+        sorted(
+            {
+                name
+                for member in having
+                for name, amount in ((member.container.get("resources") or {}).get("limits") or {}).items()
+                if is_foreign(name) and is_quantity(amount) and parse_quantity(amount) > 0
+            }
+        )
+    )

@@ -1,0 +1,302 @@
+"""The devices of a node that no container has, from the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from agent.errors import AgentError, Refused, TooLarge, Unavailable
+from agent.kubelet.devices import ANSWER_BYTES, DeviceList, KubeletDevices
+from agent.kubelet.free_devices import (
+    MOST_DEVICES,
+    MOST_KINDS,
+    STALE_SECONDS,
+    FreeDeviceList,
+    FreeDeviceWatch,
+    free_kinds,
+)
+from agent.kubelet.podresources_pb2 import (
+    AllocatableResourcesResponse,
+    ContainerDevices,
+    ListPodResourcesResponse,
+)
+from agent.metrics import Metrics
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.observed import Observed, SeenPod
+from tests.agent.kubelet.fake_kubelet import FakeKubelet
+from tests.agent.kubelet.test_device_list import GPU, NIC, entry, listed
+from tests.agent.states import MACHINE, bound
+from tests.pods import container
+
+if TYPE_CHECKING:
+    from pinning.machine.near_rooms import Kinds
+
+ONE: Kinds = {GPU: {CPUSet([1]): 1}}
+OTHER: Kinds = {GPU: {CPUSet([0]): 1}}
+
+
+def observed(*names: str, phase: str = "Running", gpus: int = 1) -> Observed:
+    """Return an observation of pods with GPUs and no CPUs of their own."""
+    pods = [bound(name, container("main", {"cpu": 1, **({GPU: gpus} if gpus else {})})) for name in names]
+    shown = ({**pod, "status": {"phase": phase}} for pod in pods)
+    seen = tuple(SeenPod.of(pod, name) for name, pod in zip(names, shown, strict=True))  # type: ignore[arg-type]
+    return Observed(MACHINE, MACHINE.online, seen)
+
+
+class Told:
+    """A kubelet whose answers the test chooses; each call takes a minute of the fake clock."""
+
+    def __init__(self) -> None:
+        self.kinds: Kinds = ONE
+        self.error: AgentError | None = None
+        self.seconds = 60.0  # how long the fake clock goes on with each call
+        self.now = 1000.0
+        self.calls = 0
+        self.called = asyncio.Event()
+
+    async def ask(self) -> Kinds:
+        """Return the free devices, or raise the error."""
+        self.now += self.seconds
+        self.calls += 1
+        self.called.set()
+        if self.error:
+            raise self.error
+        return self.kinds
+
+
+class Scene:
+    """The watch with its kubelet; `passes` counts the requested passes."""
+
+    def __init__(self) -> None:
+        self.kubelet, self.passes = Told(), 0
+        clock = lambda: self.kubelet.now  # noqa: E731 - a name for what is passed on
+        self.watch = FreeDeviceWatch(self.kubelet, Metrics(), clock)  # type: ignore[arg-type]
+
+    def request_pass(self) -> None:
+        """Count a requested pass."""
+        self.passes += 1
+
+    async def calls(self, number: int) -> None:
+        """Wait until the kubelet was asked so many times, and its answer is known."""
+        while self.kubelet.calls < number:
+            self.kubelet.called.clear()
+            await self.kubelet.called.wait()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def stage(scenario: Callable[[Scene], Awaitable[None]]) -> Scene:
+    """Run a scenario beside the watch's task."""
+    scene = Scene()
+
+    async def run() -> None:
+        work = asyncio.create_task(scene.watch.run(scene.request_pass))
+        async with asyncio.timeout(30):
+            await scenario(scene)
+        assert not work.done()
+        work.cancel()
+
+    asyncio.run(run())
+    return scene
+
+
+def test_it_asks_when_pods_with_devices_come_and_go() -> None:
+    """At the start, for a new pod, for one that ended and for one that is gone; a changed answer asks for a pass."""
+
+    async def scenario(scene: Scene) -> None:
+        assert scene.watch.known() is None
+        await scene.calls(1)
+        assert (scene.watch.known(), scene.passes) == (ONE, 1)
+        for number, seen in enumerate(
+            (observed("a"), observed("a", "b"), observed("a", "b", phase="Succeeded"), observed()), 2
+        ):
+            scene.watch.follow(seen)
+            await scene.calls(number)
+        assert scene.passes == 1
+        scene.kubelet.kinds = OTHER
+        scene.watch.follow(observed("c"))
+        await scene.calls(6)
+        assert (scene.watch.known(), scene.passes) == (OTHER, 2)
+
+    stage(scenario)
+
+
+def test_other_pods_are_not_asked_for() -> None:
+    """Pods without devices, and a pass in which nothing changed."""
+    scene = Scene()
+    scene.watch.follow(observed("a"))
+    assert scene.watch._wake.is_set()
+    scene.watch._wake.clear()
+    scene.watch.follow(observed("a"))
+    assert not scene.watch._wake.is_set()
+    devices = observed("a").pods
+    plain = observed("b", gpus=0).pods
+    scene.watch.follow(Observed(MACHINE, MACHINE.online, (*devices, *plain)))
+    assert not scene.watch._wake.is_set()
+
+
+def test_it_asks_again_without_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices fail and recover; the waits double."""
+    waits: list[float] = []
+    timeout = asyncio.timeout
+
+    def shortened(seconds: float) -> asyncio.Timeout:
+        waits.append(seconds)
+        return timeout(0)
+
+    async def scenario(scene: Scene) -> None:
+        monkeypatch.setattr("agent.kubelet.free_devices.asyncio.timeout", shortened)
+        await scene.calls(9)
+        monkeypatch.undo()
+
+    stage(scenario)
+    assert waits[:8] == [0.25, 0.5, 1, 2, 4, 8, 10, 10]
+
+
+def test_changes_without_end_are_asked_for_at_a_limited_rate() -> None:
+    """Two rounds at once, then one a second."""
+    scene = Scene()
+    starts = []
+    now = 0.0
+    while now < 10:
+        if scene.watch._bucket.take(now):
+            starts.append(now)
+        now += 0.05
+    assert len([at for at in starts if at < 1]) == 2
+    assert len(starts) <= 12
+
+
+def test_a_silent_kubelet(caplog: pytest.LogCaptureFixture) -> None:
+    """The last answer counts for a minute, then nothing is known until the kubelet answers; one line in the log."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.kubelet.seconds = STALE_SECONDS / 2 - 1
+        await scene.calls(1)
+        scene.kubelet.error = Unavailable("later")
+        known = []
+        for number in range(2, 6):
+            scene.watch.follow(observed(str(number)))
+            await scene.calls(number)
+            known.append(scene.watch.known())
+        assert known == [ONE, ONE, None, None]
+        scene.kubelet.error = None
+        scene.watch.follow(observed())
+        await scene.calls(6)
+        assert scene.watch.known() == ONE
+
+    with caplog.at_level(logging.WARNING, "agent.kubelet.free_devices"):
+        assert stage(scenario).passes == 3
+    assert [record.message for record in caplog.records] == ["free devices not known"]
+
+
+@pytest.mark.parametrize("error", [Refused("junk"), TooLarge("12 MB")])
+def test_answers_that_cannot_be_read_are_no_devices(error: AgentError) -> None:
+    """Nothing is known, and nothing is published."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.kubelet.error = error
+        scene.watch.follow(observed("a"))
+        await scene.calls(2)
+
+    scene = stage(scenario)
+    assert (scene.watch.known(), scene.passes) == (None, 0)
+
+
+def test_it_runs_beside_the_devices_of_waiting_pods() -> None:
+    """One object for the passes; without it nothing is asked, and nothing is known."""
+
+    async def run() -> None:
+        scene = Scene()
+        silent = DeviceList(Path("/nowhere"))
+        assert KubeletDevices(silent, Metrics()).free() is None
+        keeper = KubeletDevices(silent, Metrics(), free=scene.watch)
+        work = asyncio.create_task(keeper.run(scene.request_pass))
+        async with asyncio.timeout(30):
+            await scene.calls(1)
+            keeper.follow(observed("a"), {})
+            await scene.calls(2)
+        assert keeper.free() == ONE
+        work.cancel()
+
+    asyncio.run(run())
+
+
+def test_free_devices_are_counted_by_their_nodes() -> None:
+    """A resource without a free device stays named; equal ids of two resources are two devices."""
+    there = {(GPU, "x"): [1], (GPU, "y"): [1], (GPU, "z"): [0, 1], (GPU, "w"): [], (NIC, "x"): [0]}
+    kinds = free_kinds(there, {(GPU, "x"), (NIC, "x"), (NIC, "gone")})
+    assert kinds == {GPU: {CPUSet([1]): 1, CPUSet([0, 1]): 1, EMPTY: 1}, NIC: {}}
+    with pytest.raises(Refused, match=str(MOST_KINDS)):
+        free_kinds({(str(at), "x"): [] for at in range(MOST_KINDS + 1)}, set())
+
+
+def asked(
+    tmp_path: Path, there: list[ContainerDevices], *given: ContainerDevices, error: bool = False
+) -> Kinds:
+    """Return the free devices by a kubelet that has these."""
+
+    async def ask() -> Kinds:
+        kubelet = FakeKubelet(tmp_path / "k.sock")
+        kubelet.allocatable = AllocatableResourcesResponse(devices=there).SerializeToString()
+        kubelet.answer = ListPodResourcesResponse(pod_resources=[listed("a", *given)]).SerializeToString()
+        kubelet.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit") if error else None
+        async with kubelet.serving():
+            return await FreeDeviceList(kubelet.socket).ask()
+
+    return asyncio.run(ask())
+
+
+def test_allocatable_devices_less_given_ones(tmp_path: Path) -> None:
+    """By two calls; a device of several nodes may come as several entries, and unknown nodes are left out."""
+    there = [
+        entry(GPU, "x", 1),
+        entry(GPU, "y", 0),
+        entry(GPU, "y", 1),
+        entry(NIC, "x", -1, 0),
+        entry(NIC, "y"),
+    ]
+    kinds = asked(tmp_path, there, entry(GPU, "x", 1), entry("other", "x", 1))
+    assert kinds == {GPU: {CPUSet([0, 1]): 1}, NIC: {CPUSet([0]): 1, EMPTY: 1}}
+
+
+def test_the_kubelets_rate_limit_is_not_final(tmp_path: Path) -> None:
+    """It is for all clients together."""
+    with pytest.raises(Unavailable, match="rate limit"):
+        asked(tmp_path, [], error=True)
+
+
+def test_bounds(tmp_path: Path) -> None:
+    """More devices than are kept, in either answer, and answers that are too large."""
+    many = [ContainerDevices(resource_name="r", device_ids=[str(at) for at in range(MOST_DEVICES + 1)])]
+    for there, given in ((many, []), ([], many)):
+        with pytest.raises(Refused, match=f"more than {MOST_DEVICES} devices"):
+            asked(tmp_path, there, *given)
+    large = [entry("r" * 250, str(at)) for at in range(ANSWER_BYTES // 250)]
+    with pytest.raises(TooLarge):
+        asked(tmp_path, large)
+
+
+def test_ten_thousand_devices_let_the_event_loop_go_on(tmp_path: Path) -> None:
+    """Turns come all the time; how long the longest takes depends on the machine."""
+    there = [entry(GPU, str(at), at % 2) for at in range(10_000)]
+    turns: list[float] = []
+
+    async def ask() -> Kinds:
+        kubelet = FakeKubelet(tmp_path / "k.sock")
+        kubelet.allocatable = AllocatableResourcesResponse(devices=there).SerializeToString()
+        async with kubelet.serving():
+            asking = asyncio.create_task(FreeDeviceList(kubelet.socket).ask())
+            while not asking.done():
+                turns.append(perf_counter())
+                await asyncio.sleep(0)
+            return await asking
+
+    assert asyncio.run(ask()) == {GPU: {CPUSet([0]): 5000, CPUSet([1]): 5000}}
+    assert len(turns) > 100

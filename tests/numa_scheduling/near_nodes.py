@@ -1,0 +1,224 @@
+"""Nodes with GPUs and NICs on two NUMA nodes: a kubelet that gives devices out is played, the agent's numbers are real."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from random import Random
+from typing import Any, Final
+
+import httpx
+import jsonpatch
+import msgspec
+
+from agent.config import NodeOptions
+from agent.kept_pod import PodDecoder
+from agent.node_state import NodeState
+from agent.report.desired_node import desired_node
+from agent.report.node_patch import differences
+from agent.report.node_types import Node as ApiNode
+from apiserver.client import STRATEGIC_PATCH
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.near import Device
+from pinning.machine.near_rooms import FreeDevices
+from pinning.machine.topology import CPUFacts, assemble
+from pinning.planning.ledger import Ledger
+from pinning.planning.observed import Owner
+from pinning.planning.refusal import Reason
+from pinning.pods.types import Pod
+from tests.agent.states import state_of
+from tests.environments.server.apiserver import ApiServer
+from webhook.config.mutations import BUILT_IN
+from webhook.config.settings import load_settings
+from webhook.rules.injection import Injection
+from webhook.rules.mutate import plan_mutation
+
+GPU, NIC = "example.com/gpu", "example.com/nic"
+NEAR_GPU: Final = "near.corepin.io/example.com.gpu"
+SECONDS: Final = 60.0
+MERGE, JSON = "application/merge-patch+json", "application/json"
+COUNTED: Final = load_settings(b"nearCPUs: true")
+UNCOUNTED: Final = load_settings(b"")
+REQUIRE: Final = {"cpu-manager.corepin.io/pod": "exclusive", "device-policy.corepin.io/pod": "require"}
+# 23 CPUs are free on the first NUMA node, where one is reserved, and 24 on the other.
+MACHINE: Final = assemble([CPUFacts(cpu, cpu, cpu // 24, cpu // 24) for cpu in range(48)], CPUSet(range(48)))
+DEVICES: Final = {
+    **{(GPU, f"gpu{at}"): at // 4 for at in range(8)},
+    **{(NIC, f"nic{at}"): at // 4 for at in range(8)},
+}
+_names = count(1)
+
+
+@dataclass
+class Node:
+    """A node, what its kubelet gave out, and its agent's memory."""
+
+    cluster: Cluster
+    name: str
+    is_best_effort: bool = False
+    random: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - which devices the kubelet takes
+    ledger: Ledger = field(default_factory=Ledger)
+    given: dict[str, frozenset[tuple[str, str]]] = field(default_factory=dict)  # devices by the pod's uid
+    refused: int = 0  # containers that were placed here without CPUs beside their devices
+
+    def give(self, uid: str, devices: set[tuple[str, str]]) -> None:
+        """Let a pod have these devices, whatever the kubelet would choose."""
+        self.given[uid] = frozenset(devices)
+
+    def work(self) -> NodeState:
+        """Let the kubelet give devices to new pods, and the agent assign CPUs and publish."""
+        pods = self.cluster.pods_on(self.name)
+        for uid in self.given.keys() - pods.keys():
+            del self.given[uid]
+        for uid, pod in pods.items():
+            if uid not in self.given:
+                self.give(uid, self._taken(_wanted(pod)))
+        state = self._state(list(pods.values()))
+        self.ledger = state.ledger
+        self.refused += sum(refusal.reason is Reason.NOT_NEAR for refusal in state.refusals)
+        self._publish(list(pods.values()), state)
+        return state
+
+    def _state(self, pods: list[Pod]) -> NodeState:
+        named = {
+            Owner(uid, "main"): tuple(
+                Device(kind, CPUSet([DEVICES[kind, device]])) for kind, device in devices
+            )
+            for uid, devices in self.given.items()
+        }
+        kinds = {
+            kind: Counter(CPUSet([DEVICES[it]]) for it in self._free() if it[0] == kind)
+            for kind in (GPU, NIC)
+        }
+        state = state_of(*pods, machine=MACHINE, node=self.name, ledger=self.ledger, devices=named)
+        return replace(state, free_devices=FreeDevices(kinds, is_lowest_first=self.is_best_effort))
+
+    def _free(self) -> list[tuple[str, str]]:
+        return sorted(DEVICES.keys() - set().union(*self.given.values()))
+
+    def _taken(self, wanted: Mapping[str, int]) -> set[tuple[str, str]]:
+        """Return the devices that the kubelet gives to a container: of any NUMA nodes, or of the lowest that has all."""
+        free = self._free()
+        if self.is_best_effort:
+            for node in (0, 1):
+                here = [it for it in free if DEVICES[it] == node]
+                if all(sum(it[0] == kind for it in here) >= number for kind, number in wanted.items()):
+                    free = here
+                    break
+        return {
+            it
+            for kind, number in wanted.items()
+            for it in self.random.sample([it for it in free if it[0] == kind], number)
+        }
+
+    def _publish(self, pods: list[Pod], state: NodeState) -> None:
+        """Write the node as the agent does."""
+        path = f"/api/v1/nodes/{self.name}"
+        desired = desired_node(state, pods, NodeOptions(near_cpus=True))
+        assert desired
+        node = msgspec.json.decode(self.cluster.client.get(path).content, type=ApiNode)
+        if patch := differences(node, desired, "2026-11-20T10:00:00Z").status:
+            self.cluster.send("PATCH", f"{path}/status", patch, STRATEGIC_PATCH)
+
+
+def _wanted(pod: Pod) -> dict[str, int]:
+    """Return how many devices of each kind a pod of one container asks for; the test writes it into the name."""
+    gpus, nics = ((pod["metadata"] or {})["name"] or "").split("-")[-2:]
+    return {GPU: int(gpus), NIC: int(nics)}
+
+
+@dataclass
+class Cluster:
+    """An API server with Kubernetes' own scheduler, and a namespace of the test's own."""
+
+    server: ApiServer
+    client: httpx.Client
+    namespace: str
+
+    def node(self, name: str, **more: Any) -> Node:
+        """Make a node for which the scheduler may place pods."""
+        path = f"/api/v1/nodes/{name}"
+        self.send("POST", "/api/v1/nodes", {"metadata": {"name": name}}, JSON)
+        amounts = {"cpu": "48", "memory": "64Gi", "pods": "110", GPU: "8", NIC: "8"}
+        ready = {"type": "Ready", "status": "True", "reason": "x", "message": "y"}
+        status = {"allocatable": amounts, "capacity": amounts, "conditions": [ready]}
+        self.send("PATCH", f"{path}/status", {"status": status})
+        self.send("PATCH", path, {"spec": {"taints": []}})
+        return Node(self, name, **more)
+
+    def create(
+        self,
+        cpus: int,
+        gpus: int = 0,
+        nics: int = 0,
+        *,
+        claims: bool = True,
+        node: str = "",
+        counted: bool = True,
+    ) -> str:
+        """Create a pod as the webhook lets it pass, with CPUs beside its devices if it claims them; return its name."""
+        name = f"pod-{next(_names)}-{gpus}-{nics}"
+        limits = {"cpu": str(cpus), **{kind: str(it) for kind, it in ((GPU, gpus), (NIC, nics)) if it}}
+        spec: dict[str, Any] = {
+            "containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}]
+        }
+        spec |= {"terminationGracePeriodSeconds": 0, **({"nodeName": node} if node else {})}
+        document: Any = {"metadata": {"name": name, "annotations": REQUIRE if claims else {}}, "spec": spec}
+        plan = plan_mutation(document, COUNTED if counted else UNCOUNTED, Injection(BUILT_IN))
+        self.send(
+            "POST",
+            self._pods,
+            jsonpatch.apply_patch(document, [dict(step) for step in plan.operations]),
+            JSON,
+        )
+        return name
+
+    def pods_on(self, node: str) -> dict[str, Pod]:
+        """Return the pods of a node by uid, as the agent keeps them."""
+        listed = self.client.get("/api/v1/pods", params={"fieldSelector": f"spec.nodeName={node}"}).json()
+        pods = [PodDecoder().decode(json.dumps(it).encode()) for it in listed["items"]]
+        return {(pod["metadata"] or {})["uid"] or "": pod for pod in pods}
+
+    def uid(self, pod: str) -> str:
+        """Return the uid of a pod."""
+        return str(self.client.get(f"{self._pods}/{pod}").json()["metadata"]["uid"])
+
+    def delete(self, pod: str) -> None:
+        """Delete a pod."""
+        self.send("DELETE", f"{self._pods}/{pod}", None, JSON)
+
+    def judged(self, pod: str) -> tuple[str, str]:
+        """Wait for the scheduler; return the pod's node, or why it is placed nowhere."""
+        return self._until(pod, lambda shown: shown["spec"].get("nodeName", "") or _unschedulable(shown))
+
+    def placed(self, pod: str) -> str:
+        """Wait until a pod is placed, and return its node."""
+        return self._until(pod, lambda shown: shown["spec"].get("nodeName", ""))[0]
+
+    def _until(self, pod: str, found: Callable[[Any], str]) -> tuple[str, str]:
+        deadline = time.monotonic() + SECONDS
+        while not found(shown := self.client.get(f"{self._pods}/{pod}").json()):
+            assert time.monotonic() < deadline, shown["status"]
+            time.sleep(0.05)
+        return shown["spec"].get("nodeName", ""), _unschedulable(shown)
+
+    def send(self, method: str, path: str, body: Any, kind: str = MERGE) -> None:
+        """Change an object."""
+        answer = self.client.request(method, path, json=body, headers={"content-type": kind})
+        assert answer.is_success, answer.text
+
+    @property
+    def _pods(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+
+def _unschedulable(shown: Any) -> str:
+    """Return what the scheduler says of a pod that fits nowhere."""
+    for condition in shown["status"].get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition["message"])
+    return ""

@@ -1,0 +1,99 @@
+"""A pod under `device-policy: require` goes to a node that has its CPUs beside any device that it may be given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from random import Random
+
+import pytest
+
+from pinning.planning.refusal import Reason
+from tests.numa_scheduling.near_nodes import DEVICES, GPU, NEAR_GPU, Cluster, Node
+from tests.environments.server.apiserver import ApiServer
+
+pytestmark = pytest.mark.server
+_numbers = count(1)
+
+
+@pytest.fixture
+def cluster(stock: ApiServer) -> Iterator[Cluster]:
+    """Return a cluster without nodes; those of a test go with it."""
+    namespace = stock.create_namespace(f"near-{next(_numbers)}")
+    with stock.client() as client:
+        yield Cluster(stock, client, namespace)
+    stock.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=0", "--force")
+    stock.kubectl("delete", "nodes", "--all")
+
+
+@pytest.fixture
+def remote(cluster: Cluster) -> Node:
+    """Return a node with 29 free CPUs, of which 5 are beside its free GPUs, all on NUMA node 1."""
+    node = cluster.node("remote")
+    holder = cluster.create(19, gpus=1, node=node.name)
+    node.give(cluster.uid(holder), {(GPU, "gpu7")})
+    others = cluster.create(0, gpus=4, claims=False, node=node.name)
+    node.give(cluster.uid(others), {it for it in DEVICES if it[0] == GPU and DEVICES[it] == 0})
+    state = node.work()
+    assert not state.refusals
+    return node
+
+
+def test_it_goes_where_cpus_are_beside_any_free_device(cluster: Cluster, remote: Node) -> None:
+    """While no node has them it waits, and says for what; other pods with a GPU go where they would."""
+    pod = cluster.create(8, gpus=1)
+    assert f"Insufficient {NEAR_GPU}" in cluster.judged(pod)[1]
+    assert cluster.placed(cluster.create(8, gpus=2, claims=False)) == remote.name
+    assert cluster.placed(cluster.create(5, gpus=1)) == remote.name
+    whole = cluster.node("whole")
+    assert not whole.work().refusals
+    assert cluster.placed(pod) == whole.name
+    assert not [*remote.work().refusals, *whole.work().refusals]
+
+
+def test_without_the_count_it_is_refused_at_the_node(cluster: Cluster, remote: Node) -> None:
+    """The scheduler sees 29 free CPUs and a free GPU."""
+    pod = cluster.create(8, gpus=1, counted=False)
+    assert cluster.placed(pod) == remote.name
+    assert [refusal.reason for refusal in remote.work().refusals] == [Reason.NOT_NEAR]
+
+
+@pytest.mark.parametrize("is_best_effort", [False, True], ids=["none", "best-effort"])
+def test_no_pod_is_refused_at_its_node(cluster: Cluster, *, is_best_effort: bool) -> None:
+    """200 pods on two nodes, under either policy of the kubelet's topology manager.
+
+    Pods that claim nothing, and pods of two devices without a claim, never wait for a number of ours.
+    """
+    random = Random(26)  # noqa: S311 - the same pods in every run
+    nodes = [cluster.node(name, is_best_effort=is_best_effort, random=random) for name in ("one", "other")]
+    running: list[str] = []
+    made = claimed = 0
+    while made < 200:
+        while len(running) > 6 and random.random() < 0.7:
+            cluster.delete(running.pop(random.randrange(len(running))))
+        for node in nodes:
+            node.work()
+        batch = [_created(cluster, random) for _ in range(random.randint(2, 6))]
+        made += len(batch)
+        for pod, claims in batch:
+            name, reason = cluster.judged(pod)
+            if name:
+                running.append(pod)
+                claimed += claims
+                continue
+            assert claims or "corepin.io" not in reason, reason
+            cluster.delete(pod)
+    for node in nodes:
+        node.work()
+    assert [node.refused for node in nodes] == [0, 0]
+    assert claimed > made / 4
+
+
+def _created(cluster: Cluster, random: Random) -> tuple[str, bool]:
+    """Create a pod of a random kind; return its name, and whether it claims CPUs beside devices."""
+    kind = random.random()
+    if kind < 0.6:
+        return cluster.create(random.randint(2, 8), gpus=random.choice([1, 1, 2])), True
+    if kind < 0.8:
+        return cluster.create(random.randint(0, 2), gpus=2, claims=False), False
+    return cluster.create(random.randint(0, 2), claims=False), False

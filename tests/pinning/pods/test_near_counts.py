@@ -1,0 +1,82 @@
+"""The names of resources that count CPUs beside devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.pods.near_counts import LONGEST_NAME, device_resources, near_resource
+from pinning.pods.resources import members
+from tests.pods import container, pod
+
+LONG_DOMAIN = f"{'d' * 60}.example.com"
+OURS = "near.corepin.io"
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [
+        pytest.param("nvidia.com/gpu", f"{OURS}/nvidia.com.gpu", id="usual"),
+        pytest.param("amd.com/Gpu_1.x-Y", f"{OURS}/amd.com.Gpu_1.x-Y", id="every sign that a name may have"),
+        pytest.param(f"a.bc/{'n' * 58}", f"{OURS}/a.bc.{'n' * 58}", id="as long as a name may be"),
+        pytest.param(f"a.bc/{'n' * 59}", f"{OURS}/a.bc.{'n' * 47}.efd1864085", id="a sign longer"),
+        pytest.param("x/y", f"{OURS}/x.y", id="short"),
+    ],
+)
+def test_names(resource: str, name: str) -> None:
+    """Domain and name of the devices' resource, cut with a digest of the whole where that is too long."""
+    assert near_resource(resource) == name
+    assert len(name.partition("/")[2]) <= LONGEST_NAME
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        *(
+            "cpu",
+            "memory",
+            "hugepages-2Mi",
+            "",
+            "/",
+            "x/",
+            "/y",
+            "a/b/c",
+            "-a/b",
+            "a-/b",
+            "a..b/c",
+            "A.com/b",
+        ),
+        *("a.b/-c", "a.b/c-", "a.b/c d", "a.b/c\n", "a.b/\N{LATIN SMALL LETTER O WITH DIAERESIS}"),
+        *(f"a.b/{'c' * 64}", f"{'a' * 254}/b", f"{'a.' * 200}b/c"),
+        *("kubernetes.io/x", "x.kubernetes.io/y", "corepin.io/numa-cpus", f"{OURS}/nvidia.com.gpu"),
+        "cmk.intel.com/exclusive-cores",
+    ],
+)
+def test_what_no_device_plugin_can_offer_has_no_name(resource: str) -> None:
+    """Names that the API server or the kubelet refuses, native resources, and our own."""
+    assert near_resource(resource) == ""
+
+
+def test_long_names_stay_apart() -> None:
+    """Resources that differ at their end only."""
+    names = {near_resource(f"{LONG_DOMAIN}/{end}") for end in ("gpu", "nic", "x" * 63, "x" * 62 + "y")}
+    assert len(names) == 4
+    assert all(len(name.partition("/")[2]) == LONGEST_NAME for name in names)
+
+
+def test_two_resources_may_share_a_name() -> None:
+    """Then they are counted together."""
+    assert near_resource("a.b/c.d") == near_resource("a.b.c/d") == f"{OURS}/a.b.c.d"
+
+
+def test_the_devices_of_a_container() -> None:
+    """Those in its limits; of an ordinary init container those of all."""
+    gpu = container("main", {"cpu": 2, "nvidia.com/gpu": 1, "none.example/x": 0, "bad.example/x": "many"})
+    document = pod(gpu, container("other", {"cpu": 1, "a.example/nic": 2}))
+    document["spec"] = {**(document["spec"] or {}), "initContainers": [container("init", 1)]}
+    listed = members(document)
+    resources = {member.name: device_resources(listed, member) for member in listed}
+    assert resources == {
+        "init": ("a.example/nic", "nvidia.com/gpu"),
+        "main": ("nvidia.com/gpu",),
+        "other": ("a.example/nic",),
+    }

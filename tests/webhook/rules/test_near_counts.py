@@ -1,0 +1,155 @@
+"""CPUs that `device-policy: require` takes beside devices, as the scheduler counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pinning.errors import BadContract
+from pinning.pods.near_counts import MOST_KINDS
+from tests.pods import CORES, OTHER_CORES, SMT, container, pod
+from tests.webhook.rules.test_counts import mutated
+from webhook.config.mutations import BUILT_IN
+from webhook.config.settings import load_settings
+from webhook.rules.injection import Injection
+from webhook.rules.pods import Verdict, review_changed_pod, review_new_pod, review_template
+
+GPU, NIC = "nvidia.com/gpu", "example.com/nic"
+NEAR_GPU, NEAR_NIC = "near.corepin.io/nvidia.com.gpu", "near.corepin.io/example.com.nic"
+DEVICES = "device-policy.corepin.io"
+REQUIRE = {"cpu-manager.corepin.io/pod": "exclusive", f"{DEVICES}/pod": "require"}
+ON = b"nearCPUs: true"
+TWO = b"{nearCPUs: true, wholeCores: false, isolatedCores: false, nodeShapes: [{name: a, cores: 8, threadsPerCore: 2}]}"
+
+
+def gpu_pod(
+    cpus: str = "3", annotations: dict[str, str] | None = None, more: Mapping[str, str | int] = {}
+) -> Any:
+    """Return a pod of one container with CPUs, a GPU and other limits."""
+    limits = {"cpu": cpus, GPU: "1", **more}
+    return pod(container("main", limits), annotations=REQUIRE if annotations is None else annotations)
+
+
+def near_counts(document: Any, settings: bytes = ON, kind: str = "containers", at: int = 0) -> dict[str, int]:
+    """Return the CPUs beside devices that are counted for a container, as limit and as request alike."""
+    resources = mutated(document, settings)["spec"][kind][at]["resources"]
+    limits, requests = (
+        {name: int(it) for name, it in (resources.get(part) or {}).items() if name.startswith("near.")}
+        for part in ("limits", "requests")
+    )
+    assert limits == requests
+    return limits
+
+
+@pytest.mark.parametrize(
+    ("document", "settings", "expected"),
+    [
+        pytest.param(gpu_pod(), ON, {NEAR_GPU: 3}, id="CPUs"),
+        pytest.param(gpu_pod(), b"", {}, id="off, as it is shipped"),
+        pytest.param(gpu_pod(more={NIC: 2}), ON, {NEAR_GPU: 3, NEAR_NIC: 3}, id="of each kind all"),
+        pytest.param(gpu_pod(more={NIC: "0"}), ON, {NEAR_GPU: 3}, id="no device of a kind"),
+        pytest.param(
+            gpu_pod(more={NIC: 2}), b"{nearCPUs: true, nearIgnore: ['*/nic']}", {NEAR_GPU: 3}, id="ignored"
+        ),
+        pytest.param(gpu_pod(annotations={**REQUIRE, SMT: "isolate"}), TWO, {NEAR_GPU: 6}, id="siblings"),
+        pytest.param(gpu_pod(annotations={**REQUIRE, SMT: "require"}), TWO, {NEAR_GPU: 4}, id="a hidden CPU"),
+        pytest.param(
+            gpu_pod(annotations={**REQUIRE, "cpu-manager.corepin.io/pod": "share"}),
+            ON,
+            {NEAR_GPU: 3},
+            id="share",
+        ),
+        pytest.param(
+            gpu_pod("1", {f"{DEVICES}/pod": "require"}, more={CORES: 2}), TWO, {NEAR_GPU: 4}, id="CMK's"
+        ),
+        pytest.param(
+            gpu_pod("1", {f"{DEVICES}/pod": "require"}, more={OTHER_CORES: 2}),
+            TWO,
+            {},
+            id="of a pool of their own",
+        ),
+        pytest.param(gpu_pod(annotations={**REQUIRE, f"{DEVICES}/pod": "prefer"}), ON, {}, id="prefer"),
+        pytest.param(gpu_pod(annotations={f"{DEVICES}/pod": "require"}), ON, {}, id="no claim"),
+        pytest.param(pod(container("main", 2), annotations=REQUIRE), ON, {}, id="no device"),
+    ],
+)
+def test_what_is_counted(document: Any, settings: bytes, expected: dict[str, int]) -> None:
+    """Under `require` the claim's CPUs, for each kind of its devices; nothing without claim, device or word."""
+    assert near_counts(document, settings) == expected
+
+
+def test_an_init_container_counts_with_the_devices_of_its_pod() -> None:
+    """A sidecar has its own alone."""
+    document = gpu_pod()
+    sidecar = {**container("sidecar", {"cpu": "1", NIC: "1"}), "restartPolicy": "Always"}
+    document["spec"]["initContainers"] = [container("init", 2), sidecar]
+    counted = [near_counts(document, kind="initContainers", at=at) for at in (0, 1)]
+    assert counted == [{NEAR_GPU: 2, NEAR_NIC: 2}, {NEAR_NIC: 1}]
+
+
+def test_the_pool_of_a_pod_is_beside_no_device() -> None:
+    """A slice of the budget is."""
+    document = gpu_pod("2")
+    document["spec"]["containers"].append(container("free", {GPU: "1"}))
+    document["spec"]["resources"] = {"limits": {"cpu": "4"}}
+    assert near_counts(document) == {NEAR_GPU: 2}
+    assert near_counts(document, at=1) == {}
+
+
+def test_few_kinds_are_counted() -> None:
+    """Of many the first ones by name, and none that no device plugin can offer."""
+    kinds = {f"x.example/{at:02}": 1 for at in range(40)} | {"a/b/c": 1, f"x.example/{'n' * 64}": 1}
+    counted = near_counts(gpu_pod(more=kinds))
+    assert list(counted) == [
+        NEAR_GPU,
+        *(f"near.corepin.io/x.example.{at:02}" for at in range(MOST_KINDS - 1)),
+    ]
+
+
+def judged(settings: bytes, more: Mapping[str, str | int]) -> list[Verdict]:
+    """Return the verdicts on a pod with such limits, and on a workload's template of it."""
+    read, document = load_settings(settings), gpu_pod(more=more)
+    resources = document["spec"]["containers"][0]["resources"]
+    resources["requests"] = dict(resources["limits"])  # as the API server fills them in
+    injected = mutated(document, settings)
+    return [review_new_pod(injected, read, Injection(BUILT_IN)), review_template(document, read)]
+
+
+@pytest.mark.parametrize("settings", [b"", ON], ids=["off", "on"])
+def test_a_count_of_the_users_own_is_right_or_refused(settings: bytes) -> None:
+    """In pods and in templates: the claim takes 3 CPUs."""
+    assert not any(verdict.causes for verdict in judged(settings, {NEAR_GPU: "3"}))
+    for given in ("0", "2", "4", "2.5"):
+        for verdict in judged(settings, {NEAR_GPU: given}):
+            (cause,) = verdict.causes
+            assert cause.field == f"spec.containers[0].resources.requests[{NEAR_GPU}]"
+            words = "differs from the 3 CPUs beside devices that device-policy require takes"
+            assert f"{given} {words}; remove it, corepin sets it" == cause.message
+
+
+def test_an_amount_that_is_none_is_refused() -> None:
+    """As of every other resource that corepin reads."""
+    (cause,) = review_template(gpu_pod(more={NEAR_GPU: "many"}), load_settings(ON)).causes
+    assert cause.field == f"spec.containers[0].resources.limits[{NEAR_GPU}]"
+    assert "is not a quantity" in cause.message
+
+
+def test_a_resize_is_not_counted_anew() -> None:
+    """Kubernetes fixes the request, and the warning says so."""
+    old = mutated(gpu_pod(), ON)
+    new = mutated(gpu_pod(), ON)
+    new["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "40"
+    new["spec"]["containers"][0]["resources"].get("requests", {})["cpu"] = "40"
+    verdict = review_changed_pod(old, new, load_settings(ON))
+    assert not verdict.causes
+    (warning,) = (it for it in verdict.warnings if NEAR_GPU in it.field)
+    assert warning.message.startswith("the scheduler still counts 3 CPUs beside devices for container main")
+
+
+@pytest.mark.parametrize("patterns", ["['']", f"[{'x' * 318}]", "[1]", "x", f"{['x'] * 101}"])
+def test_patterns_are_bounded(patterns: str) -> None:
+    """A configuration with other ones is refused with the key."""
+    with pytest.raises(BadContract, match="nearIgnore"):
+        load_settings(f"nearIgnore: {patterns}".encode())
