@@ -15,8 +15,9 @@ from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import AgentError, Refused, TooLarge, Unavailable
+from agent.errors import AgentError, Refused
 from agent.grpc_calls import Calls, decoded
+from agent.kubelet.device_answers import ANSWER_BYTES, HIGHEST_NODE, result_of
 from agent.kubelet.pod_resources import PODS, SERVICE
 from agent.kubelet.podresources_pb2 import ContainerResources, ListPodResourcesRequest
 from agent.token_bucket import TokenBucket
@@ -36,10 +37,8 @@ if TYPE_CHECKING:
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, SeenPod
 
-ANSWER_BYTES: Final = 4 * 2**20  # 80,000 devices; gRPC's usual limit
 CONTAINER_BYTES: Final = 128 * 2**10
 MOST_ENTRIES: Final = 256  # devices of a container; an entry is a device and a NUMA node
-HIGHEST_NODE: Final = 1023  # the kernel's own limit is lower
 LONGEST_RESOURCE: Final = 253
 FIRST_SECONDS, LONGEST_SECONDS = 0.025, 1.0  # backoff between calls
 CALLS_PER_SECOND: Final = 5.0
@@ -124,14 +123,6 @@ def devices_of(container: ContainerResources) -> tuple[Device, ...] | None:
             return None
     devices = (Device(resource, CPUSet(its)) for (resource, _), its in nodes.items())
     return tuple(sorted(devices, key=lambda device: (device.resource, str(device.nodes))))
-
-
-def result_of(error: AgentError) -> tuple[str, str]:
-    """Return the result of a failed call as the metric counts it, and the reason."""
-    if isinstance(error, TooLarge):
-        return "too_large", f"the kubelet's list of devices exceeds {ANSWER_BYTES >> 20} MiB"
-    result = "later" if isinstance(error, Unavailable) else "refused"
-    return result, f"the kubelet does not name devices: {error}"
 
 
 @dataclass(frozen=True, slots=True)

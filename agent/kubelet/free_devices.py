@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Refused
 from agent.grpc_calls import Calls, decoded
-from agent.kubelet.devices import ANSWER_BYTES, HIGHEST_NODE, result_of
+from agent.kubelet.device_answers import ANSWER_BYTES, HIGHEST_NODE, result_of
 from agent.kubelet.pod_resources import PODS, SERVICE
 from agent.kubelet.podresources_pb2 import (
     AllocatableResourcesRequest,

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from pinning.planning.refusal import Reason
-from tests.numa_scheduling.near_nodes import DEVICES, GPU, NEAR_GPU, Cluster, Node
 from tests.environments.server.apiserver import ApiServer
+from tests.numa_scheduling.near_nodes import DEVICES, GPU, NEAR_GPU, Cluster, Node
 
 pytestmark = pytest.mark.server
 _numbers = count(1)

@@ -10,8 +10,16 @@ from typing import Any
 
 import grpc
 
-from agent.kubelet.podresources_pb2 import ContainerResources, ListPodResourcesResponse, PodResources
+from agent.kubelet.podresources_pb2 import (
+    ContainerDevices,
+    ContainerResources,
+    ListPodResourcesResponse,
+    NUMANode,
+    PodResources,
+    TopologyInfo,
+)
 
+GPU, NIC = "nvidia.com/gpu", "example.com/nic"
 Told = Mapping[str, Iterable[int]]  # the CPUs of containers
 
 
@@ -19,6 +27,20 @@ def pod(name: str, containers: Told, cpus: Iterable[int] = ()) -> PodResources:
     """Return a pod in the kubelet's answer; `cpus` are the pod-level CPUs."""
     told = [ContainerResources(name=key, cpu_ids=list(ids)) for key, ids in containers.items()]
     return PodResources(namespace="ns", name=name, containers=told, cpu_ids=list(cpus))
+
+
+def entry(resource: str, device: str, *nodes: int) -> ContainerDevices:
+    """Return one entry of the list, without topology if no nodes are given."""
+    topology = TopologyInfo(nodes=[NUMANode(ID=node) for node in nodes]) if nodes else None
+    return ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
+
+
+def listed(
+    name: str, *devices: ContainerDevices, container: str = "c", namespace: str = "ns"
+) -> PodResources:
+    """Return a pod in the list with one container."""
+    containers = [ContainerResources(name=container, devices=devices)]
+    return PodResources(namespace=namespace, name=name, containers=containers)
 
 
 class FakeKubelet:

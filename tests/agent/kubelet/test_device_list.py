@@ -11,32 +11,18 @@ import grpc
 import pytest
 
 from agent.errors import Refused, TooLarge, Unavailable
+from agent.kubelet.device_answers import ANSWER_BYTES
 from agent.kubelet.devices import (
-    ANSWER_BYTES,
     MOST_ENTRIES,
     DeviceList,
     devices_of,
 )
-from agent.kubelet.podresources_pb2 import ContainerDevices, ContainerResources, NUMANode, TopologyInfo
-from agent.kubelet.podresources_pb2 import PodResources as Pod
+from agent.kubelet.podresources_pb2 import ContainerDevices, ContainerResources
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
-from tests.agent.kubelet.fake_kubelet import FakeKubelet
+from tests.agent.kubelet.fake_kubelet import GPU, NIC, FakeKubelet, entry, listed
 
-GPU, NIC = "nvidia.com/gpu", "example.com/nic"
 NEAR = Device(GPU, CPUSet([1]))
-
-
-def entry(resource: str, device: str, *nodes: int) -> ContainerDevices:
-    """Return one entry of the list, without topology if no nodes are given."""
-    topology = TopologyInfo(nodes=[NUMANode(ID=node) for node in nodes]) if nodes else None
-    return ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
-
-
-def listed(name: str, *devices: ContainerDevices, container: str = "c", namespace: str = "ns") -> Pod:
-    """Return a pod in the list with one container."""
-    containers = [ContainerResources(name=container, devices=devices)]
-    return Pod(namespace=namespace, name=name, containers=containers)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import grpc
 import pytest
 
 from agent.errors import AgentError, Refused, TooLarge, Unavailable
-from agent.kubelet.devices import ANSWER_BYTES, DeviceList, KubeletDevices
+from agent.kubelet.device_answers import ANSWER_BYTES
+from agent.kubelet.devices import DeviceList, KubeletDevices
 from agent.kubelet.free_devices import (
     MOST_DEVICES,
     MOST_KINDS,
@@ -30,8 +31,7 @@ from agent.kubelet.podresources_pb2 import (
 from agent.metrics import Metrics
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Observed, SeenPod
-from tests.agent.kubelet.fake_kubelet import FakeKubelet
-from tests.agent.kubelet.test_device_list import GPU, NIC, entry, listed
+from tests.agent.kubelet.fake_kubelet import GPU, NIC, FakeKubelet, entry, listed
 from tests.agent.states import MACHINE, bound
 from tests.pods import container
 

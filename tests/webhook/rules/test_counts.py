@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import jsonpatch
 
 from tests.pods import CORES, OTHER_CORES, SMT, container, launcher, pod
 from tests.tables import table
+from tests.webhook.rules.mutated import mutated
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
@@ -20,15 +20,6 @@ SINGLE = {"cpu-manager.corepin.io/pod": "exclusive", "numa-policy.corepin.io/pod
 TWO = b"{numaCPUs: true, nodeShapes: [{name: a, cores: 8, threadsPerCore: 2}, {name: b, cores: 64, threadsPerCore: 2}]}"
 MIXED = b"{numaCPUs: true, nodeShapes: [{name: a, cores: 8, threadsPerCore: 2}, {name: b, cores: 64}]}"
 UNKNOWN = b"numaCPUs: true"
-
-
-def mutated(document: Any, settings: bytes) -> Any:
-    """Return the pod after its plan, which a second pass has nothing to add to."""
-    read = load_settings(settings)
-    plan = plan_mutation(document, read, Injection(BUILT_IN))
-    result = jsonpatch.apply_patch(copy.deepcopy(document), [dict(step) for step in plan.operations])
-    assert plan_mutation(result, read, Injection(BUILT_IN)).operations == ()
-    return result
 
 
 def counts(document: Any, settings: bytes) -> dict[str, int]:

@@ -10,7 +10,7 @@ import pytest
 from pinning.errors import BadContract
 from pinning.pods.near_counts import MOST_KINDS
 from tests.pods import CORES, OTHER_CORES, SMT, container, pod
-from tests.webhook.rules.test_counts import mutated
+from tests.webhook.rules.mutated import mutated
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection

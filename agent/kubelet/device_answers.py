@@ -1,0 +1,21 @@
+"""Bounds of the kubelet's answers about devices, and what a failed call means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import TooLarge, Unavailable
+
+if TYPE_CHECKING:
+    from agent.errors import AgentError
+
+ANSWER_BYTES: Final = 4 * 2**20  # 80,000 devices; gRPC's usual limit
+HIGHEST_NODE: Final = 1023  # the kernel's own limit is lower
+
+
+def result_of(error: AgentError) -> tuple[str, str]:
+    """Return the result of a failed call as the metric counts it, and the reason."""
+    if isinstance(error, TooLarge):
+        return "too_large", f"the kubelet's list of devices exceeds {ANSWER_BYTES >> 20} MiB"
+    result = "later" if isinstance(error, Unavailable) else "refused"
+    return result, f"the kubelet does not name devices: {error}"
