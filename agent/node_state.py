@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         QuietWord,
         SMTPolicy,
     )
+    from pinning.dra.claims import ClaimTimes
     from pinning.guests.threads import GuestID
     from pinning.machine.near import DeviceKind
     from pinning.machine.near_rooms import FreeDevices
@@ -263,6 +264,16 @@ class ContainerState:
         return self.has_cpus or self.refusal is not None
 
 
+class ClaimState(NamedTuple):
+    """A ResourceClaim of a pod that holds CPUs."""
+
+    name: str
+    cpus: int  # their number
+    asked: int | None  # before it was rounded up to whole cores; None: not known
+    numa_nodes: tuple[int, ...]
+    times: ClaimTimes
+
+
 class PoolState(NamedTuple):
     """The pool of a pod: what the slices of its containers leave of its budget."""
 
@@ -283,6 +294,7 @@ class PodState:
     is_known: bool = True  # the API shows it; else it only still runs, or holds CPUs
     vm: VMState | None = None  # None: it has no virtual machine, or none that runs
     pool: PoolState | None = None  # None: the pod has no budget, or its CPUs do not fit
+    claims: tuple[ClaimState, ...] = ()  # those that hold CPUs, by name
 
     @property
     def is_reported(self) -> bool:
@@ -291,6 +303,7 @@ class PodState:
             self.refusal is not None
             or self.is_gated
             or self.pool is not None
+            or bool(self.claims)
             or (self.vm is not None and bool(self.vm.cpus))
             or any(container.is_reported for container in self.containers)
         )

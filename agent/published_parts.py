@@ -22,15 +22,16 @@ from published.pod_status import (
     GuestPlace,
     Machine,
     Noise,
+    PodClaim,
     PodStatus,
     Pool,
     Refusal,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from agent.node_state import ContainerState, NodeState, PoolState, VMState
+    from agent.node_state import ClaimState, ContainerState, NodeState, PoolState, VMState
     from pinning.machine.near import DeviceKind
     from pinning.planning.observed import SeenPod
     from pinning.planning.refusal import Refusal as Refused
@@ -103,6 +104,25 @@ def machine(vm: VMState) -> Machine:
         guest=tuple(GuestPlace(**place._asdict()) for place in vm.guest_ids),
         time=vm.when,
         cpus=str(vm.cpus),
+    )
+
+
+def claims(states: Iterable[ClaimState], before: Iterable[PodClaim] = ()) -> tuple[PodClaim, ...]:
+    """Return the first ResourceClaims of a pod; a time of Prepare that is not known stays as it was."""
+    old = {it.name: it for it in before}
+    return tuple(_claim(state, old) for state in list(states)[:MOST_CLAIMS])
+
+
+def _claim(state: ClaimState, old: Mapping[str, PodClaim]) -> PodClaim:
+    name, times = truncate(state.name, NAME), state.times
+    return PodClaim(
+        name=name,
+        cpus=state.cpus,
+        asked=state.asked,
+        numa_nodes=state.numa_nodes,
+        prepared=times.prepared or ("" if times.since or name not in old else old[name].prepared),
+        waits=times.since,
+        tries=times.tries,
     )
 
 

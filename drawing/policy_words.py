@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CoreType, NoiseKind, NUMAPolicy, SMTPolicy
-from pinning.errors import BadCPUList
-from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -66,30 +63,6 @@ def _named(resources: Sequence[str]) -> str:
     named = ", ".join(resource[:LONGEST_RESOURCE] for resource in resources[:MOST_RESOURCES])
     left = len(resources) - MOST_RESOURCES
     return f"{named} and {left} more" if left > 0 else named
-
-
-def claim_words(container: Container) -> Iterator[str]:
-    """Yield the ResourceClaims that hold the CPUs of a container, with the NUMA nodes of these."""
-    if container.claims:
-        nodes = ", ".join(map(str, container.numa_nodes or ()))
-        place = f"NUMA node{'s' * (len(container.numa_nodes or ()) != 1)} {nodes or 'not known'}"
-        facts = ", ".join((*_number_of(container.cpus), place))
-        is_one = len(container.claims) + container.more_claims == 1
-        yield f"of claim{'s' * (not is_one)} {claim_names(container)} ({facts})"
-
-
-def claim_names(container: Container) -> str:
-    """Return the names of the ResourceClaims of a container, and how many are not named."""
-    named = ", ".join(container.claims)
-    return f"{named} and {container.more_claims} more" if container.more_claims else named
-
-
-def _number_of(cpus: str) -> tuple[str, ...]:
-    """Return how many CPUs a list has; nothing for a list that is none, as a user may write into the annotation."""
-    with suppress(BadCPUList):
-        count = len(CPUSet.parse(cpus))
-        return (f"{count} CPU{'s' * (count != 1)}",)
-    return ()
 
 
 def device_words(container: Container) -> Iterator[str]:

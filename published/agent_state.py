@@ -8,7 +8,7 @@ import msgspec
 
 from published.codec import Part, Published, no_members
 from published.node_pools import Sets
-from published.pod_status import Container, Machine, Pool, Refusal
+from published.pod_status import Container, Machine, PodClaim, Pool, Refusal
 
 
 class Pod(Part, frozen=True):
@@ -22,6 +22,7 @@ class Pod(Part, frozen=True):
     containers: dict[str, Container] = msgspec.field(default_factory=no_members)
     vm: Machine | None = None
     pool: Pool | None = None
+    claims: tuple[PodClaim, ...] = ()
 
 
 class NamedRefusal(Refusal, frozen=True):

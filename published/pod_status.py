@@ -149,6 +149,18 @@ class Pool(Part, frozen=True):
     idle: str = ""
 
 
+class PodClaim(Part, frozen=True):
+    """A ResourceClaim of the pod that holds CPUs."""
+
+    name: str = ""  # truncated
+    cpus: int = 0  # their number
+    asked: int | None = None  # CPUs that its requests name, before they were rounded up; None: not known
+    numa_nodes: tuple[int, ...] = ()
+    prepared: str = ""  # when the kubelet asked for it, RFC 3339 in UTC; empty: not yet, or not known
+    waits: str = ""  # since when it waits for the kubelet, RFC 3339 in UTC; empty: it does not
+    tries: int = 0  # how often the kubelet was reminded of it since then: it tries again when this changes
+
+
 class PodStatus(Published, frozen=True):
     """The status of a pod."""
 
@@ -159,3 +171,4 @@ class PodStatus(Published, frozen=True):
     containers: dict[str, Container] = msgspec.field(default_factory=no_members)
     vm: Machine | None = None
     pool: Pool | None = None
+    claims: tuple[PodClaim, ...] = ()  # at most MOST_CLAIMS

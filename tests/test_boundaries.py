@@ -68,7 +68,7 @@ ROOMS = {
     "agent.grpc_calls": ("agent.errors", "agent.http2"),
     "agent.http2": (),
     "agent.grpc_server": ("agent.errors",),
-    "agent.dra": (*("agent.errors", "agent.grpc_server", "apiserver", "pinning"),),
+    "agent.dra": (*("agent.clock", "agent.errors", "agent.grpc_server", "apiserver", "pinning"),),
     "agent.config": ("pinning",),
     "agent.claim_interfaces": ("pinning",),
     "agent.interfaces": ("agent.claim_interfaces", "agent.node_state", "agent.vm_interfaces", "pinning"),

@@ -13,6 +13,7 @@ from agent.dra.book import ClaimBook
 from agent.dra.cdi import CDIFiles
 from agent.dra.plugin import KubeletPlugin
 from agent.dra.pod_claims import PodClaims
+from agent.dra.wakes import Wakes
 from agent.errors import AgentError
 from apiserver.backoff import Backoff
 from apiserver.errors import APIError
@@ -49,6 +50,7 @@ class DRADriver:
         self._leftover_seconds = leftover_seconds
         self._pods = PodClaims(reader)
         self.book = ClaimBook(reader)
+        self.wakes = Wakes()
         self._files = CDIFiles(cdi)
         self._metrics = metrics
         self.plugin = KubeletPlugin(kubelet_root, node, self.book, self._files, metrics)
@@ -73,12 +75,14 @@ class DRADriver:
             prepared=frozenset(self.book.asked),
             released=self.book.begin(read),
             found=self._found,
+            times=self.wakes.times,
         )
 
     def passed(self, ledger: Ledger, waiting: Mapping[str, str], *, observes: bool) -> None:
         """Receive the saved ledger of a pass, and why claims have no CPUs."""
         is_first = self.book.grants is None
         self.book.passed(ledger, waiting)
+        self.wakes.passed(ledger.claims)
         self._metrics.passed(len(ledger.claims), waiting.keys())
         if is_first:
             self._restore(ledger.claims.values())
@@ -102,6 +106,7 @@ class DRADriver:
 
         def known_to_kubelet() -> None:
             registered()
+            self.wakes.registered(self._pods.known)
             request_pass()
 
         self.plugin.registered = known_to_kubelet
@@ -109,6 +114,7 @@ class DRADriver:
             group.create_task(self._pods.run(request_pass))
             group.create_task(self._serve())
             group.create_task(self._leftovers())
+            group.create_task(self.wakes.run(request_pass))
 
     async def _serve(self) -> None:
         """Be registered while the agent assigns CPUs."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.interfaces import PassedContainer
-from agent.node_state import ContainerState, NodeState, PodState, PoolState
+from agent.node_state import ClaimState, ContainerState, NodeState, PodState, PoolState
 from agent.own_pods import memory_kills, unready_guards
 from agent.reconcile.memory import memory_state
+from pinning.dra.claims import ClaimTimes
 from pinning.machine.cpuset import EMPTY
 from pinning.machine.near import device_kinds
 from pinning.planning.observed import Owner, State
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from agent.reconcile.observe import Observer
     from pinning.contract import KubeletPolicy
+    from pinning.dra.claims import ClaimGrant
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Assignment
     from pinning.planning.observed import Observed, SeenPod
     from pinning.planning.plan import Plan
     from pinning.planning.refusal import Refusal
     from pinning.planning.run_sets import RunSets, SandboxSet
+
+
+NO_TIMES: Final = ClaimTimes()
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,15 @@ class PassResult:
     def refused(self) -> Mapping[Owner, Refusal]:
         """The refusals by owner."""
         return {refusal.owner: refusal for refusal in self.plan.refusals}
+
+    @cached_property
+    def claims_of(self) -> Mapping[str, list[ClaimGrant]]:
+        """The ResourceClaims with CPUs that each pod may use, by its uid."""
+        found: dict[str, list[ClaimGrant]] = {}
+        for grant in sorted(self.plan.ledger.claims.values(), key=lambda grant: grant.claim.full_name):
+            for uid in grant.claim.pods:
+                found.setdefault(uid, []).append(grant)
+        return found
 
     @cached_property
     def proven(self) -> Mapping[Owner, Proof]:
@@ -206,6 +220,23 @@ def _known_pod(pod: SeenPod, result: PassResult) -> PodState:
         of_pod,
         vm=result.vms.get(pod.uid),
         pool=_pool(pod.uid, result),
+        claims=_claims(pod.uid, result),
+    )
+
+
+def _claims(uid: str, result: PassResult) -> tuple[ClaimState, ...]:
+    """Return the ResourceClaims of a pod that hold CPUs, by name."""
+    seen, nodes = result.observed.claims, result.observed.topology.numa_nodes
+    times = seen.times if seen else {}
+    return tuple(
+        ClaimState(
+            name=grant.claim.name,
+            cpus=len(grant.footprint),
+            asked=grant.claim.asked,
+            numa_nodes=tuple(node for node, cpus in nodes.items() if cpus & grant.footprint),
+            times=times.get(grant.claim.uid, NO_TIMES),
+        )
+        for grant in result.claims_of.get(uid, ())
     )
 
 

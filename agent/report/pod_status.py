@@ -78,13 +78,18 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
             },
             vm=_vm(pod.vm, old.vm) if pod.vm and pod.vm.cpus else None,
             pool=parts.pool(pod.pool) if pod.pool else None,
+            claims=parts.claims(pod.claims, old.claims),
         )
     ).decode()
 
 
 def _is_waiting(pod: PodState) -> bool:
-    """Return whether a pod has nothing to report: no container runs, was refused, or is gated."""
-    return not (pod.refusal or pod.is_gated or pod.vm) and not any(
+    """Return whether a pod has nothing to report: no container runs, was refused, or is gated.
+
+    A claim for which the kubelet does not ask is reported: the write makes it try at once.
+    """
+    is_late = any(claim.times.tries for claim in pod.claims)
+    return not (pod.refusal or pod.is_gated or pod.vm or is_late) and not any(
         container.proof or container.refusal for container in pod.containers
     )
 

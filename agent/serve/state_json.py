@@ -125,6 +125,7 @@ def _pod(pod: PodState, state: NodeState) -> Pod:
         },
         vm=parts.machine(pod.vm) if pod.vm else None,
         pool=parts.pool(pod.pool) if pod.pool else None,
+        claims=parts.claims(pod.claims),
     )
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
+from drawing.claim_words import claim_words
 from drawing.picture import reading_order
-from drawing.policy_words import claim_words, device_words, devices_on, noise_words
+from drawing.policy_words import device_words, devices_on, noise_words
 from drawing.reported import picture_of
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union

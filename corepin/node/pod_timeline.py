@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from corepin.node.pod_waits import waits_of
-from drawing.policy_words import PATH_WORDS, claim_words, device_words, noise_words
+from drawing.claim_words import claim_words, resource_claim_words
+from drawing.policy_words import PATH_WORDS, device_words, noise_words
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
 from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
 from published.codec import AnotherVersion, decode
@@ -14,6 +15,7 @@ from published.pod_status import PodStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
 
     from pinning.pods.types import Pod
     from published.pod_status import Container
@@ -49,13 +51,15 @@ class Timeline:
     waits: tuple[str, ...]  # empty if it waits for nothing
 
 
-def timeline_of(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> Timeline:
-    """Return the timeline of a pod, from its API object and its events."""
+def timeline_of(
+    pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]], now: datetime | None = None
+) -> Timeline:
+    """Return the timeline of a pod, from its API object and its events; `now` is the time of day for ages."""
     status = agent_status(pod)
     recorded = list(_events(events))
     entries = [*_claims(pod), *_admission(pod), *_node(pod), *_starts(pod), *recorded]
     if status:
-        entries += [*_decisions(status, recorded), *_proofs(status)]
+        entries += [*_resource_claims(pod, status, now), *_decisions(status, recorded), *_proofs(status)]
     return Timeline(_title(pod), tuple(sorted(entries, key=_order)), tuple(waits_of(pod, status)))
 
 
@@ -163,6 +167,14 @@ def _time(event: Mapping[str, Any]) -> str:
     created = event["metadata"].get("creationTimestamp")
     time = event.get("firstTimestamp") or event.get("eventTime") or created
     return f"{time[:_TO_SECONDS]}Z" if time else ""
+
+
+def _resource_claims(pod: Mapping[str, Any], status: PodStatus, now: datetime | None) -> Iterator[Entry]:
+    """Yield the ResourceClaims of a pod that hold CPUs."""
+    for claim in status.claims:
+        facts = resource_claim_words(claim, now)
+        name = f"{pod['metadata']['namespace']}/{claim.name}"
+        yield Entry(claim.prepared or claim.waits, "decision", f"claim {name}: {facts}")
 
 
 def _decisions(status: PodStatus, recorded: Iterable[Entry]) -> Iterator[Entry]:

@@ -30,6 +30,10 @@ def waits_of(pod: Mapping[str, Any], status: PodStatus | None) -> Iterator[str]:
         yield f"the agent of node {node}, which has reported nothing: check that one runs there, and read its log"
     if status and status.refusal:
         yield f"its annotations: {status.refusal.message}"
+    for claim in status.claims if status else ():
+        if claim.waits:
+            tries = f"{claim.tries} time{'s' * (claim.tries != 1)}"
+            yield f"the kubelet to prepare claim {claim.name}, which has its CPUs since {claim.waits}; reminded {tries}"
     for name, container in status.containers.items() if status else ():
         yield from _of_container(name, container)
     yield from _of_kubelet(pod)

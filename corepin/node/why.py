@@ -46,12 +46,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the timeline of a pod."""
+    from datetime import UTC, datetime
+
     from corepin.node.pod_timeline import timeline_of
     from published.codec import AnotherVersion
 
     pod, events = _read(args)
     try:
-        timeline = timeline_of(pod, events)
+        timeline = timeline_of(pod, events, datetime.now(UTC))
     except AnotherVersion as error:
         raise CommandFailed(str(error)) from error
     write_out(_json(timeline) if args.output == "json" else _text(timeline))

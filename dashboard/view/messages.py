@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from dashboard.model.records import MOST_MESSAGE
 from dashboard.view.shapes import Fact
-from drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS, claim_names, device_words, noise_words
+from drawing.claim_words import claim_names
+from drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS, device_words, noise_words
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
 from published.pod_status import POD
 

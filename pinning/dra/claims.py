@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pinning.contract import CDI_KIND, CDI_PREFIX, DRA_CAPACITY, DRA_DRIVER
 from pinning.errors import BadContract, BadQuantity
@@ -66,6 +67,9 @@ class DeviceClaim:
     name: str
     pods: frozenset[str]  # uids of the pods that may use it
     parts: tuple[ClaimPart, ...] = ()
+    asked: int | None = (
+        None  # CPUs that its requests name, before the scheduler rounds them up; None: not known
+    )
 
     @property
     def full_name(self) -> str:
@@ -107,6 +111,14 @@ class ClaimGrant:
         return "" if sum(map(len, self.cpus)) == len(self.footprint) else "two parts hold the same CPUs"
 
 
+class ClaimTimes(NamedTuple):
+    """When the kubelet asked for a claim, or since when the claim has CPUs without that; RFC 3339 in UTC."""
+
+    prepared: str = ""  # empty: not yet, or before this agent was started
+    since: str = ""  # from when on it has CPUs and waits for the kubelet
+    tries: int = 0  # how often the kubelet was reminded of it since then
+
+
 @dataclass(frozen=True, slots=True)
 class SeenClaims:
     """The claims of this node at one moment, for an agent that is their driver."""
@@ -117,6 +129,7 @@ class SeenClaims:
     prepared: frozenset[str] = frozenset()  # uids that the kubelet asks for, or asked for
     released: frozenset[str] = frozenset()  # uids that the kubelet gave back
     found: tuple[ClaimGrant, ...] = ()  # what an earlier agent served, for one that has lost its checkpoint
+    times: Mapping[str, ClaimTimes] = field(default_factory=lambda: MappingProxyType({}))  # by uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +164,46 @@ def _read(document: Mapping[str, Any], node: str) -> DeviceClaim:
         name=str(meta.get("name") or ""),
         pods=frozenset(str(it["uid"]) for it in pods if it.get("resource") == "pods" and it.get("uid")),
         parts=parts,
+        asked=_asked(document.get("spec"), results, node) if parts else None,
     )
+
+
+def _asked(spec: object, results: list[Mapping[str, Any]], node: str) -> int | None:
+    """Return the CPUs that the requests behind our results name; None where one names none that can be read."""
+    named = dict(_amounts(spec))
+    amounts = [named.get(str(it.get("request"))) for it in results if _is_ours(it, node)]
+    return None if None in amounts else sum(amount for amount in amounts if amount)
+
+
+def _amounts(spec: object) -> Iterator[tuple[str, int]]:
+    """Yield the requests of a claim, and their alternatives, with whole CPUs that they name."""
+    devices = spec.get("devices") if isinstance(spec, Mapping) else None
+    listed = devices.get("requests") if isinstance(devices, Mapping) else None
+    for request in listed if isinstance(listed, list) else ():
+        if isinstance(request, Mapping):
+            yield from _amount(str(request.get("name")), request.get("exactly"))
+            others = request.get("firstAvailable")
+            for other in others if isinstance(others, list) else ():
+                if isinstance(other, Mapping):
+                    yield from _amount(f"{request.get('name')}/{other.get('name')}", other)
+
+
+def _amount(name: str, request: object) -> Iterator[tuple[str, int]]:
+    capacity = request.get("capacity") if isinstance(request, Mapping) else None
+    amounts = capacity.get("requests") if isinstance(capacity, Mapping) else None
+    if isinstance(amounts, Mapping) and DRA_CAPACITY in amounts:
+        with suppress(BadQuantity, TypeError):
+            if abs(count := rounded_up(amounts[DRA_CAPACITY])) <= MOST_CPUS:
+                yield name, count
+
+
+def _is_ours(result: Mapping[str, Any], node: str) -> bool:
+    return bool(result.get("driver") == DRA_DRIVER and result.get("pool") == node)
 
 
 def _parts(results: list[Mapping[str, Any]], node: str) -> Iterator[ClaimPart]:
     for result in results:
-        if result.get("driver") == DRA_DRIVER and result.get("pool") == node:
+        if _is_ours(result, node):
             if result.get("adminAccess"):
                 raise BadContract("adminAccess is not served for CPUs: remove it from the request")
             yield ClaimPart(

@@ -150,7 +150,9 @@ class ClaimPlanner:
         """Record which pods may use a claim, and that the kubelet asked for it."""
         seen = self._draft.observed.claims
         is_prepared = grant.is_prepared or (seen is not None and claim.uid in seen.prepared)
-        kept = replace(grant, claim=replace(grant.claim, pods=claim.pods), is_prepared=is_prepared)
+        asked = grant.claim.asked if claim.asked is None else claim.asked
+        known = replace(grant.claim, pods=claim.pods, asked=asked)
+        kept = replace(grant, claim=known, is_prepared=is_prepared)
         if kept != grant:
             self._draft.ledger = self._draft.ledger.grant(kept)
 

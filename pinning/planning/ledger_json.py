@@ -229,6 +229,7 @@ def grant_to_dict(grant: ClaimGrant) -> dict[str, Any]:
         "name": claim.name,
         "pods": sorted(claim.pods),
         "prepared": grant.is_prepared,
+        **({} if claim.asked is None else {"asked": claim.asked}),
         "parts": [
             {
                 "request": part.request,
@@ -259,6 +260,7 @@ def grant_from_dict(saved: Mapping[str, Any]) -> ClaimGrant:
         name=_text(saved["name"]),
         pods=frozenset(_text(uid) for uid in saved["pods"]),
         parts=parts,
+        asked=_whole(saved["asked"]) if "asked" in saved else None,
     )
     cpus = tuple(CPUSet.parse(it["cpus"]) for it in saved["parts"])
     return ClaimGrant(claim, cpus, saved["prepared"] is True)

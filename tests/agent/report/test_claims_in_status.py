@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agent.node_state import ClaimState, PodState
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
-from drawing.policy_words import claim_words
-from pinning.dra.claims import ClaimGrant
+from drawing.claim_words import claim_words
+from pinning.dra.claims import ClaimGrant, ClaimTimes
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from published.codec import decode
-from published.pod_status import PodStatus
+from published.pod_status import PodClaim, PodStatus
 from tests.agent.states import EXCLUSIVE, bound, state_of
 from tests.pinning.dra.claiming import claim
 
@@ -58,3 +59,38 @@ def test_names_of_claims_are_bounded() -> None:
     assert ([len(name) for name in main.claims], main.more_claims) == ([63] * 4, 2)
     assert json.loads(text)["containers"]["main"]["moreClaims"] == 2
     assert "x... and 2 more (" in "".join(claim_words(main))
+
+
+def reported(times: ClaimTimes, before: str | None, **more: Any) -> str | None:
+    """Return the annotation of a pod whose container does not run yet."""
+    state = ClaimState("solver-cpu", 12, 11, (0,), times)
+    return pod_status(PodState("solver", "test", "solver", claims=(state,), **more), before)
+
+
+def test_claim_that_the_kubelet_does_not_ask_for_is_reported_with_each_try() -> None:
+    """A new value makes the kubelet try at once; before the first try nothing is written."""
+    since = "2026-11-20T10:00:00Z"
+    assert reported(ClaimTimes(since=since), None) is None
+    first = reported(ClaimTimes(since=since, tries=1), None) or ""
+    (claim,) = decode(PodStatus, first).claims
+    assert claim == PodClaim(name="solver-cpu", cpus=12, asked=11, numa_nodes=(0,), waits=since, tries=1)
+    assert reported(ClaimTimes(since=since, tries=2), first) not in {None, first}
+
+
+def test_time_of_prepare_stays_over_a_restart_of_the_agent() -> None:
+    """The new agent does not know it, and so does not change the annotation."""
+    prepared = "2026-11-20T10:00:00Z"
+    before = reported(ClaimTimes(prepared=prepared), "{}")
+    assert decode(PodStatus, before or "").claims[0].prepared == prepared
+    assert reported(ClaimTimes(), before) == before
+    again = reported(ClaimTimes(since=prepared, tries=1), before)
+    assert decode(PodStatus, again or "").claims[0].prepared == ""
+
+
+def test_pod_whose_containers_do_not_name_its_claim_is_reported() -> None:
+    """The claim holds CPUs that no container has."""
+    pod = claiming()
+    pod["spec"]["containers"][0]["resources"] = {}
+    (solver,) = state_of(pod, ledger=Ledger().grant(GRANT)).pods
+    status = decode(PodStatus, pod_status(solver, "{}") or "")
+    assert (status.claims[0].cpus, status.containers) == (2, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -381,3 +382,28 @@ def test_refused_pod_shows_what_to_do(
         assert main(["why", "late"]) == 0
 
     assert "\nIt waits for:\n- CPUs for main: wanted 2 free CPUs" in capsys.readouterr().out
+
+
+def with_claim(**facts: Any) -> dict[str, Any]:
+    """Return a pod with a ResourceClaim that holds CPUs."""
+    pod, _ = shown(bound("vmi-1", namespace="team", annotations=EXCLUSIVE))
+    claim = {"name": "vmi-1-cpu", "cpus": 12, "asked": 11, "numaNodes": [0], **facts}
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps({"version": 1, "claims": [claim]})
+    return pod
+
+
+def test_claim_of_a_pod_has_its_number_place_and_age() -> None:
+    """The number that was asked for is named where the scheduler rounded it up."""
+    now = datetime(2026, 11, 20, 10, 0, 3, tzinfo=UTC)
+    timeline = timeline_of(with_claim(prepared=WHEN), [], now)
+    words = "claim team/vmi-1-cpu: 12 of 11 asked, numa 0, prepared 3 s ago"
+    assert Entry(WHEN, "decision", words) in timeline.entries
+
+
+@pytest.mark.parametrize(("tries", "often"), [(1, "1 time"), (3, "3 times")])
+def test_claim_that_the_kubelet_does_not_ask_for_is_what_the_pod_waits_for(tries: int, often: str) -> None:
+    """It has its CPUs since then."""
+    timeline = timeline_of(with_claim(waits=WHEN, tries=tries), [])
+    assert timeline.waits == (
+        f"the kubelet to prepare claim vmi-1-cpu, which has its CPUs since {WHEN}; reminded {often}",
+    )

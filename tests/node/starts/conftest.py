@@ -19,3 +19,23 @@ def nri_node(node: Node) -> Iterator[Node]:
 
     with agent_over_nri(node):
         yield node
+
+
+@pytest.fixture(scope="module")
+def dra_node(node_session: Node) -> Iterator[Node]:
+    """Return the node with its agent as a driver, and our two classes."""
+    from tests.node.starts.claims import claims_served, has_short_path
+
+    if not has_short_path(node_session):
+        pytest.skip("the kubelet's folder has too long a path for a socket: use a shorter --basetemp")
+    with claims_served(node_session):
+        yield node_session
+
+
+@pytest.fixture
+def claim_node(dra_node: Node) -> Iterator[Node]:
+    """Return the node without pods and claims."""
+    from tests.node.starts.claims import clear_claims
+
+    yield dra_node
+    clear_claims(dra_node)

@@ -2,129 +2,38 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
-from pinning.contract import DRA_CAPACITY, DRA_CPUSET_PREFIX
+from pinning.contract import DRA_CPUSET_PREFIX
 from pinning.machine.cpuset import CPUSet
 from tests.environments.node.node import EXCLUSIVE, pod
 from tests.environments.waiting import until, until_equal
-from tests.node.starts.over_nri import agent_over_nri, lines
+from tests.node.restarting import restart_kubelet
+from tests.node.starts.claims import (
+    UPSTREAM,
+    claim,
+    claiming_pod,
+    delete_claim,
+    delete_now,
+    held,
+    prepare_failed,
+    slices,
+    uid_of_claim,
+)
+from tests.node.starts.over_nri import lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.environments.node.node import Container, Node
 
-CLASSES: Final = (
-    Path("manifests/components/dra/class.yaml"),
-    Path("manifests/components/dra-cpu-class/class.yaml"),
-)
-SOCKET: Final = "plugins_registry/cpu.corepin.io-reg.sock"
-UPSTREAM: Final = {  # what KubeVirt's VEP 152 makes beside a launcher
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "ResourceClaim",
-    "metadata": {"name": "vmi-1-cpu", "namespace": "default"},
-    "spec": {
-        "devices": {
-            "requests": [
-                {
-                    "name": "cpu",
-                    "exactly": {
-                        "deviceClassName": "dra.cpu",
-                        "capacity": {"requests": {DRA_CAPACITY: "1"}},
-                    },
-                }
-            ]
-        }
-    },
-}
 
-
-@pytest.fixture(scope="module")
-def dra_node(node_session: Node) -> Iterator[Node]:
-    """Return the node with its agent as a driver, and our two classes."""
-    if len(str(node_session.kubelet.directory / "root" / SOCKET)) > 107:
-        pytest.skip("the kubelet's folder has too long a path for a socket: use a shorter --basetemp")
-    with _classes(node_session), _driver(node_session):
-        yield node_session
-
-
-@pytest.fixture
-def node(dra_node: Node) -> Iterator[Node]:
-    """Return the node without pods and claims."""
-    yield dra_node
-    dra_node.clear()
-    for claim in dra_node.get("resourceclaims")[
-        "items"
-    ]:  # no controller takes the protection of a used one away
-        name = f"resourceclaim/{claim['metadata']['name']}"
-        dra_node.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
-        dra_node.kubectl("delete", name, "--wait=false")
-    until_equal("no claim is held", lambda: _held(dra_node), [])
-
-
-@contextmanager
-def _classes(node: Node) -> Iterator[None]:
-    documents = [yaml.safe_load(path.read_text()) for path in CLASSES]
-    node.apply(*documents)
-    yield
-    node.kubectl("delete", "deviceclasses", "--all")
-
-
-@contextmanager
-def _driver(node: Node) -> Iterator[None]:
-    root = node.kubelet.directory / "root"
-    with agent_over_nri(node, "--dra", "on", "--kubelet-root", str(root)):
-        until("the slice is there", lambda: _slices(node))
-        yield
-
-
-def _slices(node: Node) -> list[Any]:
-    found: list[Any] = node.get("resourceslices")["items"]
-    return found
-
-
-def _held(node: Node) -> list[Any]:
-    found: list[Any] = node.agent.state()["ledger"].get("claims", [])
-    return found
-
-
-def _claim(name: str, device_class: str = "cpu.corepin.io") -> dict[str, Any]:
-    exactly = {"deviceClassName": device_class, "capacity": {"requests": {DRA_CAPACITY: "1"}}}
-    requests = [{"name": "cpu", "exactly": exactly}]
-    return {
-        **UPSTREAM,
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"devices": {"requests": requests}},
-    }
-
-
-def _pod(name: str, claim: str, cpu: str | None = None, **more: str) -> dict[str, Any]:
-    document = pod(name, more, cpu=cpu)
-    spec = document["spec"]
-    spec["resourceClaims"] = [{"name": "cpu-dra", "resourceClaimName": claim}]
-    resources = spec["containers"][0]["resources"]
-    resources["claims"] = [{"name": "cpu-dra", "request": "cpu"}]
-    again = {**spec["containers"][0], "name": "again", "command": ["/bin/sleep", "1000000"]}
-    spec["containers"].append(again)  # on the same CPUs
-    return document
-
-
-def _uid(node: Node, claim: str) -> str:
-    uid: str = node.get("resourceclaim", claim)["metadata"]["uid"]
-    return uid
-
-
-def _assert_own(node: Node, container: Container, name: str, claim: str) -> CPUSet:
+def _assert_own(node: Node, container: Container, name: str, its: str) -> CPUSet:
     """Check first instruction, cpuset and variable of a container; return its CPUs."""
     own = CPUSet.parse(until("first line", lambda: lines(node, name))[0])
     node.settled({container: own})
-    variable = f"{DRA_CPUSET_PREFIX}{_uid(node, claim)}="
+    variable = f"{DRA_CPUSET_PREFIX}{uid_of_claim(node, its)}="
     until_equal("the variable", lambda: _values(container.folder.parent, variable), {str(own)})
     return own
 
@@ -140,17 +49,17 @@ def _values(pod: Path, variable: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("claim", "cpu"),
-    [(_claim("plain"), None), (UPSTREAM, "1")],
+    ("document", "cpu"),
+    [(claim("plain"), None), (UPSTREAM, "1")],
     ids=["plain", "VEP 152 with its mirrored request"],
 )
 def test_container_runs_on_its_claim_from_the_first_instruction_on(
-    node: Node, claim: dict[str, Any], cpu: str | None
+    claim_node: Node, document: dict[str, Any], cpu: str | None
 ) -> None:
     """Variable, cpuset and the CPUs of the first instruction are those of the claim, and no other pod has them."""
-    name = claim["metadata"]["name"]
-    node.apply(claim)
-    [container] = node.run(_pod("user", name, cpu))
+    node, name = claim_node, document["metadata"]["name"]
+    node.apply(document)
+    [container] = node.run(claiming_pod("user", name, cpu))
     [beside] = node.run(pod("beside"))
     own = _assert_own(node, container, "user", name)
     assert len(own) == 1
@@ -158,11 +67,12 @@ def test_container_runs_on_its_claim_from_the_first_instruction_on(
     until("its status", lambda: (node.status("user") or {}).get("cpus") == str(own))
 
 
-def test_claim_waits_in_prepare_until_a_classic_pod_has_gone(node: Node) -> None:
+def test_claim_waits_in_prepare_until_a_classic_pod_has_gone(claim_node: Node) -> None:
     """A pod with a claim starts as soon as the classic pod that holds the last core is gone, without an event."""
-    node.apply(_claim("late"))
+    node = claim_node
+    node.apply(claim("late"))
     holder = pod("holder", EXCLUSIVE, cpu=str(node.cores))
-    user = _pod("user", "late")
+    user = claiming_pod("user", "late")
     node.apply({**user, "spec": {**user["spec"], "schedulingGates": [{"name": "test/wait"}]}})
     [classic] = node.run(holder)
     until_equal("it owns a core", lambda: len(classic.cpus), node.cores)
@@ -171,3 +81,68 @@ def test_claim_waits_in_prepare_until_a_classic_pod_has_gone(node: Node) -> None
     )
     node.remove("holder")
     _assert_own(node, node.running("user"), "user", "late")
+
+
+def test_pod_that_came_while_the_agent_was_away_starts_when_it_is_back(claim_node: Node) -> None:
+    """The agent reminds the kubelet, which found no driver and would try again after 60 to 90 s."""
+    node = claim_node
+    node.agent.kill()
+    node.apply(claim("early"), claiming_pod("came-early", "early"))
+    until("the kubelet finds no driver", lambda: prepare_failed(node, "came-early"))
+    node.agent.start()
+    _assert_own(node, node.running("came-early"), "came-early", "early")
+
+
+def test_next_claim_gets_the_cpus_of_a_pod_that_is_deleted_by_force(claim_node: Node) -> None:
+    """The kubelet prepares the next claim before it gives back the first: Prepare waits instead of failing."""
+    node = claim_node
+    node.apply(claim("first"), claim("second"))
+    node.run(claiming_pod("old", "first"))
+    node.apply(claiming_pod("new", "second"))
+    delete_now(node, "old", "first")
+    _assert_own(node, node.running("new"), "new", "second")
+    assert not prepare_failed(node, "new")
+    until_equal("only the second is held", lambda: [it["name"] for it in held(node)], ["second"])
+
+
+def test_claim_of_two_pods_stays_while_one_of_them_is_deleted_by_force(claim_node: Node) -> None:
+    """Both run on its CPUs, and the other one goes on there."""
+    node = claim_node
+    node.apply(claim("both"), claiming_pod("one", "both"), claiming_pod("two", "both"))
+    one, two = node.running("one"), node.running("two")
+    own = _assert_own(node, two, "two", "both")
+    node.settled({one: own})
+    delete_now(node, "one")
+    until("it has ended", lambda: one.is_gone)
+    node.settled({two: own})
+    assert [it["name"] for it in held(node)] == ["both"]
+
+
+def test_restarts_of_kubelet_and_agent_prepare_nothing_again(claim_node: Node) -> None:
+    """The slice is back, the container keeps its CPUs, and the claim stays prepared."""
+    node = claim_node
+    node.apply(claim("kept"))
+    [container] = node.run(claiming_pod("user", "kept"))
+    own = _assert_own(node, container, "user", "kept")
+    node.agent.kill()
+    restart_kubelet(node)
+    node.agent.start()
+    until("the slice is there", lambda: slices(node))
+    node.settled({container: own})
+    assert [(it["name"], it["prepared"]) for it in held(node)] == [("kept", True)]
+    assert "claim prepared" not in node.agent.log
+    node.remove("user")
+    until_equal("it is given back", lambda: held(node), [])
+
+
+def test_template_claim_that_is_deleted_while_it_is_prepared_keeps_its_cpus(claim_node: Node) -> None:
+    """Its protection keeps the object until the pod ends; without it too, only the kubelet gives CPUs back."""
+    node = claim_node
+    node.apply(claim("made"))
+    [container] = node.run(claiming_pod("user", "made"))
+    own = _assert_own(node, container, "user", "made")
+    delete_claim(node, "made")
+    node.run(pod("beside"))
+    node.settled({container: own, node.running("beside"): node.all - own})
+    node.remove("user")
+    until_equal("it is given back", lambda: held(node), [])

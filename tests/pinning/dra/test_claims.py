@@ -151,3 +151,43 @@ def test_grant_knows_its_requests() -> None:
     assert grant.flaw == ""
     assert "no CPUs" in ClaimGrant(claim("x", 2), ()).flaw
     assert "the same CPUs" in ClaimGrant(claim("x", 1, 1), (CPUSet([1]), CPUSet([1]))).flaw
+
+
+def requested(name: str, amount: object, **more: Any) -> dict[str, Any]:
+    """Return a request of a claim's spec."""
+    return {"name": name, "exactly": {"capacity": {"requests": {"dra.cpu/cpu": amount}}}, **more}
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked"),
+    [
+        ({"devices": {"requests": [requested("cpu", "11")]}}, 11),
+        ({"devices": {"requests": [requested("cpu", 11)]}}, 11),
+        ({"devices": {"requests": [requested("cpu", "10500m")]}}, 11),
+        ({"devices": {"requests": [requested("other", "11")]}}, None),
+        ({"devices": {"requests": [requested("cpu", "many")]}}, None),
+        ({"devices": {"requests": [requested("cpu", None)]}}, None),
+        ({"devices": {"requests": [requested("cpu", "10G")]}}, None),
+        ({"devices": {"requests": [{"name": "cpu", "exactly": {"capacity": []}}, 3]}}, None),
+        ({"devices": {"requests": [{"name": "cpu", "exactly": []}]}}, None),
+        ({"devices": {"requests": {}}}, None),
+        ({"devices": []}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_number_that_was_asked_for_is_read_where_it_can_be(spec: object, asked: int | None) -> None:
+    """It is shown, and decides nothing: a claim is served whatever its spec says."""
+    found = read_claim({**document(result("12")), "spec": spec}, NODE)
+    assert isinstance(found, DeviceClaim)
+    assert (found.asked, found.count) == (asked, 12)
+
+
+def test_alternative_of_a_request_has_its_own_number() -> None:
+    """The result names request and alternative."""
+    capacity = {"capacity": {"requests": {"dra.cpu/cpu": "3"}}}
+    request = {"name": "cpu", "firstAvailable": [{"name": "big"}, {"name": "small", **capacity}, 3]}
+    given = document(result("4", request="cpu/small"))
+    found = read_claim({**given, "spec": {"devices": {"requests": [request]}}}, NODE)
+    assert isinstance(found, DeviceClaim)
+    assert found.asked == 3
