@@ -233,7 +233,7 @@ def _claims(uid: str, result: PassResult) -> tuple[ClaimState, ...]:
             name=grant.claim.name,
             cpus=len(grant.footprint),
             asked=grant.claim.asked,
-            numa_nodes=tuple(node for node, cpus in nodes.items() if cpus & grant.footprint),
+            numa_nodes=tuple(node for node, cpus in nodes.items() if not cpus.isdisjoint(grant.footprint)),
             times=times.get(grant.claim.uid, NO_TIMES),
         )
         for grant in result.claims_of.get(uid, ())

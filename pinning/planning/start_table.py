@@ -64,6 +64,7 @@ class StartTable:
     # CPUs of init containers that have not ended, by pod.
     starting: Mapping[str, CPUSet] = field(default_factory=lambda: NONE_STARTING)
     is_strict: bool = False  # strict threads: no wrapper gives an owner CPUs of pools
+    claimed: tuple[tuple[str, CPUSet], ...] = ()  # variables of ResourceClaims, and the CPUs of these
 
     def start(
         self,
@@ -161,9 +162,7 @@ class StartTable:
         if not start.own:
             return {}
         claimed = {
-            f"{DRA_CPUSET_PREFIX}{uid}": str(cpus)
-            for uid, grant in self.ledger.claims.items()
-            if (cpus := grant.footprint & start.own)
+            name: str(cpus & start.own) for name, cpus in self.claimed if not cpus.isdisjoint(start.own)
         }
         shared, infra = self.cmk_shared, self.shared
         if self.is_strict:
@@ -197,6 +196,9 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
         others=MappingProxyType(_others(plan)),
         starting=plan.starting,
         is_strict=plan.is_strict,
+        claimed=tuple(
+            (f"{DRA_CPUSET_PREFIX}{uid}", grant.footprint) for uid, grant in plan.ledger.claims.items()
+        ),
     )
     return table.waiting_for(plan.actions)
 

@@ -1,0 +1,1 @@
+"""Measure what claims cost."""
