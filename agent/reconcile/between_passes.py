@@ -161,10 +161,14 @@ class BetweenPasses:
         if not self.may_gather:
             self._request_pass()
             return
-        within = soonest(self._wait_for_pod(change) for change in changed_pods(before, self._pods))
-        if within == NOW:  # it grants or frees CPUs, so that others move
+        waits = [(self._wait_for_pod(change), change) for change in changed_pods(before, self._pods)]
+        if any(wait == NOW and self._moves_others(change) for wait, change in waits):
             self._observer.list_next()
-        self._request(within)
+        self._request(soonest(wait for wait, _ in waits))
+
+    def _moves_others(self, change: PodChange) -> bool:
+        """Say whether a change likely grants or frees CPUs: a deleted pod holds them until its last container exits."""
+        return change.after is not None or not self._observer.lives(change.uid)
 
     def _wait_for_pod(self, change: PodChange) -> float | None:
         """Return the wait for a change; a pod that changes all the time is read 20 times a second at most."""

@@ -117,9 +117,17 @@ class Observer:
         return known[1] if known and known[0] is pod else SeenPod.of(pod, uid)
 
     def keeps_cpus(self, pod_uid: str) -> bool:
-        """Return whether this pod keeps its CPUs when one of its containers exits, by the last observation."""
+        """Return whether this pod keeps its CPUs when one of its containers exits, by the last observation.
+
+        It does not where the watch has shown since that it was deleted.
+        """
         known = self._pods.get(pod_uid)
-        return known is not None and keeps_cpus(known[1])
+        return known is not None and keeps_cpus(known[1]) and pod_uid in self._interfaces.pods.pods()
+
+    def lives(self, pod_uid: str) -> bool:
+        """Return whether a container of this pod was alive in the last observation."""
+        records = self.records.values()
+        return any(it.owner.pod_uid == pod_uid and it.seen.state is not State.EXITED for it in records)
 
     def runs_no_machine(self, pod_uid: str) -> bool:
         """Say whether the last observation had this pod, and no virtual machine runs in it."""

@@ -162,6 +162,17 @@ def test_event_of_the_runtime(
 
 
 @pytest.mark.usefixtures("watch")
+def test_exit_beside_the_deletion_of_its_pod_waits_for_nothing(node: FakeNode) -> None:
+    """The exit of an owner whose pod the watch no longer shows frees CPUs, even if the last pass saw the pod."""
+
+    def event(_: Agent) -> None:
+        del node.documents["owner"]
+        told(node, "new", State.EXITED, "owner")
+
+    assert requested(node, event) == [NOW]
+
+
+@pytest.mark.usefixtures("watch")
 def test_unknown_change_of_the_runtime_requests_a_pass(node: FakeNode) -> None:
     """A change without details, as after a lost event stream, requests an immediate pass."""
     assert requested(node, lambda _: node.runtime.changed()) == [NOW]
