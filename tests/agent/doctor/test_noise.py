@@ -109,6 +109,16 @@ def test_managed_interrupt_is_no_finding() -> None:
     assert "keep that I/O to other CPUs" in queue.remedy
 
 
+@table("devices, rest", {"as many as are named": (8, []), "one more": (9, ["and 1 more of devices"])})
+def test_first_devices_are_named_and_the_rest_counted(devices: int, rest: list[str]) -> None:
+    """Eight devices have a finding each, and a last finding counts those beyond."""
+    rows = tuple(Row(str(number), f"eth{number}", 5) for number in range(devices))
+    found = [it.message for it in checks(Noise(rows, ())) if it.verdict is Verdict.FINDING]
+
+    assert found[:8] == [f"interrupt {number} (eth{number}) came 5 times" for number in range(8)]
+    assert found[8:] == rest
+
+
 def test_counters_that_cannot_be_read_are_unknown() -> None:
     """The check has the reason, and unreadable tables are not quiet."""
     said = checks(Noise("/proc/interrupts is empty", "/proc/softirqs: Permission denied"))
