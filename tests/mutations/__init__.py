@@ -21,11 +21,7 @@ class Mutation:
     file: str
     old: str
     new: str
-
-    @property
-    def tests(self) -> str:
-        """The folder of tests that mirrors the file's."""
-        return f"tests/{Path(self.file).parent}"
+    tests: str  # the folder that mirrors the file's, unless the list names another
 
     def applied(self, text: str) -> str:
         """Return the file's text with the mutation."""
@@ -38,5 +34,7 @@ class Mutation:
 
 def mutations() -> Iterator[Mutation]:
     """Yield the mutations of the list."""
-    for file, pairs in tomllib.loads(LIST.read_text())["mutations"].items():
-        yield from (Mutation(file, old, new) for old, new in pairs)
+    listed = tomllib.loads(LIST.read_text())
+    for file, pairs in listed["mutations"].items():
+        tests = listed["tests"].get(file, f"tests/{Path(file).parent}")
+        yield from (Mutation(file, old, new, tests) for old, new in pairs)

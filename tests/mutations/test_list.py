@@ -22,4 +22,4 @@ def test_a_mutation_fits(mutation: Mutation) -> None:
     """The old text stands once in its file, and the file with the new text is Python and another program."""
     text = (ROOT / mutation.file).read_text()
     assert ast.dump(ast.parse(mutation.applied(text))) != ast.dump(ast.parse(text))
-    assert any((ROOT / mutation.tests).rglob("test_*.py")), "no tests in the mirrored folder"
+    assert (ROOT / mutation.tests).exists(), "no such tests"
