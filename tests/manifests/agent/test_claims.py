@@ -124,15 +124,21 @@ def test_agent_keeps_its_slice_and_removes_it(slices: Installed) -> None:
         while sum(int(it["capacity"][DRA_CAPACITY]["value"]) for it in shown()["devices"]) != cpus:
             await asyncio.sleep(0.05)
 
+    async def counted(report: SliceReport, writes: int) -> None:
+        while report.writes < writes:  # others see a slice before its writer has the answer
+            await asyncio.sleep(0.01)
+
     async def use(report: SliceReport) -> None:
         state = state_of()
         await report.publish(state)
         await total(6)
+        await counted(report, 1)
         before = report.writes
         await report.publish(state)
         pod = bound("a", container("main", 2), annotations=EXCLUSIVE)
         await report.publish(state_of(pod))
         await total(4)
+        await counted(report, before + 1)
         assert report.writes == before + 1
         assert slices.admin.send("DELETE", path).is_success
         await total(4)
