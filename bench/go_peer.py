@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.environments.server.build import build_missing, cache_folder, find
-from tests.environments.server.catalog import OwnModule, Server
+from tests.environments.server.catalog import Module, OwnModule, Server
 
 PEERS = Path(__file__).parent / "peers"
 CONTROLLER_RUNTIME = Server(
@@ -14,6 +14,11 @@ CONTROLLER_RUNTIME = Server(
 )
 NRI_STUB = Server(
     "nri-stub", OwnModule(PEERS / "nri-stub", "github.com/containerd/nri", tags=("nri_no_wasm",))
+)
+DRA_DRIVER = Server(
+    "dra-driver-cpu",
+    Module(PEERS / "dra-driver-cpu", "github.com/kubernetes-sigs/dra-driver-cpu"),
+    "cmd/dracpu",
 )
 
 

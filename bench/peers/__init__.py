@@ -1,1 +1,1 @@
-"""What corepin's webhook is measured against."""
+"""What corepin's webhook and its agent are measured against; `python -m bench.peers` compares the agent."""
