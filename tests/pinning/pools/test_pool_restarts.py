@@ -97,3 +97,29 @@ def test_an_init_container_that_runs_again_has_not_ended() -> None:
     own = node.ledger.of(Owner("a", "init"))
     assert own
     assert runs(node, "log") == pool(node) - own.cpus
+
+
+def test_init_containers_of_other_pods_start_in_no_pool() -> None:
+    """An init container that owns CPUs in a pod without a budget takes nothing of another pod's pool."""
+    node = started(budgeted("a", 4, {"m": 2, "p": None}), "m", "p")
+    put(node, budgeted("b", None, {"m": 1}, {"init": (1, "")}, created=1), "init")
+    planned = node.run_all()
+    assert node.ledger.of(Owner("b", "init"))
+    assert planned.starting == {}
+    assert runs(node, "p") == pool(node)
+
+
+def test_a_plan_after_a_lost_cpu_is_stable() -> None:
+    """Slices that ask for more than the budget share it by the CPUs that they have left."""
+    node = world(4)
+    put(node, budgeted("a", 5, {"m": 2, "n": 2, "o": 1}), "m", "n", "o")
+    put(node, budgeted("b", None, {"m": 1}, created=1), "m")
+    node.run_all()
+    lost = node.ledger.of(Owner("a", "o"))
+    assert lost
+    put(node, budgeted("a", 5, {"m": 2, "n": 3, "o": 1}))
+    node.run_all()
+    node.set_online(node.topology.online - lost.cpus)
+    planned = node.run_all()
+    again = node.run_all()
+    assert (again.ledger, again.refusals) == (planned.ledger, planned.refusals)

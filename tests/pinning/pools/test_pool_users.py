@@ -196,6 +196,18 @@ def test_whole_cores_of_a_pool_are_refused_unless_the_scheduler_counts_them(
     assert {part.owner.container for part in node.ledger.of_pod("a")} == {"m", ""} - refused
 
 
+def test_init_slices_are_counted_with_no_other() -> None:
+    """They use cores of the budget, so that slices and pool need no more than without them."""
+    node = world(counted_claims=frozenset({SMTPolicy.REQUIRE}), uncounted_claims=UncountedClaims.REFUSE)
+    words = {"smt-policy.corepin.io/pod": "require"}
+    document = budgeted("a", 4, {"m": 2, "p": None}, {"init": (4, "")}, words)
+    cores = {"init": 2, "m": 1, "p": 1}
+    for listed in (*document["spec"]["initContainers"], *document["spec"]["containers"]):
+        limits = listed.setdefault("resources", {}).setdefault("limits", {})
+        limits["corepin.io/whole-cores"] = cores[listed["name"]]
+    assert not started(document, "init", node=node).run_all().refusals
+
+
 def test_a_refused_pool_names_what_its_pod_requests_and_takes() -> None:
     """Both numbers are those of slices and pool together."""
     node = counting(SMTPolicy.ISOLATE, {"m": 2, "p": None}, {"m": 2})
