@@ -102,6 +102,7 @@ class QuietResult:
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
     parts: tuple[QuietPart, ...] = ()  # those that the operator has asked for
+    is_off: bool = False  # the operator has switched off that interrupts are moved, which `reason` says
 
     @property
     def why_not(self) -> str:
@@ -115,6 +116,7 @@ class QuietResult:
         return (*self.conflicts, *(name for part in self.parts for name in part.conflicts))
 
 
+CRASHED: Final = "see the agent's log"
 QUIET_PENDING: Final = "not done yet"  # of a container whose CPUs no round has looked at
 
 

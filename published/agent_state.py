@@ -84,6 +84,7 @@ class Quiet(Part, frozen=True):
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
     parts: tuple[QuietPart, ...] = ()
+    is_off: bool = False  # the operator has switched off that interrupts are moved, which `reason` says
 
 
 class AgentSets(Sets, frozen=True, kw_only=True):

@@ -47,6 +47,8 @@ def _moved(quiet: Quiet) -> Iterator[Check]:
             "quiet.irqbalance: ignore in the agents' configuration"
         )
         yield finding(subject, f"no interrupt is moved: {quiet.irqbalance}", remedy)
+    elif quiet.is_off:
+        yield ok(subject, f"interrupts may use CPUs {quiet.cpus}, as configured: {quiet.reason}")
     elif quiet.reason and not quiet.conflicts:
         remedy = "do what the message says; the agent tries again with each of its rounds"
         yield finding(subject, f"interrupts may use CPUs {quiet.cpus}: {quiet.reason}", remedy)

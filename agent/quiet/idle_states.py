@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
 
 from agent.errors import Gone, Refused, Unavailable
 from agent.node_state import QuietPart
+from agent.quiet.part import few
 from agent.reconcile.foreign_writes import ForeignWrites
 from pinning.contract import QuietWord
 from pinning.json_text import parse_json
@@ -83,7 +84,7 @@ class KernelIdleStates:
                 os.close(descriptor)
         except OSError as error:
             _translate(error, file)
-        if text != POLLING and not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        if not _is_bound(text):
             raise Refused(f"{file}: {text[:40]!r} is neither {POLLING} nor microseconds")
         return text
 
@@ -103,9 +104,13 @@ class KernelIdleStates:
         return f"{self._folder}/cpu{cpu}/power/pm_qos_resume_latency_us"
 
 
+def _is_bound(text: str) -> bool:
+    return text == POLLING or (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS)
+
+
 def _translate(error: OSError, file: str) -> NoReturn:
     reason = f"{file}: {error.strerror}"
-    if error.errno == errno.ENOENT:
+    if error.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: it was removed while its file was open
         raise Gone(reason) from error
     raise Refused(reason) from error
 
@@ -152,15 +157,16 @@ class IdleStatePart:
         failed = self._change(quiet.cpus if self._most is not None else EMPTY)
         if self._most is None and not failed:
             return None
-        conflicts = tuple(f"the bound of CPU {cpu}" for cpu in sorted(map(int, self._writes.conflicts)))
+        numbers = map(str, sorted(map(int, self._writes.conflicts)))
+        conflicts = few(numbers, "the bound of CPU {}".format)
         foreign = f"another program changes back {', '.join(conflicts)}" if conflicts else ""
-        return QuietPart(QuietWord.IDLE_STATES, foreign or "; ".join(failed), conflicts)
+        return QuietPart(QuietWord.IDLE_STATES, foreign or "; ".join(few(failed)), conflicts)
 
     def restore(self) -> bool:
         """Give every CPU its original bound; return whether nothing is left to restore."""
         self._writes = ForeignWrites()
         self._read()
-        for reason in self._change(EMPTY) if self._taken else ():
+        for reason in few(self._change(EMPTY)) if self._taken else ():
             logger.warning("idle states not restored", extra={"facts": {"reason": reason}})
         return not self._taken
 
@@ -190,6 +196,7 @@ class IdleStatePart:
         for cpu, bound in writes.items():
             self._write(cpu, bound, records, failed)
         self._save(records)
+        self._proven = {cpu: it for cpu, it in self._proven.items() if cpu in records}
         return failed
 
     def _decide(self, cpu: int, quiet: CPUSet, records: dict[int, _Taken], writes: dict[int, str]) -> None:
@@ -237,7 +244,6 @@ class IdleStatePart:
             failed.append(f"the bound of CPU {cpu} is {seen} after {bound} was written")
         elif bound == records[cpu].original:
             del records[cpu]
-            self._proven.pop(cpu, None)
         else:
             self._proven[cpu] = bound
             records[cpu] = records[cpu]._replace(wrote=(bound,))
@@ -254,9 +260,7 @@ def _parse(key: str, text: str) -> tuple[int, _Taken]:
     """Return a saved record; raise an error for a damaged one, because no invented value may be restored."""
     original, wrote = parse_json(text)
     taken = _Taken(str(original), tuple(map(str, wrote)))
-    for it in (taken.original, *taken.wrote):
-        if it != POLLING:
-            int(it)
-    if not taken.wrote:
+    if not taken.wrote or not all(map(_is_bound, (taken.original, *taken.wrote))):
         raise ValueError(text)
-    return int(key), taken
+    (cpu,) = CPUSet([int(key)])
+    return cpu, taken

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
-from agent.node_state import QuietPart, QuietResult
+from agent.node_state import CRASHED, QuietPart, QuietResult
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.interrupts import Quiet, hindrance
 
@@ -63,9 +63,9 @@ class QuietKeeper:
         """Keep interrupts off CPUs, and change the other parts on `fully` quiet ones; None if the machine changed while it was read, and a round is due again."""
         self.has_settled = True
         if self._why_still and not self._has_moved:
-            result: QuietResult | None = QuietResult(cpus, self._why_still)
+            result: QuietResult | None = QuietResult(cpus, self._why_still, is_off=True)
         else:
-            result = self._move_interrupts(cpus)
+            result = self._interrupts_round(cpus)
         if result is None:
             return None
         parts = (self._part_round(name, part, fully) for name, part in self._parts.items())
@@ -77,39 +77,54 @@ class QuietKeeper:
             return part.round(Quiet(cpus, self._interrupts.online()))
         except AgentError as error:
             return QuietPart(name, str(error))
+        except Exception:  # a bug in one part must not keep the others from their work
+            logger.exception("round of quiet CPUs crashed", extra={"facts": {"part": name}})
+            return QuietPart(name, CRASHED)
 
-    def _move_interrupts(self, cpus: CPUSet) -> QuietResult | None:
+    def _interrupts_round(self, cpus: CPUSet) -> QuietResult | None:
+        """Return what interrupts came to, as `_part_round` does."""
         try:
-            quiet = Quiet(cpus, self._interrupts.online())
-            reason = self._why_still or hindrance(quiet)
-            if reason:
-                quiet = Quiet(EMPTY, quiet.online)
-            told = self._tell(quiet.cpus | self._banned)
-            moved = self._mover.round(quiet, may_take=not told.reason, is_settled=told.is_settled)
-            self.has_settled = told.is_settled and not self._mover.has_moved
-            if not moved.is_steady:
-                return None
-            if self._banned != quiet.cpus:
-                self._tell(quiet.cpus)
+            return self._move_interrupts(cpus)
         except AgentError as error:
             return QuietResult(cpus, str(error))
+        except Exception:
+            logger.exception("round of quiet CPUs crashed", extra={"facts": {"part": "interrupts"}})
+            return QuietResult(cpus, CRASHED)
+
+    def _move_interrupts(self, cpus: CPUSet) -> QuietResult | None:
+        quiet = Quiet(cpus, self._interrupts.online())
+        reason = "" if self._why_still else hindrance(quiet)
+        if reason or self._why_still:
+            quiet = Quiet(EMPTY, quiet.online)
+        told = self._tell(quiet.cpus | self._banned)
+        moved = self._mover.round(quiet, may_take=not told.reason, is_settled=told.is_settled)
+        self.has_settled = told.is_settled and not self._mover.has_moved
+        if not moved.is_steady:
+            return None
+        if self._banned != quiet.cpus:
+            self._tell(quiet.cpus)
         failed = f"interrupts that could not be moved: {'; '.join(moved.failed)}" if moved.failed else ""
         foreign = (
             f"another program moves interrupts back: {', '.join(moved.conflicts)}" if moved.conflicts else ""
         )
-        why = reason or told.reason or foreign or failed
+        fault = reason or told.reason or foreign or failed
         conflicts = (*([IRQBALANCE] if told.is_conflict else []), *moved.conflicts)
-        return QuietResult(cpus, why, moved.managed, conflicts, told.reason)
+        is_off = bool(self._why_still) and not fault
+        why = fault or self._why_still
+        return QuietResult(cpus, why, moved.managed, conflicts, told.reason, is_off=is_off)
 
     def restore(self) -> bool:
-        """Give everything what it had before; return whether nothing is left to restore."""
+        """Give everything what it had before, the last part first; return whether nothing is left to restore."""
         is_done = True
-        parts = (part.restore for part in self._parts.values())
-        for restore in (*parts, self._mover.restore, self._balancer.restore):
+        parts = [part.restore for part in self._parts.values()]
+        for restore in (*reversed(parts), self._mover.restore, self._balancer.restore):
             try:
                 is_done = restore() and is_done
             except AgentError as error:
                 logger.warning("quiet CPUs not restored", extra={"facts": {"reason": str(error)}})
+                is_done = False
+            except Exception:  # what follows is restored all the same
+                logger.exception("quiet CPUs not restored", extra={"facts": {"reason": CRASHED}})
                 is_done = False
         return is_done and self.is_idle
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.errors import AgentError, Gone, Managed, Refused, Unavailable
 from agent.quiet.interrupts import DEFAULT
+from agent.quiet.part import few
 from agent.reconcile.foreign_writes import ForeignWrites
 from logs.printable import plain
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from agent.quiet.interrupt_interface import Interrupts
     from agent.quiet.taken import TakenStore
-
-MOST_NAMES: Final = 16  # of interrupts in a report
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +103,8 @@ class InterruptMover:
             if (write := now.decisions[number].write) is not None:
                 self._write(now, number, write)
         self._settle(now, frozenset(numbers))
-        conflicts = _few(self._writes.conflicts, self._label)
-        return Moved(_few(now.managed, self._label), _few(now.failed), conflicts)
+        conflicts = few(self._writes.conflicts, self._label)
+        return Moved(few(now.managed, self._label), few(now.failed), conflicts)
 
     def restore(self) -> bool:
         """Give every interrupt its original affinity; return whether nothing is left to restore."""
@@ -213,7 +212,7 @@ class InterruptMover:
         if not foreign:
             return
         self._writes = self._writes.saw_all(foreign, self._monotonic())
-        moved = _few(foreign, lambda number: f"{self._label(number)} to {foreign[number]}")
+        moved = few(foreign, lambda number: f"{self._label(number)} to {foreign[number]}")
         logger.warning("interrupts moved by another program", extra={"facts": {"interrupts": list(moved)}})
 
     def _save(self, now: _Round) -> None:
@@ -287,10 +286,3 @@ def _in_order(decisions: Mapping[str, Decision]) -> list[str]:
     if DEFAULT not in decisions:
         return numbers
     return [DEFAULT, *numbers] if decisions[DEFAULT].taken else [*numbers, DEFAULT]
-
-
-def _few(texts: Iterable[str], shown: Callable[[str], str] = str) -> tuple[str, ...]:
-    """Return the first texts as they are shown, and how many there are beside them."""
-    found = list(dict.fromkeys(texts))
-    more = len(found) - MOST_NAMES
-    return (*map(shown, found[:MOST_NAMES]), *([f"and {more} more"] if more > 0 else []))

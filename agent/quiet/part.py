@@ -1,12 +1,16 @@
-"""A part of what keeps CPUs quiet beside interrupts: unbound workqueues, idle states."""
+"""A part of what keeps CPUs quiet beside interrupts (unbound workqueues, idle states), and how much of it is reported."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from agent.node_state import QuietPart
     from pinning.machine.interrupts import Quiet
+
+MOST_NAMES: Final = 16  # of interrupts, masks or CPUs in a report
 
 
 class Part(Protocol):
@@ -27,3 +31,10 @@ class Part(Protocol):
     def restore(self) -> bool:
         """Give every value its original; return whether nothing is left to restore."""
         ...
+
+
+def few(texts: Iterable[str], shown: Callable[[str], str] = str) -> tuple[str, ...]:
+    """Return the first texts as they are shown, and how many there are beside them."""
+    found = list(dict.fromkeys(texts))
+    more = len(found) - MOST_NAMES
+    return (*map(shown, found[:MOST_NAMES]), *([f"and {more} more"] if more > 0 else []))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from agent.node_state import QUIET_PENDING, QuietResult
+from agent.node_state import CRASHED, QUIET_PENDING, QuietResult
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.ledger import quiet_cpus
 from pinning.planning.observed import Owner
@@ -121,7 +121,7 @@ class Quieting:
             result, took = await in_daemon_thread(lambda: _timed(lambda: keeper.round(quiet, fully)))
         except Exception:  # the loop's edge: a bug in one round must not end the agent
             logger.exception("round of quiet CPUs crashed")
-            result, took = QuietResult(quiet, "see the agent's log"), 0.0
+            result, took = QuietResult(quiet, CRASHED), 0.0
         if result is not None:
             self._show(result, changed)
         return self._rest(took, is_steady=result is not None, has_settled=keeper.has_settled)

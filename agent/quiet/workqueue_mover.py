@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.errors import Gone, Refused
 from agent.node_state import QuietPart
+from agent.quiet.part import few
 from agent.quiet.workqueues import ALL
 from agent.reconcile.foreign_writes import ForeignWrites
+from logs.printable import plain
 from pinning.contract import QuietWord
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.interrupts import Decision, Quiet, decide
+from pinning.machine.interrupts import Decision, Quiet, Taken, decide
+from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,7 +45,7 @@ class Workqueues(Protocol):
         ...
 
     def isolated(self) -> CPUSet:
-        """Return the CPUs that the kernel keeps free by itself (isolated partitions of cgroups)."""
+        """Return the CPUs that the kernel keeps free by itself (isolated partitions of cgroups); raise Refused if unknown."""
         ...
 
     def move(self, name: str, cpus: CPUSet) -> None:
@@ -58,6 +61,9 @@ class _Round:
     decisions: dict[str, Decision] = field(default_factory=dict)
     foreign: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    settled: dict[str, Taken] = field(
+        default_factory=dict
+    )  # records of masks that were written and read back
 
 
 class WorkqueueMover:
@@ -94,15 +100,15 @@ class WorkqueueMover:
         failed = self._move(Quiet(EMPTY if reason else cpus, quiet.online))
         if not self._is_wanted and not failed:
             return None
-        conflicts = tuple(_label(name) for name in self._writes.conflicts)
+        conflicts = few(self._writes.conflicts, _label)
         foreign = f"another program changes back {', '.join(conflicts)}" if conflicts else ""
-        return QuietPart(QuietWord.WORKQUEUES, reason or foreign or "; ".join(failed), conflicts)
+        return QuietPart(QuietWord.WORKQUEUES, reason or foreign or "; ".join(few(failed)), conflicts)
 
     def restore(self) -> bool:
         """Give every mask its original; return whether nothing is left to restore."""
         self._store.read()
         self._writes = ForeignWrites()
-        for reason in self._move(Quiet(EMPTY, EMPTY)) if self._store.taken else ():
+        for reason in few(self._move(Quiet(EMPTY, EMPTY))) if self._store.taken else ():
             logger.warning("workqueues not restored", extra={"facts": {"reason": reason}})
         return not self._store.taken
 
@@ -118,18 +124,19 @@ class WorkqueueMover:
                 now.failed.append(str(error))
         if now.foreign:
             self._writes = self._writes.saw_all(now.foreign, self._monotonic())
-            facts = {"masks": [_label(name) for name in now.foreign]}
+            facts = {"masks": list(few(now.foreign, _label))}
             logger.warning("workqueues moved by another program", extra={"facts": facts})
         taken = {name: it.taken for name, it in now.decisions.items() if it.taken}
         if taken:
             self._store.change(taken)
         dropped = [name for name in self._store.taken if name not in now.identities]
-        order = sorted(
-            now.decisions, reverse=not quiet.cpus
-        )  # the bound of all is narrowed first, widened last
+        # The bound of all is narrowed first, and widened last.
+        order = sorted(now.decisions, reverse=not quiet.cpus)
         dropped += [name for name in order if not self._write(now, name)]
-        if dropped := [name for name in dropped if name in self._store.taken]:
-            self._store.change({}, dropped)
+        dropped = [name for name in dropped if name in self._store.taken]
+        if dropped or now.settled:
+            self._store.change(now.settled, dropped)
+        self._proven = {name: it for name, it in self._proven.items() if name in self._store.taken}
         return now.failed
 
     def _look(self, now: _Round, name: str, quiet: Quiet) -> None:
@@ -170,9 +177,9 @@ class WorkqueueMover:
             return True
         self._proven[name] = now.identities[name], seen
         if decision.taken and decision.taken.wrote != (seen,):
-            self._store.change({name: decision.taken._replace(wrote=(seen,))})
+            now.settled[name] = decision.taken._replace(wrote=(seen,))
         return decision.taken is not None
 
 
 def _label(name: str) -> str:
-    return f"the mask of workqueue {name}" if name else ALL_LABEL
+    return f"the mask of workqueue {truncate(plain(name), NAME)}" if name else ALL_LABEL

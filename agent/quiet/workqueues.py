@@ -52,14 +52,16 @@ class KernelWorkqueues:
         """Return the CPUs that were written; the kernel takes those of isolated partitions out of ALL by itself."""
         if name:
             return self._read(f"{name}/cpumask")
-        requested = self._folder / "cpumask_requested"  # Linux 6.7 and later
-        return self._read(requested.name if requested.exists() else "cpumask")
+        try:
+            return self._read("cpumask_requested")  # Linux 6.7 and later
+        except Gone:
+            return self._read("cpumask")
 
     def isolated(self) -> CPUSet:
-        """Return the CPUs that the kernel keeps free of unbound workqueues by itself."""
+        """Return the CPUs that the kernel keeps free of unbound workqueues by itself; raise Refused if it is not known."""
         try:
             return self._read("cpumask_isolated", may_be_empty=True)
-        except (Gone, Refused):
+        except Gone:  # before Linux 6.7
             return EMPTY
 
     def move(self, name: str, cpus: CPUSet) -> None:
@@ -114,6 +116,6 @@ class AbsentWorkqueues:
 
 def _translate(error: OSError, file: Path) -> NoReturn:
     reason = f"{file}: {error.strerror}"
-    if error.errno == errno.ENOENT:
+    if error.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: it ended while its file was open
         raise Gone(reason) from error
     raise Refused(reason) from error

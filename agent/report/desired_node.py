@@ -231,7 +231,8 @@ def _noise(quiet: QuietResult) -> Condition:
         f"another program changed these back three times, and they are left alone until ten minutes passed without"
         f" that: {', '.join(quiet.all_conflicts)}: stop it, or let it ban CPUs {quiet.cpus}"
     )
-    return Condition(NOISE_CONDITION, "True", "InterruptsMovedBack", message[:LONGEST_MESSAGE])
+    reason = "InterruptsMovedBack" if quiet.conflicts else "KernelSettingsChangedBack"
+    return Condition(NOISE_CONDITION, "True", reason, message[:LONGEST_MESSAGE])
 
 
 def _degraded(state: NodeState, labelled: str | None) -> Condition:

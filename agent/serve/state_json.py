@@ -99,6 +99,7 @@ def _quiet(result: QuietResult) -> Quiet:
         managed=result.managed,
         conflicts=result.conflicts,
         irqbalance=result.irqbalance,
+        is_off=result.is_off,
         parts=tuple(QuietPart(name=it.name, reason=it.reason, conflicts=it.conflicts) for it in result.parts),
     )
 

@@ -60,6 +60,16 @@ def test_other_reasons_are_findings() -> None:
     assert check.message == "interrupts may use CPUs 1-3: interrupts need 2 online CPUs that are not quiet"
 
 
+def test_interrupts_that_the_operator_leaves_are_no_finding() -> None:
+    """The state of the agent tells them from those that could not be moved."""
+    result = QuietResult(CPUSet([2]), "quiet.interrupts is off", is_off=True)
+    (check,) = quiet_checks(agent_state(replace(state_of(), quiet=result)).quiet)
+    assert (check.verdict, check.message) == (
+        "ok",
+        "interrupts may use CPUs 2, as configured: quiet.interrupts is off",
+    )
+
+
 def test_managed_interrupts_are_no_finding() -> None:
     """The check passes and names them, with the remedy to run their I/O elsewhere."""
     moved, managed = quiet_checks(Quiet("4-5", managed=("30 (nvme0q4)", "31 (nvme0q5)")))

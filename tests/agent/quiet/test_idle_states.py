@@ -159,6 +159,18 @@ def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
     assert node.kernel.bounds == {**ORIGINAL, 2: "1"}
 
 
+def test_stricter_bounds_that_come_and_go_are_no_conflict(node: Node) -> None:
+    """What the agent wrote once proves nothing after it was replaced."""
+    for _ in range(5):
+        assert node.round("2") == DONE
+        node.kernel.bounds[2] = "1"
+        assert node.round("2") == DONE
+        node.round()
+        node.kernel.bounds[2] = "0"
+    assert node.round("2") == DONE
+    assert node.kernel.bounds[2] == "20"
+
+
 def test_refused_garbled_and_deaf_bounds_are_reported(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """Others are changed, each round tries again, and a reset says what is left."""
     node.kernel.refused, node.kernel.deaf = {2: "cpu2: Device or resource busy"}, {3}
@@ -215,7 +227,15 @@ def test_records_of_another_boot_are_not_restored(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    "originals", [{"x": '["0", ["20"]]'}, {"2": "[]"}, {"2": '["0", []]'}, {"2": '["x", ["20"]]'}]
+    "originals",
+    [
+        {"x": '["0", ["20"]]'},
+        {"2": "[]"},
+        {"2": '["0", []]'},
+        {"2": '["x", ["20"]]'},
+        {"2": '["-1", ["20"]]'},
+        {"-1": '["0", ["20"]]'},
+    ],
 )
 def test_damaged_file_is_kept_and_nothing_is_changed(node: Node, originals: dict[str, str]) -> None:
     """No invented value may be restored."""

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from agent.errors import AgentError, Unavailable
-from agent.node_state import QuietPart, QuietResult
+from agent.errors import Unavailable
+from agent.node_state import CRASHED, QuietPart, QuietResult
 from agent.quiet import balancer, taken
 from agent.quiet.balancer import Balancer
 from agent.quiet.interrupts import DEFAULT
@@ -111,18 +111,20 @@ class FakePart:
     def __init__(self) -> None:
         self.has_taken = False
         self.asked: list[str] = []
-        self.answer: QuietPart | AgentError | None = QuietPart(QuietWord.WORKQUEUES)
-        self.is_restored = True
+        self.answer: QuietPart | Exception | None = QuietPart(QuietWord.WORKQUEUES)
+        self.is_restored: bool | Exception = True
 
     def round(self, quiet: Quiet) -> QuietPart | None:
         """Record a round."""
         self.asked.append(str(quiet.cpus))
-        if isinstance(self.answer, AgentError):
+        if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
     def restore(self) -> bool:
         """Restore nothing."""
+        if isinstance(self.is_restored, Exception):
+            raise self.is_restored
         return self.is_restored
 
 
@@ -142,6 +144,28 @@ def test_parts_work_whatever_interrupts_came_to(whole: Whole) -> None:
     assert result.why_not == "no interrupts; workqueues: no masks"
     whole.kernel.missing, part.answer = "", None
     assert whole.round("4-5") == QuietResult(cpus("4-5"))
+
+
+def test_crash_stays_with_its_part(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug in one keeps neither the others from their work nor a reset from restoring them; the log has the trace."""
+    part = FakePart()
+    whole.with_part(part)
+    part.answer = part.is_restored = OSError(5, "Input/output error")
+    crashed = QuietPart(QuietWord.WORKQUEUES, CRASHED)
+    assert whole.round("4-5") == QuietResult(cpus("4-5"), parts=(crashed,))
+    assert whole.kernel.affinities["25"] == cpus("0-3,6-7")
+    assert not whole.keeper.restore()
+    assert whole.kernel.affinities["25"] == cpus("0-7")
+    part.answer = done = QuietPart(QuietWord.WORKQUEUES)
+    monkeypatch.setattr(whole.mover, "round", lambda *_, **__: 1 // 0)
+    assert whole.round("4-5") == QuietResult(cpus("4-5"), CRASHED, parts=(done,))
+    assert [it.message for it in caplog.records if it.exc_info] == [
+        "round of quiet CPUs crashed",
+        "quiet CPUs not restored",
+        "round of quiet CPUs crashed",
+    ]
 
 
 def test_parts_leave_cpus_alone_that_are_quiet_for_interrupts(whole: Whole) -> None:
@@ -180,7 +204,7 @@ def test_interrupts_stay_where_only_parts_are_asked_for(whole: Whole) -> None:
     for _ in range(2):
         result = whole.round("4-5")
         assert result
-        assert result.reason == "switched off"
+        assert (result.reason, result.is_off) == ("switched off", True)
     assert whole.kernel.affinities[DEFAULT] == cpus("0-7")
     assert not whole.mover.has_taken
     whole.kernel.missing = "not read"
@@ -188,6 +212,17 @@ def test_interrupts_stay_where_only_parts_are_asked_for(whole: Whole) -> None:
     assert result
     assert result.reason == "switched off"
     assert part.asked == ["4-5"] * 3
+
+
+def test_failed_restore_is_reported_where_interrupts_are_switched_off(whole: Whole) -> None:
+    """What the operator chose does not hide it."""
+    whole.round("4-5")
+    whole.with_part(FakePart(), "switched off")
+    whole.kernel.refused = {"25": "No space left on device"}
+    result = whole.round("4-5")
+    assert result
+    assert result.reason == "interrupts that could not be moved: No space left on device"
+    assert not result.is_off
 
 
 def test_missing_folder_is_the_reason(whole: Whole) -> None:

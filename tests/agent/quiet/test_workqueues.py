@@ -118,6 +118,37 @@ def test_workqueues_leave_quiet_cpus_and_are_restored(node: Node) -> None:
     assert not node.file.exists()
 
 
+def test_quiet_pods_that_come_and_go_are_no_conflict(node: Node) -> None:
+    """A mask that was restored counts as written by no other program when CPUs are quiet again."""
+    for _ in range(5):
+        assert node.round("4-5") == DONE
+        assert node.shown() == MOVED
+        assert node.round() == DONE
+    assert node.shown() == ORIGINAL
+
+
+def test_thousands_of_workqueues_cost_a_few_saves(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the writes of the file nor the length of a reason grow with the number of masks."""
+    names = [f"wq{number}" for number in range(5000)]
+    node.kernel.masks |= dict.fromkeys(names, MACHINE)
+    node.round("4-5")
+    saves: list[int] = []
+    write = Restorable._write
+
+    def counted(saved: Restorable, originals: dict[str, str]) -> None:
+        saves.append(len(originals))
+        write(saved, originals)
+
+    monkeypatch.setattr(Restorable, "_write", counted)
+    assert node.round("5-6") == DONE
+    assert len(saves) <= 3
+    node.kernel.refused = {name: f"{name}: Input/output error" for name in names}
+    found = node.round("6-7")
+    assert found
+    assert found.reason.endswith("; and 4984 more")
+    assert len(found.reason) < 1000
+
+
 @pytest.mark.parametrize("kill", range(5))
 def test_killed_agent_leaves_what_the_next_one_restores(node: Node, kill: int) -> None:
     """Originals are on disk before the first write, whatever the next agent is asked for."""
@@ -303,16 +334,22 @@ def test_masks_are_read_and_written_in_the_kernels_format(folder: Path) -> None:
     assert kernel.isolated() == EMPTY
 
 
+def test_isolation_that_is_not_known_is_refused(folder: Path) -> None:
+    """A write could end it."""
+    (folder / "cpumask_isolated").write_text("x")
+    with pytest.raises(Refused, match="is no mask of CPUs"):
+        KernelWorkqueues(folder).isolated()
+
+
 @pytest.mark.parametrize("text", ["", "\n", "00", "x", "f,f", "0-3", "f" * 10_000, "\xff\x00"])
 def test_garbled_masks_raise_refused(folder: Path, text: str) -> None:
     """A garbled, empty or huge file never gives CPUs."""
-    for name in ("cpumask", "writeback/cpumask", "cpumask_isolated"):
+    for name in ("cpumask", "writeback/cpumask"):
         (folder / name).write_text(text, "latin-1")
     kernel = KernelWorkqueues(folder)
     for name in (ALL, "writeback"):
         with pytest.raises(Refused, match=r"is no mask of CPUs|has no CPU"):
             kernel.mask(name)
-    assert kernel.isolated() == EMPTY
 
 
 def test_missing_and_read_only_folders_are_unavailable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +364,19 @@ def test_missing_and_read_only_folders_are_unavailable(folder: Path, monkeypatch
     monkeypatch.setattr(os, "statvfs", lambda _: flags)
     with pytest.raises(Unavailable, match="is read-only: mount"):
         kernel.identities()
+
+
+def test_workqueue_that_ends_while_its_file_is_open_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel then answers ENODEV."""
+
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(os, "read", fails)
+    with pytest.raises(Gone):
+        KernelWorkqueues(folder).mask("writeback")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EBUSY, errno.EINVAL])

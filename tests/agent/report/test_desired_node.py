@@ -11,11 +11,18 @@ import msgspec
 import pytest
 
 from agent.config import NodeOptions
+from agent.node_state import QuietPart, QuietResult
 from agent.report.desired_node import CMK_TAINT, cleared, desired_node, pools_text
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_patch import differences
 from agent.report.node_types import Condition, Node, Taint
-from pinning.contract import NOISE_CONDITION, OVERCOMMIT_CONDITION, OVERCOMMIT_TAINT_KEY, KubeletPolicy
+from pinning.contract import (
+    NOISE_CONDITION,
+    OVERCOMMIT_CONDITION,
+    OVERCOMMIT_TAINT_KEY,
+    KubeletPolicy,
+    QuietWord,
+)
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
@@ -419,6 +426,19 @@ def test_condition_about_noise_ends_with_the_feature() -> None:
     patch = differences(node(status={"conditions": [noise]}), desired, NOW).status
     assert patch
     assert {"type": NOISE_CONDITION, "$patch": "delete"} in patch["status"]["conditions"]
+
+
+def test_condition_about_noise_names_what_is_changed_back() -> None:
+    """Masks and bounds have another reason than interrupts."""
+    part = QuietPart(QuietWord.WORKQUEUES, "another program", ("the mask of workqueue scsi",))
+    for result, reason in (
+        (QuietResult(parts=(part,)), "KernelSettingsChangedBack"),
+        (QuietResult(conflicts=("25 (eth0)",), parts=(part,)), "InterruptsMovedBack"),
+        (QuietResult(), "NoConflict"),
+    ):
+        desired = desired_node(replace(state_of(), quiet=result), [], OPTIONS)
+        assert desired
+        assert [it.reason for it in desired.conditions if it.type == NOISE_CONDITION] == [reason]
 
 
 def test_another_plugin_is_a_condition() -> None:
