@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from corepin.cli import main
 from kubeyaml.reader import read_yaml
 from tests.corepin.documents import BAD_POD, CONFIG_MAP, CORES, DEPLOYMENT, POD, verdicts, written
@@ -18,8 +20,6 @@ from webhook.review.response import encode
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_valid_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +88,30 @@ def test_template_problems_are_warnings(tmp_path: Path, capsys: pytest.CaptureFi
         )
         for warning in warnings
     )
+
+
+@pytest.mark.parametrize(("limits", "warned"), [("cpu: 2, nvidia.com/gpu: 1", 0), ("cpu: 2", 1)])
+def test_a_template_that_names_a_device_may_require_cpus_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: str, warned: int
+) -> None:
+    """The reader of templates keeps the limits of device plugins."""
+    document = f"""\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: trainer}}
+spec:
+  selector: {{matchLabels: {{app: trainer}}}}
+  template:
+    metadata:
+      labels: {{app: trainer}}
+      annotations: {{cpu-manager.corepin.io/pod: exclusive, device-policy.corepin.io/pod: require}}
+    spec:
+      containers: [{{name: main, image: x, resources: {{limits: {{{limits}, memory: 1Gi}}}}}}]
+"""
+    code, (deployment,) = verdicts(capsys, "-f", written(tmp_path, document))
+    warnings: Any = deployment.get("warnings") or []
+    assert code == 0
+    assert sum("has no effect" in warning for warning in warnings) == warned
 
 
 def test_what_the_api_server_refuses_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,6 +177,19 @@ def test_a_workload_is_warned_never_refused(kind: tuple[str, str]) -> None:
     assert RULES.validate(request(sound, wrong, kind=kind, operation="UPDATE")) == Allowed()
 
 
+@pytest.mark.parametrize(("limits", "warned"), [({"cpu": "2", "nvidia.com/gpu": "1"}, 0), ({"cpu": "2"}, 1)])
+def test_a_template_that_names_a_device_may_require_cpus_beside_it(
+    limits: dict[str, str], warned: int
+) -> None:
+    """The reader of templates keeps the limits of device plugins."""
+    notes = {"cpu-manager.corepin.io/pod": "exclusive", "device-policy.corepin.io/pod": "require"}
+    containers = [{"name": "main", "resources": {"limits": limits, "requests": limits}}]
+    template = {"metadata": {"annotations": notes}, "spec": {"containers": containers}}
+    answer = RULES.validate(request(workload("Deployment", template), kind=("apps", "Deployment")))
+    assert isinstance(answer, Allowed)
+    assert sum("has no effect" in warning for warning in answer.warnings) == warned
+
+
 @pytest.mark.parametrize("document", [{}, {"spec": None}, {"spec": {"template": None}}, {"spec": 5}])
 def test_a_workload_without_a_template_is_admitted(document: Any) -> None:
     """A workload without a template is admitted: the API server refuses it itself."""
