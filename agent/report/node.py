@@ -16,6 +16,7 @@ from agent.clock import Clock
 from agent.config import NodeOptions
 from agent.metrics import Metrics
 from agent.report.desired_node import cleared, desired_node
+from agent.report.near_fit import MOST_RESOURCES, fitting
 from agent.report.node_patch import differences
 from agent.report.node_types import Node
 from agent.report.overwritten_labels import OverwrittenLabels
@@ -64,6 +65,7 @@ class NodeReport:
         self._answered: Node | None = None  # the response to the agent's own last request
         self._state: NodeState | None = None
         self._published: dict[str, int] | None = None
+        self._left_out = 0  # counts of CPUs beside devices for which the node has no room
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -154,7 +156,7 @@ class NodeReport:
         raise Unavailable(f"others changed node {node.metadata.name} {TRIES} times while the agent wrote it")
 
     async def _patch(self, node: Node, desired: DesiredNode) -> bool:
-        desired = self._labels.allowed(node, desired)
+        desired = self._fitting(node, self._labels.allowed(node, desired))
         needed = differences(node, desired, self._clock.text())
         wrote = bool(needed.status or needed.spec)
         if needed.status:
@@ -167,6 +169,17 @@ class NodeReport:
             self._answered = await decode_any(_node, await self._api.patch(self._path, needed.spec))
             self.writes += 1
         return wrote
+
+    def _fitting(self, node: Node, desired: DesiredNode) -> DesiredNode:
+        fits, left_out = fitting(node, desired)
+        if left_out and not self._left_out:
+            reason = f"with them the node would have more than {MOST_RESOURCES} resources"
+            logger.warning(
+                "free CPUs beside devices not published",
+                extra={"facts": {"resources": left_out, "reason": reason}},
+            )
+        self._left_out = left_out
+        return fits
 
     async def _newest(self) -> Node:
         """Return the node from the watch, or from the response to the agent's own request if that is newer."""

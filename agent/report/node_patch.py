@@ -32,7 +32,9 @@ def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] 
         annotations=_changed(node.metadata.annotations, desired.annotations),
         labels=_changed(node.metadata.labels, desired.labels),
     )
-    amounts = {name: None if number is None else str(number) for name, number in desired.resources.items()}
+    amounts = {
+        name: None if number is None else _quantity(number) for name, number in desired.resources.items()
+    }
     amounts |= dict.fromkeys(_other_resources(node, desired))
     capacity = _changed(node.status.capacity, amounts)
     allocatable = _changed(node.status.allocatable, amounts)
@@ -42,6 +44,15 @@ def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] 
         conditions=_conditions(node.status.conditions or (), desired, now),
     )
     return _filled(metadata=metadata, status=status) or None
+
+
+def _quantity(number: int) -> str:
+    """Return a number as the API server writes it: 1000 would be read back as 1k, and differ for ever."""
+    suffixes = iter(("", "k", "M", "G", "T", "P", "E"))
+    suffix = next(suffixes)
+    while number and number % 1000 == 0 and (larger := next(suffixes, "")):
+        number, suffix = number // 1000, larger
+    return f"{number}{suffix}"
 
 
 def _other_resources(node: Node, desired: DesiredNode) -> set[str]:

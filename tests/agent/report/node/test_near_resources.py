@@ -13,8 +13,9 @@ from agent.config import NodeOptions
 from agent.kept_pod import MOST_NEAR as MOST_KEPT
 from agent.kept_pod import PodDecoder
 from agent.node_state import NodeState
-from agent.report.desired_node import cleared, desired_node
+from agent.report.desired_node import DesiredNode, cleared, desired_node
 from agent.report.extended_resources import MOST_NEAR, node_resources
+from agent.report.near_fit import MOST_RESOURCES, fitting
 from agent.report.node_patch import differences
 from agent.report.node_types import Node, NodeMeta, NodeStatus
 from pinning.machine.cpuset import CPUSet
@@ -150,3 +151,42 @@ def test_a_pod_of_the_api_keeps_its_counts() -> None:
     requests = members(kept)[0].requests
     assert requests[NEAR_GPU] == 2
     assert sum(name.startswith("near.") for name in requests) == MOST_KEPT
+
+
+@pytest.mark.parametrize(
+    ("others", "left_out"),
+    [
+        pytest.param(500, 0, id="all fit"),
+        pytest.param(MOST_RESOURCES - 256, 0, id="just fit"),
+        pytest.param(MOST_RESOURCES - 255, 1, id="one too many"),
+        pytest.param(MOST_RESOURCES, 256, id="none fits"),
+        pytest.param(2 * MOST_RESOURCES, 256, id="crowded by others"),
+    ],
+)
+def test_only_what_fits_into_the_node_is_published(others: int, left_out: int) -> None:
+    """The policy of the agent's writes refuses a node of more than 1,000 resources, with all its conditions and taints."""
+    given = dict.fromkeys((f"x.example/{at}" for at in range(others - 1)), "1")
+    counts: dict[str, int | None] = dict.fromkeys((f"near.corepin.io/{at:03}" for at in range(256)), 2)
+    present = {"near.corepin.io/000": "1", "near.corepin.io/255": "1"}
+    node = Node(NodeMeta(name="node-1"), status=NodeStatus({**given, **present}, dict(given)))
+    whole = DesiredNode(
+        resources={**counts, "corepin.io/numa-cpus": 4}, no_other_resources="near.corepin.io/"
+    )
+    desired, dropped = fitting(node, whole)
+    assert dropped == left_out
+    assert list(desired.resources) == [*list(counts)[: 256 - left_out], "corepin.io/numa-cpus"]
+    status = (differences(node, desired, NOW).status or {})["status"]
+    assert status["capacity"]["near.corepin.io/255"] == ("2" if not left_out else None)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (1000, "1k"), (1500, "1500"), (2_000_000, "2M"), (10**18, "1E")],
+)
+def test_numbers_are_written_as_the_api_server_keeps_them(number: int, text: str) -> None:
+    """Another text of the same number would be written again with every pass."""
+    desired = DesiredNode(resources={NEAR_GPU: number})
+    node = Node(NodeMeta(name="node-1"))
+    assert (differences(node, desired, NOW).status or {})["status"]["capacity"] == {NEAR_GPU: text}
+    written = Node(NodeMeta(name="node-1"), status=NodeStatus({NEAR_GPU: text}, {NEAR_GPU: text}))
+    assert differences(written, desired, NOW).status is None

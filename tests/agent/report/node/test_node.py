@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from agent.config import NodeOptions
+from agent.report.near_fit import MOST_RESOURCES
 from agent.report.node import TRIES, NodeReport
 from apiserver.client import Api
 from apiserver.errors import Gone, Unavailable
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.near_rooms import FreeDevices
 from pinning.planning.node_config import NodeConfig
 from tests.agent.fake_api import NodeApi, run
 from tests.agent.states import bound, source, state_of
@@ -178,3 +181,22 @@ def test_changed_group_label_is_a_condition_until_restored() -> None:
         await report.reset()
 
     run(server, act)
+
+
+def test_counts_without_room_are_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The rest of the node is written, although others fill it up to the limit of the agent's own policy."""
+    server = NodeApi()
+    free = FreeDevices({"nvidia.com/gpu": {CPUSet([1]): 1}})
+
+    async def act(api: Api) -> None:
+        crowd = dict.fromkeys((f"x.example/{at}" for at in range(MOST_RESOURCES)), "1")
+        server.others(status={"capacity": crowd, "allocatable": crowd})
+        report = NodeReport(api, "node-1", source(), NodeOptions(near_cpus=True), interval_seconds=0)
+        for _ in range(2):
+            await report.publish(replace(state_of(), free_devices=free))
+        assert server.node["status"]["capacity"][CORES] == "3"
+        assert not [name for name in server.node["status"]["capacity"] if name.startswith("near.")]
+        await report.reset()
+
+    run(server, act)
+    assert caplog.messages.count("free CPUs beside devices not published") == 1

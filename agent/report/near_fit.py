@@ -1,0 +1,30 @@
+"""How many of the counts of CPUs beside devices fit into a node beside the resources of others. Pure.
+
+The admission policy of the agent's writes looks through no node with more than 1,000 resources and refuses every write of
+it, so that conditions and taints would stay as they are too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from pinning.contract import NEAR_CPUS
+
+if TYPE_CHECKING:
+    from agent.report.desired_node import DesiredNode
+    from agent.report.node_types import Node
+
+MOST_RESOURCES: Final = 900  # of a node, which leaves a hundred for device plugins that register afterwards
+
+
+def fitting(node: Node, desired: DesiredNode) -> tuple[DesiredNode, int]:
+    """Return what is desired with as many of the counts as fit, the first by name, and how many were left out."""
+    near = sorted(name for name in desired.resources if name.startswith(NEAR_CPUS))
+    present = {*(node.status.capacity or {}), *(node.status.allocatable or {}), *desired.resources}
+    others = sum(not name.startswith(NEAR_CPUS) for name in present)
+    dropped = set(near[max(0, MOST_RESOURCES - others) :])
+    if not dropped:
+        return desired, 0
+    kept = {name: number for name, number in desired.resources.items() if name not in dropped}
+    return replace(desired, resources=kept), len(dropped)
