@@ -176,6 +176,8 @@ class NoWrappers:
 class NoDevices:
     """No kubelet gives devices to containers (interface `Devices`)."""
 
+    looks_up_claims = False
+
     def __init__(self, config: NodeConfig = DEFAULT) -> None:
         self._config = config
         self._unknown: Mapping[Owner, str] = {}

@@ -79,6 +79,7 @@ class AgentConfig:
     group: str = ""  # group whose file `config` was read from; empty: none
     cmk_reports: bool = False  # write the objects Cmk-nodereport and Cmk-reconcilereport of this node
     dra: bool = False  # be the driver of ResourceClaims for CPUs
+    near_dra: bool = False  # look up the NUMA nodes of devices of other drivers' ResourceClaims
     kubelet_root: Path = Path(KUBELET_ROOT)  # where the kubelet has plugins/ and plugins_registry/
     cdi: Path = Path(CDI_FOLDER)  # where the runtime reads CDI files
 
@@ -136,6 +137,13 @@ def parse_dra(text: str, nri: Path | None) -> bool:
         raise BadContract(f"--dra: {text!r} is unknown: write on or off")
     if text == "on" and nri is None:
         raise BadContract("--dra on needs NRI: write --nri auto, or --dra off")
+    return text == "on"
+
+
+def parse_near_dra(text: str) -> bool:
+    """Read on or off."""
+    if text not in {"on", "off"}:
+        raise BadContract(f"--near-dra: {text!r} is unknown: write on or off")
     return text == "on"
 
 

@@ -110,8 +110,7 @@ class Runtime(Protocol):
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Make the runtime set and record a container's CPUs.
 
-        Verify by reading the cgroup, because success proves nothing. `mems` are the NUMA nodes for the memory of one
-        that has not started; empty: unchanged. Raises Gone, Unavailable, Refused.
+        Success proves nothing: read the cgroup. `mems`, if any, are for one that has not started. Raises AgentError.
         """
         ...
 
@@ -428,6 +427,8 @@ class Wrappers(Protocol):
 
 class Devices(Protocol):
     """The devices of containers, and the NUMA nodes of these."""
+
+    looks_up_claims: bool  # the devices of ResourceClaims are among them
 
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
         """Return the devices of containers, as far as they are known; never changed afterwards."""

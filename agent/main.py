@@ -162,7 +162,7 @@ async def build(config: AgentConfig) -> Agent:
     api = None if config.pods_dir else open_api(config)
     pods = _pods(config, api)
     metrics = Metrics()
-    devices = _devices(config, metrics)
+    devices = _devices(config, api, metrics)
     runtime, cgroups, container_watch = await _runtime(config, pods, devices)
     machine = _machine(config, cgroups.cpusets, saved)
     if config.runtime == "cri":
@@ -284,19 +284,24 @@ def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs:
     return KubeletAssignments(kubelet, runtime) if isinstance(runtime, CRI) else NoObservedCPUs()
 
 
-def _devices(config: AgentConfig, metrics: Metrics) -> Devices:
+def _devices(config: AgentConfig, api: Api | None, metrics: Metrics) -> Devices:
     """Return the devices that the kubelet gave out, where there is a kubelet."""
     if config.runtime != "cri" or config.kubelet_state is None:
         return NoDevices(config.config)
-    from agent.kubelet.devices import DeviceList, KubeletDevices
+    from agent.kubelet.device_list import DeviceList
+    from agent.kubelet.devices import KubeletDevices
     from agent.kubelet.pod_resources import socket_beside
 
-    socket, free = socket_beside(config.kubelet_state), None
+    socket, free, claims = socket_beside(config.kubelet_state), None, None
     if config.node_options.near_cpus:
         from agent.kubelet.free_devices import FreeDeviceList, FreeDeviceWatch
 
         free = FreeDeviceWatch(FreeDeviceList(socket), metrics)
-    return KubeletDevices(DeviceList(socket), metrics, config.config, free=free)
+    if api and config.near_dra:
+        from agent.kubelet.claimed_devices import ClaimedDevices
+
+        claims = ClaimedDevices(api, config.node, config.root)
+    return KubeletDevices(DeviceList(socket), metrics, config.config, free=free, claims=claims)
 
 
 def _claims(config: AgentConfig, api: Api | None, metrics: Metrics) -> DeviceClaims:

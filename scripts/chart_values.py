@@ -27,6 +27,7 @@ OVERLAYS = frozenset(
         "numa-scheduling",
         "near-cpus",
         "dra",
+        "near-dra",
         "dra-cpu-class",
         "claim-limits",
     }
@@ -40,6 +41,7 @@ WHEN = {
     frozenset({"node-watch"}): ".Values.webhook.watchNodes",
     frozenset({"nri", "guard", "dra"}): ".Values.agent.nri",
     frozenset({"dra"}): ".Values.agent.dra",
+    frozenset({"near-dra"}): ".Values.agent.nearDra",
     frozenset({"dra-cpu-class"}): ".Values.claims.cpuClass",
     frozenset({"claim-limits"}): ".Values.claims.limits",
     frozenset({"vm-probe"}): ".Values.agent.vmProbe",
@@ -69,6 +71,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "near-cpus": {"agent.nearCPUs": True},
     "cmk": {"agent.cmk": True},
     "dra": {"agent.dra": True, "agent.nri": True},
+    "near-dra": {"agent.nearDra": True},
     "dra-cpu-class": {"claims.cpuClass": True},
     "claim-limits": {"claims.limits": True},
     "dashboard": {"dashboard.enabled": True},

@@ -15,31 +15,27 @@ from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import AgentError, Refused
-from agent.grpc_calls import Calls, decoded
-from agent.kubelet.device_answers import ANSWER_BYTES, HIGHEST_NODE, result_of
-from agent.kubelet.pod_resources import PODS, SERVICE
-from agent.kubelet.podresources_pb2 import ContainerResources, ListPodResourcesRequest
+from agent.errors import AgentError
+from agent.kubelet.device_answers import result_of
+from agent.kubelet.device_list import MOST_ENTRIES, ClaimedDevice
 from agent.token_bucket import TokenBucket
-from pinning.machine.cpuset import CPUSet
+from pinning.contract import DRA_CPU_CLASS, DRA_DRIVER
+from pinning.machine.cpuset import EMPTY
 from pinning.machine.near import Device
 from pinning.planning.node_config import DEFAULT, is_placed_beside
-from pinning.planning.observed import DEVICES_NOT_NAMED, Owner
+from pinning.planning.observed import DEVICES_NOT_NAMED, Owner, claim_not_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
 
-    from agent.grpc_calls import Fields
+    from agent.kubelet.claimed_devices import ClaimedDevices
+    from agent.kubelet.device_list import DeviceList, Entries, Name, Named
     from agent.kubelet.free_devices import FreeDeviceWatch
     from agent.metrics import Metrics
     from pinning.machine.near_rooms import Kinds
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, SeenPod
 
-CONTAINER_BYTES: Final = 128 * 2**10
-MOST_ENTRIES: Final = 256  # devices of a container; an entry is a device and a NUMA node
-LONGEST_RESOURCE: Final = 253
 FIRST_SECONDS, LONGEST_SECONDS = 0.025, 1.0  # backoff between calls
 CALLS_PER_SECOND: Final = 5.0
 BURST: Final = 5
@@ -48,81 +44,11 @@ LATE_SECONDS: Final = 5.0  # the kubelet usually names devices within a second
 LATE: Final = f"the kubelet answers, and has not named its devices for {LATE_SECONDS:.0f} seconds"
 TOO_MANY: Final = f"the kubelet names more than {MOST_ENTRIES} devices of it, and no more are read"
 REASON_SECONDS: Final = 10.0  # at most one pass in this time for a changed reason
-_NAME, _NAMESPACE, _CONTAINERS = 1, 2, 3  # numbers of fields of a pod
-
-Name = tuple[str, str]  # namespace and name of a pod
-Named = dict[str, tuple[Device, ...] | None]  # devices by container; None: more than are read
+CPU_DRIVERS: Final = frozenset(
+    {DRA_DRIVER, DRA_CPU_CLASS}
+)  # the second is also the name of upstream's driver
 
 logger = logging.getLogger(__name__)
-
-
-class DeviceList:
-    """The kubelet behind one socket. Only the containers of asked pods are read, one at a time."""
-
-    def __init__(self, socket: Path, timeout_seconds: float = 2.0) -> None:
-        self._calls = Calls(socket, SERVICE, timeout_seconds, ANSWER_BYTES)
-
-    async def ask(self, pods: Collection[Name]) -> dict[Name, list[Named]]:
-        """Return the devices of these pods, as often as the kubelet names one; raise Unavailable or Refused."""
-        found: dict[Name, list[Named]] = {}
-        async with self._calls.reading("List", ListPodResourcesRequest()) as fields:
-            while number := await fields.next():
-                if number == PODS:
-                    name, named = await _pod(fields.nested(), pods)
-                    if named is not None:
-                        found.setdefault(name, []).append(named)
-                    await asyncio.sleep(0)
-        return found
-
-
-async def _pod(fields: Fields, asked: Collection[Name]) -> tuple[Name, Named | None]:
-    """Return the name of a pod, and the devices of its containers; None if it is not asked for."""
-    texts, named, containers = {_NAME: "", _NAMESPACE: ""}, Named(), 0
-    while number := await fields.next():
-        name = texts[_NAMESPACE], texts[_NAME]
-        if number in texts:
-            if containers:
-                raise Refused("the kubelet's answer names a pod after its containers")
-            texts[number] = (await fields.content()).decode(errors="replace")
-        elif number == _CONTAINERS:
-            containers += 1
-            if name in asked:
-                container, devices = await _container(fields)
-                named[container] = devices
-    name = texts[_NAMESPACE], texts[_NAME]
-    return name, named if name in asked else None
-
-
-async def _container(fields: Fields) -> tuple[str, tuple[Device, ...] | None]:
-    if fields.size <= CONTAINER_BYTES:
-        container = decoded(ContainerResources, await fields.content())
-        await asyncio.sleep(0)
-        return container.name, devices_of(container)
-    inside, name = fields.nested(), ""
-    if await inside.next() == _NAME:
-        name = (await inside.content()).decode(errors="replace")
-    await inside.discard()
-    return name, None
-
-
-def devices_of(container: ContainerResources) -> tuple[Device, ...] | None:
-    """Return the devices of a container, sorted; None if there are more than MOST_ENTRIES.
-
-    A device with several NUMA nodes has an entry for each. Node numbers that no machine has are left out.
-    """
-    if len(container.devices) > MOST_ENTRIES:
-        return None
-    nodes: dict[tuple[str, str], set[int]] = {}
-    for entry in container.devices:
-        if len(entry.device_ids) > MOST_ENTRIES or len(entry.topology.nodes) > MOST_ENTRIES:
-            return None
-        told = {node.ID for node in entry.topology.nodes if 0 <= node.ID <= HIGHEST_NODE}
-        for device in entry.device_ids:
-            nodes.setdefault((entry.resource_name[:LONGEST_RESOURCE], device), set()).update(told)
-        if len(nodes) > MOST_ENTRIES:
-            return None
-    devices = (Device(resource, CPUSet(its)) for (resource, _), its in nodes.items())
-    return tuple(sorted(devices, key=lambda device: (device.resource, str(device.nodes))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +58,90 @@ class _Waiting:
     name: Name
     containers: frozenset[str]
     since: float
+    claims: Mapping[str, frozenset[str]]  # its ResourceClaims by container
+    awaits_claims: bool  # their devices are looked up
+
+    def is_whole(self, container: str, entries: Entries | None) -> bool:
+        """Return whether an answer has devices of a container, and some of each of its claims.
+
+        The kubelet lists a claim's devices when their driver has prepared them, after those of device plugins.
+        """
+        if entries is None:
+            return True
+        listed = {entry.claim for entry in entries if isinstance(entry, ClaimedDevice)}
+        is_prepared = not self.awaits_claims or self.claims.get(container, frozenset()) <= listed
+        return bool(entries) and is_prepared
+
+
+def _placed(
+    entries: Entries, named: Collection[str], claims: ClaimedDevices | None
+) -> tuple[Device, ...] | None:
+    """Return the devices of a container that names these claims; None while the place of a claimed one is not known.
+
+    CPUs of claims are no devices. A claim that the kubelet does not list counts as a device without a node; claims that
+    are not looked up do so elsewhere.
+    """
+    devices = [entry for entry in entries if isinstance(entry, Device)]
+    claimed = [entry for entry in entries if isinstance(entry, ClaimedDevice)]
+    counted = [entry for entry in claimed if entry.driver not in CPU_DRIVERS]
+    if claims is None:
+        return (*devices, *(Device(entry.driver, EMPTY) for entry in counted if entry.claim not in named))
+    for entry in counted:
+        nodes = claims.nodes_of(entry)
+        if nodes is None:
+            return None
+        devices.append(Device(entry.driver, nodes))
+    missing = set(named) - {entry.claim for entry in claimed}
+    return (*devices, *map(claim_not_known, sorted(missing)))
+
+
+def _claim_reason(entries: Entries, claims: ClaimedDevices | None) -> str:
+    claimed = (entry for entry in entries if isinstance(entry, ClaimedDevice))
+    return next(filter(None, (claims.reason(entry) for entry in claimed if claims)), "")
+
+
+class _Sandboxes:
+    """Names of the pods that were seen, and when their sandboxes were; both are remembered for a while."""
+
+    def __init__(self) -> None:
+        self._names: dict[Name, dict[str, float]] = {}  # when each pod of a name was last seen, by uid
+        self._seen_at: dict[str, float] = {}  # when a pod's sandbox was first seen, by uid
+
+    def note(self, names: Mapping[str, Name], sandboxes: Collection[str], now: float) -> None:
+        """Note pods by uid, and those with a sandbox; forget what was seen long ago."""
+        for uid in sandboxes:
+            self.saw(uid, now)
+        for uid, name in names.items():
+            self._names.setdefault(name, {})[uid] = now
+        for name, uids in list(self._names.items()):
+            self._names[name] = {uid: at for uid, at in uids.items() if now - at < REMEMBERED_SECONDS}
+            if not self._names[name]:
+                del self._names[name]
+        for uid, at in list(self._seen_at.items()):
+            if uid not in names and now - at >= REMEMBERED_SECONDS:
+                del self._seen_at[uid]
+
+    def saw(self, uid: str, now: float) -> None:
+        """Note the sandbox of a pod."""
+        self._seen_at.setdefault(uid, now)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._seen_at
+
+    def is_single(self, name: Name) -> bool:
+        """Return whether at most one pod had this name lately."""
+        return len(self._names.get(name, {})) <= 1
+
+    def is_before(self, uid: str, moment: float) -> bool:
+        """Return whether a pod's sandbox was seen before a moment."""
+        return self._seen_at.get(uid, moment) < moment
 
 
 class KubeletDevices:
     """The devices of containers that claim CPUs, kept from the kubelet's answer until their pod is gone.
 
-    `follow` and `known` are called by passes and never wait; `run` asks.
+    `follow` and `known` are called by passes and never wait; `run` asks. Without `claims` the devices of ResourceClaims
+    are not looked up.
     """
 
     def __init__(
@@ -147,17 +151,25 @@ class KubeletDevices:
         config: NodeConfig = DEFAULT,
         clock: Callable[[], float] = monotonic,
         free: FreeDeviceWatch | None = None,
+        claims: ClaimedDevices | None = None,
     ) -> None:
         self._kubelet = kubelet
         self._free = free
+        self._claims = claims
+        self.looks_up_claims = claims is not None
         self._config = config
         self._metrics = metrics
         self._clock = clock
         self._known: Mapping[Owner, tuple[Device, ...]] = MappingProxyType({})
         self._too_many: set[Owner] = set()
         self._waiting: dict[str, _Waiting] = {}  # by uid
-        self._names: dict[Name, dict[str, float]] = {}  # when each pod of a name was last seen, by uid
-        self._sandboxes: dict[str, float] = {}  # when a pod's sandbox was first seen, by uid
+        # Pods with claims whose devices were known before their sandbox: asked for again, because the driver of another
+        # part of a claim may have been slower.
+        self._early: dict[str, _Waiting] = {}
+        self._claim_reasons: dict[
+            str, str
+        ] = {}  # why the places of a pod's claimed devices are not known, by uid
+        self._sandboxes = _Sandboxes()
         self._reason = ""  # why the last call failed; empty: it did not
         self._shown = ""  # the reason for which the last pass was requested, and when
         self._shown_at = -REASON_SECONDS
@@ -177,7 +189,7 @@ class KubeletDevices:
     def unknown(self) -> Mapping[Owner, str]:
         """Return the containers whose devices are not known, and the reason."""
         waiting = {
-            Owner(uid, container): self._reason_of(waiting)
+            Owner(uid, container): self._claim_reasons.get(uid) or self._reason_of(waiting)
             for uid, waiting in self._waiting.items()
             for container in waiting.containers
             if Owner(uid, container) not in self._known
@@ -202,38 +214,37 @@ class KubeletDevices:
         if gone:
             self._too_many = {owner for owner in self._too_many if owner.pod_uid not in gone}
             self._keep({owner: its for owner, its in self._known.items() if owner.pod_uid not in gone})
-        self._note_names({**names, **{pod.uid: (pod.namespace, pod.name) for pod in observed.pods}}, now)
-        for uid in names:
-            self._sandboxes.setdefault(uid, now)
+            self._early = {uid: its for uid, its in self._early.items() if uid not in gone}
+        everyone = {**names, **{pod.uid: (pod.namespace, pod.name) for pod in observed.pods}}
+        self._sandboxes.note(everyone, names, now)
         before = self._waiting
         self._waiting = {
             pod.uid: before.get(pod.uid) or self._new(pod, now)
             for pod in observed.by_age
-            if self._is_lacking(pod) and self._is_placed_beside(pod)
+            if (self._is_lacking(pod) or self._is_early(pod.uid)) and self._is_placed_beside(pod)
+        }
+        self._claim_reasons = {
+            uid: reason for uid, reason in self._claim_reasons.items() if uid in self._waiting
         }
         if self._waiting.keys() - before.keys():
             self._wake.set()
 
     def _is_lacking(self, pod: SeenPod) -> bool:
-        owners = (Owner(pod.uid, container) for container in pod.device_containers)
+        owners = (Owner(pod.uid, container) for container in self._containers(pod))
         return any(owner not in self._known and owner not in self._too_many for owner in owners)
 
     def _is_placed_beside(self, pod: SeenPod) -> bool:
         return any(is_placed_beside(claim, self._config) for claim in pod.claims)
 
-    def _new(self, pod: SeenPod, now: float) -> _Waiting:
-        return _Waiting((pod.namespace, pod.name), pod.device_containers, now)
+    def _is_early(self, uid: str) -> bool:
+        return uid in self._early and uid in self._sandboxes
 
-    def _note_names(self, seen: Mapping[str, Name], now: float) -> None:
-        for uid, name in seen.items():
-            self._names.setdefault(name, {})[uid] = now
-        for name, uids in list(self._names.items()):
-            self._names[name] = {uid: at for uid, at in uids.items() if now - at < REMEMBERED_SECONDS}
-            if not self._names[name]:
-                del self._names[name]
-        for uid, at in list(self._sandboxes.items()):
-            if uid not in seen and now - at >= REMEMBERED_SECONDS:
-                del self._sandboxes[uid]
+    def _containers(self, pod: SeenPod) -> frozenset[str]:
+        return pod.device_containers | (pod.named_claims.keys() if self._claims else frozenset())
+
+    def _new(self, pod: SeenPod, now: float) -> _Waiting:
+        name, looks_up = (pod.namespace, pod.name), self.looks_up_claims
+        return _Waiting(name, self._containers(pod), now, pod.named_claims, looks_up)
 
     def sandbox_started(self, uid: str) -> None:
         """Note that a pod's sandbox runs; called in the thread of the NRI connection."""
@@ -241,19 +252,23 @@ class KubeletDevices:
             self._loop.call_soon_threadsafe(self._sandbox_seen, uid)
 
     def _sandbox_seen(self, uid: str) -> None:
-        self._sandboxes.setdefault(uid, self._clock())
+        self._sandboxes.saw(uid, self._clock())
+        if uid in self._early:
+            self._waiting[uid] = self._early[uid]
         if uid in self._waiting:
             self._wake.set()
 
     async def run(self, request_pass: Callable[[], None]) -> None:
         """Ask the kubelet while a pod waits, and for free devices where these are wanted, until cancelled."""
+        self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._run(request_pass))
+            if self._claims:
+                group.create_task(self._claims.run(self._wake.set))
             if self._free:
                 group.create_task(self._free.run(request_pass))
 
     async def _run(self, request_pass: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
             wait = FIRST_SECONDS
@@ -289,9 +304,8 @@ class KubeletDevices:
             for uid, waiting in self._waiting.items()
             if (answer := self._answer(uid, waiting, named.get(waiting.name, []), asked)) is not None
         }
-        for uid, devices in found.items():
-            self._settle(uid, devices)
-        return bool(found) or self._shows_reason()
+        settled = [uid for uid, entries in found.items() if self._settle(uid, entries, asked)]
+        return bool(settled) or self._shows_reason()
 
     def _shows_reason(self) -> bool:
         """Return whether to request a pass for the reason, because it is another one than in the last such pass.
@@ -323,22 +337,40 @@ class KubeletDevices:
         if len(told) != 1:
             return None
         named = {container: told[0].get(container, ()) for container in waiting.containers}
-        is_single = len(self._names.get(waiting.name, {})) <= 1
-        is_whole = all(devices != () for devices in named.values())
-        is_late = self._sandboxes.get(uid, asked) < asked
-        return named if is_late or (is_single and is_whole) else None
+        is_whole = all(waiting.is_whole(container, entries) for container, entries in named.items())
+        is_late = self._sandboxes.is_before(uid, asked)
+        return named if is_late or (is_whole and self._sandboxes.is_single(waiting.name)) else None
 
-    def _settle(self, uid: str, named: Named) -> None:
-        waiting = self._waiting.pop(uid)
-        for container in (it for it, devices in named.items() if devices is None):
-            self._too_many.add(Owner(uid, container))
-            facts = {"container": "/".join((*waiting.name, container)), "most": MOST_ENTRIES}
+    def _settle(self, uid: str, named: Named, asked: float) -> bool:
+        """Keep an answer; return whether it says more than is known. A pod waits on while slices are to be listed."""
+        waiting = self._waiting[uid]
+        new, too_many = {}, set()
+        for container, entries in named.items():
+            owner = Owner(uid, container)
+            if entries is None:
+                too_many.add(owner)
+            elif (devices := _placed(entries, waiting.claims.get(container, ()), self._claims)) is None:
+                self._claim_reasons[uid] = _claim_reason(entries, self._claims)
+                return False
+            else:
+                new[owner] = devices
+        del self._waiting[uid]
+        if self._early.pop(uid, None) is None:
+            self._metrics.devices_unknown_seconds.observe(self._clock() - waiting.since)
+        if waiting.awaits_claims and waiting.claims and not self._sandboxes.is_before(uid, asked):
+            self._early[uid] = waiting
+        self._note_too_many(waiting.name, too_many - self._too_many)
+        is_new = any(self._known.get(owner) != its for owner, its in new.items()) or bool(too_many)
+        self._keep({**self._known, **new})
+        return is_new
+
+    def _note_too_many(self, pod: Name, owners: Collection[Owner]) -> None:
+        self._too_many.update(owners)
+        for owner in owners:
+            facts = {"container": "/".join((*pod, owner.container)), "most": MOST_ENTRIES}
             logger.warning(
                 "container has too many devices, their NUMA nodes are not used", extra={"facts": facts}
             )
-        new = {Owner(uid, container): its for container, its in named.items() if its is not None}
-        self._keep({**self._known, **new})
-        self._metrics.devices_unknown_seconds.observe(self._clock() - waiting.since)
 
     def _keep(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
         self._known = MappingProxyType(known)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from agent.clock import Clock
-    from agent.interfaces import HeldCPUs, Interfaces, RuntimeContainer
+    from agent.interfaces import Devices, HeldCPUs, Interfaces, RuntimeContainer
     from agent.reconcile.vms import VMKeeper
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
@@ -34,6 +34,16 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 64  # containers read between two yields to the event loop: about 2 ms
 
 logger = logging.getLogger(__name__)
+
+
+def _shown(observed: Observed, devices: Devices) -> Observed:
+    """Return the observation with what is known of devices."""
+    return replace(
+        observed,
+        devices=devices.known(),
+        devices_unknown=devices.unknown(),
+        looks_up_claims=devices.looks_up_claims,
+    )
 
 
 class Observer:
@@ -103,7 +113,7 @@ class Observer:
         devices = self._interfaces.devices
         seen = (record.seen for record in self.records.values())
         devices.follow(observed, {it.pod_uid: (it.namespace, it.pod) for it in seen})
-        return replace(observed, devices=devices.known(), devices_unknown=devices.unknown())
+        return _shown(observed, devices)
 
     def is_plain(self, pod_uid: str) -> bool:
         """Return whether the last observation had this pod, without any claim or CPUs."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from agent.config import AgentConfig, ApiFlags, NodeOptions
     from agent.group_start import ConfigFiles
+    from pinning.planning.node_config import NodeConfig
 
 CONFIG = Path(AGENT_CONFIG)
 TAINTS = frozenset({"cmk", "overcommit"})
@@ -74,6 +75,8 @@ def add_parser(
         "answer `cmk isolate` of containers that mount this directory of the host; default: off",
     )
     _add_quiet_flags(parser)
+    near = "place containers beside devices of ResourceClaims too; needs `list` on resourceslices"
+    add_flag(parser, "--near-dra", "on|off", near, "off")
     add_flag(
         parser, "--metrics-listen", "HOST:PORT", "health and metrics, plain HTTP; off: not served", ":8081"
     )
@@ -148,7 +151,6 @@ def _finish(work: Coroutine[object, object, None]) -> None:
 def _config(args: argparse.Namespace) -> AgentConfig:
     from agent.config import AgentConfig, parse_cmk_reports, parse_configz, parse_dra, parse_nri
     from pinning.errors import BadContract
-    from pinning.planning.node_config import DEFAULT
 
     try:
         return AgentConfig(
@@ -168,9 +170,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             kubelet_cgroup_root=args.kubelet_cgroup_root,
             nri=parse_nri(args.nri),
             cmk_install_dir=_path(args.cmk_install_dir),
-            config=_files(args).load(NO_GROUP)
-            if args.pods_dir
-            else DEFAULT,  # otherwise the node's label chooses it
+            config=_first_config(args),
             kubelet_state=Path(args.kubelet_state),
             kubelet_url=parse_configz(args.kubelet_configz),
             listen=optional_address("--metrics-listen", args.metrics_listen, ":8081"),
@@ -180,11 +180,25 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             node_options=_node_options(args),
             cmk_reports=parse_cmk_reports(args.cmk_reports),
             dra=parse_dra(args.dra, parse_nri(args.nri)),
+            near_dra=_near_dra(args),
             kubelet_root=Path(args.kubelet_root),
             cdi=Path(args.cdi_dir),
         )
     except BadContract as problem:
         raise CommandFailed(str(problem)) from problem
+
+
+def _near_dra(args: argparse.Namespace) -> bool:
+    from agent.config import parse_near_dra
+
+    return parse_near_dra(args.near_dra)
+
+
+def _first_config(args: argparse.Namespace) -> NodeConfig:
+    """Return the configuration of the flags; with an API server the node's label chooses one later."""
+    from pinning.planning.node_config import DEFAULT
+
+    return _files(args).load(NO_GROUP) if args.pods_dir else DEFAULT
 
 
 def _files(args: argparse.Namespace) -> ConfigFiles:

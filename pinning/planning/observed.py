@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import GATE_CONTAINER, STATUS_CPUS
 from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.near import Device
 from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
 from pinning.pods.counted import counts_of
 from pinning.pods.device_claims import claim_names, claim_uses
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pinning.contract import PoolUse
     from pinning.dra.claims import SeenClaims
     from pinning.errors import Cause
-    from pinning.machine.near import Device
     from pinning.machine.topology import Topology
     from pinning.pods.claims import Budget, Claim
     from pinning.pods.counted import Count
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 
 DEVICES_NOT_NAMED: Final = "the kubelet has not named its devices yet"
+
+
+def claim_not_known(name: str) -> Device:
+    """Return what stands for the devices of a ResourceClaim while these are not known."""
+    return Device(f"resourceclaim/{name}", EMPTY)
 
 
 class Owner(NamedTuple):
@@ -105,6 +110,15 @@ class SeenPod:
             claim_names=frozenset(claim_names(pod).values()),
             said=(metadata.get("annotations") or {}).get(STATUS_CPUS, ""),
         )
+
+    @property
+    def named_claims(self) -> Mapping[str, frozenset[str]]:
+        """Names of ResourceClaims by container, without ordinary init ones."""
+        return {
+            use.container: frozenset(request.claim for request in use.requests)
+            for use in self.claim_uses
+            if use.role is not Role.INIT
+        }
 
     @property
     def is_gated(self) -> bool:
@@ -180,6 +194,7 @@ class Observed:
     # Devices of containers, as far as they are known; of ordinary init containers they never are.
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
     devices_unknown: Mapping[Owner, str] = field(default_factory=lambda: MappingProxyType({}))  # and why
+    looks_up_claims: bool = False  # `devices` has those of ResourceClaims
     # Pools that processes run on now, besides those that the containers' pods ask for.
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: MappingProxyType({}))
     claims: SeenClaims | None = None  # ResourceClaims; None: the agent is not their driver
@@ -210,7 +225,7 @@ class Observed:
         An ordinary init container counts as having those of its pod, and so does a pod's pool.
         """
         if role is not Role.INIT and owner.container:
-            return self.devices.get(owner, ())
+            return (*self.devices.get(owner, ()), *self._not_looked_up(owner))
         return tuple(
             device
             for other, devices in self.devices.items()
@@ -218,19 +233,27 @@ class Observed:
             for device in devices
         )
 
+    def _not_looked_up(self, owner: Owner) -> tuple[Device, ...]:
+        pod = None if self.looks_up_claims else self._by_uid.get(owner.pod_uid)
+        claims = pod.named_claims.get(owner.container, ()) if pod else ()
+        return tuple(map(claim_not_known, sorted(claims)))
+
     def why_unknown(self, owner: Owner, role: Role) -> str:
         """Return why the devices of a container are not known; empty if they are.
 
         The devices of an ordinary init container are known when those of its pod's other containers are.
         """
         pod = self._by_uid.get(owner.pod_uid)
-        names = pod.device_containers if pod else {owner.container}
+        names = self._device_containers(pod) if pod else {owner.container}
         if role is not Role.INIT:
             names &= {owner.container}
         missing = [
             other for name in sorted(names) if (other := Owner(owner.pod_uid, name)) not in self.devices
         ]
         return next((self.devices_unknown.get(other, DEVICES_NOT_NAMED) for other in missing), "")
+
+    def _device_containers(self, pod: SeenPod) -> frozenset[str]:
+        return pod.device_containers | (pod.named_claims.keys() if self.looks_up_claims else frozenset())
 
     @cached_property
     def _by_uid(self) -> Mapping[str, SeenPod]:

@@ -32,13 +32,14 @@ INSTALLS = (
     "numa-scheduling",
     "near-cpus",
     "dra",
+    "near-dra",
     "dra-cpu-class",
     "claim-limits",
 )  # each is a whole corepin
 ROTATING = (
     *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe", "quiet", "quiet-power"),
     *("priority-quota", "counted", "guard", "dashboard", "numa-scheduling", "near-cpus"),
-    *("dra", "dra-cpu-class", "claim-limits"),
+    *("dra", "near-dra", "dra-cpu-class", "claim-limits"),
 )
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]

@@ -12,7 +12,7 @@ import pytest
 
 from agent.errors import Refused, TooLarge, Unavailable
 from agent.kubelet.device_answers import ANSWER_BYTES
-from agent.kubelet.devices import (
+from agent.kubelet.device_list import (
     MOST_ENTRIES,
     DeviceList,
     devices_of,

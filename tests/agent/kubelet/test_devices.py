@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent.errors import Refused, TooLarge, Unavailable
+from agent.kubelet.device_list import Name
 from agent.kubelet.devices import (
     BURST,
     CALLS_PER_SECOND,
@@ -19,8 +20,6 @@ from agent.kubelet.devices import (
     REASON_SECONDS,
     TOO_MANY,
     KubeletDevices,
-    Name,
-    Named,
 )
 from agent.metrics import Metrics
 from pinning.contract import DevicePolicy
@@ -35,6 +34,7 @@ from pinning.planning.observed import (
     SeenPod,
     State,
 )
+from tests.agent.kubelet.fake_list import Told
 from tests.pinning.machines import FLAT
 
 GPU = "nvidia.com/gpu"
@@ -58,25 +58,6 @@ def observed(*pods: SeenPod, live: Iterable[str] = ()) -> Observed:
     """Return a node with these pods; those in `live` have a running container."""
     containers = [SeenContainer(uid, Owner(uid, "c"), State.RUNNING, EMPTY) for uid in live]
     return Observed(FLAT, FLAT.online, pods, tuple(containers))
-
-
-class Told:
-    """A fake kubelet that records the times of its calls."""
-
-    def __init__(self) -> None:
-        self.pods: dict[Name, list[Named]] = {}
-        self.error: Exception | None = None
-        self.at: list[float] = []
-        self.hook: Callable[[], None] = lambda: None
-
-    async def ask(self, pods: Iterable[Name]) -> dict[Name, list[Named]]:
-        """Return the devices of the requested pods, or raise the error."""
-        self.at.append(perf_counter())
-        self.hook()
-        await asyncio.sleep(0)
-        if self.error:
-            raise self.error
-        return {name: self.pods[name] for name in pods if name in self.pods}
 
 
 class Scene:

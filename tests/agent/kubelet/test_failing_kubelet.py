@@ -9,7 +9,8 @@ from typing import Any
 
 import grpc
 
-from agent.kubelet.devices import DeviceList, KubeletDevices
+from agent.kubelet.device_list import DeviceList
+from agent.kubelet.devices import KubeletDevices
 from agent.kubelet.podresources_pb2 import ContainerDevices, ContainerResources, NUMANode, TopologyInfo
 from agent.kubelet.podresources_pb2 import PodResources as Pod
 from agent.metrics import Metrics

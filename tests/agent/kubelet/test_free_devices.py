@@ -14,7 +14,8 @@ import pytest
 
 from agent.errors import AgentError, Refused, TooLarge, Unavailable
 from agent.kubelet.device_answers import ANSWER_BYTES
-from agent.kubelet.devices import DeviceList, KubeletDevices
+from agent.kubelet.device_list import DeviceList
+from agent.kubelet.devices import KubeletDevices
 from agent.kubelet.free_devices import (
     MOST_DEVICES,
     MOST_KINDS,

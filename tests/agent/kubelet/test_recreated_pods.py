@@ -10,7 +10,8 @@ from random import Random
 
 import pytest
 
-from agent.kubelet.devices import KubeletDevices, Name, Named
+from agent.kubelet.device_list import Name, Named
+from agent.kubelet.devices import KubeletDevices
 from agent.metrics import Metrics
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device

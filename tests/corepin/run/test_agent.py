@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -187,14 +188,27 @@ def test_kubelet_is_asked_only_when_it_is_named(
     assert "--kubelet-configz" in failure(capsys, "--node", "n1", "--kubelet-configz", proxied)
 
 
+def test_devices_of_claims_are_looked_up_where_that_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Off by default and without an API server; the variable of the component switches it on."""
+    api: Any = object()
+    assert not _devices(config("--node", "n1"), api, Metrics()).looks_up_claims
+    monkeypatch.setenv("COREPIN_NEAR_DRA", "on")
+    assert config("--node", "n1").near_dra
+    assert not _devices(config("--node", "n1"), None, Metrics()).looks_up_claims
+    assert _devices(config("--node", "n1"), api, Metrics()).looks_up_claims
+    assert "--near-dra: 'yes' is unknown: write on or off" in failure(capsys, "--near-dra=yes")
+
+
 def test_cpus_beside_free_devices_are_asked_for_where_that_is_chosen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Off by default: then no list of free devices is kept; the variable of the component switches it on."""
     monkeypatch.setattr("agent.kubelet.free_devices.FreeDeviceWatch.known", lambda _: {})
     assert not config("--node", "n1").node_options.near_cpus
-    assert _devices(config("--node", "n1"), Metrics()).free() is None
+    assert _devices(config("--node", "n1"), None, Metrics()).free() is None
     monkeypatch.setenv("COREPIN_NEAR_CPUS", "on")
     assert config("--node", "n1").node_options.near_cpus
-    assert _devices(config("--node", "n1"), Metrics()).free() == {}
+    assert _devices(config("--node", "n1"), None, Metrics()).free() == {}
     assert "--near-cpus: 'yes' is unknown: write on or off" in failure(capsys, "--near-cpus=yes")

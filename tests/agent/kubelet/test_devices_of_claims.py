@@ -1,0 +1,262 @@
+"""Devices of ResourceClaims beside those of device plugins: which answers of the kubelet count, and what is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from agent.kubelet.device_list import MOST_ENTRIES, ClaimedDevice, devices_of
+from agent.kubelet.devices import KubeletDevices
+from agent.kubelet.podresources_pb2 import (
+    ClaimResource,
+    ContainerDevices,
+    ContainerResources,
+    DynamicResource,
+)
+from agent.metrics import Metrics
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.near import Device
+from pinning.planning.observed import DEVICES_NOT_NAMED, Observed, Owner, SeenPod
+from tests.agent.kubelet.fake_list import Told
+from tests.pinning.machines import FLAT
+
+DRIVER, NIC = "gpu.example.com", "example.com/nic"
+OWNER = Owner("u", "c")
+GPU = ClaimedDevice("gpu", DRIVER, "pool", "gpu-0")
+OTHER = ClaimedDevice("gpu", DRIVER, "pool", "gpu-1")
+CPUS = ClaimedDevice("cpus", "cpu.corepin.io", "node-1", "cpudevnuma000")
+
+
+def pod(*claims: str, plugin: bool = False, word: str = "prefer") -> SeenPod:
+    """Return a pod whose container names claims, and a device of a plugin."""
+    limits: dict[str, Any] = {"cpu": 2, **({NIC: 1} if plugin else {})}
+    resources = {"limits": limits, "requests": limits, "claims": [{"name": name} for name in claims]}
+    annotations = {"cpu-manager.corepin.io/pod": "exclusive", "device-policy.corepin.io/pod": word}
+    return SeenPod.of(
+        {
+            "metadata": {"uid": "u", "name": "a", "namespace": "ns", "annotations": annotations},
+            "spec": {  # type: ignore[typeddict-item]
+                "containers": [{"name": "c", "resources": resources}],
+                "resourceClaims": [{"name": name, "resourceClaimName": name} for name in claims],
+            },
+        }
+    )
+
+
+class Slices:
+    """Fake ResourceSlices: nodes of devices that are known, and a reason for all others."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[ClaimedDevice, CPUSet] = {GPU: CPUSet([1]), OTHER: CPUSet([0])}
+        self.why = ""
+        self.changed: Callable[[], None] = lambda: None
+
+    def nodes_of(self, device: ClaimedDevice) -> CPUSet | None:
+        """Return the nodes of a device."""
+        return self.nodes.get(device)
+
+    def reason(self, _: ClaimedDevice) -> str:
+        """Return the reason."""
+        return self.why
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Keep what announces a list."""
+        self.changed = changed
+
+
+class Scene:
+    """The devices with kubelet and slices; `passes` counts the requested passes."""
+
+    def __init__(self, *, looks_up: bool = True) -> None:
+        self.kubelet, self.slices, self.passes = Told(), Slices(), 0
+        claims: Any = self.slices if looks_up else None
+        self.keeper = KubeletDevices(self.kubelet, Metrics(), claims=claims)  # type: ignore[arg-type]
+
+    def tell(self, *entries: Device | ClaimedDevice) -> None:
+        """Set what the kubelet lists of the container."""
+        self.kubelet.pods[("ns", "a")] = [{"c": entries}]
+
+    def see(self, *pods: SeenPod) -> None:
+        """Run a pass with these pods."""
+        self.keeper.follow(Observed(FLAT, FLAT.online, pods), {})
+
+    async def calls(self, more: int = 1) -> None:
+        """Wait for further calls."""
+        number = len(self.kubelet.at) + more
+        async with asyncio.timeout(20):
+            while len(self.kubelet.at) < number:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.002)
+
+    @property
+    def known(self) -> tuple[Device, ...] | None:
+        """The known devices of the container."""
+        return self.keeper.known().get(OWNER)
+
+
+def stage(scenario: Callable[[Scene], Awaitable[None]], *, looks_up: bool = True) -> None:
+    """Run a scenario beside the devices' task."""
+
+    async def run() -> None:
+        scene = Scene(looks_up=looks_up)
+
+        def request_pass() -> None:
+            scene.passes += 1
+
+        work = asyncio.create_task(scene.keeper.run(request_pass))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await scenario(scene)
+        assert not work.done()
+        work.cancel()
+
+    asyncio.run(run())
+
+
+def listed(*claims: DynamicResource) -> ContainerResources:
+    """Return a container of the kubelet's list."""
+    device = ContainerDevices(resource_name=NIC, device_ids=["x"])
+    return ContainerResources(name="c", devices=[device], dynamic_resources=claims)
+
+
+def claim(name: str, *devices: str) -> DynamicResource:
+    """Return a claim in the kubelet's list."""
+    resources = [ClaimResource(driver_name=DRIVER, pool_name="pool", device_name=it) for it in devices]
+    return DynamicResource(claim_name=name, claim_resources=resources)
+
+
+def test_claimed_devices_are_read_after_those_of_plugins() -> None:
+    """Claims that no driver has prepared have none, and too many are not read."""
+    nic = Device(NIC, EMPTY)
+    assert devices_of(listed(claim("gpu", "gpu-1", "gpu-0"), claim("b"))) == (nic, GPU, OTHER)
+    many = [str(at) for at in range(MOST_ENTRIES + 1)]
+    assert devices_of(listed(claim("gpu", *many))) is None
+    assert devices_of(listed(*map(claim, many))) is None
+    assert devices_of(listed(claim("a", *many[:200]), claim("b", *many[:200]))) is None
+    assert devices_of(listed(claim("gpu", *many[:MOST_ENTRIES]))) is None  # and the one of the plugin
+
+
+def test_device_of_a_claim_has_the_node_of_its_slice() -> None:
+    """It is a device of its driver; the driver of CPUs has no devices."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(CPUS, GPU)
+        scene.see(pod("gpu", "cpus"))
+        assert dict(scene.keeper.unknown()) == {OWNER: DEVICES_NOT_NAMED}
+        await scene.calls()
+        assert scene.known == (Device(DRIVER, CPUSet([1])),)
+        assert (scene.passes, scene.keeper.unknown()) == (1, {})
+
+    stage(scenario)
+
+
+def test_answer_without_all_claims_waits_for_the_sandbox() -> None:
+    """A claim that is not prepared yet may have devices; one that the kubelet never lists is not known."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(Device(NIC, CPUSet([0])), GPU)
+        scene.see(pod("gpu", "nic", plugin=True))
+        await scene.calls(2)
+        assert scene.known is None
+        scene.keeper.sandbox_started("u")
+        await scene.calls()
+        unknown = Device("resourceclaim/nic", EMPTY)
+        assert scene.known == (Device(NIC, CPUSet([0])), Device(DRIVER, CPUSet([1])), unknown)
+
+    stage(scenario)
+
+
+def test_early_answer_is_asked_for_again_at_the_sandbox() -> None:
+    """A claim of two drivers is prepared in parts, so that the kubelet is asked once more."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(GPU)
+        scene.see(pod("gpu"))
+        await scene.calls()
+        first = scene.known
+        assert first == (Device(DRIVER, CPUSet([1])),)
+        scene.see(pod("gpu"))
+        scene.tell(GPU, OTHER)
+        scene.keeper.sandbox_started("u")
+        assert scene.keeper.unknown() == {}
+        await scene.calls()
+        assert scene.known == (*first, Device(DRIVER, CPUSet([0])))
+        assert scene.passes == 2
+        scene.see(pod("gpu"))
+        await asyncio.sleep(0.05)
+        assert len(scene.kubelet.at) == 2
+        scene.see()
+        assert scene.known is None
+
+    stage(scenario)
+
+
+def test_equal_answer_at_the_sandbox_requests_no_pass() -> None:
+    """Without NRI the runtime shows the sandbox in a pass."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(GPU)
+        scene.see(pod("gpu"))
+        await scene.calls()
+        scene.keeper.follow(Observed(FLAT, FLAT.online, (pod("gpu"),)), {"u": ("ns", "a")})
+        await scene.calls()
+        assert (scene.passes, len(scene.kubelet.at)) == (1, 2)
+
+    stage(scenario)
+
+
+def test_pod_waits_for_slices_with_their_reason() -> None:
+    """While slices are not read the pod waits; a list that is read wakes the calls."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.slices.nodes, scene.slices.why = {}, "the ResourceSlices cannot be read: no right"
+        scene.tell(GPU)
+        scene.see(pod("gpu"))
+        await scene.calls()
+        assert (scene.known, scene.keeper.unknown()[OWNER]) == (None, scene.slices.why)
+        scene.see(pod("gpu"))
+        assert scene.keeper.unknown()[OWNER] == scene.slices.why
+        scene.slices.nodes = {GPU: CPUSet([1])}
+        scene.slices.changed()
+        await scene.calls()
+        assert scene.known == (Device(DRIVER, CPUSet([1])),)
+        scene.see()
+        assert scene.keeper.unknown() == {}
+
+    stage(scenario)
+
+
+@pytest.mark.parametrize(
+    ("seen", "known"),
+    [
+        pytest.param(pod("gpu"), None, id="named"),
+        pytest.param(pod(plugin=True), (Device(DRIVER, EMPTY),), id="behind an extended resource"),
+        pytest.param(pod("gpu", plugin=True), (), id="named beside a device of a plugin"),
+    ],
+)
+def test_without_the_component_claims_cause_no_call(seen: SeenPod, known: tuple[Device, ...] | None) -> None:
+    """Claims that a pod names are not waited for; those behind an extended resource are devices without a node."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(GPU)
+        scene.see(seen)
+        await asyncio.sleep(0.05)
+        assert bool(scene.kubelet.at) is (known is not None)
+        assert scene.known == known
+        assert (scene.keeper.unknown(), scene.keeper.looks_up_claims) == ({}, False)
+
+    stage(scenario, looks_up=False)
+
+
+def test_device_policy_none_causes_no_call_for_claims() -> None:
+    """Where devices do not matter the kubelet is not asked."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.see(pod("gpu", word="none"))
+        await asyncio.sleep(0.05)
+        assert (scene.kubelet.at, scene.keeper.unknown()) == ([], {})
+
+    stage(scenario)
