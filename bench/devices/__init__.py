@@ -1,0 +1,1 @@
+"""Births of containers with devices on a real kubelet."""

@@ -1,0 +1,198 @@
+"""`python -m bench.devices` (as root): births of containers with devices on a real kubelet, with NRI.
+
+A device plugin of the tests gives out devices on two NUMA nodes, which the agent sees as this machine's cores. Pods are
+born one at a time, in turns with `device-policy` none and require, and then many at once. It prints whether the first
+instruction of each container ran beside its device, how long births took, how many needed another attempt, and how
+often the kubelet's socket was called. What else runs on the machine is not kept off, and is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.kernel.sysfs import read_topology
+from pinning.machine.cpuset import CPUSet
+from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.server.catalog import KUBE_SCHEDULER, KUBELET
+from tests.environments.waiting import until, until_equal
+from tests.node.conftest import _program, _start
+from tests.node.device_plugin import device_plugin
+from tests.node.starts.over_nri import agent_over_nri
+from tests.node.starts.test_devices import DEVICES, machine_of_nodes, resource_on
+
+if TYPE_CHECKING:
+    from tests.environments.node.node import Node
+
+SPARE: Final = 200  # devices of each NUMA node: one that has just been given back is not needed at once
+WORDS: Final = ("none", "require")
+POLL_SECONDS: Final = 0.01
+PODS: Final = "/api/v1/namespaces/default/pods"
+_numbers = count(1)
+
+
+@dataclass
+class Births:
+    """What was seen of the births under one policy."""
+
+    seconds: list[float] = field(default_factory=list)
+    right: int = 0
+    again: int = 0  # had another attempt to create the container
+
+    def line(self, title: str) -> str:
+        """Return them as text."""
+        ordered = sorted(self.seconds)
+        number = len(ordered)
+        if not number:
+            return f"{title:<34} no births"
+        p50, p99 = (ordered[min(number - 1, int(number * share))] * 1e3 for share in (0.5, 0.99))
+        return (
+            f"{title:<34}{number:>5} births, right {self.right:>5}, tried again {self.again:>3},"
+            f" p50 {p50:>7.0f} ms, p99 {p99:>7.0f} ms"
+        )
+
+
+class Bench:
+    """A node with two NUMA nodes and devices on both."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.cores = read_topology(Path("/")).cores
+        self.api = node.plane.server.client()
+
+    def create(self, name: str, word: str, number: int) -> str:
+        """Create a pod with a device of a NUMA node, and one CPU if a word is given; return its uid."""
+        document = pod(name, {**EXCLUSIVE, DEVICES: word} if word else {}, cpu="1" if word else None)
+        resources = document["spec"]["containers"][0]["resources"]
+        resources["limits"] = resources["requests"] = {**resources["limits"], resource_on(number): "1"}
+        made: dict[str, Any] = self.api.post(PODS, json=document).raise_for_status().json()
+        return str(made["metadata"]["uid"])
+
+    def first(self, name: str, uid: str, began: float, births: Births, number: int | None) -> None:
+        """Wait for the first line of a pod, and note it; without `number` any CPU is right."""
+        while not (lines := self.node.log_lines(name, uid)):
+            if time.monotonic() > began + 300:
+                raise RuntimeError(f"{name} did not start: {self.node.pod(name)}")
+            time.sleep(POLL_SECONDS)
+        births.seconds.append(time.monotonic() - began)
+        births.right += number is None or CPUSet.parse(lines[0][1]) <= self.cores[number].cpus
+        births.again += self.was_refused(uid)
+
+    def was_refused(self, uid: str) -> bool:
+        """Return whether the kubelet logged that the runtime refused a container of a pod."""
+        log = self.node.kubelet.daemon
+        text = log.log_file.read_text() if log else ""
+        return any(uid in line and "CreateContainerError" in line for line in text.splitlines())
+
+    def remove(self, *names: str) -> None:
+        """Delete pods, and wait until nothing of them is left."""
+        for name in names:
+            self.api.delete(f"{PODS}/{name}", params={"gracePeriodSeconds": "0"})
+        until("containers are gone", lambda: not self.node.containerd.running(), 300)
+        until_equal("no CPUs are held", self.held, [], 300)
+
+    def held(self) -> list[Any]:
+        """Return what the agent's ledger has."""
+        found: list[Any] = self.node.agent.state()["ledger"]["assignments"]
+        return found
+
+    def singles(self, number: int, until_moment: float) -> dict[str, Births]:
+        """Let pods be born one at a time, under each word in turns."""
+        found = {word: Births() for word in WORDS}
+        for birth in range(number):
+            for word in WORDS if birth % 2 == 0 else WORDS[::-1]:
+                if time.monotonic() > until_moment:
+                    return found
+                name, place = f"single-{next(_numbers)}", birth % 2
+                began = time.monotonic()
+                uid = self.create(name, word, place)
+                self.first(name, uid, began, found[word], None if word == "none" else place)
+                self.remove(name)
+        return found
+
+    def crowd(self, size: int) -> Births:
+        """Let many pods with devices be born at once; those that hold a CPU count, one on each core but one."""
+        births, others, began = Births(), [], time.monotonic()
+        owning = max(1, len(self.cores) - 1)  # a CPU stays for the others
+        for at in range(size - owning):
+            others.append(f"crowd-{next(_numbers)}")
+            self.create(others[-1], "", at % 2)
+        owners = {f"owner-{next(_numbers)}": place for place in range(owning)}
+        uids = {name: self.create(name, "require", place) for name, place in owners.items()}
+        for name, place in owners.items():
+            self.first(name, uids[name], began, births, place)
+        for name in others:
+            until(f"{name} runs", lambda name=name: self.node.container(name), 600)  # type: ignore[misc]
+        self.remove(*others, *owners)
+        return births
+
+
+def start(stack: ExitStack, folder: Path) -> Node:
+    """Start everything: API server, scheduler, kubelet, runtime, device plugin, and the agent with NRI."""
+    node = _start(stack, _program(KUBELET), _program(KUBE_SCHEDULER), folder / "n")
+    root, reserved = machine_of_nodes(folder / "m")
+    config = folder / "config.json"
+    config.write_text(json.dumps({"reserved": str(reserved)}))
+    flags = ("--sysfs-root", str(root), "--config", str(config), "--state-dir", str(folder / "state"))
+    node.agent.flags = (*node.agent.flags, *flags)
+    plugins = node.kubelet.directory / "apart/kubelet/device-plugins"
+    for number in (0, 1):
+        stack.enter_context(device_plugin(plugins, resource_on(number), *[number] * SPARE))
+    stack.enter_context(agent_over_nri(node))
+    for number in (0, 1):
+        until_equal(
+            "devices",
+            lambda number=number: node.document()["status"]["allocatable"].get(resource_on(number)),  # type: ignore[misc]
+            str(SPARE),
+        )
+    return node
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m bench.devices", description=__doc__)
+    parser.add_argument(
+        "--births", type=int, default=300, help="one at a time, under each policy; default: 300"
+    )
+    parser.add_argument("--crowds", type=int, default=3, help="times that many are born at once; default: 3")
+    parser.add_argument("--size", type=int, default=109, help="of a crowd; default: 109")
+    parser.add_argument("--minutes", type=float, default=60, help="for births one at a time; default: 60")
+    args = parser.parse_args()
+    before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="b-") as name, ExitStack() as stack:
+        folder = Path(name)
+        for part in ("n", "m"):
+            (folder / part).mkdir()
+        bench = Bench(start(stack, folder))
+        began = time.monotonic()
+        for word, births in bench.singles(args.births, began + args.minutes * 60).items():
+            print(births.line(f"one at a time, device-policy {word}"), flush=True)
+        calls(bench, time.monotonic() - began)
+        for _ in range(args.crowds):
+            print(bench.crowd(args.size).line(f"{args.size} at once"), flush=True)
+        calls(bench, time.monotonic() - began)
+    print(f"load of the machine {before:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} CPUs")
+
+
+def calls(bench: Bench, seconds: float) -> None:
+    """Print how often the kubelet's socket was called."""
+    made = {
+        result: int(bench.node.agent.metric("corepin_agent_podresources_calls_total", result=result))
+        for result in ("ok", "later", "refused", "too_large")
+    }
+    print(
+        f"calls to the socket in {seconds:.0f} s: {made}, {sum(made.values()) / seconds:.2f} a second",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
