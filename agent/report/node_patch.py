@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from agent.report.desired_node import DesiredNode
     from agent.report.node_types import Condition, Node, Taint
+
+MOST: Final = 10**15  # of a resource; kube-apiserver 1.37 refuses 1.8 * 10**16 as "must be an integer"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,12 @@ def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] 
 
 
 def _quantity(number: int) -> str:
-    """Return a number as the API server writes it: 1000 would be read back as 1k, and differ for ever."""
-    suffixes = iter(("", "k", "M", "G", "T", "P", "E"))
+    """Return a number as the API server writes it: 1000 would be read back as 1k, and differ for ever.
+
+    Pods may request any numbers, and the API server refuses a node of which one is too large, with all that is written.
+    """
+    number = min(number, MOST)
+    suffixes = iter(("", "k", "M", "G", "T", "P"))
     suffix = next(suffixes)
     while number and number % 1000 == 0 and (larger := next(suffixes, "")):
         number, suffix = number // 1000, larger

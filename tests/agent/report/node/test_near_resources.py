@@ -181,7 +181,15 @@ def test_only_what_fits_into_the_node_is_published(others: int, left_out: int) -
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0"), (999, "999"), (1000, "1k"), (1500, "1500"), (2_000_000, "2M"), (10**18, "1E")],
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1k"),
+        (1500, "1500"),
+        (2_000_000, "2M"),
+        (10**15, "1P"),
+        (18 * 10**15, "1P"),
+    ],
 )
 def test_numbers_are_written_as_the_api_server_keeps_them(number: int, text: str) -> None:
     """Another text of the same number would be written again with every pass."""
