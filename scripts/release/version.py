@@ -32,7 +32,7 @@ _PLACES: Final = (
     ("tests/shim/*.py", r"\(corepin "),
     *(
         (f"{folder}/*.py", r"\bcorepin:(?=\d)")
-        for folder in ("tests/image", "tests/manifests", "tests/smt_cluster", "webhook/config")
+        for folder in ("tests/image", "tests/manifests", "tests/environments/guest", "webhook/config")
     ),
 )
 
