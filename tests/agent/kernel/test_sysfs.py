@@ -162,6 +162,18 @@ def test_distances_of_an_offline_node_are_remembered(tmp_path: Path) -> None:
     assert replace(fewer, distances={0: {0: 10}}).remembering(before).distances == before.distances
 
 
+def test_instruction_caches_are_not_read(tmp_path: Path) -> None:
+    """Of a level with caches for data and for instructions, as Itanium's second, those for data count."""
+    root = materialise("xeon-d-1541", tmp_path)
+    before = read_topology(root)
+    for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache"):
+        (cache / "index2/type").write_text("Data\n")
+        (cache / "index1/level").write_text("2\n")
+        (cache / "index1/shared_cpu_list").write_text("0-15\n")
+
+    assert read_topology(root).l2_caches == before.l2_caches
+
+
 def test_siblings_and_isolated_cpus_of_a_xeon_d(tmp_path: Path) -> None:
     """Siblings are N and N+8, isolcpus is read, and without NUMA there is one node 0."""
     read = read_topology(materialise("xeon-d-1541", tmp_path))

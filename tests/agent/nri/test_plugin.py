@@ -280,6 +280,18 @@ def test_failed_creation_frees_its_cpus(ends: str) -> None:
     assert node.plugin.started.keys() == {"a-c0"}
 
 
+def test_seen_container_keeps_its_record_however_late() -> None:
+    """A container that the first table after a minute shows was made: it keeps its record."""
+    node = Node(world(4))
+    node.cpus(B)
+    node.now += KEPT_SECONDS + 1
+    node.world.add("uid-a", [WHOLE])
+    seen = node.publish()
+    node.plugin.table = replace(seen, seen={**seen.seen, "b-c0": CPUSet.parse("0,2-4,6-7")})
+    assert node.cpus(A) == "1,5"
+    assert node.plugin.started.keys() == {"a-c0", "b-c0"}
+
+
 @pytest.mark.parametrize("ends", ["removed", "gone after a reconnect"])
 def test_owner_starts_without_a_pass_when_its_cpus_are_free(ends: str) -> None:
     """After a removal event, or a synchronization without the container, the owner starts."""

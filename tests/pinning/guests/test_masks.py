@@ -109,6 +109,14 @@ def test_emulator_keeps_the_cpus_that_libvirt_gave_it() -> None:
     assert str(placed.emulator) == "6"
 
 
+def test_mask_with_a_pinned_vcpus_cpu_is_not_the_emulators_own() -> None:
+    """A first thread that may run on a vCPU's CPU has none of its own: the emulator gets every spare CPU."""
+    masks = masks_of(seen("1", "2", main="2-3"), launcher())
+
+    assert texts(masks) == ["1", "2"]
+    assert str(masks.emulator) == "3,5-6"
+
+
 def test_vcpu_that_was_just_added_is_not_taken_for_pinned() -> None:
     """A vCPU that has just been added has the mask of the first thread, which is not taken for a pin."""
     machine = seen("1", "2", "6", main="6")

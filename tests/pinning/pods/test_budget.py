@@ -75,6 +75,13 @@ def test_pod_level_cpu_that_is_no_budget_is_warned_about(
     assert message in warning.message
 
 
+def test_one_cpu_is_the_least_budget() -> None:
+    """A pod-level CPU of 1 is a budget, whose pool is that CPU."""
+    found = read(1, {"m": None})
+    assert (found.budget.cpus, found.pool.count) == (1, 1)
+    assert not found.warnings
+
+
 def test_memory_alone_is_no_budget_and_no_warning() -> None:
     """A pod that states memory at pod level has not asked for CPUs there."""
     document: Any = budgeted("a", None, {"m": 2}, resources={"limits": {"memory": "1Gi"}})

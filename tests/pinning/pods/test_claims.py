@@ -425,6 +425,13 @@ def test_a_crowd_that_asks_for_cpus_is_refused_unread(claiming: Any) -> None:
     assert asked.claim_of("c0") is None
 
 
+def test_as_many_containers_as_an_agent_remembers_may_claim() -> None:
+    """A pod of exactly the most containers, init containers among them, is read."""
+    main = [container(f"c{number}", "1") for number in range(MOST_CONTAINERS - 1)]
+    asked = read_pod(pod(*main, init=[container("first", "1")], annotations={CPU_MANAGER: "exclusive"}))
+    assert (len(asked.claims), asked.causes) == (MOST_CONTAINERS, ())
+
+
 def test_a_pod_without_claims_may_have_many_containers() -> None:
     """Pods without claims may have as many containers as the API server lets them have."""
     asked = read_pod(pod(*(container(f"c{number}") for number in range(MOST_CONTAINERS + 1))))

@@ -136,6 +136,15 @@ def test_a_volume_that_is_there_is_used() -> None:
     assert mounts(result) == {"main": [MOUNT], "late": [MOUNT]}
 
 
+def test_a_users_volume_of_another_name_is_not_the_files() -> None:
+    """A user's volume with the same annotation under another name is kept, and the file gets its own."""
+    own = VOLUME | {"name": "mine"}
+    result = patched(kata(volumes=[own]))
+
+    assert result["spec"]["volumes"] == [own, VOLUME]
+    assert mounts(result) == {"main": [MOUNT]}
+
+
 def test_a_name_of_the_mutations_file_is_not_taken() -> None:
     """A volume of that name in the mutations file is kept."""
     fragment = {"spec": {"volumes": [{"name": CPUS_VOLUME, "emptyDir": {}}]}}
