@@ -211,6 +211,13 @@ def test_an_isolated_container_grows_by_free_cores() -> None:
     assert node.holds("a") == "1-3 idle 5-7"
 
 
+def test_prefer_takes_cpus_that_the_kernel_balances_first() -> None:
+    """An exclusive claim gets CPUs of `isolcpus` only if the others are too few."""
+    assert one_pod(EXCLUSIVE, cores=4, isolated="1,5").holds("a") == "2,6"
+    assert one_pod(Wish("6", policy="exclusive"), cores=5, isolated="1,6").holds("a") == "2-4,7-9"
+    assert one_pod(Wish("6", policy="exclusive"), cores=5, isolated="1,2,6,7").holds("a") == "1-3,6-8"
+
+
 def test_growth_never_takes_the_last_shared_cpu() -> None:
     """What a container has stays when the rest would empty the shared set."""
     node = one_pod(Wish("4", policy="exclusive"), cores=4, isolated="0,4")
