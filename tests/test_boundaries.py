@@ -131,8 +131,14 @@ ROOMS = {
     ),
     "agent.quiet": (
         *("agent.clock", "agent.config", "agent.errors", "agent.interfaces", "agent.kernel.cgroup_names"),
-        *("agent.kernel.procfs", "agent.node_state", "agent.reconcile.foreign_writes"),
-        *("agent.reconcile.checkpoint", "agent.reconcile.restorable", "logs.printable", "pinning"),
+        *("agent.kernel.procfs", "agent.kernel.settings", "agent.node_state"),
+        *(
+            "agent.reconcile.foreign_writes",
+            "agent.reconcile.checkpoint",
+            "agent.reconcile.restorable",
+            "logs.printable",
+            "pinning",
+        ),
     ),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),

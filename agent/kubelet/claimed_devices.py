@@ -35,9 +35,8 @@ LIST_BYTES: Final = 2**20  # about 3,000 devices as drivers publish them
 LIST_SECONDS: Final = 1.0  # between two lists
 LONGEST_SECONDS: Final = 30.0  # between two lists that fail
 LONGEST_MISSING: Final = 4.0  # between two lists that lack a device
-MISSING_SECONDS: Final = (
-    7.0  # a restarted kubelet deletes all slices of its node, and drivers publish them again
-)
+# A restarted kubelet deletes all slices of its node, and drivers publish them again.
+MISSING_SECONDS: Final = 7.0
 REMEMBERED_SECONDS: Final = 600.0  # that a device is missing, or has no node
 MOST_DRIVERS: Final = 64  # of one node: further ones are not looked up
 MOST_MISSING: Final = 4096
@@ -72,11 +71,11 @@ class _Device(msgspec.Struct):
         """Return its NUMA node, or its PCI address, or None."""
         attributes = self.attributes or _Attributes()
         if attributes.numa:
-            told = attributes.numa.number
-            if told is None and attributes.numa.numbers:
-                told = attributes.numa.numbers[0]  # further ones are only near
-            if told is not None and 0 <= told <= HIGHEST_NODE:
-                return told
+            node = attributes.numa.number
+            if node is None and attributes.numa.numbers:
+                node = attributes.numa.numbers[0]  # the device's own; the others are close to it
+            if node is not None and 0 <= node <= HIGHEST_NODE:
+                return node
         address = attributes.pci.text if attributes.pci else None
         return address if address and _PCI.fullmatch(address) else None
 

@@ -44,9 +44,7 @@ LATE_SECONDS: Final = 5.0  # the kubelet usually names devices within a second
 LATE: Final = f"the kubelet answers, and has not named its devices for {LATE_SECONDS:.0f} seconds"
 TOO_MANY: Final = f"the kubelet names more than {MOST_ENTRIES} devices of it, and no more are read"
 REASON_SECONDS: Final = 10.0  # at most one pass in this time for a changed reason
-CPU_DRIVERS: Final = frozenset(
-    {DRA_DRIVER, DRA_CPU_CLASS}
-)  # the second is also the name of upstream's driver
+CPU_DRIVERS: Final = frozenset({DRA_DRIVER, DRA_CPU_CLASS})  # the second is upstream's driver too
 
 logger = logging.getLogger(__name__)
 
@@ -166,9 +164,8 @@ class KubeletDevices:
         # Pods with claims whose devices were known before their sandbox: asked for again, because the driver of another
         # part of a claim may have been slower.
         self._early: dict[str, _Waiting] = {}
-        self._claim_reasons: dict[
-            str, str
-        ] = {}  # why the places of a pod's claimed devices are not known, by uid
+        # Why the places of a pod's claimed devices are not known, by uid.
+        self._claim_reasons: dict[str, str] = {}
         self._sandboxes = _Sandboxes()
         self._reason = ""  # why the last call failed; empty: it did not
         self._shown = ""  # the reason for which the last pass was requested, and when

@@ -7,14 +7,14 @@ that the agent wrote are given back, and a CPU whose bound another program chang
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from agent.errors import Gone, Refused, Unavailable
+from agent.kernel.settings import error_of, read_setting, write_setting
 from agent.node_state import QuietPart
 from agent.quiet.part import few
 from agent.reconcile.foreign_writes import ForeignWrites
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 FILE: Final = "idle-states.json"  # in the state directory
 UNBOUND: Final = "0"
 POLLING: Final = "n/a"
-_MOST_BYTES: Final = 64
 _MOST_DIGITS: Final = 10  # the kernel's bound is a 32-bit number
 
 logger = logging.getLogger(__name__)
@@ -76,14 +75,7 @@ class KernelIdleStates:
     def bound(self, cpu: int) -> str:
         """Return the bound of a CPU."""
         file = self._file(cpu)
-        try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                text = os.read(descriptor, _MOST_BYTES).decode("ascii", "replace").strip()
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            _translate(error, file)
+        text = read_setting(file)
         if not _is_bound(text):
             raise Refused(f"{file}: {text[:40]!r} is neither {POLLING} nor microseconds")
         return text
@@ -92,13 +84,9 @@ class KernelIdleStates:
         """Set the bound of a CPU."""
         file = self._file(cpu)
         try:
-            descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(descriptor, f"{bound}\n".encode())
-            finally:
-                os.close(descriptor)
+            write_setting(file, bound)
         except OSError as error:
-            _translate(error, file)
+            raise error_of(error, file) from error
 
     def _file(self, cpu: int) -> str:
         return f"{self._folder}/cpu{cpu}/power/pm_qos_resume_latency_us"
@@ -106,13 +94,6 @@ class KernelIdleStates:
 
 def _is_bound(text: str) -> bool:
     return text == POLLING or (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS)
-
-
-def _translate(error: OSError, file: str) -> NoReturn:
-    reason = f"{file}: {error.strerror}"
-    if error.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: it was removed while its file was open
-        raise Gone(reason) from error
-    raise Refused(reason) from error
 
 
 class _Taken(NamedTuple):

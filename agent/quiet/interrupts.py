@@ -8,16 +8,15 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from agent.errors import Gone, Managed, Refused, Unavailable
+from agent.kernel.settings import error_of, read_setting, write_setting
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 DEFAULT: Final = "default"
 _DEFAULT_FILE: Final = "default_smp_affinity"
-# Of a file. A list of 8192 CPUs without ranges is longer, but no kernel prints such an affinity.
-_MOST_BYTES: Final = 2**14
 _DENIED: Final = frozenset({errno.EPERM, errno.EACCES})  # EACCES: of the open, without DAC_OVERRIDE
 _WRITE_BITS: Final = 0o222
 
@@ -57,13 +56,13 @@ class KernelInterrupts:
         """Return the CPUs that are online now."""
         file = self._system / "cpu" / "online"
         try:
-            return CPUSet.parse(_read(str(file)))
+            return CPUSet.parse(read_setting(str(file)))
         except (Gone, Refused, BadCPUList) as error:
             raise Unavailable(f"{file}: {error}") from error
 
     def affinity(self, number: str) -> CPUSet:
         """Return the CPUs on which an interrupt may fire."""
-        text = _read(self._file(number))
+        text = read_setting(self._file(number))
         try:
             cpus = CPUSet.parse_mask(text) if number == DEFAULT else CPUSet.parse(text)
         except BadCPUList as error:
@@ -87,9 +86,9 @@ class KernelInterrupts:
     def near(self, number: str) -> CPUSet:
         """Return the CPUs of the NUMA node of an interrupt's device."""
         try:
-            node = int(_read(f"{self._irq}/{number}/node"))
+            node = int(read_setting(f"{self._irq}/{number}/node"))
             return (
-                CPUSet.parse(_read(str(self._system / "node" / f"node{node}" / "cpulist")))
+                CPUSet.parse(read_setting(str(self._system / "node" / f"node{node}" / "cpulist")))
                 if node >= 0
                 else EMPTY
             )
@@ -108,18 +107,14 @@ class KernelInterrupts:
         file = self._file(number)
         text = cpus.to_mask() if number == DEFAULT else str(cpus)
         try:
-            descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(descriptor, f"{text}\n".encode())
-            finally:
-                os.close(descriptor)
+            write_setting(file, text)
         except OSError as error:
             if self._is_fixed(number, error):
                 raise Managed(f"{file}: {error.strerror}") from error
             if error.errno in _DENIED:
                 policy = "its mode allows it, so a security policy of the node (SELinux, AppArmor) forbids it"
                 raise Refused(f"{file} cannot be written: {error.strerror}; {policy}") from error
-            _translate(error, file)
+            raise error_of(error, file) from error
 
     def _is_fixed(self, number: str, error: OSError) -> bool:
         """Return whether an error of a write means that the kernel alone chooses the CPUs.
@@ -134,21 +129,3 @@ class KernelInterrupts:
     def _file(self, number: str) -> str:
         name = _DEFAULT_FILE if number == DEFAULT else f"{number}/smp_affinity_list"
         return f"{self._irq}/{name}"
-
-
-def _read(file: str) -> str:
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, _MOST_BYTES).decode("ascii", "replace").strip()
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        _translate(error, file)
-
-
-def _translate(error: OSError, file: str) -> NoReturn:
-    reason = f"{file}: {error.strerror}"
-    if error.errno == errno.ENOENT:
-        raise Gone(reason) from error
-    raise Refused(reason) from error

@@ -6,11 +6,11 @@ read-only.
 
 from __future__ import annotations
 
-import errno
 import os
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused, Unavailable
+from agent.kernel.settings import error_of, read_setting, write_setting
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALL: Final = ""  # stands for the mask that bounds all unbound workqueues
-_MOST_BYTES: Final = 2**13  # a mask of 8192 CPUs has 2.3 kB
 
 
 class KernelWorkqueues:
@@ -68,25 +67,15 @@ class KernelWorkqueues:
         """Set a mask; raise Gone or Refused with the kernel's reason."""
         file = self._folder / name / "cpumask"
         try:
-            descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(descriptor, f"{cpus.to_mask()}\n".encode())
-            finally:
-                os.close(descriptor)
+            write_setting(file, cpus.to_mask())
         except OSError as error:
-            _translate(error, file)
+            raise error_of(error, file) from error
 
     def _read(self, name: str, *, may_be_empty: bool = False) -> CPUSet:
         file = self._folder / name
+        text = read_setting(file)
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                text = os.read(descriptor, _MOST_BYTES).decode("ascii", "replace").strip()
-            finally:
-                os.close(descriptor)
             cpus = CPUSet.parse_mask(text)
-        except OSError as error:
-            _translate(error, file)
         except BadCPUList as error:
             raise Refused(f"{file}: {text[:40]!r} is no mask of CPUs") from error
         if not cpus and not may_be_empty:
@@ -112,10 +101,3 @@ class AbsentWorkqueues:
     def move(self, name: str, _: CPUSet) -> None:
         """Raise Refused."""
         raise Refused(name)
-
-
-def _translate(error: OSError, file: Path) -> NoReturn:
-    reason = f"{file}: {error.strerror}"
-    if error.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: it ended while its file was open
-        raise Gone(reason) from error
-    raise Refused(reason) from error
