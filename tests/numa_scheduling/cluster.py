@@ -138,7 +138,7 @@ class Cluster:
 
     def refusal(self, pod: str) -> str:
         """Wait until the scheduler says why it places a pod nowhere."""
-        return self._until(pod, _unschedulable)
+        return self._until(pod, unschedulable)
 
     def _until(self, pod: str, found: Callable[[Any], str]) -> str:
         deadline = time.monotonic() + SECONDS
@@ -161,7 +161,7 @@ class Cluster:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
 
-def _unschedulable(shown: Any) -> str:
+def unschedulable(shown: Any) -> str:
     """Return what the scheduler says of a pod that fits nowhere."""
     for condition in shown["status"].get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":

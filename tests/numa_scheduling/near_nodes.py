@@ -32,6 +32,7 @@ from pinning.planning.refusal import Reason
 from pinning.pods.types import Pod
 from tests.agent.states import state_of
 from tests.environments.server.apiserver import ApiServer
+from tests.numa_scheduling.cluster import unschedulable
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
@@ -193,7 +194,7 @@ class Cluster:
 
     def judged(self, pod: str) -> tuple[str, str]:
         """Wait for the scheduler; return the pod's node, or why it is placed nowhere."""
-        return self._until(pod, lambda shown: shown["spec"].get("nodeName", "") or _unschedulable(shown))
+        return self._until(pod, lambda shown: shown["spec"].get("nodeName", "") or unschedulable(shown))
 
     def placed(self, pod: str) -> str:
         """Wait until a pod is placed, and return its node."""
@@ -204,7 +205,7 @@ class Cluster:
         while not found(shown := self.client.get(f"{self._pods}/{pod}").json()):
             assert time.monotonic() < deadline, shown["status"]
             time.sleep(0.05)
-        return shown["spec"].get("nodeName", ""), _unschedulable(shown)
+        return shown["spec"].get("nodeName", ""), unschedulable(shown)
 
     def send(self, method: str, path: str, body: Any, kind: str = MERGE) -> None:
         """Change an object."""
@@ -214,11 +215,3 @@ class Cluster:
     @property
     def _pods(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods"
-
-
-def _unschedulable(shown: Any) -> str:
-    """Return what the scheduler says of a pod that fits nowhere."""
-    for condition in shown["status"].get("conditions", []):
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return str(condition["message"])
-    return ""

@@ -128,7 +128,7 @@ def stated(cpus: str, resource: str, number: str, words: dict[str, str]) -> Any:
         "too few CPUs": (
             stated("3", NUMA, "2", SINGLE),
             UNKNOWN,
-            "2 differs from the 3 CPUs of one NUMA node that single takes; remove it, corepin sets it",
+            "2 differs from the 3 CPUs of one NUMA node that single takes; remove it, corepin sets it where it is counted",
         ),
         "too many CPUs": (stated("3", NUMA, "4", SINGLE), UNKNOWN, "4 differs from the 3"),
         "siblings of wide cores": (stated("3", NUMA, "12", {**SINGLE, SMT: "isolate"}), UNKNOWN, ""),
