@@ -149,8 +149,11 @@ def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
     """Refuse counts of the user's own that differ from what the claims take."""
     for member, need in _miscounted(pod_claims, settings):
         given = shown(member.requests[need.resource])
-        differs = f"{given} differs from the {need.amount} {need.unit} that {need.policy} takes"
-        yield Cause(_field(member, need), f"{differs}; remove it, corepin sets it where it is counted")
+        taken = f"{given} differs from the {need.amount} {need.unit} that"
+        yield Cause(
+            _field(member, need),
+            f"{taken} {need.policy} takes; remove it, corepin sets it where it is counted",
+        )
 
 
 def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
