@@ -105,7 +105,9 @@ class CRI:
             if not is_vm_handler((sandbox := sandboxes[container.sandbox]).handler)
         }
         self._sandboxes = sandboxes.keys()
-        infos = await asyncio.gather(*(self._info_of(container) for container in known))
+        infos = [
+            _settled(self._infos.get(each.id), each.state) or await self._info_of(each) for each in known
+        ]
         found = [(container, info) for container, info in zip(known, infos, strict=True) if info]
         self._infos = {container.id: info for container, info in found}
         await self._machines.take(sandboxes, found)
@@ -147,15 +149,11 @@ class CRI:
         return _owner(container, sandbox) if sandbox and not is_vm_handler(sandbox.handler) else None
 
     async def _info_of(self, container: ListedContainer) -> ContainerInfo | None:
-        """Return a container's verbose status, read once after creation and once more when it runs."""
-        known, state = self._infos.get(container.id), container.state
-        if state is State.EXITED:
-            return replace(known or ContainerInfo(), pid=0)
-        if known and (known.is_too_large or state is State.CREATED or (known.pid and known.of_running)):
-            return known
+        """Read a container's verbose status."""
         async with self._statuses:
             info = await self._ask_info(container.id)
-        return replace(info, of_running=state is State.RUNNING) if info else None
+        is_running = container.state is State.RUNNING
+        return replace(info, of_running=is_running) if info else None
 
     async def _ask_info(self, container_id: str) -> ContainerInfo | None:
         """Read a container's status; None if the container does not exist, an empty status if the runtime fails."""
@@ -245,6 +243,8 @@ class CRI:
         seen, machines = _states(await self._lists.containers()), self._seen_machines
         if machines or self._polls % _POLLS_WITHOUT_MACHINES == 0:
             machines = _machine_states(await self._lists.sandboxes())
+        if self._followed.is_current:
+            self._seen = _states(self._followed.containers.values())
         if (seen, machines) != (self._seen, self._seen_machines):
             self._seen, self._seen_machines = seen, machines
             self._followed.doubt()
@@ -282,8 +282,6 @@ class CRI:
             has_events = True
             self._in_events |= _owners(event)
             is_news = self._followed.take(event)
-            if self._followed.is_current:
-                self._seen = _states(self._followed.containers.values())
             if is_news:
                 changed()
         if has_events:
@@ -304,6 +302,14 @@ def _owners(event: listing_pb2.ContainerEvent) -> dict[str, Owner]:
         return {}
     uid = event.pod_sandbox_status.metadata.uid
     return {status.id: Owner(uid, status.metadata.name) for status in event.containers_statuses}
+
+
+def _settled(known: ContainerInfo | None, state: State) -> ContainerInfo | None:
+    """Return a container's status if it need not be read: it is once after creation and once more when it runs."""
+    if state is State.EXITED:
+        return replace(known, pid=0) if known and known.pid else known or ContainerInfo()
+    is_read = known and (known.is_too_large or state is State.CREATED or (known.pid and known.of_running))
+    return known if is_read else None
 
 
 def _machines(sandboxes: Mapping[str, ListedSandbox]) -> Iterator[ListedSandbox]:

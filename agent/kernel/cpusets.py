@@ -42,6 +42,9 @@ class KernelCpusets:
         try:
             return self._files.read_cpus(self._usual_file(cgroup))
         except Gone:
+            # Asked first, because the cgroup of a kubelet that does not run is looked for every second.
+            if not self._hierarchy.has(cgroup):
+                raise
             return self._effective(self._folder(cgroup))
 
     def _usual_file_of(self, cgroup: str) -> str:
@@ -49,7 +52,6 @@ class KernelCpusets:
 
     def _effective(self, folder: Path) -> CPUSet:
         """Read a cgroup's effective CPUs; a v2 cgroup without the controller uses its parent's."""
-        # Asked first, because the cgroup of a kubelet that does not run is looked for every second.
         if folder.is_dir():
             for name in self._hierarchy.effective:
                 with suppress(Gone):

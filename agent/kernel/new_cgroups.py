@@ -60,7 +60,7 @@ class CgroupWatcher:
         wanted = (pods | {_above(pod) for pod in pods} | self._pod_roots) - {""}
         watched = self._watches.names
         for cgroup in watched - wanted:
-            if not self._hierarchy.folder(cgroup).is_dir():
+            if not self._hierarchy.has(cgroup):
                 self._watches.remove(cgroup)
         for cgroup in sorted(wanted - watched):
             self._watch(cgroup)

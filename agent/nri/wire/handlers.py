@@ -38,10 +38,10 @@ def mask(*events: Event) -> int:
 
 
 GUARD_EVENTS: Final = mask(Event.VALIDATE_CONTAINER_ADJUSTMENT)
-WORKER_EVENTS_OLD: Final = mask(  # accepted by every runtime
-    *(Event.RUN_POD_SANDBOX, Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX),
-    *(Event.CREATE_CONTAINER, Event.START_CONTAINER, Event.UPDATE_CONTAINER),
-    *(Event.STOP_CONTAINER, Event.REMOVE_CONTAINER),
+# Accepted by every runtime. The runtime waits for the answer to each event, so those that change nothing are left out.
+WORKER_EVENTS_OLD: Final = mask(
+    *(Event.RUN_POD_SANDBOX, Event.CREATE_CONTAINER, Event.START_CONTAINER),
+    *(Event.UPDATE_CONTAINER, Event.REMOVE_CONTAINER),
 )
 # If a validating plugin does not answer, the creation fails; otherwise the container starts unadjusted.
 WORKER_EVENTS: Final = WORKER_EVENTS_OLD | GUARD_EVENTS

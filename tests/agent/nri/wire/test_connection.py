@@ -132,7 +132,7 @@ def test_close_after_configure_names_the_events(served: Served) -> None:
     served.runtime.configure("cri-o", "1.34.0")
     served.runtime.close()
 
-    assert served.reason() == "the runtime closed the connection when asked for the events 0x26af"
+    assert served.reason() == "the runtime closed the connection when asked for the events 0x24a9"
 
 
 def test_close_before_the_answer_to_configure_names_no_events(served: Served) -> None:

@@ -10,7 +10,7 @@ from agent.nri.wire.handlers import may_be_unknown
 
 def test_event_masks_have_the_bits_that_runtimes_accept() -> None:
     """The old worker mask is known to every runtime, validation since NRI 0.10."""
-    assert (WORKER_EVENTS_OLD, WORKER_EVENTS, GUARD_EVENTS) == (0x6AF, 0x26AF, 0x2000)
+    assert (WORKER_EVENTS_OLD, WORKER_EVENTS, GUARD_EVENTS) == (0x4A9, 0x24A9, 0x2000)
 
 
 def test_mask_has_one_bit_for_each_event() -> None:

@@ -54,7 +54,7 @@ def test_configure_returns_the_events(service: PluginService, handlers: Recorder
 
     said = pb.ConfigureResponse.FromString(answer(service, "Configure", asked.SerializeToString()))
 
-    assert said.events == 0x26AF
+    assert said.events == 0x24A9
     assert service.runtime == "cri-o 1.34.1"
     assert service.stage is Stage.CONFIGURED
     assert handlers.told == [("configure", "cri-o", 2000)]
