@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import GATE_CONTAINER, CoreType
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.machine.free_cpus import free_cpus, zone_cpus
+from pinning.machine.near_rooms import rooms
+from pinning.pods.near_counts import near_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -383,6 +386,22 @@ class NodeState:
     def free(self) -> CPUSet:
         """What may still be given out."""
         return self.sets.allocatable - self.ledger.held
+
+    @property
+    def exclusive_pool(self) -> CPUSet:
+        """The online CPUs that claims can have, given out or not."""
+        return self.sets.pools.exclusive & self.sets.allocatable & self.sets.topology.online
+
+    @property
+    def near_free(self) -> dict[str, int]:
+        """CPUs that are free beside the free devices of each resource that schedulers count; none if not asked for."""
+        if self.free_devices is None:
+            return {}
+        pool = self.exclusive_pool
+        zones = zone_cpus(self.sets.topology, pool, self.free, self.shared)
+        free = {zone.numa_node: zone.free for zone in zones}
+        total = free_cpus(pool, self.free, self.shared)
+        return near_counts(rooms(self.topology, free, total, self.free_devices))
 
     @property
     def idle(self) -> CPUSet:

@@ -12,6 +12,7 @@ from pinning.planning.observed import Owner
 from pinning.pods.claims import Origin
 from pinning.truncate import NAME, truncate
 from published.codec import AnotherVersion, decode
+from published.node_pools import NearCPUs
 from published.pod_status import (
     MOST_CLAIMS,
     MOST_RESOURCES,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import SeenPod
     from pinning.planning.refusal import Refusal as Refused
 
+MOST_NEAR_SHOWN: Final = 16  # resources that count CPUs beside devices
 MOST_REASON: Final = 400  # characters; each container repeats it, and the socket has the node's in full
 
 
@@ -163,4 +165,23 @@ def sets(state: NodeState) -> dict[str, Any]:
         "free": state.free,
     }
     texts = {name: str(cpus) for name, cpus in named.items()}
-    return {**texts, "reserved_by": state.sets.reserve_source, "align_uncore": state.sets.align_uncore}
+    return {
+        **texts,
+        "reserved_by": state.sets.reserve_source,
+        "align_uncore": state.sets.align_uncore,
+        **near_cpus(state, {}),
+    }
+
+
+def near_cpus(state: NodeState, published: Mapping[str, int]) -> dict[str, Any]:
+    """Return the members of `Sets` about the CPUs beside free devices; `published` are the node's resources.
+
+    While the agent only observes no claim can have CPUs, and before all pods are listed none are known to be free.
+    """
+    if state.observes or not state.is_synchronised:
+        return {}
+    free = sorted(state.near_free.items())
+    shown = {
+        name: NearCPUs(free=count, published=published.get(name)) for name, count in free[:MOST_NEAR_SHOWN]
+    }
+    return {"near_cpus": shown, "more_near_cpus": max(0, len(free) - MOST_NEAR_SHOWN)}

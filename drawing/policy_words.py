@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CoreType, NoiseKind, NUMAPolicy, SMTPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from published.node_pools import NearCPUs
     from published.pod_status import Container
 
 MOST_RESOURCES, LONGEST_RESOURCE = 3, 63  # in the mark of a NUMA node
+MOST_COUNTED, LONGEST_COUNTED = 16, 80  # resources, and characters of each, that count CPUs beside devices
 SMT_WORDS: Final = {
     SMTPolicy.PREFER: "whole cores first, a leftover may share one",
     SMTPolicy.REQUIRE: "cores of its own",
@@ -79,3 +82,20 @@ def device_words(container: Container) -> Iterator[str]:
         yield f"with devices of {container.more_devices} more resources"
     if container.devices_unknown:
         yield f"devices not known ({container.devices_unknown})"
+
+
+def near_words(near: Mapping[str, NearCPUs], more: int = 0) -> str:
+    """Return how many CPUs are free beside the devices that the kubelet gives out next, by the resource that counts them.
+
+    Empty if none are counted; `more` is the number of further resources.
+    """
+    counted = []
+    for name, count in islice(near.items(), MOST_COUNTED):
+        of = "" if count.published is None else f" of {count.published}"
+        counted.append(f"{count.free}{of} CPUs ({name[:LONGEST_COUNTED]})")
+    if not counted:
+        return ""
+    more += len(near) - len(counted)
+    return (
+        f"free beside the next device: {', '.join(counted)}{f' and of {more} more resources' if more else ''}"
+    )

@@ -33,6 +33,14 @@ class Hidden(Part, frozen=True):
     sidecars: Sidecars = msgspec.field(default_factory=Sidecars)
 
 
+class NearCPUs(Part, frozen=True):
+    """CPUs beside the devices of one resource."""
+
+    free: int = msgspec.field(default_factory=int)  # beside each device that the kubelet may give out next
+    # Those that schedulers count, which include what pods have; None: not known.
+    published: int | None = None
+
+
 class Sets(Published, frozen=True, kw_only=True):
     """CPU sets of a node, as lists: those that a picture of it shows."""
 
@@ -44,6 +52,9 @@ class Sets(Published, frozen=True, kw_only=True):
     free: str = msgspec.field(default_factory=str)
     reserved_by: str = ""  # empty: an earlier agent did not say
     align_uncore: bool | None = None  # None: an earlier agent did not say
+    # CPUs beside free devices, by the resource that counts them; empty where they are not counted.
+    near_cpus: dict[str, NearCPUs] = msgspec.field(default_factory=dict, name="nearCPUs")
+    more_near_cpus: int = msgspec.field(default=0, name="moreNearCPUs")  # resources that are left out
 
 
 class Pools(Sets, frozen=True, kw_only=True):

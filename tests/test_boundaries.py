@@ -229,7 +229,7 @@ ROOMS = {
     "dashboard.serve": ("apiserver", "dashboard.model", "dashboard.view", "pinning.contract"),
     "corepin.offline": (
         *("corepin", "agent.kernel.sysfs", "drawing", "kubeyaml", "logs.printable", "pinning", "webhook"),
-        "published.pod_status",
+        *("published.node_pools", "published.pod_status"),
     ),
 }
 CODE = sorted(path for folder in PACKAGES | OUTSIDE for path in Path(folder).rglob("*.py"))

@@ -11,6 +11,8 @@ from agent.doctor.claims import NOT_WANTED as NO_CLAIMS
 from agent.doctor.claims import ClaimFacts, claim_checks
 from agent.doctor.devices import NO_DEVICES, DeviceFacts, device_checks
 from agent.doctor.groups import NOT_ASKED, GroupFacts, group_checks
+from agent.doctor.near import NOT_WANTED as NO_COUNTS
+from agent.doctor.near import NearFacts, near_checks
 from agent.doctor.noise import noise_checks
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
 from agent.doctor.numa import NOT_WANTED as NO_TOPOLOGY
@@ -91,6 +93,7 @@ class Facts:
     noise: Noise | None = None  # None: not measured
     vms: VMFacts = NO_VMS
     numa: NUMAFacts = NO_TOPOLOGY
+    near: NearFacts = NO_COUNTS
     claims: ClaimFacts = NO_CLAIMS
     group: GroupFacts = NOT_ASKED
     unknown_needs: frozenset[str] = frozenset()  # words of the checkpoint's `needs`, unknown here
@@ -132,6 +135,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             _reserved(facts),
             numa_checks(facts.numa, observes=facts.agent is not None and facts.agent.observes),
             device_checks(facts.agent.devices if facts.agent else NO_DEVICES),
+            _near(facts),
             claim_checks(facts.claims, observes=facts.agent is not None and facts.agent.observes),
             _writers(facts),
             _agent(facts),
@@ -145,6 +149,12 @@ def examine(facts: Facts) -> tuple[Check, ...]:
         )
         for check in examined
     )
+
+
+def _near(facts: Facts) -> Iterator[Check]:
+    agent = facts.agent
+    devices = agent.devices if agent else NO_DEVICES
+    return near_checks(facts.near, devices, observes=agent is not None and agent.observes)
 
 
 def _cgroups(facts: Facts) -> Iterator[Check]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -89,7 +90,10 @@ def desired_node(
     load = overcommit(in_shared_set(pods, state.sets), state.ledger, len(state.shared))
     taints = _taints(options, load)
     return DesiredNode(
-        annotations={STATUS_TOPOLOGY: topology_text(state), STATUS_POOLS: pools_text(state, pods, options)},
+        annotations={
+            STATUS_TOPOLOGY: topology_text(state),
+            STATUS_POOLS: pools_text(state, pods, options, resources),
+        },
         labels=dict.fromkeys(_labels(options) if _can_pin(state) else (CMK_NODE_LABEL,), "true"),
         taints=taints,
         no_taints=() if OVERCOMMIT_TAINT in taints else (OVERCOMMIT_TAINT,),
@@ -130,12 +134,17 @@ def topology_text(state: NodeState) -> str:
     return encode_topology(state.topology).decode()
 
 
-def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) -> str:
-    """Return the node's CPU sets, their owners and hidden costs as compact JSON."""
+def pools_text(
+    state: NodeState,
+    pods: Collection[Pod],
+    options: NodeOptions,
+    resources: Mapping[str, int] = MappingProxyType({}),
+) -> str:
+    """Return the node's CPU sets, their owners and hidden costs as compact JSON; `resources` are published beside them."""
     injected = sidecars(pods, state.seen_pods, options.sidecar)
     by_name = sorted(state.ledger, key=lambda assignment: assignment.name)
     published = Pools(
-        **parts.sets(state),
+        **(parts.sets(state) | parts.near_cpus(state, resources)),
         observes=state.observes,
         owners={assignment.name: _owner(assignment) for assignment in by_name} | _pod_pools(state),
         hidden=Hidden(

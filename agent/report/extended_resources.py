@@ -7,9 +7,9 @@ published.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from agent.report.numa_cpus import free_cpus, zone_cpus
+from agent.report.numa_cpus import free_cpus
 from pinning.contract import (
     EXCLUSIVE_CORES,
     EXCLUSIVE_NON_ISOLCPUS_CORES,
@@ -19,11 +19,9 @@ from pinning.contract import (
     WHOLE_CORES,
 )
 from pinning.machine.cpuset import union
-from pinning.machine.near_rooms import rooms
 from pinning.planning.pod_pools import charged
 from pinning.planning.requests import fulfilled, requested
 from pinning.pods.identity import by_runtime_uid
-from pinning.pods.near_counts import near_resource
 from pinning.pods.phase import is_final
 from pinning.pods.resources import members
 
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.pods.types import Pod
 
-MOST_NEAR: Final = 256
 RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES, WHOLE_CORES, NUMA_CPUS)
 
 
@@ -48,7 +45,7 @@ def node_resources(
     """
     if not state.is_synchronised:
         return None
-    free = {name: _free(state, name) for name in RESOURCES} | (_free_near(state) if near else {})
+    free = {name: _free(state, name) for name in RESOURCES} | (state.near_free if near else {})
     claimed, held = dict.fromkeys(free, 0), dict.fromkeys(free, 0)
     for uid, pod in by_runtime_uid(pods, state.names).items():
         if not is_final(pod):
@@ -77,24 +74,6 @@ def _held(state: NodeState, uid: str, resource: str) -> dict[str, int]:
     if is_in_cpus:
         return {name: len(cpus) for name, cpus in footprints.items()}
     return {name: len(state.topology.cores_of(cpus)) for name, cpus in footprints.items()}
-
-
-def _free_near(state: NodeState) -> dict[str, int]:
-    """Return the CPUs that are free beside the free devices of each resource; none while the devices are not known.
-
-    Without such a number the scheduler places no pod that requests it, and a restarting kubelet ignores the request. Names
-    come from the kubelet alone, because a pod may request any number of them.
-    Of more than MOST_NEAR resources the first ones by name are published: the API server's copy of a node, and what the
-    admission policies look through, are bounded.
-    """
-    if state.free_devices is None:
-        return {}
-    free = {zone.numa_node: zone.free for zone in zone_cpus(state)}
-    found: dict[str, int] = {}
-    for resource, room in sorted(rooms(state.topology, free, free_cpus(state), state.free_devices).items()):
-        if (name := near_resource(resource)) and (name in found or len(found) < MOST_NEAR):
-            found[name] = min(room, found.get(name, room))
-    return found
 
 
 def _free(state: NodeState, resource: str) -> int:

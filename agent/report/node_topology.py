@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.node_state import NodeState
-    from agent.report.numa_cpus import ZoneCPUs
     from apiserver.client import Api
+    from pinning.machine.free_cpus import ZoneCPUs
 
 API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
 KIND: Final = "NodeResourceTopology"

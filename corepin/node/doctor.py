@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Final
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_optional_flag, add_output_flag
-from corepin.host_flags import add_host_flags, keeps_topology, nri_socket, runtime_endpoint
+from corepin.host_flags import (
+    add_host_flags,
+    keeps_topology,
+    nri_socket,
+    publishes_near_cpus,
+    runtime_endpoint,
+)
 from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.claim_facts import claim_facts
 from corepin.node.kube_api import add_context_flag
 from corepin.terminal import columns
 from logs.printable import json_text, plain
-from pinning.contract import AGENT_CONFIG, AGENT_STATE, CPU_GROUP_LABEL, NUMA_CPUS, PRODUCT
+from pinning.contract import AGENT_CONFIG, AGENT_STATE, CPU_GROUP_LABEL, NEAR_CPUS, NUMA_CPUS, PRODUCT
 
 if TYPE_CHECKING:
     import argparse
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 
     from agent.doctor.check import Check
     from agent.doctor.checks import Facts
+    from agent.doctor.near import NearFacts
     from agent.doctor.numa import NUMAFacts
     from published.agent_state import AgentState
 
@@ -97,6 +104,8 @@ def _facts(args: argparse.Namespace) -> Facts:
     facts = replace(facts, group=GroupFacts(None, group, _groups(Path(args.config))))
     facts = replace(facts, claims=claim_facts(args, node))
     facts = _with_cluster(facts, node, args.context, {"agent": why} if why else {})
+    if publishes_near_cpus(args):
+        facts = replace(facts, near=_near(node, args.context))
     return replace(facts, numa=_numa(node, args.context)) if keeps_topology(args) else facts
 
 
@@ -162,6 +171,21 @@ def _numa(node: str | None, context: str | None) -> NUMAFacts:
     }
     is_ours = labels.get("app.kubernetes.io/managed-by") == PRODUCT
     return NUMAFacts(is_wanted=True, zones=ZoneFacts(is_ours, cpus))
+
+
+def _near(node: str | None, context: str | None) -> NearFacts:
+    """Return the CPUs beside devices that the node publishes."""
+    from agent.doctor.near import NearFacts
+    from corepin.node.kube_node import read_node
+
+    if node is None:
+        return NearFacts(is_wanted=True, silence="the name of this node is not known")
+    try:
+        shown = read_node(node, context).allocatable
+    except CommandFailed as failure:
+        return NearFacts(is_wanted=True, silence=str(failure))
+    counts = {name: count for name, count in shown.items() if name.startswith(NEAR_CPUS)}
+    return NearFacts(is_wanted=True, counts=counts)
 
 
 def _watched_seconds(args: argparse.Namespace) -> float:

@@ -114,7 +114,8 @@ def _text(view: NodeView) -> Painted:
     from drawing.picture import draw_lines
 
     width = columns(sys.stdout, os.environ)
-    above = [*filter(None, (view.title, view.start, view.caches)), ""]
+    wrapped = wrap(plain(view.near), width, subsequent_indent="  ", break_on_hyphens=False)
+    above = [*filter(None, (view.title, view.start, view.caches)), *wrapped, ""]
     below: list[str] = []
     for title, texts in (("containers", view.containers), ("attention", view.troubles)):
         if texts:

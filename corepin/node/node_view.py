@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from corepin.errors import CommandFailed
 from drawing.claim_words import claim_words
 from drawing.picture import reading_order
-from drawing.policy_words import device_words, devices_on, noise_words
+from drawing.policy_words import device_words, devices_on, near_words, noise_words
 from drawing.reported import picture_of
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
@@ -38,6 +38,7 @@ class NodeView:
     troubles: tuple[str, ...] = ()
     start: str = ""  # how new containers get their CPUs
     caches: str = ""  # whether claims keep to one last-level cache
+    near: str = ""  # how many CPUs are free beside devices, where these are counted
 
 
 def view_of_state(text: bytes) -> NodeView:
@@ -77,6 +78,7 @@ def _of_state(state: AgentState) -> NodeView:
         if state.observes
         else _STARTS.get(state.start_path, f"containers get their CPUs by {state.start_path}"),
         caches=_caches(state.sets, observes=state.observes),
+        near=near_words(state.sets.near_cpus, state.sets.more_near_cpus),
         containers=(*_lines(state.pods), *_uncounted_execs(state)),
         troubles=tuple(_troubles(state)),
     )
@@ -95,7 +97,8 @@ def _of_annotations(node: str, topology: Topology, pools: Pools) -> NodeView:
     troubles = (_OBSERVES,) if pools.observes else ()
     picture = picture_of(topology, pools, pools.owners, {})
     caches = _caches(pools, observes=pools.observes)
-    return NodeView(f"node {node}, as it was published", picture, containers, troubles, caches=caches)
+    title, near = f"node {node}, as it was published", near_words(pools.near_cpus, pools.more_near_cpus)
+    return NodeView(title, picture, containers, troubles, caches=caches, near=near)
 
 
 def _caches(sets: Sets, *, observes: bool) -> str:

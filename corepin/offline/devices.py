@@ -92,6 +92,15 @@ class NodeDevices:
         }
         return told, {key: why for key, why in lacking.items() if why}
 
+    @property
+    def free(self) -> tuple[Device, ...]:
+        """The devices that no pod has."""
+        taken = self._taken()
+        return tuple(device for index, device in enumerate(self.devices) if index not in taken)
+
+    def _taken(self) -> set[int]:
+        return {index for given in self.held.values() for indices in given.values() for index in indices}
+
     def _give(self, key: str, document: Planned) -> str:
         """Give a pod its devices, or none at all if one is missing, as the kubelet does; return what is missing."""
         self.held[key] = {}
@@ -99,7 +108,7 @@ class NodeDevices:
         wishes = self.chosen.get(key, {})
         if problem := _beyond(wishes, asked):
             return problem
-        taken = {index for given in self.held.values() for indices in given.values() for index in indices}
+        taken = self._taken()
         given: dict[str, tuple[int, ...]] = {}
         for name, resource, wanted in asked:
             free = [

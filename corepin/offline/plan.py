@@ -213,6 +213,7 @@ def _read_config(given: str | None, reserved: str | None, published: NodeConfig 
 
 
 def _json(node: PlannedNode, step: Step) -> str:
+    from corepin.offline.near_free import near_free
     from corepin.offline.plan_text import label
     from drawing.picture import reading_order
 
@@ -228,7 +229,8 @@ def _json(node: PlannedNode, step: Step) -> str:
             for refusal in step.refusals
         ],
     }
-    return json_text(line)
+    near = {name: count.free for name, count in near_free(node, step).items()}
+    return json_text(line | ({"nearCPUs": near} if near else {}))
 
 
 def _assignment(node: PlannedNode, step: Step, assignment: Assignment) -> dict[str, Any]:

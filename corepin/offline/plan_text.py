@@ -6,8 +6,9 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from corepin.offline.devices import device_rows
+from corepin.offline.near_free import near_free
 from drawing.picture import Holder, Picture, draw_lines, pools_drawn, reading_order
-from drawing.policy_words import CORE_TYPE_WORDS, NUMA_WORDS, SMT_WORDS, devices_on
+from drawing.policy_words import CORE_TYPE_WORDS, NUMA_WORDS, SMT_WORDS, devices_on, near_words
 from drawing.spans import paint, text_line
 from logs.printable import plain
 from pinning.contract import CPUPolicy
@@ -41,6 +42,7 @@ def describe(node: PlannedNode, step: Step, width: int, *, colour: bool) -> Pain
             for assignment in held
             if assignment.cpus
         ],
+        "devices": [*filter(None, [near_words(near_free(node, step))])],
         "threads of virtual machines": [f"{name}: {threads}" for name, threads in machines],
         "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
         "warnings": [

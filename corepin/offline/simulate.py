@@ -40,6 +40,7 @@ class Step:
     refusals: tuple[Refusal, ...]
     machines: Mapping[str, Threads] = field(default_factory=dict)  # by the name of their assignment
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=dict)
+    free_devices: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ class PlannedNode:
                 warnings += [lacking[key]] if key in lacking else []
                 here = {name: owner for name, (_, owner) in node.here.items()}
                 machines = places.of(ledger, here)
-                yield Step(key, here, tuple(warnings), ledger, planned.refusals, machines, devices)
+                yield Step(
+                    key, here, tuple(warnings), ledger, planned.refusals, machines, devices, given.free
+                )
 
 
 def _unknown(here: Mapping[str, tuple[SeenPod, Planned]], lacking: Mapping[str, str]) -> dict[Owner, str]:

@@ -20,6 +20,7 @@ export class NodeView {
     this.head.replaceChildren(
       el("h1", {}, view.name, " ", health(view.health)),
       el("p", { class: "note" }, view.machine && `${view.machine}; ${view.free} of these could be given out`),
+      ...(view.near ? [el("p", { class: "note" }, view.near)] : []),
       ...(view.notes.length ? [el("ul", { class: "remark" }, view.notes.map((note) => el("li", {}, note)))] : []),
       view.parts.length ? bar(view.parts) : "");
     this.drawing.element.hidden = !view.sockets.length;

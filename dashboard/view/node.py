@@ -13,7 +13,7 @@ from dashboard.view.shapes import Cache, Cell, NodePage, NUMANode, ShownOwner, S
 from dashboard.view.thread_roles import roles_of
 from drawing.floorplan import cache_title, drawn_order
 from drawing.picture import Use, headline, owner_keys, sign_keys, uses
-from drawing.policy_words import devices_on
+from drawing.policy_words import devices_on, near_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +42,7 @@ def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
         machine=headline(node.picture.topology) if node.picture else "",
         parts=parts(node.counts),
         free=len(node.free),
+        near=_near(node.pools) if node.pools else "",
         sockets=drawn.sockets,
         owners=drawn.owners,
         signs=drawn.signs,
@@ -51,6 +52,11 @@ def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
         namespaces=namespaces(cluster),
         troubles=cluster.troubles,
     )
+
+
+def _near(pools: Pools) -> str:
+    text = near_words(pools.near_cpus, pools.more_near_cpus)
+    return text[:1].upper() + text[1:]
 
 
 class _Drawn(NamedTuple):

@@ -149,6 +149,7 @@ class NodePage(msgspec.Struct, frozen=True, rename="camel"):
     machine: str
     parts: tuple[Part, ...]
     free: int
+    near: str  # how many CPUs are free beside devices, empty where these are not counted
     sockets: tuple[Socket, ...]
     owners: tuple[ShownOwner, ...]
     signs: tuple[Sign, ...]

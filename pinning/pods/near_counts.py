@@ -11,11 +11,12 @@ from pinning.pods.quantity import parse_quantity
 from pinning.pods.resources import Role, is_foreign, is_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pinning.pods.resources import Member
 
 MOST_KINDS: Final = 16  # resources of devices of which the CPUs beside them are counted for one container
+MOST_NEAR: Final = 256  # resources of a node that count CPUs beside devices
 LONGEST_NAME: Final = 63  # what the API server allows after the slash
 LONGEST_DOMAIN: Final = 253
 _DIGEST: Final = 10  # hexadecimal digits
@@ -57,3 +58,17 @@ def device_resources(listed: Iterable[Member], container: Member) -> tuple[str, 
             }
         )
     )
+
+
+def near_counts(rooms: Mapping[str, int]) -> dict[str, int]:
+    """Return the CPUs that are free beside the free devices of each resource, by the name of the resource that counts them.
+
+    Without such a number the scheduler places no pod that requests it, and a restarting kubelet ignores the request. Names
+    come from the kubelet alone, because a pod may request any number of them. Of more than MOST_NEAR resources the first
+    ones by name are counted: the API server's copy of a node, and what the admission policies look through, are bounded.
+    """
+    found: dict[str, int] = {}
+    for resource, room in sorted(rooms.items()):
+        if (name := near_resource(resource)) and (name in found or len(found) < MOST_NEAR):
+            found[name] = min(room, found.get(name, room))
+    return found

@@ -111,6 +111,17 @@ def test_numa_nodes_bear_the_devices_of_their_owners() -> None:
     assert not any(fact.term == "Devices" for fact in page.owners[1].facts)
 
 
+def test_free_cpus_beside_devices_are_shown() -> None:
+    """Where the agent counts them, with the number that schedulers count."""
+    near = {"near.corepin.io/nvidia.com.gpu": {"free": 6, "published": 40}}
+    sets = pools(MACHINE, nearCPUs=near, moreNearCPUs=2)
+    wanted = (
+        "Free beside the next device: 6 of 40 CPUs (near.corepin.io/nvidia.com.gpu) and of 2 more resources"
+    )
+    assert shown(cluster(node("n", MACHINE, sets))).near == wanted
+    assert shown(cluster(node("n", MACHINE))).near == shown(cluster(node("n"))).near == ""
+
+
 def test_noise_stands_beside_the_cpus() -> None:
     """What disturbs a container more than the operator allows, since when; a kind of a later agent too."""
     for kind, words in (("softirqs", "softirqs"), ("cosmicRays", "cosmicRays")):

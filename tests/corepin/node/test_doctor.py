@@ -106,6 +106,26 @@ def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
     assert "NUMA scheduling" not in capsys.readouterr().out
 
 
+def test_cpus_beside_devices_are_looked_at_where_the_agent_is_to_publish_them(
+    doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --near-cpus on the node's numbers are listed; without a node or an API server they are not known."""
+    command = [*doctor, "--socket", str(tmp_path / "s")]
+    for more in ([], ["--node", "n1"]):
+        assert main([*command, *more, "--near-cpus", "on"]) == 0
+        assert "CPUs beside devices: what the node publishes is not known" in _words(capsys)
+    with api_server(tmp_path, {}, cpu="6") as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert main([*command, "--node", "n1", "--near-cpus", "on"]) == 0
+        assert "CPUs beside devices: none are counted: no device plugin" in _words(capsys)
+        assert main([*command, "--node", "n1"]) == 0
+        assert "CPUs beside devices" not in _words(capsys)
+
+
+def _words(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -24,9 +24,10 @@ from agent.report.desired_node import pools_text, topology_text
 from agent.serve.state_json import to_json
 from corepin.cli import main
 from corepin.node.map import ENTER, HOME, LEAVE
-from corepin.node.node_view import view_of_state
+from corepin.node.node_view import view_of_annotations, view_of_state
 from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
 from pinning.machine.cpuset import CPUSet
+from pinning.machine.near_rooms import FreeDevices
 from pinning.planning.node_config import NodeConfig, StaticPools
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.corepin.nodes import agent_socket, api_server, kubeconfig
@@ -94,6 +95,20 @@ def test_cache_alignment_is_shown() -> None:
     assert view.caches == "claims get CPUs of one last-level cache where one has room (alignUncore)"
     del state["sets"]["alignUncore"]
     assert view_of_state(json.dumps(state).encode()).caches == ""
+
+
+def test_cpus_beside_devices_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The agent knows what is free, the node also what schedulers count; without the option nothing is said."""
+    free = replace(STATE, free_devices=FreeDevices({"nvidia.com/gpu": {CPUSet([1]): 1}}))
+    count = free.near_free["near.corepin.io/nvidia.com.gpu"]
+    with agent_socket(tmp_path / "s", to_json(free)) as path:
+        assert main(["map", "--socket", path]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"free beside the next device: {count} CPUs (near.corepin.io/nvidia.com.gpu)" in words
+
+    published = pools_text(free, (), NodeOptions(), {"near.corepin.io/nvidia.com.gpu": 9})
+    assert f": {count} of 9 CPUs (near." in view_of_annotations("n", topology_text(free), published).near
+    assert view_of_annotations("n", topology_text(STATE), PUBLISHED[STATUS_POOLS]).near == ""
 
 
 def test_free_cores_of_static_pools_have_their_own_sign(

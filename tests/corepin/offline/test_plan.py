@@ -386,6 +386,22 @@ def test_a_numa_node_that_the_machine_lacks_is_a_note(
     assert not capsys.readouterr().err
 
 
+def test_free_cpus_beside_the_next_device_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a node with `nearCPUs` counts them: the least beside any free device, zero where none is free."""
+    given = ["plan", "--topology", machine(tmp_path), "--device", "nvidia.com/gpu=1,1", "-f"]
+    pods = [GPU_POD.format(name=name, gpus=1) for name in ("a", "b")]
+
+    assert main([*given, written(tmp_path, *pods), "-o", "json"]) == 0
+    counted = [json.loads(line)["nearCPUs"] for line in capsys.readouterr().out.splitlines()]
+    assert counted == [{"near.corepin.io/nvidia.com.gpu": 6}, {"near.corepin.io/nvidia.com.gpu": 0}]
+
+    assert main([*given, written(tmp_path, pods[0])]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "free beside the next device: 6 CPUs (near.corepin.io/nvidia.com.gpu)" in text
+
+
 def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pod that asks for more devices than are free gets none and a warning; a pod that goes gives its own back."""
     gone = GPU_POD.replace("metadata: {{", "metadata: {{deletionTimestamp: 2026-01-01T00:00:00Z, ")

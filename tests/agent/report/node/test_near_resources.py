@@ -13,18 +13,23 @@ from agent.config import NodeOptions
 from agent.kept_pod import MOST_NEAR as MOST_KEPT
 from agent.kept_pod import PodDecoder
 from agent.node_state import NodeState
-from agent.report.desired_node import DesiredNode, cleared, desired_node
-from agent.report.extended_resources import MOST_NEAR, node_resources
+from agent.published_parts import MOST_NEAR_SHOWN
+from agent.report.desired_node import DesiredNode, cleared, desired_node, pools_text
+from agent.report.extended_resources import node_resources
 from agent.report.near_fit import MOST_RESOURCES, fitting
 from agent.report.node_patch import differences
 from agent.report.node_types import Node, NodeMeta, NodeStatus
+from pinning.contract import STATUS_POOLS
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.machine.near_rooms import FreeDevices
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import Owner
+from pinning.pods.near_counts import MOST_NEAR
 from pinning.pods.resources import members
 from pinning.pods.types import Pod
+from published.codec import decode
+from published.node_pools import NearCPUs, Pools
 from tests.agent.states import EXCLUSIVE, bound, state_of
 from tests.pods import container
 
@@ -75,6 +80,19 @@ def test_what_is_published(pods: list[int], on: int, kinds: Any, expected: dict[
     """The least that is free beside a free device, and what bound pods hold."""
     bound_pods = [gpu_pod(str(at), cpus) for at, cpus in enumerate(pods)]
     assert near(node_with(*bound_pods, kinds=kinds, on=on), *bound_pods) == expected
+
+
+def test_annotation_has_what_is_free_and_what_is_published() -> None:
+    """Of a few resources by name, with the number of the others; nothing while the agent only observes."""
+    pod = gpu_pod("a", 3)
+    kinds: Any = {**BOTH, **{f"x.example/{at:04}": {CPUSet([1]): 1} for at in range(MOST_NEAR_SHOWN)}}
+    desired = desired_node(node_with(pod, kinds=kinds), [pod], ON)
+    assert desired is not None
+    pools = decode(Pools, desired.annotations[STATUS_POOLS] or "")
+    assert pools.near_cpus[NEAR_GPU] == NearCPUs(free=1, published=4)
+    assert (len(pools.near_cpus), pools.more_near_cpus) == (MOST_NEAR_SHOWN, 1)
+    for state, options in ((node_with(pod, kinds=None), ON), (replace(node_with(), observes=True), ON)):
+        assert "earCPUs" not in pools_text(state, (), options)
 
 
 def test_other_claims_leave_fewer_and_are_not_counted() -> None:

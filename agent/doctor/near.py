@@ -1,0 +1,53 @@
+"""Check that schedulers see how many CPUs are free beside devices, if the agent publishes it. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.doctor.check import finding, ok, unknown
+from agent.doctor.devices import BEST
+from pinning.truncate import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.doctor.check import Check
+    from agent.doctor.devices import DeviceFacts
+
+
+class NearFacts(NamedTuple):
+    """Numbers of CPUs beside devices from the API server."""
+
+    is_wanted: bool = False  # the agent is configured to publish them
+    counts: Mapping[str, str] | None = None  # allocatable, by resource; None: not known
+    silence: str = ""  # why they are not known
+
+
+NOT_WANTED: Final = NearFacts()
+
+
+def near_checks(facts: NearFacts, devices: DeviceFacts, *, observes: bool) -> Iterator[Check]:
+    """Yield what schedulers see of the CPUs beside devices; nothing if the feature is off."""
+    subject = "CPUs beside devices"
+    if not facts.is_wanted:
+        return
+    if facts.counts is None:
+        remedy = "let KUBECONFIG reach the cluster, and name this node with --node"
+        yield unknown(subject, f"what the node publishes is not known ({facts.silence})", remedy)
+    elif observes:
+        yield ok(subject, "no CPUs are counted beside devices, because corepin only observes here")
+    elif facts.counts:
+        counts = [f"{name} {count}" for name, count in facts.counts.items()]
+        is_any = devices.policy == "none" and len(facts.counts) > 1
+        seen = f"schedulers count these CPUs beside devices: {listed(counts)}"
+        yield ok(subject, seen, f"fewer pods would wait: {BEST}" if is_any else "")
+    elif devices.resources:
+        message = (
+            "the node publishes no CPUs beside devices, so pods that require some are not scheduled here"
+        )
+        remedy = (
+            "see `free devices not known` in the agent's log: the kubelet's podresources socket must answer"
+        )
+        yield finding(subject, message, remedy)
+    else:
+        yield ok(subject, "none are counted: no device plugin has registered devices with the kubelet")
