@@ -1,12 +1,15 @@
 """ResourceClaims that the pods of this node name, read once and again when other pods name them.
 
 A read is repeated, ever less often, while it was refused or the claim is not reserved for a pod that names it.
+Containers wait for these reads, and users choose how many there are: namespaces take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter, deque
+from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from apiserver.backoff import Backoff
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS: Final = 5.0  # so long containers that name unread claims wait with what else they ask for
 AGAIN_SECONDS: Final = (1.0, 60.0)  # before reads that are repeated: the first delay and the longest
+PASS_SECONDS: Final = 0.05  # between two passes for pods whose claims are known, while others are still read
 Key = tuple[str, str]  # namespace and name
 
 logger = logging.getLogger(__name__)
@@ -42,15 +46,22 @@ class PodClaims:
         reader: ClaimReader,
         patience_seconds: float = PATIENCE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        pass_seconds: float = PASS_SECONDS,
     ) -> None:
         self._reader = reader
         self._patience = patience_seconds
         self._sleep = sleep
+        self._pass_seconds = pass_seconds
         self._wanted: dict[Key, frozenset[str]] = {}  # with the uids of the pods that name a claim
+        self._turns: dict[str, deque[Key]] = {}  # unread claims by namespace
+        self._left: Counter[str] = Counter()  # number of unread claims by pod
+        self._has_complete = False  # the claims of a pod are known of which no pass knows
         self._read: dict[Key, _Read] = {}
         self._is_late = False  # the API server does not answer
         self._news = asyncio.Event()
         self._doubts = asyncio.Event()
+        self._repeats: dict[Key, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
 
     def follow(self, pods: Iterable[SeenPod]) -> None:
         """Read the claims of pods that are new, and forget those that no pod names."""
@@ -61,7 +72,17 @@ class PodClaims:
                 wanted[key] = wanted.get(key, frozenset()) | {pod.uid}
         self._wanted = wanted
         self._read = {key: read for key, read in self._read.items() if key in wanted}
-        if self._unread():
+        for key in self._repeats.keys() - wanted.keys():
+            self._repeats.pop(key).cancel()
+        self._queue_unread()
+
+    def _queue_unread(self) -> None:
+        self._turns, self._left = {}, Counter()
+        for key, pods in self._wanted.items():
+            if self._is_unread(key):
+                self._turns.setdefault(key[0], deque()).append(key)
+                self._left.update(pods)
+        if self._turns:
             self._news.set()
 
     @property
@@ -85,10 +106,8 @@ class PodClaims:
     def _read_for(self, key: Key) -> frozenset[str]:
         return self._read[key].pods if key in self._read else frozenset()
 
-    def _unread(self) -> list[Key]:
-        return [
-            key for key, pods in self._wanted.items() if key not in self._read or self._read[key].pods != pods
-        ]
+    def _is_unread(self, key: Key) -> bool:
+        return key in self._wanted and (key not in self._read or self._read[key].pods != self._wanted[key])
 
     async def run(self, request_pass: Callable[[], None]) -> None:
         """Read claims until cancelled; ask for a pass when some are known."""
@@ -100,24 +119,56 @@ class PodClaims:
         while True:
             await self._news.wait()
             self._news.clear()
-            for key in self._unread():
-                await self._look(key, request_pass)
+            await self._read_in_turn(request_pass)
+            self._has_complete = False
             request_pass()
+            self._queue_unread()  # those for which the API server gave no answer
+
+    async def _read_in_turn(self, request_pass: Callable[[], None]) -> None:
+        """Read the unread claims, one of each namespace after the other."""
+        asked = monotonic()
+        while self._turns:
+            for namespace in tuple(self._turns):
+                if key := self._next(namespace):
+                    await self._look(key, request_pass)
+                if self._has_complete and monotonic() - asked >= self._pass_seconds:
+                    self._has_complete, asked = False, monotonic()
+                    request_pass()
+
+    def _next(self, namespace: str) -> Key | None:
+        """Take the next unread claim of a namespace from its turns."""
+        keys = self._turns.get(namespace)
+        key = keys.popleft() if keys else None
+        if not keys:
+            self._turns.pop(namespace, None)
+        return key if key and self._is_unread(key) else None
 
     async def _read_again(self, request_pass: Callable[[], None]) -> None:
-        backoff = Backoff(*AGAIN_SECONDS)
-        while True:
-            await self._doubts.wait()
-            await self._sleep(backoff.next())
-            doubtful = [key for key, read in self._read.items() if not read.is_final]
-            if not doubtful:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._doubts.wait()
                 self._doubts.clear()
-                backoff.reset()
-            before = dict(self._read)
-            for key in doubtful:
+                for key in [key for key, read in self._read.items() if not read.is_final]:
+                    if key not in self._repeats:
+                        self._repeats[key] = group.create_task(self._repeat(key, request_pass))
+
+    async def _repeat(self, key: Key, request_pass: Callable[[], None]) -> None:
+        """Read a claim again until that says whose it is, or no pod names it."""
+        backoff = Backoff(*AGAIN_SECONDS)
+        while self._is_doubtful(key):
+            await self._sleep(backoff.next())
+            async with self._turn:  # the patience of a read begins with its turn
+                if not self._is_doubtful(key):
+                    break
+                before = self._read[key]
                 await self._look(key, request_pass)
-            if self._read != before:
-                request_pass()
+                if self._read.get(key) != before:
+                    request_pass()
+        if self._repeats.get(key) is asyncio.current_task():
+            del self._repeats[key]
+
+    def _is_doubtful(self, key: Key) -> bool:
+        return key in self._read and not self._read[key].is_final
 
     async def _look(self, key: Key, request_pass: Callable[[], None]) -> None:
         pods = self._wanted.get(key)
@@ -128,7 +179,6 @@ class PodClaims:
                 found = await self._reader.read(*key)
         except TimeoutError:
             self._is_late = True
-            self._news.set()
             request_pass()
             return
         except APIError as error:
@@ -146,6 +196,10 @@ class PodClaims:
         self._note(key, _Read(pods, found, is_final=is_reserved))
 
     def _note(self, key: Key, read: _Read) -> None:
+        was_unread = self._is_unread(key)
         self._read[key] = read
+        if was_unread and not self._is_unread(key):
+            self._left.subtract(read.pods)
+            self._has_complete |= any(self._left[pod] <= 0 for pod in read.pods)
         if not read.is_final:
             self._doubts.set()

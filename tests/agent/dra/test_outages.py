@@ -1,8 +1,9 @@
-"""Reading of pods' claims during outages of the API server."""
+"""Reading of pods' claims during outages of the API server, and beside tenants that name many."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from agent.dra.pod_claims import PodClaims
 from agent.dra.reader import ClaimReader
@@ -106,19 +107,86 @@ def test_inconclusive_reads_are_repeated_with_backoff() -> None:
         pods.follow(wanted)
         passes = []
         working = asyncio.create_task(pods.run(lambda: passes.append(dict(pods.known))))
-        while len(slept) < 7:
+        while len(slept) < 6:
             await asyncio.sleep(0)
         for _ in range(20):
             pods.follow(wanted)
             await asyncio.sleep(0)
         assert [sorted(claim.pods) for known in passes for claim in known.values()] == [["a"], ["a", "b"]]
-        assert (len(api.requests), len(slept)) == (7, 7)
+        assert (len(api.requests), len(slept)) == (7, 6)
         assert slept[5] > slept[0]
         api.problem = Refused("401: unauthorized")
         pods.follow([*wanted, pod("c", "x")])
         while len(api.requests) < 8:
             await asyncio.sleep(0)
         assert list(pods.known) == [uid_of("x")]
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
+
+
+def many(namespace: str, pods: int) -> list[SeenPod]:
+    """Return pods of a namespace that name 32 claims each, of which there are none."""
+    return [
+        replace(
+            pod(f"{namespace}-{at}", *(f"{namespace}-{at}-{no}" for no in range(32))), namespace=namespace
+        )
+        for at in range(pods)
+    ]
+
+
+def test_claims_of_one_namespace_delay_no_other() -> None:
+    """A pod whose namespace names one claim waits for a few reads, and not for those of thousands of others."""
+
+    async def run() -> None:
+        api = FakeApi({"x": document(result("2"), uid=uid_of("x"))})
+        pods = PodClaims(ClaimReader(api, NODE), pass_seconds=0.0)  # type: ignore[arg-type]
+        noisy = many("noisy", 20)
+        pods.follow(noisy)
+        passes: list[int] = []
+        working = asyncio.create_task(pods.run(lambda: passes.append(len(api.requests))))
+        while len(api.requests) < 40:
+            await asyncio.sleep(0)
+        pods.follow([*noisy, pod("a", "x")])
+        while ("test", "x", "a") not in pods.read:
+            await asyncio.sleep(0)
+        assert len(api.requests) < 50
+        while len(pods.read) < 641:
+            await asyncio.sleep(0)
+        assert len(api.requests) == 641
+        assert any(40 <= at < 50 for at in passes)
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
+
+
+def test_claim_that_stays_in_doubt_delays_no_other() -> None:
+    """Each claim has delays of its own: one that is never reserved for its pod does not make those of others longer."""
+
+    async def run() -> None:
+        api = FakeApi({name: document(result("2"), uid=uid_of(name)) for name in ("x", "y")})
+        slept: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) >= 20:
+                await asyncio.Event().wait()
+
+        pods = PodClaims(ClaimReader(api, NODE), sleep=sleep)  # type: ignore[arg-type]
+        pods.follow([pod("stranger", "x")])
+        working = asyncio.create_task(pods.run(lambda: None))
+        while len(slept) < 20:
+            await asyncio.sleep(0)
+        assert slept[-1] > 20
+        pods.follow([pod("stranger", "x"), pod("other", "y")])
+        while len(slept) < 21:
+            await asyncio.sleep(0)
+        assert slept[-1] <= 1
+        assert len(pods._repeats) == 2
+        pods.follow([])
+        assert not pods._repeats
         working.cancel()
         await asyncio.wait([working])
 
