@@ -171,15 +171,22 @@ class BetweenPasses:
         return change.after is not None or not self._observer.lives(change.uid)
 
     def _wait_for_pod(self, change: PodChange) -> float | None:
-        """Return the wait for a change; a pod that changes all the time is read 20 times a second at most."""
-        if any(self._observer.holds(runtime_uid(pod)) for pod in (change.before, change.after) if pod):
+        """Return the wait for a change; a pod that changes all the time is read 20 times a second at most.
+
+        A pod that holds CPUs always gets a pass: its user may have changed what the agent wrote into its status.
+        """
+        is_holder = any(
+            self._observer.holds(runtime_uid(pod)) for pod in (change.before, change.after) if pod
+        )
+        if is_holder and change.after is None:
             return NOW
         now = self._clock.monotonic()
         self._read_at = {uid: at for uid, at in self._read_at.items() if now - at < GATHER_SECONDS}
         if change.uid in self._read_at:
             return GATHER_SECONDS
         self._read_at[change.uid] = now
-        return seconds_for_pod(change, self._observer.seen_pod)
+        wait = seconds_for_pod(change, self._observer.seen_pod)
+        return GATHER_SECONDS if wait is None and is_holder else wait
 
     def _containers_changed(self) -> None:
         """Request a pass for events of the runtime, with a delay if the containers are on their CPUs already."""

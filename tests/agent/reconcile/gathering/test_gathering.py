@@ -123,6 +123,37 @@ def test_pod_that_changes_all_the_time_delays_no_other(
     assert read == ["plain", "new-owner", "plain"]
 
 
+@pytest.mark.usefixtures("watch")
+def test_owner_that_changes_all_the_time_is_coalesced_too(node: FakeNode) -> None:
+    """Labels that the user of an owner's pod changes request few passes, and no list of the runtime."""
+    lists: list[int] = []
+
+    def flood(agent: Agent) -> None:
+        agent.reconciler.observer.list_next = lambda: lists.append(1)  # type: ignore[method-assign]
+        for _ in range(1000):
+            node.documents["owner"] = {**node.documents["owner"]}
+            node.pods.changed()
+
+    waits = requested(node, flood)
+    assert set(waits) == {GATHER_SECONDS}
+    assert lists == []
+
+
+@pytest.mark.usefixtures("watch")
+def test_edit_and_end_of_an_owner_wait_for_nothing(node: FakeNode) -> None:
+    """A first edit in 50 ms requests an immediate pass, later ones a coalesced one; a deletion always an immediate one."""
+
+    def edits(_: Agent) -> None:
+        node.add("owner", Wish("3", policy="exclusive"))
+        node.pods.changed()
+        node.add("owner", TWO)
+        node.pods.changed()
+        del node.documents["owner"]
+        node.pods.changed()
+
+    assert requested(node, edits) == [NOW, GATHER_SECONDS, NOW]
+
+
 @pytest.mark.parametrize(
     ("uid", "state", "born", "waits"),
     [
