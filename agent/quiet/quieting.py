@@ -34,8 +34,8 @@ REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
 MOST_PROMPT: Final = 6  # rounds in a row whose cost does not delay the next one
 NO_COMPONENT: Final = "the node's interrupts are not mounted: install the component quiet"
 LEFT: Final = (
-    "an earlier agent moved interrupts or workqueues off quiet CPUs, and the node's files are not mounted any more:"
-    " install the component quiet again, or restart the node"
+    "an earlier agent moved interrupts or workqueues off quiet CPUs, or bounded their idle states, and the node's files are"
+    " not mounted any more: install the component quiet again, or restart the node"
 )
 SWITCHED_OFF: Final = "the agents' configuration does not say quiet.interrupts: true"
 OBSERVES: Final = "corepin only observes here"

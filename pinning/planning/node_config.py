@@ -168,7 +168,9 @@ def read_node_config(given: object) -> NodeConfig:
         near_ignore=keys.patterns("nearIgnore"),
         quota=keys.word("quota", Quota.AUTO),
         vm_threads=keys.word("vmThreads", VMThreadsPolicy.UNION),
-        exec_affinity=keys.word("execAffinity", ExecAffinity.NONE) if keys.value("execAffinity") else None,
+        exec_affinity=keys.word("execAffinity", ExecAffinity.NONE)
+        if keys.value("execAffinity") is not None
+        else None,
         strict_threads=keys.flag("strictThreads"),
         counted_claims=keys.counted("countedClaims"),
         uncounted_claims=keys.word("uncountedClaims", UncountedClaims.REPORT),

@@ -148,6 +148,8 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param({"nearIgnore": [3]}, "nearIgnore: .*not allowed", id="a number for a pattern"),
         pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),
         pytest.param({"execAffinity": "first"}, "write none or last or shared", id="execs"),
+        pytest.param({"execAffinity": False}, "write none or last or shared", id="execs-off"),
+        pytest.param({"execAffinity": ""}, "write none or last or shared", id="execs-empty"),
         pytest.param({"quota": 0}, "quota: 0 is not allowed: write auto or keep or unset", id="quota"),
         pytest.param(
             {"countedClaims": "isolate"}, "countedClaims: .*write a list of isolate and require", id="no list"
