@@ -93,7 +93,10 @@ class ClaimPlanner:
 
         That holds until the claim is read, and as long as a claim with CPUs of this node is not reserved for their pod.
         """
-        ours = {(claim.namespace, claim.name): claim.pods for claim in self._claims.values()}
+        ours = {
+            name: frozenset[str]().union(*(it.pods for it in made))
+            for name, made in _by_name(self._claims).items()
+        }
         unreserved = (
             Owner(pod.uid, use.container)
             for pod in (self._draft.observed.by_age if ours else ())
@@ -264,18 +267,27 @@ def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> M
     return {uid: claim for uid, claim in (kept | new).items() if uid not in observed.claims.released}
 
 
+def _by_name(claims: Mapping[str, DeviceClaim]) -> Mapping[tuple[str, str], list[DeviceClaim]]:
+    """Return claims by namespace and name: one that was made anew may stand beside the one before for a while."""
+    named: dict[tuple[str, str], list[DeviceClaim]] = {}
+    for claim in claims.values():
+        named.setdefault((claim.namespace, claim.name), []).append(claim)
+    return named
+
+
 def _users(observed: Observed, claims: Mapping[str, DeviceClaim]) -> dict[Owner, _User]:
     """Return the containers that name claims which are reserved for their pod, oldest pod first."""
     if not claims:
         return {}
-    named = {(claim.namespace, claim.name): claim for claim in claims.values()}
+    named = _by_name(claims)
     found = {}
     for pod in observed.by_age:
         for use in pod.claim_uses:
             requests = tuple(
                 (claim, it.request)
                 for it in use.requests
-                if (claim := named.get((pod.namespace, it.claim))) and pod.uid in claim.pods
+                for claim in named.get((pod.namespace, it.claim), ())
+                if pod.uid in claim.pods
             )
             if requests:
                 found[Owner(pod.uid, use.container)] = _User(pod, use, requests)
