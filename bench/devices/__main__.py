@@ -9,7 +9,6 @@ often the kubelet's socket was called. What else runs on the machine is not kept
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -26,8 +25,8 @@ from tests.environments.server.catalog import KUBE_SCHEDULER, KUBELET
 from tests.environments.waiting import until, until_equal
 from tests.node.conftest import _program, _start
 from tests.node.device_plugin import device_plugin
-from tests.node.starts.over_nri import agent_over_nri
-from tests.node.starts.test_devices import DEVICES, machine_of_nodes, resource_on
+from tests.node.starts.numa_nodes import DEVICES, agent_of_nodes, allocatable, plugins_folder
+from tests.node.starts.test_devices import resource_on
 
 if TYPE_CHECKING:
     from tests.environments.node.node import Node
@@ -138,19 +137,13 @@ class Bench:
 def start(stack: ExitStack, folder: Path) -> Node:
     """Start everything: API server, scheduler, kubelet, runtime, device plugin, and the agent with NRI."""
     node = _start(stack, _program(KUBELET), _program(KUBE_SCHEDULER), folder / "n")
-    root, reserved = machine_of_nodes(folder / "m")
-    config = folder / "config.json"
-    config.write_text(json.dumps({"reserved": str(reserved)}))
-    flags = ("--sysfs-root", str(root), "--config", str(config), "--state-dir", str(folder / "state"))
-    node.agent.flags = (*node.agent.flags, *flags)
-    plugins = node.kubelet.directory / "apart/kubelet/device-plugins"
     for number in (0, 1):
-        stack.enter_context(device_plugin(plugins, resource_on(number), *[number] * SPARE))
-    stack.enter_context(agent_over_nri(node))
+        stack.enter_context(device_plugin(plugins_folder(node), resource_on(number), *[number] * SPARE))
+    stack.enter_context(agent_of_nodes(node, folder / "m"))
     for number in (0, 1):
         until_equal(
             "devices",
-            lambda number=number: node.document()["status"]["allocatable"].get(resource_on(number)),  # type: ignore[misc]
+            lambda number=number: allocatable(node, resource_on(number)),  # type: ignore[misc]
             str(SPARE),
         )
     return node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +14,8 @@ from pinning.machine.cpuset import CPUSet
 from tests.environments.node.node import EXCLUSIVE, pod
 from tests.environments.waiting import until, until_equal
 from tests.node.device_plugin import device_plugin
-from tests.node.starts.over_nri import agent_over_nri, lines
+from tests.node.starts.numa_nodes import DEVICES, agent_of_nodes, allocatable, plugins_folder
+from tests.node.starts.over_nri import lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,48 +23,15 @@ if TYPE_CHECKING:
     from tests.environments.node.node import Node
 
 BIRTHS: Final = 6
-DEVICES: Final = "device-policy.corepin.io/pod"
-
-
-def machine_of_nodes(root: Path) -> tuple[Path, CPUSet]:
-    """Return the `/` of a machine on which each core of this one is a NUMA node, and a CPU that is offline.
-
-    That CPU is all that is reserved, so that there is a choice also on a machine of two CPUs.
-    """
-    here, system = read_topology(Path("/")), root / "sys/devices/system"
-    for name in ("proc", "etc"):
-        root.joinpath(name).symlink_to(Path("/", name))
-    absent = max(here.cpus) + 1
-    for cpu in (*here.cpus, absent):
-        siblings = CPUSet([cpu]) if cpu == absent else here.siblings_of(CPUSet([cpu]))
-        folder = system / f"cpu/cpu{cpu}/topology"
-        folder.mkdir(parents=True)
-        (folder / "core_cpus_list").write_text(str(siblings))
-        (folder / "physical_package_id").write_text("0")
-    (system / "cpu/online").write_text(str(here.online))
-    for number, core in enumerate(here.cores):
-        node = system / f"node/node{number}"
-        node.mkdir(parents=True)
-        (node / "cpulist").write_text(str(core.cpus))
-    return root, CPUSet([absent])
 
 
 @pytest.fixture
 def two_nodes(node: Node, tmp_path: Path) -> Iterator[Node]:
     """Return the node whose agent sees several NUMA nodes, and whose kubelet has a device on each of two."""
-    root, reserved = machine_of_nodes(tmp_path)
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"reserved": str(reserved)}))
-    state = tmp_path / "state"
-    flags = ("--sysfs-root", str(root), "--config", str(config), "--state-dir", str(state))
-    plugins = node.kubelet.directory / "apart/kubelet/device-plugins"
-    before = node.agent.flags
-    node.agent.flags = (*before, *flags)
     with ExitStack() as stack:
-        stack.callback(setattr, node.agent, "flags", before)
         for number in (0, 1):
-            stack.enter_context(device_plugin(plugins, resource_on(number), number))
-        stack.enter_context(agent_over_nri(node))
+            stack.enter_context(device_plugin(plugins_folder(node), resource_on(number), number))
+        stack.enter_context(agent_of_nodes(node, tmp_path))
         for number in (0, 1):
             until_equal("devices", lambda number=number: allocatable(node, resource_on(number)), "1")  # type: ignore[misc]
         yield node
@@ -73,11 +40,6 @@ def two_nodes(node: Node, tmp_path: Path) -> Iterator[Node]:
 def resource_on(number: int) -> str:
     """Return the resource whose only device is on a NUMA node."""
     return f"example.com/on-{number}"
-
-
-def allocatable(node: Node, resource: str) -> str:
-    """Return how many devices the scheduler may give out."""
-    return str(node.document()["status"]["allocatable"].get(resource, ""))
 
 
 def with_device(
