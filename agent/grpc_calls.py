@@ -14,15 +14,13 @@ from urllib.parse import unquote
 from google.protobuf.message import DecodeError
 
 from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable, Unimplemented
-from agent.http2.connections import Broken, Connections, Exchange
+from agent.http2 import Broken, Connections, Exchange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     from google.protobuf.message import Message
-
-    from agent.http2.frames import Headers
 
 Answer = TypeVar("Answer", bound="Message")
 MESSAGE_BYTES: Final = 16 * 2**20  # the kubelet's own limit, as client and as server
@@ -104,9 +102,9 @@ class Calls:
         except DecodeError as error:
             raise Refused(f"{self.socket}: {method}: the answer cannot be read: {error}") from error
 
-    def _headers(self, method: str, timeout_seconds: float | None) -> Headers:
-        deadline = () if timeout_seconds is None else (("grpc-timeout", f"{int(timeout_seconds * 1000)}m"),)
-        return (
+    def _headers(self, method: str, timeout_seconds: float | None) -> list[tuple[str, str]]:
+        deadline = [] if timeout_seconds is None else [("grpc-timeout", f"{int(timeout_seconds * 1000)}m")]
+        return [
             (":method", "POST"),
             (":scheme", "http"),
             (":path", f"/{self._service}/{method}"),
@@ -115,7 +113,7 @@ class Calls:
             ("content-type", "application/grpc"),
             ("user-agent", "corepin-agent"),
             *deadline,
-        )
+        ]
 
     async def _only(self, method: str, exchange: Exchange) -> int:
         """Return the length of the one message that an answer has; raise the error that it has instead."""

@@ -161,16 +161,17 @@ def run(
     asyncio.run(with_server())
 
 
-def test_connection_serves_thousands_of_calls(tmp_path: Path) -> None:
-    """A connection remembers nothing of its past requests, so that none is renewed."""
+def test_connection_is_renewed_after_a_thousand_calls(tmp_path: Path) -> None:
+    """A connection is renewed after 1,000 requests, because h2 keeps a record of each."""
     server = Server()
 
     async def ask(calls: Calls) -> None:
-        for _ in range(2000):
+        for _ in range(1001):
             assert await name(calls) == "first"
+        assert server.open == 1
 
     run(tmp_path, server, ask)
-    assert (server.connections, server.requests) == (1, 2000)
+    assert (server.connections, server.requests) == (2, 1001)
 
 
 def test_ping_after_an_answer_is_answered_with_the_next_request(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_ping_before_an_answer_is_answered_with_the_next_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ping before an answer does not delay the answer and is answered with the next request."""
-    monkeypatch.setattr("agent.http2.connections._HELD_SECONDS", 60.0)
+    monkeypatch.setattr("agent.http2._HELD_SECONDS", 60.0)
     server = Server("first", asked_and_answered)
 
     async def ask(calls: Calls) -> None:
@@ -203,7 +204,7 @@ def test_ping_before_an_answer_is_answered_with_the_next_request(
 
 def test_repeated_pings_are_answered_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The delay counts from the first ping, so that later pings do not postpone the answer."""
-    monkeypatch.setattr("agent.http2.connections._HELD_SECONDS", HELD_SECONDS)
+    monkeypatch.setattr("agent.http2._HELD_SECONDS", HELD_SECONDS)
     server = Server("first", asked_until_heard)
 
     async def ask(calls: Calls) -> None:

@@ -1,4 +1,4 @@
-"""HTTP/2 requests over a unix socket and their answers, read piece by piece.
+"""HTTP/2 requests over a unix socket and their answers, read piece by piece, with the library h2.
 
 grpcio holds each message three times while it receives it, 47 MiB for a list of 16 MiB, and takes 17 MiB itself. Here
 a window of it is in memory. A connection carries one request at a time, so a caller that reads slowly delays no other.
@@ -11,22 +11,43 @@ from collections import deque
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from agent.http2.frames import FRAME_BYTES, ClientFrames, Data, GoAway, Head, ProtocolError, Reset
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
+from h2.exceptions import H2Error
+from h2.settings import SettingCodes, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from agent.http2.frames import Event, Headers
-
-_READ_BYTES: Final = 16 * 2**10  # at once: as many bytes of empty frames take 3 ms
+_REQUEST_BYTES: Final = 16384  # of one frame, which every server takes
+_READ_BYTES: Final = 16 * 2**10  # at once: h2 takes 13 ms to parse as many bytes of empty frames
 _WINDOW: Final = 256 * 2**10  # bytes that the peer may send before they are read
+_INITIAL_WINDOW: Final = 65535  # of a connection; only an update changes it
 # read without an answer, which is no longer than its question: far below the window
 _HELD_BYTES: Final = 1024
 _HELD_SECONDS: Final = 0.1  # until they are answered; servers that look for dead clients wait for seconds
 _MOST_IDLE: Final = (
     2  # connections: two updates of containers run at a time, and a new one costs as much as a request
 )
+_MOST_REQUESTS: Final = 1000  # of one connection: h2 remembers each
+_CONFIGURATION: Final = H2Configuration(  # requests have only headers of ours, answers are validated
+    client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
+)
+_SETTINGS: Final = {
+    SettingCodes.ENABLE_PUSH: 0,
+    SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW,
+    SettingCodes.MAX_HEADER_LIST_SIZE: 64 * 2**10,
+}
 
 
 class Broken(Exception):
@@ -38,7 +59,11 @@ class Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._frames = ClientFrames(_WINDOW)
+        self._protocol = H2Connection(_CONFIGURATION)
+        self._protocol.local_settings = Settings(client=True, initial_values=_SETTINGS)
+        self._protocol.initiate_connection()
+        self._protocol.increment_flow_control_window(_WINDOW - _INITIAL_WINDOW)
+        self._requests = 0
         self._is_busy = False  # a request was sent, and its answer has not ended
         self._has_more = False  # the last read left bytes that have arrived
         self._unanswered = 0  # bytes that arrived since the last write
@@ -47,19 +72,25 @@ class Connection:
     def takes(self, body: bytes) -> bool:
         """Say whether a further request may be sent: the last answer was read to its end, and no end is known."""
         is_open = not (self._reader.at_eof() or self._writer.is_closing())
-        return is_open and not self._is_busy and self._frames.takes(body)
+        has_room = (
+            self._requests < _MOST_REQUESTS and len(body) <= self._protocol.outbound_flow_control_window
+        )
+        return is_open and has_room and not self._is_busy
 
-    async def send(self, headers: Headers, body: bytes) -> Exchange:
+    async def send(self, headers: Iterable[tuple[str, str]], body: bytes) -> Exchange:
         """Send a request whose body fits into one frame; raise Broken and OSError."""
-        if len(body) > FRAME_BYTES:
-            raise ValueError(f"a request of {len(body)} bytes, at most {FRAME_BYTES} are sent")
+        if len(body) > _REQUEST_BYTES:
+            raise ValueError(f"a request of {len(body)} bytes, at most {_REQUEST_BYTES} are sent")
         self._is_busy = True
+        self._requests += 1
         try:
-            self._frames.request(headers, body)
-        except ProtocolError as error:
-            raise Broken(str(error)) from error
+            stream = self._protocol.get_next_available_stream_id()
+            self._protocol.send_headers(stream, headers)
+            self._protocol.send_data(stream, body, end_stream=True)
+        except H2Error as error:
+            raise Broken(f"the connection takes no further request: {error}") from error
         await self.write()
-        return Exchange(self)
+        return Exchange(self, stream)
 
     async def receive(self) -> list[Event]:
         """Wait for the peer, and return what it sent; raise Broken and OSError."""
@@ -73,8 +104,8 @@ class Connection:
             self._held_since = asyncio.get_running_loop().time()
         self._unanswered += len(received)
         try:
-            return self._frames.receive(received)
-        except ProtocolError as error:
+            return self._protocol.receive_data(received)
+        except H2Error as error:
             raise Broken(f"what was sent is not HTTP/2: {error}") from error
 
     async def _read(self) -> bytes:
@@ -85,6 +116,10 @@ class Connection:
                     return await self._reader.read(_READ_BYTES)
             await self.write()
         return await self._reader.read(_READ_BYTES)
+
+    def took(self, size: int, stream: int) -> None:
+        """Let the peer send as many bytes more."""
+        self._protocol.acknowledge_received_data(size, stream)
 
     def ended(self) -> None:
         """Note that the answer has arrived."""
@@ -98,7 +133,7 @@ class Connection:
     async def write(self) -> None:
         """Send pending protocol frames; wait for a server that does not read."""
         self._unanswered = 0
-        if waiting := self._frames.to_send():
+        if waiting := self._protocol.data_to_send():
             self._writer.write(waiting)
             await self._writer.drain()
 
@@ -110,8 +145,9 @@ class Connection:
 class Exchange:
     """A request and its answer. `headers` includes the trailers after the end of the data."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, stream: int) -> None:
         self._connection = connection
+        self._stream = stream
         self._pieces: deque[memoryview] = deque()
         self._is_over = False
         self.headers: dict[str, str] = {}
@@ -173,20 +209,19 @@ class Exchange:
 
     def _happened(self, event: Event) -> None:
         match event:
-            case Data(content=content):
-                if content:
-                    self._pieces.append(content)
-            case Head(headers=headers):
-                self.headers.update(headers)
-            case Reset(code=code):
+            case DataReceived(data=data, flow_controlled_length=size, stream_id=self._stream):
+                if data:
+                    self._pieces.append(memoryview(data))
+                self._connection.took(size, self._stream)
+            case ResponseReceived(headers=headers) | TrailersReceived(headers=headers):
+                self.headers.update((_text(name), _text(value)) for name, value in headers)
+            case StreamEnded(stream_id=self._stream):
+                self._is_over = True
+                self._connection.ended()
+            case StreamReset(error_code=code, stream_id=self._stream):
                 raise Broken(f"the request was reset with error {code}")
-            case GoAway(code=code):
-                if not self._is_over:
-                    raise Broken(f"the connection was ended with error {code}")
-                return
-        if event.is_last:
-            self._is_over = True
-            self._connection.ended()
+            case ConnectionTerminated(error_code=code) if not self._is_over:
+                raise Broken(f"the connection was ended with error {code}")
 
 
 class Connections:
@@ -213,7 +248,7 @@ class Connections:
             self._close_idle()
 
     @asynccontextmanager
-    async def asked(self, headers: Headers, body: bytes) -> AsyncIterator[Exchange]:
+    async def asked(self, headers: Sequence[tuple[str, str]], body: bytes) -> AsyncIterator[Exchange]:
         """Send a request, and yield its answer once that begins; raise Broken and OSError."""
         identity = self._identity_now()
         connection = self._take(identity, body)
@@ -262,7 +297,7 @@ async def _connected(socket: Path) -> Connection:
     return Connection(*await asyncio.open_unix_connection(socket))
 
 
-async def _begun(connection: Connection, headers: Headers, body: bytes) -> Exchange | None:
+async def _begun(connection: Connection, headers: Sequence[tuple[str, str]], body: bytes) -> Exchange | None:
     """Send a request over a connection that was idle; return None, and close it, if it ends before an answer begins."""
     try:
         exchange = await connection.send(headers, body)
@@ -271,3 +306,7 @@ async def _begun(connection: Connection, headers: Headers, body: bytes) -> Excha
         connection.close()
         return None
     return exchange
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
