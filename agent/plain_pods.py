@@ -11,13 +11,14 @@ from pinning.pods.claims import Origin
 from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from pinning.pods.types import Pod
 
 NOW: Final = 0.0
 GATHER_SECONDS: Final = 0.05  # a start is reported by several events within some 50 ms
 SETTLE_SECONDS: Final = 1.0  # an end is reported by the runtime and by the API server, about a second apart
+MOST_PARSED: Final = 4096  # pods, many times as many as a node has
 
 
 class PodChange(NamedTuple):
@@ -26,6 +27,29 @@ class PodChange(NamedTuple):
     uid: str  # of the API
     before: Pod | None
     after: Pod | None
+
+
+class ParsedPods:
+    """What passes read of each pod: one version is parsed once, whether a pass or a change asks first."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, tuple[Pod, SeenPod]] = {}
+
+    def read(self, uid: str, pod: Pod) -> SeenPod:
+        """Return what passes read of this version of a pod."""
+        known = self._newest.get(uid)
+        if known and known[0] is pod:
+            return known[1]
+        if len(self._newest) >= MOST_PARSED:  # pods that came and went, and no pass succeeded
+            self._newest.clear()
+        seen = SeenPod.of(pod, uid)
+        self._newest[uid] = (pod, seen)
+        return seen
+
+    def keep(self, uids: Collection[str]) -> None:
+        """Forget all other pods."""
+        for uid in self._newest.keys() - set(uids):
+            del self._newest[uid]
 
 
 def changed_pods(before: Mapping[str, Pod], after: Mapping[str, Pod]) -> Iterator[PodChange]:

@@ -1,8 +1,8 @@
 """Timed looks of the agent, and requests for passes.
 
 One timer of the event loop is set to the look that is due first. The agenda awaits no I/O and no look: each due look runs
-in a task of its own, so that a long one delays no other. A due retry or sweep requests a pass, and moves nothing by
-itself.
+in a task of its own, so that a long one delays no other. Short looks are plain functions and run at once, because a task
+and its turn of the loop cost more than they do. A due retry or sweep requests a pass, and moves nothing by itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ RECONCILE: Final = "reconcile"
 
 # Returns the seconds until it is due again; None: when it is asked for.
 Look: TypeAlias = Callable[[], Coroutine[object, object, float | None]]
+ShortLook: TypeAlias = Callable[[], float | None]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Agenda:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._looks: dict[str, Look] = {}
+        self._short: dict[str, ShortLook] = {}
         self._due: dict[str, float] = {}
         self._running: set[str] = set()
         self._begin: Callable[[str], object] | None = (
@@ -40,6 +42,12 @@ class Agenda:
     def add(self, key: str, look: Look, seconds: float | None = None) -> None:
         """Add a look that is due in some seconds; None: when it is asked for."""
         self._looks[key] = look
+        if seconds is not None:
+            self.within(key, seconds)
+
+    def add_short(self, key: str, look: ShortLook, seconds: float | None = None) -> None:
+        """Add a look that waits for nothing."""
+        self._short[key] = look
         if seconds is not None:
             self.within(key, seconds)
 
@@ -80,11 +88,25 @@ class Agenda:
 
     async def look(self, key: str) -> None:
         """Run one look, and note when it is due again."""
+        if key in self._short:
+            self._look_short(key)
+            return
         try:
             seconds = await self._looks[key]()
         except Exception:  # the edge of each look: a bug in one must not end the agent
             logger.exception("look crashed", extra={"facts": {"look": key}})
             seconds = CRASHED_SECONDS
+        self._ended(key, seconds)
+
+    def _look_short(self, key: str) -> None:
+        try:
+            seconds = self._short[key]()
+        except Exception:  # as above
+            logger.exception("look crashed", extra={"facts": {"look": key}})
+            seconds = CRASHED_SECONDS
+        self._ended(key, seconds)
+
+    def _ended(self, key: str, seconds: float | None) -> None:
         self._running.discard(key)
         if seconds is not None:
             self.within(key, seconds)
@@ -110,7 +132,10 @@ class Agenda:
         self._timer, self._armed = None, math.inf
         if self._begin:
             for key in self.take_due():
-                self._begin(key)
+                if key in self._short:
+                    self._look_short(key)
+                else:
+                    self._begin(key)
         self._arm()
 
 
@@ -120,7 +145,7 @@ class Trigger:
     def __init__(self, agenda: Agenda) -> None:
         self.agenda = agenda
         self._event = asyncio.Event()
-        agenda.add(RECONCILE, self._is_due)
+        agenda.add_short(RECONCILE, self._is_due)
 
     def request_pass(self, within: float = 0.0) -> None:
         """Request a pass within some seconds; later requests never put it off."""
@@ -143,5 +168,5 @@ class Trigger:
         """Wait until a pass is wanted."""
         await self._event.wait()
 
-    async def _is_due(self) -> None:
+    def _is_due(self) -> None:
         self._event.set()

@@ -103,7 +103,7 @@ class MachinePoll:
         self._policies = policies
         self._last: tuple[Topology, CPUSet, object] | None = None
 
-    async def look(self) -> float:
+    def look(self) -> float:
         """Read the machine; return the seconds until the next look."""
         try:
             seen = (self._machine.topology(), self._machine.universe(), self._policies())

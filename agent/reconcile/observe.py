@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
 from agent.node_state import Path
-from agent.plain_pods import is_plain, keeps_cpus
+from agent.plain_pods import ParsedPods, is_plain, keeps_cpus
 from agent.reconcile.container_record import ContainerRecord
 from agent.reconcile.missing_pods import MissingPodLookup
 from agent.reconcile.sandboxes import Sandboxes
 from agent.reconcile.vm_targets import host_classes
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.observed import Observed, SeenContainer, SeenPod, State
+from pinning.planning.observed import Observed, SeenContainer, State
 from pinning.planning.pod_pools import mems_of, part_of
 from pinning.pods.identity import by_runtime_uid, runtime_uid
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent.reconcile.vms import VMKeeper
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
-    from pinning.planning.observed import Owner
+    from pinning.planning.observed import Owner, SeenPod
     from pinning.planning.plan import Plan
     from pinning.pods.types import Pod
 
@@ -62,6 +62,7 @@ class Observer:
         self._interfaces = interfaces
         self._clock = clock
         self._pods: dict[str, tuple[Pod, SeenPod]] = {}
+        self._parsed = ParsedPods()
         self._topology: Topology | None = None
         self._universe: CPUSet = EMPTY
         self._has_listed = False
@@ -121,10 +122,8 @@ class Observer:
         return known is not None and is_plain(*known) and pod_uid not in self._holders
 
     def seen_pod(self, pod: Pod) -> SeenPod:
-        """Return what passes read of this version of a pod, from the last observation if that had it."""
-        uid = runtime_uid(pod)
-        known = self._pods.get(uid)
-        return known[1] if known and known[0] is pod else SeenPod.of(pod, uid)
+        """Return what passes read of this version of a pod."""
+        return self._parsed.read(runtime_uid(pod), pod)
 
     def keeps_cpus(self, pod_uid: str) -> bool:
         """Return whether this pod keeps its CPUs when one of its containers exits, by the last observation.
@@ -289,9 +288,7 @@ class Observer:
         """Parse the pods that are new or whose object changed."""
         seen = (record.seen for record in self.records.values())
         names = {container.pod_uid: (container.namespace, container.pod) for container in seen}
-        known = self._pods
-        self._pods = {}
-        for uid, pod in by_runtime_uid(pods.values(), names).items():
-            before = known.get(uid)
-            self._pods[uid] = before if before and before[0] is pod else (pod, SeenPod.of(pod, uid))
+        there = by_runtime_uid(pods.values(), names)
+        self._pods = {uid: (pod, self._parsed.read(uid, pod)) for uid, pod in there.items()}
+        self._parsed.keep(there)
         return tuple(seen for _, seen in self._pods.values())

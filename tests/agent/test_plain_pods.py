@@ -8,8 +8,10 @@ import pytest
 
 from agent.plain_pods import (
     GATHER_SECONDS,
+    MOST_PARSED,
     NOW,
     SETTLE_SECONDS,
+    ParsedPods,
     PodChange,
     changed_pods,
     is_plain,
@@ -111,3 +113,25 @@ def test_shortest_delay_counts() -> None:
     """The shortest delay is used, and None if no change needs a pass."""
     assert soonest([None, SETTLE_SECONDS, GATHER_SECONDS]) == GATHER_SECONDS
     assert soonest([None]) is None
+
+
+def test_a_version_of_a_pod_is_parsed_once() -> None:
+    """A change and the pass after it read the same object; another object is parsed anew."""
+    parsed = ParsedPods()
+    seen = parsed.read("uid", PLAIN)
+    assert parsed.read("uid", PLAIN) is seen
+    assert seen == SeenPod.of(PLAIN, "uid")
+    assert parsed.read("uid", OWNER) == SeenPod.of(OWNER, "uid")
+    assert parsed.read("uid", PLAIN) is not seen
+
+
+def test_pods_that_a_pass_did_not_see_are_forgotten() -> None:
+    """Pods that came and went between passes leave nothing behind, not even where no pass succeeds."""
+    parsed = ParsedPods()
+    kept, gone = parsed.read("kept", PLAIN), parsed.read("gone", PLAIN)
+    parsed.keep({"kept"})
+    assert parsed.read("kept", PLAIN) is kept
+    assert parsed.read("gone", PLAIN) is not gone
+    for number in range(MOST_PARSED):
+        parsed.read(str(number), PLAIN)
+    assert parsed.read("kept", PLAIN) is not kept

@@ -1,4 +1,4 @@
-"""The agenda runs each due look in its own task, on a clock that the test sets."""
+"""The agenda runs each due look, on a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -82,9 +82,38 @@ def test_crashed_look_is_retried(looks: Looks, caplog: pytest.LogCaptureFixture)
     async def crash() -> float:
         raise RuntimeError("a bug")
 
+    def crash_short() -> float:
+        raise RuntimeError("a bug")
+
     looks.agenda.add("a", crash, 0.0)
+    looks.agenda.add_short("b", crash_short, 0.0)
     assert looks.at(0.0) == []
-    assert (caplog.records[0].message, looks.agenda.due()) == ("look crashed", [(CRASHED_SECONDS, "a")])
+    assert [record.message for record in caplog.records] == ["look crashed"] * 2
+    assert looks.agenda.due() == [(CRASHED_SECONDS, "a"), (CRASHED_SECONDS, "b")]
+
+
+def test_short_look_needs_no_task() -> None:
+    """A short look runs in the turn in which its timer expires, again and again."""
+
+    async def scenario() -> None:
+        agenda, rounds, done = Agenda(), 0, asyncio.Event()
+
+        def count() -> float:
+            nonlocal rounds
+            rounds += 1
+            if rounds == 5:
+                done.set()
+            return 0.0
+
+        agenda.add_short("short", count, 0.0)
+        running = asyncio.create_task(agenda.run())
+        async with asyncio.timeout(60):
+            await done.wait()
+            assert len(asyncio.all_tasks()) == 2
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(scenario())
 
 
 def test_waiting_look_blocks_no_other() -> None:
