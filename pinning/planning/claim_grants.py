@@ -154,10 +154,12 @@ class ClaimPlanner:
         seen = self._draft.observed.claims
         is_prepared = grant.is_prepared or (seen is not None and claim.uid in seen.prepared)
         asked = grant.claim.asked if claim.asked is None else claim.asked
-        known = replace(grant.claim, pods=claim.pods, asked=asked)
-        kept = replace(grant, claim=known, is_prepared=is_prepared)
-        if kept != grant:
-            self._draft.ledger = self._draft.ledger.grant(kept)
+        had = grant.claim.pods, grant.claim.asked, grant.is_prepared
+        if had != (claim.pods, asked, is_prepared):
+            known = replace(grant.claim, pods=claim.pods, asked=asked)
+            self._draft.ledger = self._draft.ledger.grant(
+                replace(grant, claim=known, is_prepared=is_prepared)
+            )
 
     def _start(self, claim: DeviceClaim) -> None:
         draft, seen = self._draft, self._draft.observed.claims
@@ -193,7 +195,8 @@ class ClaimPlanner:
                 f"request {request} wants {count} CPUs of {group.device}, and {len(free)} of {len(group.cpus)} are"
                 " on cores of which nothing is held"
             )
-            raise NotEnoughCPUs(count, len(free), problem, (_WAIT,))
+            remedy = _WAIT if count <= len(group.cpus) else DELETE_POD  # no end of another pod would help
+            raise NotEnoughCPUs(count, len(free), problem, (remedy,))
         chosen = place(
             sets.topology,
             free,
@@ -211,11 +214,13 @@ class ClaimPlanner:
 
     def assign(self) -> tuple[Refusal, ...]:
         """Put containers on the CPUs of their claims; return the refusals of those that get fewer, or none."""
-        draft = self._draft
+        draft, allocatable = self._draft, self._draft.sets.allocatable
         for assignment in (it for it in draft.ledger if it.device_claims):
-            left = replace(assignment, cpus=assignment.cpus & draft.sets.allocatable)
-            if left != assignment:
-                draft.ledger = draft.ledger.change(left) if left.cpus else draft.ledger.release(left.owner)
+            left = assignment.cpus & allocatable
+            if not left:
+                draft.ledger = draft.ledger.release(assignment.owner)
+            elif left != assignment.cpus:
+                draft.ledger = draft.ledger.change(replace(assignment, cpus=left))
         return tuple(refusal for user in self._users.values() for refusal in self._assigned(user))
 
     def _assigned(self, user: _User) -> Iterator[Refusal]:

@@ -15,6 +15,7 @@ from apiserver.errors import Refused, Unavailable
 from pinning.dra.claims import ClaimGrant, ClaimPart, DeviceClaim
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
+from pinning.pods.resources import MOST_CPUS
 from tests.agent.dra.driver_node import Node, on, pod
 from tests.pinning.dra.claiming import claim, document, result, uid_of
 
@@ -80,6 +81,7 @@ def test_each_claim_of_a_request_has_its_own_answer(tmp_path: Path) -> None:
     [
         (document(result("1"), uid=uid_of("other")), "was made anew, with another uid"),
         (document(result(consumedCapacity=None), uid=UID), "says no consumedCapacity"),
+        (document(*[result("1")] * 200, uid=UID), "results is no list of at most 32"),
         ([], "is no object"),
     ],
 )
@@ -88,7 +90,10 @@ def test_invalid_claim_is_refused_with_a_reason(tmp_path: Path, given: Any, text
 
     async def use(node: Node) -> None:
         node.api.claims["x"] = given
-        assert text in (await node.prepare("x"))["x"].error
+        error = (await node.prepare("x"))["x"].error
+        assert text in error
+        assert len(error) < 400  # whatever the claim has
+        assert (node.files(), dict(node.ledger.claims)) == ({}, {})
 
     on(tmp_path, use)
 
@@ -306,6 +311,37 @@ def test_claim_deleted_during_a_restart_is_released(tmp_path: Path) -> None:
         assert uid_of("y") in node.ledger.claims
 
     on(tmp_path, use)
+
+
+def test_claim_of_thirty_two_results_has_a_device_for_each(tmp_path: Path) -> None:
+    """All are in one file, and an agent without a checkpoint reads them from it."""
+
+    async def use(node: Node) -> None:
+        node.add("x", *[1] * 32)
+        devices = (await node.prepare("x"))["x"].devices
+        assert [list(it.request_names) for it in devices] == [[f"r{at}"] for at in range(32)]
+        (written,) = node.files().values()
+        assert [it["containerEdits"]["env"] for it in written["devices"]] == [
+            [f"DRA_CPUSET_{UID}={node.ledger.claims[UID].of(f'r{at}')}"]
+            for at in sorted(range(32), key=lambda at: f"r{at}")
+        ]
+        assert CDIFiles(node.cdi).given() == (node.ledger.claims[UID],)
+        assert await node.unprepare("x") == ""
+        assert (node.files(), dict(node.ledger.claims)) == ({}, {})
+
+    on(tmp_path, use, cpus=32)
+
+
+def test_largest_claim_is_read_from_its_file(tmp_path: Path) -> None:
+    """It has the most results, names of the greatest length, and every other CPU of the largest machine."""
+    names = [f"{at:02}".ljust(63, "r") for at in range(32)]
+    parts = tuple(ClaimPart(name, "d" * 63, "s" * 36, MOST_CPUS // 64) for name in names)
+    kept = tuple(CPUSet(range(at * 2, MOST_CPUS, 64)) for at in range(32))
+    pods = frozenset(uid_of(f"p{at}") for at in range(256))
+    largest = ClaimGrant(DeviceClaim(UID, "n" * 63, "c" * 253, pods, parts), kept, is_prepared=True)
+    files = CDIFiles(tmp_path)
+    files.write(largest)
+    assert files.given() == (largest,)
 
 
 def test_many_claims_are_prepared_concurrently(tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_claim_without_results_of_ours_has_no_parts(given: dict[str, Any]) -> No
     assert found.parts == ()
 
 
+def test_allocation_of_as_many_results_as_the_api_allows_is_read() -> None:
+    """Each of them is a part; one more is refused, because no API server has it."""
+    results = [result(request=f"r{number}") for number in range(33)]
+    found = read_claim(document(*results[:32]), NODE)
+    assert isinstance(found, DeviceClaim)
+    assert [part.request for part in found.parts] == [f"r{number}" for number in range(32)]
+    assert isinstance(read_claim(document(*results), NODE), BadClaim)
+
+
 CONFIG = [{"source": "FromClaim", "opaque": {"driver": "cpu.corepin.io", "parameters": {}}}]
 
 

@@ -1,0 +1,45 @@
+"""ResourceClaims of the most results that there can be, and of more CPUs than their device has."""
+
+from __future__ import annotations
+
+from pinning.planning.observed import Owner
+from tests.pinning.dra.claiming import ClaimWorld, claim, uid_of
+from tests.pinning.nodes import smt_machine
+
+
+def owned(node: ClaimWorld, pod: str) -> str:
+    """Return the CPUs of a pod's container in the ledger; core N of the machine has CPUs N and N + its cores."""
+    held = node.ledger.of(Owner(pod, "c0"))
+    return str(held.cpus) if held else ""
+
+
+def test_claim_of_more_than_its_device_has_is_not_advised_to_wait() -> None:
+    """No end of another pod gives it room, as after the operator has reserved more CPUs; a claim that fits has its own."""
+    node = ClaimWorld(smt_machine(4))
+    node.claims(claim("x", 8), claim("y", 6, pods=("b",)))
+    node.user("a", "x")
+    node.user("b", "y")
+    waiting = node.plan().waiting_claims
+    assert waiting == {
+        uid_of(
+            "x"
+        ): "request r0 wants 8 CPUs of cpudevnuma000, and 6 of 6 are on cores of which nothing is held:"
+        " delete the pod, so that it is scheduled anew"
+    }
+    refusal = next(it for it in node.plan().refusals if it.owner == Owner("a", "c0"))
+    assert refusal.blocks_start
+    assert owned(node, "b") == node.held("y") == "1-3,5-7"
+
+
+def test_claim_of_thirty_two_results_has_cpus_for_each_or_none_at_all() -> None:
+    """That is the most that an allocation has; a claim whose last result does not fit holds nothing."""
+    node = ClaimWorld(smt_machine(34))
+    node.claims(claim("x", *[2] * 32), claim("y", *[2] * 32, pods=("b",)))
+    node.user("a", "x")
+    node.user("b", "y")
+    planned = node.plan()
+    assert (node.held("x"), owned(node, "a")) == ("1-32,35-66", "1-32,35-66")
+    assert list(planned.waiting_claims) == [uid_of("y")]
+    node.unprepare(uid_of("x"))
+    node.plan()
+    assert (node.held("x"), node.held("y")) == ("", "1-32,35-66")
