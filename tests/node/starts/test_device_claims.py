@@ -38,10 +38,21 @@ def _assert_own(node: Node, container: Container, name: str, its: str) -> CPUSet
     return own
 
 
+def _container(node: Node, name: str, container: str) -> Container:
+    """Return a running container of a pod by its name."""
+
+    def found() -> Container | None:
+        document = node.pod(name)
+        statuses = [it for it in document["status"].get("containerStatuses", ()) if it["name"] == container]
+        return node.container_of({"status": {"containerStatuses": statuses}})
+
+    return until(f"container {container} of pod {name} runs", found)
+
+
 def _values(pod: Path, variable: str) -> set[str]:
     """Return the values of a variable in the processes of a pod; a shell passes none with dashes in its name on."""
     found = set()
-    for file in pod.glob("*/cgroup.procs"):
+    for file in (*pod.glob("cgroup.procs"), *pod.glob("*/cgroup.procs")):
         for pid in file.read_text().split():
             entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
             found |= {entry.removeprefix(variable) for entry in entries if entry.startswith(variable)}
@@ -65,6 +76,50 @@ def test_container_runs_on_its_claim_from_the_first_instruction_on(
     assert len(own) == 1
     node.settled({beside: node.all - own})
     until("its status", lambda: (node.status("user") or {}).get("cpus") == str(own))
+
+
+def _forging(document: dict[str, Any], variable: str, value: CPUSet) -> dict[str, Any]:
+    """Return a pod whose containers have a variable in their specification, and keep it: none runs a shell."""
+    for container in document["spec"]["containers"]:
+        container |= {"command": ["/bin/sleep", "1000000"], "env": [{"name": variable, "value": str(value)}]}
+    return document
+
+
+def test_forged_variable_gives_no_cpus(claim_node: Node) -> None:
+    """A container with the claim has its CPUs and its value; its sidecar and another pod have the shared set."""
+    node = claim_node
+    node.apply(claim("own"))
+    variable = f"{DRA_CPUSET_PREFIX}{uid_of_claim(node, 'own')}"
+    user, other = claiming_pod("user", "own"), pod("other")
+    user["spec"]["containers"][1]["resources"] = {}  # of the sidecar
+    node.apply(_forging(user, variable, node.all), _forging(other, variable, node.all))
+    main, sidecar = (_container(node, "user", name) for name in ("main", "again"))
+    beside, own = node.running("other"), _held_cpus(node)
+    assert len(own) == 1
+    node.settled({main: own, sidecar: node.all - own, beside: node.all - own})
+    values = {it.id: _values(it.folder, f"{variable}=") for it in (main, sidecar, beside)}
+    assert values == {main.id: {str(own)}, sidecar.id: {str(node.all)}, beside.id: {str(node.all)}}
+
+
+def test_claim_that_no_container_names_is_held(claim_node: Node) -> None:
+    """The kubelet prepares it and the scheduler counts it; no container has its CPUs, by a forged variable either."""
+    node = claim_node
+    node.apply(claim("unnamed"))
+    variable = f"{DRA_CPUSET_PREFIX}{uid_of_claim(node, 'unnamed')}"
+    user = _forging(claiming_pod("user", "unnamed"), variable, node.all)
+    for container in user["spec"]["containers"]:
+        container["resources"] = {}
+    [main] = node.run(user)
+    node.settled({main: node.all - _held_cpus(node)})
+    node.remove("user")
+    until_equal("it is given back", lambda: held(node), [])
+
+
+def _held_cpus(node: Node) -> CPUSet:
+    """Return the CPUs of the only claim that is held."""
+    [grant] = held(node)
+    [part] = grant["parts"]
+    return CPUSet.parse(part["cpus"])
 
 
 def test_claim_waits_in_prepare_until_a_classic_pod_has_gone(claim_node: Node) -> None:
