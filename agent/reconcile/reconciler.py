@@ -214,6 +214,8 @@ class Reconciler:
         if not config.observe:  # while observing, the kubelet writes the cpusets
             self._foreign_writes.count(self.observer.rewritten)
         undone = await self._act(plan, observed, writes=not config.observe)
+        # Before the flush, which takes longest: the kubelet prepares claims anew after a power failure.
+        self._interfaces.claims.passed(plan.ledger, plan.waiting_claims, observes=config.observe)
         self._look_back(observed.known_uids)
         self.observer.sandboxes.look_back({action.container_id for action in plan.actions})
         await self.checkpoint.settle()
@@ -222,7 +224,6 @@ class Reconciler:
             self._quotas.follow(self.observer.records.values(), plan.ledger, observed, config.quota, now)
         read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)
         await self._pin_vms(plan, observed, config, undone)
-        self._interfaces.claims.passed(plan.ledger, plan.waiting_claims, observes=config.observe)
         result = pass_result(observed, plan, self.observer, self._foreign_writes, self.vms.states())
         names = self._settings.node, self._interfaces.runtime.name
         starts, group = self._watched.start_way, self._settings.group
