@@ -19,7 +19,7 @@ def near_free(node: PlannedNode, step: Step) -> dict[str, NearCPUs]:
     """Return the CPUs that are free beside the next device of each resource, as a node with `nearCPUs` counts them."""
     sets, topology, ledger = node.sets, node.topology, step.ledger
     kinds: dict[str, Counter[CPUSet]] = {device.resource: Counter() for device in node.devices}
-    for device in step.free_devices if step.pod else node.devices:
+    for device in step.free_devices:
         kinds[device.resource][device.nodes] += 1
     pool = sets.pools.exclusive & sets.allocatable & topology.online
     free, shared = sets.allocatable - ledger.held, sets.shared(ledger)

@@ -1,4 +1,7 @@
-"""`corepin plan`: the CPUs that pods would get on a machine, with reasons. Needs neither machine nor cluster."""
+"""`corepin plan`: the CPUs that pods and ResourceClaims would get on a machine, with reasons.
+
+It needs neither machine nor cluster.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ if TYPE_CHECKING:
     from pinning.planning.node_config import NodeConfig
 
 _LISTED = 3  # documents in a message
-DESCRIPTION = "Show which CPUs pods would get on a machine, and why, or why not."
+DESCRIPTION = "Show which CPUs pods and ResourceClaims would get on a machine, and why, or why not."
 EPILOG = """\
 Workloads count as many pods as they have replicas (a DaemonSet one, a Job those that run at once), virtual machines
 their launcher with the CPU of each vCPU; other kinds are ignored. Objects whose controller is among the documents are
 not counted again: give the output of `kubectl get deploy,rs,pods -o yaml` as it is. Documents are taken as events in their order: one of the same
 kind, namespace and name again is an update, one with metadata.deletionTimestamp is gone. With -o json one line is
-printed after each pod that comes, changes or goes; the text shows the machine after the last one. The file for
+printed after each pod that comes, changes or goes, and after each claim; the text shows the machine after the last one. The file for
 --topology is made by
   LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE
 """
@@ -42,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "plan", help="show which CPUs pods would get on a machine", description=DESCRIPTION, epilog=EPILOG
     )
-    add_file_flag(parser)
+    add_file_flag(parser, required=False)
     machine = parser.add_mutually_exclusive_group(required=True)
     machine.add_argument(
         "--topology",
@@ -61,6 +64,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help='reserved CPUs, which no claim gets, e.g. "0-1,8" (default: the core of the lowest CPU that is not isolated)',
     )
     parser.add_argument("--config", metavar="FILE", help="the node's configuration, as the agent reads it")
+    _add_devices_and_claims(parser)
+    add_output_flag(parser, "one JSON line after each event")
+    return parser
+
+
+def _add_devices_and_claims(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for what pods have besides CPUs, and for claims."""
     parser.add_argument(
         "--device",
         metavar="RESOURCE=NODE,NODE...",
@@ -74,12 +84,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="which of these devices pods get, by their NUMA nodes, e.g. {default/web: {main: {nvidia.com/gpu: [1]}}}",
     )
-    add_output_flag(parser, "one JSON line after each event")
-    return parser
+    parser.add_argument(
+        "--claim",
+        metavar="N",
+        action="append",
+        default=[],
+        help="a ResourceClaim of N CPUs of class cpu.corepin.io or dra.cpu that comes to the node after the pods of -f, which"
+        " may be left out then; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; pods that do not fit are part of the output, not an error."""
+    """Print the plan; pods and claims that do not fit are part of the output, not an error."""
+    from corepin.offline.claims import read_claims
     from corepin.offline.devices import notes_on, read_devices
     from corepin.offline.given_devices import read_given
     from corepin.offline.simulate import PlannedNode
@@ -87,7 +104,12 @@ def run(args: argparse.Namespace) -> int:
     from pinning.errors import PinningError
     from pinning.planning.node_sets import check_machine
 
-    documents = _documents(args.filename)
+    claims = read_claims(args.claim)
+    if not args.filename and not claims:
+        raise CommandFailed(
+            "nothing to plan: give pods by -f FILE, or the CPUs of a ResourceClaim by --claim N"
+        )
+    documents = _documents(args.filename) if args.filename else []
     try:
         topology, published = _read_published(args) if args.node else (read_machine(args.topology), None)
         config = _read_config(args.config, args.reserved, published)
@@ -97,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     node = PlannedNode(topology, config, read_devices(args.device), read_given(args.devices))
     for note in (*notes_on(topology, node.devices), *_not_planned(node.chosen, documents)):
         _note(note)
-    steps = node.steps(documents)
+    steps = node.steps(documents, claims)
     if args.output == "json":
         write_out("".join(_json(node, step) for step in steps))
         return 0
@@ -218,8 +240,10 @@ def _json(node: PlannedNode, step: Step) -> str:
     from drawing.picture import reading_order
 
     held = {label(assignment): assignment for assignment in step.ledger.parts if assignment.cpus}
+    claims = {claim.name: claim.as_json(node.topology) for claim in step.claims}
     line = {
-        "pod": step.pod,
+        **({"pod": step.pod} if step.pod else {"claim": step.claims[-1].name}),
+        **({"claims": claims} if claims else {}),
         "assignments": {
             name: _assignment(node, step, held[name]) for name in sorted(held, key=reading_order)
         },

@@ -43,8 +43,12 @@ def describe(node: PlannedNode, step: Step, width: int, *, colour: bool) -> Pain
             if assignment.cpus
         ],
         "devices": [*filter(None, [near_words(near_free(node, step))])],
+        "claims": [claim.as_text(node.topology) for claim in step.claims if claim.cpus],
         "threads of virtual machines": [f"{name}: {threads}" for name, threads in machines],
-        "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
+        "refused": [
+            *(f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals),
+            *(f"{it.name} of {it.asked} CPUs: {it.refused}" for it in step.claims if it.refused),
+        ],
         "warnings": [
             *(f"{step.pod}: {warning}" for warning in step.warnings),
             *_memory(node, held),
@@ -79,9 +83,10 @@ def _picture(node: PlannedNode, step: Step, held: list[Assignment]) -> Picture:
         for assignment in held
         if assignment.cpus
     )
+    claims = (Holder(claim.name, claim.cpus) for claim in step.claims if claim.cpus)
     return Picture(
         node.topology,
-        tuple(owners),
+        (*owners, *claims),
         reserved=sets.reserved,
         shared=shared,
         pools=pools_drawn(sets.pools.set_aside & sets.universe, free),

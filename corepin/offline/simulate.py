@@ -1,10 +1,14 @@
-"""Simulation of one node: documents are events, with a plan after each pod that is added, changed or deleted."""
+"""Simulation of one node: documents are events, with a plan after each pod that is added, changed or deleted.
+
+Claims come after them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from corepin.offline.claims import ClaimsOnNode, plan_claims
 from corepin.offline.devices import NodeDevices
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_sets import node_sets
@@ -12,8 +16,9 @@ from pinning.planning.observed import Observed, Owner, SeenPod
 from pinning.planning.plan import plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from corepin.offline.claims import PlannedClaim
     from corepin.offline.given_devices import Given
     from corepin.offline.guest import Guest, Threads
     from corepin.offline.planned import Planned
@@ -33,7 +38,7 @@ NOT_GIVEN: Final = "this plan has no devices for it: name them with --device"
 class Step:
     """The node after one event."""
 
-    pod: str  # namespace/name of the event's pod
+    pod: str  # namespace/name of the event's pod; empty: the event is the last claim
     documents: Mapping[str, Planned]  # documents of the node's pods, by the pod's namespace/name
     warnings: tuple[str, ...]  # of the event's pod
     ledger: Ledger
@@ -41,6 +46,7 @@ class Step:
     machines: Mapping[str, Threads] = field(default_factory=dict)  # by the name of their assignment
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=dict)
     free_devices: tuple[Device, ...] = ()
+    claims: tuple[PlannedClaim, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,12 +66,16 @@ class PlannedNode:
     @property
     def empty(self) -> Step:
         """The node before the first event."""
-        return Step("", {}, (), Ledger(), ())
+        return Step("", {}, (), Ledger(), (), free_devices=self.devices)
 
-    def steps(self, documents: Iterable[Planned]) -> Iterator[Step]:
-        """Yield the node after each event: a repeated pod is an update, one being deleted is removed."""
+    def steps(self, documents: Iterable[Planned], claims: Sequence[int] = ()) -> Iterator[Step]:
+        """Yield the node after each event: a repeated pod is an update, one being deleted is removed.
+
+        After the pods come claims of so many CPUs.
+        """
         ledger, node, places = Ledger(), _Pods(), _Places(self.topology)
         given = NodeDevices(self.devices, self.chosen)
+        step, seen = self.empty, Observed(self.topology, self.topology.online, ())
         for number, document in enumerate(documents):
             for key, event_pod in node.events(document, number):
                 pods_here = tuple(pod for pod, _ in node.here.values())
@@ -83,9 +93,13 @@ class PlannedNode:
                 warnings += [lacking[key]] if key in lacking else []
                 here = {name: owner for name, (_, owner) in node.here.items()}
                 machines = places.of(ledger, here)
-                yield Step(
+                step = Step(
                     key, here, tuple(warnings), ledger, planned.refusals, machines, devices, given.free
                 )
+                yield step
+        before = ClaimsOnNode((), step.ledger, step.refusals)
+        for now in plan_claims(seen, before, self.config, claims):
+            yield replace(step, pod="", warnings=(), **now._asdict())
 
 
 def _unknown(here: Mapping[str, tuple[SeenPod, Planned]], lacking: Mapping[str, str]) -> dict[Owner, str]:

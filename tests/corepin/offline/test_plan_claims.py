@@ -1,0 +1,174 @@
+"""`corepin plan --claim`: what ResourceClaims of so many CPUs would get."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corepin.cli import main
+from corepin.offline.claims import MOST_CLAIMS
+from tests.corepin.documents import written
+from tests.corepin.plans import GPU_POD, machine, pod
+
+CLAIMING_POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: user, annotations: {qos.gocrane.io/cpu-manager: exclusive}}
+spec:
+  resourceClaims: [{name: cpu, resourceClaimName: theirs}]
+  containers:
+  - {name: main, resources: {claims: [{name: cpu}], limits: {cpu: 2}}}
+"""
+
+
+def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> list[Any]:
+    """Return the JSON lines of a plan on two NUMA nodes of 4 cores with 2 threads, the first of them reserved."""
+    assert main(["plan", "--topology", machine(tmp_path), "-o", "json", *flags]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_claims_get_whole_cores_of_the_first_device_with_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is a line after each claim, with all before it; one that does not fit says what room there is."""
+    first, second, third = planned(tmp_path, capsys, "--claim", "3", "--claim", "5500m", "--claim", "4")
+    one = {"asked": 3, "device": "cpudevnuma000", "cpus": "1-2,9-10", "numaNodes": [0]}
+    two = {"asked": 6, "device": "cpudevnuma001", "cpus": "4-6,12-14", "numaNodes": [1]}
+    assert first == {
+        "claim": "claim-1",
+        "claims": {"claim-1": one},
+        "assignments": {},
+        "shared": "0,3-8,11-15",
+        "refused": [],
+    }
+    assert (second["claim"], second["claims"]) == ("claim-2", {"claim-1": one, "claim-2": two})
+    refused = third["claims"].pop("claim-3")
+    assert third["claims"] == second["claims"]
+    assert refused["asked"] == 4
+    assert "has room for 4 CPUs, free are 2 on cpudevnuma000, 2 on cpudevnuma001" in refused["refused"]
+    assert third["shared"] == second["shared"]
+
+
+def test_claims_come_after_the_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pods keep their CPUs, with devices too, and claims get what is left; without --claim no line names claims."""
+    source = written(tmp_path, pod("name: a", "4", policy="exclusive"), GPU_POD.format(name="b", gpus=1))
+    flags = ("-f", source, "--device", "nvidia.com/gpu=1", "--reserved", "0,8")
+    *_, before = planned(tmp_path, capsys, *flags)
+    *pods, last = planned(tmp_path, capsys, *flags, "--claim", "2")
+    assert [line.get("pod") for line in pods] == ["default/a", "default/b"]
+    assert not any("claims" in line for line in pods)
+    assert last["assignments"] == before["assignments"]
+    assert last["claims"]["claim-1"]["cpus"] == "3,11"
+    assert before["pod"] == "default/b"
+
+
+def test_cpus_beside_free_devices_are_counted_without_those_of_claims(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No pod has the device, so that it stays free; each claim takes a core of its NUMA node."""
+    near, flags = "near.corepin.io/nvidia.com.gpu", ("--claim", "2", "--claim", "2")
+    found = planned(tmp_path, capsys, "--device", "nvidia.com/gpu=0", *flags)
+    assert [line["nearCPUs"] for line in found] == [{near: 4}, {near: 2}]
+
+
+def test_claim_of_a_pod_is_not_one_of_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod that names a claim is planned as without --claim: whose CPUs that claim has is not in its document."""
+    source = written(tmp_path, CLAIMING_POD)
+    first, second = planned(tmp_path, capsys, "-f", source, "--claim", "2")
+    assert first["assignments"] == second["assignments"]
+    assert list(first["assignments"]) == ["default/user/main"]
+    assert second["claims"]["claim-1"]["cpus"] == "2,10"
+
+
+def test_text_draws_claims_beside_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The picture has each claim, the lines say what was asked, and a claim without CPUs is refused."""
+    source = written(tmp_path, pod("name: a", policy="exclusive"))
+    words = ["plan", "-f", source, "--topology", machine(tmp_path), "--claim", "1", "--claim", "2"]
+    assert main([*words, "--claim", "9"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "claim-1 2 CPUs 2,10" in text
+    assert (
+        "claim-1: 2 CPUs 2,10 of cpudevnuma000 on NUMA node 0; 1 asked, and the scheduler counts whole cores"
+        in text
+    )
+    assert "claim-2: 2 CPUs 3,11 of cpudevnuma000 on NUMA node 0 refused:" in text
+    assert (
+        "claim-3 of 9 CPUs: no device of this node has room for 9 CPUs, free are 8 on cpudevnuma001:" in text
+    )
+
+
+def test_last_core_of_the_shared_set_is_not_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a strict reserve one core is kept for other containers, as the agent publishes it."""
+    config = tmp_path / "node.yaml"
+    config.write_text('{reserved: "0-2,8-10", strictReserved: true}')
+    lines = planned(tmp_path, capsys, "--config", str(config), *["--claim", "2"] * 5)
+    found = lines[-1]["claims"]
+    cpus = [found[f"claim-{number}"].get("cpus") for number in range(1, 6)]
+    assert cpus == ["3,11", "4,12", "5,13", "6,14", None]
+    assert "has room for claims" in found["claim-5"]["refused"]
+
+
+def test_node_that_only_observes_offers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its agent is no driver then; the message names the setting."""
+    config = tmp_path / "node.yaml"
+    config.write_text("observe: true")
+    (line,) = planned(tmp_path, capsys, "--config", str(config), "--claim", "2")
+    assert line["claims"]["claim-1"]["refused"].endswith("set observe to false in its configuration")
+
+
+@pytest.mark.parametrize("amount", ["0", "-2", "many", "", "10G", "8193", "1e99", "x" * 10_000])
+def test_wrong_number_is_refused(amount: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The flag is shown, truncated, with what it may be and an example."""
+    assert main(["plan", "--topology", machine(tmp_path), f"--claim={amount}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"corepin plan: --claim '{amount[:37]}")
+    assert "is no number of CPUs from 1 to 8192: write for example --claim 12" in error
+    assert len(error) < 200
+
+
+def test_too_many_claims_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is a plan of the whole node."""
+    words = ["plan", "--topology", machine(tmp_path), *["--claim=1"] * (MOST_CLAIMS + 1)]
+    assert main(words) == 2
+    assert (
+        f"--claim is given {MOST_CLAIMS + 1} times: give it at most {MOST_CLAIMS} times"
+        in capsys.readouterr().err
+    )
+
+
+def test_neither_pods_nor_claims_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both flags are named."""
+    assert main(["plan", "--topology", machine(tmp_path)]) == 2
+    assert (
+        "nothing to plan: give pods by -f FILE, or the CPUs of a ResourceClaim by --claim N"
+        in capsys.readouterr().err
+    )
+
+
+def test_every_hash_seed_gives_the_same_claims(tmp_path: Path) -> None:
+    """Equal input gives equal output in each interpreter."""
+    words = [
+        str(Path(sys.executable).with_name("corepin")),
+        "plan",
+        "--topology",
+        machine(tmp_path),
+        "-o",
+        "json",
+    ]
+    words += ["--claim", "3", "--claim", "1", "--claim", "5"]
+    outputs = {
+        subprocess.run(
+            words, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
+        ).stdout
+        for seed in ("0", "4711")
+    }
+    assert len(outputs) == 1
+    assert len(next(iter(outputs)).splitlines()) == 3
