@@ -106,6 +106,12 @@ class QuietResult:
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
     parts: tuple[QuietPart, ...] = ()  # those that the operator has asked for
     is_off: bool = False  # the operator has switched off that interrupts are moved, which `reason` says
+    fully: CPUSet | None = None  # CPUs that the parts concern; None: all of `cpus`
+
+    @property
+    def part_cpus(self) -> CPUSet:
+        """The CPUs that the parts concern."""
+        return self.cpus if self.fully is None else self.fully
 
     @property
     def why_not(self) -> str:

@@ -85,6 +85,7 @@ class Quiet(Part, frozen=True):
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
     parts: tuple[QuietPart, ...] = ()
     is_off: bool = False  # the operator has switched off that interrupts are moved, which `reason` says
+    fully: str | None = None  # CPUs that the parts concern; None: all of `cpus`
 
 
 class AgentSets(Sets, frozen=True, kw_only=True):

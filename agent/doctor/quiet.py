@@ -22,8 +22,10 @@ def quiet_checks(quiet: Quiet | None) -> Iterator[Check]:
         message = f"the kernel alone places {', '.join(quiet.managed)}, which may use CPUs {quiet.cpus}"
         remedy = "submit I/O to these devices from other CPUs: such an interrupt comes to the CPU that submitted the I/O"
         yield ok("managed interrupts", message, remedy)
+    fully = quiet.cpus if quiet.fully is None else quiet.fully
     for part in quiet.parts:
-        yield from _part(part, quiet.cpus)
+        if fully or part.reason:  # without such CPUs there are originals at most that cannot be given back
+            yield from _part(part, fully or quiet.cpus)
 
 
 def _part(part: QuietPart, cpus: str) -> Iterator[Check]:

@@ -69,7 +69,9 @@ class QuietKeeper:
         if result is None:
             return None
         parts = (self._part_round(name, part, fully) for name, part in self._parts.items())
-        return replace(result, parts=tuple(filter(None, parts)))
+        return replace(
+            result, parts=tuple(filter(None, parts)), fully=None if fully == result.cpus else fully
+        )
 
     def _part_round(self, name: QuietWord, part: Part, cpus: CPUSet) -> QuietPart | None:
         """Return what a part came to; an error of one does not keep the others from their work."""

@@ -20,7 +20,7 @@ from pinning.planning.ledger import quiet_cpus
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from agent.node_state import NodeState, PodState
     from agent.quiet.keeper import QuietKeeper
@@ -71,23 +71,27 @@ class Quieting:
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.set()
-        owners = {
-            owner
+        reasons = {
+            owner: self._why_not(state, quiet, fully if it.is_quiet(is_crio=True) else None)
             for it in state.ledger.parts
             if it.cpus and it.is_quiet(is_crio=is_crio)
             for owner in _running_on(it)
         }
-        if not owners:
+        if not reasons:
             return replace(state, quiet=self._node_result())
-        reason = self._why_not(state, quiet)
-        uids = {owner.pod_uid for owner in owners}
-        pods = tuple(_with_reason(pod, owners, reason) if pod.uid in uids else pod for pod in state.pods)
+        uids = {owner.pod_uid for owner in reasons}
+        pods = tuple(_with_reason(pod, reasons) if pod.uid in uids else pod for pod in state.pods)
         return replace(state, pods=pods, quiet=self._node_result())
 
-    def _why_not(self, state: NodeState, quiet: CPUSet) -> str:
+    def _why_not(self, state: NodeState, quiet: CPUSet, fully: CPUSet | None) -> str:
+        """Return why CPUs are not kept quiet; `fully` None: of a container that is about interrupts alone."""
         if self._reason or state.observes:
             return self._reason or OBSERVES
-        return self._result.why_not if quiet <= self._result.cpus else self._result.why_not or QUIET_PENDING
+        result = self._result
+        if fully is None:
+            return result.reason or ("" if quiet <= result.cpus else QUIET_PENDING)
+        is_done = quiet <= result.cpus and fully <= result.part_cpus
+        return result.why_not or ("" if is_done else QUIET_PENDING)
 
     def _node_result(self) -> QuietResult | None:
         """Return None where the operator has not asked for it: such a node gets no condition."""
@@ -166,9 +170,10 @@ def _running_on(assignment: Assignment) -> Iterator[Owner]:
         yield Owner(assignment.owner.pod_uid, user.container)
 
 
-def _with_reason(pod: PodState, owners: set[Owner], reason: str) -> PodState:
+def _with_reason(pod: PodState, reasons: Mapping[Owner, str]) -> PodState:
     containers = (
-        replace(it, quiet=reason) if Owner(pod.uid, it.name) in owners else it for it in pod.containers
+        replace(it, quiet=reasons[owner]) if (owner := Owner(pod.uid, it.name)) in reasons else it
+        for it in pod.containers
     )
     return replace(pod, containers=tuple(containers))
 

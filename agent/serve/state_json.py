@@ -100,6 +100,7 @@ def _quiet(result: QuietResult) -> Quiet:
         conflicts=result.conflicts,
         irqbalance=result.irqbalance,
         is_off=result.is_off,
+        fully=None if result.fully is None else str(result.fully),
         parts=tuple(QuietPart(name=it.name, reason=it.reason, conflicts=it.conflicts) for it in result.parts),
     )
 

@@ -110,3 +110,18 @@ def test_parts_beside_interrupts_have_their_checks(part: Any, verdict: str, mess
     assert quiet.parts == (QuietPart(name="workqueues", **part),)
     _, check = quiet_checks(quiet)
     assert (check.subject, check.verdict, check.message) == ("quiet parts", verdict, message)
+
+
+@pytest.mark.parametrize(
+    ("fully", "messages"),
+    [
+        pytest.param("3", ["workqueues are kept off CPUs 3"], id="some"),
+        pytest.param("", [], id="none"),
+    ],
+)
+def test_parts_are_checked_on_the_cpus_that_they_concern(fully: str, messages: list[str]) -> None:
+    """CRI-O's annotation keeps interrupts alone off CPUs."""
+    parts = (PartResult(QuietWord.WORKQUEUES),)
+    result = QuietResult(CPUSet([2, 3]), parts=parts, fully=CPUSet.parse(fully))
+    checks = quiet_checks(agent_state(replace(state_of(), quiet=result)).quiet)
+    assert [check.message for check in checks if check.subject == "quiet parts"] == messages

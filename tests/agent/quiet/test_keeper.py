@@ -172,7 +172,9 @@ def test_parts_leave_cpus_alone_that_are_quiet_for_interrupts(whole: Whole) -> N
     """Interrupts are kept off all of them, the other parts follow the fully quiet ones."""
     part = FakePart()
     whole.with_part(part)
-    whole.round("4-5", "5")
+    result = whole.round("4-5", "5")
+    assert result
+    assert (result.cpus, result.part_cpus) == (cpus("4-5"), cpus("5"))
     assert part.asked == ["5"]
     assert whole.kernel.affinities["25"] == cpus("0-3,6-7")
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from agent.errors import Refused
-from agent.node_state import QUIET_PENDING, NodeState, QuietResult
+from agent.node_state import QUIET_PENDING, NodeState, QuietPart, QuietResult
 from agent.process import Agent
 from agent.published_parts import MOST_REASON
 from agent.quiet.level_publisher import LevelPublisher
 from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
+from pinning.contract import QuietWord
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.ledger import quiet_cpus
 from published.agent_state import Quiet
@@ -144,6 +145,26 @@ def test_crios_annotation_is_about_interrupts_alone() -> None:
         scene.quieting.add(shown)
         asyncio.run(one_round(scene))
         assert (scene.keeper.asked, scene.keeper.fully) == ([str(QUIET)], [fully])
+
+
+def test_reason_of_a_part_concerns_the_containers_that_ask_for_it() -> None:
+    """Of one with CRI-O's annotation only interrupts count; one that asks for all waits for the parts too."""
+    irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
+    annotated = replace(
+        state_of(bound("web", container("main", 1), annotations=irq)), runtime="containerd 2.4.2"
+    )
+    failed = (QuietPart(QuietWord.WORKQUEUES, "no masks"),)
+
+    async def scenario(scene: Scene) -> None:
+        scene.keeper.answers = [QuietResult(QUIET, parts=failed, fully=EMPTY)]
+        assert quiet_of(await scene.see(annotated)) == ""
+        scene.keeper.answers = [QuietResult(QUIET, parts=(QuietPart(QuietWord.WORKQUEUES),), fully=EMPTY)]
+        assert quiet_of(await scene.see(STATE)) == QUIET_PENDING
+        scene.keeper.answers = [QuietResult(QUIET, parts=failed)]
+        fewer = replace(STATE, topology=replace(STATE.topology, online=cpus("0-3,5-7")))
+        assert quiet_of(await scene.see(fewer)) == "workqueues: no masks"
+
+    play(scenario)
 
 
 def test_without_quiet_cpus_there_is_no_round() -> None:
