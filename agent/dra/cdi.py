@@ -2,8 +2,6 @@
 
 A claim has one file, with a device for each request. Each write is complete or none: a runtime that reads the folder
 at any moment finds whole files alone. The folder is in memory, so that a reboot removes them, as it does containers.
-Nothing is flushed: where the folder is on a disk, the kubelet prepares each claim anew after a power failure, and a file
-with other content is replaced then.
 """
 
 from __future__ import annotations
@@ -55,6 +53,7 @@ class CDIFiles:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise
+        self._flush()
 
     def remove(self, uid: str) -> None:
         """Delete the file of a claim, if there is one."""
@@ -94,12 +93,21 @@ class CDIFiles:
                 raise OSError(f"{path} is no regular file")
             return file.read(_MOST_BYTES)
 
+    def _flush(self) -> None:
+        handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Write a file that does not exist yet."""
+    """Write a file that does not exist yet, and flush it."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _content(grant: ClaimGrant) -> bytes:
