@@ -24,6 +24,7 @@ from certs.metrics import Metrics
 from certs.probe import Address, Probe
 from certs.rotation import RotationSettings
 from certs.rotator import Rotator
+from tests.environments import plain_http
 from tests.environments.server.daemon import free_port, running
 from tests.environments.server.host import host_apart
 
@@ -121,7 +122,7 @@ class Replica:
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(url, trust_env=False).is_success
+        return plain_http.get(url).is_success
     except httpx.TransportError:
         return False
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
+from tests.environments import plain_http
 from tests.environments.node.cgroup_trees import make_cgroup, make_root
 from tests.environments.node.containerd import VERSIONS, start_containerd
 from tests.environments.node.node import COMMAND
@@ -53,7 +54,7 @@ class AgentRun:
             return {None: "Running", 0: "Succeeded"}.get(code, "Failed")
         assert code is None, self.daemon.log_file.read_text()[-2000:]
         with suppress(httpx.TransportError):
-            if httpx.get(self.ready, trust_env=False).is_success:
+            if plain_http.get(self.ready).is_success:
                 return "Running"
         return "Pending"
 

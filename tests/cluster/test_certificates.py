@@ -14,13 +14,22 @@ from tests.environments.waiting import until, until_equal
 if TYPE_CHECKING:
     from tests.environments.cluster.cluster import Cluster
 
-CONFIGURATIONS = "mutatingwebhookconfiguration,validatingwebhookconfiguration"
+CONFIGURATIONS = [
+    f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations"
+    for kind in ("mutating", "validating")
+]
 
 
 def bundles(cluster: Cluster) -> set[str]:
     """Return the different caBundles of all webhooks."""
-    items = cluster.get(CONFIGURATIONS, "--selector=app.kubernetes.io/name=corepin")["items"]
-    return {entry["clientConfig"].get("caBundle", "") for it in items for entry in it["webhooks"]}
+    selector = "app.kubernetes.io/name=corepin"
+    found = [cluster.plane.read(path, labelSelector=selector)["items"] for path in CONFIGURATIONS]
+    return {
+        entry["clientConfig"].get("caBundle", "")
+        for items in found
+        for it in items
+        for entry in it["webhooks"]
+    }
 
 
 def replicas(cluster: Cluster) -> set[tuple[str, int]]:

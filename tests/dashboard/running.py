@@ -13,6 +13,7 @@ import httpx
 import yaml
 
 from tests.dashboard.documents import Document
+from tests.environments import plain_http
 from tests.environments.server.apiserver import ApiServer
 from tests.environments.server.daemon import Daemon, running
 from tests.manifests.rendered import SYSTEM, objects
@@ -78,7 +79,7 @@ def dashboard(
     with running("corepin dashboard", command, log) as daemon, server.client() as admin:
         found = Dashboard(server, admin, daemon, address(daemon))
         wanted = httpx.codes.OK if is_healthy else httpx.codes.SERVICE_UNAVAILABLE
-        daemon.wait_until(lambda: httpx.get(f"{found.url}healthz").status_code == wanted)
+        daemon.wait_until(lambda: plain_http.get(f"{found.url}healthz").status_code == wanted)
         yield found
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.dashboard.documents import container, event, grid, node, owner, pod, pools, refused
 from tests.dashboard.running import ACCOUNT, Dashboard, dashboard, install_account
+from tests.environments import plain_http
 from tests.environments.server.start import start_servers
 from tests.environments.waiting import until, until_equal
 from tests.manifests.rendered import SYSTEM
@@ -32,7 +33,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
 
 def ask(found: Dashboard, path: str) -> httpx.Response:
     """Return an answer of the dashboard."""
-    return httpx.get(f"{found.url.rstrip('/')}{path}")
+    return plain_http.get(f"{found.url.rstrip('/')}{path}")
 
 
 def test_what_changes_in_the_cluster_is_shown(shown: Dashboard) -> None:

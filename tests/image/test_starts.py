@@ -17,6 +17,7 @@ import pytest
 
 from certs.issue import CA
 from corepin.cli import VERBS
+from tests.environments import plain_http
 from tests.environments.server.daemon import free_port
 from tests.image.container import Locked, container
 from tests.manifests.rendered import objects
@@ -136,7 +137,7 @@ def test_starts_as_the_manifests_lock_it_up(
 def answers(url: str) -> bool:
     """Return whether a GET succeeds."""
     try:
-        return httpx.get(url, trust_env=False, timeout=10).is_success
+        return plain_http.get(url, timeout=10).is_success
     except httpx.TransportError:
         return False
 

@@ -17,12 +17,9 @@ from scripts.release.plugin import unused
 from tests.image.lock import pins
 
 SITE = Path(str(distribution("kubernetes").locate_file("")))
+_OWNERS = packages_distributions()  # reads the metadata of every installed distribution
 MODULES = {
-    name: [
-        module
-        for module, owners in packages_distributions().items()
-        if name in {*map(canonicalize_name, owners)}
-    ]
+    name: [module for module, owners in _OWNERS.items() if name in {*map(canonicalize_name, owners)}]
     for name in {*pins("requirements.lock"), *(it for it in unused() if "/" not in it)}
 }
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import httpx
+from tests.environments import plain_http
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ class Server:
 
     def metric(self, sample: str) -> float:
         """Return one sample of /metrics."""
-        lines = httpx.get(f"{self.status_url}/metrics").text.splitlines()
+        lines = plain_http.get(f"{self.status_url}/metrics").text.splitlines()
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(sample))
 
 

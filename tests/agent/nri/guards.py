@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import httpx
-
+from tests.environments import plain_http
 from tests.environments.server.daemon import free_port, running
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class GuardProcess(NamedTuple):
 
     def readiness(self) -> tuple[int, str]:
         """Return status and text of the readiness probe."""
-        answer = httpx.get(f"{self.url}/readyz", trust_env=False)
+        answer = plain_http.get(f"{self.url}/readyz")
         return answer.status_code, answer.text.strip()
 
 

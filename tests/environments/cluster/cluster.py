@@ -60,13 +60,14 @@ class Cluster(KubeNode):
 
     def pods_of(self, component: str) -> list[Any]:
         """Return the pods of a component."""
-        selector = f"--selector=app.kubernetes.io/component={component}"
-        items: list[Any] = self.get("pods", "--all-namespaces", selector)["items"]
+        selector = f"app.kubernetes.io/component={component}"
+        items: list[Any] = self.plane.read("/api/v1/pods", labelSelector=selector)["items"]
         return items
 
     def secret(self) -> dict[str, str]:
         """Return what the certificates' Secret holds."""
-        data: dict[str, str] = self.get("-n", SYSTEM, "secret", "corepin-webhook-tls").get("data") or {}
+        secret = self.plane.read(f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls")
+        data: dict[str, str] = secret.get("data") or {}
         return data
 
     # The user.

@@ -100,8 +100,13 @@ class Cluster:
         """Create one object that must be accepted, and return it as it is stored."""
         outcome = self.create(document, "-o=json")
         assert not outcome.is_refused, outcome.stderr
-        name = json.loads(outcome.stdout)["metadata"]["name"]
-        return self.stored(str(document["kind"]), name)
+        made = json.loads(outcome.stdout)
+        root = "/api/v1" if made["apiVersion"] == "v1" else f"/apis/{made['apiVersion']}"
+        place = f"{root}/namespaces/{self.namespace}/{made['kind'].lower()}s"
+        with self.api.client() as client:
+            answer = client.get(f"{place}/{made['metadata']['name']}").raise_for_status()
+        read: dict[str, Any] = answer.json()
+        return read
 
     def stored(self, kind: str, name: str) -> dict[str, Any]:
         """Return an object as it is stored."""

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
 def events(node: KubeNode, name: str) -> dict[str, str]:
     """Return the agent's events about a pod, not about earlier ones of its name: reason and message."""
-    uid = node.get("pod", name)["metadata"]["uid"]
-    found = node.get("events", f"--field-selector=involvedObject.uid={uid}")["items"]
+    namespace = "/api/v1/namespaces/default"
+    uid = node.plane.read(f"{namespace}/pods/{name}")["metadata"]["uid"]
+    found = node.plane.read(f"{namespace}/events", fieldSelector=f"involvedObject.uid={uid}")["items"]
     return {
         event["reason"]: event["message"] for event in found if event["source"].get("component") == "corepin"
     }

@@ -20,6 +20,7 @@ from agent.errors import Gone
 from agent.kernel.cgroupfs import PROCS, Hierarchy, find_hierarchy, ids_below, read_text, subfolders
 from agent.kernel.sysfs import read_topology
 from pinning.machine.cpuset import CPUSet, union
+from tests.environments import plain_http
 from tests.environments.node.containerd import CGROUP_ROOT, IMAGE, Containerd
 from tests.environments.server.daemon import Daemon, free_port, running
 from tests.environments.waiting import until, until_equal
@@ -158,7 +159,7 @@ class AgentProcess:
 
     def _get(self, path: str) -> str | None:
         with suppress(httpx.TransportError):
-            answer = httpx.get(f"http://127.0.0.1:{self.metrics_port}{path}", trust_env=False)
+            answer = plain_http.get(f"http://127.0.0.1:{self.metrics_port}{path}")
             return answer.text if answer.is_success else None
         return None
 
@@ -203,16 +204,12 @@ class KubeNode:
 
     def pod(self, name: str) -> Any:
         """Return a pod as the API server has it, without the expense of kubectl; None when there is none."""
-        with self.plane.server.client() as client:
-            answer = client.get(f"/api/v1/namespaces/default/pods/{name}")
-            return answer.json() if answer.is_success else None
+        answer = self.plane.admin.get(f"/api/v1/namespaces/default/pods/{name}")
+        return answer.json() if answer.is_success else None
 
     def pods(self) -> list[Any]:
         """Return all pods."""
-        with self.plane.server.client() as client:
-            items: list[Any] = (
-                client.get("/api/v1/namespaces/default/pods").raise_for_status().json()["items"]
-            )
+        items: list[Any] = self.plane.read("/api/v1/namespaces/default/pods")["items"]
         return items
 
     def annotate(self, name: str, value: str) -> None:
@@ -294,8 +291,7 @@ class KubeNode:
 
     def document(self) -> Any:
         """Return the Node as the API server has it."""
-        with self.plane.server.client() as client:
-            return client.get(f"/api/v1/nodes/{self.name}").raise_for_status().json()
+        return self.plane.read(f"/api/v1/nodes/{self.name}")
 
     def is_ready(self) -> bool:
         """Return whether the node is Ready."""

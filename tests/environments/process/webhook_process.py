@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
-
+from tests.environments import plain_http
 from tests.environments.server.daemon import running
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class WebhookProcess:
 
     def exposition(self) -> str:
         """Return all metrics."""
-        return httpx.get(f"{self.status_url}/metrics", trust_env=False).text
+        return plain_http.get(f"{self.status_url}/metrics").text
 
     def reviews(self, **labels: str) -> int:
         """Return how many reviews were answered, of all or of those with these labels, e.g. outcome="patched"."""
@@ -77,7 +76,7 @@ def corepin_webhook(
         process = WebhookProcess(
             f"https://{serving['reviews']}", f"http://{serving['metrics']}", log_file, authority
         )
-        daemon.wait_until(lambda: httpx.get(f"{process.status_url}/readyz", trust_env=False).is_success)
+        daemon.wait_until(lambda: plain_http.get(f"{process.status_url}/readyz").is_success)
         yield process
         assert process.reviews(outcome="failed") == 0, log_file.read_text()
     assert daemon.process.returncode == 0, log_file.read_text()

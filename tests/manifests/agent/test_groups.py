@@ -21,6 +21,7 @@ from corepin.node_file import read_node_file
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import DEFAULT
 from tests.agent.states import source, state_of
+from tests.environments import plain_http
 from tests.environments.server.catalog import NEWEST
 from tests.environments.server.daemon import free_port
 from tests.manifests.installed import HERE_NODE, NODES, STRATEGIC, THERE_NODE, Caller, Installed
@@ -97,7 +98,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 def answered(port: int, path: str) -> tuple[int, str]:
     """Return what an agent answers; nothing while it does not listen."""
     try:
-        response = httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False)
+        response = plain_http.get(f"http://127.0.0.1:{port}{path}")
     except httpx.TransportError:
         return 0, ""
     return response.status_code, response.text

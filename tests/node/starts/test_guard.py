@@ -11,6 +11,7 @@ import pytest
 
 from pinning.contract import GUARDED, GUARDED_VALUE
 from pinning.machine.cpuset import CPUSet
+from tests.environments import plain_http
 from tests.environments.node.node import COMMAND, pod
 from tests.environments.server.daemon import free_port, running
 from tests.environments.waiting import until
@@ -37,7 +38,7 @@ def guarded(nri_node: Node, tmp_path: Path) -> Iterator[Node]:
 
     def guards() -> bool:
         try:
-            return httpx.get(f"http://{address}/readyz", trust_env=False).is_success
+            return plain_http.get(f"http://{address}/readyz").is_success
         except httpx.TransportError:
             return False
 
