@@ -1,4 +1,4 @@
-"""What the agent counts, in a registry of its own. Gauges show the newest state; nothing is read when asked."""
+"""What the agent counts, in a registry of its own. Gauges show the newest state, which is counted when they are read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections import Counter as Tally
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.registry import Collector
 
 from pinning.machine.cpuset import union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from prometheus_client.metrics_core import Metric
 
     from agent.node_state import ContainerState, NodeState, VMState
     from pinning.machine.cpuset import CPUSet
@@ -20,11 +23,29 @@ APPLY: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.
 WINDOW: Final = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 
 
+class _First(Collector):
+    """Calls a function before the collectors that are registered later are read."""
+
+    def __init__(self, catch_up: Callable[[], None]) -> None:
+        self._catch_up = catch_up
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing, because it has no metric of its own."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Call the function."""
+        self._catch_up()
+        return ()
+
+
 class Metrics:
     """Every metric of one agent."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(_First(self._catch_up))
+        self._newest: NodeState | None = None  # the gauges do not show it yet
         self._shown: dict[Gauge, Mapping[str, int]] = {}  # by gauge with one label
         ProcessCollector(registry=self.registry)
         self._times()
@@ -145,7 +166,15 @@ class Metrics:
         self._refused.labels(reporter).set(number)
 
     def show(self, state: NodeState) -> None:
-        """Show the newest state."""
+        """Let the gauges show this state when they are read, because passes are more frequent than that."""
+        self._newest = state
+
+    def _catch_up(self) -> None:
+        if self._newest:
+            self._show_state(self._newest)
+            self._newest = None
+
+    def _show_state(self, state: NodeState) -> None:
         self._show(self._cpus, {name: len(cpus) for name, cpus in _sets(state).items()})
         self._show(self._assignments, Tally(str(assignment.policy) for assignment in state.ledger))
         self._show(self._refusals, Tally(str(refusal.reason) for refusal in state.refusals))
