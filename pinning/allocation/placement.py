@@ -264,7 +264,9 @@ def _filled(picker: Picker, tiers: list[int], count: int, own: int = 0) -> int:
     """Return `count` CPUs to add to the own ones, using up each tier before the next."""
     taken = 0
     for tier in tiers:
-        wanted = min(count - taken.bit_count(), tier.bit_count())
-        if wanted > 0:
-            taken |= picker.pick(tier, wanted, own | taken)
+        missing = count - taken.bit_count()
+        if tier.bit_count() <= missing:
+            taken |= tier
+        elif missing > 0:
+            taken |= picker.pick(tier, missing, own | taken)
     return taken

@@ -20,7 +20,7 @@ from pinning.planning.run_sets import RunSet, SandboxSet, holders
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pinning.planning.ledger import Ledger
+    from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.observed import Observed, SeenContainer, SeenSandbox
     from pinning.planning.pod_pools import Part
     from pinning.planning.run_sets import RunSets
@@ -91,16 +91,14 @@ class _Leavers:
 
     def __init__(self, writes: list[_Write]) -> None:
         self.writes = writes
-        self.ids = {write.writer.id for write in writes}
-        self._open = list(writes)
+        self._open = _after_shrinks(writes)
 
     def without(self, writer: _Writer) -> _Leavers:
         """Return those of other containers."""
-        others = (write for write in self.writes if write.writer is not writer)
-        return _Leavers(list(others)) if writer.id in self.ids else self
+        return _Leavers([write for write in self.writes if write.writer is not writer])
 
     def are_in(self, ready: set[_Write]) -> bool:
-        """Return whether all are in a set that only grows; each is looked up once."""
+        """Return whether all are in a set that only grows, and has all shrinks; each is looked up once."""
         while self._open and self._open[-1] in ready:
             self._open.pop()
         return not self._open
@@ -108,7 +106,7 @@ class _Leavers:
     def replace(self, write: _Write, by: _Write) -> None:
         """Wait for another write instead of this one, if it is one of these."""
         self.writes = [by if it is write else it for it in self.writes]
-        self._open = list(self.writes)
+        self._open = _after_shrinks(self.writes)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +119,7 @@ class _Write:
     leaves: int = 0  # CPUs that the container no longer uses once this is written
     needs: int = 0  # CPUs that all others must have left before
     home: CPUSet = EMPTY  # CPUs for the unmoved tasks of a container that also uses pools
-    leavers: _Leavers = field(default_factory=lambda: _Leavers([]))
+    leavers: _Leavers = field(default_factory=lambda: _NO_LEAVERS)
     previous: _Write | None = None  # of the same container
 
     def is_free(self, ready: set[_Write]) -> bool:
@@ -135,6 +133,13 @@ class _Write:
         if target is None or self.cpus == target.cpus:
             return target
         return SandboxSet(EMPTY, self.cpus)
+
+
+def _after_shrinks(writes: list[_Write]) -> list[_Write]:
+    return [write for write in writes if write.kind is not Kind.SHRINK]
+
+
+_NO_LEAVERS: Final[_Leavers] = _Leavers([])  # of writes that wait for no CPUs
 
 
 def plan_actions(
@@ -179,7 +184,11 @@ def _on_host(observed: Observed, before: Ledger, run_sets: RunSets) -> tuple[lis
 
 
 def _container(
-    seen: SeenContainer, current: CPUSet, had: Part | None, target: RunSet, has: Part | None
+    seen: SeenContainer,
+    current: CPUSet,
+    had: Assignment | Part | None,
+    target: RunSet,
+    has: Assignment | Part | None,
 ) -> _Writer:
     return _Writer(
         seen.id,
@@ -308,9 +317,11 @@ def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:
 def _link(writes: list[_Write]) -> None:
     """Make each write wait for the writes that leave the CPUs it needs, and for the previous write of its container."""
     leaving: dict[int, list[_Write]] = {}
+    left_by: dict[str, int] = {}
     for write in writes:
         if write.leaves:
             leaving.setdefault(write.leaves, []).append(write)
+            left_by[write.writer.id] = left_by.get(write.writer.id, 0) | write.leaves
     before: dict[str, _Write] = {}
     leavers: dict[int, _Leavers] = {}
     for write in writes:
@@ -320,7 +331,8 @@ def _link(writes: list[_Write]) -> None:
             found = leavers.get(write.needs)
             if found is None:
                 found = leavers[write.needs] = _leavers(leaving, write.needs)
-            write.leavers = found.without(write.writer)
+            is_leaver = left_by.get(write.writer.id, 0) & write.needs
+            write.leavers = found.without(write.writer) if is_leaver else found
 
 
 def _leavers(leaving: Mapping[int, list[_Write]], needs: int) -> _Leavers:
@@ -362,7 +374,7 @@ def _numbered(writes: list[_Write], common: int) -> tuple[Action, ...]:
     """Return the actions. CPUs shared before and after need no ordering."""
     at = {write: number for number, write in enumerate(writes)}
     after = {
-        leavers: tuple(sorted(at[other] for other in leavers.writes))
+        leavers: tuple(sorted([at[other] for other in leavers.writes]))
         for leavers in dict.fromkeys(write.leavers for write in writes)
     }
     return tuple(

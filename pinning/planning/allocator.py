@@ -64,6 +64,17 @@ class EffectivePolicies(NamedTuple):
         return cls(assignment.policy, assignment.smt, assignment.numa, assignment.core_type)
 
 
+def has_same_words(claim: Claim, other: Claim) -> bool:
+    """Return whether two claims have the same effective policies on every node, because they leave open the same ones."""
+    return (
+        claim.smt is other.smt
+        and claim.numa is other.numa
+        and claim.core_type is other.core_type
+        and claim.policy is other.policy
+        and claim.resource == other.resource  # of CMK claims alone
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Allocator:
     """Chooses CPUs on one node."""

@@ -7,7 +7,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import GATE_CONTAINER, DevicePolicy
-from pinning.planning.allocator import EffectivePolicies
+from pinning.planning.allocator import EffectivePolicies, has_same_words
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
 from pinning.pods.budget import empty_pool
@@ -57,13 +57,14 @@ def asks(
     of both.
     """
     kinds, threads = config.counted_claims, observed.topology.smt
-    found = []
+    found, last = [], None
     for pod in observed.by_age:
         counts = CoreCounts(pod.counts, threads, pod.budget) if kinds and pod.counts else None
         for claim, wanted in _parts(pod, ledger, outside):
-            owner, policies = Owner(pod.uid, claim.container), EffectivePolicies.of(claim, config)
+            if last is None or not has_same_words(claim, last):
+                last, policies = claim, EffectivePolicies.of(claim, config)
             missing = counts.uncounted(claim) if counts and claim.smt in kinds else ""
-            found.append(Ask(pod, claim, owner, policies, missing, wanted))
+            found.append(Ask(pod, claim, Owner(pod.uid, claim.container), policies, missing, wanted))
     return tuple(found)
 
 

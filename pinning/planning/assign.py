@@ -98,7 +98,7 @@ class Assigner:
             and ask.policies == (assignment.policy, assignment.smt, assignment.numa, assignment.core_type)
             and not shortage(self.draft.sets, assignment)
             and (
-                self._beside(ask) is ANYWHERE
+                self.draft.beside(ask.owner, ask.claim) is ANYWHERE
                 or (
                     not _was_placed_early(self.draft, assignment)
                     and _meets_devices(self.draft, ask, assignment)
@@ -112,8 +112,8 @@ class Assigner:
     def drop_gone(self) -> None:
         """Release the CPUs of pods that no longer exist, of containers without a claim, and of ended ResourceClaims."""
         gone = {uid for uid in self.draft.ledger.uids if self.draft.observed.is_gone(uid)}
-        owners = [part.owner for part in self.draft.ledger.parts]
-        for owner in [it for it in owners if it not in self._claiming or it.pod_uid in gone]:
+        kept = {it for it in self._claiming if it.pod_uid not in gone} if gone else self._claiming
+        for owner in [part.owner for part in self.draft.ledger.parts if part.owner not in kept]:
             if owner.pod_uid in gone or self._is_given_up(owner):
                 self.draft.ledger = self.draft.ledger.release(owner)
         self.claims.release()

@@ -90,7 +90,7 @@ class Assignment:
     @property
     def owns_cores(self) -> bool:
         """Return whether it shares no physical core with another container."""
-        return self.is_exclusive and self.smt is not SMTPolicy.PREFER
+        return self.smt is not SMTPolicy.PREFER and self.is_exclusive
 
     @property
     def flaw(self) -> str:

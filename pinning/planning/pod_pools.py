@@ -34,7 +34,7 @@ NONE_STARTING: Final[Mapping[str, CPUSet]] = MappingProxyType({})
 
 
 class Part(NamedTuple):
-    """The CPUs of a container: it runs on `cpus`, and their siblings in `idle` stay idle."""
+    """The CPUs of a container where no assignment has just these: it runs on `cpus`, their siblings in `idle` stay idle."""
 
     cpus: CPUSet
     idle: CPUSet = EMPTY
@@ -45,23 +45,28 @@ class Part(NamedTuple):
         return self.cpus | self.idle if self.idle else self.cpus
 
 
-def part_of(ledger: Ledger, owner: Owner, starting: Mapping[str, CPUSet] = NONE_STARTING) -> Part | None:
+def part_of(
+    ledger: Ledger, owner: Owner, starting: Mapping[str, CPUSet] = NONE_STARTING
+) -> Assignment | Part | None:
     """Return the CPUs that a container owns alone or with others of its pod; None: it runs in the shared set.
 
-    `starting` are the CPUs of init containers that have not ended, by pod. Main containers need not keep off them: the
+    They are those of its assignment or of its pod's pool, which are returned as they are: each pass asks for every
+    container. `starting` are the CPUs of init containers that have not ended, by pod. Main containers need not keep off them: the
     kubelet starts these after all init containers.
     """
     held = ledger.of(owner)
     if held:
-        return Part(held.cpus, held.idle)
+        return held
     pool = ledger.pools.get(owner.pod_uid)
     user = pool.claim.pool.user(owner.container) if pool and pool.claim.pool else None
     if not pool or not user:
         return None
+    if user.role is Role.MAIN:
+        return pool if pool.cpus else None
     busy = starting.get(owner.pod_uid, EMPTY) if starting else EMPTY
     if user.role is Role.INIT:
         cpus = _cpus_of_pod(ledger, pool, user)
-    elif busy and user.role is not Role.MAIN:
+    elif busy:
         cpus = (pool.cpus - busy) or (pool.cpus and _cpus_of_pod(ledger, pool, user) - busy) or pool.cpus
     else:
         cpus = pool.cpus

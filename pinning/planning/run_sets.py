@@ -40,7 +40,9 @@ class RunSet(NamedTuple):
     @property
     def cpus(self) -> CPUSet:
         """Every CPU that any of its tasks may run on."""
-        return self.own | self.others if self.own and self.others else self.own or self.others
+        if not self.others:
+            return self.own
+        return self.own | self.others if self.own else self.others
 
     @property
     def at_start(self) -> RunSet:
@@ -61,7 +63,9 @@ class RunSets:
     system: frozenset[str] = frozenset()  # uids of the pods in system namespaces
     # CPUs of init containers that have not ended, by pod.
     starting: Mapping[str, CPUSet] = field(default_factory=lambda: NONE_STARTING)
-    _parts: dict[Owner, Part | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _parts: dict[Owner, Assignment | Part | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -72,7 +76,7 @@ class RunSets:
         """Return the CPUs of a pod's containers without an assignment: of system pods the reserved ones."""
         return (self.sets.system or self.shared) if uid in self.system else self.shared
 
-    def part(self, owner: Owner) -> Part | None:
+    def part(self, owner: Owner) -> Assignment | Part | None:
         """Return the CPUs that a container owns, alone or with others of its pod."""
         if owner not in self._parts:
             self._parts[owner] = part_of(self.ledger, owner, self.starting)
@@ -117,7 +121,7 @@ class RunSets:
     def _pools(self, owner: Owner, used: frozenset[PoolUse]) -> frozenset[PoolUse]:
         return frozenset() if owner in self.undivided else used | asked(self.ledger.of(owner))
 
-    def _with(self, owner: Owner, held: Part | None, uses: frozenset[PoolUse]) -> RunSet:
+    def _with(self, owner: Owner, held: Assignment | Part | None, uses: frozenset[PoolUse]) -> RunSet:
         if held and not uses:
             return RunSet(held.cpus, EMPTY)
         unowned = self.unowned(owner.pod_uid)
