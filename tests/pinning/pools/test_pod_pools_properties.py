@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from itertools import combinations
 from random import Random
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from pinning.machine.cpuset import CPUSet, union
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import Topology
 from pinning.planning.actions import Action
 from pinning.planning.invariants import problems
@@ -25,60 +23,14 @@ from pinning.planning.observed import SeenContainer
 from pinning.planning.plan import Plan, plan
 from pinning.planning.pod_pools import part_of
 from pinning.pods.resources import Role
-from tests.machines import NAMES, lscpu_text
-from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, taken
-from tests.pinning.nodes import SNC, smt_machine
+from tests.machines import NAMES
+from tests.pinning.budgets import pool, put, taken
+from tests.pinning.random_pods import TOPOLOGIES, machine_called, seeded, some_pod
 from tests.pinning.world import World
 
 SEQUENCES = int(os.environ.get("COREPIN_SEQUENCES", "40"))  # per small machine
 OF_CAPTURED = int(os.environ.get("COREPIN_SEQUENCES", "2"))  # per machine of the test data
 EVENTS = 25
-TOPOLOGIES = {
-    "smt": smt_machine(8, 2),
-    "snc": SNC,
-    "four nodes": smt_machine(8, 4, "6-7,14-15"),
-}
-
-
-@cache
-def captured(name: str) -> Topology:
-    """Return a machine of the test data."""
-    return read_lscpu(lscpu_text(name))
-
-
-def seeded(text: str) -> Random:
-    """Return a generator that gives the same sequence in each run."""
-    return Random(text)  # noqa: S311 - no secret
-
-
-def some_pod(uid: str, random: Random, *, is_plain: bool = False, most: int = 7) -> dict[str, Any]:
-    """Return a pod with a budget, whose slices fit in it."""
-    budget = random.randint(1, most)
-    left, containers, annotations = budget, {}, dict(EXCLUSIVE)
-    inits: dict[str, tuple[str | int | None, str]] = {}
-    for at in range(random.randint(1, 3)):
-        cpu = random.choice([None, random.randint(1, max(1, left))]) if left else None
-        containers[f"c{at}"] = cpu
-        left -= cpu or 0
-    if left and random.random() < 0.4:
-        cpu = random.choice([None, random.randint(1, left)])
-        inits["side"] = (cpu, SIDECAR)
-        left -= cpu or 0
-    if random.random() < 0.4:
-        most = budget - (inits.get("side", (0, ""))[0] or 0)  # type: ignore[operator]
-        inits["init"] = (random.choice([None, random.randint(1, most)]) if most else None, "")
-    if not is_plain:
-        if random.random() < 0.2:
-            annotations["cpu-manager.corepin.io/container.c0"] = "share"
-        for family, words in (
-            ("smt-policy", ("prefer", "require", "isolate")),
-            ("numa-policy", ("packed", "single", "distributed")),
-        ):
-            if random.random() < 0.3:
-                annotations[f"{family}.corepin.io/{random.choice(['pod', 'container.c0'])}"] = random.choice(
-                    words
-                )
-    return budgeted(uid, budget, containers, inits, annotations)
 
 
 def resized(document: dict[str, Any], random: Random, most: int) -> dict[str, Any]:
@@ -271,33 +223,8 @@ class Story:
 @pytest.mark.parametrize("machine", [*TOPOLOGIES, *NAMES])
 def test_any_sequence_of_events_keeps_every_rule(machine: str) -> None:
     """Births, ends, edits, resizes, hotplug, restarts, kills, downgrades: pools are disjoint, budgets whole or refused."""
-    topology = TOPOLOGIES.get(machine) or captured(machine)
+    topology = machine_called(machine)
     for seed in range(OF_CAPTURED if machine in NAMES else SEQUENCES):
         story = Story(topology, seeded(f"{machine} {seed}"))
         for _ in range(EVENTS):
             story.next()
-
-
-@pytest.mark.parametrize("machine", TOPOLOGIES)
-def test_upgrade_downgrade_and_upgrade_move_no_exclusive_cpu(machine: str) -> None:
-    """Slices that an agent without pools has given out stay where they are; only pools come and go."""
-    for seed in range(SEQUENCES):
-        random = seeded(f"upgrade {machine} {seed}")
-        world = World(TOPOLOGIES[machine])
-        documents = [some_pod(f"u{at}", random, is_plain=True) for at in range(4)]
-        for at, document in enumerate(documents):  # an agent without pools sees no budget
-            document["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{at:02}Z"
-            spec = {key: value for key, value in document["spec"].items() if key != "resources"}
-            put(world, {**document, "spec": spec})
-        world.run_all()
-        assert not world.ledger.pools
-        held = {it.owner: it.footprint for it in world.ledger}
-        for document in documents:
-            put(world, document)
-        for _ in range(2):
-            world.run_all()
-            assert {owner: it.footprint for it in world.ledger if (owner := it.owner) in held} == held
-            assert world.ledger.pools
-            saved = ledger_to_dict(world.ledger)
-            world.ledger = ledger_from_dict({key: saved[key] for key in ("version", "assignments")})
-            assert {owner: it.footprint for it in world.ledger if (owner := it.owner) in held} == held
