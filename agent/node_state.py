@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import NodeSets
+    from pinning.planning.noise import Keep
     from pinning.planning.observed import Owner, SeenPod
     from pinning.planning.refusal import Refusal
     from pinning.planning.run_sets import SandboxSet
@@ -95,6 +96,15 @@ class QuietPart(NamedTuple):
     conflicts: tuple[str, ...] = ()  # values that another program keeps changing back
 
 
+class KeptInterrupts(NamedTuple):
+    """Interrupts that may fire on the quiet CPUs of a container, as its pod asks."""
+
+    cpus: CPUSet
+    numbers: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()  # of the first ones, with their numbers
+    note: str = ""  # what of the policy has no interrupt, or what may be moved all the same
+
+
 @dataclass(frozen=True, slots=True)
 class QuietResult:
     """How far interrupts are kept off the quiet CPUs of a node."""
@@ -107,6 +117,8 @@ class QuietResult:
     parts: tuple[QuietPart, ...] = ()  # those that the operator has asked for
     is_off: bool = False  # the operator has switched off that interrupts are moved, which `reason` says
     fully: CPUSet | None = None  # CPUs that the parts concern; None: all of `cpus`
+    # By container or pool: those whose interrupts stay in part.
+    kept: Mapping[Owner, KeptInterrupts] = field(default_factory=dict)
 
     @property
     def part_cpus(self) -> CPUSet:
@@ -244,6 +256,9 @@ class ContainerState:
     memory: MemoryState | None = None  # None: its pod says nothing about it
     noise: NoiseLevel | None = None  # None: not known
     quiet: str | None = None  # why its CPUs are not kept quiet; empty: they are; None: it does not ask
+    kept: KeptInterrupts | None = (
+        None  # None: no interrupt is to stay on its CPUs, or no round has looked yet
+    )
     devices: tuple[DeviceKind, ...] = ()  # of one that holds CPUs: known ones, and whether it runs near them
     devices_unknown: str = (
         ""  # why the devices of one that holds CPUs are not known; empty: they are, or it has none
@@ -371,6 +386,9 @@ class NodeState:
     topology_manager: str = ""  # the policy of the kubelet's; empty: not known
     free_devices: FreeDevices | None = None  # None: not known, or not asked for
     reclaims_dropped: int = 0  # number of older entries that were dropped
+    keeps: Mapping[Owner, Keep] = field(
+        default_factory=dict
+    )  # the interrupts that stay on CPUs if these are quiet
     quiet: QuietResult | None = None  # None: the agent is not to move interrupts here
     # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.
     noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict, compare=False)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from agent.clock import Clock
 from agent.errors import Refused
 from agent.metrics import Metrics
-from agent.quiet.level_publisher import LevelPublisher
+from agent.quiet.level import LevelPublisher
 from agent.reconcile.agenda import Agenda, Trigger
 from agent.reconcile.loop import Loop
 from agent.reconcile.reconciler import Reconciler

@@ -69,6 +69,7 @@ def container(
         if state.noise and state.noise.kind
         else None,
         not_quiet=truncate(state.quiet or "", MOST_REASON),
+        not_kept=truncate(state.kept.note if state.kept else "", MOST_REASON),
         devices=tuple(_device(kind) for kind in state.devices[:MOST_RESOURCES]),
         more_devices=len(state.devices[MOST_RESOURCES:]),
         devices_unknown=state.devices_unknown,

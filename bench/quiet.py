@@ -24,9 +24,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from agent.quiet.balancer import FILE as BAN
 from agent.quiet.balancer import Balancer
+from agent.quiet.interrupt_ban import FILE as KEPT
+from agent.quiet.interrupt_ban import InterruptBan
 from agent.quiet.interrupts import DEFAULT, KernelInterrupts
 from agent.quiet.irqbalance import Irqbalance
-from agent.quiet.keeper import QuietKeeper
+from agent.quiet.keeper import Kept, QuietKeeper
+from agent.quiet.kept import KeptLookup
 from agent.quiet.mover import InterruptMover
 from agent.quiet.quieting import in_daemon_thread
 from agent.quiet.taken import FILE as TAKEN
@@ -80,10 +83,11 @@ def keeper_of(folder: Path) -> QuietKeeper:
     """Return a keeper on a tree; no irqbalance runs there."""
     interrupts = MemoryInterrupts(folder)
     store = TakenStore(Restorable(folder / TAKEN, "boot"))
-    balancer = Balancer(
-        Irqbalance(folder / "run", folder / "proc"), Restorable(folder / BAN, "boot"), time.monotonic
-    )
-    return QuietKeeper(interrupts, InterruptMover(interrupts, store, time.monotonic), balancer)
+    irqbalance, now = Irqbalance(folder / "run", folder / "proc"), time.monotonic
+    balancer = Balancer(irqbalance, Restorable(folder / BAN, "boot"), now)
+    ban = InterruptBan(irqbalance, Restorable(folder / KEPT, "boot"), now)
+    mover = InterruptMover(interrupts, store, now)
+    return QuietKeeper(interrupts, mover, balancer, Kept(KeptLookup(interrupts, now), ban))
 
 
 async def longest_hold(work: Callable[[], Value]) -> tuple[Value, float, float]:

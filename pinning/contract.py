@@ -38,6 +38,7 @@ CORE_TYPE = "core-type.corepin.io"
 DEVICE_POLICY = "device-policy.corepin.io"
 QUOTA_POLICY = "quota-policy.corepin.io"
 NOISE_POLICY = "noise-policy.corepin.io"
+IRQ_POLICY = "irq-policy.corepin.io"
 SIDECAR_LIMITS = "sidecar-limits.corepin.io"
 SIDECAR_LIMITS_POD = f"{SIDECAR_LIMITS}/pod"
 POD_SCOPE = "pod"
@@ -207,6 +208,13 @@ class NoisePolicy(StrEnum):
     QUIET = "quiet"
 
 
+class IrqWord(StrEnum):
+    """Words of `irq-policy`; every other one is a glob of interrupt names."""
+
+    AWAY = "away"  # no interrupt stays on its CPUs
+    DEVICES = "devices"  # those of its devices fire on its CPUs
+
+
 class QuietWord(StrEnum):
     """What the agent changes for quiet CPUs beside interrupts, in its state and in messages."""
 
@@ -283,10 +291,10 @@ class QoSClass(StrEnum):
     BEST_EFFORT = "BestEffort"
 
 
-# Families of policy annotations and their values; each key is FAMILY/pod or FAMILY/container.NAME. Refusals come in
+# Families of policy annotations and their values (None: a text, see `pinning.pods.irq_policy`); each key is FAMILY/pod or FAMILY/container.NAME. Refusals come in
 # this order, and `make chart` writes the match conditions of manifests/base/registration.yaml from it: an API server
 # does not ask the webhook about a pod whose only annotation is of a family that is missing there.
-FAMILIES: Final[Mapping[str, type[StrEnum]]] = {
+FAMILIES: Final[Mapping[str, type[StrEnum] | None]] = {
     CPU_MANAGER: CPUPolicy,
     SIDECAR_LIMITS: Switch,
     SMT_POLICY: SMTPolicy,
@@ -297,6 +305,7 @@ FAMILIES: Final[Mapping[str, type[StrEnum]]] = {
     QUOTA_POLICY: QuotaPolicy,
     DEVICE_POLICY: DevicePolicy,
     NOISE_POLICY: NoisePolicy,
+    IRQ_POLICY: None,
 }
 SINGLE_KEYS: Final[Mapping[str, str]] = {  # families with one key
     SIDECAR_LIMITS: SIDECAR_LIMITS_POD,

@@ -75,6 +75,16 @@ class QuietPart(Part, frozen=True):
     conflicts: tuple[str, ...] = ()  # values that another program keeps changing back
 
 
+class KeptInterrupts(Part, frozen=True):
+    """Interrupts that may fire on the quiet CPUs of a container, or of a pod's pool, by its `irq-policy`."""
+
+    container: str = ""  # namespace/pod/container, or namespace/pod
+    cpus: str = ""
+    numbers: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the first ones, with their numbers
+    note: str = ""  # what of the policy has no interrupt, or what may be moved all the same
+
+
 class Quiet(Part, frozen=True):
     """How far interrupts, and the parts that the operator asked for, are kept off quiet CPUs."""
 
@@ -86,6 +96,7 @@ class Quiet(Part, frozen=True):
     parts: tuple[QuietPart, ...] = ()
     is_off: bool = False  # the operator has switched off that interrupts are moved, which `reason` says
     fully: str | None = None  # CPUs that the parts concern; None: all of `cpus`
+    kept: tuple[KeptInterrupts, ...] = ()
 
 
 class AgentSets(Sets, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.doctor.check import finding, ok, unknown
@@ -349,7 +349,16 @@ def _foreign_threads(facts: Facts) -> Iterator[Check]:
 def _noise(facts: Facts) -> Iterator[Check]:
     if facts.agent and facts.noise and (threads := facts.foreign_threads):
         others = _other_cpus(facts, facts.agent)
-        yield from noise_checks(facts.noise, threads.movable, threads.fixed, facts.agent.exclusive, others)
+        noise = _without_kept(facts.noise, facts.agent.quiet)
+        yield from noise_checks(noise, threads.movable, threads.fixed, facts.agent.exclusive, others)
+
+
+def _without_kept(noise: Noise, quiet: Quiet | None) -> Noise:
+    """Return the noise without interrupts that stay by the `irq-policy` of pods."""
+    kept = {number for it in (quiet.kept if quiet else ()) for number in it.numbers}
+    if not kept or isinstance(noise.interrupts, str):
+        return noise
+    return replace(noise, interrupts=tuple(row for row in noise.interrupts if row.name not in kept))
 
 
 def _other_cpus(facts: Facts, agent: AgentFacts) -> CPUSet:

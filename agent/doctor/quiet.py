@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.doctor.check import Check
-    from published.agent_state import Quiet, QuietPart
+    from published.agent_state import KeptInterrupts, Quiet, QuietPart
 
 
 def quiet_checks(quiet: Quiet | None) -> Iterator[Check]:
@@ -26,6 +26,17 @@ def quiet_checks(quiet: Quiet | None) -> Iterator[Check]:
     for part in quiet.parts:
         if fully or part.reason:  # without such CPUs there are originals at most that cannot be given back
             yield from _part(part, fully or quiet.cpus)
+    for kept in quiet.kept:
+        yield from _kept(kept)
+
+
+def _kept(kept: KeptInterrupts) -> Iterator[Check]:
+    subject = "irq-policy"
+    if kept.names:
+        yield ok(subject, f"{kept.container} has interrupts {', '.join(kept.names)} on its CPUs {kept.cpus}")
+    if kept.note:
+        remedy = "correct its annotation irq-policy (the names are the folders in /proc/irq/N), or do what the message says"
+        yield finding(subject, f"{kept.container}: {kept.note}", remedy)
 
 
 def _part(part: QuietPart, cpus: str) -> Iterator[Check]:

@@ -12,11 +12,11 @@ import logging
 import re
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from agent.kubelet.device_answers import HIGHEST_NODE
+from agent.kubelet.device_answers import HIGHEST_NODE, PCI
 from agent.token_bucket import TokenBucket
 from apiserver.backoff import Backoff
 from apiserver.errors import APIError, Gone, TooLong
@@ -46,9 +46,15 @@ NO_GROUP: Final = (
 _NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 _PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
 _DRIVER: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,61}[a-z0-9])?")  # it becomes part of a selector
-_PCI: Final = re.compile("[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]")  # it becomes part of a path
 
 logger = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Where a device is, as far as its driver publishes that."""
+
+    node: int | None = None
+    address: str = ""  # on the PCI bus
 
 
 class _Value(msgspec.Struct):
@@ -68,16 +74,16 @@ class _Device(msgspec.Struct):
 
     @property
     def place(self) -> Place:
-        """Return its NUMA node, or its PCI address, or None."""
+        """Return its NUMA node and its PCI address, as far as the driver publishes them."""
         attributes = self.attributes or _Attributes()
+        node = None
         if attributes.numa:
             node = attributes.numa.number
             if node is None and attributes.numa.numbers:
                 node = attributes.numa.numbers[0]  # the device's own; the others are close to it
-            if node is not None and 0 <= node <= HIGHEST_NODE:
-                return node
-        address = attributes.pci.text if attributes.pci else None
-        return address if address and _PCI.fullmatch(address) else None
+        address = (attributes.pci.text if attributes.pci else None) or ""
+        is_node = node is not None and 0 <= node <= HIGHEST_NODE
+        return Place(node if is_node else None, address if PCI.fullmatch(address) else "")
 
 
 class _Pool(msgspec.Struct):
@@ -99,7 +105,6 @@ class _List(msgspec.Struct):
     items: list[_Slice] | None = None
 
 
-Place = int | str | None  # a NUMA node, or a PCI address; None: the driver publishes neither
 _slices = msgspec.json.Decoder(_List)
 
 
@@ -162,7 +167,7 @@ class ClaimedDevices:
         key, now = (device.pool, device.name), self._clock()
         if key in driver.places:
             place = driver.places[key]
-            if place is None and now - driver.listed_at >= REMEMBERED_SECONDS:
+            if place == Place() and now - driver.listed_at >= REMEMBERED_SECONDS:
                 self._want(device.driver, driver, now)
             return self._nodes(place)
         since = driver.missing.get(key, now)
@@ -171,6 +176,12 @@ class ClaimedDevices:
         driver.missing.setdefault(key, now)
         self._want(device.driver, driver, now)
         return None
+
+    def address_of(self, device: ClaimedDevice) -> str:
+        """Return the PCI address of a device whose node is known; empty if its driver publishes none."""
+        driver = self._drivers.get(device.driver)
+        place = driver.places.get((device.pool, device.name)) if driver else None
+        return place.address if place else ""
 
     def reason(self, device: ClaimedDevice) -> str:
         """Return why the slices of a device's driver are not known; empty if no list failed."""
@@ -189,9 +200,10 @@ class ClaimedDevices:
             self._wake.set()
 
     def _nodes(self, place: Place) -> CPUSet:
-        if isinstance(place, str):
-            place = _numa_node(self._devices / place / "numa_node")
-        return EMPTY if place is None else CPUSet([place])
+        node = place.node
+        if node is None and place.address:
+            node = _numa_node(self._devices / place.address / "numa_node")
+        return EMPTY if node is None else CPUSet([node])
 
     async def run(self, changed: Callable[[], None]) -> None:
         """List what is wanted until cancelled; call `changed` after each list."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import TooLarge, Unavailable
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
 ANSWER_BYTES: Final = 4 * 2**20  # 80,000 devices; gRPC's usual limit
 HIGHEST_NODE: Final = 1023  # the kernel's own limit is lower
+PCI: Final = re.compile(
+    "[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"
+)  # an address; it becomes part of a path
 
 
 def result_of(error: AgentError) -> tuple[str, str]:

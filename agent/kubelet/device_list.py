@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import Refused
 from agent.grpc_calls import Calls, decoded
-from agent.kubelet.device_answers import ANSWER_BYTES, HIGHEST_NODE
+from agent.kubelet.device_answers import ANSWER_BYTES, HIGHEST_NODE, PCI
 from agent.kubelet.pod_resources import PODS, SERVICE
 from agent.kubelet.podresources_pb2 import ContainerResources, ListPodResourcesRequest
 from pinning.machine.cpuset import CPUSet
@@ -105,8 +105,12 @@ def devices_of(container: ContainerResources) -> Entries | None:
             nodes.setdefault((entry.resource_name[:LONGEST_NAME], device), set()).update(told)
         if len(nodes) + len(claimed) > MOST_ENTRIES:
             return None
-    devices = (Device(resource, CPUSet(its)) for (resource, _), its in nodes.items())
-    return (*sorted(devices, key=lambda device: (device.resource, str(device.nodes))), *sorted(claimed))
+    devices = (
+        Device(resource, CPUSet(its), device if PCI.fullmatch(device) else "")
+        for (resource, device), its in nodes.items()
+    )
+    in_order = sorted(devices, key=lambda device: (device.resource, str(device.nodes), device.address))
+    return (*in_order, *sorted(claimed))
 
 
 def _claimed(container: ContainerResources) -> set[ClaimedDevice] | None:

@@ -19,7 +19,7 @@ from agent.errors import AgentError
 from agent.kubelet.device_answers import result_of
 from agent.kubelet.device_list import MOST_ENTRIES, ClaimedDevice
 from agent.token_bucket import TokenBucket
-from pinning.contract import DRA_CPU_CLASS, DRA_DRIVER
+from pinning.contract import DRA_CPU_CLASS, DRA_DRIVER, IrqWord
 from pinning.machine.cpuset import EMPTY
 from pinning.machine.near import Device
 from pinning.planning.node_config import DEFAULT, is_placed_beside
@@ -88,7 +88,7 @@ def _placed(
         nodes = claims.nodes_of(entry)
         if nodes is None:
             return None
-        devices.append(Device(entry.driver, nodes))
+        devices.append(Device(entry.driver, nodes, claims.address_of(entry)))
     missing = set(named) - {entry.claim for entry in claimed}
     return (*devices, *map(claim_not_known, sorted(missing)))
 
@@ -218,7 +218,7 @@ class KubeletDevices:
         self._waiting = {
             pod.uid: before.get(pod.uid) or self._new(pod, now)
             for pod in observed.by_age
-            if (self._is_lacking(pod) or self._is_early(pod.uid)) and self._is_placed_beside(pod)
+            if (self._is_lacking(pod) or self._is_early(pod.uid)) and self._has_use(pod)
         }
         self._claim_reasons = {
             uid: reason for uid, reason in self._claim_reasons.items() if uid in self._waiting
@@ -230,8 +230,11 @@ class KubeletDevices:
         owners = (Owner(pod.uid, container) for container in self._containers(pod))
         return any(owner not in self._known and owner not in self._too_many for owner in owners)
 
-    def _is_placed_beside(self, pod: SeenPod) -> bool:
-        return any(is_placed_beside(claim, self._config) for claim in pod.claims)
+    def _has_use(self, pod: SeenPod) -> bool:
+        """Return whether the devices of a pod's containers matter: for its CPUs, or for its interrupts."""
+        return any(
+            IrqWord.DEVICES in claim.irq or is_placed_beside(claim, self._config) for claim in pod.claims
+        ) or any(IrqWord.DEVICES in use.irq for use in pod.claim_uses)
 
     def _is_early(self, uid: str) -> bool:
         return uid in self._early and uid in self._sandboxes

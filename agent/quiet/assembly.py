@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.clock import Clock
-from agent.quiet import balancer, idle_states, taken, workqueue_mover
+from agent.quiet import balancer, idle_states, interrupt_ban, taken, workqueue_mover
 from agent.quiet.quieting import NO_COMPONENT, SWITCHED_OFF, Quieting
 from agent.reconcile.restorable import Restorable
 from pinning.contract import QuietWord
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from agent.config import AgentConfig
     from agent.interfaces import Machine
-    from agent.quiet.part import Part
+    from agent.quiet.interfaces import Part
     from agent.reconcile.checkpoint import StateDir
 
-FILES = (taken.FILE, balancer.FILE, workqueue_mover.FILE, idle_states.FILE)
+FILES = (taken.FILE, balancer.FILE, interrupt_ban.FILE, workqueue_mover.FILE, idle_states.FILE)
 
 
 def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Quieting:
@@ -31,7 +31,8 @@ def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Q
     # An agent without the component does not load these.
     from agent.quiet.interrupts import KernelInterrupts
     from agent.quiet.irqbalance import Irqbalance
-    from agent.quiet.keeper import QuietKeeper
+    from agent.quiet.keeper import Kept, QuietKeeper
+    from agent.quiet.kept import KeptLookup
     from agent.quiet.mover import InterruptMover
 
     node, store = config.config, taken.TakenStore(saved[taken.FILE])
@@ -39,8 +40,12 @@ def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Q
     irqbalance = Irqbalance(config.irqbalance, config.root / "proc")
     tells = balancer.Balancer(irqbalance, saved[balancer.FILE], monotonic, is_told=node.tells_irqbalance)
     mover = InterruptMover(interrupts, store, monotonic)
+    ban = interrupt_ban.InterruptBan(
+        irqbalance, saved[interrupt_ban.FILE], monotonic, is_told=node.tells_irqbalance
+    )
+    kept = Kept(KeptLookup(interrupts, monotonic), ban)
     why_still = "" if node.quiet_interrupts else SWITCHED_OFF
-    keeper = QuietKeeper(interrupts, mover, tells, _parts(config, saved), why_still)
+    keeper = QuietKeeper(interrupts, mover, tells, kept, _parts(config, saved), why_still)
     return Quieting(keeper, "" if node.keeps_quiet else SWITCHED_OFF)
 
 

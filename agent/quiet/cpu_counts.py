@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from pinning.machine.cpuset import CPUSet
 
 MOST_BYTES: Final = 2**24  # 5,900 interrupts on 256 CPUs
 _ROWS_AT_ONCE: Final = 64  # rows between two yields to the event loop
@@ -32,6 +33,7 @@ class Table(NamedTuple):
     rows: Mapping[bytes, bytes]  # row text by name
 
 
+NONE_KEPT: Final[Mapping[bytes, CPUSet]] = MappingProxyType({})
 Reading: TypeAlias = Table | str  # or why it cannot be used
 Slices: TypeAlias = dict[int, int] | str
 
@@ -55,10 +57,12 @@ def parse_table(text: bytes, file: Path, *, devices: bool = False) -> Reading:
     return Table(columns, {name: rest for name, rest in names if name.isdigit() or not devices})
 
 
-def growth(before: Reading, after: Reading, cpus: CPUSet) -> dict[int, int] | str:
+def growth(
+    before: Reading, after: Reading, cpus: CPUSet, kept: Mapping[bytes, CPUSet] = NONE_KEPT
+) -> dict[int, int] | str:
     """Return the growth on each CPU; CPUs offline at one reading are missing.
 
-    The growth is unknown if a row disappeared or changed its text, because counts in between were not seen.
+    A row in `kept` does not count on these CPUs. The growth is unknown if a row disappeared or changed its text, because counts in between were not seen.
     """
     if isinstance(before, str):
         return before
@@ -69,7 +73,10 @@ def growth(before: Reading, after: Reading, cpus: CPUSet) -> dict[int, int] | st
     try:
         for name, old, new in _changed(before, after):
             old_counts, new_counts = _counts(name, old, before.columns), _counts(name, new, after.columns)
+            stays = kept.get(name, EMPTY)
             for cpu in grown:
+                if cpu in stays:
+                    continue
                 if (one := old_counts[first[cpu]]) != (other := new_counts[last[cpu]]):
                     grown[cpu] += _difference(name, one, other)
     except _NotKnown as reason:

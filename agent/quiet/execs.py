@@ -19,8 +19,8 @@ from agent.kernel.cgroup_names import container_id
 from agent.node_state import ContainerExecs
 from pinning.contract import CPUPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.ledger import quiet_sharers
 from pinning.planning.node_config import ExecAffinity, exec_cpus
+from pinning.planning.noise import quiet_sharers
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:

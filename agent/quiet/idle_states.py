@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from agent.errors import Gone, Refused, Unavailable
 from agent.kernel.settings import error_of, read_setting, write_setting
 from agent.node_state import QuietPart
-from agent.quiet.part import few
+from agent.quiet.interfaces import few
 from agent.reconcile.foreign_writes import ForeignWrites
 from pinning.contract import QuietWord
 from pinning.json_text import parse_json

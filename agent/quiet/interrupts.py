@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ DEFAULT: Final = "default"
 _DEFAULT_FILE: Final = "default_smp_affinity"
 _DENIED: Final = frozenset({errno.EPERM, errno.EACCES})  # EACCES: of the open, without DAC_OVERRIDE
 _WRITE_BITS: Final = 0o222
+MOST_OF_DEVICE: Final = 2048  # MSI-X knows no more
 
 
 class KernelInterrupts:
@@ -28,6 +30,7 @@ class KernelInterrupts:
         self._irq = irq
         self._system = sysfs / "devices/system"
         self._descriptors = sysfs / "kernel/irq"
+        self._devices = sysfs / "bus/pci/devices"
 
     def numbers(self) -> list[str]:
         """Return all numbers; raise Unavailable if the folder is missing or read-only."""
@@ -82,6 +85,15 @@ class KernelInterrupts:
                 )
         except OSError as error:
             raise Gone(f"interrupt {number}: {error.strerror}") from error
+
+    def of_device(self, address: str) -> tuple[str, ...]:
+        """Return the MSI interrupts of a device on the PCI bus; a shared line (INTx) is not its own."""
+        try:
+            with os.scandir(self._devices / address / "msi_irqs") as entries:
+                numbers = (entry.name for entry in entries if entry.name.isdecimal() and entry.name.isascii())
+                return tuple(islice(numbers, MOST_OF_DEVICE))
+        except OSError:
+            return ()
 
     def near(self, number: str) -> CPUSet:
         """Return the CPUs of the NUMA node of an interrupt's device."""

@@ -18,15 +18,18 @@ from pinning.errors import BadCPUList
 from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
 NAME: Final = "irqbalance"
 ANSWER_SECONDS: Final = 12.0  # releases before 1.9.4 may answer only after their interval of 10 seconds
 MOST_BYTES: Final = 2**20  # 60 for each interrupt
+# Of a request, without its end: releases before 1.9.5 read at most 499 bytes, and act on what they have read.
+MOST_LETTERS: Final = 499
 _SOCKET: Final = re.compile(r"irqbalance([0-9]{1,9})\.sock")
 _SLEEP: Final = re.compile(rb"^\s*SLEEP ([0-9]{1,6})\b")
 _BANNED: Final = re.compile(rb"\bBANNED ([0-9a-fA-F,]+)\s*\x00*$")
+_INTERRUPT: Final = re.compile(rb"\bIRQ ([0-9]{1,9}) ")
 _ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
 
 
@@ -43,6 +46,9 @@ class Setup(NamedTuple):
 
     banned: CPUSet
     interval_seconds: int
+    interrupts: frozenset[int] = (
+        frozenset()
+    )  # that it must not move; those of its policy scripts are not among them
 
 
 class Irqbalance:
@@ -100,13 +106,18 @@ class Irqbalance:
         if not interval or not banned:
             raise Unavailable(f"{daemon.socket}: {answer[:60]!r} is no answer of irqbalance to setup")
         try:
-            return Setup(CPUSet.parse_mask(banned[1].decode()), int(interval[1]))
+            cpus = CPUSet.parse_mask(banned[1].decode())
+            return Setup(cpus, int(interval[1]), frozenset(map(int, _INTERRUPT.findall(answer))))
         except BadCPUList as error:
             raise Unavailable(f"{daemon.socket}: the CPUs that irqbalance bans: {error}") from error
 
     def ban(self, daemon: Daemon, cpus: CPUSet) -> None:
         """Replace the banned CPUs; of no CPU those that its environment bans."""
         self._ask(daemon, f"settings cpus {cpus or 'NULL'}")
+
+    def ban_interrupts(self, daemon: Daemon, numbers: Collection[int]) -> None:
+        """Replace the interrupts that it must not move."""
+        self._ask(daemon, ban_text(numbers))
 
     def _ask(self, daemon: Daemon, text: str) -> bytes:
         """Send one request and return the answer until the connection ends; bounded in time and size."""
@@ -132,3 +143,9 @@ class Irqbalance:
                 raise TimeoutError
             yield part
             connection.settimeout(left)
+
+
+def ban_text(numbers: Collection[int]) -> str:
+    """Return the request for a list of interrupts; the letter ends it, because old releases read on behind its end."""
+    listed = " ".join(map(str, sorted(numbers)))
+    return f"settings ban irqs {listed} x" if listed else "settings ban irqs NONE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError
 from agent.node_state import CRASHED, QuietPart, QuietResult
@@ -16,15 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.quiet.balancer import Balancer, Told
-    from agent.quiet.interrupt_interface import Interrupts
+    from agent.quiet.interfaces import Interrupts, Part
+    from agent.quiet.interrupt_ban import InterruptBan
+    from agent.quiet.kept import Keeps, KeptLookup
     from agent.quiet.mover import InterruptMover
-    from agent.quiet.part import Part
     from pinning.contract import QuietWord
 
 IRQBALANCE: Final = "CPUs that irqbalance must not use"  # a list, among the conflicts
 NO_PARTS: Final[Mapping[QuietWord, Part]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
+
+
+class Kept(NamedTuple):
+    """The interrupts that stay on quiet CPUs."""
+
+    lookup: KeptLookup
+    ban: InterruptBan  # they must not be moved by irqbalance
 
 
 class QuietKeeper:
@@ -38,12 +46,14 @@ class QuietKeeper:
         interrupts: Interrupts,
         mover: InterruptMover,
         balancer: Balancer,
+        kept: Kept,
         parts: Mapping[QuietWord, Part] = NO_PARTS,
         why_still: str = "",
     ) -> None:
         self._interrupts = interrupts
         self._mover = mover
         self._balancer = balancer
+        self._kept = kept
         self._parts = parts
         self._why_still = why_still
         self._banned = EMPTY  # for which CPUs irqbalance was asked last
@@ -57,15 +67,18 @@ class QuietKeeper:
     @property
     def _has_moved(self) -> bool:
         """Return whether interrupts or irqbalance's ban have to be restored."""
-        return self._mover.has_taken or self._balancer.has_banned
+        return self._mover.has_taken or self._balancer.has_banned or self._kept.ban.has_added
 
-    def round(self, cpus: CPUSet, fully: CPUSet) -> QuietResult | None:
-        """Keep interrupts off CPUs, and change the other parts on `fully` quiet ones; None if the machine changed while it was read, and a round is due again."""
+    def round(self, cpus: CPUSet, fully: CPUSet, keeps: Keeps = frozenset()) -> QuietResult | None:
+        """Keep interrupts off CPUs, and change the other parts on `fully` quiet ones; None if the machine changed while it was read, and a round is due again.
+
+        `keeps` are the interrupts that stay on some of the CPUs.
+        """
         self.has_settled = True
         if self._why_still and not self._has_moved:
             result: QuietResult | None = QuietResult(cpus, self._why_still, is_off=True)
         else:
-            result = self._interrupts_round(cpus)
+            result = self._interrupts_round(cpus, keeps)
         if result is None:
             return None
         parts = (self._part_round(name, part, fully) for name, part in self._parts.items())
@@ -83,23 +96,25 @@ class QuietKeeper:
             logger.exception("round of quiet CPUs crashed", extra={"facts": {"part": name}})
             return QuietPart(name, CRASHED)
 
-    def _interrupts_round(self, cpus: CPUSet) -> QuietResult | None:
+    def _interrupts_round(self, cpus: CPUSet, keeps: Keeps) -> QuietResult | None:
         """Return what interrupts came to, as `_part_round` does."""
         try:
-            return self._move_interrupts(cpus)
+            return self._move_interrupts(cpus, keeps)
         except AgentError as error:
             return QuietResult(cpus, str(error))
         except Exception:
             logger.exception("round of quiet CPUs crashed", extra={"facts": {"part": "interrupts"}})
             return QuietResult(cpus, CRASHED)
 
-    def _move_interrupts(self, cpus: CPUSet) -> QuietResult | None:
+    def _move_interrupts(self, cpus: CPUSet, keeps: Keeps) -> QuietResult | None:
         quiet = Quiet(cpus, self._interrupts.online())
         reason = "" if self._why_still else hindrance(quiet)
         if reason or self._why_still:
-            quiet = Quiet(EMPTY, quiet.online)
+            quiet, keeps = Quiet(EMPTY, quiet.online), frozenset()
+        stays = self._kept.lookup.follow(keeps)
+        unkept = self._kept.ban.leave(stays)  # first, because irqbalance moves what is not in its list
         told = self._tell(quiet.cpus | self._banned)
-        moved = self._mover.round(quiet, may_take=not told.reason, is_settled=told.is_settled)
+        moved = self._mover.round(quiet, may_take=not told.reason, is_settled=told.is_settled, stays=stays)
         self.has_settled = told.is_settled and not self._mover.has_moved
         if not moved.is_steady:
             return None
@@ -113,13 +128,15 @@ class QuietKeeper:
         conflicts = (*([IRQBALANCE] if told.is_conflict else []), *moved.conflicts)
         is_off = bool(self._why_still) and not fault
         why = fault or self._why_still
-        return QuietResult(cpus, why, moved.managed, conflicts, told.reason, is_off=is_off)
+        kept = self._kept.lookup.shown(keeps, unkept)
+        return QuietResult(cpus, why, moved.managed, conflicts, told.reason, is_off=is_off, kept=kept)
 
     def restore(self) -> bool:
         """Give everything what it had before, the last part first; return whether nothing is left to restore."""
         is_done = True
         parts = [part.restore for part in self._parts.values()]
-        for restore in (*reversed(parts), self._mover.restore, self._balancer.restore):
+        restores = self._mover.restore, self._balancer.restore, self._kept.ban.restore
+        for restore in (*reversed(parts), *restores):
             try:
                 is_done = restore() and is_done
             except AgentError as error:

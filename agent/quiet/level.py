@@ -1,4 +1,4 @@
-"""Whether a container is disturbed more than the operator allows. Pure.
+"""Whether a container is disturbed more than the operator allows, and the publisher that adds this to states.
 
 A level goes to the pod's annotation, so it changes at most once in ten minutes: it ends when the limit was kept for as
 long. What is not known neither begins nor ends one.
@@ -6,15 +6,20 @@ long. What is not known neither begins nor ends one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.node_state import NoiseLevel
 from pinning.contract import NoiseKind
+from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
-    from agent.node_state import ContainerNoise
+    from agent.interfaces import StatePublisher
+    from agent.node_state import ContainerNoise, NodeState, PodState
+    from agent.quiet.quieting import Quieting
 
 HOLD_SECONDS: Final = 600.0
 Limits = tuple[tuple[NoiseKind, float], ...]
@@ -66,3 +71,55 @@ _COUNTS: Final = {
     NoiseKind.SWITCHES: ("involuntary_switches", 1),
     NoiseKind.SOFTIRQS: ("softirqs", 1),
 }
+
+
+class LevelPublisher:
+    """A publisher that adds levels and quiet CPUs (interface `StatePublisher`).
+
+    It sends the last state again when they change.
+    """
+
+    def __init__(
+        self,
+        publisher: StatePublisher,
+        levels: Callable[[], Mapping[Owner, NoiseLevel]],
+        quieting: Quieting | None = None,
+        followed: Callable[[NodeState], None] = lambda _: None,
+    ) -> None:
+        """`followed` is called with each state too."""
+        self._publisher = publisher
+        self._quieting = quieting
+        self._levels = levels
+        self._followed = followed
+        self._last: NodeState | None = None
+
+    def tell(self, state: NodeState) -> None:
+        """Take over the newest state."""
+        self._last = state
+        state = self._quieting.add(state) if self._quieting else state
+        self._publisher.tell(with_levels(state, self._levels()))
+        self._followed(state)
+
+    def tell_again(self) -> None:
+        """Take over the levels of now."""
+        if self._last:
+            self.tell(self._last)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Begin no report until the block ends."""
+        return self._publisher.paused()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        await self._publisher.run()
+
+
+def with_levels(state: NodeState, levels: Mapping[Owner, NoiseLevel]) -> NodeState:
+    """Return a state with the levels that are known."""
+    uids = {owner.pod_uid for owner in levels}
+    return replace(state, pods=tuple(_pod(pod, levels) if pod.uid in uids else pod for pod in state.pods))
+
+
+def _pod(pod: PodState, levels: Mapping[Owner, NoiseLevel]) -> PodState:
+    containers = (replace(it, noise=levels.get(Owner(pod.uid, it.name))) for it in pod.containers)
+    return replace(pod, containers=tuple(containers))

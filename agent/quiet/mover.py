@@ -8,23 +8,26 @@ loop runs.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone, Managed, Refused, Unavailable
+from agent.quiet.interfaces import few
 from agent.quiet.interrupts import DEFAULT
-from agent.quiet.part import few
 from agent.reconcile.foreign_writes import ForeignWrites
 from logs.printable import plain
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.interrupts import Decision, Quiet, Taken, born, decide
+from pinning.machine.interrupts import NO_STAY, Decision, Quiet, Stay, Taken, born, decide
 from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from agent.quiet.interrupt_interface import Interrupts
+    from agent.quiet.interfaces import Interrupts
     from agent.quiet.taken import TakenStore
+
+NO_STAYS: Final[Mapping[str, Stay]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class _Round:
 
     quiet: Quiet
     may_take: bool
+    stays: Mapping[str, Stay] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
     seen: dict[str, CPUSet] = field(default_factory=dict)  # affinities of those that are decided
     managed: list[str] = field(default_factory=list)
@@ -76,8 +80,17 @@ class InterruptMover:
         """Return whether any interrupt has to be restored."""
         return bool(self._store.taken) or not self._store.is_read
 
-    def round(self, quiet: Quiet, *, may_take: bool = True, is_settled: bool = True) -> Moved:
+    def round(
+        self,
+        quiet: Quiet,
+        *,
+        may_take: bool = True,
+        is_settled: bool = True,
+        stays: Mapping[str, Stay] = NO_STAYS,
+    ) -> Moved:
         """Move what has to move; raise Unavailable if the kernel's files cannot be used, Refused if saving fails.
+
+        `stays` are the interrupts that may fire on quiet CPUs, by number.
 
         Until `is_settled` irqbalance may still move interrupts by its old list, which is no foreign write.
         """
@@ -87,7 +100,7 @@ class InterruptMover:
         if quiet.online != self._online or not is_settled:
             self._proven = {}  # the kernel may have moved interrupts itself
         self._online = quiet.online
-        now = _Round(quiet, may_take)
+        now = _Round(quiet, may_take, stays)
         numbers = [DEFAULT, *self._interrupts.numbers()]
         now.identities = self._identities(numbers)
         self._forget_freed(now)
@@ -122,7 +135,7 @@ class InterruptMover:
             affinity = self._interrupts.affinity(number)
             record = None if number in now.reborn else self._store.taken.get(number)
             taken = record or self._born(now, number, affinity)
-            if affinity.isdisjoint(now.quiet.cpus) and taken is None:
+            if affinity.isdisjoint(now.quiet.cpus) and taken is None and number not in now.stays:
                 return
             decision = self._decide(now, number, affinity, taken)
         except Gone as error:
@@ -146,14 +159,15 @@ class InterruptMover:
             now.decisions[number] = decision
 
     def _decide(self, now: _Round, number: str, affinity: CPUSet, taken: Taken | None) -> Decision:
-        near, proven = self._near(number, affinity, taken, now.quiet), self._proven.get(number)
-        decision = decide(affinity, taken, now.quiet, near=near, may_take=now.may_take, proven=proven)
+        quiet = replace(now.quiet, stay=now.stays[number]) if number in now.stays else now.quiet
+        near, proven = self._near(number, affinity, taken, quiet), self._proven.get(number)
+        decision = decide(affinity, taken, quiet, near=near, may_take=now.may_take, proven=proven)
         if decision.write is None and not decision.is_foreign:
             return decision
         name = self._interrupts.name(number)
         if taken and taken.name and name != taken.name:  # the number was given to another driver
             taken = self._record_at_birth(now, number, affinity, name)
-            decision = decide(affinity, taken, now.quiet, near=near, may_take=now.may_take)
+            decision = decide(affinity, taken, quiet, near=near, may_take=now.may_take)
         elif taken and affinity in taken.wrote and number not in now.born:
             now.ours.add(number)
         return decision._replace(taken=decision.taken and decision.taken._replace(name=name))
@@ -204,7 +218,7 @@ class InterruptMover:
 
     def _report_fixed(self, now: _Round, number: str) -> None:
         """Report an interrupt that the kernel alone places, if it may fire on quiet CPUs."""
-        if not now.seen[number].isdisjoint(now.quiet.cpus):
+        if not now.seen[number].isdisjoint(now.quiet.cpus - now.stays.get(number, NO_STAY).may):
             now.managed.append(number)
 
     def _saw(self, foreign: Mapping[str, CPUSet]) -> None:

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from agent.node_state import CRASHED, QUIET_PENDING, QuietResult
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.ledger import quiet_cpus
+from pinning.planning.noise import quiet_cpus
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from agent.node_state import NodeState, PodState
+    from agent.node_state import KeptInterrupts, NodeState, PodState
     from agent.quiet.keeper import QuietKeeper
+    from agent.quiet.kept import Keeps
     from pinning.planning.ledger import Assignment
 
 ROUND_SECONDS: Final = 10.0
@@ -54,8 +55,8 @@ class Quieting:
         if is_left:
             logger.warning("quiet CPUs not restored", extra={"facts": {"reason": LEFT}})
         self._reason = reason  # why no CPU is kept quiet, by configuration
-        # Of the last state: quiet CPUs, those of them that are quiet in every part, and online ones.
-        self._wanted: tuple[CPUSet, CPUSet, CPUSet] | None = None
+        # Of the last state: quiet CPUs, those of them that are quiet in every part, online ones, and what stays on which.
+        self._wanted: tuple[CPUSet, CPUSet, CPUSet, Keeps] | None = None
         self._changed = asyncio.Event()
         self._result = QuietResult(reason=QUIET_PENDING)
         self._prompt = 0  # rounds in a row that found work or did not end
@@ -67,20 +68,28 @@ class Quieting:
         quiet = quiet_cpus(state.ledger.parts, is_crio=is_crio) if may_move else EMPTY
         # CRI-O's annotation is about interrupts alone.
         fully = quiet_cpus(state.ledger.parts, is_crio=True) if may_move else EMPTY
-        wanted = quiet, fully, state.topology.online
+        keeps = frozenset(
+            state.keeps[it.owner]
+            for it in state.ledger.parts
+            if it.owner in state.keeps and it.is_quiet(is_crio=is_crio)
+        )
+        wanted = quiet, fully, state.topology.online, keeps if quiet else frozenset()
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.set()
-        reasons = {
-            owner: self._why_not(state, quiet, fully if it.is_quiet(is_crio=True) else None)
+        results = {
+            owner: (
+                self._why_not(state, quiet, fully if it.is_quiet(is_crio=True) else None),
+                self._result.kept.get(it.owner),
+            )
             for it in state.ledger.parts
             if it.cpus and it.is_quiet(is_crio=is_crio)
             for owner in _running_on(it)
         }
-        if not reasons:
+        if not results:
             return replace(state, quiet=self._node_result())
-        uids = {owner.pod_uid for owner in reasons}
-        pods = tuple(_with_reason(pod, reasons) if pod.uid in uids else pod for pod in state.pods)
+        uids = {owner.pod_uid for owner in results}
+        pods = tuple(_with_results(pod, results) if pod.uid in uids else pod for pod in state.pods)
         return replace(state, pods=pods, quiet=self._node_result())
 
     def _why_not(self, state: NodeState, quiet: CPUSet, fully: CPUSet | None) -> str:
@@ -117,12 +126,12 @@ class Quieting:
         """Do one round; return the seconds until the next one is due."""
         if self._wanted is None:
             return None  # no pass has said yet which CPUs are quiet
-        quiet, fully, _ = self._wanted
+        quiet, fully, _, keeps = self._wanted
         if not quiet and keeper.is_idle:
             self._show(QuietResult(), changed)
             return None
         try:
-            result, took = await in_daemon_thread(lambda: _timed(lambda: keeper.round(quiet, fully)))
+            result, took = await in_daemon_thread(lambda: _timed(lambda: keeper.round(quiet, fully, keeps)))
         except Exception:  # the loop's edge: a bug in one round must not end the agent
             logger.exception("round of quiet CPUs crashed")
             result, took = QuietResult(quiet, CRASHED), 0.0
@@ -170,9 +179,11 @@ def _running_on(assignment: Assignment) -> Iterator[Owner]:
         yield Owner(assignment.owner.pod_uid, user.container)
 
 
-def _with_reason(pod: PodState, reasons: Mapping[Owner, str]) -> PodState:
+def _with_results(pod: PodState, results: Mapping[Owner, tuple[str, KeptInterrupts | None]]) -> PodState:
     containers = (
-        replace(it, quiet=reasons[owner]) if (owner := Owner(pod.uid, it.name)) in reasons else it
+        replace(it, quiet=results[owner][0], kept=results[owner][1])
+        if (owner := Owner(pod.uid, it.name)) in results
+        else it
         for it in pod.containers
     )
     return replace(pod, containers=tuple(containers))

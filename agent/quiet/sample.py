@@ -9,7 +9,7 @@ from agent.errors import AgentError
 from agent.node_state import ContainerNoise
 from agent.quiet.cpu_counts import growth, read_slices, read_table
 from agent.quiet.thread_times import NO_THREADS, Lost, Threads, lost, read_threads
-from pinning.machine.cpuset import CPUSet, union
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +30,7 @@ class Measured(NamedTuple):
     cpus: CPUSet  # its own CPUs
     idle: CPUSet  # siblings kept idle for it
     cgroup: str  # empty: unknown
+    kept: frozenset[str] = frozenset()  # numbers of interrupts that stay on its CPUs, which do not disturb it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def compare(before: Sample, after: Sample) -> dict[Owner, ContainerNoise]:
     same = [it for owner, it in after.measured.items() if before.measured.get(owner) == it]
     cpus = union(it.cpus | it.idle for it in same)
     counted = _Counted(
-        growth(before.interrupts, after.interrupts, cpus),
+        growth(before.interrupts, after.interrupts, cpus, _kept(same)),
         growth(before.softirqs, after.softirqs, cpus),
         _slices(before.slices, after.slices),
     )
@@ -94,6 +95,15 @@ def compare(before: Sample, after: Sample) -> dict[Owner, ContainerNoise]:
         it.owner: _noise(it, counted, before.threads[it.owner], after.threads[it.owner], seconds)
         for it in same
     }
+
+
+def _kept(measured: Iterable[Measured]) -> dict[bytes, CPUSet]:
+    """Return the CPUs on which interrupts stay, by number."""
+    kept: dict[bytes, CPUSet] = {}
+    for it in measured:
+        for number in it.kept:
+            kept[number.encode()] = kept.get(number.encode(), EMPTY) | it.cpus
+    return kept
 
 
 class _Counted(NamedTuple):

@@ -104,4 +104,6 @@ def measured_containers(state: NodeState) -> Iterator[Measured]:
         for container in pod.containers:
             if container.policy is CPUPolicy.EXCLUSIVE and container.cpus:
                 cgroup = state.cgroups.get(f"{pod.namespace}/{pod.name}/{container.name}", "")
-                yield Measured(Owner(pod.uid, container.name), container.cpus, container.idle, cgroup)
+                kept = container.kept.numbers if container.kept else frozenset[str]()
+                owner = Owner(pod.uid, container.name)
+                yield Measured(owner, container.cpus, container.idle, cgroup, kept)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.errors import Gone, Refused
 from agent.node_state import QuietPart
-from agent.quiet.part import few
+from agent.quiet.interfaces import few
 from agent.quiet.workqueues import ALL
 from agent.reconcile.foreign_writes import ForeignWrites
 from logs.printable import plain

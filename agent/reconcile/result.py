@@ -13,6 +13,7 @@ from agent.reconcile.memory import memory_state
 from pinning.dra.claims import ClaimTimes
 from pinning.machine.cpuset import EMPTY
 from pinning.machine.near import device_kinds
+from pinning.planning.noise import keeps_of
 from pinning.planning.observed import Owner, State
 from pinning.pods.resources import Role
 
@@ -177,6 +178,7 @@ def node_state_of(
         sets=plan.sets,
         topology=observed.topology,
         ledger=plan.ledger,
+        keeps=keeps_of(plan.ledger.parts, observed),
         shared=result.shared,
         seen_pods=tuple(sorted(observed.pods, key=lambda pod: pod.age)),
         pods=_pods(result),

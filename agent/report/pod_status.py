@@ -107,7 +107,7 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
         refusal=_refusal(state.refusal, old.refusal) if state.refusal else None,
     )
     if state.quiet == QUIET_PENDING:
-        new = replace(new, not_quiet=old.not_quiet)
+        new = replace(new, not_quiet=old.not_quiet, not_kept=old.not_kept)
     kind = new.noise.kind if new.noise else ""
     is_same = state.noise is None or (old.noise and old.noise.kind == kind)
     return replace(new, noise=old.noise) if is_same and state.has_cpus else new

@@ -16,6 +16,7 @@ from published.agent_state import (
     AgentSets,
     AgentState,
     Conflict,
+    KeptInterrupts,
     MemoryKill,
     NamedRefusal,
     Pod,
@@ -28,6 +29,8 @@ from published.codec import encode
 from published.pod_status import Affinity, Applied, Container, Execs, Noise
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.node_state import (
         ContainerExecs,
         ContainerState,
@@ -83,7 +86,7 @@ def agent_state(state: NodeState) -> AgentState:
         ),
         reclaimed=tuple(Reclaimed(**entry._asdict()) for entry in state.reclaimed),
         reclaims_dropped=state.reclaims_dropped,
-        quiet=_quiet(state.quiet) if state.quiet else None,
+        quiet=_quiet(state.quiet, state.names) if state.quiet else None,
         execs_reason=state.execs_reason,
     )
 
@@ -92,7 +95,7 @@ def _kill(kill: Kill) -> MemoryKill:
     return MemoryKill(pod_uid=kill.pod_uid, pod=kill.pod, container=kill.container, time=kill.when)
 
 
-def _quiet(result: QuietResult) -> Quiet:
+def _quiet(result: QuietResult, names: Mapping[str, tuple[str, str]]) -> Quiet:
     return Quiet(
         cpus=str(result.cpus),
         reason=result.reason,
@@ -102,6 +105,16 @@ def _quiet(result: QuietResult) -> Quiet:
         is_off=result.is_off,
         fully=None if result.fully is None else str(result.fully),
         parts=tuple(QuietPart(name=it.name, reason=it.reason, conflicts=it.conflicts) for it in result.parts),
+        kept=tuple(
+            KeptInterrupts(
+                container="/".join(filter(None, (*names.get(owner.pod_uid, ()), owner.container))),
+                cpus=str(it.cpus),
+                numbers=tuple(sorted(it.numbers, key=int)),
+                names=it.names,
+                note=it.note,
+            )
+            for owner, it in sorted(result.kept.items())
+        ),
     )
 
 
@@ -139,7 +152,8 @@ def _container(state: ContainerState, vm: VMState | None) -> Container:
         applied=_applied(state.proof) if state.proof else None,
         refusal=parts.refusal(state.refusal) if state.refusal else None,
     )
-    return replace(container, quiet=True) if state.quiet == "" else container
+    kept = state.kept.names if state.kept else ()
+    return replace(container, quiet=True, kept=kept) if state.quiet == "" else replace(container, kept=kept)
 
 
 def _counted(container: Container, owner: Owner, state: NodeState) -> Container:

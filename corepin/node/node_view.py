@@ -183,9 +183,13 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
 def _disturbances(container: Container) -> Iterator[str]:
     """Yield what is kept off the CPUs of a container, and what is not."""
     if container.quiet:
-        yield "interrupts kept off"
+        yield f"{'other ' * bool(container.kept)}interrupts kept off"
     if container.not_quiet:
         yield f"not kept quiet: {container.not_quiet}"
+    if container.kept:
+        yield f"interrupts on its CPUs by its irq-policy: {', '.join(container.kept)}"
+    if container.not_kept:
+        yield f"irq-policy: {container.not_kept}"
     if container.noise:
         yield from _noise(container.noise)
     if container.execs:

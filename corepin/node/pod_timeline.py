@@ -116,6 +116,7 @@ def _wish(claim: Claim) -> str:
     words += [f"quota {claim.quota}"] if claim.quota else []
     words += [f"devices {claim.devices}"] if claim.devices else []
     words += [f"noise {claim.noise}"] if claim.noise else []
+    words += [f"interrupts {' '.join(claim.irq)}"] if claim.irq else []
     source = {
         Origin.CMK: f"by the resource {claim.resource}",
         Origin.LAUNCHER: "for a virtual machine with dedicated CPUs",
@@ -226,6 +227,8 @@ def _proofs(status: PodStatus) -> Iterator[Entry]:
             yield Entry(applied.time, "proof", message + _window(applied.window_seconds))
         if container.not_quiet:
             yield Entry("", "proof", f"the CPUs of {name} are not kept quiet: {container.not_quiet}")
+        if container.not_kept:
+            yield Entry("", "proof", f"the irq-policy of {name}: {container.not_kept}")
         if noise := container.noise:
             yield Entry(noise.since, "proof", f"{name} is disturbed on its CPUs: {noise_words(noise.kind)}")
     if machine := status.vm:

@@ -73,14 +73,22 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
         )
     if container and container.uncounted:
         yield Fact("Not counted", container.uncounted)
-    if container and container.not_quiet:
-        yield Fact("Not quiet", container.not_quiet[:MOST_MESSAGE])
-    if container and container.noise:
-        words, since = noise_words(container.noise.kind), container.noise.since
-        yield Fact("Noise", f"{words} since {since}"[:MOST_MESSAGE])
+    if container:
+        yield from _disturbances(container)
     if container and container.applied and container.applied.time:
         yield Fact("Since", container.applied.time, is_time=True)
     yield Fact("Proof", proof(container, owner))
+
+
+def _disturbances(container: Container) -> Iterator[Fact]:
+    """Yield what is not kept off its CPUs, or not on them, against its pod's policy, and what disturbs it."""
+    if container.not_quiet:
+        yield Fact("Not quiet", container.not_quiet[:MOST_MESSAGE])
+    if container.not_kept:
+        yield Fact("Interrupts not kept", container.not_kept[:MOST_MESSAGE])
+    if container.noise:
+        words, since = noise_words(container.noise.kind), container.noise.since
+        yield Fact("Noise", f"{words} since {since}"[:MOST_MESSAGE])
 
 
 def _policy(owner: Owner, container: Container | None) -> str:

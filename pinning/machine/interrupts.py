@@ -1,6 +1,7 @@
 """The affinity that each interrupt of a device gets while some CPUs are to be quiet. Pure.
 
-An interrupt that may fire on quiet CPUs loses these bits of its affinity, and gets them back when the CPUs are no longer
+Some interrupts stay on quiet CPUs: those of a container's devices on its CPUs (`Stay.home`), others where they are. An
+interrupt that may fire on quiet CPUs loses these bits of its affinity, and gets them back when the CPUs are no longer
 quiet. It counts as the agent's only while its affinity is one that the agent wrote: any other value was set by another
 program, or by the kernel when a CPU went offline, and is the new original.
 """
@@ -15,17 +16,50 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 LEAST_OTHERS: Final = 2  # online CPUs for interrupts; the vectors of a single one can run out
 
 
+class Stay(NamedTuple):
+    """Quiet CPUs on which one interrupt may fire all the same."""
+
+    may: CPUSet = EMPTY
+    home: CPUSet = EMPTY  # of these CPUs: it fires on them alone; empty: it fires elsewhere too
+
+    def allowed(self, cpus: CPUSet) -> Stay:
+        """Return the same with further CPUs on which it may fire."""
+        return self._replace(may=self.may | cpus)
+
+    def at_home(self, cpus: CPUSet) -> Stay:
+        """Return the same with further CPUs on which alone it fires."""
+        return Stay(self.may | cpus, self.home | cpus)
+
+
+NO_STAY: Final = Stay()
+
+
 @dataclass(frozen=True, slots=True)
 class Quiet:
     """The CPUs that are to be quiet, on the online CPUs of a machine."""
 
     cpus: CPUSet
     online: CPUSet
+    stay: Stay = NO_STAY  # of the interrupt in question
 
     @property
     def others(self) -> CPUSet:
         """The online CPUs that interrupts may use."""
         return self.online - self.cpus
+
+    @property
+    def shut(self) -> CPUSet:
+        """The CPUs on which the interrupt in question must not fire."""
+        return self.cpus - self.stay.may if self.stay.may else self.cpus
+
+    @property
+    def home(self) -> CPUSet:
+        """The online CPUs on which alone the interrupt in question fires; empty: it fires elsewhere too."""
+        return self.stay.home & self.online
+
+    def is_kept_by(self, affinity: CPUSet) -> bool:
+        """Return whether an affinity keeps the interrupt in question where it is to be."""
+        return affinity.isdisjoint(self.shut) and (not self.home or affinity <= self.home)
 
 
 class Taken(NamedTuple):
@@ -57,9 +91,11 @@ def away(original: CPUSet, quiet: Quiet, near: CPUSet = EMPTY) -> CPUSet:
 
     `near` are the CPUs of its device's NUMA node: one that loses all of its CPUs moves to others there first.
     """
-    if original.isdisjoint(quiet.cpus):
+    if quiet.home:
+        return original & quiet.home or quiet.home
+    if original.isdisjoint(quiet.shut):
         return original
-    rest = original - quiet.cpus
+    rest = original - quiet.shut
     if not rest.isdisjoint(quiet.online):
         return rest
     beside = quiet.others & near
@@ -82,7 +118,7 @@ def decide(
     """
     is_ours = taken is not None and now in taken.wrote
     original = taken.original if taken and is_ours else now
-    is_foreign = not is_ours and proven is not None and not now.isdisjoint(quiet.cpus)
+    is_foreign = not is_ours and proven is not None and not quiet.is_kept_by(now)
     wanted = away(original, quiet, near)
     if wanted.isdisjoint(quiet.online) and not now.isdisjoint(quiet.online):
         wanted = away(now, quiet, near)  # the kernel accepts no affinity without an online CPU

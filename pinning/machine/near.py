@@ -27,6 +27,7 @@ class Device:
 
     resource: str
     nodes: CPUSet
+    address: str = ""  # on the PCI bus; empty: not known, or it has none
 
 
 @dataclass(frozen=True, slots=True)

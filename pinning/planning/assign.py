@@ -20,7 +20,7 @@ from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.asks import NO_CPU_SHARED, Ask, Refusals, asks, takes_more_cores
 from pinning.planning.claim_grants import ClaimPlanner
 from pinning.planning.ledger import POOL_INDEX, Assignment
-from pinning.planning.machine_changes import follow_machine
+from pinning.planning.ledger_draft import follow_machine
 from pinning.planning.memory import bind_memory
 from pinning.planning.node_config import UncountedClaims, is_placed_beside
 from pinning.planning.pod_pools import Regions

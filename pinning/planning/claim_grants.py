@@ -328,6 +328,7 @@ def _assignment(user: _User, cpus: CPUSet, count: int) -> Assignment:
         shared_cpus=use.shared_cpus,
         quota=use.quota,
         noise=use.noise,
+        irq=use.irq,
     )
     return Assignment(
         owner=Owner(pod.uid, use.container),

@@ -281,16 +281,6 @@ def _charged(assignments: Iterable[Assignment]) -> CPUSet:
     return union(assignment.footprint for assignment in assignments if not assignment.device_claims)
 
 
-def quiet_sharers(ledger: Iterable[Assignment]) -> frozenset[Owner]:
-    """Return the containers under `noise-policy: quiet` that may also run on the shared set."""
-    return frozenset(it.owner for it in ledger if it.claim.shared_cpus and it.is_quiet(is_crio=True))
-
-
-def quiet_cpus(ledger: Iterable[Assignment], *, is_crio: bool = False) -> CPUSet:
-    """Return the CPUs of exclusive containers and pools under `quiet`, with the siblings that idle for them."""
-    return union(it.footprint for it in ledger if it.is_quiet(is_crio=is_crio))
-
-
 def _exclusive(mates: tuple[Assignment, ...]) -> CPUSet:
     return _charged(assignment for assignment in mates if assignment.is_exclusive)
 

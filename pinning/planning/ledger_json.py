@@ -75,10 +75,7 @@ def devices_to_list(devices: Mapping[Owner, tuple[Device, ...]]) -> list[dict[st
         {
             "podUID": owner.pod_uid,
             "container": owner.container,
-            "devices": [
-                {"resource": device.resource, "nodes": str(device.nodes), "count": count}
-                for device, count in Counter(devices[owner]).items()
-            ],
+            "devices": [_device_to_dict(device, count) for device, count in Counter(devices[owner]).items()],
         }
         for owner in sorted(devices)
     ]
@@ -98,7 +95,16 @@ def devices_from_list(saved: object) -> dict[Owner, tuple[Device, ...]]:
 
 
 def _equal_devices(saved: Mapping[str, Any]) -> tuple[Device, ...]:
-    return (Device(_text(saved["resource"]), CPUSet.parse(saved["nodes"])),) * _whole(saved["count"])
+    device = Device(
+        _text(saved["resource"]), CPUSet.parse(saved["nodes"]), _text(saved.get("pciAddress", ""))
+    )
+    return (device,) * _whole(saved["count"])
+
+
+def _device_to_dict(device: Device, count: int) -> dict[str, Any]:
+    """Return equal devices; earlier agents read on without the address."""
+    saved = {"resource": device.resource, "nodes": str(device.nodes), "count": count}
+    return {**saved, "pciAddress": device.address} if device.address else saved
 
 
 def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
@@ -172,6 +178,8 @@ def _claim_to_dict(claim: Claim) -> dict[str, Any]:
         saved["devicePolicy"] = str(claim.devices)
     if claim.noise:
         saved["noisePolicy"] = str(claim.noise)
+    if claim.irq:
+        saved["irqPolicy"] = list(claim.irq)
     if claim.crio_disables_interrupts:
         saved["crioDisablesInterrupts"] = True
     if claim.shared_cpus:
@@ -216,6 +224,7 @@ def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
         crio_disables_quota=saved.get("crioDisablesQuota", False) is True,
         devices=DevicePolicy(saved["devicePolicy"]) if "devicePolicy" in saved else None,
         noise=NoisePolicy(saved["noisePolicy"]) if "noisePolicy" in saved else None,
+        irq=tuple(_text(name) for name in saved.get("irqPolicy", [])),
         crio_disables_interrupts=saved.get("crioDisablesInterrupts", False) is True,
     )
 

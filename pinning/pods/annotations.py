@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -14,6 +13,7 @@ from pinning.contract import (
     CRANE_CPU_MANAGER,
     DEVICE_POLICY,
     FAMILIES,
+    IRQ_POLICY,
     NOISE_POLICY,
     NUMA_MEMORY_POD,
     NUMA_POLICY,
@@ -34,17 +34,19 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.lazy import lazy
+from pinning.pods.irq_policy import IrqPolicy, irq_flaw, merged
 from pinning.truncate import KEY, NAME, VALUE, listed, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from enum import StrEnum
 
-Word = TypeVar("Word", bound=StrEnum)
+Word = TypeVar("Word", bound=str)
 
 _CRANE_FAMILY = CRANE_CPU_MANAGER.partition("/")[0]
 _LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # with the slash; the part after it may be of any length
 _BEGINNINGS = (*FAMILIES, CRANE_CPU_MANAGER)
-MOST_POLICIES: Final = 2000  # per pod: each of the 200 containers that may claim CPUs has at most eight
+MOST_POLICIES: Final = 2000  # per pod: each of the 200 containers that may claim CPUs has at most nine
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class PolicyAnnotations:
     quota: Scoped[QuotaPolicy] = Scoped()
     devices: Scoped[DevicePolicy] = Scoped()
     noise: Scoped[NoisePolicy] = Scoped()
+    irq: Scoped[IrqPolicy] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # policy keys by family
@@ -119,6 +122,12 @@ class PolicyAnnotations:
         words = {it.value for name in containers if (it := self.noise.of(name))}
         return max(words, key=(NoisePolicy.NONE, NoisePolicy.QUIET).index, default=None)
 
+    def irq_of(self, containers: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of the interrupts that stay on CPUs which several containers use; empty: none stays."""
+        if not (self.irq.pod or self.irq.containers):
+            return ()
+        return merged(it.value for name in containers if (it := self.irq.of(name)))
+
     def memory_of(self, container: str) -> NUMAMemory | None:
         """Return the memory policy of a container, None if it has none; `bind` also needs `single`."""
         if self.memory is None:
@@ -146,7 +155,10 @@ class PolicyAnnotations:
         if key not in (CRANE_CPU_MANAGER, f"{family}/{POD_SCOPE}"):
             yield from self._misplaced(key, family)
         words = FAMILIES.get(family, CPUPolicy)
-        if _word(words, value) is None:
+        if words is None:
+            if flaw := irq_flaw(value):
+                yield Cause(annotation_field(key), flaw, flaw=("word", key, value))
+        elif _word(words, value) is None:
             yield _unsupported(key, value, words)
         elif key == NUMA_MEMORY_POD:
             yield from self._nowhere_to_bind(value)
@@ -226,6 +238,7 @@ def read_policy_annotations(
         quota=scoped(QUOTA_POLICY, QuotaPolicy),
         devices=scoped(DEVICE_POLICY, DevicePolicy),
         noise=scoped(NOISE_POLICY, NoisePolicy),
+        irq=scoped(IRQ_POLICY, IrqPolicy),
         memory=_annotation(NUMA_MEMORY_POD, NUMAMemory, annotations),
         annotations=annotations,
         keys=keys,
@@ -277,7 +290,7 @@ def _annotation(key: str, words: type[Word], annotations: Mapping[str, str]) -> 
 
 
 def _word(words: type[Word], given: str) -> Word | None:
-    if len(given) > VALUE:
+    if words is not IrqPolicy and len(given) > VALUE:
         return None  # the error of an enumeration would repeat a value of any length
     try:
         return words(given)

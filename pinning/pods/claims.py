@@ -60,8 +60,7 @@ from pinning.pods.resources import (
     unreadable,
     whole_cpus,
 )
-from pinning.pods.shared_cpus import KATA, LAUNCHER, misplaced, unlimited, unshared
-from pinning.pods.vm_handlers import is_vm_handler
+from pinning.pods.shared_cpus import KATA, machine_of, misplaced, unlimited, unshared
 from pinning.pods.warnings import beside_claims, idle_words, neighbours, unbound, uncounted
 from pinning.truncate import few
 
@@ -105,6 +104,7 @@ class Claim:
     pool: PodPool | None = None  # what the pool is for, for Origin.POOL
     noise: NoisePolicy | None = None  # None: CRI-O's annotation decides
     crio_disables_interrupts: bool = False  # CRI-O's annotation, which CRI-O itself follows
+    irq: tuple[str, ...] = ()  # globs of interrupts that stay on its CPUs, and `devices`
 
     @property
     def must_fit(self) -> bool:
@@ -345,7 +345,7 @@ def read_pod(pod: Pod) -> PodClaims:
     every, annotations = members_as_allocated(pod), (pod.get("metadata") or {}).get("annotations") or {}
     listed = tuple([member for member in every if not member.is_gate])
     policies = read_policy_annotations(annotations, frozenset([member.name for member in listed]))
-    dedicated, machine = is_dedicated_launcher(pod), _machine(pod)
+    dedicated, machine = is_dedicated_launcher(pod), machine_of(pod, is_launcher=is_launcher(pod))
     claims: list[Claim] = []
     beyond: list[tuple[Member, Claim]] = []
     for member in listed:
@@ -437,14 +437,9 @@ def _pool_claim(pool: PodPool, count: int, policies: PolicyAnnotations) -> Claim
         core_type=core_type.value if core_type else None,
         devices=devices.value if devices else None,
         noise=policies.noise_of([user.container for user in pool.users]),
+        irq=policies.irq_of([user.container for user in pool.users]),
         pool=pool,
     )
-
-
-def _machine(pod: Pod) -> str:
-    if is_launcher(pod):
-        return LAUNCHER
-    return KATA if is_vm_handler((pod.get("spec") or {}).get("runtimeClassName") or "") else ""
 
 
 def _claim_of(member: Member, policies: PolicyAnnotations, dedicated: bool) -> Claim | None:  # noqa: FBT001 a fact, not a switch
@@ -490,6 +485,7 @@ def _claim(
         quota=quota.value if quota and policy is CPUPolicy.EXCLUSIVE else None,
         devices=devices.value if devices else None,
         noise=policies.noise_of([member.name]) if policy is CPUPolicy.EXCLUSIVE else None,
+        irq=policies.irq_of([member.name]) if policy is CPUPolicy.EXCLUSIVE else (),
     )
 
 

@@ -31,6 +31,7 @@ class ClaimUse(NamedTuple):
     shared_cpus: bool = False  # it may also run on the shared set
     quota: QuotaPolicy | None = None
     noise: NoisePolicy | None = None
+    irq: tuple[str, ...] = ()  # globs of interrupts that stay on its CPUs, and `devices`
 
 
 def claim_names(pod: Pod) -> Mapping[str, str]:
@@ -66,6 +67,7 @@ def _uses(names: Mapping[str, str], asked: PodClaims) -> Iterator[ClaimUse]:
                 asked.policies.shares(member.name) and not asked.machine,
                 quota.value if quota else None,
                 noise.value if noise else None,
+                asked.policies.irq_of([member.name]),
             )
 
 

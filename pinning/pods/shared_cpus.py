@@ -7,18 +7,27 @@ from typing import TYPE_CHECKING, Final
 from pinning.contract import CONTAINER_SCOPE, CPU_MANAGER, SHARED_CPUS, Switch
 from pinning.errors import Cause
 from pinning.pods.resources import names_claims, stated
+from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from pinning.pods.annotations import PolicyAnnotation, PolicyAnnotations
     from pinning.pods.resources import Member
+    from pinning.pods.types import Pod
 
 LAUNCHER: Final = (
     "the threads of a virtual machine are pinned by corepin, and none of them can be moved by the guest"
 )
 KATA: Final = "in a Kata guest there are no CPUs of the node that a thread could be moved to"
 REMOVE: Final = f"remove {SHARED_CPUS}"
+
+
+def machine_of(pod: Pod, *, is_launcher: bool) -> str:
+    """Return why a pod's threads are in a virtual machine; empty if they are in none."""
+    if is_launcher:
+        return LAUNCHER
+    return KATA if is_vm_handler((pod.get("spec") or {}).get("runtimeClassName") or "") else ""
 
 
 def misplaced(

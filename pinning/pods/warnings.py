@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from pinning.contract import CPUPolicy, DevicePolicy, NUMAMemory, NUMAPolicy
+from pinning.contract import CRIO_INTERRUPTS, CPUPolicy, DevicePolicy, NoisePolicy, NUMAMemory, NUMAPolicy
 from pinning.errors import Cause
+from pinning.pods.crio import is_disabled
 from pinning.pods.resources import Role, names_claims, names_devices, stated
-from pinning.truncate import NAME, truncate
+from pinning.truncate import NAME, VALUE, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -26,6 +27,7 @@ IF_FOR_CPUS: Final = (
 )
 UNLESS_FOR_CPUS: Final = ", unless one of its ResourceClaims is for CPUs, which the pod does not show"
 NOT_EXCLUSIVE: Final = "it acts only while the CPU policy is exclusive"
+NOT_QUIET: Final = "it acts only with noise-policy: quiet, or CRI-O's annotation of that meaning"
 NO_DEVICE: Final = "no container for which it holds has a device plugin's resource in its limits"
 KATA_QUOTA: Final = "Kata sizes its machine by the quota, which therefore stays"
 
@@ -64,13 +66,15 @@ def idle_words(
     claiming, having = frozenset(owners), names_claims(listed)
     no_claim = _no_claim(having)
     no_quota = KATA_QUOTA if is_kata else NOT_EXCLUSIVE
+    exposed = having.union(exclusive)
     for scoped, acting, needs in (
         (policies.smt, exclusive, NOT_EXCLUSIVE),
         (policies.numa, claiming, no_claim),
         (policies.core_type, claiming, no_claim),
         (policies.devices, claiming, no_claim),
-        (policies.quota, () if is_kata else having.union(exclusive), no_quota),
-        (policies.noise, having.union(exclusive), NOT_EXCLUSIVE),
+        (policies.quota, () if is_kata else exposed, no_quota),
+        (policies.noise, exposed, NOT_EXCLUSIVE),
+        (policies.irq, [name for name in exposed if _is_quiet(name, policies)], NOT_QUIET),
     ):
         pod_acts = any(name not in scoped.containers for name in acting)
         idle = [annotation for name, annotation in scoped.containers.items() if name not in acting]
@@ -79,6 +83,14 @@ def idle_words(
         for annotation in idle:
             yield _idle(annotation, needs)
     yield from _without_devices(listed, policies, claiming)
+
+
+def _is_quiet(name: str, policies: PolicyAnnotations) -> bool:
+    """Return whether interrupts are to be kept off the CPUs of a container, if these are exclusive."""
+    noise = policies.noise.of(name)
+    if noise is None:
+        return is_disabled(policies.annotations, CRIO_INTERRUPTS, name)
+    return noise.value is NoisePolicy.QUIET
 
 
 def _without_devices(
@@ -179,5 +191,5 @@ def unbound(
 
 
 def _idle(annotation: PolicyAnnotation[Any], needs: str) -> Cause:
-    message = f"{annotation.value} has no effect: {needs}"
+    message = f"{truncate(str(annotation.value), VALUE)} has no effect: {needs}"
     return Cause(annotation.field, message, flaw=("idle", annotation.key, annotation.value))

@@ -13,4 +13,6 @@ def test_the_reason_is_a_fact() -> None:
     owner = Owner(policy="exclusive", cpus="1-2")
     fact = Fact("Not quiet", "no irqbalance")
     assert fact in facts(owner, Container(policy="exclusive", not_quiet="no irqbalance"))
+    kept = Fact("Interrupts not kept", "no interrupt has a name like eth7")
+    assert kept in facts(owner, Container(policy="exclusive", not_kept="no interrupt has a name like eth7"))
     assert not any(it.term == "Not quiet" for it in facts(owner, Container(policy="exclusive")))

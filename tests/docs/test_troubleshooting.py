@@ -27,6 +27,7 @@ PODS = (
     "pinning/pods/eligible.py",
     "pinning/pods/core_counts.py",
     "pinning/pods/crio.py",
+    "pinning/pods/irq_policy.py",
     "pinning/pods/resources.py",
     "pinning/pods/shared_cpus.py",
     "pinning/pods/warnings.py",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pinning.contract import FAMILIES
+from pinning.contract import FAMILIES, IRQ_POLICY
 from tests.e2e import already_there
 from tests.e2e.already_there import CRANE, LEAVING, NOT_GUARANTEED, NOT_INJECTED, WRONG_WORD
 from tests.environments.cluster.registered import Cluster, Outcome, Registered, pod_document
@@ -43,11 +43,12 @@ def test_policy_is_edited_live(cluster: Cluster) -> None:
 def test_the_key_of_a_family_alone_reaches_the_webhook(cluster: Cluster, family: str) -> None:
     """A wrong word of each family is refused in a new pod and an edited one, and warned of in a template."""
     key, pod = f"{family}/pod", pod_document("it", container(limits="2"))
-    wrong = pod_document("wrong", container(limits="2"), annotations={key: "wrong"})
+    word = "wrong/" if family == IRQ_POLICY else "wrong"  # which takes globs, and no slash
+    wrong = pod_document("wrong", container(limits="2"), annotations={key: word})
     assert cluster.create(wrong).fields == [f"metadata.annotations[{key}]"]
     cluster.created(pod)
-    assert cluster.run("annotate", "pod/it", f"{key}=wrong").fields == [f"metadata.annotations[{key}]"]
-    template = {"metadata": {"labels": {"app": "it"}, "annotations": {key: "wrong"}}, "spec": pod["spec"]}
+    assert cluster.run("annotate", "pod/it", f"{key}={word}").fields == [f"metadata.annotations[{key}]"]
+    template = {"metadata": {"labels": {"app": "it"}, "annotations": {key: word}}, "spec": pod["spec"]}
     spec = {"selector": {"matchLabels": {"app": "it"}}, "template": template}
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "it"}, "spec": spec}
     assert cluster.create(deployment).warned_fields == [f"spec.template.metadata.annotations[{key}]"]

@@ -31,5 +31,6 @@ WISHES = st.builds(
     quota=st.sampled_from([None, None, *map(str, QuotaPolicy)]),
     devices=st.sampled_from([None, None, *map(str, DevicePolicy)]),
     noise=st.sampled_from([None, *map(str, NoisePolicy)]),
+    irq=st.sampled_from([None, "away", "devices", "eth0-*, eth1-*", "devices, mlx5_?"]),
     init=ROLES,
 )

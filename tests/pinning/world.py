@@ -44,6 +44,7 @@ class Wish:
     quota: str | None = None
     devices: str | None = None  # device-policy
     noise: str | None = None  # noise-policy
+    irq: str | None = None  # irq-policy
     init: str | None = None  # "Always": a sidecar, "": an ordinary init container
 
 
@@ -66,7 +67,7 @@ def pod_document(
         listed["containers" if wish.init is None else "initContainers"].append(container)
         families = {"cpu-manager": wish.policy, "smt-policy": wish.smt, "numa-policy": wish.numa}
         families |= {"shared-cpus": wish.shared, "core-type": wish.core_type, "quota-policy": wish.quota}
-        families |= {"device-policy": wish.devices, "noise-policy": wish.noise}
+        families |= {"device-policy": wish.devices, "noise-policy": wish.noise, "irq-policy": wish.irq}
         if wish.memory:
             annotations[NUMA_MEMORY_POD] = wish.memory
         annotations |= {f"{key}.corepin.io/container.{name}": word for key, word in families.items() if word}

@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 
-from agent.doctor.checks import examine
+from agent.doctor.checks import Facts, ForeignThreads, examine
 from agent.doctor.facts import agent_facts
 from agent.doctor.quiet import quiet_checks
+from agent.node_state import KeptInterrupts, QuietResult
 from agent.node_state import QuietPart as PartResult
-from agent.node_state import QuietResult
+from agent.quiet.counters import Row
+from agent.quiet.noise import Noise
 from agent.serve.state_json import agent_state
 from pinning.contract import QuietWord
 from pinning.machine.cpuset import CPUSet
+from published import agent_state as published
 from published.agent_state import Quiet, QuietPart
 from tests.agent.doctor.nodes import AGENT, FINE
-from tests.agent.states import state_of
+from tests.agent.states import EXCLUSIVE, bound, owner, state_of
 
 SILENT = "irqbalance runs and cannot be asked: /run/irqbalance/irqbalance7.sock: no answer in time"
 
@@ -125,3 +128,42 @@ def test_parts_are_checked_on_the_cpus_that_they_concern(fully: str, messages: l
     result = QuietResult(CPUSet([2, 3]), parts=parts, fully=CPUSet.parse(fully))
     checks = quiet_checks(agent_state(replace(state_of(), quiet=result)).quiet)
     assert [check.message for check in checks if check.subject == "quiet parts"] == messages
+
+
+WEB = bound("web", annotations=EXCLUSIVE)
+
+
+def quiet_with(note: str) -> Quiet:
+    """Return the agent's report of a container that keeps an interrupt."""
+    kept = KeptInterrupts(CPUSet([2]), frozenset({"25", "4"}), ("4 (ttyS0)", "25 (eth1)"), note)
+    state = replace(state_of(WEB), quiet=QuietResult(CPUSet([2]), kept={owner(WEB): kept}))
+    quiet = agent_facts(agent_state(state)).quiet
+    assert quiet
+    return quiet
+
+
+def test_interrupts_that_stay_are_named_and_what_does_not_is_a_finding() -> None:
+    """The container has its name, and the remedy is in its annotation."""
+    assert quiet_with("").kept[0].numbers == ("4", "25")
+    _, named = quiet_checks(quiet_with(""))
+    assert (named.subject, named.verdict) == ("irq-policy", "ok")
+    assert named.message == "default/web/main has interrupts 4 (ttyS0), 25 (eth1) on its CPUs 2"
+    *_, missing = quiet_checks(quiet_with("no interrupt has a name like eth7"))
+    assert (missing.subject, missing.verdict) == ("irq-policy", "finding")
+    assert missing.message == "default/web/main: no interrupt has a name like eth7"
+    nothing = Quiet("2", kept=(published.KeptInterrupts("default/web/main", "2", note="x"),))
+    assert [it.verdict for it in quiet_checks(nothing) if it.subject == "irq-policy"] == ["finding"]
+
+
+def test_noise_leaves_out_interrupts_that_stay() -> None:
+    """Others are findings, and a table that cannot be read stays one."""
+    counted: Any = (Row("25", "PCI-MSI eth1", 9), Row("26", "PCI-MSI eth2", 3))
+    facts = replace(FINE, noise=Noise(counted, ()), foreign_threads=ForeignThreads({}))
+    kept = replace(facts, agent=replace(AGENT, quiet=quiet_with("")))
+
+    def found(of: Facts) -> list[str]:
+        return [it.message for it in examine(of) if it.subject == "interrupts"]
+
+    assert found(kept) == ["interrupt 26 (PCI-MSI eth2) came 3 times"]
+    assert len(found(facts)) == 2
+    assert found(replace(kept, noise=Noise("masked", "masked"))) == ["not counted (masked)"]

@@ -134,9 +134,11 @@ def test_place_of_a_device(tmp_path: Path, attributes: dict[str, Any], nodes: li
         server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
     ) -> None:
         server.slices = [slice_of(device("gpu-0", **attributes))]
-        assert devices.nodes_of(GPU) is None
+        assert (devices.nodes_of(GPU), devices.address_of(GPU)) == (None, "")
         await listed()
         assert devices.nodes_of(GPU) == CPUSet(nodes)
+        text = attributes.get("pci", {}).get("string", "")
+        assert devices.address_of(GPU) == (text if text.startswith("0000:") else "")
 
     server = play(scenario, tmp_path)
     assert server.selectors == [f"spec.nodeName=node-1,spec.driver={DRIVER}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ NEAR = Device(GPU, CPUSet([1]))
         ),
         pytest.param(
             [entry("r" * 300, "x", 1)], (Device("r" * 253, CPUSet([1])),), id="a name that none can have"
+        ),
+        pytest.param(
+            [
+                entry(GPU, "0000:42:00.0", 1),
+                entry(GPU, "0000:41:00.0", 1),
+                entry(GPU, "0000:41:00.0/../x", 1),
+            ],
+            (NEAR, replace(NEAR, address="0000:41:00.0"), replace(NEAR, address="0000:42:00.0")),
+            id="ids that are PCI addresses",
         ),
         pytest.param(
             [entry(GPU, str(at), 1) for at in range(MOST_ENTRIES)], (NEAR,) * MOST_ENTRIES, id="most"

@@ -51,12 +51,17 @@ class Slices:
 
     def __init__(self) -> None:
         self.nodes: dict[ClaimedDevice, CPUSet] = {GPU: CPUSet([1]), OTHER: CPUSet([0])}
+        self.addresses: dict[ClaimedDevice, str] = {}
         self.why = ""
         self.changed: Callable[[], None] = lambda: None
 
     def nodes_of(self, device: ClaimedDevice) -> CPUSet | None:
         """Return the nodes of a device."""
         return self.nodes.get(device)
+
+    def address_of(self, device: ClaimedDevice) -> str:
+        """Return the PCI address of a device."""
+        return self.addresses.get(device, "")
 
     def reason(self, _: ClaimedDevice) -> str:
         """Return the reason."""
@@ -140,14 +145,15 @@ def test_claimed_devices_are_read_after_those_of_plugins() -> None:
 
 
 def test_device_of_a_claim_has_the_node_of_its_slice() -> None:
-    """It is a device of its driver; the driver of CPUs has no devices."""
+    """It is a device of its driver, with its PCI address; the driver of CPUs has no devices."""
 
     async def scenario(scene: Scene) -> None:
+        scene.slices.addresses[GPU] = "0000:41:00.0"
         scene.tell(CPUS, GPU)
         scene.see(pod("gpu", "cpus"))
         assert dict(scene.keeper.unknown()) == {OWNER: DEVICES_NOT_NAMED}
         await scene.calls()
-        assert scene.known == (Device(DRIVER, CPUSet([1])),)
+        assert scene.known == (Device(DRIVER, CPUSet([1]), "0000:41:00.0"),)
         assert (scene.passes, scene.keeper.unknown()) == (1, {})
 
     stage(scenario)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Managed, Refused, Unavailable
+from agent.quiet.interrupt_ban import FILE, InterruptBan
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.irqbalance import Daemon, Irqbalance, Setup
+from agent.quiet.keeper import Kept
+from agent.quiet.kept import KeptLookup
+from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from agent.quiet.interfaces import Interrupts
 
 MACHINE: Final = CPUSet(range(8))
 
@@ -43,6 +52,8 @@ class FakeInterrupts:
     affinities: dict[str, CPUSet] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     nears: dict[str, CPUSet] = field(default_factory=dict)
+    devices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # interrupts by PCI address
+    device_reads: int = 0
     managed: set[str] = field(default_factory=set)  # a write raises an error, as up to Linux 6.1
     read_only: set[str] = field(default_factory=set)  # also by the mode of their files
     refused: dict[str, str] = field(default_factory=dict)
@@ -80,6 +91,11 @@ class FakeInterrupts:
     def name(self, number: str) -> str:
         """Return the names of its actions."""
         return self.names.get(number, "")
+
+    def of_device(self, address: str) -> tuple[str, ...]:
+        """Return the interrupts of a device."""
+        self.device_reads += 1
+        return self.devices.get(address, ())
 
     def near(self, number: str) -> CPUSet:
         """Return the CPUs of its NUMA node."""
@@ -135,6 +151,8 @@ class FakeIrqbalance(Irqbalance):
         self.hidden: Daemon | None = None
         self.banned, self.pending = EMPTY, EMPTY
         self.bans: list[str] = []
+        self.alone: frozenset[int] = frozenset()  # interrupts that it leaves alone
+        self.lists: list[str] = []  # of such interrupts that were sent
         self.order: list[str] = []
         self.silence = ""
         self.is_deaf = False
@@ -157,7 +175,7 @@ class FakeIrqbalance(Irqbalance):
         """Return its ban."""
         if self.silence:
             raise Unavailable(self.silence)
-        return Setup(self.banned, 10)
+        return Setup(self.banned, 10, self.alone)
 
     def ban(self, daemon: Daemon, wanted: CPUSet) -> None:
         """Accept a ban."""
@@ -166,6 +184,21 @@ class FakeIrqbalance(Irqbalance):
         if not self.is_deaf:
             self.pending = wanted
 
+    def ban_interrupts(self, daemon: Daemon, numbers: Collection[int]) -> None:
+        """Accept a list of interrupts, which holds at once."""
+        self.lists.append(" ".join(map(str, sorted(numbers))))
+        self.order.append("leave")
+        if not self.is_deaf:
+            self.alone = frozenset(numbers)
+
     def interval(self) -> None:
         """Apply the ban."""
         self.banned = self.pending
+
+
+def kept_of(
+    kernel: Interrupts, daemon: Irqbalance, folder: Path, monotonic: Callable[[], float] = lambda: 0.0
+) -> Kept:
+    """Return what finds kept interrupts, and has irqbalance leave them alone."""
+    ban = InterruptBan(daemon, Restorable(folder / FILE, "boot"), monotonic)
+    return Kept(KeptLookup(kernel, monotonic), ban)

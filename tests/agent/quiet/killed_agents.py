@@ -18,11 +18,11 @@ from agent.quiet.balancer import FILE as BAN
 from agent.quiet.balancer import Balancer
 from agent.quiet.idle_states import FILE as IDLE
 from agent.quiet.idle_states import IdleStatePart, KernelIdleStates
+from agent.quiet.interfaces import Part
 from agent.quiet.interrupts import KernelInterrupts
 from agent.quiet.irqbalance import Irqbalance
 from agent.quiet.keeper import QuietKeeper
 from agent.quiet.mover import InterruptMover
-from agent.quiet.part import Part
 from agent.quiet.taken import FILE, TakenStore
 from agent.quiet.workqueue_mover import FILE as MASKS
 from agent.quiet.workqueue_mover import WorkqueueMover
@@ -30,6 +30,7 @@ from agent.quiet.workqueues import KernelWorkqueues
 from agent.reconcile.restorable import Restorable
 from pinning.contract import QuietWord
 from pinning.machine.cpuset import CPUSet
+from tests.agent.quiet.fakes import kept_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -70,11 +71,16 @@ def keeper_of(folder: Path) -> QuietKeeper:
 
     now = time.monotonic
     interrupts = KernelInterrupts(folder / "irq", folder / "sys")
-    balancer = Balancer(Irqbalance(folder / "run", folder / "proc"), saved(BAN), now)
+    irqbalance = Irqbalance(folder / "run", folder / "proc")
+    balancer, kept = (
+        Balancer(irqbalance, saved(BAN), now),
+        kept_of(interrupts, irqbalance, folder / "state", now),
+    )
     workqueues = WorkqueueMover(KernelWorkqueues(folder / "wq"), TakenStore(saved(MASKS)), now)
     bounds = IdleStatePart(KernelIdleStates(folder / "cpu"), saved(IDLE), now, 20)
     parts: dict[QuietWord, Part] = {QuietWord.WORKQUEUES: workqueues, QuietWord.IDLE_STATES: bounds}
-    return QuietKeeper(interrupts, InterruptMover(interrupts, TakenStore(saved(FILE)), now), balancer, parts)
+    mover = InterruptMover(interrupts, TakenStore(saved(FILE)), now)
+    return QuietKeeper(interrupts, mover, balancer, kept, parts)
 
 
 def run_agent(folder: Path, chance: random.Random, says: int) -> None:

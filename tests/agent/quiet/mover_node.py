@@ -8,7 +8,7 @@ from agent.quiet.interrupts import DEFAULT
 from agent.quiet.mover import InterruptMover, Moved
 from agent.quiet.taken import FILE, TakenStore
 from agent.reconcile.restorable import Restorable
-from pinning.machine.interrupts import Quiet
+from pinning.machine.interrupts import Quiet, Stay
 from tests.agent.quiet.fakes import FakeInterrupts, cpus
 
 NIC = {"25": "eth0-rx-0", "26": "eth0-rx-1"}
@@ -25,6 +25,7 @@ class Node:
         self.kernel.names = {number: NIC.get(number, f"dev{number}") for number in self.kernel.affinities}
         self.boot = "boot"
         self.now = 0.0
+        self.stays: dict[str, Stay] = {}
         self.start()
 
     def start(self) -> None:
@@ -37,7 +38,7 @@ class Node:
     def round(self, quiet: str = "", **facts: bool) -> Moved:
         """Run one round, ten seconds after the last."""
         self.now += 10.0
-        return self.mover.round(Quiet(cpus(quiet), self.kernel.up), **facts)
+        return self.mover.round(Quiet(cpus(quiet), self.kernel.up), **facts, stays=self.stays)
 
     def shown(self) -> dict[str, str]:
         """Return all affinities as text."""

@@ -89,7 +89,10 @@ def test_a_process_is_believed_outside_of_pods_alone(
 @pytest.mark.parametrize(
     ("answer", "setup"),
     [
-        (b"SLEEP 10 IRQ 25 LOAD 3 DIFF 0 CLASS 1 BANNED 000000f0", Setup(cpus("4-7"), 10)),
+        (
+            b"SLEEP 10 IRQ 25 LOAD 3 DIFF 0 CLASS 1 IRQ 7 LOAD 0 DIFF 0 CLASS 0 BANNED 000000f0",
+            Setup(cpus("4-7"), 10, frozenset({7, 25})),
+        ),
         (b"SLEEP 2 BANNED 00000001,00000000\n", Setup(cpus("32"), 2)),
         (b"SLEEP 10 BANNED 0\x00", Setup(EMPTY, 10)),
     ],
@@ -150,6 +153,15 @@ def test_ban_is_one_list_without_spaces(client: Irqbalance) -> None:
         client.ban(Daemon(7, 107, socket_of(client)), cpus("4-7,9"))
         client.ban(Daemon(7, 107, socket_of(client)), EMPTY)
     assert asked == ["settings cpus 4-7,9", "settings cpus NULL"]
+
+
+def test_interrupts_to_leave_alone_are_numbers_with_an_end(client: Irqbalance) -> None:
+    """Releases before 1.9.0 read on behind the end of the text, and an empty list has a word of its own."""
+    daemon = Daemon(7, 107, socket_of(client))
+    with serving(socket_of(client), lambda _: b"") as asked:
+        client.ban_interrupts(daemon, [30, 4])
+        client.ban_interrupts(daemon, [])
+    assert asked == ["settings ban irqs 4 30 x", "settings ban irqs NONE"]
 
 
 class Beside:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.errors import Gone, Managed, Refused, Unavailable
-from agent.quiet.interrupts import DEFAULT, KernelInterrupts
+from agent.quiet.interrupts import DEFAULT, MOST_OF_DEVICE, KernelInterrupts
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.quiet.fakes import cpus
 
@@ -55,6 +55,19 @@ def test_identities_are_inodes_of_descriptors(kernel: KernelInterrupts, tmp_path
     descriptor = tmp_path / "sys/kernel/irq/25"
     descriptor.mkdir(parents=True)
     assert kernel.identities() == {"25": descriptor.stat().st_ino}
+
+
+def test_interrupts_of_a_device_are_its_msi_ones(kernel: KernelInterrupts, tmp_path: Path) -> None:
+    """Their number is bounded, and a device without them has none."""
+    folder = tmp_path / "sys/bus/pci/devices/0000:41:00.0/msi_irqs"
+    folder.mkdir(parents=True)
+    for name in ("25", "26", "x"):
+        (folder / name).touch()
+    assert sorted(kernel.of_device("0000:41:00.0")) == ["25", "26"]
+    assert kernel.of_device("0000:42:00.0") == ()
+    for number in range(MOST_OF_DEVICE):
+        (folder / str(number)).touch()
+    assert len(kernel.of_device("0000:41:00.0")) == MOST_OF_DEVICE
 
 
 def test_freed_interrupt_raises_gone(kernel: KernelInterrupts) -> None:

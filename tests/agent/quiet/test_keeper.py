@@ -11,15 +11,15 @@ from agent.errors import Unavailable
 from agent.node_state import CRASHED, QuietPart, QuietResult
 from agent.quiet import balancer, taken
 from agent.quiet.balancer import Balancer
+from agent.quiet.interfaces import Part
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.keeper import QuietKeeper
 from agent.quiet.mover import InterruptMover
-from agent.quiet.part import Part
 from agent.quiet.taken import TakenStore
 from agent.reconcile.restorable import Restorable
 from pinning.contract import QuietWord
 from pinning.machine.interrupts import Quiet
-from tests.agent.quiet.fakes import FakeInterrupts, FakeIrqbalance, cpus
+from tests.agent.quiet.fakes import FakeInterrupts, FakeIrqbalance, cpus, kept_of
 
 
 class Whole:
@@ -35,13 +35,14 @@ class Whole:
             self.kernel, TakenStore(Restorable(folder / taken.FILE, "boot")), lambda: self.now
         )
         self.tells = Balancer(self.daemon, Restorable(folder / balancer.FILE, "boot"), lambda: self.now)
-        self.keeper = QuietKeeper(self.kernel, self.mover, self.tells)
+        self.kept = kept_of(self.kernel, self.daemon, folder, lambda: self.now)
+        self.keeper = QuietKeeper(self.kernel, self.mover, self.tells, self.kept)
         self.daemon.order = self.kernel.order = self.order
 
     def with_part(self, part: object, why_still: str = "") -> None:
         """Start another keeper, which has a part beside interrupts."""
         parts = {QuietWord.WORKQUEUES: cast("Part", part)}
-        self.keeper = QuietKeeper(self.kernel, self.mover, self.tells, parts, why_still)
+        self.keeper = QuietKeeper(self.kernel, self.mover, self.tells, self.kept, parts, why_still)
 
     def round(self, quiet: str, fully: str | None = None) -> QuietResult | None:
         """Run one round, on CPUs that are fully quiet unless the test says otherwise."""

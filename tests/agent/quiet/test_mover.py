@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.errors import Refused
+from agent.quiet.interfaces import MOST_NAMES
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.mover import Moved
-from agent.quiet.part import MOST_NAMES
 from agent.quiet.taken import FILE
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.interrupts import Quiet

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Gone, Refused, Unavailable
+from agent.quiet.interfaces import MOST_NAMES
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.mover import Moved
-from agent.quiet.part import MOST_NAMES
 from agent.quiet.taken import FILE
 from pinning.machine.cpuset import CPUSet
 from tests.agent.quiet.fakes import Killed, cpus

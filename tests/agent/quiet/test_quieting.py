@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from agent.errors import Refused
-from agent.node_state import QUIET_PENDING, NodeState, QuietPart, QuietResult
+from agent.node_state import QUIET_PENDING, KeptInterrupts, NodeState, QuietPart, QuietResult
 from agent.process import Agent
 from agent.published_parts import MOST_REASON
-from agent.quiet.level_publisher import LevelPublisher
+from agent.quiet.kept import Keeps
+from agent.quiet.level import LevelPublisher
 from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
 from pinning.contract import QuietWord
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.ledger import quiet_cpus
+from pinning.planning.noise import Keep, quiet_cpus
 from published.agent_state import Quiet
 from published.codec import decode
 from published.pod_status import PodStatus
@@ -32,7 +33,8 @@ from tests.agent.reconcile.serving import Reports
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.pods import container
 
-WEB = bound("web", container("main", 1), annotations={**ISOLATE, "noise-policy.corepin.io/pod": "quiet"})
+WEB_WORDS = {**ISOLATE, "noise-policy.corepin.io/pod": "quiet"}
+WEB = bound("web", container("main", 1), annotations=WEB_WORDS)
 STATE = state_of(WEB)
 QUIET = cpus("1,5")
 EMPTY_STATE = state_of()
@@ -44,6 +46,7 @@ class Keeper:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.fully: list[str] = []
+        self.keeps: list[Keeps] = []
         self.answers: list[QuietResult | Exception | None] = []
         self.is_idle = True
         self.threads: set[str] = set()
@@ -51,9 +54,10 @@ class Keeper:
         self.has_settled = True
         self.cost = self.spent = 0.0  # CPU seconds of a round, and of all
 
-    def round(self, quiet: CPUSet, fully: CPUSet) -> QuietResult | None:
+    def round(self, quiet: CPUSet, fully: CPUSet, keeps: Keeps) -> QuietResult | None:
         """Record a round."""
         self.asked.append(str(quiet))
+        self.keeps.append(keeps)
         self.fully.append(str(fully))
         self.spent += self.cost
         self.threads.add(threading.current_thread().name)
@@ -307,6 +311,43 @@ def test_pending_result_does_not_change_the_pod_status() -> None:
     assert refused
     assert '"notQuiet":"no irqbalance"' in refused
     assert told(QUIET_PENDING, refused) == refused
+
+
+IRQ = bound("web", container("main", 1), annotations={**WEB_WORDS, "irq-policy.corepin.io/pod": "eth1"})
+
+
+def test_kept_interrupts_reach_the_keeper_and_come_back_to_their_container() -> None:
+    """The status has what is not kept, and the socket what is; pending keeps the earlier status."""
+    kept = KeptInterrupts(QUIET, frozenset({"25"}), ("25 (eth1)",), "no interrupt has a name like eth7")
+    state = state_of(IRQ)
+    (held,) = state.ledger.parts
+
+    async def scenario(scene: Scene) -> None:
+        scene.keeper.answers = [QuietResult(QUIET, kept={held.owner: kept})]
+        said = await scene.see(state)
+        told = agent_state(said).pods[0].containers["main"]
+        assert (told.quiet, told.kept, told.not_kept) == (True, ("25 (eth1)",), kept.note)
+        status = pod_status(said.pods[0], None) or "{}"
+        written = decode(PodStatus, status).containers["main"]
+        assert (written.not_kept, written.kept, written.quiet) == (kept.note, (), False)
+        (pod,) = said.pods
+        pending = replace(pod, containers=(replace(pod.containers[0], quiet=QUIET_PENDING, kept=None),))
+        assert pod_status(pending, status) == status
+
+    scene = play(scenario)
+    assert scene.keeper.keeps[0] == frozenset({Keep(held.owner, held.cpus, ("eth1",))})
+
+
+def test_policies_of_containers_that_are_not_quiet_reach_no_keeper() -> None:
+    """Where the operator has switched interrupts off, none does."""
+    loud = bound("web", container("main", 1), annotations={**ISOLATE, "irq-policy.corepin.io/pod": "eth1"})
+
+    async def scenario(scene: Scene) -> None:
+        scene.quieting.add(state_of(loud))
+        await scene.see(STATE)
+
+    assert set(play(scenario).keeper.keeps) == {frozenset()}
+    assert Scene(SWITCHED_OFF).quieting.add(state_of(IRQ)).pods[0].containers[0].kept is None
 
 
 def test_quiet_cpus_are_in_the_agents_state() -> None:

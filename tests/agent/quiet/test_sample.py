@@ -87,6 +87,16 @@ def test_noise_is_counted_on_cpus_and_idle_siblings(node: Node) -> None:
     assert noise == {WEB.owner: ContainerNoise(10.0, 7, 2, 2.0, 6, 12), DB.owner: NOTHING}
 
 
+def test_interrupts_that_stay_do_not_disturb_their_container(node: Node) -> None:
+    """On its idle siblings, and on the CPUs of others, they count."""
+    kept = WEB._replace(kept=frozenset({"25", "26"}))
+    before = node.sample(kept, DB)
+    node.interrupts = [90, 3, 5, 4]
+    noise = compare(before, node.sample(kept, DB, before=before))
+
+    assert (noise[WEB.owner].interrupts, noise[DB.owner].interrupts) == (4, 5)
+
+
 def test_slices_of_others_are_never_below_zero(node: Node) -> None:
     """Threads are read after the CPUs, and may have run once more by then."""
     before = node.sample()

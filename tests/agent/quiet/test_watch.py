@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from agent.quiet.level_publisher import LevelPublisher
+from agent.node_state import KeptInterrupts
+from agent.quiet.level import LevelPublisher
 from agent.quiet.noise_metrics import NoiseMetrics
 from agent.quiet.sample import Places
 from agent.quiet.watch import NoiseWatch, measured_containers
@@ -30,6 +31,16 @@ WEB = bound("web", container("main", 1), annotations=ISOLATE)
 PLAIN = bound("plain", container("main", 1))
 STATE = replace(state_of(WEB, PLAIN), cgroups={"default/web/main": "/web"})
 LABELS = '{container="main",namespace="default",pod="web"}'
+
+
+def test_interrupts_that_stay_go_with_their_container() -> None:
+    """They are those that the last round of quiet CPUs found."""
+    (pod,) = (it for it in STATE.pods if it.name == "web")
+    kept = KeptInterrupts(CPUSet([1]), frozenset({"25"}))
+    containers = (replace(pod.containers[0], kept=kept),)
+    state = replace(STATE, pods=(replace(pod, containers=containers),))
+    assert [it.kept for it in measured_containers(state)] == [frozenset({"25"})]
+    assert [it.kept for it in measured_containers(STATE)] == [frozenset()]
 
 
 class Counted:
@@ -77,7 +88,7 @@ def test_containers_with_exclusive_cpus_are_counted() -> None:
     found = {it.owner: it for it in measured_containers(state)}
 
     assert set(found) == {owner(WEB), Owner("two", "main")}
-    assert found[owner(WEB)][1:] == (CPUSet([3]), CPUSet([7]), "")
+    assert found[owner(WEB)][1:4] == (CPUSet([3]), CPUSet([7]), "")
 
 
 def test_counts_are_reported_from_the_second_round_on(counted: Counted) -> None:

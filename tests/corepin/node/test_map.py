@@ -261,6 +261,16 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         pytest.param({"quiet": True}, "as the kernel says, interrupts kept off", id="quiet"),
         pytest.param({"notQuiet": "no component"}, "not kept quiet: no component", id="not"),
+        pytest.param(
+            {"quiet": True, "kept": ["25 (eth1)"]},
+            "other interrupts kept off, interrupts on its CPUs by its irq-policy: 25 (eth1)",
+            id="kept",
+        ),
+        pytest.param(
+            {"notKept": "no interrupt has a name like eth7"},
+            "irq-policy: no interrupt has a name like eth7",
+            id="not kept",
+        ),
     ],
 )
 def test_map_says_whether_interrupts_are_kept_off(

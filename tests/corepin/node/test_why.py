@@ -135,14 +135,19 @@ def test_noise_is_in_the_timeline() -> None:
 
 def test_cpus_that_are_not_quiet_are_among_the_proofs() -> None:
     """The status says why interrupts may use the CPUs of a pod that asks for quiet ones, which its wish names."""
-    pod, _ = shown(bound("web", annotations={**EXCLUSIVE, "noise-policy.corepin.io/pod": "quiet"}))
+    words = {"noise-policy.corepin.io/pod": "quiet", "irq-policy.corepin.io/pod": "devices, eth1"}
+    pod, _ = shown(bound("web", annotations={**EXCLUSIVE, **words}))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
-    status["containers"]["main"]["notQuiet"] = "no irqbalance"
+    status["containers"]["main"] |= {
+        "notQuiet": "no irqbalance",
+        "notKept": "no interrupt has a name like eth1",
+    }
     pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
     entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
 
     assert ("proof", "the CPUs of main are not kept quiet: no irqbalance") in entries
-    assert any("noise quiet" in message for _, message in entries)
+    assert ("proof", "the irq-policy of main: no interrupt has a name like eth1") in entries
+    assert any("noise quiet, interrupts devices eth1" in message for _, message in entries)
 
 
 def test_devices_are_among_the_proofs() -> None:

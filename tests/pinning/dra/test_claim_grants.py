@@ -13,9 +13,10 @@ from pinning.errors import BadContract, IllegalTransition
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.claim_grants import offer_of
 from pinning.planning.invariants import problems
-from pinning.planning.ledger import Ledger, quiet_cpus
+from pinning.planning.ledger import Ledger
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.node_config import NodeConfig
+from pinning.planning.noise import quiet_cpus
 from pinning.planning.observed import Observed, Owner, SeenPod
 from pinning.planning.plan import plan
 from pinning.planning.recover import recover

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.interrupts import Decision, Quiet, Taken, away, born, decide, hindrance
-from pinning.planning.ledger import quiet_cpus
+from pinning.machine.interrupts import Decision, Quiet, Stay, Taken, away, born, decide, hindrance
+from pinning.planning.noise import quiet_cpus
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World
 from tests.tables import table
@@ -115,6 +115,74 @@ def test_interrupts_need_two_other_cpus(text: str, online: str, reason: str) -> 
 def test_an_interrupt_goes_to_other_cpus(original: str, node: Quiet, near: str, wanted: str) -> None:
     """It keeps those of its own that are not quiet, as long as one of them is online."""
     assert away(cpus(original), node, cpus(near)) == cpus(wanted)
+
+
+def beside(stay: str, home: str = "", online: str = "0-7") -> Quiet:
+    """Return quiet CPUs 4-6, on some of which an interrupt may stay."""
+    return Quiet(cpus("4-6"), cpus(online), Stay(cpus(stay), cpus(home)))
+
+
+@table(
+    "original, node, wanted",
+    {
+        "it loses other quiet CPUs": ("0-7", beside("4"), "0-4,7"),
+        "it stays where it is": ("4", beside("4"), "4"),
+        "it gets none in addition": ("0-1", beside("4"), "0-1"),
+        "nor where it loses all": ("5", beside("4"), "0-3,7"),
+        "a device's fires at home alone": ("0-7", beside("4-5", "4-5"), "4-5"),
+        "on those that it has there": ("0-4", beside("4-5", "4-5"), "4"),
+        "or on all": ("0-1", beside("4-5", "4-5"), "4-5"),
+        "that are online": ("0-1", beside("4-5", "4-5", "0-4,6"), "4"),
+        "if any is": ("0-7", beside("4-5", "4-5", "0-3,6-7"), "0-5,7"),
+    },
+)
+def test_an_interrupt_that_is_kept_uses_the_cpus_of_its_container(
+    original: str, node: Quiet, wanted: str
+) -> None:
+    """A glob leaves it what it has there, and the interrupts of devices are bound to these CPUs."""
+    assert away(cpus(original), node) == cpus(wanted)
+
+
+@table(
+    "now, node, is_foreign",
+    {
+        "at home": ("4-5", beside("4-5", "4-5"), False),
+        "moved away from home": ("0-1", beside("4-5", "4-5"), True),
+        "moved to another quiet CPU": ("6", beside("4"), True),
+        "moved to its container": ("4", beside("4"), False),
+        "moved among others": ("0", beside("4"), False),
+    },
+)
+def test_moves_against_the_policy_are_foreign(now: str, node: Quiet, is_foreign: bool) -> None:
+    """As for others, a move that breaks no promise is that of an operator or driver."""
+    taken = Taken(cpus("0-7"), (cpus("4-7"),), "eth0")
+    assert decide(cpus(now), taken, node, proven=cpus("4-7")).is_foreign is is_foreign
+
+
+def test_policies_change_while_interrupts_are_taken() -> None:
+    """Originals survive each change, and come back."""
+    taken = Taken(cpus("0-7"), (cpus("0-3,7"),), "eth0")
+    home = decide(cpus("0-3,7"), taken, beside("4-5", "4-5"))
+    assert home == Decision(Taken(cpus("0-7"), (cpus("0-3,7"), cpus("4-5")), "eth0"), cpus("4-5"))
+    assert home.taken
+    assert decide(cpus("4-5"), home.taken, quiet("")) == Decision(None, cpus("0-7"))
+    assert decide(cpus("4-5"), home.taken, beside("4")).write == cpus("0-4,7")
+
+
+@given(SOME, SETS, SETS, SOME, st.booleans())
+def test_a_kept_interrupt_fires_on_quiet_cpus_of_its_containers_alone(
+    original: CPUSet, shut: CPUSet, may: CPUSet, up: CPUSet, has_home: bool
+) -> None:
+    """It is never left without an online CPU if it had one."""
+    stay = Stay(may & shut, may & shut if has_home else EMPTY)
+    node = Quiet(shut, up, stay)
+    wanted = away(original, node)
+    if hindrance(node) or original.isdisjoint(up):
+        return
+    assert not wanted.isdisjoint(up)
+    assert wanted.isdisjoint((shut - stay.may) & up)
+    if not node.home:
+        assert (wanted & shut) <= original
 
 
 OURS = Taken(cpus("0-7"), (cpus("0-3,6-7"),), "eth0")

@@ -130,11 +130,21 @@ def test_a_checkpoint_keeps_the_nodes_beside_devices() -> None:
 
 def test_devices_say_the_same_after_reading() -> None:
     """Devices of one resource and place are counted; a container without devices is remembered too."""
-    gpu, nic = Device("nvidia.com/gpu", CPUSet([1])), Device("example.com/nic", EMPTY)
+    gpu, nic = Device("nvidia.com/gpu", CPUSet([1])), Device("example.com/nic", EMPTY, "0000:41:00.0")
     devices = {Owner("a", "c"): (nic, gpu, gpu), Owner("a", "d"): ()}
     written = devices_to_list(devices)
     assert devices_from_list(written) == devices
     assert written[0]["devices"][1] == {"resource": "nvidia.com/gpu", "nodes": "1", "count": 2}
+    assert written[0]["devices"][0]["pciAddress"] == "0000:41:00.0"  # earlier agents read on without it
+
+
+def test_a_checkpoint_keeps_which_interrupts_stay() -> None:
+    """The globs survive, and a claim without them takes no room."""
+    (assignment,) = ledger_from_dict(saved())
+    claim = replace(assignment.claim, irq=("devices", "eth0-*"))
+    ledger = Ledger().assign(replace(assignment, claim=claim))
+    assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
+    assert "irqPolicy" not in str(saved())
 
 
 @table(

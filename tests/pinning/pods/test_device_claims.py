@@ -60,13 +60,17 @@ def test_shared_cpus_and_quota_go_with_claims() -> None:
 
 def test_noise_policy_goes_with_claims_without_a_warning() -> None:
     """Whether a claim holds CPUs is not in the pod, so neither policy is said to have no effect."""
-    words = {"noise-policy.corepin.io/pod": "quiet", "quota-policy.corepin.io/pod": "keep"}
+    words = {
+        "noise-policy.corepin.io/pod": "quiet",
+        "irq-policy.corepin.io/pod": "devices",
+        "quota-policy.corepin.io/pod": "keep",
+    }
     document = naming({"name": "made"}, annotations=words)
     asked = read_pod(document)
     [use] = claim_uses(document, asked)
-    assert (use.noise, use.quota) == (NoisePolicy.QUIET, QuotaPolicy.KEEP)
+    assert (use.noise, use.irq, use.quota) == (NoisePolicy.QUIET, ("devices",), QuotaPolicy.KEEP)
     assert not asked.warnings
-    assert len(read_pod(naming(annotations=words)).warnings) == 2
+    assert len(read_pod(naming(annotations=words)).warnings) == 3
 
 
 def test_claims_beyond_the_limit_are_not_read() -> None:

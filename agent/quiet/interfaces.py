@@ -1,11 +1,17 @@
-"""What the keeper of quiet CPUs needs of a node's interrupts."""
+"""Interfaces of what keeps CPUs quiet: a node's interrupts, and the parts beside them (unbound workqueues, idle states)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agent.node_state import QuietPart
     from pinning.machine.cpuset import CPUSet
+    from pinning.machine.interrupts import Quiet
+
+MOST_NAMES: Final = 16  # of interrupts, masks or CPUs in a report
 
 
 class Interrupts(Protocol):
@@ -34,6 +40,10 @@ class Interrupts(Protocol):
         """Return the names of its actions; empty: no driver uses it."""
         ...
 
+    def of_device(self, address: str) -> tuple[str, ...]:
+        """Return the numbers of a device on the PCI bus; none if it has no MSI interrupts."""
+        ...
+
     def near(self, number: str) -> CPUSet:
         """Return the CPUs of its device's NUMA node; empty: it has none."""
         ...
@@ -45,3 +55,30 @@ class Interrupts(Protocol):
     def move(self, number: str, cpus: CPUSet) -> None:
         """Set its affinity; raise Managed if the kernel alone chooses it, Refused for another reason."""
         ...
+
+
+class Part(Protocol):
+    """Kernel values that change while CPUs are quiet; called from one thread at a time."""
+
+    @property
+    def has_taken(self) -> bool:
+        """Return whether a value has to be restored."""
+        ...
+
+    def round(self, quiet: Quiet) -> QuietPart | None:
+        """Change and restore what quiet CPUs need; None: the operator has not asked for it, and nothing is left.
+
+        Raise Unavailable or Refused if nothing can be done.
+        """
+        ...
+
+    def restore(self) -> bool:
+        """Give every value its original; return whether nothing is left to restore."""
+        ...
+
+
+def few(texts: Iterable[str], shown: Callable[[str], str] = str) -> tuple[str, ...]:
+    """Return the first texts as they are shown, and how many there are beside them."""
+    found = list(dict.fromkeys(texts))
+    more = len(found) - MOST_NAMES
+    return (*map(shown, found[:MOST_NAMES]), *([f"and {more} more"] if more > 0 else []))

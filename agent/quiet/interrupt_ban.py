@@ -1,0 +1,165 @@
+"""Interrupts that irqbalance leaves where they are: those that stay on quiet CPUs by the `irq-policy` of pods.
+
+irqbalance moves interrupts off the CPUs that it must not use. `settings ban irqs` names interrupts that it must not move
+at all; the list replaces the earlier one, so that the union with the one before is sent. It shows the list at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.errors import Refused, Unavailable
+from agent.quiet.irqbalance import MOST_LETTERS, Daemon, ban_text
+from agent.reconcile.foreign_writes import ForeignWrites
+from pinning.json_text import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from agent.quiet.irqbalance import Irqbalance
+    from agent.reconcile.restorable import Restorable
+
+FILE: Final = "irqbalance-interrupts.json"  # in the state directory
+LOOK_SECONDS: Final = (
+    60.0  # between requests to an irqbalance that has the right list, or that does not answer
+)
+_KEY: Final = "added"
+
+logger = logging.getLogger(__name__)
+
+
+class _Added(NamedTuple):
+    """The interrupts that this program or an earlier agent added to the list of a running irqbalance."""
+
+    pid: int
+    started: int
+    numbers: frozenset[int]
+
+
+class InterruptBan:
+    """The interrupts that irqbalance must not move; called from one thread at a time."""
+
+    def __init__(
+        self,
+        irqbalance: Irqbalance,
+        saved: Restorable,
+        monotonic: Callable[[], float],
+        *,
+        is_told: bool = True,
+    ) -> None:
+        self._irqbalance = irqbalance
+        self._is_told = is_told  # False: the operator has configured it
+        self._saved = saved
+        self._monotonic = monotonic
+        self._added: _Added | None = None
+        self._is_read = False  # False: the file cannot be used, so that no list may be sent
+        saved.require(lambda _, text: _parse(text))
+        with suppress(Refused):
+            self._read()
+        self._last: tuple[Daemon, frozenset[int]] | None = None  # of the last request
+        self._again = 0.0
+        self._reason = ""
+        self._is_proven = False  # the list was read back
+        self._writes: ForeignWrites[str] = ForeignWrites()
+
+    @property
+    def has_added(self) -> bool:
+        """Return whether interrupts have to be taken from irqbalance's list."""
+        return self._added is not None or not self._is_read
+
+    def _read(self) -> None:
+        if self._is_read:
+            return
+        self._saved.reread()
+        text = self._saved.originals.get(_KEY)
+        self._added = _parse(text) if text is not None else None
+        self._is_read = True
+
+    def leave(self, numbers: Collection[str]) -> str:
+        """Have irqbalance leave these interrupts alone, and no others than before; return why it may move them."""
+        wanted = frozenset(map(int, numbers if self._is_told else ()))
+        try:
+            self._read()
+            return self._leave(wanted)
+        except Refused as error:
+            return f"irqbalance may move them: {error}"
+
+    def _leave(self, wanted: frozenset[int]) -> str:
+        daemon = self._irqbalance.with_socket()
+        if self._added and (daemon is None or daemon[:2] != self._added[:2]):
+            if self._irqbalance.runs(Daemon(self._added.pid, self._added.started)):
+                return "irqbalance may move them: its socket is not visible any more: restart irqbalance"
+            self._keep(None)  # its list ended with it
+        if daemon is None or not (wanted or self._added):
+            self._last = None
+            return ""  # one without a socket is an error of the balancer, and nothing is moved
+        now = self._monotonic()
+        if self._last != (daemon, wanted) or now >= self._again:
+            self._last, self._again = (daemon, wanted), now + LOOK_SECONDS
+            self._reason = self._ask(daemon, wanted, now)
+        return self._reason
+
+    def _ask(self, daemon: Daemon, wanted: frozenset[int], now: float) -> str:
+        self._writes = self._writes.at(now)
+        if self._writes.is_conflict(_KEY):
+            return "another program keeps replacing the interrupts that irqbalance must not move"
+        try:
+            return self._correct(daemon, wanted, now)
+        except Unavailable as error:
+            return f"irqbalance may move them: {error}"
+
+    def _correct(self, daemon: Daemon, wanted: frozenset[int], now: float) -> str:
+        """Compare irqbalance's list with the one that it is to have, and send that; return what is missing of it."""
+        shown = self._irqbalance.setup(daemon).interrupts
+        added = self._added.numbers if self._added else frozenset()
+        before = shown - added
+        fitting = _fitting(before, wanted - before)
+        left = len(wanted - before) - len(fitting)
+        if self._is_proven and not added <= shown:
+            self._writes = self._writes.saw(_KEY, now)
+        if shown != before | fitting:
+            self._keep(_Added(*daemon[:2], added | fitting))
+            self._irqbalance.ban_interrupts(daemon, before | fitting)
+            shown = self._irqbalance.setup(daemon).interrupts
+        self._is_proven = shown == before | fitting
+        if not self._is_proven:
+            return f"irqbalance ({daemon.pid}) may move them: it does not take over the interrupts to leave alone"
+        self._keep(_Added(*daemon[:2], fitting) if fitting else None)
+        more = f"irqbalance may move {left} of them: its list has at most {MOST_LETTERS} characters"
+        return more if left else ""
+
+    def restore(self) -> bool:
+        """Take the added interrupts from irqbalance's list; return whether none is left there."""
+        self._writes, self._last = ForeignWrites(), None
+        if reason := self.leave(()):
+            logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": reason}})
+        return not self.has_added
+
+    def _keep(self, added: _Added | None) -> None:
+        """Save what was added, or forget it; raise Refused if that cannot be written."""
+        if added == self._added:
+            return
+        if added:
+            self._saved.remember({_KEY: json.dumps([added.pid, added.started, sorted(added.numbers)])})
+        else:
+            self._saved.forget([_KEY])
+        self._added = added
+
+
+def _fitting(before: Collection[int], wanted: Collection[int]) -> frozenset[int]:
+    """Return the lowest interrupts that fit into irqbalance's list beside others."""
+    in_order = sorted(wanted)
+    used = len(ban_text(before)) if before else len(ban_text([0])) - len(" 0")
+    lengths = accumulate((len(f" {number}") for number in in_order), initial=used)
+    fits = sum(length <= MOST_LETTERS for length in lengths) - 1
+    return frozenset(in_order[: max(0, fits)])
+
+
+def _parse(text: str) -> _Added:
+    """Return a saved list; raise an error for a damaged one."""
+    pid, started, numbers = parse_json(text)
+    return _Added(int(pid), int(started), frozenset(map(int, numbers)))
