@@ -8,7 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
+from agent.quiet.interrupts import KernelInterrupts
+from pinning.contract import CRANE_CPU_MANAGER, IRQ_POLICY, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.inside import SECONDS, WORK, Node, ask, online, report, running_node, switch
 from tests.environments.node.containerd import VERSIONS
@@ -38,6 +39,7 @@ def main() -> None:
         tell("before", cpus)
         ask_for_quiet(node, cpus)
         tell("quiet", cpus)
+        keep_one(node, cpus)
         load_a_driver(cpus)
         off_and_on(cpus)
         killed(node, cpus)
@@ -146,6 +148,23 @@ def ask_for_quiet(node: Node, cpus: CPUSet) -> None:
     """Change the running pod's annotations."""
     node.edit("hot", 2, QUIET)
     until_off(cpus)
+
+
+def keep_one(node: Node, cpus: CPUSet) -> None:
+    """Have the interrupt that fires most stay on the pod's CPUs, by its name, for a while."""
+    before = counts()
+    traffic()
+    grown = {key: sum(row.values()) - sum(before.get(key, {}).values()) for key, row in counts().items()}
+    number = max(grown, key=lambda key: grown[key]).partition(":")[0]
+    kernel = KernelInterrupts(IRQ, Path("/sys"))
+    node.edit("hot", 2, {**QUIET, f"{IRQ_POLICY}/pod": kernel.name(number)})
+    deadline = time.monotonic() + SECONDS
+    while kernel.affinity(number).isdisjoint(cpus) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    tell("kept", cpus)
+    devices = {path.name: kernel.of_device(path.name) for path in Path("/sys/bus/pci/devices").iterdir()}
+    report("kept", number=number, devices=devices)
+    ask_for_quiet(node, cpus)
 
 
 def load_a_driver(cpus: CPUSet) -> None:

@@ -75,6 +75,17 @@ def test_none_fires_on_quiet_cpus(quiet: Report) -> None:
     assert now["quiet"].get("reason", "") == ""
 
 
+def test_named_interrupts_stay(quiet: Report) -> None:
+    """An interrupt that `irq-policy` names fires on the pod's CPUs, and no other does; its device has it, too."""
+    now, kept = step(quiet, "kept"), quiet.one("kept")
+    ((name, count),) = fired(now, on_pod=True).items()
+
+    assert (name.partition(":")[0], count >= 100) == (kept["number"], True)
+    assert any(kept["number"] in numbers for numbers in kept["devices"].values())
+    [shown] = now["quiet"]["kept"]
+    assert (shown["numbers"], shown.get("note", "")) == ([kept["number"]], "")
+
+
 def test_drivers_loaded_later_fire_elsewhere(quiet: Report) -> None:
     """Interrupts of drivers that are loaded later use the narrowed default affinity."""
     later = step(quiet, "driver")
