@@ -17,7 +17,7 @@ from tests.strategies import topologies
 
 def offer(topology: Topology) -> Offer:
     """Return the offer of a node whose first core is reserved, and whose other CPUs claims may take."""
-    usable = topology.online - topology.siblings_of(CPUSet([0]))
+    usable = topology.online - topology.siblings_of(CPUSet([min(topology.online)]))
     return Offer(topology, usable, EMPTY, EMPTY, topology.online)
 
 
