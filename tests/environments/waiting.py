@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Found = TypeVar("Found")
-SECONDS: Final = 60.0  # a second or two on an idle machine
+SECONDS: Final = 180.0  # a second or two on an idle machine, a minute for a kubelet beside a load of 20
 _POLL_SECONDS: Final = 0.05
 
 
