@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -54,11 +54,7 @@ def agent_of_nodes(node: Node, folder: Path, *flags: str) -> Iterator[Node]:
     config = folder / "config.json"
     config.write_text(json.dumps({"reserved": str(reserved)}))
     own = ("--sysfs-root", str(root), "--config", str(config), "--state-dir", str(folder / "state"))
-    before = node.agent.flags
-    node.agent.flags = (*before, *own, *flags)
-    with ExitStack() as stack:
-        stack.callback(setattr, node.agent, "flags", before)
-        stack.enter_context(agent_over_nri(node))
+    with agent_over_nri(node, *own, *flags):
         yield node
 
 
