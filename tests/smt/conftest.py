@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments.guest.guest import Report, boot
+from tests.environments.guest.guest import WITH_DEVICES, Report, boot
 from tests.environments.node.containerd import VERSIONS, _missing, find_programs
 from tests.environments.process.cmk_agent import built
 from tests.environments.server.build import cache_folder, find
@@ -31,4 +31,5 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
         raise _missing("the kubelet is not built; run `python -m tests.environments.server`")
     built()
     options = f"COREPIN_CACHE={cache_folder().parent} isolcpus={ISOLATED}"
-    return boot("tests.smt.scenario_node", tmp_path_factory.mktemp("smt-"), kernel_options=options)
+    folder = tmp_path_factory.mktemp("smt-")
+    return boot("tests.smt.scenario_node", folder, machine=WITH_DEVICES, kernel_options=options)

@@ -16,6 +16,7 @@ from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.inside import OWNER, SECONDS, Node, ask, overlap, report, running_node, switch
 from tests.environments.node.containerd import VERSIONS
 from tests.smt.local_runtime import local_runtime
+from tests.smt.scenario_devices import devices
 from tests.smt.scenario_isolcpus import hide_isolated_cores, isolated_cores
 from tests.smt.scenario_static import static_kubelet
 from tests.smt.scenario_vms import vms
@@ -49,6 +50,7 @@ def main() -> None:
         vms(node)
         kills(node)
         births_over_nri(node)
+        devices(node)
         static_kubelet(node)
 
 

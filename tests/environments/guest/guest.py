@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import randrange
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,35 @@ class GuestMachine:
     devices: tuple[str, ...] = ()  # QEMU's words for what else it has
 
 
+def _words(option: str, *values: str) -> tuple[str, ...]:
+    return tuple(word for value in values for word in (option, value))
+
+
 TWO_SOCKETS = GuestMachine("16,sockets=2,cores=4,threads=2", "3G", ("1536M,cpus=0-7", "1536M,cpus=8-15"))
+# The same with a NUMA node of memory alone, which is near the second socket, and a device or two beside each node.
+_DISTANCES = ((0, 1, 20), (0, 2, 40), (1, 2, 12))
+_PORTS = ((10, 0), (11, 1), (12, 1), (13, 2))
+WITH_DEVICES = replace(
+    TWO_SOCKETS,
+    memory="3584M",
+    numa=(*TWO_SOCKETS.numa, "512M"),
+    devices=(
+        *_words("-numa", *(f"dist,src={one},dst={other},val={far}" for one, other, far in _DISTANCES)),
+        *("-drive", "file=null-co://,if=none,id=empty,format=raw"),
+        *_words(
+            "-device",
+            *(
+                f"pxb-pcie,id=pxb{node},bus_nr={32 * (node + 1)},numa_node={node},bus=pcie.0"
+                for node in range(3)
+            ),
+            *(f"pcie-root-port,id=port{port},bus=pxb{node},chassis={port}" for port, node in _PORTS),
+            "virtio-balloon-pci,bus=port10",
+            "e1000e,bus=port11",
+            "nvme,drive=empty,serial=empty,bus=port12",
+            "virtio-rng-pci,bus=port13",
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
