@@ -85,8 +85,11 @@ def test_missing_rights_are_shown(shown: Dashboard) -> None:
     token = shown.server.kubectl("create", "token", "nobody").stdout.strip()
     kubeconfig = shown.server.write_kubeconfig("nobody", {"token": token})
     with dashboard(shown.server, kubeconfig, "nobody", is_healthy=False) as found:
-        troubles = until("its troubles", lambda: ask(found, "/api/nodes").json()["troubles"])
-        assert any("nodes is forbidden" in trouble for trouble in troubles)
+
+        def troubles() -> str:
+            return "\n".join(ask(found, "/api/nodes").json()["troubles"])
+
+        until("the trouble with nodes", lambda: "nodes is forbidden" in troubles())
         assert ask(found, "/healthz").status_code == httpx.codes.SERVICE_UNAVAILABLE
 
 
