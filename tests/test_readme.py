@@ -121,6 +121,7 @@ def test_names_are_the_contracts() -> None:
         f"{contract.QUOTA_POLICY}/{contract.POD_SCOPE}",
         f"{contract.DEVICE_POLICY}/{contract.POD_SCOPE}",
         f"{contract.NOISE_POLICY}/{contract.POD_SCOPE}",
+        f"{contract.IRQ_POLICY}/{contract.POD_SCOPE}",
         f"{contract.SHARED_CPUS}/{contract.POD_SCOPE}",
     }
 

@@ -79,7 +79,7 @@ def dashboard(
     with running("corepin dashboard", command, log) as daemon, server.client() as admin:
         found = Dashboard(server, admin, daemon, address(daemon))
         wanted = httpx.codes.OK if is_healthy else httpx.codes.SERVICE_UNAVAILABLE
-        daemon.wait_until(lambda: plain_http.get(f"{found.url}healthz").status_code == wanted)
+        daemon.wait_until(lambda: plain_http.answers(f"{found.url}healthz", wanted))
         yield found
 
 

@@ -76,7 +76,7 @@ def corepin_webhook(
         process = WebhookProcess(
             f"https://{serving['reviews']}", f"http://{serving['metrics']}", log_file, authority
         )
-        daemon.wait_until(lambda: plain_http.get(f"{process.status_url}/readyz").is_success)
+        daemon.wait_until(lambda: plain_http.answers(f"{process.status_url}/readyz"))
         yield process
         assert process.reviews(outcome="failed") == 0, log_file.read_text()
     assert daemon.process.returncode == 0, log_file.read_text()
