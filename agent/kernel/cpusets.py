@@ -114,15 +114,17 @@ class KernelCpusets:
     def widen(self, cgroup: str, cpus: CPUSet) -> None:
         """Add CPUs to a v1 cgroup and its ancestors, top-down, and leave its children unchanged.
 
-        A CPU that went offline and came back is in none of them. Raises Gone, Refused.
+        A CPU that went offline and came back is in none of them. An empty cgroup is a new one: its maker gives it all CPUs
+        of the one above, but only while it is empty, so that is done here too. Raises Gone, Refused.
         """
         folder = self._folder(cgroup)
         if folder == self._hierarchy.cpuset:
             return
         had = self.written(cgroup)
         if not cpus <= had:  # if the cgroup has the CPUs, its ancestors have them too
-            self.widen(_above(cgroup), cpus)
-            _put(folder, had | cpus)
+            above = _above(cgroup)
+            self.widen(above, cpus)
+            _put(folder, had | cpus if had else self.read(above))
 
     def keep(self, cgroups: Collection[str]) -> None:
         """Keep the files of these cgroups open and close all others."""

@@ -207,6 +207,22 @@ def test_cpus_that_the_pod_lost_are_restored(pod: Pod, cgroups: OpenCgroups) -> 
     assert (cgroups.cpusets.read(pod.name), cgroups.cpusets.read(pod.container)) == (HERE, HERE)
 
 
+@pytest.mark.skipif(
+    not (ROOT / "cpuset").exists(), reason="on cgroup v2 a new cgroup has the CPUs of the one above"
+)
+def test_a_pod_that_its_maker_has_not_filled_gets_all_cpus(pod: Pod, cgroups: OpenCgroups) -> None:
+    """On v1 CRI-O makes pod and container before it fills the pod, which runc leaves as it is if it has any CPUs."""
+    new, container = f"{pod.name}/new", f"{pod.name}/new/one"
+    for cgroup in (new, container):
+        pod.folder(cgroup).mkdir()
+    try:
+        cgroups.cpusets.write(container, LOW)
+        assert (cgroups.cpusets.read(new), cgroups.cpusets.read(container)) == (HERE, LOW)
+    finally:
+        for cgroup in (container, new):
+            pod.folder(cgroup).rmdir()
+
+
 @pytest.mark.parametrize("cpus", ["8000", "0,8000"])
 def test_nonexistent_cpus_are_refused(pod: Pod, cgroups: OpenCgroups, cpus: str) -> None:
     """The kernel's error has a message, and the cpuset is unchanged."""
