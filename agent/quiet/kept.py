@@ -44,11 +44,12 @@ class KeptLookup:
         self._names: dict[str, str] = {}
         self._devices: dict[str, Collection[str]] = {}
         self._stays: Mapping[str, Stay] = {}
+        self._notes: dict[Owner, str] = {}  # compared with every name of the node, so not in each round
 
     def follow(self, keeps: Keeps) -> Mapping[str, Stay]:
         """Return the interrupts that stay, by number; raise Unavailable if the kernel's files cannot be used."""
         if not keeps:
-            self._seen, self._names, self._devices, self._stays = None, {}, {}, {}
+            self._seen, self._names, self._devices, self._stays, self._notes = None, {}, {}, {}, {}
             return self._stays
         seen = keeps, dict.fromkeys(self._interrupts.numbers()) | self._interrupts.identities()
         now = self._monotonic()
@@ -59,6 +60,7 @@ class KeptLookup:
         addresses = {device.address for keep in keeps for device in keep.devices if device.address}
         self._devices = {address: self._interrupts.of_device(address) for address in addresses}
         self._stays = stays_of(keeps, self._names, self._devices)
+        self._notes = {keep.owner: note_of(keep, self._names, self._devices) for keep in keeps}
         return self._stays
 
     def _named(self, numbers: Collection[str]) -> dict[str, str]:
@@ -81,7 +83,7 @@ class KeptLookup:
             if not affinity.isdisjoint(self._stays[number].may & keep.cpus)
         )
         numbers = tuple(islice(reaching, MOST_KEPT))
-        notes = note_of(keep, self._names, self._devices), reason
+        notes = self._notes.get(keep.owner, ""), reason
         return KeptInterrupts(
             keep.cpus,
             frozenset(numbers),

@@ -9,6 +9,7 @@ import pytest
 
 from agent.errors import Refused
 from agent.node_state import KeptInterrupts, QuietResult
+from agent.quiet import kept as kept_module
 from agent.quiet.balancer import FILE as BAN
 from agent.quiet.balancer import Balancer
 from agent.quiet.interfaces import MOST_NAMES
@@ -181,6 +182,22 @@ def test_an_interrupt_that_is_freed_meanwhile_is_left_out(
     lookup.follow(frozenset({keep("4-5", "eth1*")}))
     monkeypatch.setattr(scene.kernel, "affinity", refused)
     assert lookup.shown(frozenset({keep("4-5", "eth1*")}), "").popitem()[1].numbers == frozenset()
+
+
+def test_names_are_compared_once_for_many_rounds(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A glob without interrupts is compared with all of the node, which 110 pods could make a matter of seconds."""
+    keeps, asked = frozenset({keep("4-5", "none*")}), list[Keep]()
+
+    def noted(it: Keep, *_: object) -> str:
+        asked.append(it)
+        return "no interrupt"
+
+    monkeypatch.setattr(kept_module, "note_of", noted)
+    lookup = KeptLookup(scene.kernel, lambda: 0.0)
+    for _ in range(3):
+        lookup.follow(keeps)
+        assert lookup.shown(keeps, "")[OWNER].note == "no interrupt"
+    assert asked == list(keeps)
 
 
 def test_a_container_that_names_all_interrupts_reports_some(scene: Scene) -> None:
