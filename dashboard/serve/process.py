@@ -43,11 +43,17 @@ class Options:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which ends its streams at shutdown, because they would delay it."""
+    """uvicorn's server, which calls `ready` when it listens, and ends its streams at shutdown, because they would delay it."""
 
-    def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], end: Callable[[], None]) -> None:
         super().__init__(config)
+        self._ready = ready
         self._end = end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        self._ready()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -81,7 +87,7 @@ def bind(options: Options) -> socket.socket:
 
 
 def run(options: Options, access: Reach, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `say` is called with the address of the page."""
+    """Serve until SIGTERM or SIGINT; `say` is called with the address of the page when connections are accepted."""
     listener = bind(options)
     asyncio.run(_serve(options, access, listener, say))
 
@@ -103,14 +109,17 @@ async def _serve(
         lifespan="off",
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    server = _Server(config, watching.end)
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+    def ready() -> None:
+        say(address)
+        logger.info("serving", extra={"facts": {"address": address}})
+
+    server = _Server(config, ready, watching.end)
     try:
         async with asyncio.TaskGroup() as group:  # a bug in the watches ends the process
             watches = group.create_task(watching.run())
-            say(address)
-            logger.info("serving", extra={"facts": {"address": address}})
             await server.serve(sockets=[listener])
             watches.cancel()
     finally:

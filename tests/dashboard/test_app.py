@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 from collections import Counter
 from collections.abc import MutableMapping
@@ -16,7 +17,7 @@ from apiserver.access import Access
 from apiserver.client import Api
 from dashboard.serve import app
 from dashboard.serve.app import HEADERS, create_app, host_of
-from dashboard.serve.process import SLOW_SECONDS, Options, bind
+from dashboard.serve.process import SLOW_SECONDS, Options, bind, run
 from dashboard.serve.watching import Watching
 from tests.dashboard.clusters import cluster
 from tests.dashboard.documents import container, grid, node, owner, pod, pools
@@ -210,6 +211,21 @@ def test_viewers_who_come_at_once_are_counted_at_once(monkeypatch: pytest.Monkey
 
     assert asyncio.run(burst()) == {200: 3, 503: 7}
     assert asyncio.run(burst()) == {200: 3, 503: 7}
+
+
+def test_address_is_printed_when_it_accepts_connections() -> None:
+    """A program that reads the address can connect at once."""
+    connected: list[int] = []
+
+    def connect(url: str) -> None:
+        port = httpx.URL(url).port
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port)):
+            connected.append(port)
+        signal.raise_signal(signal.SIGTERM)  # the server ends, as operators end it
+
+    run(Options("127.0.0.1", 0), Access("https://127.0.0.1:9"), connect)
+    assert len(connected) == 1
 
 
 def test_a_viewer_that_reads_nothing_is_disconnected() -> None:
