@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import Refused, Unavailable
 from agent.quiet.irqbalance import Daemon
 from agent.reconcile.foreign_writes import ForeignWrites
+from agent.reconcile.restorable import RestorableValue
 from pinning.json_text import parse_json
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
@@ -66,13 +66,9 @@ class Balancer:
     ) -> None:
         self._irqbalance = irqbalance
         self._is_told = is_told  # False: the operator has configured it
-        self._saved = saved
+        # While its file cannot be used, no ban may be sent.
+        self._saved = RestorableValue(saved, _KEY, _parse, _text)
         self._monotonic = monotonic
-        self._ban: _Ban | None = None
-        self._is_read = False  # False: the file cannot be used, so that no ban may be sent
-        saved.require(lambda _, text: _parse(text))
-        with suppress(Refused):
-            self._read()
         self._last: tuple[Daemon, CPUSet] | None = None  # of the last request
         self._answer = Told()
         self._again = 0.0  # when the next request is due
@@ -87,21 +83,16 @@ class Balancer:
     @property
     def has_banned(self) -> bool:
         """Return whether a ban has to be lifted."""
-        return self._ban is not None or not self._is_read
+        return self._saved.is_left
 
-    def _read(self) -> None:
-        """Take over the ban of an earlier agent, once; raise Refused while its file cannot be used."""
-        if self._is_read:
-            return
-        self._saved.reread()
-        text = self._saved.originals.get(_KEY)
-        self._ban = _parse(text) if text is not None else None
-        self._is_read = True
+    @property
+    def _ban(self) -> _Ban | None:
+        return self._saved.value
 
     def keep_off(self, quiet: CPUSet) -> Told:
         """Ban irqbalance from CPUs, from no other than before if these are none."""
         try:
-            self._read()
+            self._saved.read()
         except Refused as error:
             return Told(str(error))
         quiet = quiet if self._is_told else EMPTY
@@ -199,15 +190,13 @@ class Balancer:
 
     def _keep(self, ban: _Ban | None) -> None:
         """Save a ban, or forget the one there was; raise Refused if that cannot be written."""
-        if ban == self._ban:
-            return
-        if ban:
-            text = json.dumps([ban.pid, ban.started, str(ban.before), list(map(str, ban.sent))])
-            self._saved.remember({_KEY: text})
-        else:
-            self._saved.forget([_KEY])
+        self._saved.save(ban)
+        if ban is None:
             self._is_proven = False
-        self._ban = ban
+
+
+def _text(ban: _Ban) -> str:
+    return json.dumps([ban.pid, ban.started, str(ban.before), list(map(str, ban.sent))])
 
 
 def _parse(text: str) -> _Ban:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import Refused, Unavailable
 from agent.quiet.irqbalance import MOST_LETTERS, Daemon, ban_text
 from agent.reconcile.foreign_writes import ForeignWrites
+from agent.reconcile.restorable import RestorableValue
 from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -53,13 +53,9 @@ class InterruptBan:
     ) -> None:
         self._irqbalance = irqbalance
         self._is_told = is_told  # False: the operator has configured it
-        self._saved = saved
+        # While its file cannot be used, no list may be sent.
+        self._saved = RestorableValue(saved, _KEY, _parse, _text)
         self._monotonic = monotonic
-        self._added: _Added | None = None
-        self._is_read = False  # False: the file cannot be used, so that no list may be sent
-        saved.require(lambda _, text: _parse(text))
-        with suppress(Refused):
-            self._read()
         self._last: tuple[Daemon, frozenset[int]] | None = None  # of the last request
         self._again = 0.0
         self._reason = ""
@@ -69,21 +65,17 @@ class InterruptBan:
     @property
     def has_added(self) -> bool:
         """Return whether interrupts have to be taken from irqbalance's list."""
-        return self._added is not None or not self._is_read
+        return self._saved.is_left
 
-    def _read(self) -> None:
-        if self._is_read:
-            return
-        self._saved.reread()
-        text = self._saved.originals.get(_KEY)
-        self._added = _parse(text) if text is not None else None
-        self._is_read = True
+    @property
+    def _added(self) -> _Added | None:
+        return self._saved.value
 
     def leave(self, numbers: Collection[str]) -> str:
         """Have irqbalance leave these interrupts alone, and no others than before; return why it may move them."""
         wanted = frozenset(map(int, numbers if self._is_told else ()))
         try:
-            self._read()
+            self._saved.read()
             return self._leave(wanted)
         except Refused as error:
             return f"irqbalance may move them: {error}"
@@ -93,7 +85,7 @@ class InterruptBan:
         if self._added and (daemon is None or daemon[:2] != self._added[:2]):
             if self._irqbalance.runs(Daemon(self._added.pid, self._added.started)):
                 return "irqbalance may move them: its socket is not visible any more: restart irqbalance"
-            self._keep(None)  # its list ended with it
+            self._saved.save(None)  # its list ended with it
         if daemon is None or not (wanted or self._added):
             self._last = None
             return ""  # one without a socket is an error of the balancer, and nothing is moved
@@ -122,13 +114,13 @@ class InterruptBan:
         if self._is_proven and not added <= shown:
             self._writes = self._writes.saw(_KEY, now)
         if shown != before | fitting:
-            self._keep(_Added(*daemon[:2], added | fitting))
+            self._saved.save(_Added(*daemon[:2], added | fitting))
             self._irqbalance.ban_interrupts(daemon, before | fitting)
             shown = self._irqbalance.setup(daemon).interrupts
         self._is_proven = shown == before | fitting
         if not self._is_proven:
             return f"irqbalance ({daemon.pid}) may move them: it does not take over the interrupts to leave alone"
-        self._keep(_Added(*daemon[:2], fitting) if fitting else None)
+        self._saved.save(_Added(*daemon[:2], fitting) if fitting else None)
         more = f"irqbalance may move {left} of them: its list has at most {MOST_LETTERS} characters"
         return more if left else ""
 
@@ -139,16 +131,6 @@ class InterruptBan:
             logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": reason}})
         return not self.has_added
 
-    def _keep(self, added: _Added | None) -> None:
-        """Save what was added, or forget it; raise Refused if that cannot be written."""
-        if added == self._added:
-            return
-        if added:
-            self._saved.remember({_KEY: json.dumps([added.pid, added.started, sorted(added.numbers)])})
-        else:
-            self._saved.forget([_KEY])
-        self._added = added
-
 
 def _fitting(before: Collection[int], wanted: Collection[int]) -> frozenset[int]:
     """Return the lowest interrupts that fit into irqbalance's list beside others."""
@@ -157,6 +139,10 @@ def _fitting(before: Collection[int], wanted: Collection[int]) -> frozenset[int]
     lengths = accumulate((len(f" {number}") for number in in_order), initial=used)
     fits = sum(length <= MOST_LETTERS for length in lengths) - 1
     return frozenset(in_order[: max(0, fits)])
+
+
+def _text(added: _Added) -> str:
+    return json.dumps([added.pid, added.started, sorted(added.numbers)])
 
 
 def _parse(text: str) -> _Added:

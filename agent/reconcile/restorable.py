@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from agent.errors import Refused
 from pinning.errors import PinningError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 _BOOT_ID: Final = re.compile(rb'"bootID": "([^"]+)"')  # found in a file that is cut, too
 _DAMAGES: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError)
+
+_Value = TypeVar("_Value")
 
 logger = logging.getLogger(__name__)
 
@@ -133,3 +136,49 @@ class Restorable:
             if self._check:
                 self._check(key, text)
         return dict(saved["originals"])
+
+
+class RestorableValue(Generic[_Value]):
+    """The one record of a `Restorable`, first that of an earlier agent; None if there is nothing to undo."""
+
+    def __init__(
+        self, saved: Restorable, key: str, parse: Callable[[str], _Value], to_text: Callable[[_Value], str]
+    ) -> None:
+        self._saved = saved
+        self._key = key
+        self._parse = parse
+        self._to_text = to_text
+        self._value: _Value | None = None
+        self._is_read = False
+        saved.require(lambda _, text: parse(text))
+        with suppress(Refused):
+            self.read()
+
+    @property
+    def value(self) -> _Value | None:
+        """The record that is on disk."""
+        return self._value
+
+    @property
+    def is_left(self) -> bool:
+        """Whether something has to be undone; True while the file cannot be used."""
+        return self._value is not None or not self._is_read
+
+    def read(self) -> None:
+        """Take over the record of an earlier agent, once; raise Refused while its file cannot be used."""
+        if self._is_read:
+            return
+        self._saved.reread()
+        text = self._saved.originals.get(self._key)
+        self._value = self._parse(text) if text is not None else None
+        self._is_read = True
+
+    def save(self, value: _Value | None) -> None:
+        """Save another record, None to drop it; raise Refused if that cannot be written."""
+        if value == self._value:
+            return
+        if value is None:
+            self._saved.forget([self._key])
+        else:
+            self._saved.remember({self._key: self._to_text(value)})
+        self._value = value

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Refused
-from agent.reconcile.restorable import Restorable
+from agent.reconcile.restorable import Restorable, RestorableValue
 
 BOOT = "4f2c"
 
@@ -117,3 +117,34 @@ def test_file_that_cannot_be_written_is_refused(path: Path) -> None:
     with pytest.raises(Refused, match=r"quotas\.json: Is a directory"):
         saved.remember({"/a": "1 2"})
     assert not saved.originals
+
+
+def value(path: Path) -> RestorableValue[int]:
+    """Return the record of an agent that starts: a number."""
+    return RestorableValue(Restorable(path, BOOT), "count", int, str)
+
+
+def test_record_is_taken_over_until_it_is_dropped(path: Path) -> None:
+    """The next agent has the record that was saved last; without one nothing is left to undo."""
+    first = value(path)
+    assert (first.value, first.is_left) == (None, False)
+    first.save(0)
+    second = value(path)
+    assert (second.value, second.is_left) == (0, True)
+    second.save(None)
+    assert (value(path).value, second.is_left, path.exists()) == (None, False, False)
+
+
+def test_record_that_cannot_be_read_may_be_left(path: Path) -> None:
+    """It counts as left and is read later, and a record that is not saved does not count."""
+    path.write_bytes(b'{"version": 1, "bootID": "4f2c", "originals": {"count": "many"}}')
+    record = value(path)
+    for attempt in (record.read, lambda: record.save(1)):
+        with pytest.raises(Refused, match="is damaged"):
+            attempt()
+    assert (record.value, record.is_left) == (None, True)
+
+    path.unlink()
+    Restorable(path, BOOT).remember({"count": "2"})
+    record.read()
+    assert (record.value, record.is_left) == (2, True)
