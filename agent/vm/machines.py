@@ -52,7 +52,7 @@ class _Absent(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Machine:
+class _CachedMachine:
     """The last reading of one machine."""
 
     vmm: VMM
@@ -130,7 +130,7 @@ class KernelVirtualMachines:
         self._affinities = affinities
         self._monotonic = monotonic
         self._cpu_seconds = cpu_seconds
-        self._machines: dict[VMPlace, _Machine] = {}
+        self._machines: dict[VMPlace, _CachedMachine] = {}
         self._missing: dict[VMPlace, _Absent] = {}
         self._reads = SharedReads(roots)
         self._node_until = 0.0
@@ -148,7 +148,7 @@ class KernelVirtualMachines:
         own = self._count_own(machine)
         return own and own + count_vhost_threads(self._look(), machine.masks)
 
-    def _count_own(self, machine: _Machine) -> int:
+    def _count_own(self, machine: _CachedMachine) -> int:
         """Return the thread count of its process."""
         try:
             return count_threads(self._roots, machine.vmm)
@@ -231,7 +231,7 @@ class KernelVirtualMachines:
             return None
         return _still_there(read, self._look(), machine, machine.threads.own_ids)
 
-    def _listed(self, place: VMPlace, *, fully: bool) -> _Machine:
+    def _listed(self, place: VMPlace, *, fully: bool) -> _CachedMachine:
         """Return a machine with its current threads; raise AgentError if it does not exist."""
         reads, cgroups = self._look(fully=fully), place.cgroups
         sandbox_id = place.key if place.is_sandbox else ""
@@ -249,7 +249,7 @@ class KernelVirtualMachines:
             return machine
         vmm = self._find(reads, place)
         threads = read_threads(reads, vmm, cgroups, sandbox_id=sandbox_id)
-        self._machines[place] = _Machine(vmm, read_guest_shape(self._roots, vmm), threads)
+        self._machines[place] = _CachedMachine(vmm, read_guest_shape(self._roots, vmm), threads)
         return self._machines[place]
 
     def _find(self, reads: SharedReads, place: VMPlace) -> VMM:
@@ -277,7 +277,7 @@ class KernelVirtualMachines:
             self._node_until = self._monotonic() + NODE_SECONDS
         return self._reads
 
-    def _seen(self, place: VMPlace, machine: _Machine) -> VMSeen | None:
+    def _seen(self, place: VMPlace, machine: _CachedMachine) -> VMSeen | None:
         """Return a machine by the affinities of the last reading; None if its first thread has exited."""
         main, shape = machine.masks.get(machine.vmm.pid), machine.shape
         if main is None:
@@ -319,7 +319,7 @@ class KernelVirtualMachines:
             return NO_HOUSEKEEPING
 
 
-def _ids_now(roots: Roots, machine: _Machine) -> frozenset[int] | None:
+def _ids_now(roots: Roots, machine: _CachedMachine) -> frozenset[int] | None:
     """Return the current thread ids of its process, the known ones if they cannot be listed; None if it exited."""
     try:
         return own_ids(roots, machine.vmm)
@@ -329,14 +329,14 @@ def _ids_now(roots: Roots, machine: _Machine) -> frozenset[int] | None:
         return None
 
 
-def _read_masks(reads: SharedReads, machine: _Machine, affinities: Affinities) -> dict[int, CPUSet]:
+def _read_masks(reads: SharedReads, machine: _CachedMachine, affinities: Affinities) -> dict[int, CPUSet]:
     """Read the affinities of its threads. Only threads listed before and after count, because ids are reused."""
     read = {thread.tid: affinities.read(thread.tid) for thread in machine.threads.threads}
     return _still_there(read, reads, machine, _ids_now(reads.roots, machine) or frozenset())
 
 
 def _still_there(
-    read: Mapping[int, CPUSet], reads: SharedReads, machine: _Machine, inside: frozenset[int]
+    read: Mapping[int, CPUSet], reads: SharedReads, machine: _CachedMachine, inside: frozenset[int]
 ) -> dict[int, CPUSet]:
     """Return what was read of the threads that exist afterwards: `inside` are those of its process."""
     threads, known = machine.threads, machine.threads.own_ids
@@ -351,7 +351,7 @@ class _Turn:
     """One pinning of a machine: its threads for the mover, and the requested mask of each."""
 
     def __init__(
-        self, machine: _Machine, masks: VMMasks, read_again: Callable[[], bool], reads: SharedReads
+        self, machine: _CachedMachine, masks: VMMasks, read_again: Callable[[], bool], reads: SharedReads
     ) -> None:
         self.asked: dict[int, tuple[Role, CPUSet]] = {}
         self._machine = machine
@@ -402,7 +402,7 @@ class _Turn:
         return None if mask == wanted or (thread.role is Role.VCPU and not is_known) else wanted
 
 
-def _missing(count: int, machine: _Machine) -> str:
+def _missing(count: int, machine: _CachedMachine) -> str:
     """Return why some vCPUs were not found; empty if all were, or none can be identified."""
     expected = machine.expected_vcpus
     if not machine.threads.told_by or count >= expected:
