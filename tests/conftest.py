@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import Phase, is_hypothesis_test, settings
 
+from tests.apiserver.connections import close_cancelled_handshakes
 from tests.signals import keep_from_children
 
 pytest_plugins = ["tests.environments.server.fixture", "tests.environments.node.containerd_fixture"]
@@ -19,6 +20,7 @@ settings.register_profile(  # of tests.mutations: one failing example is enough
     phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("corepin")
+close_cancelled_handshakes()
 keep_from_children()
 
 # The first test of these waits until a machine has booted, a cluster runs or the image is built.
