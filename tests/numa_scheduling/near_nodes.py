@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
@@ -139,6 +139,18 @@ class Cluster:
     server: ApiServer
     client: httpx.Client
     namespace: str
+    published: int = 0  # how often all agents have published together
+
+    def publish(self, nodes: Iterable[Node]) -> None:
+        """Let the agents of these nodes publish; the scheduler places later pods only where it has seen the new numbers."""
+        self.published += 1
+        for node in nodes:
+            node.work()
+            self.send("PATCH", f"/api/v1/nodes/{node.name}", {"metadata": {"labels": self._seen}})
+
+    @property
+    def _seen(self) -> dict[str, str]:
+        return {"published": str(self.published)} if self.published else {}
 
     def node(self, name: str, **more: Any) -> Node:
         """Make a node for which the scheduler may place pods."""
@@ -167,7 +179,8 @@ class Cluster:
         spec: dict[str, Any] = {
             "containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}]
         }
-        spec |= {"terminationGracePeriodSeconds": 0, **({"nodeName": node} if node else {})}
+        spec |= {"terminationGracePeriodSeconds": 0, "nodeSelector": self._seen}
+        spec |= {"nodeName": node} if node else {}
         document: Any = {"metadata": {"name": name, "annotations": REQUIRE if claims else {}}, "spec": spec}
         plan = plan_mutation(document, COUNTED if counted else UNCOUNTED, Injection(BUILT_IN))
         self.send(
@@ -194,7 +207,12 @@ class Cluster:
 
     def judged(self, pod: str) -> tuple[str, str]:
         """Wait for the scheduler; return the pod's node, or why it is placed nowhere."""
-        return self._until(pod, lambda shown: shown["spec"].get("nodeName", "") or unschedulable(shown))
+
+        def is_judged(shown: Any) -> str:
+            refusal = unschedulable(shown)
+            return shown["spec"].get("nodeName", "") or ("" if "affinity/selector" in refusal else refusal)
+
+        return self._until(pod, is_judged)
 
     def placed(self, pod: str) -> str:
         """Wait until a pod is placed, and return its node."""
@@ -204,7 +222,7 @@ class Cluster:
         deadline = time.monotonic() + SECONDS
         while not found(shown := self.client.get(f"{self._pods}/{pod}").json()):
             assert time.monotonic() < deadline, shown["status"]
-            time.sleep(0.05)
+            time.sleep(0.01)
         return shown["spec"].get("nodeName", ""), unschedulable(shown)
 
     def send(self, method: str, path: str, body: Any, kind: str = MERGE) -> None:
