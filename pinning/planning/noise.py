@@ -59,9 +59,12 @@ def _keep(assignment: Assignment, observed: Observed) -> Keep:
     keep = Keep(owner, assignment.cpus, globs)
     if IrqWord.DEVICES not in claim.irq:
         return keep
-    if unknown := observed.why_unknown(owner, claim.role):
+    # Of a pool those of its own containers: not those of containers of the pod that hold CPUs themselves.
+    users = claim.pool.lasting if claim.pool else (owner.container,)
+    owners = [owner._replace(container=name) for name in users]
+    if unknown := next(filter(None, (observed.why_unknown(it, claim.role) for it in owners)), ""):
         return keep._replace(without=f"they are not known: {unknown}")
-    devices = observed.devices_of(owner, claim.role)
+    devices = tuple(device for it in owners for device in observed.devices_of(it, claim.role))
     return keep._replace(devices=devices, without="" if devices else "it has none")
 
 

@@ -241,11 +241,14 @@ class Observed:
     def why_unknown(self, owner: Owner, role: Role) -> str:
         """Return why the devices of a container are not known; empty if they are.
 
-        The devices of an ordinary init container are known when those of its pod's other containers are.
+        The devices of an ordinary init container, and of a pod's pool, are known when those of the pod's other containers
+        are.
         """
         pod = self._by_uid.get(owner.pod_uid)
         names = self._device_containers(pod) if pod else {owner.container}
-        if role is not Role.INIT:
+        if not owner.container:
+            names -= {""}
+        elif role is not Role.INIT:
             names &= {owner.container}
         missing = [
             other for name in sorted(names) if (other := Owner(owner.pod_uid, name)) not in self.devices

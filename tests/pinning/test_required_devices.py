@@ -20,9 +20,11 @@ from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import DEVICES_NOT_NAMED, Observed, Owner
 from pinning.planning.plan import plan
+from pinning.planning.refusal import Reason
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role
 from tests.machines import NAMES
+from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put
 from tests.pinning.devices import GPU, WITH_DISTANCES, given_devices, machine, room
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World, edit, reasons
@@ -426,6 +428,22 @@ def test_no_cpus_are_chosen_for_claims_that_do_not_fit(monkeypatch: pytest.Monke
     assert len(planned.refusals) == 8
     assert all("choose device-policy prefer" in refused.message for refused in planned.refusals)
     assert not chosen
+
+
+def test_a_pool_waits_until_the_devices_of_its_containers_are_named() -> None:
+    """It would start on CPUs far from them, and be moved while it runs."""
+    node = world(None)
+    words = {**EXCLUSIVE, "device-policy.corepin.io/pod": "require"}
+    pod = budgeted("a", 2, {"c0": None, "log": None}, annotations=words)
+    pod["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
+    put(node, pod)
+    del node.devices[OWNER]
+    refused = refusal(node.run_all())
+    assert (refused.reason, refused.blocks_start) == (Reason.DEVICES_UNKNOWN, True)
+    assert pool(node) == EMPTY
+    node.devices[OWNER] = (Device(GPU, CPUSet([2])),)
+    assert node.run_all().refusals == ()
+    assert pool(node) == CPUSet.parse("8-9")
 
 
 def test_devices_of_a_pod_that_is_not_shown_are_known_if_named() -> None:

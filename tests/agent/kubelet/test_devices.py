@@ -165,6 +165,34 @@ def test_device_policy_enables_calls_to_the_kubelet(node: str, word: str, is_ask
     stage(scenario, NodeConfig(device_policy=DevicePolicy(node)))
 
 
+def test_pool_of_a_pod_needs_the_kubelets_answer() -> None:
+    """A pod with a budget whose containers have no CPUs of their own has devices beside which its pool is placed."""
+    limits = {"cpu": 4}
+    pod = SeenPod.of(
+        {
+            "metadata": {
+                "uid": "u",
+                "name": "a",
+                "namespace": "ns",
+                "annotations": {"cpu-manager.corepin.io/pod": "exclusive"},
+            },
+            "spec": {
+                "resources": {"limits": limits, "requests": limits},
+                "containers": [{"name": "c", "resources": {"limits": {GPU: 1}}}],
+            },
+        }
+    )
+
+    async def scenario(scene: Scene) -> None:
+        scene.tell(NEAR)
+        scene.see(pod)
+        assert set(scene.keeper.unknown()) == {Owner("u", "c")}
+        await scene.calls(1)
+        assert scene.known == {Owner("u", "c"): (NEAR,)}
+
+    stage(scenario)
+
+
 @pytest.mark.parametrize(("irq", "is_asked"), [("devices", True), ("eth0", False)])
 def test_interrupts_of_devices_need_the_kubelets_answer(irq: str, is_asked: bool) -> None:
     """The container's CPUs need not be beside its devices."""

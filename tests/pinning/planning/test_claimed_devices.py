@@ -63,7 +63,7 @@ def test_claims_that_are_not_looked_up_are_not_known(
 
 
 def test_claims_that_are_looked_up_are_waited_for() -> None:
-    """A container waits for its own devices, and an init container for those of all others."""
+    """A container waits for its own devices, an init container and the pool of the pod for those of all others."""
     main, side = Owner("a", "main"), Owner("a", "side")
     node = observed({side: (GPU,)}, looks_up=True)
     assert node.devices_of(side, Role.SIDECAR) == (GPU,)
@@ -72,9 +72,13 @@ def test_claims_that_are_looked_up_are_waited_for() -> None:
     assert node.why_unknown(main, Role.MAIN) == DEVICES_NOT_NAMED
     assert node.why_unknown(Owner("a", "init"), Role.INIT) == DEVICES_NOT_NAMED
     assert node.why_unknown(Owner("a", "plain"), Role.MAIN) == ""
+    assert node.why_unknown(Owner("a", ""), Role.MAIN) == DEVICES_NOT_NAMED
+    whole = observed({side: (GPU,), main: ()}, looks_up=True)
+    assert whole.why_unknown(Owner("a", ""), Role.MAIN) == ""
 
 
 def test_claims_of_a_pod_that_is_not_shown_are_not_known() -> None:
     """Without the pod it is not known which claims its containers name."""
     node = Observed(SNC, SNC.online)
     assert node.devices_of(Owner("a", "main"), Role.MAIN) == ()
+    assert node.why_unknown(Owner("a", ""), Role.MAIN) == ""

@@ -16,6 +16,8 @@ from pinning.planning.noise import Keep, keeps_of, note_of, quiet_sharers, stays
 from pinning.planning.observed import Owner
 from pinning.pods.irq_policy import IrqPolicy, irq_flaw
 from tests.agent.states import EXCLUSIVE, bound, owner, state_of
+from tests.pinning.budgets import EXCLUSIVE as BUDGET
+from tests.pinning.budgets import budgeted, put
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World
 from tests.pods import container
@@ -159,6 +161,23 @@ def test_policies_are_read_from_the_ledger(
     wanted = None if found is None else Keep(held.owner, held.cpus, *found)
     assert keeps.get(held.owner) == wanted
     assert len(keeps) == (found is not None)
+
+
+def test_a_pool_keeps_the_interrupts_of_its_own_containers_alone() -> None:
+    """Devices of a container of the pod with CPUs of its own are not the pool's; without an answer none are known."""
+    node, words = World(SNC), {"noise-policy.corepin.io/pod": "quiet", "irq-policy.corepin.io/pod": "devices"}
+    pod = budgeted("a", 4, {"main": 2, "log": None}, annotations={**BUDGET, **words})
+    for member in pod["spec"]["containers"]:
+        member.setdefault("resources", {}).setdefault("limits", {})["vendor/nic"] = "1"
+    put(node, pod)
+    node.run_all()
+    observed = node.observe()
+    main, log = Owner("a", "main"), Owner("a", "log")
+    pool = node.ledger.pools["a"]
+    keeps = keeps_of(node.ledger.parts, replace(observed, devices={main: (NIC,), log: (SILENT,)}))
+    assert {owner: its.devices for owner, its in keeps.items()} == {main: (NIC,), pool.owner: (SILENT,)}
+    keeps = keeps_of(node.ledger.parts, replace(observed, devices={main: (NIC,)}))
+    assert keeps[pool.owner].without == "they are not known: the kubelet has not named its devices yet"
 
 
 @pytest.mark.parametrize(
