@@ -52,3 +52,18 @@ def test_number_of_cpus_is_left_out_where_the_list_is_damaged() -> None:
     (words,) = claim_words(Container(cpus="all", claims=("a", "b"), numa_nodes=(0, 1)))
     assert words == "of claims a, b (NUMA nodes 0, 1)"
     assert not list(claim_words(Container(cpus="1")))
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        (Container(cpus="4", claims=("a",), numa_nodes=(1,)), "of claim a (1 CPU, NUMA node 1)"),
+        (
+            Container(cpus="4-5", claims=("a",), more_claims=2),
+            "of claims a and 2 more (2 CPUs, NUMA nodes not known)",
+        ),
+    ],
+)
+def test_claims_of_a_container_have_number_and_place(container: Container, words: str) -> None:
+    """Claims above the limit are counted, and an unknown place is said."""
+    assert list(claim_words(container)) == [words]

@@ -24,10 +24,8 @@ from pinning.contract import (
     QuietWord,
 )
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
-from pinning.planning.requests import Overcommit, in_shared_set, overcommit, requested, sidecars
-from pinning.pods.resources import members
+from pinning.planning.requests import Overcommit, in_shared_set, overcommit
 from pinning.pods.types import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, bound, state_of
 from tests.pods import CORES, OTHER_CORES, container
@@ -147,27 +145,6 @@ def test_labels_of_kubevirt_are_kept_while_the_node_can_pin(
     assert wanted.labels == dict.fromkeys(("cmk.intel.com/cmk-node", *labels), "true")
 
 
-@table(
-    "init, main, total",
-    {
-        "containers add up": ([], [1, 2], 3),
-        "an init container runs alone": ([(5, None)], [1], 5),
-        "but beside sidecars before it": ([(1, "Always"), (5, None)], [1], 6),
-        "and not beside those after it": ([(5, None), (1, "Always")], [3], 5),
-    },
-)
-def test_requests_of_a_pod_are_summed_as_by_the_scheduler(
-    init: list[tuple[int, str | None]], main: list[int], total: int
-) -> None:
-    """Requests of extended resources are summed as the scheduler does, with init containers and sidecars."""
-    pod = bound("a", *(container(f"m{at}", {CORES: number}) for at, number in enumerate(main)))
-    first = [
-        container(f"i{at}", {CORES: number}, restartPolicy=when) for at, (number, when) in enumerate(init)
-    ]
-    spec = {**(pod["spec"] or {}), "initContainers": first}
-    assert requested(members({**pod, "spec": spec}), CORES) == total  # type: ignore[typeddict-item]
-
-
 def test_shared_requests_are_compared_with_the_shared_cpus() -> None:
     """The shared load excludes exclusive containers and finished pods, and is exact in millicores."""
     owner = bound("a", container("main", 2), container("side", requests="500m"), annotations=EXCLUSIVE)
@@ -220,38 +197,6 @@ def test_system_requests_are_compared_with_the_reserved_cpus(
     assert desired
     assert [it.reason for it in desired.conditions if it.type == OVERCOMMIT_CONDITION] == [reason]
     assert overcommit(in_shared_set(pods, state.sets), state.ledger, 4).requested == shared
-
-
-def test_requests_of_a_pod_as_a_whole_count() -> None:
-    """A pod-level request counts as shared load minus the CPUs of its exclusive containers."""
-    pod = bound("a", container("main", 2), container("side"), annotations=EXCLUSIVE)
-    spec = {**(pod["spec"] or {}), "resources": {"requests": {"cpu": "3"}}}
-    pods: list[Pod] = [{**pod, "spec": spec}]  # type: ignore[typeddict-item]
-    assert overcommit(pods, state_of(*pods).ledger, 4) == Overcommit(1000, 4000)
-    assert overcommit(pods, Ledger(), 4) == Overcommit(3000, 4000)
-
-
-def test_injected_sidecars_are_hidden_cost() -> None:
-    """Containers with exactly the injected amounts count as sidecars, in pods with claims only."""
-    amount = {"cpu": "200m", "memory": "64M"}
-    pods = [
-        bound(
-            "a", container("main", 1), container("s1", amount), container("s2", amount), annotations=EXCLUSIVE
-        ),
-        bound("b", container("s", amount)),
-        bound("c", container("main", 1), container("own", "1500m"), annotations=EXCLUSIVE),
-    ]
-    assert sidecars(pods, state_of(*pods).seen_pods, ("200m", "64M")) == (2, 400, 128_000_000)
-
-
-def test_gate_counts_neither_as_sidecar_nor_as_load() -> None:
-    """The gate container, which runs before the others, counts neither as a sidecar nor as shared load."""
-    pod = bound("a", container("main", 2), annotations=EXCLUSIVE)
-    gate = container("corepin-gate", {"cpu": "200m", "memory": "64M"})
-    pods: list[Pod] = [{**pod, "spec": {**(pod["spec"] or {}), "initContainers": [gate]}}]
-    state = state_of(*pods)
-    assert sidecars(pods, state.seen_pods, ("200m", "64M")).containers == 0
-    assert overcommit(pods, state.ledger, 4).requested == 0
 
 
 def test_the_pools_annotation_names_every_set_and_owner() -> None:

@@ -368,3 +368,22 @@ def test_added_vcpus_get_the_cpus_that_the_emulator_had_alone(
     assert second
     assert second.is_one_to_one
     assert (second.pins, second.emulator) == (held, held)
+
+
+@pytest.mark.parametrize(
+    ("role", "rank", "cpus"),
+    [
+        (Role.VCPU, 1, "2"),
+        (Role.VCPU, 2, "0"),  # added in the meantime
+        (Role.IOTHREAD, 0, "3"),
+        (Role.IOTHREAD, 1, "0"),
+        (Role.PIT, 0, "4"),
+        (Role.SHIM, 0, "5"),
+        (Role.VIRTIOFSD, 0, "5"),
+        (Role.VHOST, 0, "0"),
+    ],
+)
+def test_each_role_has_its_mask(role: Role, rank: int, cpus: str) -> None:
+    """Threads without a mask of their own run with the emulator."""
+    masks = VMMasks(sets("1", "2"), CPUSet([0]), sets("3"), CPUSet([4]), CPUSet([5]))
+    assert str(masks.of(role, rank)) == cpus

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pinning.guests.threads import VMM, Role, VMThread, VMThreads, guest_id
+from pinning.guests.threads import VMM, Role, Task, VMThread, VMThreads, guest_id
 
 QEMU = VMM(pid=100, started=7, kind="qemu")
 THREADS = (
@@ -53,3 +53,18 @@ def test_place_in_the_guest(
 def test_places_follow_the_order_of_vcpus() -> None:
     """Hot-added vCPUs leave gaps: each keeps its own index."""
     assert [place.socket for place in VMThreads(QEMU, THREADS, "names").guest_ids(1, 1)] == [0, 6, 7]
+
+
+def test_thread_is_known_by_id_and_start() -> None:
+    """A reused id is another thread; another folder in /proc may be the same one."""
+    thread = VMThread(101, Role.VCPU, started=7, folder=1)
+    assert {thread.task} == {Task(101, 7, 2)}
+    assert thread.task not in {Task(101, 8, 1), Task(102, 7, 1)}
+
+
+def test_own_threads_are_those_of_the_process() -> None:
+    """Threads of the kernel and of helper processes are another process's."""
+    threads = (VMThread(100, Role.EMULATOR, process=100), VMThread(7, Role.VHOST, process=7))
+    seen = VMThreads(QEMU, threads, "names")
+    assert seen.own == threads[:1]
+    assert seen.own_ids == {100}

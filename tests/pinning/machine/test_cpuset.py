@@ -156,3 +156,12 @@ def test_masks_are_read_back(numbers: set[int]) -> None:
     cpus = CPUSet(numbers)
     assert CPUSet.parse_mask(cpus.to_mask()) == cpus
     assert (CPUSet([0, 33, 34, 35, 64]).to_mask(), EMPTY.to_mask()) == ("1,0000000e,00000001", "0")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "mask"),
+    [([], "0"), (range(8), "ff"), ([0, 33, 34, 35, 64], "1,0000000e,00000001")],
+)
+def test_the_kernel_mask_format_is_written(cpus: Iterable[int], mask: str) -> None:
+    """Groups have eight digits, the first no leading zeros."""
+    assert CPUSet(cpus).to_mask() == mask

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 
 from pinning.errors import UnknownCPU
 from pinning.machine.cpuset import CPUSet, union
-from pinning.machine.topology import BadTopology, CPUFacts, Topology, assemble
+from pinning.machine.topology import BadTopology, CPUFacts, Topology, assemble, distances_of
+from tests.pinning.nodes import SNC
 from tests.strategies import cpu_sets, topologies
+from tests.tables import table
 
 
 @given(topologies())
@@ -129,3 +133,39 @@ def test_a_damaged_record_is_refused(damage: str, value: object) -> None:
 
     with pytest.raises(BadTopology, match="saved topology is damaged"):
         Topology.from_dict(saved)
+
+
+def test_offline_cpus_keep_their_core_and_groups() -> None:
+    """A sibling is matched by its core, whatever numbers that has now; a core of which no CPU is left keeps its own."""
+    facts = [CPUFacts(cpu, cpu % 2, cpu % 2, cpu % 2, uncore_cache=cpu % 2) for cpu in range(4)]
+    distances = {0: {0: 10, 1: 20}, 1: {0: 20, 1: 10}}
+    before = replace(assemble(facts, CPUSet(range(4))), distances=distances)
+    now = assemble([CPUFacts(0, core=7, package=5, numa_node=0, uncore_cache=9)], CPUSet([0]))
+
+    remembered = now.remembering(before)
+
+    assert remembered == before.with_online(CPUSet([0]))
+    assert remembered.distances == distances
+    assert before.remembering(now) is before
+
+
+def test_distances_survive_a_record() -> None:
+    """A topology with distances is restored from JSON."""
+    restored = Topology.from_dict(json.loads(json.dumps(SNC.to_dict())))
+    assert (restored, restored.distances) == (SNC, SNC.distances)
+
+
+@table(
+    "rows, distances",
+    {
+        "two nodes": ({1: "21 10", 0: "10 21\n"}, {0: {0: 10, 1: 21}, 1: {0: 21, 1: 10}}),
+        "a row is short": ({0: "10 21", 1: "21"}, {}),
+        "a row is long": ({0: "10 21"}, {}),
+        "no number": ({0: "x"}, {}),
+        "more than a byte": ({0: "1000"}, {}),
+        "no rows": ({}, {}),
+    },
+)
+def test_rows_of_distances_are_read(rows: Mapping[int, str], distances: object) -> None:
+    """Rows that are not whole, as while a node goes offline, give none."""
+    assert distances_of(rows) == distances

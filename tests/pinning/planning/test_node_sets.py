@@ -216,3 +216,10 @@ def test_the_pool_set_aside_serves_at_last() -> None:
     topology = smt_machine(2)
     aside = Pools(EMPTY, EMPTY, topology.online)
     assert NodeSets(topology, topology.online, EMPTY, aside).common == topology.online
+
+
+def test_set_aside_cores_are_known_by_socket() -> None:
+    """CMK's shared pool of one socket is the part of it on that package."""
+    pools = StaticPools(exclusive_cores=0, shared_cores=2, shared_mode="spread")
+    sets = cut(smt_machine(6, sockets=2), "0", pools)
+    assert [str(sets.set_aside(socket)) for socket in (None, 0, 1)] == ["1,3,7,9", "1,7", "3,9"]

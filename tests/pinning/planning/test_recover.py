@@ -136,3 +136,10 @@ def test_own_cpus_beside_the_shared_set_are_found_by_comparison() -> None:
     world = world_of(("a", wish), ("b", wish))
     assert {str(seen.cpus) for seen in world.live()} == {"0-1,3-5,7", "0,2-4,6-7"}
     assert recovered(world) == world.ledger
+
+
+def test_own_part_is_what_no_container_without_a_claim_runs_on() -> None:
+    """A container that uses the shared set too owns the rest of its cpuset."""
+    world = world_of(("a", Wish("2", policy="exclusive", shared="true")), ("b", Wish()))
+    assert len(world.ledger) == 1
+    assert recovered(world) == world.ledger

@@ -1,9 +1,18 @@
-"""Where the containers of a pod start, when it is not known which of them one is."""
+"""The CPUs of containers: where one starts when it is not known which it is, and which pools it uses."""
 
 from __future__ import annotations
 
-from pinning.planning.observed import SeenPod
+from pinning.contract import PoolUse, SharedPool
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import NodeConfig, StaticPools
+from pinning.planning.node_sets import node_sets
+from pinning.planning.observed import Owner, SeenPod
+from pinning.planning.run_sets import RunSet, RunSets
+from tests.pinning.entries import entry
+from tests.pinning.nodes import smt_machine
 from tests.pinning.world import Wish, World, world
+from tests.tables import table
 
 
 def planned(*wishes: Wish) -> World:
@@ -45,3 +54,34 @@ def test_pod_whose_containers_are_too_many_may_start_on_all_of_its_sets() -> Non
     run_sets = node.plan().run_sets
     crowd = SeenPod("a", "test", "a", "", (), ())
     assert {str(cpus) for cpus in run_sets.starts_in(crowd)} == {"1,5", "0,2-4,6-7"}
+
+
+OWN, POOL = CPUSet.parse("1,5"), CPUSet.parse("2-3")
+
+
+@table(
+    "run_set, cpus, at_start",
+    {
+        "an owner": (RunSet(OWN, EMPTY), "1,5", RunSet(OWN, EMPTY)),
+        "an owner that uses a pool": (RunSet(OWN, POOL, OWN), "1-3,5", RunSet(OWN, EMPTY)),
+        "in the shared set": (RunSet(EMPTY, POOL), "2-3", RunSet(EMPTY, POOL)),
+        "in two pools": (RunSet(EMPTY, POOL, CPUSet([3])), "2-3", RunSet(EMPTY, CPUSet([3]))),
+    },
+)
+def test_first_process_starts_on_the_home_alone(run_set: RunSet, cpus: str, at_start: RunSet) -> None:
+    """Where it cannot be moved, a container starts without the pools that it shares."""
+    assert (str(run_set.cpus), run_set.at_start) == (cpus, at_start)
+
+
+def test_users_of_pools_run_on_these_too() -> None:
+    """An owner keeps its tasks on its own CPUs; CMK's shared pool is that of the socket, or the shared set without one."""
+    machine = smt_machine(4)
+    config = NodeConfig(CPUSet.parse("0,4"), pools=StaticPools(exclusive_cores=1, shared_cores=1))
+    owner, guest = Owner("a", "c"), Owner("b", "c")
+    uses = {it: frozenset({PoolUse(SharedPool.SHARED, 0)}) for it in (owner, guest)}
+    ledger = Ledger().assign(entry("a", "1,5"))
+    run_sets = RunSets(ledger, node_sets(machine, machine.online, config), uses)
+
+    assert run_sets.of(owner) == RunSet(OWN, CPUSet.parse("2,6"), OWN)
+    assert run_sets.of(guest) == RunSet(EMPTY, CPUSet.parse("0,2-4,6-7"), CPUSet.parse("0,3-4,7"))
+    assert run_sets.pool(PoolUse(SharedPool.SHARED, 1)) == run_sets.shared

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.task_parts import Parts, follow, parts_of
+from pinning.planning.task_parts import Parts, follow, is_away, parts_of
 from tests.strategies import cpu_sets
 
 ALL = CPUSet(range(8))
@@ -66,3 +66,16 @@ def test_every_task_has_a_cpu(mask: CPUSet, before: Parts, after: Parts, was_awa
         assert target <= after.others
     if mask <= before.home and not was_away:
         assert target <= after.home
+
+
+def test_parts_keep_within_a_set() -> None:
+    """CPUs that are not there belong to neither part."""
+    assert parts("2-3/0-1").within(CPUSet.parse("1-2")) == parts("2/1")
+
+
+def test_cpuset_without_home_has_one_part() -> None:
+    """Without a home all CPUs are the other part, from which no task is away."""
+    whole = parts_of(ALL, EMPTY)
+    assert whole == parts("/0-7")
+    assert not is_away(CPUSet([0]), whole)
+    assert [is_away(CPUSet([cpu]), parts_of(ALL, CPUSet([1]))) for cpu in (0, 1)] == [True, False]

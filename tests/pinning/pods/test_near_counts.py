@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pinning.pods.near_counts import LONGEST_NAME, device_resources, near_resource
+from pinning.pods.near_counts import (
+    LONGEST_NAME,
+    MOST_NEAR,
+    device_resources,
+    near_counts,
+    near_resource,
+)
 from pinning.pods.resources import members
 from tests.pods import container, pod
 
@@ -80,3 +86,16 @@ def test_the_devices_of_a_container() -> None:
         "main": ("nvidia.com/gpu",),
         "other": ("a.example/nic",),
     }
+
+
+def test_resources_of_one_name_share_the_least_number() -> None:
+    """`.` may stand for `/`, so that two resources may have one name; what is no device has none."""
+    rooms = {"a.b/c.d": 6, "a.b.c/d": 4, "cpu": 9}
+    assert near_counts(rooms) == {f"{OURS}/a.b.c.d": 4}
+    assert near_counts({}) == {}
+
+
+def test_counted_resources_are_bounded() -> None:
+    """The first ones by name are counted, however many a kubelet lists."""
+    rooms = {f"a.b/{number:03}": number for number in reversed(range(MOST_NEAR + 3))}
+    assert near_counts(rooms) == {f"{OURS}/a.b.{number:03}": number for number in range(MOST_NEAR)}

@@ -71,3 +71,11 @@ def test_the_deepest_text_needs_little_stack() -> None:
     threading.stack_size(before)
     thread.join()
     assert names == ["a"]
+
+
+def test_text_that_is_not_json_is_not_mended() -> None:
+    """A half character is replaced in JSON; a text with the raw bytes of a stand-in stays as it is."""
+    half = rb'{"name":"\ud800"}'
+    assert lenient.with_whole_characters(half) == rb'{"name":"\ufffd"}'
+    for text in (b'{"name":"a"}', half + lenient._STAND_IN):
+        assert lenient.with_whole_characters(text) is text

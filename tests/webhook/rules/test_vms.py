@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from pinning.kubevirt.review import Kind
 from webhook.config.settings import Settings
-from webhook.rules.vms import VirtObject, review_changed_vm, review_vm
+from webhook.rules.raw_json import Malformed
+from webhook.rules.vms import (
+    RunningMachine,
+    VirtObject,
+    is_kubevirt,
+    read_running,
+    review_changed_vm,
+    review_changed_vmi,
+    review_hotplugged_vmi,
+    review_vm,
+)
 
 FIELD = "spec.domain.cpu.threads"
 
@@ -78,3 +90,66 @@ def test_templates_and_updates() -> None:
 
     assert cause.field == f"spec.template.{FIELD}"
     assert review_changed_vm(Kind.VM, machine, machine, Settings()).causes == ()
+
+
+def machine_of(template: Any) -> VirtObject:
+    """Return a VirtualMachine."""
+    return {"metadata": {}, "spec": {"template": template}}
+
+
+def test_machine_without_a_template_is_refused() -> None:
+    """The cause names the missing template; an update of it adds no other."""
+    (cause,) = review_vm(Kind.VM, machine_of(None), Settings()).causes
+    assert cause.field == "spec.template"
+    assert review_changed_vm(Kind.VM, machine_of(None), machine_of(None), Settings()).causes == ()
+    template: Any = {"metadata": {}, "spec": vmi()["spec"]}
+    (added,) = review_changed_vm(Kind.VM, machine_of(template), machine_of(None), Settings()).causes
+    assert added == cause
+
+
+def test_update_is_judged_by_what_it_adds() -> None:
+    """A cause or a warning that the machine had before is not repeated."""
+    good, bad = ({"metadata": it["metadata"], "spec": it["spec"]} for it in (vmi(), vmi(smt="isolate")))
+    (cause,) = review_changed_vm(Kind.VM, machine_of(good), machine_of(bad), Settings()).causes
+    assert cause.field == f"spec.template.{FIELD}"
+    mended = review_changed_vm(Kind.VM, machine_of(bad), machine_of(good), Settings())
+    assert (mended.causes, mended.warnings) == ((), ())
+
+
+def running(spec: Any, **annotations: Any) -> RunningMachine:
+    """Return a running machine with a spec that is not decoded."""
+    document = {"metadata": vmi(**annotations)["metadata"], "spec": spec, "status": {"phase": "Running"}}
+    return read_running(msgspec.Raw(json.dumps(document).encode()))
+
+
+def test_running_machine_is_compared_as_it_is_written() -> None:
+    """Users may change no part of its spec, and no policy to a wrong one."""
+    before, after = ({"domain": {"cpu": {"cores": cores}}} for cores in (1, 2))
+    assert review_changed_vmi(running(before), running(before)).causes == ()
+    (cause,) = review_changed_vmi(running(before), running(after)).causes
+    assert cause.field == "spec.domain.cpu.cores"
+    (wrong,) = review_changed_vmi(running(before), running(before, smt="x")).causes
+    assert wrong.field == "metadata.annotations[smt-policy.corepin.io/pod]"
+    assert review_changed_vmi(running(before, smt="x"), running(before, smt="x")).causes == ()
+
+
+def test_running_machine_that_cannot_be_read_is_refused() -> None:
+    """The error names the member of the metadata."""
+    with pytest.raises(Malformed) as refused:
+        read_running(msgspec.Raw(b'{"metadata":{"annotations":[]}}'))
+    assert refused.value.path == "$.request.object.metadata.annotations"
+
+
+def test_kubevirt_may_hotplug() -> None:
+    """Its own accounts may change all but the largest number of sockets; others are none of its accounts."""
+    specs: list[Any] = [
+        {"domain": {"cpu": {"sockets": sockets, "maxSockets": most}}}
+        for sockets, most in ((1, 4), (2, 4), (1, 8))
+    ]
+    old, plugged, raised = (VirtObject(metadata={}, spec=it) for it in specs)
+    assert review_hotplugged_vmi(old, plugged).causes == ()
+    (cause,) = review_hotplugged_vmi(old, raised).causes
+    assert cause.field == "spec.domain.cpu.maxSockets"
+    account = "system:serviceaccount:kubevirt:kubevirt-controller"
+    accounts = (account, account.replace("kubevirt:", "any:", 1), "kubevirt-controller", f"{account}-2")
+    assert [is_kubevirt(it, Settings()) for it in accounts] == [True, True, False, False]

@@ -1,12 +1,15 @@
-"""The path of a workload's pod template."""
+"""A workload's pod template: its path, and what is read of it."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from webhook.rules.workloads import below
+from webhook.rules.raw_json import Malformed
+from webhook.rules.workloads import below, read_template
 
 PATH = ("spec", "template")
 
@@ -23,3 +26,29 @@ PATH = ("spec", "template")
 def test_what_stands_at_a_path_is_found(document: Any, found: Any) -> None:
     """A path that ends early yields nothing."""
     assert below(document, PATH) == found
+
+
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        pytest.param(
+            {"spec": {"template": {"metadata": {"annotations": {"a": "b"}}}}},
+            {"metadata": {"annotations": {"a": "b"}}},
+            id="there",
+        ),
+        pytest.param({"spec": {"template": None}}, {}, id="null"),
+        pytest.param({"spec": {}}, {}, id="absent"),
+        pytest.param({"spec": "template"}, {}, id="a text on the way"),
+    ],
+)
+def test_template_is_read(document: Any, found: Any) -> None:
+    """Of a workload nothing but its template is decoded; without one it is empty."""
+    assert read_template(msgspec.Raw(json.dumps(document).encode()), PATH, "$") == found
+
+
+def test_template_that_cannot_be_read_is_named() -> None:
+    """The error has the path in the workload."""
+    document = msgspec.Raw(b'{"spec":{"template":{"spec":{"containers":{}}}}}')
+    with pytest.raises(Malformed) as refused:
+        read_template(document, PATH, "$.request.object")
+    assert refused.value.path == "$.request.object.spec.template.spec.containers"
