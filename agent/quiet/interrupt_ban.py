@@ -18,7 +18,7 @@ from agent.reconcile.restorable import RestorableValue
 from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from agent.quiet.irqbalance import Irqbalance
     from agent.reconcile.restorable import Restorable
@@ -40,6 +40,13 @@ class _Added(NamedTuple):
     numbers: frozenset[int]
 
 
+class Unkept(NamedTuple):
+    """Why irqbalance may move interrupts that stay."""
+
+    reason: str = ""  # empty: it may move none
+    numbers: frozenset[str] | None = None  # the interrupts that it may move; None: all that stay
+
+
 class InterruptBan:
     """The interrupts that irqbalance must not move; called from one thread at a time."""
 
@@ -58,7 +65,7 @@ class InterruptBan:
         self._monotonic = monotonic
         self._last: tuple[Daemon, frozenset[int]] | None = None  # of the last request
         self._again = 0.0
-        self._reason = ""
+        self._unkept = Unkept()
         self._is_proven = False  # the list was read back
         self._writes: ForeignWrites[str] = ForeignWrites()
 
@@ -71,46 +78,52 @@ class InterruptBan:
     def _added(self) -> _Added | None:
         return self._saved.value
 
-    def leave(self, numbers: Collection[str]) -> str:
-        """Have irqbalance leave these interrupts alone, and no others than before; return why it may move them."""
-        wanted = frozenset(map(int, numbers if self._is_told else ()))
+    def leave(self, numbers: Iterable[str]) -> Unkept:
+        """Have irqbalance leave these interrupts alone, and no others than before; return which it may move.
+
+        Its list takes the first ones if it has no room for all.
+        """
+        wanted = dict.fromkeys(map(int, numbers if self._is_told else ()))
         try:
             self._saved.read()
             return self._leave(wanted)
         except Refused as error:
-            return f"irqbalance may move them: {error}"
+            return Unkept(f"irqbalance may move them: {error}")
 
-    def _leave(self, wanted: frozenset[int]) -> str:
+    def _leave(self, wanted: Mapping[int, None]) -> Unkept:
         daemon = self._irqbalance.with_socket()
         if self._added and (daemon is None or daemon[:2] != self._added[:2]):
             if self._irqbalance.runs(Daemon(self._added.pid, self._added.started)):
-                return "irqbalance may move them: its socket is not visible any more: restart irqbalance"
+                return Unkept(
+                    "irqbalance may move them: its socket is not visible any more: restart irqbalance"
+                )
             self._saved.save(None)  # its list ended with it
         if daemon is None or not (wanted or self._added):
             self._last = None
-            return ""  # one without a socket is an error of the balancer, and nothing is moved
+            return Unkept()  # one without a socket is an error of the balancer, and nothing is moved
         now = self._monotonic()
-        if self._last != (daemon, wanted) or now >= self._again:
-            self._last, self._again = (daemon, wanted), now + LOOK_SECONDS
-            self._reason = self._ask(daemon, wanted, now)
-        return self._reason
+        asked = daemon, frozenset(wanted)
+        if self._last != asked or now >= self._again:
+            self._last, self._again = asked, now + LOOK_SECONDS
+            self._unkept = self._ask(daemon, wanted, now)
+        return self._unkept
 
-    def _ask(self, daemon: Daemon, wanted: frozenset[int], now: float) -> str:
+    def _ask(self, daemon: Daemon, wanted: Mapping[int, None], now: float) -> Unkept:
         self._writes = self._writes.at(now)
         if self._writes.is_conflict(_KEY):
-            return "another program keeps replacing the interrupts that irqbalance must not move"
+            return Unkept("another program keeps replacing the interrupts that irqbalance must not move")
         try:
             return self._correct(daemon, wanted, now)
         except Unavailable as error:
-            return f"irqbalance may move them: {error}"
+            return Unkept(f"irqbalance may move them: {error}")
 
-    def _correct(self, daemon: Daemon, wanted: frozenset[int], now: float) -> str:
+    def _correct(self, daemon: Daemon, wanted: Mapping[int, None], now: float) -> Unkept:
         """Compare irqbalance's list with the one that it is to have, and send that; return what is missing of it."""
         shown = self._irqbalance.setup(daemon).interrupts
         added = self._added.numbers if self._added else frozenset()
         before = shown - added
-        fitting = _fitting(before, wanted - before)
-        left = len(wanted - before) - len(fitting)
+        fitting = _fitting(before, [number for number in wanted if number not in before])
+        left = wanted.keys() - before - fitting
         if self._is_proven and not added <= shown:
             self._writes = self._writes.saw(_KEY, now)
         if shown != before | fitting:
@@ -119,26 +132,28 @@ class InterruptBan:
             shown = self._irqbalance.setup(daemon).interrupts
         self._is_proven = shown == before | fitting
         if not self._is_proven:
-            return f"irqbalance ({daemon.pid}) may move them: it does not take over the interrupts to leave alone"
+            return Unkept(
+                f"irqbalance ({daemon.pid}) may move them: it does not take over the interrupts to leave alone"
+            )
         self._saved.save(_Added(*daemon[:2], fitting) if fitting else None)
-        more = f"irqbalance may move {left} of them: its list has at most {MOST_LETTERS} characters"
-        return more if left else ""
+        if not left:
+            return Unkept()
+        return Unkept(f"its list has at most {MOST_LETTERS} characters", frozenset(map(str, left)))
 
     def restore(self) -> bool:
         """Take the added interrupts from irqbalance's list; return whether none is left there."""
         self._writes, self._last = ForeignWrites(), None
-        if reason := self.leave(()):
+        if reason := self.leave(()).reason:
             logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": reason}})
         return not self.has_added
 
 
-def _fitting(before: Collection[int], wanted: Collection[int]) -> frozenset[int]:
-    """Return the lowest interrupts that fit into irqbalance's list beside others."""
-    in_order = sorted(wanted)
+def _fitting(before: Collection[int], wanted: Sequence[int]) -> frozenset[int]:
+    """Return the first interrupts that fit into irqbalance's list beside others."""
     used = len(ban_text(before)) if before else len(ban_text([0])) - len(" 0")
-    lengths = accumulate((len(f" {number}") for number in in_order), initial=used)
+    lengths = accumulate((len(f" {number}") for number in wanted), initial=used)
     fits = sum(length <= MOST_LETTERS for length in lengths) - 1
-    return frozenset(in_order[: max(0, fits)])
+    return frozenset(wanted[: max(0, fits)])
 
 
 def _text(added: _Added) -> str:

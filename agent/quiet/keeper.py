@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from agent.quiet.balancer import Balancer, Told
     from agent.quiet.interfaces import Interrupts, Part
-    from agent.quiet.interrupt_ban import InterruptBan
+    from agent.quiet.interrupt_ban import InterruptBan, Unkept
     from agent.quiet.kept import Keeps, KeptLookup
     from agent.quiet.mover import InterruptMover
     from pinning.contract import QuietWord
@@ -33,6 +33,10 @@ class Kept(NamedTuple):
 
     lookup: KeptLookup
     ban: InterruptBan  # they must not be moved by irqbalance
+
+    def leave(self, keeps: Keeps) -> Unkept:
+        """Have irqbalance leave them alone; return which it may move."""
+        return self.ban.leave(self.lookup.left_alone(keeps))
 
 
 class QuietKeeper:
@@ -112,7 +116,7 @@ class QuietKeeper:
         if reason or self._why_still:
             quiet, keeps = Quiet(EMPTY, quiet.online), frozenset()
         stays = self._kept.lookup.follow(keeps)
-        unkept = self._kept.ban.leave(stays)  # first, because irqbalance moves what is not in its list
+        unkept = self._kept.leave(keeps)  # first, because irqbalance moves what is not in its list
         told = self._tell(quiet.cpus | self._banned)
         moved = self._mover.round(quiet, may_take=not told.reason, is_settled=told.is_settled, stays=stays)
         self.has_settled = told.is_settled and not self._mover.has_moved
@@ -120,6 +124,8 @@ class QuietKeeper:
             return None
         if self._banned != quiet.cpus:
             self._tell(quiet.cpus)
+        if stays and self._mover.has_moved:
+            unkept = self._kept.leave(keeps)  # some may have got their CPUs back just now
         failed = f"interrupts that could not be moved: {'; '.join(moved.failed)}" if moved.failed else ""
         foreign = (
             f"another program moves interrupts back: {', '.join(moved.conflicts)}" if moved.conflicts else ""

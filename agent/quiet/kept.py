@@ -7,7 +7,7 @@ because drivers name an interrupt after they have got its number.
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused
@@ -19,9 +19,10 @@ from pinning.planning.noise import note_of, stays_of
 from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from agent.quiet.interfaces import Interrupts
+    from agent.quiet.interrupt_ban import Unkept
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.interrupts import Stay
     from pinning.planning.noise import Keep
@@ -70,26 +71,44 @@ class KeptLookup:
                 names[number] = self._interrupts.name(number)
         return names
 
-    def shown(self, keeps: Keeps, reason: str) -> dict[Owner, KeptInterrupts]:
-        """Return what stays on whose CPUs; `reason` says why irqbalance may move that."""
-        affinities = {number: self._affinity(number) for number in sorted(self._stays, key=int)}
-        return {keep.owner: self._shown(keep, affinities, reason) for keep in keeps}
+    def left_alone(self, keeps: Keeps) -> tuple[str, ...]:
+        """Return the interrupts that irqbalance must not move, first those that it must not move before others.
 
-    def _shown(self, keep: Keep, affinities: Mapping[str, CPUSet], reason: str) -> KeptInterrupts:
-        """Return the interrupts that may fire on the CPUs of a container, as far as their affinity says."""
-        reaching = (
-            number
-            for number, affinity in affinities.items()
-            if not affinity.isdisjoint(self._stays[number].may & keep.cpus)
-        )
-        numbers = tuple(islice(reaching, MOST_KEPT))
-        notes = self._notes.get(keep.owner, ""), reason
+        A glob comes from the pod's owner and may match all of the node. What cannot fire on the container's CPUs is left
+        to irqbalance; interrupts of devices come first, and containers take turns.
+        """
+        affinities, in_order = self._affinities(), sorted(keeps, key=lambda keep: keep.owner)
+        homes = [[number for number in self._stays if self._is_home(number, keep)] for keep in in_order]
+        others = [list(self._reaching(keep, affinities)) for keep in in_order]
+        turns = chain(zip_longest(*homes), zip_longest(*others))
+        return tuple(dict.fromkeys(number for turn in turns for number in turn if number))
+
+    def _is_home(self, number: str, keep: Keep) -> bool:
+        return not self._stays[number].home.isdisjoint(keep.cpus)
+
+    def shown(self, keeps: Keeps, unkept: Unkept) -> dict[Owner, KeptInterrupts]:
+        """Return what stays on whose CPUs, and what of that irqbalance may move."""
+        affinities = self._affinities()
+        return {keep.owner: self._shown(keep, affinities, unkept) for keep in keeps}
+
+    def _shown(self, keep: Keep, affinities: Mapping[str, CPUSet], unkept: Unkept) -> KeptInterrupts:
+        numbers = tuple(self._reaching(keep, affinities))
+        notes = self._notes.get(keep.owner, ""), _note(unkept, numbers)
         return KeptInterrupts(
             keep.cpus,
-            frozenset(numbers),
-            few(numbers, self._label),
+            frozenset(numbers[:MOST_KEPT]),
+            few(numbers[:MOST_KEPT], self._label),
             "; ".join(filter(None, notes)),
         )
+
+    def _reaching(self, keep: Keep, affinities: Mapping[str, CPUSet]) -> Iterator[str]:
+        """Yield the interrupts that may fire on the CPUs of a container, as far as their affinity says."""
+        for number, affinity in affinities.items():
+            if not affinity.isdisjoint(self._stays[number].may & keep.cpus):
+                yield number
+
+    def _affinities(self) -> dict[str, CPUSet]:
+        return {number: self._affinity(number) for number in sorted(self._stays, key=int)}
 
     def _affinity(self, number: str) -> CPUSet:
         with suppress(Gone, Refused):
@@ -101,3 +120,11 @@ class KeptLookup:
         with suppress(Gone):
             name = self._interrupts.name(number)
         return f"{number} ({truncate(plain(name), NAME)})" if name else number
+
+
+def _note(unkept: Unkept, numbers: Collection[str]) -> str:
+    """Return why irqbalance may move some of these interrupts; empty: it may not."""
+    if unkept.numbers is None:
+        return unkept.reason
+    count = len(unkept.numbers.intersection(numbers))
+    return f"irqbalance may move {count} of them: {unkept.reason}" if count else ""
