@@ -176,7 +176,7 @@ def test_pool_of_a_pod_needs_the_kubelets_answer() -> None:
                 "namespace": "ns",
                 "annotations": {"cpu-manager.corepin.io/pod": "exclusive"},
             },
-            "spec": {
+            "spec": {  # type: ignore[typeddict-item]
                 "resources": {"limits": limits, "requests": limits},
                 "containers": [{"name": "c", "resources": {"limits": {GPU: 1}}}],
             },
