@@ -134,7 +134,7 @@ class QuietKeeper:
         conflicts = (*([IRQBALANCE] if told.is_conflict else []), *moved.conflicts)
         is_off = bool(self._why_still) and not fault
         why = fault or self._why_still
-        kept = self._kept.lookup.shown(keeps, unkept)
+        kept = self._kept.lookup.shown(keeps, unkept, self._mover.crowded.reasons)
         return QuietResult(cpus, why, moved.managed, conflicts, told.reason, is_off=is_off, kept=kept)
 
     def restore(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from itertools import chain, zip_longest
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused
@@ -15,11 +16,12 @@ from agent.node_state import KeptInterrupts
 from agent.quiet.interfaces import few
 from logs.printable import plain
 from pinning.machine.cpuset import EMPTY
+from pinning.machine.interrupts import NO_STAY
 from pinning.planning.noise import note_of, stays_of
 from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from agent.quiet.interfaces import Interrupts
     from agent.quiet.interrupt_ban import Unkept
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 60.0
 MOST_KEPT: Final = 512  # interrupts of a container in a report; a glob of its owner may match all of the node
 
+NONE_CROWDED: Final[Mapping[str, str]] = MappingProxyType({})
 Keeps = frozenset["Keep"]
 
 
@@ -84,16 +87,24 @@ class KeptLookup:
         return tuple(dict.fromkeys(number for turn in turns for number in turn if number))
 
     def _is_home(self, number: str, keep: Keep) -> bool:
-        return not self._stays[number].home.isdisjoint(keep.cpus)
+        return not self._stays.get(number, NO_STAY).home.isdisjoint(keep.cpus)
 
-    def shown(self, keeps: Keeps, unkept: Unkept) -> dict[Owner, KeptInterrupts]:
-        """Return what stays on whose CPUs, and what of that irqbalance may move."""
+    def shown(
+        self, keeps: Keeps, unkept: Unkept, crowded: Mapping[str, str] = NONE_CROWDED
+    ) -> dict[Owner, KeptInterrupts]:
+        """Return what stays on whose CPUs, and what of that irqbalance may move.
+
+        `crowded` are interrupts that the kernel did not let fire on the CPUs of their container alone, with the reason.
+        """
         affinities = self._affinities()
-        return {keep.owner: self._shown(keep, affinities, unkept) for keep in keeps}
+        return {keep.owner: self._shown(keep, affinities, unkept, crowded) for keep in keeps}
 
-    def _shown(self, keep: Keep, affinities: Mapping[str, CPUSet], unkept: Unkept) -> KeptInterrupts:
+    def _shown(
+        self, keep: Keep, affinities: Mapping[str, CPUSet], unkept: Unkept, crowded: Mapping[str, str]
+    ) -> KeptInterrupts:
         numbers = tuple(self._reaching(keep, affinities))
-        notes = self._notes.get(keep.owner, ""), _note(unkept, numbers)
+        roving = [reason for number, reason in crowded.items() if self._is_home(number, keep)]
+        notes = self._notes.get(keep.owner, ""), _roving_note(roving), _note(unkept, numbers)
         return KeptInterrupts(
             keep.cpus,
             frozenset(numbers[:MOST_KEPT]),
@@ -128,3 +139,9 @@ def _note(unkept: Unkept, numbers: Collection[str]) -> str:
         return unkept.reason
     count = len(unkept.numbers.intersection(numbers))
     return f"irqbalance may move {count} of them: {unkept.reason}" if count else ""
+
+
+def _roving_note(reasons: Sequence[str]) -> str:
+    if not reasons:
+        return ""
+    return f"{len(reasons)} interrupts of its devices fire on other CPUs too: {reasons[0]}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agent.quiet.interfaces import Interrupts
     from agent.quiet.taken import TakenStore
 
+ROOM_SECONDS: Final = 600.0  # until a home that an interrupt did not get is tried again
 NO_STAYS: Final[Mapping[str, Stay]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,45 @@ class _Round:
     done: dict[str, Taken | None] = field(default_factory=dict)  # records as they are after the writes
 
 
+class _Crowded(NamedTuple):
+    """A home that an interrupt did not get: a CPU has vectors for some 200 interrupts, and devices may have more."""
+
+    home: CPUSet
+    reason: str
+    since: float
+
+
+class CrowdedHomes:
+    """The homes that interrupts did not get lately."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._found: dict[str, _Crowded] = {}
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why interrupts that are to fire on the CPUs of a container fire elsewhere too, by number."""
+        return {number: it.reason for number, it in self._found.items()}
+
+    def add(self, number: str, home: CPUSet, reason: str) -> None:
+        """Note that the kernel refused a home."""
+        self._found[number] = _Crowded(home, reason, self._monotonic())
+
+    def forget(self, number: str) -> None:
+        """Forget an interrupt whose number stands for another one now."""
+        self._found.pop(number, None)
+
+    def left_out(self, stays: Mapping[str, Stay]) -> Mapping[str, Stay]:
+        """Return what stays; an interrupt that did not get its home is kept off other quiet CPUs like any other."""
+        until = self._monotonic() - ROOM_SECONDS
+        self._found = {
+            number: it
+            for number, it in self._found.items()
+            if number in stays and stays[number].home == it.home and it.since > until
+        }
+        return {**stays, **{number: Stay(stays[number].may) for number in self._found}}
+
+
 class InterruptMover:
     """Keeps the interrupts of a node off its quiet CPUs; called from one thread at a time."""
 
@@ -72,6 +112,7 @@ class InterruptMover:
         self._proven: dict[str, CPUSet] = {}  # affinities that were written and read back
         self._online = EMPTY
         self._fixed: dict[str, str] = {}  # names of interrupts whose affinity the kernel refused to change
+        self.crowded = CrowdedHomes(monotonic)
         self._writes: ForeignWrites[str] = ForeignWrites()
         self.has_moved = False  # the last round changed an affinity
 
@@ -100,7 +141,7 @@ class InterruptMover:
         if quiet.online != self._online or not is_settled:
             self._proven = {}  # the kernel may have moved interrupts itself
         self._online = quiet.online
-        now = _Round(quiet, may_take, stays)
+        now = _Round(quiet, may_take, self.crowded.left_out(stays))
         numbers = [DEFAULT, *self._interrupts.numbers()]
         now.identities = self._identities(numbers)
         self._forget_freed(now)
@@ -184,6 +225,7 @@ class InterruptMover:
                 now.reborn.add(number)
                 self._proven.pop(number, None)
                 self._fixed.pop(number, None)
+                self.crowded.forget(number)
 
     def _born(self, now: _Round, number: str, affinity: CPUSet) -> Taken | None:
         """Return the record of an interrupt that was requested while the default affinity was narrowed."""
@@ -260,7 +302,7 @@ class InterruptMover:
                 self._fixed[number] = decision.taken.name if decision.taken else ""
                 now.done[number] = None
                 return
-            now.failed.append(str(error))
+            self._refused(now, number, str(error))
             now.done[number] = before
         else:
             if seen == cpus:
@@ -269,6 +311,15 @@ class InterruptMover:
                 return
             now.failed.append(f"{self._label(number)}: its CPUs are {seen} after {cpus} was written")
             now.done[number] = before
+
+    def _refused(self, now: _Round, number: str, reason: str) -> None:
+        """Note a write that failed; the next round keeps the interrupt off quiet CPUs of others, if it has a home."""
+        may, home = now.stays.get(number, NO_STAY)
+        if home:
+            self.crowded.add(number, home, reason)
+            self.has_moved = True  # so that the next round is soon
+        if not home or not now.seen[number].isdisjoint(now.quiet.cpus - may):
+            now.failed.append(reason)
 
     def _settle(self, now: _Round, numbers: frozenset[str]) -> None:
         """Save what is known after the writes, and forget what is restored, foreign or freed."""

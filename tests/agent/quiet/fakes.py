@@ -57,6 +57,7 @@ class FakeInterrupts:
     managed: set[str] = field(default_factory=set)  # a write raises an error, as up to Linux 6.1
     read_only: set[str] = field(default_factory=set)  # also by the mode of their files
     refused: dict[str, str] = field(default_factory=dict)
+    room: int | None = None  # interrupts that a single CPU has vectors for
     up: CPUSet = MACHINE
     deaf: set[str] = field(default_factory=set)  # a write succeeds and changes nothing
     possible: CPUSet = MACHINE
@@ -115,6 +116,9 @@ class FakeInterrupts:
             raise Managed(f"{number}: EIO")
         if number in self.refused:
             raise Refused(self.refused[number])
+        alike = sum(its == wanted for other, its in self.affinities.items() if other != number)
+        if len(wanted) == 1 and self.room is not None and alike >= self.room:
+            raise Refused(f"interrupt {number}: No space left on device")
         assert wanted <= self.possible
         assert not wanted.isdisjoint(self.up), "the kernel answers EINVAL: no online CPU"
         self.writes.append((number, str(wanted)))

@@ -18,7 +18,7 @@ from agent.quiet.interrupts import DEFAULT
 from agent.quiet.irqbalance import MOST_LETTERS, Daemon, ban_text
 from agent.quiet.keeper import Kept, QuietKeeper
 from agent.quiet.kept import MOST_KEPT, Keeps, KeptLookup
-from agent.quiet.mover import InterruptMover
+from agent.quiet.mover import ROOM_SECONDS, InterruptMover
 from agent.quiet.taken import FILE as TAKEN
 from agent.quiet.taken import TakenStore
 from agent.reconcile.restorable import Restorable
@@ -234,6 +234,33 @@ def test_a_container_that_names_all_interrupts_reports_some(scene: Scene) -> Non
     kept = scene.round("4-5", keep("4-5", "*")).kept[OWNER]
     assert (len(kept.numbers), kept.names[-1]) == (MOST_KEPT, f"and {MOST_KEPT - MOST_NAMES} more")
     assert "irqbalance may move" in kept.note
+
+
+def test_interrupts_without_room_at_home_leave_the_quiet_cpus_of_others(scene: Scene) -> None:
+    """A CPU has vectors for some 200 interrupts, and a device may have more; the other container is quiet all the same."""
+    numbers = [str(number) for number in range(100, 108)]
+    for number in numbers:
+        scene.kernel.affinities[number], scene.kernel.names[number] = cpus("0-7"), "nic"
+    scene.kernel.devices[NIC.address] = tuple(numbers)
+    del scene.kernel.affinities["26"]
+    scene.kernel.room = 5
+    held = keep("4", devices=(NIC,))
+    result = scene.round("4-5", held)
+    assert "No space left on device" in result.why_not
+    assert not scene.keeper.has_settled
+    for _ in range(2):
+        result = scene.round("4-5", held)
+        assert sorted(scene.shown()[number] for number in numbers) == ["0-4,6-7"] * 3 + ["4"] * 5
+        assert result.why_not == ""
+        note = "3 interrupts of its devices fire on other CPUs too: interrupt 105: No space left on device"
+        assert result.kept[OWNER].note == note
+    writes = len(scene.kernel.writes)
+    scene.round("4-5", held)
+    assert len(scene.kernel.writes) == writes
+    scene.kernel.room = None
+    result = scene.round("4-5", held, seconds=ROOM_SECONDS)
+    assert {scene.shown()[number] for number in numbers} == {"4"}
+    assert (result.why_not, result.kept[OWNER].note) == ("", "")
 
 
 def test_moving_a_device_away_from_home_is_foreign(scene: Scene) -> None:
