@@ -1,0 +1,1 @@
+"""Programs of a node, as they are, beside what keeps CPUs quiet."""

@@ -1,0 +1,144 @@
+"""Debian's irqbalance, which is asked over its socket as a node's is; it sees this machine's interrupts read-only."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from agent.quiet.balancer import Balancer
+from agent.quiet.interrupt_ban import InterruptBan
+from agent.quiet.irqbalance import Irqbalance, Setup
+from agent.reconcile.restorable import Restorable
+from pinning.machine.cpuset import EMPTY, CPUSet
+from tests import debian
+from tests.environments.server.daemon import dies_with_parent
+from tests.environments.waiting import until_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OPERATORS: Final = CPUSet([1])  # what its environment bans
+POD: Final = CPUSet([0])
+# Its folder is one of ours, and nothing that it writes reaches the kernel.
+ENTER: Final = """
+mount --make-rprivate / && mount --bind /proc/irq /proc/irq && mount -o remount,bind,ro /proc/irq &&
+mount -t tmpfs tmpfs /run && mkdir /run/irqbalance && mount --bind "$0" /run/irqbalance || exit 1
+exec env IRQBALANCE_BANNED_CPULIST=1 "$1" --foreground --interval=1
+"""
+
+
+@dataclass
+class Node:
+    """A node with irqbalance, and what an agent on it has."""
+
+    folder: Path
+    program: Path
+    state: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start irqbalance, and wait until it answers."""
+        command = dies_with_parent(
+            ["unshare", "--mount", "sh", "-c", ENTER, str(self.folder), str(self.program)]
+        )
+        with self.log.open("wb") as log:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+        self.processes.append(process)
+        until_equal("its answer", lambda: process.poll() is not None or self.is_up(), True)
+        if process.returncode is not None:
+            pytest.skip(f"irqbalance does not run here: {self.log.read_text()[-300:]}")
+
+    def is_up(self) -> bool:
+        """Return whether irqbalance has a socket."""
+        return self.client.with_socket() is not None
+
+    def kill(self) -> None:
+        """Kill irqbalance, which leaves its socket behind."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    @property
+    def log(self) -> Path:
+        """What its start said."""
+        return self.state / "irqbalance.log"
+
+    @property
+    def client(self) -> Irqbalance:
+        """What asks irqbalance."""
+        return Irqbalance(self.folder, Path("/proc"))
+
+    def setup(self) -> Setup:
+        """Return what irqbalance answers to `setup`."""
+        daemon = self.client.with_socket()
+        assert daemon
+        return self.client.setup(daemon)
+
+    def balancer(self) -> Balancer:
+        """Return a new agent's part that bans CPUs."""
+        return Balancer(self.client, Restorable(self.state / "cpus.json", "boot"), time.monotonic)
+
+    def interrupts(self) -> InterruptBan:
+        """Return a new agent's part that names interrupts."""
+        return InterruptBan(self.client, Restorable(self.state / "interrupts.json", "boot"), time.monotonic)
+
+    def until_banned(self, balancer: Balancer, quiet: CPUSet, cpus: CPUSet) -> None:
+        """Have a balancer follow quiet CPUs until irqbalance says that it bans these CPUs."""
+
+        def banned() -> CPUSet:
+            assert balancer.keep_off(quiet).reason == ""
+            return self.setup().banned
+
+        until_equal("banned CPUs", banned, cpus)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Return a node whose irqbalance runs."""
+    try:
+        program = debian.unpack("irqbalance") / "usr/sbin/irqbalance"
+    except debian.NotInstalled as error:
+        pytest.skip(str(error))
+    with tempfile.TemporaryDirectory() as short:  # a socket's path has at most 107 characters
+        node = Node(Path(short), program, tmp_path)
+        try:
+            node.start()
+            yield node
+        finally:
+            node.kill()
+
+
+def test_ban_is_read_back_over_agents_and_lifted(node: Node) -> None:
+    """The ban is united with the operator's, outlives the agent that sent it, and is lifted by the next one."""
+    assert node.setup() == Setup(OPERATORS, 1)
+    node.until_banned(node.balancer(), POD, OPERATORS | POD)
+    following = node.balancer()
+    node.until_banned(following, POD, OPERATORS | POD)
+    node.until_banned(following, EMPTY, OPERATORS)
+    until_equal("record", lambda: (following.keep_off(EMPTY).reason, following.has_banned), ("", False))
+
+
+def test_restarted_irqbalance_is_banned_again(node: Node) -> None:
+    """A killed irqbalance leaves its socket; the next one starts with its environment's ban and gets the agent's."""
+    balancer = node.balancer()
+    node.until_banned(balancer, POD, OPERATORS | POD)
+    node.kill()
+    assert [it.name.startswith("irqbalance") for it in node.folder.iterdir()] == [True]
+    node.start()
+    node.until_banned(balancer, POD, OPERATORS | POD)
+
+
+def test_interrupts_to_leave_alone_are_read_back(node: Node) -> None:
+    """Interrupts are added to those that it leaves alone, and taken back."""
+    numbers = sorted(it.name for it in Path("/proc/irq").iterdir() if it.name.isdecimal())[:2]
+    ban = node.interrupts()
+    assert ban.leave(numbers) == ""
+    assert node.setup().interrupts == frozenset(map(int, numbers))
+    assert node.interrupts().restore()
+    assert node.setup().interrupts == frozenset()
