@@ -67,8 +67,10 @@ class DRADriver:
         if self._found is None:
             self._found = self._files.given()
         read = self._pods.known
-        # Before the registration the kubelet could not be answered, and its next try would be a minute later.
-        early = read if self.plugin.is_registered else {}
+        # Before the registration the kubelet could not be answered, and its next try would be a minute later. A claim
+        # that has CPUs counts: the kubelet starts further pods of a prepared claim without asking the driver.
+        granted = self.book.grants or {}
+        early = {uid: it for uid, it in read.items() if self.plugin.is_registered or uid in granted}
         return SeenClaims(
             known={**early, **self.book.asked},
             read=self._pods.read,
@@ -76,6 +78,7 @@ class DRADriver:
             released=self.book.begin(read),
             found=self._found,
             times=self.wakes.times,
+            problems=self._pods.problems,
         )
 
     def passed(self, ledger: Ledger, waiting: Mapping[str, str], *, observes: bool) -> None:

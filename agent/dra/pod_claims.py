@@ -1,7 +1,8 @@
 """ResourceClaims that the pods of this node name, read once and again when other pods name them.
 
-A read is repeated, ever less often, while it was refused or the claim is not reserved for a pod that names it.
-Containers wait for these reads, and users choose how many there are: namespaces take turns.
+A read is repeated, ever less often, until the claim can be read and is reserved for each pod that names it: before, the
+scheduler may still allocate it, also anew. Containers wait for these reads, and users choose how many there are:
+namespaces take turns, and the delay between repeated reads grows with their number in a namespace.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS: Final = 5.0  # so long containers that name unread claims wait with what else they ask for
 AGAIN_SECONDS: Final = (1.0, 60.0)  # before reads that are repeated: the first delay and the longest
+EACH_SECONDS: Final = 0.2  # at least, between two repeated reads of one namespace
 PASS_SECONDS: Final = 0.05  # between two passes for pods whose claims are known, while others are still read
+NO_ANSWER: Final = "the API server does not answer"
+GONE: Final = "it does not exist: delete the pod"
 Key = tuple[str, str]  # namespace and name
 
 logger = logging.getLogger(__name__)
@@ -35,7 +39,12 @@ class _Read(NamedTuple):
 
     pods: frozenset[str]  # that named it then
     claim: DeviceClaim | None
-    is_final: bool
+    problem: str = ""  # why the claim cannot be read or served
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the claim is reserved for its pods, and so stays allocated as it is."""
+        return not self.problem and self.claim is not None and self.pods <= self.claim.pods
 
 
 class PodClaims:
@@ -103,6 +112,14 @@ class PodClaims:
             for pod in (pods if self._is_late else pods & self._read_for(key))
         )
 
+    @property
+    def problems(self) -> Mapping[Key, str]:
+        """Why claims cannot be read or served."""
+        problems = {key: it.problem for key, it in self._read.items() if it.problem}
+        if self._is_late:
+            problems |= {key: NO_ANSWER for key in self._wanted if self._is_unread(key)}
+        return problems
+
     def _read_for(self, key: Key) -> frozenset[str]:
         return self._read[key].pods if key in self._read else frozenset()
 
@@ -156,7 +173,8 @@ class PodClaims:
         """Read a claim again until that says whose it is, or no pod names it."""
         backoff = Backoff(*AGAIN_SECONDS)
         while self._is_doubtful(key):
-            await self._sleep(backoff.next())
+            beside = sum(namespace == key[0] for namespace, _ in self._repeats)
+            await self._sleep(max(backoff.next(), beside * EACH_SECONDS))
             async with self._turn:  # the patience of a read begins with its turn
                 if not self._is_doubtful(key):
                     break
@@ -182,18 +200,24 @@ class PodClaims:
             request_pass()
             return
         except APIError as error:
-            facts = {"claim": "/".join(key), "reason": str(error)}
-            logger.warning("claim not read", extra={"facts": facts})
             self._is_late = False
-            self._note(key, _Read(pods, self._read[key].claim if key in self._read else None, is_final=False))
+            if self._is_news(key, str(error)):
+                facts = {"claim": "/".join(key), "reason": str(error)}
+                logger.warning("claim not read", extra={"facts": facts})
+            self._note(key, _Read(pods, self._read[key].claim if key in self._read else None, str(error)))
             return
         self._is_late = False
         if isinstance(found, BadClaim):
-            facts = {"claim": "/".join(key), "reason": found.message}
-            logger.warning("claim not served", extra={"facts": facts})
-            found = None
-        is_reserved = not found or not found.parts or pods <= found.pods
-        self._note(key, _Read(pods, found, is_final=is_reserved))
+            if self._is_news(key, found.message):
+                facts = {"claim": "/".join(key), "reason": found.message}
+                logger.warning("claim not served", extra={"facts": facts})
+            self._note(key, _Read(pods, None, found.message))
+        else:
+            self._note(key, _Read(pods, found, "" if found else GONE))
+
+    def _is_news(self, key: Key, problem: str) -> bool:
+        """Return whether the last read of a claim did not fail for the same reason."""
+        return key not in self._read or self._read[key].problem != problem
 
     def _note(self, key: Key, read: _Read) -> None:
         was_unread = self._is_unread(key)

@@ -130,6 +130,8 @@ class SeenClaims:
     released: frozenset[str] = frozenset()  # uids that the kubelet gave back
     found: tuple[ClaimGrant, ...] = ()  # what an earlier agent served, for one that has lost its checkpoint
     times: Mapping[str, ClaimTimes] = field(default_factory=lambda: MappingProxyType({}))  # by uid
+    # Why claims cannot be read or served, with the remedy; by namespace and name.
+    problems: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,8 +256,8 @@ class Assigner:
             self._grow(ask, held)
 
     def _start(self, ask: Ask) -> None:
-        if ask.owner in self.claims.deferred:
-            return  # a pass follows once its ResourceClaims are read
+        if ask.owner in self.claims.held_back:
+            return  # a pass follows once its ResourceClaims are known to be its own, or not to be for CPUs
         if ask.uncounted and self._refuses_uncounted:
             self._refused.at_start(ask, Reason.UNCOUNTED, ask.uncounted)
             return

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 NO_CPU_SHARED = "no CPU would be left for the shared set"
 DELETE_POD = "delete the pod, so that it is scheduled anew"
+NO_DRIVER = (
+    "holds CPUs, and the agent of this node, which is no driver of ResourceClaims any more, cannot read whether it is"
+    " reserved for this pod: install the component dra again, or name another claim"
+)
 
 
 class _User(NamedTuple):
@@ -81,7 +85,7 @@ class ClaimPlanner:
 
         A container that the ledger has in a pool may run there: it stays until a claim is known to give it CPUs.
         """
-        return self.owners | frozenset(owner for owner in self.deferred if not self._is_pooled(owner))
+        return self.owners | frozenset(owner for owner in self.held_back if not self._is_pooled(owner))
 
     def _is_pooled(self, owner: Owner) -> bool:
         pool = self._draft.ledger.pools.get(owner.pod_uid)
@@ -93,20 +97,20 @@ class ClaimPlanner:
 
         That holds until the claim is read, and as long as a claim with CPUs of this node is not reserved for their pod.
         """
-        ours = {
-            name: frozenset[str]().union(*(it.pods for it in made))
-            for name, made in _by_name(self._claims).items()
-        }
-        unreserved = (
-            Owner(pod.uid, use.container)
-            for pod in (self._draft.observed.by_age if ours else ())
+        return self.deferred.union(self._unreserved)
+
+    @cached_property
+    def _unreserved(self) -> Mapping[Owner, tuple[SeenPod, DeviceClaim]]:
+        """Containers with a claim of this node that is not known to be reserved for their pod."""
+        named = _by_name(self._claims)
+        return {
+            Owner(pod.uid, use.container): (pod, made[-1])
+            for pod in (self._draft.observed.by_age if named else ())
             for use in pod.claim_uses
-            if any(
-                pod.uid not in ours.get((pod.namespace, it.claim), frozenset([pod.uid]))
-                for it in use.requests
-            )
-        )
-        return self.deferred.union(unreserved)
+            for it in use.requests
+            if (made := named.get((pod.namespace, it.claim)))
+            and not any(pod.uid in claim.pods for claim in made)
+        }
 
     def release(self) -> None:
         """Release the claims that the kubelet gave back, and what containers of claims hold beside these."""
@@ -221,7 +225,25 @@ class ClaimPlanner:
                 draft.ledger = draft.ledger.release(assignment.owner)
             elif left != assignment.cpus:
                 draft.ledger = draft.ledger.change(replace(assignment, cpus=left))
-        return tuple(refusal for user in self._users.values() for refusal in self._assigned(user))
+        assigned = (refusal for user in self._users.values() for refusal in self._assigned(user))
+        return (*assigned, *self._not_reserved())
+
+    def _not_reserved(self) -> Iterator[Refusal]:
+        """Refuse containers that are held back although nothing of their claims is still to be read."""
+        for owner, (pod, claim) in self._unreserved.items():
+            if owner not in self.deferred:
+                why = f"claim {claim.full_name} {self._why_unreserved(claim)}"
+                is_new = self._draft.ledger.of(owner) is None
+                yield Refusal(owner, pod.namespace, pod.name, Reason.NOT_RESERVED, why, blocks_start=is_new)
+
+    def _why_unreserved(self, claim: DeviceClaim) -> str:
+        """Return why a claim is not known to be reserved for a pod, with the remedy."""
+        seen = self._draft.observed.claims
+        if seen is None:
+            return NO_DRIVER
+        if problem := seen.problems.get((claim.namespace, claim.name)):
+            return f"holds CPUs, and is not known to be reserved for this pod: {problem}"
+        return f"holds CPUs, and is not reserved for this pod (status.reservedFor): {DELETE_POD}"
 
     def _assigned(self, user: _User) -> Iterator[Refusal]:
         """Assign the CPUs of its claims to a container, once all of them have CPUs."""
@@ -246,7 +268,9 @@ class ClaimPlanner:
         if usable != given:
             kept = f"it keeps CPUs {usable}" if usable else "it runs in the shared set, and is not started"
             message = f"CPUs {given - usable} of its claim cannot be used now; until then {kept}"
-            yield Refusal(owner, pod.namespace, pod.name, Reason.KEEPS_FEWER, message)
+            yield Refusal(
+                owner, pod.namespace, pod.name, Reason.KEEPS_FEWER, message, blocks_start=not usable
+            )
 
 
 def claimable(sets: NodeSets) -> CPUSet:

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     NOT_ENOUGH = "NotEnoughCPUs"
     NOT_NEAR = "NotNear"  # too few CPUs beside its devices, which it requires
     DEVICES_UNKNOWN = "DevicesUnknown"  # it requires CPUs beside its devices, and these are not known
+    NOT_RESERVED = "ClaimNotReserved"  # a ResourceClaim that it names is not known to be reserved for its pod
     SHARED_EMPTY = "SharedSetWouldBeEmpty"
     KEEPS_FEWER = "KeepsFewerCPUs"  # it has fewer CPUs than it asks for
     KEEPS_OLD_POLICY = "KeepsOldPolicy"  # it has CPUs under its previous policy

@@ -110,6 +110,8 @@ class StartTable:
             if grant is None or not grant.is_prepared:
                 return f"claim {uid} holds no CPUs of this node: delete the pod, so that it is made anew"
             if owner.pod_uid not in grant.claim.pods:
+                if refusal := self.refusals.get(owner):
+                    return refusal.text
                 return f"claim {grant.claim.full_name} is not known to be reserved for this pod; the kubelet tries again"
             cpus |= grant.of(request)
         usable = cpus & self.sets.allocatable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +159,13 @@ def on(tmp_path: Path, use: Callable[[Node], Awaitable[None]], cpus: int = 8) ->
 def pod(uid: str, *names: str) -> SeenPod:
     """Return a pod that names claims."""
     return SeenPod(uid, "test", f"pod-{uid}", "", (), ("c0",), claim_names=frozenset(names))
+
+
+def many(namespace: str, pods: int) -> list[SeenPod]:
+    """Return pods of a namespace that name 32 claims each, of which there are none."""
+    return [
+        replace(
+            pod(f"{namespace}-{at}", *(f"{namespace}-{at}-{no}" for no in range(32))), namespace=namespace
+        )
+        for at in range(pods)
+    ]

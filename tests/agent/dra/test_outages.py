@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from agent.dra.pod_claims import PodClaims
 from agent.dra.reader import ClaimReader
 from apiserver.errors import Refused, Unavailable
 from pinning.planning.observed import SeenPod
-from tests.agent.dra.driver_node import FakeApi
+from tests.agent.dra.driver_node import FakeApi, many, pod
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
-
-
-def pod(uid: str, *names: str) -> SeenPod:
-    """Return a pod that names claims."""
-    return SeenPod(uid, "test", f"pod-{uid}", "", (), ("c0",), claim_names=frozenset(names))
 
 
 class Clock:
@@ -126,14 +120,9 @@ def test_inconclusive_reads_are_repeated_with_backoff() -> None:
     asyncio.run(run())
 
 
-def many(namespace: str, pods: int) -> list[SeenPod]:
-    """Return pods of a namespace that name 32 claims each, of which there are none."""
-    return [
-        replace(
-            pod(f"{namespace}-{at}", *(f"{namespace}-{at}-{no}" for no in range(32))), namespace=namespace
-        )
-        for at in range(pods)
-    ]
+async def sleep_on(_seconds: float) -> None:
+    """Sleep until the test ends."""
+    await asyncio.Event().wait()
 
 
 def test_claims_of_one_namespace_delay_no_other() -> None:
@@ -141,7 +130,8 @@ def test_claims_of_one_namespace_delay_no_other() -> None:
 
     async def run() -> None:
         api = FakeApi({"x": document(result("2"), uid=uid_of("x"))})
-        pods = PodClaims(ClaimReader(api, NODE), pass_seconds=0.0)  # type: ignore[arg-type]
+        reader = ClaimReader(api, NODE)  # type: ignore[arg-type]
+        pods = PodClaims(reader, pass_seconds=0.0, sleep=sleep_on)
         noisy = many("noisy", 20)
         pods.follow(noisy)
         passes: list[int] = []

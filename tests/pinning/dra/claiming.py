@@ -54,6 +54,15 @@ def result(count: object = "4", **more: Any) -> dict[str, Any]:
     }
 
 
+def with_claim(document: dict[str, Any], *containers: str) -> dict[str, Any]:
+    """Let containers of a pod name the claim `x`."""
+    document["spec"]["resourceClaims"] = [{"name": "x", "resourceClaimName": "x"}]
+    for container in document["spec"]["containers"]:
+        if container["name"] in containers:
+            container.setdefault("resources", {})["claims"] = [{"name": "x"}]
+    return document
+
+
 @dataclass
 class ClaimWorld(World):
     """A node whose agent is a driver of claims."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pinning.contract import CDI_KIND, SMTPolicy
 from pinning.dra.claims import device_name
 from pinning.machine.cpuset import CPUSet
@@ -11,7 +9,7 @@ from pinning.planning.observed import Owner
 from pinning.planning.pod_pools import part_of
 from pinning.planning.start_table import CLAIMS_UNREAD, Start, start_table
 from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, runs
-from tests.pinning.dra.claiming import ClaimWorld, claim, uid_of
+from tests.pinning.dra.claiming import ClaimWorld, claim, uid_of, with_claim
 from tests.pinning.nodes import smt_machine
 from tests.pinning.world import Wish, reasons
 
@@ -22,15 +20,6 @@ SOLVER, LOG = Owner("a", "solver"), Owner("a", "log")
 def world() -> ClaimWorld:
     """Return a node of cores N, N + 8; the first is reserved."""
     return ClaimWorld(smt_machine(8))
-
-
-def with_claim(document: dict[str, Any], *containers: str) -> dict[str, Any]:
-    """Let containers of a pod name the claim `x`."""
-    document["spec"]["resourceClaims"] = [{"name": "x", "resourceClaimName": "x"}]
-    for container in document["spec"]["containers"]:
-        if container["name"] in containers:
-            container.setdefault("resources", {})["claims"] = [{"name": "x"}]
-    return document
 
 
 def test_container_with_a_claim_is_not_in_the_pool_of_its_pod() -> None:
@@ -177,7 +166,8 @@ def test_container_waits_while_a_claim_with_cpus_is_not_reserved_for_its_pod() -
     node = world()
     node.claims(claim("x", 2, pods=("first",)))
     node.user("late", "x")
-    assert start_table(node.plan(), node.observe()).start(Owner("late", "c0"), claims=False) == CLAIMS_UNREAD
+    reason = start_table(node.plan(), node.observe()).start(Owner("late", "c0"), claims=False)
+    assert "claim test/x holds CPUs, and is not reserved for this pod" in str(reason)
 
 
 def test_pod_that_joins_a_claim_is_not_put_into_its_pool_before_the_claim_is_read_again() -> None:

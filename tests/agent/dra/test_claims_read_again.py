@@ -1,0 +1,185 @@
+"""Claims that were not allocated, or not readable, when they were read first: they are read until they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.dra.pod_claims import EACH_SECONDS, PodClaims
+from agent.dra.reader import ClaimReader
+from apiserver.errors import Unavailable
+from tests.agent.dra.driver_node import FakeApi, Node, many, on, pod
+from tests.pinning.dra.claiming import NODE, document, result, uid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+UID = uid_of("x")
+KEY = ("test", "x")
+
+
+def allocated() -> dict[str, Any]:
+    """Return the claim as it is once the scheduler has chosen this node."""
+    return document(result("2"), uid=UID)
+
+
+def unallocated() -> dict[str, Any]:
+    """Return a claim without an allocation."""
+    return document(uid=UID, allocation=None, reservedFor=None)
+
+
+def of_another_node() -> dict[str, Any]:
+    """Return a claim that is allocated on another node, for no pod."""
+    return document(result("2", pool="node-2"), uid=UID, reservedFor=None)
+
+
+def unserved() -> dict[str, Any]:
+    """Return a claim whose allocation cannot be served."""
+    return document(result("2", adminAccess=True), uid=UID)
+
+
+def unreadable() -> Any:
+    """Return what is no claim."""
+    return []
+
+
+class Reads:
+    """A node whose pods' claims are read; the delays between repeated reads pass at once."""
+
+    def __init__(self, first: Any = None) -> None:
+        self.api = FakeApi({} if first is None else {"x": first})
+        self.slept: list[float] = []
+        self.passes = 0
+        self.go_on = asyncio.Event()
+        self.pods = PodClaims(ClaimReader(self.api, NODE), sleep=self._sleep)  # type: ignore[arg-type]
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await self.go_on.wait()
+        await asyncio.sleep(0)
+
+    def passed(self) -> None:
+        """Count a pass."""
+        self.passes += 1
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Let the reader work until a condition holds."""
+        while not condition():
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("first", "problem"),
+    [
+        (None, "it does not exist: delete the pod"),
+        (unallocated(), ""),
+        (of_another_node(), ""),
+        (unserved(), "adminAccess is not served for CPUs: remove it from the request"),
+        (unreadable(), "the ResourceClaim is no object: []"),
+    ],
+    ids=["missing", "unallocated", "of another node", "unserved", "unreadable"],
+)
+def test_claim_without_cpus_is_read_until_it_has_some(first: Any, problem: str) -> None:
+    """The scheduler allocates it later, or anew: then a pass learns of it, and it is read no more."""
+
+    async def run() -> None:
+        node = Reads(first)
+        node.pods.follow([pod("a", "x")])
+        working = asyncio.create_task(node.pods.run(node.passed))
+        await node.until(lambda: node.slept)
+        assert node.pods.read == {(*KEY, "a")}
+        assert node.pods.problems == ({KEY: problem} if problem else {})
+        before = node.passes
+        node.api.claims["x"] = allocated()
+        node.go_on.set()
+        await node.until(lambda: node.pods.known)
+        await node.until(lambda: node.passes > before)
+        assert node.pods.problems == {}
+        requests = len(node.api.requests)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(node.api.requests) == requests == 2
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
+
+
+def test_reason_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    """A claim that stays as it is makes no line for each read."""
+
+    async def run() -> None:
+        node = Reads(unserved())
+        node.pods.follow([pod("a", "x")])
+        node.go_on.set()
+        working = asyncio.create_task(node.pods.run(node.passed))
+        await node.until(lambda: len(node.api.requests) >= 6)
+        node.api.claims["x"] = unreadable()
+        await node.until(lambda: len(node.api.requests) >= 12)
+        working.cancel()
+        await asyncio.wait([working])
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    reasons = [record.facts["reason"] for record in caplog.records]  # type: ignore[attr-defined]
+    assert reasons == [
+        "adminAccess is not served for CPUs: remove it from the request",
+        "the ResourceClaim is no object: []",
+    ]
+
+
+def test_many_claims_that_stay_unknown_are_read_a_few_at_a_time() -> None:
+    """A namespace whose pods name claims that do not exist causes at most five repeated reads a second."""
+
+    async def run() -> None:
+        node = Reads()
+        pods = many("noisy", 20)
+        node.pods.follow(pods)
+        working = asyncio.create_task(node.pods.run(node.passed))
+        await node.until(lambda: len(node.slept) == 640)
+        assert max(node.slept) == pytest.approx(640 * EACH_SECONDS)
+        assert min(node.slept) >= 0.5
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
+
+
+def test_pod_joins_a_prepared_claim_while_the_driver_is_not_registered(tmp_path: Path) -> None:
+    """The kubelet starts it without a Prepare: its reservation counts, although new claims wait for the registration."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        node.add("y", 1)
+        node.pods = [pod("a", "x")]
+        await node.register()
+        assert (await node.prepare("x"))["x"].devices
+        await node.register(ok=False)
+        reserved = node.api.claims["x"]["status"]["reservedFor"]
+        reserved.append({"resource": "pods", "name": "b", "uid": "b"})
+        node.pods = [pod("a", "x"), pod("b", "x", "y")]
+        node.run_pass()
+        while len(node.driver.seen(node.pods, ()).read) < 3:
+            await asyncio.sleep(0)
+        known = node.driver.seen(node.pods, ()).known
+        assert {uid: sorted(it.pods) for uid, it in known.items()} == {UID: ["a", "b"]}
+
+    on(tmp_path, use)
+
+
+def test_reason_of_an_api_server_that_does_not_answer_reaches_passes(tmp_path: Path) -> None:
+    """A container that is held back for its claim then says why."""
+
+    async def use(node: Node) -> None:
+        node.driver._pods._patience = 0.01
+        node.api.problem = Unavailable("down")
+        node.pods = [pod("a", "x")]
+        while not (found := node.driver.seen(node.pods, ()).problems):
+            await asyncio.sleep(0.001)
+        assert found == {KEY: "the API server does not answer"}
+
+    on(tmp_path, use)
