@@ -1,4 +1,4 @@
-"""What the agent counts, in a registry of its own. Gauges show the newest state, which is counted when they are read."""
+"""The agent's metrics, in a registry of their own. Gauges are computed from the newest state at each scrape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOW: Final = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 class _First(Collector):
-    """Calls a function before the collectors that are registered later are read."""
+    """Collector without metrics that calls a function before later collectors are collected."""
 
     def __init__(self, catch_up: Callable[[], None]) -> None:
         self._catch_up = catch_up
@@ -166,7 +166,7 @@ class Metrics:
         self._refused.labels(reporter).set(number)
 
     def show(self, state: NodeState) -> None:
-        """Let the gauges show this state when they are read, because passes are more frequent than that."""
+        """Keep the state for the next scrape, because passes are more frequent than scrapes."""
         self._newest = state
 
     def _catch_up(self) -> None:

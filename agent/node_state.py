@@ -102,7 +102,7 @@ class KeptInterrupts(NamedTuple):
     cpus: CPUSet
     numbers: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()  # of the first ones, with their numbers
-    note: str = ""  # what of the policy has no interrupt, or what may be moved all the same
+    note: str = ""  # parts of the policy without an interrupt, and interrupts that may be moved
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NOW: Final = 0.0
 GATHER_SECONDS: Final = 0.05  # a start is reported by several events within some 50 ms
 SETTLE_SECONDS: Final = 1.0  # an end is reported by the runtime and by the API server, about a second apart
-MOST_PARSED: Final = 4096  # pods, many times as many as a node has
+MOST_PARSED: Final = 4096  # far more pods than a node runs
 
 
 class PodChange(NamedTuple):
@@ -30,24 +30,24 @@ class PodChange(NamedTuple):
 
 
 class ParsedPods:
-    """What passes read of each pod: one version is parsed once, whether a pass or a change asks first."""
+    """Cache of parsed pods: each version of a pod is parsed once."""
 
     def __init__(self) -> None:
         self._newest: dict[str, tuple[Pod, SeenPod]] = {}
 
     def read(self, uid: str, pod: Pod) -> SeenPod:
-        """Return what passes read of this version of a pod."""
+        """Return the parsed pod, from the cache if it has this version."""
         known = self._newest.get(uid)
         if known and known[0] is pod:
             return known[1]
-        if len(self._newest) >= MOST_PARSED:  # pods that came and went, and no pass succeeded
+        if len(self._newest) >= MOST_PARSED:  # deleted pods pile up only while no pass succeeds
             self._newest.clear()
         seen = SeenPod.of(pod, uid)
         self._newest[uid] = (pod, seen)
         return seen
 
     def keep(self, uids: Collection[str]) -> None:
-        """Forget all other pods."""
+        """Evict all other pods."""
         for uid in self._newest.keys() - set(uids):
             del self._newest[uid]
 

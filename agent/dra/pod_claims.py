@@ -1,8 +1,8 @@
 """ResourceClaims that the pods of this node name, read once and again when other pods name them.
 
-A read is repeated, ever less often, until the claim can be read and is reserved for each pod that names it: before, the
-scheduler may still allocate it, also anew. Containers wait for these reads, and users choose how many there are:
-namespaces take turns, and the delay between repeated reads grows with their number in a namespace.
+A read is retried with exponential backoff until the claim can be read and is reserved for each pod that names it: before, the
+scheduler may still allocate it, also anew. Containers wait for these reads, and users control their number: namespaces are
+served round-robin, and the delay between retries grows with their number in a namespace.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PodClaims:
         self._wanted: dict[Key, frozenset[str]] = {}  # with the uids of the pods that name a claim
         self._turns: dict[str, deque[Key]] = {}  # unread claims by namespace
         self._left: Counter[str] = Counter()  # number of unread claims by pod
-        self._has_complete = False  # the claims of a pod are known of which no pass knows
+        self._has_complete = False  # all claims of a pod were read since the last pass
         self._read: dict[Key, _Read] = {}
         self._is_late = False  # the API server does not answer
         self._news = asyncio.Event()
@@ -142,7 +142,7 @@ class PodClaims:
             self._queue_unread()  # those for which the API server gave no answer
 
     async def _read_in_turn(self, request_pass: Callable[[], None]) -> None:
-        """Read the unread claims, one of each namespace after the other."""
+        """Read the unread claims, round-robin over the namespaces."""
         asked = monotonic()
         while self._turns:
             for namespace in tuple(self._turns):
@@ -153,7 +153,7 @@ class PodClaims:
                     request_pass()
 
     def _next(self, namespace: str) -> Key | None:
-        """Take the next unread claim of a namespace from its turns."""
+        """Remove and return the next unread claim of a namespace."""
         keys = self._turns.get(namespace)
         key = keys.popleft() if keys else None
         if not keys:
@@ -170,12 +170,12 @@ class PodClaims:
                         self._repeats[key] = group.create_task(self._repeat(key, request_pass))
 
     async def _repeat(self, key: Key, request_pass: Callable[[], None]) -> None:
-        """Read a claim again until that says whose it is, or no pod names it."""
+        """Retry the read of a claim until it is reserved for the pods that name it, or no pod does."""
         backoff = Backoff(*AGAIN_SECONDS)
         while self._is_doubtful(key):
             beside = sum(namespace == key[0] for namespace, _ in self._repeats)
             await self._sleep(max(backoff.next(), beside * EACH_SECONDS))
-            async with self._turn:  # the patience of a read begins with its turn
+            async with self._turn:  # the timeout of a read starts with its turn
                 if not self._is_doubtful(key):
                     break
                 before = self._read[key]

@@ -78,7 +78,7 @@ class Part(Protocol):
 
 
 def few(texts: Iterable[str], shown: Callable[[str], str] = str) -> tuple[str, ...]:
-    """Return the first texts as they are shown, and how many there are beside them."""
+    """Return the first texts, formatted, and the number of the others."""
     found = list(dict.fromkeys(texts))
     more = len(found) - MOST_NAMES
     return (*map(shown, found[:MOST_NAMES]), *([f"and {more} more"] if more > 0 else []))

@@ -1,7 +1,7 @@
 """Interrupts that irqbalance leaves where they are: those that stay on quiet CPUs by the `irq-policy` of pods.
 
-irqbalance moves interrupts off the CPUs that it must not use. `settings ban irqs` names interrupts that it must not move
-at all; the list replaces the earlier one, so that the union with the one before is sent. It shows the list at once.
+irqbalance moves interrupts off banned CPUs. The request `settings ban irqs` lists interrupts that it must not move. It
+replaces the earlier list, so the union of that and the agent's interrupts is sent. `setup` shows the new list at once.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class InterruptBan:
             return Unkept(f"irqbalance may move them: {error}")
 
     def _correct(self, daemon: Daemon, wanted: Mapping[int, None], now: float) -> Unkept:
-        """Compare irqbalance's list with the one that it is to have, and send that; return what is missing of it."""
+        """Send the wanted list if irqbalance has another one; return the interrupts that it does not take."""
         shown = self._irqbalance.setup(daemon).interrupts
         added = self._added.numbers if self._added else frozenset()
         before = shown - added
@@ -133,7 +133,7 @@ class InterruptBan:
         self._is_proven = shown == before | fitting
         if not self._is_proven:
             return Unkept(
-                f"irqbalance ({daemon.pid}) may move them: it does not take over the interrupts to leave alone"
+                f"irqbalance ({daemon.pid}) may move them: it ignores the list of interrupts to leave alone"
             )
         self._saved.save(_Added(*daemon[:2], fitting) if fitting else None)
         if not left:

@@ -146,6 +146,6 @@ class Irqbalance:
 
 
 def ban_text(numbers: Collection[int]) -> str:
-    """Return the request for a list of interrupts; the letter ends it, because old releases read on behind its end."""
+    """Return the request for a list of interrupts; the last letter stops old releases, which read past the end."""
     listed = " ".join(map(str, sorted(numbers)))
     return f"settings ban irqs {listed} x" if listed else "settings ban irqs NONE"

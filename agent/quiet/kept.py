@@ -1,4 +1,4 @@
-"""Interrupts that stay on quiet CPUs by the `irq-policy` of pods: which these are on this node.
+"""Lookup of the interrupts of a node that stay on quiet CPUs by the `irq-policy` of pods.
 
 Names of interrupts and the interrupts of devices are read when the policies or the interrupts change, and once a minute,
 because drivers name an interrupt after they have got its number.
@@ -43,12 +43,12 @@ class KeptLookup:
     def __init__(self, interrupts: Interrupts, monotonic: Callable[[], float]) -> None:
         self._interrupts = interrupts
         self._monotonic = monotonic
-        self._seen: tuple[Keeps, Mapping[str, int | None]] | None = None  # for which the following was read
+        self._seen: tuple[Keeps, Mapping[str, int | None]] | None = None  # inputs of the cached values below
         self._again = 0.0
         self._names: dict[str, str] = {}
         self._devices: dict[str, Collection[str]] = {}
         self._stays: Mapping[str, Stay] = {}
-        self._notes: dict[Owner, str] = {}  # compared with every name of the node, so not in each round
+        self._notes: dict[Owner, str] = {}  # cached, because globs are compared with every name of the node
 
     def follow(self, keeps: Keeps) -> Mapping[str, Stay]:
         """Return the interrupts that stay, by number; raise Unavailable if the kernel's files cannot be used."""

@@ -1,4 +1,4 @@
-"""Whether a container is disturbed more than the operator allows, and the publisher that adds this to states.
+"""Noise levels of containers, by the operator's limits, and the publisher that adds them to states.
 
 A level goes to the pod's annotation, so it changes at most once in ten minutes: it ends when the limit was kept for as
 long. What is not known neither begins nor ends one.
@@ -101,12 +101,12 @@ class LevelPublisher:
         self._followed(state)
 
     def tell_again(self) -> None:
-        """Take over the levels of now."""
+        """Publish the last state again, with the newest levels."""
         if self._last:
             self.tell(self._last)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Begin no report until the block ends."""
+        """Start no report inside of the block."""
         return self._publisher.paused()
 
     async def run(self) -> None:

@@ -93,7 +93,7 @@ class Quieting:
         return replace(state, pods=pods, quiet=self._node_result())
 
     def _why_not(self, state: NodeState, quiet: CPUSet, fully: CPUSet | None) -> str:
-        """Return why CPUs are not kept quiet; `fully` None: of a container that is about interrupts alone."""
+        """Return why CPUs are not kept quiet; `fully` is None for a container that asks for quiet interrupts alone."""
         if self._reason or state.observes:
             return self._reason or OBSERVES
         result = self._result

@@ -46,7 +46,7 @@ class Agenda:
             self.within(key, seconds)
 
     def add_short(self, key: str, look: ShortLook, seconds: float | None = None) -> None:
-        """Add a look that waits for nothing."""
+        """Add a look that awaits nothing."""
         self._short[key] = look
         if seconds is not None:
             self.within(key, seconds)

@@ -122,7 +122,7 @@ class Observer:
         return known is not None and is_plain(*known) and pod_uid not in self._holders
 
     def seen_pod(self, pod: Pod) -> SeenPod:
-        """Return what passes read of this version of a pod."""
+        """Return the parsed pod, from the cache if it has this version."""
         return self._parsed.read(runtime_uid(pod), pod)
 
     def keeps_cpus(self, pod_uid: str) -> bool:

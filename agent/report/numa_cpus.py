@@ -1,4 +1,4 @@
-"""The CPUs of a node's state that claims of one NUMA node can have. Pure."""
+"""CPU counts of NUMA nodes in a node's state. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ResourceClaims of a planned node: the flag that names their CPUs, and what the scheduler and the agent give them."""
+"""Simulation of ResourceClaims on a planned node: the device that the scheduler chooses, and the CPUs that the agent grants."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class PlannedClaim(NamedTuple):
     refused: str = ""
 
     def as_json(self, topology: Topology) -> dict[str, Any]:
-        """Return it for the line of an event."""
+        """Return the claim as a member of a JSON line."""
         if self.refused:
             return {"asked": self.asked, "refused": self.refused}
         nodes = _nodes(topology, self.cpus)
         return {"asked": self.asked, "device": self.device, "cpus": str(self.cpus), "numaNodes": nodes}
 
     def as_text(self, topology: Topology) -> str:
-        """Return its line of text."""
+        """Return the claim as a line of text."""
         count, nodes = len(self.cpus), ", ".join(map(str, _nodes(topology, self.cpus)))
         more = "" if count == self.asked else f"; {self.asked} asked, and the scheduler counts whole cores"
         plural = "s" * (count > 1)
@@ -94,7 +94,7 @@ class ClaimsOnNode(NamedTuple):
 def plan_claims(
     seen: Observed, now: ClaimsOnNode, config: NodeConfig, amounts: Sequence[int]
 ) -> Iterator[ClaimsOnNode]:
-    """Yield the node after each claim that is allocated and prepared there, beside the pods that are there now."""
+    """Allocate and prepare the claims one after the other, and yield the node after each."""
     read = frozenset((pod.namespace, name, pod.uid) for pod in seen.pods for name in pod.claim_names)
     sets = node_sets(seen.topology, seen.universe, config)
     known: dict[str, DeviceClaim] = {}

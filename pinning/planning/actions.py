@@ -98,7 +98,7 @@ class _Leavers:
         return _Leavers([write for write in self.writes if write.writer is not writer])
 
     def are_in(self, ready: set[_Write]) -> bool:
-        """Return whether all are in a set that only grows, and has all shrinks; each is looked up once."""
+        """Return whether all are in `ready`, which only grows and has every shrink; each is looked up once."""
         while self._open and self._open[-1] in ready:
             self._open.pop()
         return not self._open

@@ -65,7 +65,7 @@ class EffectivePolicies(NamedTuple):
 
 
 def has_same_words(claim: Claim, other: Claim) -> bool:
-    """Return whether two claims have the same effective policies on every node, because they leave open the same ones."""
+    """Return whether two claims state the same policies, so that their effective policies are equal on every node."""
     return (
         claim.smt is other.smt
         and claim.numa is other.numa

@@ -199,7 +199,9 @@ class ClaimPlanner:
                 f"request {request} wants {count} CPUs of {group.device}, and {len(free)} of {len(group.cpus)} are"
                 " on cores of which nothing is held"
             )
-            remedy = _WAIT if count <= len(group.cpus) else DELETE_POD  # no end of another pod would help
+            remedy = (
+                _WAIT if count <= len(group.cpus) else DELETE_POD
+            )  # the end of another pod would not help
             raise NotEnoughCPUs(count, len(free), problem, (remedy,))
         chosen = place(
             sets.topology,
@@ -297,7 +299,7 @@ def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> M
 
 
 def _by_name(claims: Mapping[str, DeviceClaim]) -> Mapping[tuple[str, str], list[DeviceClaim]]:
-    """Return claims by namespace and name: one that was made anew may stand beside the one before for a while."""
+    """Return claims by namespace and name: a recreated claim may coexist with its predecessor for a while."""
     named: dict[tuple[str, str], list[DeviceClaim]] = {}
     for claim in claims.values():
         named.setdefault((claim.namespace, claim.name), []).append(claim)

@@ -34,7 +34,7 @@ NONE_STARTING: Final[Mapping[str, CPUSet]] = MappingProxyType({})
 
 
 class Part(NamedTuple):
-    """The CPUs of a container where no assignment has just these: it runs on `cpus`, their siblings in `idle` stay idle."""
+    """The CPUs of a container that no assignment has as a whole: it runs on `cpus`, and their siblings in `idle` stay idle."""
 
     cpus: CPUSet
     idle: CPUSet = EMPTY

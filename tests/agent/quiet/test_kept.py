@@ -343,7 +343,7 @@ def test_a_killed_agent_leaves_a_record(beside: Beside) -> None:
     """The next one knows which numbers are not the operator's, whether or not they were sent."""
     beside.daemon.alone = frozenset({9})
     beside.daemon.is_deaf = True
-    assert "does not take over" in beside.leave("25")
+    assert "it ignores the list" in beside.leave("25")
     beside.start()
     beside.daemon.is_deaf = False
     assert beside.leave("25") == ""
