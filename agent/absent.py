@@ -201,7 +201,7 @@ class NoDevices:
         self._unknown = {
             Owner(pod.uid, container): NO_KUBELET
             for pod in observed.pods
-            if any(device_policy_of(claim, self._config) is DevicePolicy.REQUIRE for claim in pod.claims)
+            if any(device_policy_of(claim, self._config) is DevicePolicy.REQUIRE for claim in pod.all_claims)
             for container in pod.device_containers
         }
 

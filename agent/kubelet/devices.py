@@ -232,9 +232,8 @@ class KubeletDevices:
 
     def _has_use(self, pod: SeenPod) -> bool:
         """Return whether the devices of a pod's containers matter: for its CPUs, or for its interrupts."""
-        claims = (*pod.claims, pod.budget.rest) if pod.budget else pod.claims
         return any(
-            IrqWord.DEVICES in claim.irq or is_placed_beside(claim, self._config) for claim in claims
+            IrqWord.DEVICES in claim.irq or is_placed_beside(claim, self._config) for claim in pod.all_claims
         ) or any(IrqWord.DEVICES in use.irq for use in pod.claim_uses)
 
     def _is_early(self, uid: str) -> bool:

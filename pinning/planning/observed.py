@@ -112,6 +112,11 @@ class SeenPod:
         )
 
     @property
+    def all_claims(self) -> tuple[Claim, ...]:
+        """Its claims, and that of its pool."""
+        return (*self.claims, self.budget.rest) if self.budget else self.claims
+
+    @property
     def named_claims(self) -> Mapping[str, frozenset[str]]:
         """Names of ResourceClaims by container, without ordinary init ones."""
         return {

@@ -21,6 +21,7 @@ from pinning.machine.near import Device
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import DEVICES_NOT_NAMED, Observed, Owner
 from tests.agent.fakes import FakeNode
+from tests.pinning.budgets import EXCLUSIVE, budgeted
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish
 
@@ -266,6 +267,18 @@ def test_required_devices_without_a_kubelet_are_refused(node: FakeNode) -> None:
     requiring(node, PLAIN)
     node.start("a")
     assert "devicesUnknown" not in status(node.run(2))
+
+
+def test_pool_that_requires_devices_without_a_kubelet_is_refused(node: FakeNode) -> None:
+    """Its pod has a budget, and no container with CPUs of its own."""
+    node.devices = NoDevices()
+    node.new_agent()
+    words = {**EXCLUSIVE, "device-policy.corepin.io/pod": "require"}
+    pod = budgeted("a", 2, {"c0": None}, annotations=words)
+    pod["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
+    node.documents["a"] = pod
+    (refusal,) = node.run(2).refusals
+    assert (refusal.owner, NO_KUBELET in refusal.message) == (Owner("a", ""), True)
 
 
 def test_required_devices_by_node_default_without_a_kubelet(tmp_path: Path) -> None:
