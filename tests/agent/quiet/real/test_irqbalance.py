@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.quiet.balancer import Balancer
-from agent.quiet.interrupt_ban import InterruptBan
+from agent.quiet.interrupt_ban import InterruptBan, Unkept
 from agent.quiet.irqbalance import Irqbalance, Setup
 from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -138,7 +138,7 @@ def test_interrupts_to_leave_alone_are_read_back(node: Node) -> None:
     """Interrupts are added to those that it leaves alone, and taken back."""
     numbers = sorted(it.name for it in Path("/proc/irq").iterdir() if it.name.isdecimal())[:2]
     ban = node.interrupts()
-    assert ban.leave(numbers) == ""
+    assert ban.leave(numbers) == Unkept()
     assert node.setup().interrupts == frozenset(map(int, numbers))
     assert node.interrupts().restore()
     assert node.setup().interrupts == frozenset()
