@@ -31,6 +31,7 @@ from tests.node.starts.claims import (
     delete_now,
     held,
     prepare_failed,
+    slices,
     uid_of_claim,
 )
 
@@ -46,6 +47,7 @@ AWAY_SECONDS: Final = 10.0
 FORCED: Final = "pod deleted by force to next pod running", 5.0
 ROOM: Final = "CPUs free after a failed Prepare to pod running", 2.0
 AWAY: Final = "agent back after 10 s to pod running", 3.0
+BACK: Final = "agent back to its slices published again", 2.0
 
 
 class Bench:
@@ -167,6 +169,16 @@ class Bench:
         self.running(name)
         self.measure(AWAY, began)
 
+    def back(self) -> None:
+        """Start the agent on a node whose slices are deleted, as a restarted kubelet does."""
+        self.kill_agent()
+        with self.node.plane.server.client() as client:
+            client.delete("/apis/resource.k8s.io/v1/resourceslices").raise_for_status()
+        self.start_agent()
+        began = time.monotonic()
+        until("the slices are there", lambda: slices(self.node), WAIT)
+        self.measure(BACK, began)
+
     def restarts(self, kubelets: int, kills: int) -> None:
         """Restart the kubelet and kill the agent while pods with claims come and go."""
         churn = self.churn()
@@ -227,6 +239,7 @@ def main() -> None:
     parser.add_argument("--away", type=int, default=3, help="pods that come without an agent; default: 3")
     parser.add_argument("--kubelets", type=int, default=20, help="restarts of the kubelet; default: 20")
     parser.add_argument("--kills", type=int, default=50, help="of the agent; default: 50")
+    parser.add_argument("--back", type=int, default=3, help="slices that are published again; default: 3")
     args = parser.parse_args()
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="b-") as name, ExitStack() as stack:
@@ -238,6 +251,7 @@ def main() -> None:
         repeated(bench, bench.forced, args.forced)
         repeated(bench, bench.away, args.away)
         repeated(bench, bench.room, args.room)
+        repeated(bench, bench.back, args.back)
         bench.restarts(args.kubelets, args.kills)
         for line in lines(bench):
             print(line, flush=True)

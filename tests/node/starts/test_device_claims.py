@@ -1,7 +1,13 @@
-"""Pods of a real kubelet whose CPUs are ResourceClaims: the scheduler counts them, the agent is their driver."""
+"""Pods of a real kubelet whose CPUs are ResourceClaims: the scheduler counts them, the agent is their driver.
+
+`COREPIN_CLAIM_RESTARTS=20` deletes so many pods by force and restarts the kubelet so often, and `COREPIN_CLAIM_KILLS=50` kills
+the agent so often, instead of once.
+"""
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +33,15 @@ from tests.node.starts.over_nri import lines
 
 if TYPE_CHECKING:
     from tests.environments.node.node import Container, Node
+
+
+RESTARTS = int(os.environ.get("COREPIN_CLAIM_RESTARTS", "1"))
+KILLS = int(os.environ.get("COREPIN_CLAIM_KILLS", "1"))
+
+
+def _held_names(node: Node) -> list[str]:
+    """Return the names of the claims that the ledger holds."""
+    return [it["name"] for it in held(node)]
 
 
 def _assert_own(node: Node, container: Container, name: str, its: str) -> CPUSet:
@@ -150,14 +165,17 @@ def test_pod_that_came_while_the_agent_was_away_starts_when_it_is_back(claim_nod
 
 def test_next_claim_gets_the_cpus_of_a_pod_that_is_deleted_by_force(claim_node: Node) -> None:
     """The kubelet prepares the next claim before it gives back the first: Prepare waits instead of failing."""
-    node = claim_node
-    node.apply(claim("first"), claim("second"))
-    node.run(claiming_pod("old", "first"))
-    node.apply(claiming_pod("new", "second"))
-    delete_now(node, "old", "first")
-    _assert_own(node, node.running("new"), "new", "second")
-    assert not prepare_failed(node, "new")
-    until_equal("only the second is held", lambda: [it["name"] for it in held(node)], ["second"])
+    node, old = claim_node, "pod-0"
+    node.apply(claim(old))
+    node.run(claiming_pod(old, old))
+    for number in range(1, RESTARTS + 1):
+        new = f"pod-{number}"
+        node.apply(claim(new), claiming_pod(new, new))
+        delete_now(node, old, old)
+        _assert_own(node, node.running(new), new, new)
+        assert not prepare_failed(node, new)
+        until_equal("only the next is held", partial(_held_names, node), [new])
+        old = new
 
 
 def test_claim_of_two_pods_stays_while_one_of_them_is_deleted_by_force(claim_node: Node) -> None:
@@ -179,13 +197,17 @@ def test_restarts_of_kubelet_and_agent_prepare_nothing_again(claim_node: Node) -
     node.apply(claim("kept"))
     [container] = node.run(claiming_pod("user", "kept"))
     own = _assert_own(node, container, "user", "kept")
-    node.agent.kill()
-    restart_kubelet(node)
-    node.agent.start()
-    until("the slice is there", lambda: slices(node))
-    node.settled({container: own})
-    assert [(it["name"], it["prepared"]) for it in held(node)] == [("kept", True)]
-    assert "claim prepared" not in node.agent.log
+    for number in range(max(RESTARTS, KILLS)):
+        if number < KILLS:
+            node.agent.kill()
+        if number < RESTARTS:
+            restart_kubelet(node)
+        if number < KILLS:
+            node.agent.start()
+        until("the slice is there", lambda: slices(node))
+        node.settled({container: own})
+        assert [(it["name"], it["prepared"]) for it in held(node)] == [("kept", True)]
+        assert "claim prepared" not in node.agent.log
     node.remove("user")
     until_equal("it is given back", lambda: held(node), [])
 
