@@ -12,7 +12,7 @@ from pinning.errors import BadContract, IllegalTransition
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.invariants import problems
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
-from pinning.planning.observed import Owner
+from pinning.planning.observed import Owner, SeenPod
 from pinning.planning.requests import overcommit
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, taken
 from tests.pinning.world import Wish, World, reasons, world
@@ -433,3 +433,12 @@ def test_a_pool_is_released_alone() -> None:
     assert not left.pools
     with pytest.raises(IllegalTransition):
         left.release(Owner("a", ""))
+
+
+def test_all_claims_are_those_of_the_slices_and_of_the_pool() -> None:
+    """The pool comes last; a pod without a budget has the claims of its containers alone."""
+    pod = SeenPod.of(budgeted("a", 4, {"main": 2, "log": None}, annotations=EXCLUSIVE))  # type: ignore[arg-type]
+    assert pod.budget
+    assert pod.all_claims == (*pod.claims, pod.budget.rest)
+    plain = replace(pod, budget=None)
+    assert plain.all_claims == pod.claims
