@@ -163,9 +163,13 @@ class Node:
         tasks = self.tasks(name)
         return {"cpuset": self.cpuset(name), "allowed": sorted(set(tasks.values())), "tasks": sorted(tasks)}
 
+    def cgroup(self, name: str) -> Path:
+        """Return the folder of the cgroup of a pod's container."""
+        return self._cgroups[name]
+
     def cpuset(self, name: str) -> str:
         """Return the effective cpuset of a pod's container."""
-        return (self._cgroups[name] / "cpuset.cpus.effective").read_text().strip()
+        return (self.cgroup(name) / "cpuset.cpus.effective").read_text().strip()
 
     def tasks(self, name: str) -> dict[int, str]:
         """Return Cpus_allowed_list of every task of a pod's container."""
