@@ -249,7 +249,7 @@ def asked(
         kubelet.answer = ListPodResourcesResponse(pod_resources=[listed("a", *given)]).SerializeToString()
         kubelet.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit") if error else None
         async with kubelet.serving():
-            return await FreeDeviceList(kubelet.socket).ask()
+            return await FreeDeviceList(kubelet.socket, timeout_seconds=60).ask()
 
     return asyncio.run(ask())
 
@@ -293,7 +293,7 @@ def test_ten_thousand_devices_let_the_event_loop_go_on(tmp_path: Path) -> None:
         kubelet = FakeKubelet(tmp_path / "k.sock")
         kubelet.allocatable = AllocatableResourcesResponse(devices=there).SerializeToString()
         async with kubelet.serving():
-            asking = asyncio.create_task(FreeDeviceList(kubelet.socket).ask())
+            asking = asyncio.create_task(FreeDeviceList(kubelet.socket, timeout_seconds=60).ask())
             while not asking.done():
                 turns.append(perf_counter())
                 await asyncio.sleep(0)
