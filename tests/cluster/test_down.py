@@ -21,6 +21,7 @@ def test_pods_start_without_a_webhook(any_cluster: Cluster) -> None:
     """With `Ignore` a pod starts without the webhook's additions; a claim that does not fit is not pinned."""
     cluster = any_cluster
     cluster.install(replicas=0)
+    cluster.wait_for_cores()
     [pinned] = cluster.run(user_pod("pinned", cores=cluster.cores))
     assert CORES_NUMBER not in str(cluster.pod("pinned"))
     until("pinned is told", lambda: (cluster.status("pinned") or {}).get("pinned"))

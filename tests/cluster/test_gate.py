@@ -41,7 +41,8 @@ def gates(cluster_session: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def gated(gates: Cluster) -> Iterator[Cluster]:
-    """Return the cluster with gates; pods of the test are removed."""
+    """Return the cluster with gates, whose cores are all free; pods of the test are removed."""
+    gates.wait_for_cores()
     yield gates
     gates.clear()
 

@@ -57,7 +57,7 @@ def test_pod_is_injected_pinned_reported_and_freed(cluster: Cluster) -> None:
 
 def test_cores_of_cmk_are_counted_and_given(cluster: Cluster) -> None:
     """A pod that takes every core of CMK's resource learns how many; the next one waits for them."""
-    until_equal("published", cluster.published, (str(cluster.cores), str(cluster.cores)))
+    cluster.wait_for_cores()
     cluster.run(user_pod("first", cores=cluster.cores))
     until("told", lambda: (cluster.status("first") or {}).get("pinned"))
     environment = cluster.pod("first")["spec"]["containers"][0]["env"]

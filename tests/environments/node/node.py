@@ -307,6 +307,14 @@ class KubeNode:
         status = self.document()["status"]
         return status["capacity"].get(CORES, ""), status["allocatable"].get(CORES, "")
 
+    def wait_for_cores(self) -> None:
+        """Wait until every core that can be exclusive is published.
+
+        A pod that already waits for them is bound in the same moment, and the kubelet may not have seen them yet: then
+        it fails the pod for good (OutOfcmk.intel.com/exclusive-cores).
+        """
+        until_equal("cores", self.published, (str(self.cores), str(self.cores)))
+
 
 @dataclass
 class Node(KubeNode):
