@@ -114,9 +114,8 @@ class KernelCpusets:
     def widen(self, cgroup: str, cpus: CPUSet) -> None:
         """Add CPUs to a v1 cgroup and its ancestors, top-down, and leave its children unchanged.
 
-        A CPU that went offline and came back is in none of them. A cgroup without CPUs is new:
-        the runtime copies the CPUs of its parent into it, but only while it is empty, so they are copied here too. Raises
-        Gone, Refused.
+        A CPU that went offline and came back is in none of them. A cgroup without CPUs is new: the runtime copies the CPUs
+        of its parent into it, but only while it is empty, so they are copied here too. Raises Gone, Refused.
         """
         folder = self._folder(cgroup)
         if folder == self._hierarchy.cpuset:

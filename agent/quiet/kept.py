@@ -80,9 +80,10 @@ class KeptLookup:
         A glob comes from the pod's owner and may match all of the node. What cannot fire on the container's CPUs is left
         to irqbalance; interrupts of devices come first, and containers take turns.
         """
-        affinities, in_order = self._affinities(), sorted(keeps, key=lambda keep: keep.owner)
-        homes = [[number for number in self._stays if self._is_home(number, keep)] for keep in in_order]
-        others = [list(self._reaching(keep, affinities)) for keep in in_order]
+        in_order, reach = sorted(keeps, key=lambda keep: keep.owner), self._reach()
+        home = {number: stay.home for number, stay in self._stays.items() if stay.home}
+        homes = [list(_reaching(keep, home)) for keep in in_order]
+        others = [list(_reaching(keep, reach)) for keep in in_order]
         turns = chain(zip_longest(*homes), zip_longest(*others))
         return tuple(dict.fromkeys(number for turn in turns for number in turn if number))
 
@@ -96,13 +97,13 @@ class KeptLookup:
 
         `crowded` are interrupts that the kernel did not let fire on the CPUs of their container alone, with the reason.
         """
-        affinities = self._affinities()
-        return {keep.owner: self._shown(keep, affinities, unkept, crowded) for keep in keeps}
+        reach = self._reach()
+        return {keep.owner: self._shown(keep, reach, unkept, crowded) for keep in keeps}
 
     def _shown(
-        self, keep: Keep, affinities: Mapping[str, CPUSet], unkept: Unkept, crowded: Mapping[str, str]
+        self, keep: Keep, reach: Mapping[str, CPUSet], unkept: Unkept, crowded: Mapping[str, str]
     ) -> KeptInterrupts:
-        numbers = tuple(self._reaching(keep, affinities))
+        numbers = tuple(_reaching(keep, reach))
         roving = [reason for number, reason in crowded.items() if self._is_home(number, keep)]
         notes = self._notes.get(keep.owner, ""), _roving_note(roving), _note(unkept, numbers)
         return KeptInterrupts(
@@ -112,14 +113,12 @@ class KeptLookup:
             "; ".join(filter(None, notes)),
         )
 
-    def _reaching(self, keep: Keep, affinities: Mapping[str, CPUSet]) -> Iterator[str]:
-        """Yield the interrupts that may fire on the CPUs of a container, as far as their affinity says."""
-        for number, affinity in affinities.items():
-            if not affinity.isdisjoint(self._stays[number].may & keep.cpus):
-                yield number
-
-    def _affinities(self) -> dict[str, CPUSet]:
-        return {number: self._affinity(number) for number in sorted(self._stays, key=int)}
+    def _reach(self) -> dict[str, CPUSet]:
+        """Return the CPUs on which each interrupt that stays may fire, by its affinity and the policies."""
+        return {
+            number: self._affinity(number) & self._stays[number].may
+            for number in sorted(self._stays, key=int)
+        }
 
     def _affinity(self, number: str) -> CPUSet:
         with suppress(Gone, Refused):
@@ -131,6 +130,11 @@ class KeptLookup:
         with suppress(Gone):
             name = self._interrupts.name(number)
         return f"{number} ({truncate(plain(name), NAME)})" if name else number
+
+
+def _reaching(keep: Keep, reach: Mapping[str, CPUSet]) -> Iterator[str]:
+    """Yield the interrupts that may fire on the CPUs of a container; one pass for each container, so it has to be cheap."""
+    return (number for number, cpus in reach.items() if not cpus.isdisjoint(keep.cpus))
 
 
 def _note(unkept: Unkept, numbers: Collection[str]) -> str:
