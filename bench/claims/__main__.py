@@ -1,9 +1,10 @@
 """What claims cost on 256 CPUs: `python -m bench.claims`.
 
 A driver of ResourceClaims on its real sockets prepares 200 claims of 110 pods: real passes, which save the ledger on
-disk, and real CDI files; runtime, cgroups and API server are in memory. Beside it the answers for new containers are
-timed with and without claims, because each adds a variable to them, and the memory that claims take is counted. Calls are
-timed as the kubelet waits for them; their CPU time does not depend on what else runs. Answers are timed in CPU time.
+disk, and CDI files in memory, where `/var/run` of a node is, too; runtime, cgroups and API server are in memory. Beside
+it the answers for new containers are timed with and without claims, because each adds a variable to them, and the memory
+that claims take is counted. Calls are timed as the kubelet waits for them; their CPU time does not depend on what else
+runs. Answers are timed in CPU time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -47,6 +48,7 @@ MILLISECONDS: Final = 1e3
 PREPARE_LIMIT: Final = 300.0  # ms, p99
 START_LIMIT: Final = 1.0  # ms more than without claims, p99
 MEMORY_LIMIT: Final = 0.1  # MB for ten claims
+MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder in memory
 
 
 def machine() -> Topology:
@@ -63,16 +65,14 @@ def device(number: int) -> str:
 class Node:
     """A node whose agent is a driver, with pods that name claims."""
 
-    def __init__(self, folder: Path, claims: int = CLAIMS) -> None:
+    def __init__(self, folder: Path, cdi: Path, claims: int = CLAIMS) -> None:
         self.root, self.names = folder / "k", [f"c{number:03}" for number in range(claims)]
         for name in ("plugins", "plugins_registry"):
             (self.root / name).mkdir(parents=True)
         self.api = FakeApi()
         self.node = FakeNode(folder / "state", machine())
         reader = ClaimReader(self.api, "node-1")  # type: ignore[arg-type]
-        self.driver = DRADriver(
-            reader, "node-1", self.root, folder / "cdi", ClaimMetrics(CollectorRegistry())
-        )
+        self.driver = DRADriver(reader, "node-1", self.root, cdi, ClaimMetrics(CollectorRegistry()))
         self.node.claims = self.driver
         self._add()
         self.node.new_agent()
@@ -177,27 +177,36 @@ def percentile(seconds: list[float], share: float) -> float:
     return sorted(seconds)[min(int(len(seconds) * share), len(seconds) - 1)] * MILLISECONDS
 
 
-def memory(folder: Path, claims: int) -> int:
+@contextmanager
+def new_node(claims: int = CLAIMS) -> Iterator[Node]:
+    """Return a node whose files are removed after the block."""
+    with tempfile.TemporaryDirectory(prefix="c-") as disk, tempfile.TemporaryDirectory(dir=MEMORY) as memory:
+        node = Node(Path(disk), Path(memory), claims)
+        try:
+            yield node
+        finally:
+            node.node.close()
+
+
+def memory(claims: int) -> int:
     """Return the bytes that serving so many claims takes."""
-    node = Node(folder, claims)
-    gc.collect()
-    tracemalloc.start()
-    node.node.runner.run(prepared(node, at_once=False))
-    gc.collect()
-    taken, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    node.node.close()
+    with new_node(claims) as node:
+        gc.collect()
+        tracemalloc.start()
+        node.node.runner.run(prepared(node, at_once=False))
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
     return taken
 
 
 def rows() -> Iterator[tuple[str, float, float | None]]:
     """Yield each figure with its unit, its value and its limit."""
     for at_once in (False, True):
-        with tempfile.TemporaryDirectory(prefix="c-") as name:
-            node, began = Node(Path(name)), time.process_time()
+        with new_node() as node:
+            began = time.process_time()
             seconds = node.node.runner.run(prepared(node, at_once=at_once))
             used = time.process_time() - began
-            node.node.close()
         how = "all pods at once" if at_once else "pod by pod"
         yield f"Prepare, {how}, CPU time of a pod (ms)", used / PODS * MILLISECONDS, None
         for share in (0.5, 0.99, 1.0):
@@ -206,9 +215,8 @@ def rows() -> Iterator[tuple[str, float, float | None]]:
     without, with_claims = (percentile(starts(claims), 0.99) for claims in (0, CLAIMS))
     yield "new container without claims, p99 (ms)", without, None
     yield f"new container, {CLAIMS} claims, p99 (ms)", with_claims, without + START_LIMIT
-    with tempfile.TemporaryDirectory(prefix="c-") as one, tempfile.TemporaryDirectory(prefix="c-") as two:
-        half = CLAIMS // 2
-        taken = memory(Path(two), CLAIMS) - memory(Path(one), half)
+    half = CLAIMS // 2
+    taken = memory(CLAIMS) - memory(half)
     yield "memory of ten claims (MB)", taken / (CLAIMS - half) * 10 / 1e6, MEMORY_LIMIT
 
 
