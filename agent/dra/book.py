@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Of one Prepare or Unprepare. The kubelet waits 45 s, and tries a failed Prepare again after 60 to 90 s.
 WAIT_SECONDS: Final = 40.0
+# Claims that are read within this time are placed by one pass, because each pass plans the whole node.
+GATHER_SECONDS: Final = 0.02
 
 
 class ClaimBook:
@@ -37,6 +39,8 @@ class ClaimBook:
         self._waiting: Mapping[str, str] = {}
         self._asked: dict[str, DeviceClaim] = {}  # in Prepare
         self._callers: Counter[str] = Counter()  # of Prepare, by uid
+        self._reads = 0  # claims that are being read
+        self._gathering: asyncio.TimerHandle | None = None  # until a pass is asked for
         self._released: set[str] = set()
         self._begun = 0  # passes, by number: they do not overlap
         # The last pass that may give back a claim which is in Prepare again: its ledger says nothing about the claim.
@@ -80,7 +84,8 @@ class ClaimBook:
             async with asyncio.timeout(self._wait_seconds):
                 if grant := self._prepared(uid):
                     return grant
-                claim = await self._read(namespace, uid, name)
+                with self._reading():
+                    claim = await self._read(namespace, uid, name)
                 if isinstance(claim, RefusedPrepare) or not claim.parts:
                     return claim
                 is_read = True
@@ -122,12 +127,34 @@ class ClaimBook:
             self._released.remove(uid)
             self._stale_until[uid] = self._begun
         with self._asking(claim):
-            self.request_pass()
+            self._request_gathered()
             while uid not in self._released:
                 if grant := self._prepared(uid):
                     return grant
                 await self._passed.wait()
         return RefusedPrepare(Cause.GIVEN_BACK, f"claim {claim.full_name} was given back in the meantime")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._reads += 1
+        try:
+            yield
+        finally:
+            self._reads -= 1
+
+    def _request_gathered(self) -> None:
+        """Ask for a pass: at once where no other claim is being read, and else when the last one is, or soon."""
+        if self._reads == 0:
+            self._end_gathering()
+        elif self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER_SECONDS, self._end_gathering)
+
+    def _end_gathering(self) -> None:
+        if self._gathering:
+            self._gathering.cancel()
+            self._gathering = None
+        self.request_pass()
 
     @contextmanager
     def _asking(self, claim: DeviceClaim) -> Iterator[None]:

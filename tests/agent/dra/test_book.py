@@ -21,6 +21,18 @@ class Reader:
         return claim("x", 2)
 
 
+class SlowReader:
+    """An API server with a hundred claims; it answers for each when the test sets its event."""
+
+    def __init__(self) -> None:
+        self.answers = {f"c{at}": asyncio.Event() for at in range(100)}
+
+    async def read(self, _namespace: str, name: str) -> DeviceClaim:
+        """Return a claim."""
+        await self.answers[name].wait()
+        return claim(name, 1)
+
+
 def granted(*cpus: int) -> Ledger:
     """Return a ledger with the claim prepared."""
     return Ledger().grant(ClaimGrant(claim("x", 2), (CPUSet(cpus),), is_prepared=True))
@@ -64,5 +76,47 @@ def test_prepare_after_unprepare_keeps_the_cpus() -> None:
         assert book.begin(()) == frozenset()
         book.passed(granted(1, 2), {})
         assert isinstance(await asking, ClaimGrant)
+
+    asyncio.run(run())
+
+
+def test_claims_that_are_read_together_share_a_pass() -> None:
+    """When the kubelet asks for a hundred claims at once, the last one that is read asks for the pass of all."""
+
+    async def run() -> None:
+        passes: list[int] = []
+        reader = SlowReader()
+        book = ClaimBook(reader)  # type: ignore[arg-type]
+        book.request_pass = lambda: passes.append(len(book.asked))
+        asking = [asyncio.create_task(book.prepare("test", uid_of(name), name)) for name in reader.answers]
+        await asyncio.sleep(0)
+        for answer in reader.answers.values():
+            answer.set()
+        while len(book.asked) < 100:
+            await asyncio.sleep(0)
+        assert passes == [100]
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
+
+    asyncio.run(run())
+
+
+def test_a_claim_that_cannot_be_read_holds_back_no_other() -> None:
+    """While the API server does not answer for one claim, the others get their pass soon all the same."""
+
+    async def run() -> None:
+        asked = asyncio.Event()
+        reader = SlowReader()
+        book = ClaimBook(reader)  # type: ignore[arg-type]
+        book.request_pass = asked.set
+        reader.answers["c1"].set()
+        asking = [asyncio.create_task(book.prepare("test", uid_of(name), name)) for name in ("c0", "c1")]
+        async with asyncio.timeout(30):
+            await asked.wait()
+        assert list(book.asked) == [uid_of("c1")]
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
 
     asyncio.run(run())
