@@ -20,7 +20,7 @@ from pinning.planning.noise import quiet_cpus
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from agent.node_state import KeptInterrupts, NodeState, PodState
     from agent.quiet.keeper import QuietKeeper
@@ -33,6 +33,8 @@ UNSTEADY_SECONDS: Final = (
 )
 REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
 MOST_PROMPT: Final = 6  # rounds in a row whose cost does not delay the next one
+# The same for a round after a change: 10 % of one CPU. Users change which CPUs are quiet as often as they like.
+CHANGE_REST: Final = 10.0
 NO_COMPONENT: Final = "the node's interrupts are not mounted: install the component quiet"
 LEFT: Final = (
     "an earlier agent moved interrupts or workqueues off quiet CPUs, or bounded their idle states, and the node's files are"
@@ -49,8 +51,16 @@ logger = logging.getLogger(__name__)
 class Quieting:
     """The quiet CPUs of a node; without a keeper it says why there are none."""
 
-    def __init__(self, keeper: QuietKeeper | None, reason: str = "", *, is_left: bool = False) -> None:
+    def __init__(
+        self,
+        keeper: QuietKeeper | None,
+        reason: str = "",
+        *,
+        is_left: bool = False,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._keeper = keeper
+        self._sleep = sleep
         self._is_left = is_left  # an earlier agent's changes that cannot be undone without a keeper
         if is_left:
             logger.warning("quiet CPUs not restored", extra={"facts": {"reason": LEFT}})
@@ -60,6 +70,7 @@ class Quieting:
         self._changed = asyncio.Event()
         self._result = QuietResult(reason=QUIET_PENDING)
         self._prompt = 0  # rounds in a row that found work or did not end
+        self._took = 0.0  # CPU time of the last round, in seconds
 
     def add(self, state: NodeState) -> NodeState:
         """Return a state with what is known of quiet CPUs, and take those of the state over."""
@@ -114,6 +125,9 @@ class Quieting:
         while True:
             await self._wait(wait)
             wait = await self._round(self._keeper, changed)
+            rest = CHANGE_REST * self._took
+            await self._sleep(rest)
+            wait = wait and max(0.0, wait - rest)
 
     async def _wait(self, seconds: float | None) -> None:
         """Wait for a change of the CPUs, or at most so long; None: for a change alone."""
@@ -127,24 +141,26 @@ class Quieting:
         if self._wanted is None:
             return None  # no pass has said yet which CPUs are quiet
         quiet, fully, _, keeps = self._wanted
+        self._took = 0.0
         if not quiet and keeper.is_idle:
             self._show(QuietResult(), changed)
             return None
         try:
-            result, took = await in_daemon_thread(lambda: _timed(lambda: keeper.round(quiet, fully, keeps)))
+            work = in_daemon_thread(lambda: _timed(lambda: keeper.round(quiet, fully, keeps)))
+            result, self._took = await work
         except Exception:  # the loop's edge: a bug in one round must not end the agent
             logger.exception("round of quiet CPUs crashed")
-            result, took = QuietResult(quiet, CRASHED), 0.0
+            result = QuietResult(quiet, CRASHED)
         if result is not None:
             self._show(result, changed)
-        return self._rest(took, is_steady=result is not None, has_settled=keeper.has_settled)
+        return self._rest(is_steady=result is not None, has_settled=keeper.has_settled)
 
-    def _rest(self, took: float, *, is_steady: bool, has_settled: bool) -> float:
+    def _rest(self, *, is_steady: bool, has_settled: bool) -> float:
         """Return the seconds until the next round: longer after a costly one, unless that had work to do.
 
         A round that moves interrupts costs most, and irqbalance may undo moves until it has acted by its ban.
         """
-        rest = max(ROUND_SECONDS, REST * took)
+        rest = max(ROUND_SECONDS, REST * self._took)
         if is_steady and has_settled:
             self._prompt = 0
             return rest

@@ -207,12 +207,16 @@ class Waits(Quieting):
     """Rounds that follow each other at once; `waits` has the seconds that would have passed."""
 
     def __init__(self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(keeper)  # type: ignore[arg-type]
+        super().__init__(keeper, sleep=self._rests)  # type: ignore[arg-type]
         self.waits: list[float | None] = []
+        self.rest = 0.0
         monkeypatch.setattr("agent.quiet.quieting.time.thread_time", lambda: keeper.spent)
 
+    async def _rests(self, seconds: float) -> None:
+        self.rest = seconds
+
     async def _wait(self, seconds: float | None) -> None:
-        self.waits.append(seconds)
+        self.waits.append(None if seconds is None else seconds + self.rest)
         await asyncio.sleep(0)
 
     async def rounds(self, count: int, state: NodeState = STATE) -> list[float | None]:
@@ -258,6 +262,39 @@ def test_settled_round_ends_the_prompt_rounds(monkeypatch: pytest.MonkeyPatch) -
     for has_settled, wait in ((False, [10.0] * 5), (True, [50.0] * 2), (False, [10.0] * 5)):
         keeper.has_settled = has_settled
         assert asyncio.run(quieting.rounds(len(wait))) == pytest.approx(wait)
+
+
+def test_changes_take_a_limited_share_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who changes a noise policy all the time gets a round when ten times the last one's CPU time has passed."""
+    keeper = Keeper()
+    keeper.cost = 0.3
+    rests: list[float] = []
+    resting, go_on = asyncio.Event(), asyncio.Event()
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        resting.set()
+        await go_on.wait()
+
+    async def scenario(scene: Scene) -> None:
+        scene.quieting.add(STATE)
+        await resting.wait()
+        for _ in range(5):
+            for state in (EMPTY_STATE, STATE, EMPTY_STATE):
+                scene.quieting.add(state)
+                await asyncio.sleep(0)
+        assert keeper.asked == ["1,5"]
+        resting.clear()
+        go_on.set()
+        await resting.wait()
+
+    monkeypatch.setattr("agent.quiet.quieting.time.thread_time", lambda: keeper.spent)
+    scene = Scene()
+    scene.keeper, scene.quieting = keeper, Quieting(keeper, sleep=rest)  # type: ignore[arg-type]
+    keeper.is_idle = False
+    play(scenario, scene)
+    assert keeper.asked[:2] == ["1,5", ""]
+    assert rests[:2] == pytest.approx([3.0, 3.0])
 
 
 def test_observing_agent_and_idle_node_have_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
