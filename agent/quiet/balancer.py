@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import Refused, Unavailable
-from agent.quiet.irqbalance import Daemon
+from agent.quiet.irqbalance import MOST_LETTERS, Daemon, cpus_text
 from agent.reconcile.foreign_writes import ForeignWrites
 from agent.reconcile.restorable import RestorableValue
 from pinning.json_text import parse_json
@@ -141,9 +141,11 @@ class Balancer:
             return Told(reason, is_conflict=True)
         try:
             setup = self._irqbalance.setup(daemon)
-            self._correct(daemon, setup, quiet, now)
+            reason = self._correct(daemon, setup, quiet, now)
         except Unavailable as error:
             return Told(f"irqbalance runs and cannot be asked: {error}")
+        if reason:
+            return Told(reason)
         if self._sends > MOST_SENDS:
             return Told(f"irqbalance ({daemon.pid}) does not take over the CPUs that it must not use")
         return Told()
@@ -159,7 +161,8 @@ class Balancer:
             self._keep(None)  # an uninstall does not wait for the interval
         return self._ban is None
 
-    def _correct(self, daemon: Daemon, setup: Setup, quiet: CPUSet, now: float) -> None:
+    def _correct(self, daemon: Daemon, setup: Setup, quiet: CPUSet, now: float) -> str:
+        """Send the list that irqbalance is to have, if it shows another one; return why that is not possible."""
         ban = self._ban
         if ban and setup.banned not in (ban.before, *ban.sent):
             if self._is_proven and not quiet <= setup.banned:
@@ -169,7 +172,9 @@ class Balancer:
         wanted = before | quiet
         if setup.banned == wanted:
             self._confirm(ban if quiet else None, setup, now)
-            return
+            return ""
+        if len(cpus_text(wanted)) > MOST_LETTERS:  # old releases act on the part that they have read
+            return f"irqbalance reads {MOST_LETTERS} characters of a list of CPUs, and this one is longer"
         if quiet:
             # It may show each of them until its next interval.
             shown = (setup.banned, ban.sent[-1]) if ban else ()
@@ -180,6 +185,7 @@ class Balancer:
         self._settled = now + (SETTLE_INTERVALS + 1) * setup.interval_seconds
         self._again = now + setup.interval_seconds  # it takes effect with the next interval
         self._is_lifted = not quiet  # the record stays until that is read back
+        return ""
 
     def _confirm(self, ban: _Ban | None, setup: Setup, now: float) -> None:
         """Note that irqbalance shows the right ban; it acts by it at the latest two intervals later."""

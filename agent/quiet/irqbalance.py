@@ -113,7 +113,7 @@ class Irqbalance:
 
     def ban(self, daemon: Daemon, cpus: CPUSet) -> None:
         """Replace the banned CPUs; of no CPU those that its environment bans."""
-        self._ask(daemon, f"settings cpus {cpus or 'NULL'}")
+        self._ask(daemon, cpus_text(cpus))
 
     def ban_interrupts(self, daemon: Daemon, numbers: Collection[int]) -> None:
         """Replace the interrupts that it must not move."""
@@ -143,6 +143,11 @@ class Irqbalance:
                 raise TimeoutError
             yield part
             connection.settimeout(left)
+
+
+def cpus_text(cpus: CPUSet) -> str:
+    """Return the request for a list of CPUs."""
+    return f"settings cpus {cpus or 'NULL'}"
 
 
 def ban_text(numbers: Collection[int]) -> str:

@@ -222,6 +222,19 @@ def test_existing_ban_is_not_sent(beside: Beside) -> None:
     assert (beside.daemon.bans, beside.balancer.has_banned) == ([], False)
 
 
+def test_list_that_irqbalance_would_cut_is_not_sent(beside: Beside) -> None:
+    """It would ban what the cut number says, and show a list that looks like another program's; a shorter one is sent."""
+    scattered = ",".join(map(str, range(1, 400, 3)))
+    beside.ask("4")
+    assert beside.ask(scattered).reason == (
+        "irqbalance reads 499 characters of a list of CPUs, and this one is longer"
+    )
+    beside.ask("4-5", LOOK_SECONDS)
+    beside.ask("", LOOK_SECONDS)
+    beside.ask("", LOOK_SECONDS)
+    assert (beside.daemon.bans, beside.balancer.has_banned) == (["4", "4-5", ""], False)
+
+
 def test_ban_is_settled_two_intervals_after_it_was_read_back(beside: Beside) -> None:
     """Until then irqbalance's moves are no foreign writes."""
     assert not beside.ask("4").is_settled

@@ -15,7 +15,7 @@ import pytest
 from agent.errors import Unavailable
 from agent.quiet.balancer import Balancer
 from agent.quiet.interrupt_ban import InterruptBan, Unkept
-from agent.quiet.irqbalance import Irqbalance, Setup
+from agent.quiet.irqbalance import MOST_LETTERS, Irqbalance, Setup, cpus_text
 from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests import debian
@@ -128,6 +128,16 @@ def test_ban_is_read_back_over_agents_and_lifted(node: Node) -> None:
     node.until_banned(following, POD, OPERATORS | POD)
     node.until_banned(following, EMPTY, OPERATORS)
     until_equal("record", lambda: (following.keep_off(EMPTY).reason, following.has_banned), ("", False))
+
+
+def test_longest_list_is_taken_over_and_a_longer_one_not_sent(node: Node) -> None:
+    """This release reads 499 bytes: of a longer list it would ban what the cut number says, for good."""
+    longest, longer = CPUSet([*range(13), *range(13, 276, 2)]), CPUSet([*range(5), *range(5, 272, 2)])
+    assert [len(cpus_text(it)) for it in (longest, longer)] == [MOST_LETTERS, MOST_LETTERS + 1]
+    balancer = node.balancer()
+    node.until_banned(balancer, longest, OPERATORS | longest)
+    assert "this one is longer" in balancer.keep_off(longer).reason
+    assert node.setup().banned == OPERATORS | longest
 
 
 def test_restarted_irqbalance_is_banned_again(node: Node) -> None:
