@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,96 +16,31 @@ from agent.errors import Refused
 from agent.node_state import QUIET_PENDING, KeptInterrupts, NodeState, QuietPart, QuietResult
 from agent.process import Agent
 from agent.published_parts import MOST_REASON
-from agent.quiet.kept import Keeps
 from agent.quiet.level import LevelPublisher
 from agent.quiet.quieting import NO_COMPONENT, OBSERVES, SWITCHED_OFF, Quieting, in_daemon_thread
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
 from pinning.contract import QuietWord
-from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.machine.cpuset import EMPTY, union
 from pinning.planning.noise import Keep, quiet_cpus
 from published.agent_state import Quiet
 from published.codec import decode
 from published.pod_status import PodStatus
 from tests.agent.fakes import FakeNode
 from tests.agent.quiet.fakes import cpus
+from tests.agent.quiet.quieting.scene import (
+    EMPTY_STATE,
+    QUIET,
+    STATE,
+    WEB_WORDS,
+    Keeper,
+    Scene,
+    play,
+    quiet_of,
+)
 from tests.agent.reconcile.serving import Reports
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.pods import container
-
-WEB_WORDS = {**ISOLATE, "noise-policy.corepin.io/pod": "quiet"}
-WEB = bound("web", container("main", 1), annotations=WEB_WORDS)
-STATE = state_of(WEB)
-QUIET = cpus("1,5")
-EMPTY_STATE = state_of()
-
-
-class Keeper:
-    """A keeper whose answers the test sets (interface of `QuietKeeper`)."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.fully: list[str] = []
-        self.keeps: list[Keeps] = []
-        self.answers: list[QuietResult | Exception | None] = []
-        self.is_idle = True
-        self.threads: set[str] = set()
-        self.restored = True
-        self.has_settled = True
-        self.cost = self.spent = 0.0  # CPU seconds of a round, and of all
-
-    def round(self, quiet: CPUSet, fully: CPUSet, keeps: Keeps) -> QuietResult | None:
-        """Record a round."""
-        self.asked.append(str(quiet))
-        self.keeps.append(keeps)
-        self.fully.append(str(fully))
-        self.spent += self.cost
-        self.threads.add(threading.current_thread().name)
-        self.is_idle = not quiet
-        answer = self.answers.pop(0) if self.answers else QuietResult(quiet)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def restore(self) -> bool:
-        """Return whether everything is restored."""
-        return self.restored
-
-
-class Scene:
-    """A node with quiet CPUs."""
-
-    def __init__(self, reason: str = "") -> None:
-        self.keeper = Keeper()
-        self.quieting = Quieting(self.keeper, reason)  # type: ignore[arg-type]
-        self.news = asyncio.Event()
-
-    async def see(self, state: NodeState) -> NodeState:
-        """Add a state, wait for its round, and return the state with the result."""
-        self.news.clear()
-        self.quieting.add(state)
-        await self.news.wait()
-        return self.quieting.add(state)
-
-
-def play(scenario: Callable[[Scene], Awaitable[None]], scene: Scene | None = None) -> Scene:
-    """Run a scenario while the node's rounds run."""
-
-    async def run() -> Scene:
-        played = scene or Scene()
-        work = asyncio.create_task(played.quieting.run(played.news.set))
-        async with asyncio.timeout(60):
-            await scenario(played)
-        work.cancel()
-        await asyncio.wait([work])
-        return played
-
-    return asyncio.run(run())
-
-
-def quiet_of(state: NodeState) -> str | None:
-    """Return the container's result in a state."""
-    return state.pods[0].containers[0].quiet
 
 
 def test_changed_quiet_cpus_start_a_round() -> None:
@@ -201,108 +136,6 @@ def test_crashed_round_is_reported_and_others_follow() -> None:
         assert (await scene.see(EMPTY_STATE)).quiet == QuietResult()
 
     play(scenario)
-
-
-class Waits(Quieting):
-    """Rounds that follow each other at once; `waits` has the seconds that would have passed."""
-
-    def __init__(self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(keeper, sleep=self._rests)  # type: ignore[arg-type]
-        self.waits: list[float | None] = []
-        self.rest = 0.0
-        monkeypatch.setattr("agent.quiet.quieting.time.thread_time", lambda: keeper.spent)
-
-    async def _rests(self, seconds: float) -> None:
-        self.rest = seconds
-
-    async def _wait(self, seconds: float | None) -> None:
-        self.waits.append(None if seconds is None else seconds + self.rest)
-        await asyncio.sleep(0)
-
-    async def rounds(self, count: int, state: NodeState = STATE) -> list[float | None]:
-        """Return the seconds before each of so many further rounds."""
-        self.add(state)
-        self.waits.clear()
-        work = asyncio.create_task(self.run(lambda: None))
-        async with asyncio.timeout(60):
-            while len(self.waits) <= count:
-                await asyncio.sleep(0)
-        work.cancel()
-        await asyncio.wait([work])
-        return self.waits[1 : count + 1]
-
-
-@pytest.mark.parametrize(
-    ("cost", "has_settled", "answer", "waits"),
-    [
-        pytest.param(0.001, True, QuietResult(QUIET), [10.0] * 8, id="cheap"),
-        pytest.param(0.1, True, QuietResult(QUIET), [50.0] * 8, id="costly"),
-        pytest.param(0.1, False, QuietResult(QUIET), [10.0] * 6 + [50.0] * 2, id="moved"),
-        pytest.param(0.1, True, None, [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 50.0, 50.0], id="unsteady"),
-    ],
-)
-def test_rounds_take_a_limited_share_of_a_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-    cost: float,
-    has_settled: bool,
-    answer: QuietResult | None,
-    waits: list[float],
-) -> None:
-    """The cost delays the next round, except six times in a row after a round that had work to do."""
-    keeper = Keeper()
-    keeper.cost, keeper.has_settled, keeper.answers = cost, has_settled, [answer] * 20
-    assert asyncio.run(Waits(keeper, monkeypatch).rounds(8)) == pytest.approx(waits)
-
-
-def test_settled_round_ends_the_prompt_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later move gets prompt rounds again."""
-    keeper = Keeper()
-    keeper.cost = 0.1
-    quieting = Waits(keeper, monkeypatch)
-    for has_settled, wait in ((False, [10.0] * 5), (True, [50.0] * 2), (False, [10.0] * 5)):
-        keeper.has_settled = has_settled
-        assert asyncio.run(quieting.rounds(len(wait))) == pytest.approx(wait)
-
-
-def test_changes_take_a_limited_share_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who changes a noise policy all the time gets a round when ten times the last one's CPU time has passed."""
-    keeper = Keeper()
-    keeper.cost = 0.3
-    rests: list[float] = []
-    resting, go_on = asyncio.Event(), asyncio.Event()
-
-    async def rest(seconds: float) -> None:
-        rests.append(seconds)
-        resting.set()
-        await go_on.wait()
-
-    async def scenario(scene: Scene) -> None:
-        scene.quieting.add(STATE)
-        await resting.wait()
-        for _ in range(5):
-            for state in (EMPTY_STATE, STATE, EMPTY_STATE):
-                scene.quieting.add(state)
-                await asyncio.sleep(0)
-        assert keeper.asked == ["1,5"]
-        resting.clear()
-        go_on.set()
-        await resting.wait()
-
-    monkeypatch.setattr("agent.quiet.quieting.time.thread_time", lambda: keeper.spent)
-    scene = Scene()
-    scene.keeper, scene.quieting = keeper, Quieting(keeper, sleep=rest)  # type: ignore[arg-type]
-    keeper.is_idle = False
-    play(scenario, scene)
-    assert keeper.asked[:2] == ["1,5", ""]
-    assert rests[:2] == pytest.approx([3.0, 3.0])
-
-
-def test_observing_agent_and_idle_node_have_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one starts with a change."""
-    for state in (replace(STATE, observes=True), EMPTY_STATE):
-        keeper = Keeper()
-        assert asyncio.run(Waits(keeper, monkeypatch).rounds(2, state)) == [None, None]
-        assert keeper.asked == []
 
 
 @pytest.mark.parametrize(
