@@ -103,11 +103,13 @@ def passes(*, has_budget: bool) -> dict[str, Callable[[], object]]:
     }
 
 
-def body(*, has_budget: bool) -> bytes:
-    """Return a review of a pod in the size of a usual one."""
+def body(*, has_budget: bool, owns_cores: bool = False) -> bytes:
+    """Return a review of a pod in the size of a usual one, with the default SMT policy or with `require`."""
     whole: dict[str, Any] = json.loads(review())
     reviewed = whole["request"]["object"]
     reviewed["metadata"]["annotations"]["cpu-manager.corepin.io/pod"] = "exclusive"
+    if owns_cores:
+        reviewed["metadata"]["annotations"]["smt-policy.corepin.io/pod"] = "require"
     for container, limits in zip(reviewed["spec"]["containers"], CONTAINERS.values(), strict=True):
         given = {**limits, "memory": "64Mi"} if limits else {}
         container["resources"] = {"limits": given, "requests": given}
@@ -119,7 +121,7 @@ def body(*, has_budget: bool) -> bytes:
 
 def reviews(*, has_budget: bool) -> dict[str, Callable[[], object]]:
     """Return the reviews to compare, by name: from the body to the answer."""
-    text = body(has_budget=has_budget)
+    text, text_of_cores = (body(has_budget=has_budget, owns_cores=it) for it in (False, True))
     decider = Decider(Settings(), BUILT_IN)
     rules = {
         "mutate": lambda it, request: it.mutate(request),
@@ -137,7 +139,7 @@ def reviews(*, has_budget: bool) -> dict[str, Callable[[], object]]:
     }
     document = msgspec.json.Decoder(Pod).decode(wire.decode(text).object)
 
-    def decided_anew(name: str) -> Callable[[], object]:
+    def decided_anew(name: str, text: bytes) -> Callable[[], object]:
         def act() -> object:
             for cache in (decider._mutated, decider._judged):  # noqa: SLF001 a user has no other pod each time
                 cache._kept.clear()  # noqa: SLF001
@@ -146,8 +148,9 @@ def reviews(*, has_budget: bool) -> dict[str, Callable[[], object]]:
         return act
 
     known = {f"{name} a pod like the last one": partial(endpoints[name].review, text) for name in rules}
-    anew = {f"{name} a pod like no other": decided_anew(name) for name in rules}
-    return {**known, **anew, "  of it: read the claims": lambda: read_pod(document)}
+    anew = {f"{name} a pod like no other": decided_anew(name, text) for name in rules}
+    cores = {f"  {name} one with `require`": decided_anew(name, text_of_cores) for name in rules}
+    return {**known, **anew, "  of it: read the claims": lambda: read_pod(document), **cores}
 
 
 def best_of_both(one: Callable[[], object], other: Callable[[], object], rounds: int) -> tuple[float, float]:

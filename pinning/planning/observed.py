@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pinning.contract import GATE_CONTAINER, STATUS_CPUS
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
-from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
+from pinning.pods.claims import MOST_CONTAINERS, count_containers, read_pod
 from pinning.pods.counted import counts_of
 from pinning.pods.device_claims import claim_names, claim_uses
 from pinning.pods.identity import name_of, runtime_uid
+from pinning.pods.launcher import is_launcher
 from pinning.pods.phase import is_final
 from pinning.pods.resources import Role, members, names_devices
 

@@ -46,6 +46,7 @@ Word = TypeVar("Word", bound=str)
 _CRANE_FAMILY = CRANE_CPU_MANAGER.partition("/")[0]
 _LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # with the slash; the part after it may be of any length
 _BEGINNINGS = (*FAMILIES, CRANE_CPU_MANAGER)
+_PLACEMENT: Final = frozenset({SMT_POLICY, NUMA_POLICY, DEVICE_POLICY})
 MOST_POLICIES: Final = 2000  # per pod: each of the 200 containers that may claim CPUs has at most nine
 
 
@@ -139,6 +140,11 @@ class PolicyAnnotations:
         """Return whether a container may also run on the shared set."""
         annotation = self.shared.of(container)
         return annotation is not None and annotation.value is Switch.TRUE
+
+    @property
+    def states_placement(self) -> bool:
+        """Return whether an annotation may say which CPUs containers get, and not only how many."""
+        return not _PLACEMENT.isdisjoint(self.keys)
 
     @property
     def names_single(self) -> bool:

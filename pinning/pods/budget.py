@@ -90,7 +90,7 @@ def budget_of(pod: Pod) -> int | None:
     if limit is None:
         return None
     limit = (pod_as_allocated(pod) or limit) if pod.get("status") else limit
-    return limit.numerator if limit.denominator == 1 and 1 <= limit <= MOST_CPUS else None
+    return limit.numerator if limit.denominator == 1 and 1 <= limit.numerator <= MOST_CPUS else None
 
 
 def _fixed_cpu(pod: Pod) -> Fraction | None:
@@ -108,7 +108,9 @@ def filled_in(pod: Pod) -> frozenset[str]:
 
     It reads "LimitRanger plugin set: cpu, memory request for container a; cpu limit for init container b".
     """
-    annotation = ((pod.get("metadata") or {}).get("annotations") or {}).get(LIMIT_RANGER, "")
+    annotation = ((pod.get("metadata") or {}).get("annotations") or {}).get(LIMIT_RANGER)
+    if not annotation:
+        return frozenset()
     found = set()
     for part in annotation.removeprefix(_FILLED).split("; "):
         kinds, is_limit, container = part.partition(" limit for ")

@@ -9,15 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pinning.contract import (
-    CPUMANAGER_LABELS,
     CRIO_CPU_QUOTA,
     CRIO_INTERRUPTS,
-    KUBEVIRT_LABEL,
     LAUNCHER_CONTAINER,
-    VIRT_LAUNCHER,
     CoreType,
     CPUPolicy,
     DevicePolicy,
@@ -49,6 +46,7 @@ from pinning.pods.budget import (
 from pinning.pods.core_counts import beyond_any_machine
 from pinning.pods.crio import is_disabled, unfollowed
 from pinning.pods.eligible import OWN_CORES, ineligible, nobody_eligible, policy_of
+from pinning.pods.launcher import is_dedicated_launcher, is_launcher
 from pinning.pods.qos import in_effect
 from pinning.pods.quantity import parse_quantity, rounded_up, whole
 from pinning.pods.resources import (
@@ -169,9 +167,18 @@ def left_of(budget: int, slices: Iterable[Claim]) -> int:
     return max(0, budget - sum([claim.count for claim in slices if claim.role is not Role.INIT]))
 
 
+class _PodLevel(NamedTuple):
+    """The pod-level CPUs of a pod that are its budget, and what else decides how it is cut."""
+
+    cpus: int
+    members: tuple[Member, ...]  # with corepin's own containers
+    filled: tuple[Claim, ...]  # claims of containers whose CPU limit a LimitRange filled in
+    may_have_others: bool  # ResourceClaims may give its containers other CPUs
+
+
 @dataclass(frozen=True)
 class PodClaims:
-    """The claims of a pod, with lazily computed causes and warnings."""
+    """The claims of a pod, with lazily computed budget, causes and warnings."""
 
     claims: tuple[Claim, ...]
     members: tuple[Member, ...]  # with the CPUs that the kubelet allocated; without corepin's own
@@ -180,8 +187,13 @@ class PodClaims:
     beyond: tuple[tuple[Member, Claim], ...] = ()
     crowd: tuple[Cause, ...] = ()  # the reason why the rest of the pod was not read
     machine: str = ""  # why processes in the pod cannot move threads between CPUs; or empty
-    budget: Budget | None = None
     unbudgeted: tuple[Cause, ...] = ()  # the warning that pod-level CPU is no budget
+    pod_level: _PodLevel | None = None  # None: it has no budget
+
+    @lazy
+    def budget(self: Any) -> Budget | None:
+        """Return the budget of the pod, None if it has none. Mutating a pod needs it only beside placement policies."""
+        return _budget(self, self.pod_level) if self.pod_level else None
 
     @property
     def slices(self) -> tuple[Claim, ...]:
@@ -198,6 +210,12 @@ class PodClaims:
         """Return the claims of the containers, and that of the pool if it has CPUs."""
         pool = self.pool
         return (*self.claims, pool) if pool and pool.count else self.claims
+
+    @property
+    def must_fit(self) -> bool:
+        """Return whether a container of the pod must not start unpinned. Without placement policies no pool must fit."""
+        claims = self.every_claim if self.policies.states_placement else self.claims
+        return any(claim.must_fit for claim in claims)
 
     @property
     def carrier(self) -> str:
@@ -303,18 +321,6 @@ class PodClaims:
         return (*self.claims, *(claim for _, claim in self.beyond))
 
 
-def is_launcher(pod: Pod) -> bool:
-    """Return whether a pod runs a KubeVirt virtual machine."""
-    labels = (pod.get("metadata") or {}).get("labels") or {}
-    return labels.get(KUBEVIRT_LABEL) == VIRT_LAUNCHER
-
-
-def is_dedicated_launcher(pod: Pod) -> bool:
-    """Return whether a pod runs a virtual machine with dedicated CPUs."""
-    selector = (pod.get("spec") or {}).get("nodeSelector") or {}
-    return is_launcher(pod) and any(selector.get(label) == "true" for label in CPUMANAGER_LABELS)
-
-
 def count_containers(pod: Pod) -> int:
     """Return the number of a pod's containers that may claim CPUs."""
     spec = pod.get("spec") or {}
@@ -367,10 +373,10 @@ def read_pod(pod: Pod) -> PodClaims:
         return PodClaims(
             tuple(claims), listed, policies, tuple(beyond), machine=machine, unbudgeted=unbudgeted
         )
-    filled = _unnamed_of(pod, claims, policies)
+    filled = _unnamed_of(filled_in(pod), claims, policies)
     left = tuple([claim for claim in claims if claim not in filled] if filled else claims)
-    budget = _budget(cpus, pod, every, left, beyond, filled, policies)
-    return PodClaims(left, listed, policies, tuple(beyond), machine=machine, budget=budget)
+    pod_level = _PodLevel(cpus, every, filled, bool((pod.get("spec") or {}).get("resourceClaims")))
+    return PodClaims(left, listed, policies, tuple(beyond), machine=machine, pod_level=pod_level)
 
 
 def _beside_runtime(claim: Claim, annotations: Mapping[str, str], machine: str) -> Claim:
@@ -384,12 +390,15 @@ def _beside_runtime(claim: Claim, annotations: Mapping[str, str], machine: str) 
     return claim
 
 
-def _unnamed_of(pod: Pod, claims: Sequence[Claim], policies: PolicyAnnotations) -> tuple[Claim, ...]:
+def _unnamed_of(
+    in_range: Collection[str], claims: Sequence[Claim], policies: PolicyAnnotations
+) -> tuple[Claim, ...]:
     """Return the claims of containers whose CPU limit a LimitRange filled in, and which no annotation names."""
-    in_range = filled_in(pod)
+    if not in_range:
+        return ()
     return tuple(
         claim
-        for claim in (claims if in_range else ())
+        for claim in claims
         if claim.can_be_slice
         and claim.container in in_range
         and not policies.cpu.is_named(claim.container)
@@ -397,27 +406,21 @@ def _unnamed_of(pod: Pod, claims: Sequence[Claim], policies: PolicyAnnotations) 
     )
 
 
-def _budget(
-    cpus: int,
-    pod: Pod,
-    every: Sequence[Member],  # with corepin's own containers
-    claims: tuple[Claim, ...],
-    beyond: Sequence[tuple[Member, Claim]],
-    filled: tuple[Claim, ...],
-    policies: PolicyAnnotations,
-) -> Budget:
-    holding = {claim.container for claim in claims}.union([claim.container for _, claim in beyond])
+def _budget(asked: PodClaims, pod_level: _PodLevel) -> Budget:
+    holding = {claim.container for claim in asked.claims}.union(
+        [claim.container for _, claim in asked.beyond]
+    )
     users = tuple(
         [
             PoolUser(member.name, at, member.role)
-            for at, member in enumerate(every)
+            for at, member in enumerate(pod_level.members)
             if member.name not in holding and not member.is_gate
         ]
     )
-    slices = tuple([claim for claim in claims if claim.can_be_slice])
-    purpose = PodPool(cpus, users, bool((pod.get("spec") or {}).get("resourceClaims")))
-    rest = _pool_claim(purpose, left_of(cpus, slices), policies)
-    return Budget(cpus, rest, claims, slices, filled)
+    slices = tuple([claim for claim in asked.claims if claim.can_be_slice])
+    purpose = PodPool(pod_level.cpus, users, pod_level.may_have_others)
+    rest = _pool_claim(purpose, left_of(pod_level.cpus, slices), asked.policies)
+    return Budget(pod_level.cpus, rest, asked.claims, slices, pod_level.filled)
 
 
 def _pool_claim(pool: PodPool, count: int, policies: PolicyAnnotations) -> Claim:
@@ -425,6 +428,7 @@ def _pool_claim(pool: PodPool, count: int, policies: PolicyAnnotations) -> Claim
     smt, numa = policies.smt.pod, policies.numa.pod
     core_type, devices = policies.core_type.pod, policies.devices.pod
     is_single = numa is not None and numa.value is NUMAPolicy.SINGLE
+    users = [user.container for user in pool.users]
     return Claim(
         container="",
         role=Role.MAIN,
@@ -436,8 +440,8 @@ def _pool_claim(pool: PodPool, count: int, policies: PolicyAnnotations) -> Claim
         numa_memory=policies.memory.value if policies.memory and is_single else None,
         core_type=core_type.value if core_type else None,
         devices=devices.value if devices else None,
-        noise=policies.noise_of([user.container for user in pool.users]),
-        irq=policies.irq_of([user.container for user in pool.users]),
+        noise=policies.noise_of(users),
+        irq=policies.irq_of(users),
         pool=pool,
     )
 

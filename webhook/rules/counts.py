@@ -104,8 +104,10 @@ def _by_container(
     """Return what the claims of a pod take, by the container that requests it.
 
     The pool's part is requested by one container, because `spec.resources` takes no extended resources; so is the
-    whole budget if it is to be on one NUMA node.
+    whole budget if it is to be on one NUMA node. Only CMK's claims are counted without a placement policy.
     """
+    if not (pod_claims.policies.states_placement or any(it.origin is Origin.CMK for it in pod_claims.claims)):
+        return {}
     found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
     pool = pod_claims.pool
     carrier = pod_claims.carrier

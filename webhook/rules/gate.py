@@ -51,7 +51,7 @@ def plan_gate(
 
     They must follow those of `before`, because the last one moves all init containers.
     """
-    if not settings.gate or not any(claim.must_fit for claim in pod_claims.every_claim) or _has_one(pod):
+    if not settings.gate or not pod_claims.must_fit or _has_one(pod):
         return []
     spec = pod.get("spec") or {}
     volumes = _volumes_after(spec, before)

@@ -22,7 +22,7 @@ _REQUIRED: Final = {REQUIRED_PLUGINS: json.dumps([NRI_PLUGIN])}
 
 def plan_nri_annotations(pod_claims: PodClaims, settings: Settings) -> Fragment:
     """Return the annotations for a pod with a claim that must fit; empty for other pods."""
-    if not any(claim.must_fit for claim in pod_claims.every_claim):
+    if not pod_claims.must_fit:
         return {}
     annotations = _GUARDED | _REQUIRED if settings.required_plugins else _GUARDED
     return {"metadata": {"annotations": annotations}}

@@ -21,8 +21,9 @@ from pinning.contract import (
 from pinning.errors import Cause
 from pinning.pods.annotations import annotation_field, policy_keys
 from pinning.pods.budget import BUDGET_FIELD
-from pinning.pods.claims import Origin, is_dedicated_launcher, read_pod
+from pinning.pods.claims import Origin, read_pod
 from pinning.pods.eligible import OWN_CORES
+from pinning.pods.launcher import is_dedicated_launcher
 from pinning.pods.qos import qos_class
 from pinning.pods.quantity import millicores
 from pinning.pods.resources import Member, Role, guarantee_gaps, members, shown, whole_cpus

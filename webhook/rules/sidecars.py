@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pinning.contract import GATE_SIDECAR, LAUNCHER_CONTAINER, LIMIT_RANGER, SIDECAR_LIMITS_POD
 from pinning.errors import Cause
 from pinning.pods.annotations import annotation_field
-from pinning.pods.claims import is_dedicated_launcher, is_launcher
+from pinning.pods.launcher import is_dedicated_launcher, is_launcher
 from pinning.pods.resources import Member, guarantee_gaps, has_any, states_compute, whole_cpus
 
 if TYPE_CHECKING:

@@ -176,6 +176,38 @@ def test_a_pod_without_slices_is_not_refused() -> None:
     assert not read(2, {"m": None}).pool.must_fit
 
 
+@pytest.mark.parametrize(
+    ("annotations", "containers", "expected"),
+    [
+        pytest.param(EXCLUSIVE, {"m": 2, "p": None}, False, id="plain"),
+        pytest.param({f"{SMT}pod": "require"}, {"p": None}, True, id="the pool alone"),
+        pytest.param({f"{SMT}pod": "require"}, {"m": 4}, True, id="a slice beside an empty pool"),
+        pytest.param({**EXCLUSIVE, f"{SMT}container.m": "isolate"}, {"m": 2, "p": None}, True, id="a slice"),
+        pytest.param({**EXCLUSIVE, f"{SMT}pod": "prefer"}, {"m": 2, "p": None}, False, id="prefer"),
+        pytest.param({**EXCLUSIVE, "numa-policy.corepin.io/pod": "single"}, {"p": None}, False, id="single"),
+        pytest.param(
+            {**EXCLUSIVE, "device-policy.corepin.io/pod": "require"}, {"p": None}, True, id="devices"
+        ),
+    ],
+)
+def test_a_pod_must_fit_if_one_of_its_parts_must(
+    annotations: dict[str, str], containers: Any, expected: bool
+) -> None:
+    """An empty pool needs no CPUs."""
+    found = read(4, containers, annotations=annotations)
+    assert found.must_fit is expected
+    assert found.must_fit is any(claim.must_fit for claim in found.every_claim)
+
+
+def test_the_budget_of_a_pod_without_placement_policies_is_not_needed_to_say_that_it_may_start() -> None:
+    """Every new pod is asked, and cutting the budget costs as much as reading the claims of two containers."""
+    plain, placed = (
+        read(4, {"m": 2, "p": None}, annotations=it) for it in (EXCLUSIVE, {f"{SMT}pod": "require"})
+    )
+    assert (plain.must_fit, placed.must_fit) == (False, True)
+    assert ("budget" in vars(plain), "budget" in vars(placed)) == (False, True)
+
+
 def test_a_container_that_is_named_still_needs_whole_cpus() -> None:
     """An annotation of the container's own is not silently the pool."""
     annotations = {**EXCLUSIVE, "cpu-manager.corepin.io/container.p": "exclusive"}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import jsonpatch
 import pytest
 
 from pinning.contract import GATE_CONTAINER, GUARDED
+from pinning.pods import claims
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
 from tests.tables import table
@@ -61,6 +63,18 @@ def test_the_first_container_without_a_slice_counts_the_pool(
 ) -> None:
     """The container that carries the pool requests its cores, because spec.resources takes no extended resources."""
     assert counts(budgeted("a", 5, {"m": 2, "log": None, "web": None}, annotations=annotations)) == expected
+
+
+@pytest.mark.parametrize(("policies", "is_cut"), [(EXCLUSIVE, False), (REQUIRE, True), (SINGLE, True)])
+def test_mutation_cuts_the_budget_only_beside_placement_policies(
+    policies: dict[str, str], is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them nothing is counted for the pool, and no pool must fit."""
+    cut = Mock(side_effect=claims._budget)
+    monkeypatch.setattr(claims, "_budget", cut)
+    document: Any = budgeted("a", 5, {"m": 2, "log": None}, annotations=policies)
+    plan_mutation(document, PLAIN, Injection(BUILT_IN))
+    assert cut.called is is_cut
 
 
 def test_a_pod_of_slices_counts_the_pool_on_the_first_of_them() -> None:
