@@ -18,8 +18,8 @@ from apiserver.backoff import Backoff
 from apiserver.errors import APIError, Conflict, Gone
 from apiserver.list_watch import ListWatch
 from apiserver.pages import decode_any
-from pinning.contract import DRA_CAPACITY, DRA_DRIVER
-from pinning.dra.groups import slice_devices
+from pinning.contract import DRA_DRIVER
+from pinning.dra.groups import cpus_of_device, slice_devices
 from pinning.planning.claim_grants import offer_of
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ class Slice(msgspec.Struct):
 
     @property
     def has_cpus(self) -> bool:
-        """Return whether its devices have CPUs by the name that all CPU drivers use."""
-        return any(DRA_CAPACITY in (device.get("capacity") or {}) for device in self.spec.devices or ())
+        """Return whether its devices have CPUs."""
+        driver = self.spec.driver
+        return any(cpus_of_device(driver, device) is not None for device in self.spec.devices or ())
 
 
 class _Node(msgspec.Struct):

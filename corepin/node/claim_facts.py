@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from corepin.errors import CommandFailed
 from corepin.node.kube_api import NotFound, get
-from pinning.contract import DRA_CAPACITY, DRA_CPU_CLASS, DRA_DRIVER
+from pinning.contract import DRA_CPU_CLASS, DRA_DRIVER
+from pinning.dra.groups import cpus_of_device
 from pinning.errors import BadQuantity
 from pinning.pods.quantity import rounded_up
 
@@ -62,9 +63,9 @@ def _drivers(slices: list[Mapping[str, Any]]) -> dict[str, int]:
     found: dict[str, int] = {}
     for spec in (item["spec"] for item in slices):
         for device in spec.get("devices") or ():
-            capacity = (device.get("capacity") or {}).get(DRA_CAPACITY)
-            if capacity:
-                found[spec["driver"]] = found.get(spec["driver"], 0) + _count(capacity.get("value"))
+            amount = cpus_of_device(spec["driver"], device)
+            if amount is not None:
+                found[spec["driver"]] = found.get(spec["driver"], 0) + _count(amount)
     return found
 
 

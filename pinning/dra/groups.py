@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pinning.contract import DRA_CAPACITY
+from pinning.contract import DRA_CAPACITY, DRA_CPU_CLASS
 from pinning.machine.cpuset import CPUSet, union
 
 if TYPE_CHECKING:
@@ -34,6 +34,17 @@ class Offer(NamedTuple):
     claimed: CPUSet  # CPUs that claims hold
     classic: CPUSet  # CPUs that containers hold without claims
     common: CPUSet  # the shared set without any holder
+
+
+def cpus_of_device(driver: str, device: Mapping[str, Any]) -> object:
+    """Return the amount of CPUs that a published device of any driver has, as the API writes it; None: it has none.
+
+    Of upstream's driver each device without an amount is a CPU: it publishes them so in its mode `individual`.
+    """
+    amount = (device.get("capacity") or {}).get(DRA_CAPACITY)
+    if amount:
+        return amount.get("value")
+    return "1" if driver == DRA_CPU_CLASS else None
 
 
 def device_groups(topology: Topology, usable: CPUSet) -> tuple[DeviceGroup, ...]:

@@ -1,4 +1,4 @@
-"""The ResourceSlice of a node on an API server with the feature gate off."""
+"""The ResourceSlice of a node: with the feature gate off, and beside another driver."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from agent.report.resource_slices import SliceReport
+from agent.report.resource_slices import Slice, SliceReport
 from apiserver.errors import Unavailable
 
 
@@ -39,6 +40,31 @@ class GateOff:
             self.failures -= 1
             raise Unavailable("down")
         self.stored = None
+
+
+@pytest.mark.parametrize(
+    ("driver", "device", "offers_cpus"),
+    [
+        pytest.param(
+            "dra.cpu", {"capacity": {"dra.cpu/cpu": {"value": "8"}}}, True, id="upstream's, grouped"
+        ),
+        pytest.param("dra.cpu", {"attributes": {"dra.cpu/cpuID": {"int": 3}}}, True, id="individual"),
+        pytest.param(
+            "x.example", {"capacity": {"dra.cpu/cpu": {"value": "8"}}}, True, id="another with CPUs"
+        ),
+        pytest.param("x.example", {"capacity": {"memory": {"value": "8Gi"}}}, False, id="no CPUs"),
+        pytest.param("cpu.corepin.io", {"capacity": {"dra.cpu/cpu": {"value": "8"}}}, False, id="our own"),
+    ],
+)
+def test_driver_that_offers_the_same_cpus_is_recognised(
+    caplog: pytest.LogCaptureFixture, driver: str, device: dict[str, Any], offers_cpus: bool
+) -> None:
+    """Beside one nothing is published, because both would give the CPUs away; upstream's may publish no amounts."""
+    there = {"metadata": {"name": "s"}, "spec": {"driver": driver, "devices": [{"name": "d", **device}]}}
+    report: Any = SliceReport(None, "node-1")  # type: ignore[arg-type]
+    report._slices = SimpleNamespace(items={"s": msgspec.convert(there, Slice)}, complete=True)
+    assert report._other_driver() is offers_cpus
+    assert bool(caplog.records) is offers_cpus
 
 
 def test_slice_without_its_fields_is_deleted_with_retries(

@@ -48,6 +48,19 @@ def test_folders_slices_and_classes_are_read(tmp_path: Path, monkeypatch: pytest
     assert found == ClaimFacts(True, (), "", True, cluster)
 
 
+def test_cpus_without_amounts_count_for_upstreams_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its mode `individual` each device is a CPU; devices of other drivers without amounts are none."""
+    slices = [
+        {"spec": {"driver": "dra.cpu", "devices": [{"name": "cpudev000"}, {"name": "cpudev001"}]}},
+        {"spec": {"driver": "gpu.example.com", "devices": [{"name": "gpu-0"}]}},
+    ]
+    found = facts(tmp_path, {SLICES: {"items": slices}, "/api/v1/nodes/n1": NODE}, monkeypatch)
+    assert found.cluster
+    assert found.cluster.drivers == {"dra.cpu": 2}
+
+
 def test_what_is_not_there_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders, sockets and the API group; without the node's name the cluster is not asked."""
     found = facts(tmp_path, {}, monkeypatch)

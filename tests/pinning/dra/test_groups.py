@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from pinning.dra.groups import Offer, device_groups, published_cpus, request_policy, slice_devices
+from pinning.dra.groups import (
+    Offer,
+    cpus_of_device,
+    device_groups,
+    published_cpus,
+    request_policy,
+    slice_devices,
+)
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.machine.topology import EFFICIENCY, PERFORMANCE, Topology
 from tests.pinning.machines import DUAL, FLAT, FOUR_NODES, HYBRID, WITHOUT_SMT
@@ -133,3 +140,17 @@ def test_devices_are_disjoint_whole_cores(topology: Topology) -> None:
     assert len({group.device for group in groups}) == len(groups)
     given = Offer(topology, topology.online, EMPTY, EMPTY, topology.online)
     assert sum(published_cpus(groups, given).values()) < len(topology.cpus)
+
+
+@pytest.mark.parametrize(
+    ("driver", "device", "cpus"),
+    [
+        pytest.param("cpu.corepin.io", {"capacity": {"dra.cpu/cpu": {"value": "14"}}}, "14", id="ours"),
+        pytest.param("dra.cpu", {"capacity": {"dra.cpu/cpu": {"value": "8"}}}, "8", id="grouped"),
+        pytest.param("dra.cpu", {"name": "cpudev003"}, "1", id="individual"),
+        pytest.param("gpu.example.com", {"capacity": {"memory": {"value": "80Gi"}}}, None, id="no CPUs"),
+    ],
+)
+def test_cpus_of_published_devices(driver: str, device: dict[str, object], cpus: str | None) -> None:
+    """A driver's amount counts; a device of upstream's driver without one is a CPU."""
+    assert cpus_of_device(driver, device) == cpus
