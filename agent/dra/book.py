@@ -82,7 +82,7 @@ class ClaimBook:
         is_read = False
         try:
             async with asyncio.timeout(self._wait_seconds):
-                if grant := self._prepared(uid):
+                if grant := self.prepared(uid):
                     return grant
                 with self._reading():
                     claim = await self._read(namespace, uid, name)
@@ -99,7 +99,8 @@ class ClaimBook:
         why = self._waiting.get(uid)
         return (Cause.NO_ROOM, why) if why else (Cause.NOT_READY, NOT_PASSED)
 
-    def _prepared(self, uid: str) -> ClaimGrant | None:
+    def prepared(self, uid: str) -> ClaimGrant | None:
+        """Return the CPUs of a prepared claim; None if it has none, or is being given back."""
         grant = (self.grants or {}).get(uid)
         is_valid = uid not in self._released and uid not in self._stale_until
         return grant if grant and grant.is_prepared and is_valid else None
@@ -129,7 +130,7 @@ class ClaimBook:
         with self._asking(claim):
             self._request_gathered()
             while uid not in self._released:
-                if grant := self._prepared(uid):
+                if grant := self.prepared(uid):
                     return grant
                 await self._passed.wait()
         return RefusedPrepare(Cause.GIVEN_BACK, f"claim {claim.full_name} was given back in the meantime")

@@ -37,13 +37,21 @@ class CDIFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, grant: ClaimGrant) -> None:
-        """Replace the file of a claim; nothing is written where it is right."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path, content = self._path(grant.claim.uid), _content(grant)
+    def wrong(self, grants: Iterable[ClaimGrant]) -> list[ClaimGrant]:
+        """Return the claims whose files are missing, or have another content."""
+        return [grant for grant in grants if not self._is_right(grant)]
+
+    def _is_right(self, grant: ClaimGrant) -> bool:
         with suppress(OSError):
-            if self._read(path) == content:
-                return
+            return self._read(self._path(grant.claim.uid)) == _content(grant)
+        return False
+
+    def write(self, grant: ClaimGrant) -> bool:
+        """Replace the file of a claim; return whether that was necessary, because it was not right."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._is_right(grant):
+            return False
+        path, content = self._path(grant.claim.uid), _content(grant)
         beside = path.with_name(f".{path.name}.new")
         beside.unlink(missing_ok=True)  # of a write that was cut short
         try:
@@ -54,6 +62,7 @@ class CDIFiles:
                 beside.unlink(missing_ok=True)
             raise
         self._flush()
+        return True
 
     def remove(self, uid: str) -> None:
         """Delete the file of a claim, if there is one."""

@@ -45,6 +45,9 @@ class ClosedBook:
             self.left[uid] = namespace, name
         return RefusedPrepare(Cause.GONE, f"claim {namespace}/{name}: {CLOSED}")
 
+    def prepared(self, uid: str) -> None:
+        """Return None: no claim is prepared any more."""
+
     async def unprepare(self, uid: str) -> str:
         """Take a claim back."""
         if self.left.pop(uid, None):

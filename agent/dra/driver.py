@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import SeenPod
 
 LEFTOVER_SECONDS: Final = 60.0  # between two looks at claims that no pod of the node names
+FILES_SECONDS: Final = 60.0  # between two looks at the CDI files of prepared claims
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +46,11 @@ class DRADriver:
         cdi: Path,
         metrics: ClaimMetrics,
         leftover_seconds: float = LEFTOVER_SECONDS,
+        files_seconds: float = FILES_SECONDS,
     ) -> None:
         self._reader = reader
         self._leftover_seconds = leftover_seconds
+        self._files_seconds = files_seconds
         self._pods = PodClaims(reader)
         self.book = ClaimBook(reader)
         self.wakes = Wakes()
@@ -117,6 +120,7 @@ class DRADriver:
             group.create_task(self._pods.run(request_pass))
             group.create_task(self._serve())
             group.create_task(self._leftovers())
+            group.create_task(self._keep_files())
             group.create_task(self.wakes.run(request_pass))
 
     async def _serve(self) -> None:
@@ -133,8 +137,23 @@ class DRADriver:
                 logger.error("claims are not served", extra={"facts": facts})  # noqa: TRY400 - that says it all
                 await asyncio.sleep(backoff.next())
 
+    async def _keep_files(self) -> None:
+        """Write CDI files again that another program deleted, or that could not be written when the agent started."""
+        problem = ""
+        while True:
+            await asyncio.sleep(self._files_seconds)
+            prepared = [grant for grant in (self.book.grants or {}).values() if grant.is_prepared]
+            try:
+                await self.plugin.keep_files(prepared)
+            except OSError as error:
+                if str(error) != problem:
+                    logger.error("CDI files not written", extra={"facts": {"reason": str(error)}})  # noqa: TRY400
+                problem = str(error)
+            else:
+                problem = ""
+
     async def _leftovers(self) -> None:
-        """Release claims that were deleted while no agent ran, once their pods are gone."""
+        """Release claims that were deleted, or deallocated, while no agent ran, once their pods are gone."""
         before: frozenset[str] = frozenset()
         while True:
             await asyncio.sleep(self._leftover_seconds)
@@ -154,6 +173,8 @@ class DRADriver:
                 now = await self._reader.read(claim.namespace, claim.name)
         except (APIError, TimeoutError):
             return
-        if now is None or (not isinstance(now, BadClaim) and now.uid != claim.uid):
+        if now is None or (
+            not isinstance(now, BadClaim) and (now.uid, now.parts) != (claim.uid, claim.parts)
+        ):
             logger.warning("claim left over", extra={"facts": {"claim": claim.full_name}})
             self.book.release(claim.uid)

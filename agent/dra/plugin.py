@@ -20,7 +20,7 @@ from pinning.contract import CDI_KIND, DRA_DRIVER
 from pinning.dra.claims import ClaimGrant, device_name, is_uid
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
     from pathlib import Path
 
     from agent.dra.cdi import CDIFiles
@@ -41,6 +41,10 @@ class Book(Protocol):
 
     async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
         """Return the CPUs of a claim, the claim itself if it has none of ours, or why it is not prepared."""
+        ...
+
+    def prepared(self, uid: str) -> ClaimGrant | None:
+        """Return the CPUs of a prepared claim; None if it has none, or is being given back."""
         ...
 
     async def unprepare(self, uid: str) -> str:
@@ -166,7 +170,21 @@ class KubeletPlugin:
             devices=[self._device(grant.claim.uid, part) for part in grant.claim.parts]
         )
 
-    async def _on_file(self, uid: str, work: Callable[[], None]) -> None:
+    async def keep_files(self, grants: Iterable[ClaimGrant]) -> None:
+        """Write the files of prepared claims that another program deleted or changed; raise OSError.
+
+        The kubelet prepares a claim once, so that without its file no container of it could be restarted.
+        """
+        for grant in await asyncio.to_thread(self._files.wrong, grants):
+            if self._book.prepared(grant.claim.uid) == grant:
+                await self._on_file(grant.claim.uid, partial(self._write_again, grant))
+
+    def _write_again(self, grant: ClaimGrant) -> None:
+        if self._files.write(grant):
+            facts = {"claim": grant.claim.full_name, "reason": "it was missing, or not as it was written"}
+            logger.warning("CDI file written again", extra={"facts": facts})
+
+    async def _on_file(self, uid: str, work: Callable[[], object]) -> None:
         """Write or delete the file of a claim, one call after the other; raise OSError.
 
         A call that the kubelet cancels ends its work all the same, before the next one of this claim begins: a late
@@ -225,7 +243,7 @@ def _split(claims: Mapping[str, dra.Claim]) -> tuple[list[str], list[str]]:
     return uids[:MOST_CLAIMS], uids[MOST_CLAIMS:]
 
 
-async def _after(before: asyncio.Task[None] | None, work: Callable[[], None]) -> None:
+async def _after(before: asyncio.Task[None] | None, work: Callable[[], object]) -> None:
     if before:
         await asyncio.wait([before])
     await asyncio.to_thread(work)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from agent.dra import dra_pb2 as dra
 from agent.dra import registration_pb2 as registration
 from agent.dra.claim_metrics import ClaimMetrics
-from agent.dra.driver import DRADriver
+from agent.dra.driver import FILES_SECONDS, DRADriver
 from agent.dra.plugin import SERVICE
 from agent.dra.reader import ClaimReader
 from agent.grpc_calls import Calls
@@ -49,7 +49,7 @@ class FakeApi:
 class Node:
     """A driver, and passes that grant each claim CPUs of its own, in order, while there are some."""
 
-    def __init__(self, folder: Path, cpus: int = 8) -> None:
+    def __init__(self, folder: Path, cpus: int = 8, files_seconds: float = FILES_SECONDS) -> None:
         self.api = FakeApi()
         self.folder = folder
         self.slept: list[float] = []
@@ -59,7 +59,7 @@ class Node:
         reader = ClaimReader(self.api, NODE, self._sleep)  # type: ignore[arg-type]
         self.registry, self.now = CollectorRegistry(), 0.0
         metrics = ClaimMetrics(self.registry, lambda: self.now)
-        self.driver = DRADriver(reader, NODE, self.root, self.cdi, metrics, leftover_seconds=0.01)
+        self.driver = DRADriver(reader, NODE, self.root, self.cdi, metrics, 0.01, files_seconds)
         self.ledger = Ledger()
         self.pods: list[SeenPod] = []
         self.live: set[str] = set()
@@ -138,9 +138,14 @@ class Node:
         return {path.name: json.loads(path.read_text()) for path in self.cdi.glob("*")}
 
 
-def on(tmp_path: Path, use: Callable[[Node], Awaitable[None]], cpus: int = 8) -> Node:
+def on(
+    tmp_path: Path,
+    use: Callable[[Node], Awaitable[None]],
+    cpus: int = 8,
+    files_seconds: float = FILES_SECONDS,
+) -> Node:
     """Run a driver, and use it."""
-    node = Node(tmp_path, cpus)
+    node = Node(tmp_path, cpus, files_seconds)
 
     async def run() -> None:
         node.run_pass()

@@ -92,11 +92,11 @@ class SlowFiles(CDIFiles):
         super().__init__(folder)
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def write(self, grant: ClaimGrant) -> None:
+    def write(self, grant: ClaimGrant) -> bool:
         """Replace the file of a claim, later."""
         self.begun.set()
         assert self.go_on.wait(30)
-        super().write(grant)
+        return super().write(grant)
 
 
 def test_write_of_a_cancelled_prepare_does_not_bring_a_file_back(tmp_path: Path) -> None:

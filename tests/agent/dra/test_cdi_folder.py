@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.agent.dra.driver_node import Node, on
-from tests.pinning.dra.claiming import uid_of
+from pinning.dra.claims import ClaimGrant
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger
+from tests.agent.dra.driver_node import Node, on, pod
+from tests.pinning.dra.claiming import claim, uid_of
 
 NAME = f"corepin.io-cpu_claim-{uid_of('x')}.json"
 SMALL = 4096  # bytes of a file system: one page
@@ -122,3 +127,56 @@ def test_file_of_our_name_by_another_program_is_replaced(tmp_path: Path, name: s
         assert not target.exists() or target.read_text() == "theirs"
 
     on(tmp_path, use)
+
+
+@pytest.mark.parametrize("kind", ["deleted", "changed", "folder deleted"])
+def test_file_of_a_prepared_claim_is_written_again(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kubelet does not prepare a claim again for a restarted container, which cannot start without the file."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        await node.prepare("x")
+        path = node.cdi / NAME
+        content = path.read_bytes()
+        if kind == "changed":
+            path.write_text("{}")
+        else:
+            path.unlink()
+        if kind == "folder deleted":
+            with suppress(OSError):  # the file is back already
+                node.cdi.rmdir()
+        while not path.exists() or path.read_bytes() != content:
+            await asyncio.sleep(0.001)
+        assert await node.unprepare("x") == ""
+        assert node.files() == {}
+
+    node = on(tmp_path, use, files_seconds=0.001)
+    assert node.files() == {}
+    assert "CDI file written again" in [it.message for it in caplog.records]
+
+
+def test_file_that_cannot_be_written_is_tried_again(
+    tmp_path: Path, small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the folder is full when the agent starts; the reason is logged once."""
+    grant = ClaimGrant(claim("x", 1), (CPUSet([1]),), is_prepared=True)
+    make_full(small)
+
+    def tries() -> int:
+        return [it.message for it in caplog.records].count("CDI files not written")
+
+    async def use(node: Node) -> None:
+        node.pods = [pod("a", "x")]
+        node.ledger = Ledger().grant(grant)
+        node.run_pass()
+        while not tries():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)  # for more tries, of which none is logged
+        make_writable_again(small)
+        while not (small / NAME).exists():
+            await asyncio.sleep(0.001)
+
+    on(tmp_path, use, files_seconds=0.001)
+    assert tries() == 1

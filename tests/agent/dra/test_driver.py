@@ -313,6 +313,21 @@ def test_claim_deleted_during_a_restart_is_released(tmp_path: Path) -> None:
     on(tmp_path, use)
 
 
+def test_claim_deallocated_during_a_restart_is_released(tmp_path: Path) -> None:
+    """Its pod is gone, and the scheduler has allocated it elsewhere, or not at all: no Unprepare comes any more."""
+
+    async def use(node: Node) -> None:
+        for name in ("x", "y", "z"):
+            node.add(name, 1)
+            await node.prepare(name)
+        node.add("x", 2)
+        node.add("y")
+        while node.ledger.claims.keys() != {uid_of("z")}:
+            await asyncio.sleep(0.001)
+
+    on(tmp_path, use)
+
+
 def test_claim_of_thirty_two_results_has_a_device_for_each(tmp_path: Path) -> None:
     """All are in one file, and an agent without a checkpoint reads them from it."""
 
