@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.doctor.checks import ForeignThreads
 from agent.doctor.noise import UNBOUND_WORKERS
-from agent.kernel.procfs import FLAGS, PROCESSOR, TIMES, cgroup_of, read_stat
+from agent.kernel.procfs import FLAGS, PROCESSOR, cgroup_of, read_stat, run_time
 from pinning.machine.cpuset import union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pinning.machine.cpuset import CPUSet
 
 # flags in proc_pid_stat(5), from include/linux/sched.h
 _KTHREAD: Final = 0x00200000  # PF_KTHREAD
+_MOST_LOOKS: Final = 5  # each reads every thread of the node
 _FIXED: Final = 0x04000000  # PF_NO_SETAFFINITY: bound to its CPU
 
 
-def foreign_threads(proc: Path, owned: Mapping[str, CPUSet], seconds: float) -> ForeignThreads:
+def foreign_threads(
+    proc: Path, owned: Mapping[str, CPUSet], seconds: float, sleep: Callable[[float], None] = time.sleep
+) -> ForeignThreads:
     """Watch all threads for a while; return those that ran on exclusive CPUs and belong to no owning pod.
 
     `owned` are the exclusive CPUs by pod uid. Every thread of an owning pod counts as the owner's, because only the
@@ -33,20 +36,31 @@ def foreign_threads(proc: Path, owned: Mapping[str, CPUSet], seconds: float) -> 
     """
     if not owned:
         return ForeignThreads({})
-    exclusive = union(owned.values())
-    before = {thread.id: thread.ran for thread in _threads(proc, exclusive)}
-    time.sleep(seconds)
     by_cgroup: dict[str, Counter[str]] = {}
     fixed: Counter[str] = Counter()
     movable: Counter[str] = Counter()
-    for thread in _threads(proc, exclusive):
-        if before.get(thread.id) == thread.ran:
-            continue
+    for thread in _ran(proc, union(owned.values()), seconds, sleep):
         if thread.is_kernel:
             (fixed if thread.is_fixed else movable)[thread.name] += 1
         elif not any(uid in thread.cgroup or uid.replace("-", "_") in thread.cgroup for uid in owned):
             by_cgroup.setdefault(thread.cgroup, Counter())[thread.name] += 1
     return ForeignThreads(by_cgroup, fixed, movable)
+
+
+def _ran(proc: Path, cpus: CPUSet, seconds: float, sleep: Callable[[float], None]) -> Iterable[_Thread]:
+    """Return the threads that ran on the CPUs while they were watched.
+
+    The kernel shows the last CPU of a thread alone, and most daemons may run anywhere: they are looked at more than once.
+    """
+    looks = min(max(1, int(seconds)), _MOST_LOOKS)
+    found: dict[int, _Thread] = {}
+    before = {thread.id: thread.ran for thread in _threads(proc, cpus)}
+    for _ in range(looks):
+        sleep(seconds / looks)
+        now = {thread.id: thread for thread in _threads(proc, cpus)}
+        found |= {number: thread for number, thread in now.items() if before.get(number) != thread.ran}
+        before = {number: thread.ran for number, thread in now.items()}
+    return found.values()
 
 
 def runs_corepin(proc: Path, verb: str) -> bool:
@@ -98,17 +112,9 @@ def _read_thread(task: Path, cpus: set[str]) -> _Thread | None:
     return _Thread(
         id=int(task.name),
         name=name,
-        ran=_ran(task, fields),
+        ran=run_time(task, fields),
         is_kernel=bool(flags & _KTHREAD),
         # The kernel flags these workers too, but the mask of unbound workqueues moves them.
         is_fixed=bool(flags & _FIXED) and not name.startswith(UNBOUND_WORKERS),
         cgroup=cgroup_of(task),
     )
-
-
-def _ran(task: Path, fields: list[str]) -> tuple[str, ...]:
-    """Return a thread's run time: in nanoseconds, or in clock ticks on kernels without schedstat."""
-    try:
-        return ((task / "schedstat").read_text(encoding="ascii").split()[0],)
-    except FileNotFoundError:
-        return tuple(fields[TIMES])

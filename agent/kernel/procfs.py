@@ -48,6 +48,14 @@ def parse_stat(text: str) -> tuple[str, list[str]]:
     return named.partition("(")[2], rest.split()
 
 
+def run_time(task: Path, fields: list[str]) -> tuple[str, ...]:
+    """Return a thread's run time: in nanoseconds, or in clock ticks on kernels without schedstat."""
+    try:
+        return ((task / "schedstat").read_text(encoding="ascii").split()[0],)
+    except FileNotFoundError:
+        return tuple(fields[TIMES])
+
+
 def cgroup_of(task: Path) -> str:
     """Return the cgroup of a thread: its cpuset cgroup on v1, its only cgroup on v2.
 

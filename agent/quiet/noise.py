@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
@@ -15,10 +16,10 @@ from pinning.errors import BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from agent.quiet.owners import Owner
     from agent.quiet.thread_times import Threads
 
 _MOST_SETTING: Final = 2**14  # bytes; a list of CPUs is the longest
@@ -33,7 +34,7 @@ class Waited(NamedTuple):
     of: int  # threads it had
     seconds: float  # run-queue wait, summed over threads
     involuntary_switches: int
-    entered: Counter[str]  # names of processes started in it from outside
+    entered: Counter[str]  # names of processes started in it from outside that ran on its CPUs
 
 
 class Periodic(NamedTuple):
@@ -67,14 +68,14 @@ def measure(
     """
     softirqs = proc / "softirqs"
     earlier = _read(interrupts, cpus), _read(softirqs, cpus)
-    owners = find_owners(proc, first_pids)
+    owners = find_owners(proc, first_pids, cpus)
     before = {name: read_threads(str(proc), owner.threads, NO_THREADS) for name, owner in owners.items()}
     result = watch()
     later = _read(interrupts, cpus), _read(softirqs, cpus)
     after = {name: read_threads(str(proc), [*first.times], first) for name, first in before.items()}
     waited = {
-        name: _waited(before[name], after[name], len(owner.threads), owner.entered)
-        for name, owner in find_owners(proc, first_pids).items()
+        name: _waited(before[name], after[name], len(owner.threads), _entered(owners[name], owner))
+        for name, owner in find_owners(proc, first_pids, cpus).items()
         if name in before
     }
     grown = _growth(earlier[0], later[0])
@@ -121,6 +122,16 @@ def _growth(before: Table, after: Table) -> Table:
     if isinstance(before, str):
         return before
     return after if isinstance(after, str) else growth(before, after)
+
+
+def _entered(before: Owner, after: Owner) -> Counter[str]:
+    """Return the names of processes from outside that ran; one that sleeps, or runs on other CPUs, disturbs nothing."""
+    earlier = {task: ran for process in before.entered.values() for task, ran in process.ran.items()}
+    return Counter(
+        process.name
+        for process in after.entered.values()
+        if any(earlier.get(task) != ran for task, ran in process.ran.items())
+    )
 
 
 def _waited(before: Threads, after: Threads, of: int, entered: Counter[str]) -> Waited:

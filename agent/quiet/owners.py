@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.kernel.procfs import PARENT, cgroup_of, read_stat
+from agent.kernel.procfs import PARENT, PROCESSOR, cgroup_of, read_stat, run_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from pinning.machine.cpuset import CPUSet
+
 _MOST_PARENTS: Final = 64  # between a process and its container's first one
 _ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
+
+
+class Entered(NamedTuple):
+    """A process that was started in a container from outside."""
+
+    name: str
+    ran: Mapping[int, tuple[str, ...]]  # run time of its threads that last ran on the container's CPUs
 
 
 @dataclass
@@ -22,11 +30,11 @@ class Owner:
     """The threads of one container at one reading."""
 
     threads: list[int] = field(default_factory=list)
-    entered: Counter[str] = field(default_factory=Counter)  # names of processes started from outside
+    entered: dict[int, Entered] = field(default_factory=dict)  # processes started from outside
 
 
-def find_owners(proc: Path, first_pids: Mapping[str, int]) -> dict[str, Owner]:
-    """Return the threads of containers by name, given their first processes; skip exited ones."""
+def find_owners(proc: Path, first_pids: Mapping[str, int], cpus: CPUSet) -> dict[str, Owner]:
+    """Return the threads of containers by name, given their first processes and their CPUs; skip exited ones."""
     by_cgroup: dict[str, tuple[str, int]] = {}
     for name, pid in first_pids.items():
         with suppress(*_ENDED):
@@ -38,8 +46,19 @@ def find_owners(proc: Path, first_pids: Mapping[str, int]) -> dict[str, Owner]:
                 name, first = place
                 owner = found.setdefault(name, Owner())
                 owner.threads += (int(task.name) for task in (process / "task").iterdir())
-                if _entered(proc, int(process.name), first):
-                    owner.entered[read_stat(process)[0]] += 1
+                if _entered(proc, pid := int(process.name), first):
+                    owner.entered[pid] = Entered(read_stat(process)[0], _run_times(process, cpus))
+    return found
+
+
+def _run_times(process: Path, cpus: CPUSet) -> dict[int, tuple[str, ...]]:
+    """Return the run time of the threads of a process that last ran on the CPUs."""
+    found = {}
+    for task in (process / "task").iterdir():
+        with suppress(*_ENDED):
+            fields = read_stat(task)[1]
+            if int(fields[PROCESSOR]) in cpus:
+                found[int(task.name)] = run_time(task, fields)
     return found
 
 

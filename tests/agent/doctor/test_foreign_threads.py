@@ -69,3 +69,48 @@ def test_running_foreign_thread_is_found() -> None:
     assert threads[process.pid].name == "sh"
     assert os.getpid() not in threads
     assert foreign_threads(PROC, {}, 10) == ForeignThreads({})
+
+
+def daemon(proc: Path, cpu: int, ran: int) -> None:
+    """Write a daemon's thread, the CPU on which it ran last, and its run time."""
+    task = proc / "7/task/7"
+    task.mkdir(parents=True, exist_ok=True)
+    (task / "stat").write_text("7 (daemon) S 1 0 0 0 -1 0 " + " ".join(["0"] * 29) + f" {cpu} 0 0")
+    (task / "cgroup").write_text("0::/system.slice/daemon.service\n")
+    (task / "schedstat").write_text(f"{ran} 0 0\n")
+
+
+@pytest.mark.parametrize(
+    ("turns", "found"),
+    [
+        pytest.param([(0, 1), (1, 2), (0, 3)], True, id="ran on the CPU in between"),
+        pytest.param([(1, 0), (1, 1), (0, 2)], True, id="ran on the CPU and left"),
+        pytest.param([(0, 1), (0, 2), (0, 3)], False, id="ran elsewhere alone"),
+        pytest.param([(1, 0), (1, 0), (1, 0)], False, id="slept since it ran on the CPU"),
+    ],
+)
+def test_daemon_that_may_run_anywhere_is_looked_at_more_than_once(
+    tmp_path: Path, turns: list[tuple[int, int]], *, found: bool
+) -> None:
+    """A daemon that ran on an exclusive CPU is found, though it ran elsewhere before the end."""
+    daemon(tmp_path, 1, 0)
+    following = iter(turns)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        daemon(tmp_path, *next(following))
+
+    seen = foreign_threads(tmp_path, {"pod": CPUSet([1])}, 3.0, sleep)
+
+    assert slept == [1.0] * 3
+    assert seen.by_cgroup == ({"/system.slice/daemon.service": {"daemon": 1}} if found else {})
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(0.0, 1), (0.5, 1), (10.0, 5), (3600.0, 5)])
+def test_number_of_looks_is_limited(tmp_path: Path, seconds: float, looks: int) -> None:
+    """Each look reads every thread of the node."""
+    slept: list[float] = []
+    foreign_threads(tmp_path, {"pod": CPUSet([1])}, seconds, slept.append)
+
+    assert (len(slept), sum(slept)) == (looks, seconds)

@@ -116,3 +116,47 @@ def test_thread_with_a_reused_id_is_not_compared(tmp_path: Path) -> None:
 
     assert (same.waited["c"].threads, same.waited["c"].seconds) == (1, 3.0)
     assert (other.waited["c"].threads, other.waited["c"].of, other.waited["c"].seconds) == (0, 1, 0.0)
+
+
+def exec_process(proc: Path, pid: int, cpu: int, ran: int, threads: int = 1) -> None:
+    """Write a process `sh` that a shim has started in a container."""
+    for task in (proc / str(pid), *(proc / f"{pid}/task/{pid + number}" for number in range(threads))):
+        task.mkdir(parents=True, exist_ok=True)
+        (task / "stat").write_text(f"{pid} (sh) S 50 " + " ".join(["0"] * 34 + [str(cpu)] + ["0"] * 12))
+        (task / "status").write_text(f"Name:\tsh\nNSpid:\t{pid}\t9\nnonvoluntary_ctxt_switches:\t3\n")
+        (task / "schedstat").write_text(f"{ran} 0 7\n")
+        (task / "cgroup").write_text("0::/kubepods/pod1/abc\n")
+
+
+@table(
+    "cpu, ran, entered",
+    {
+        "runs": (1, 200, ["sh"]),
+        "sleeps": (1, 100, []),
+        "runs on another CPU": (2, 200, []),
+    },
+)
+def test_entered_process_counts_if_it_ran_on_the_cpus(
+    tmp_path: Path, cpu: int, ran: int, entered: list[str]
+) -> None:
+    """A shell that waits for its user, or was put on shared CPUs, disturbs nothing."""
+    exec_process(tmp_path, 100, 1, 100)  # the container's first process
+    exec_process(tmp_path, 50, 0, 1)
+    (tmp_path / "50/status").write_text("Name:\tshim\nNSpid:\t50\n")
+    (tmp_path / "50/cgroup").write_text("0::/system.slice\n")
+    exec_process(tmp_path, 200, cpu, 100)
+    noise, _ = measure(tmp_path, tmp_path, ONE, {"c": 100}, lambda: exec_process(tmp_path, 200, cpu, ran))
+
+    assert [*noise.waited["c"].entered] == entered
+
+
+def test_process_that_enters_during_the_watch_counts(tmp_path: Path) -> None:
+    """A process that was not there at first has run."""
+    exec_process(tmp_path, 100, 1, 100)
+    (tmp_path / "50").mkdir()
+    (tmp_path / "50/status").write_text("Name:\tshim\nNSpid:\t50\n")
+    noise, _ = measure(
+        tmp_path, tmp_path, ONE, {"c": 100}, lambda: exec_process(tmp_path, 200, 1, 100, threads=2)
+    )
+
+    assert noise.waited["c"].entered == {"sh": 1}
