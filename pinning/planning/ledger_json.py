@@ -138,7 +138,8 @@ def _pool_to_dict(pool: Assignment) -> dict[str, Any]:
         {"container": user.container, "place": user.start_index, "role": str(user.role)}
         for user in purpose.users
     ]
-    return {**_assignment_to_dict(pool), "budget": purpose.budget, "containers": users}
+    saved = {**_assignment_to_dict(pool), "budget": purpose.budget, "containers": users}
+    return {**saved, "irqDevices": list(purpose.irq_devices)} if purpose.irq_devices else saved
 
 
 def _pool_from_dict(saved: Mapping[str, Any]) -> Assignment:
@@ -147,7 +148,8 @@ def _pool_from_dict(saved: Mapping[str, Any]) -> Assignment:
         for user in saved["containers"]
     )
     part = _assignment_from_dict(saved)
-    purpose = PodPool(_whole(saved["budget"]), tuple(users))
+    irq_devices = tuple(_text(name) for name in saved.get("irqDevices", ()))
+    purpose = PodPool(_whole(saved["budget"]), tuple(users), irq_devices=irq_devices)
     return replace(
         part,
         owner=part.owner._replace(container=""),

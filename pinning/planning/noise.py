@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pinning.machine.near import Device
     from pinning.planning.ledger import Assignment
     from pinning.planning.observed import Observed, Owner
+    from pinning.pods.budget import PodPool
 
 
 class Keep(NamedTuple):
@@ -59,13 +60,18 @@ def _keep(assignment: Assignment, observed: Observed) -> Keep:
     keep = Keep(owner, assignment.cpus, globs)
     if IrqWord.DEVICES not in claim.irq:
         return keep
-    # Of a pool those of its own containers: not those of containers of the pod that hold CPUs themselves.
-    users = claim.pool.lasting if claim.pool else (owner.container,)
+    # Of a pool those of its containers that ask for it: not those of containers of the pod that hold CPUs themselves.
+    users = _device_users(claim.pool) if claim.pool else (owner.container,)
     owners = [owner._replace(container=name) for name in users]
     if unknown := next(filter(None, (observed.why_unknown(it, claim.role) for it in owners)), ""):
         return keep._replace(without=f"they are not known: {unknown}")
     devices = tuple(device for it in owners for device in observed.devices_of(it, claim.role))
     return keep._replace(devices=devices, without="" if devices else "it has none")
+
+
+def _device_users(pool: PodPool) -> tuple[str, ...]:
+    """Return the containers of a pool whose devices' interrupts stay; devices of ordinary init containers are not known."""
+    return tuple(name for name in pool.lasting if name in pool.irq_devices)
 
 
 def stays_of(

@@ -25,6 +25,7 @@ from pinning.contract import (
     CoreType,
     CPUPolicy,
     DevicePolicy,
+    IrqWord,
     NoisePolicy,
     NUMAMemory,
     NUMAPolicy,
@@ -128,6 +129,10 @@ class PolicyAnnotations:
         if not (self.irq.pod or self.irq.containers):
             return ()
         return merged(it.value for name in containers if (it := self.irq.of(name)))
+
+    def irq_devices_of(self, containers: Iterable[str]) -> tuple[str, ...]:
+        """Return which of these containers keep the interrupts of their devices."""
+        return tuple([name for name in containers if IrqWord.DEVICES in self.irq_of([name])])
 
     def memory_of(self, container: str) -> NUMAMemory | None:
         """Return the memory policy of a container, None if it has none; `bind` also needs `single`."""

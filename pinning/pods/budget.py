@@ -40,6 +40,7 @@ class _Purpose(NamedTuple):
     budget: int
     users: tuple[PoolUser, ...] = ()
     may_have_others: bool = False  # ResourceClaims may give its containers other CPUs
+    irq_devices: tuple[str, ...] = ()  # its containers whose devices' interrupts stay on its CPUs
 
 
 class PodPool(_Purpose):
@@ -51,6 +52,13 @@ class PodPool(_Purpose):
     def user(self, container: str) -> PoolUser | None:
         """Return a container of the pool, None for any other."""
         return self._by_name.get(container)
+
+    def without(self, containers: Collection[str]) -> PodPool:
+        """Return the pool without some of its containers."""
+        return self._replace(
+            users=tuple([user for user in self.users if user.container not in containers]),
+            irq_devices=tuple([name for name in self.irq_devices if name not in containers]),
+        )
 
     @lazy
     def _by_name(self: Any) -> Mapping[str, PoolUser]:

@@ -156,9 +156,7 @@ class Budget:
     def pool_claim(self, slices: Iterable[Claim], containers: Collection[str] = ()) -> Claim:
         """Return the claim of the pool beside other slices, without these containers."""
         outside = {claim.container for claim in slices}.union(containers)
-        users = tuple(user for user in self.users if user.container not in outside)
-        may_have_others = self.rest.pool is not None and self.rest.pool.may_have_others
-        purpose = PodPool(self.cpus, users, may_have_others)
+        purpose = (self.rest.pool or PodPool(self.cpus)).without(outside)
         return replace(self.rest, count=left_of(self.cpus, slices), pool=purpose)
 
 
@@ -418,7 +416,8 @@ def _budget(asked: PodClaims, pod_level: _PodLevel) -> Budget:
         ]
     )
     slices = tuple([claim for claim in asked.claims if claim.can_be_slice])
-    purpose = PodPool(pod_level.cpus, users, pod_level.may_have_others)
+    irq_devices = asked.policies.irq_devices_of([user.container for user in users])
+    purpose = PodPool(pod_level.cpus, users, pod_level.may_have_others, irq_devices)
     rest = _pool_claim(purpose, left_of(pod_level.cpus, slices), asked.policies)
     return Budget(pod_level.cpus, rest, asked.claims, slices, pod_level.filled)
 

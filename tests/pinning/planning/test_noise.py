@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.interrupts import Stay
 from pinning.machine.near import Device
+from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.noise import Keep, keeps_of, note_of, quiet_sharers, stays_of
 from pinning.planning.observed import Owner
 from pinning.pods.irq_policy import IrqPolicy, irq_flaw
@@ -178,6 +179,24 @@ def test_a_pool_keeps_the_interrupts_of_its_own_containers_alone() -> None:
     assert {owner: its.devices for owner, its in keeps.items()} == {main: (NIC,), pool.owner: (SILENT,)}
     keeps = keeps_of(node.ledger.parts, replace(observed, devices={main: (NIC,)}))
     assert keeps[pool.owner].without == "they are not known: the kubelet has not named its devices yet"
+
+
+def test_a_pool_keeps_the_interrupts_of_the_devices_of_those_that_ask_for_it() -> None:
+    """Others of its containers have devices whose interrupts are kept off; the checkpoint knows which is which."""
+    words = {"noise-policy.corepin.io/pod": "quiet", "irq-policy.corepin.io/container.log": "devices"}
+    node = World(SNC)
+    pod = budgeted("a", 4, {"main": 2, "log": None, "web": None}, annotations={**BUDGET, **words})
+    for member in pod["spec"]["containers"]:
+        member.setdefault("resources", {}).setdefault("limits", {})["vendor/nic"] = "1"
+    put(node, pod)
+    node.run_all()
+    log, web = Owner("a", "log"), Owner("a", "web")
+    observed = replace(node.observe(), devices={log: (SILENT,), web: (NIC,)})
+    for ledger in (node.ledger, ledger_from_dict(ledger_to_dict(node.ledger))):
+        (keep,) = keeps_of(ledger.parts, observed).values()
+        assert (keep.owner.container, keep.devices, keep.without) == ("", (SILENT,), "")
+    (keep,) = keeps_of(node.ledger.parts, replace(observed, devices={log: (SILENT,)})).values()
+    assert keep.devices == (SILENT,)  # devices of others need not be known
 
 
 @pytest.mark.parametrize(
