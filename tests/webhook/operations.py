@@ -43,39 +43,37 @@ class Walk(NamedTuple):
 
 def operations(work: Callable[[], object]) -> int:
     """Return how many operations a call takes, without the collector, which comes when it likes."""
-    counter = _Counter()
+    count = walked = 0  # walked: by the last instruction, unless it calls a function that is counted itself
+
+    def enter(frame: FrameType, _event: str, _argument: Any) -> Callable[..., Any]:
+        nonlocal walked
+        walked = 0
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        walk_at = _walks(frame.f_code).get
+
+        def step(frame: FrameType, event: str, _argument: Any) -> Callable[..., Any]:
+            nonlocal count, walked
+            if walked:
+                count += walked
+                walked = 0
+            if event == "opcode":
+                count += 1
+                if walk := walk_at(frame.f_lasti):
+                    walked = _length(walk, frame.f_locals)
+            return step
+
+        return step
+
     before, collects = sys.gettrace(), gc.isenabled()
     gc.disable()
-    sys.settrace(counter.enter)
+    sys.settrace(enter)
     try:
         work()
     finally:
         sys.settrace(before)
         if collects:
             gc.enable()
-    return counter.count
-
-
-class _Counter:
-    def __init__(self) -> None:
-        self.count = 0
-        self._walked = 0  # by the last instruction, unless it calls a function that is counted itself
-
-    def enter(self, frame: FrameType, _event: str, _argument: Any) -> Callable[..., Any]:
-        self._walked = 0
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        walks = _walks(frame.f_code)
-
-        def step(frame: FrameType, event: str, _argument: Any) -> Callable[..., Any]:
-            self.count += self._walked
-            self._walked = 0
-            if event == "opcode":
-                self.count += 1
-                if walk := walks.get(frame.f_lasti):
-                    self._walked = _length(walk, frame.f_locals)
-            return step
-
-        return step
+    return count
 
 
 def _length(walk: Walk, variables: Mapping[str, object]) -> int:

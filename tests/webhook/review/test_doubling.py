@@ -47,8 +47,13 @@ def test_no_two_inputs_multiply(case: Case) -> None:
         return work_of(case, pair, size) - sum(alone(name, size) for name in pair) + nothing
 
     for pair in combinations(case.inputs, 2):
-        costs = ((together(pair, size), together(pair, 2 * size), size) for size in PAIR_SIZES)
-        assert any(is_linear(*cost) for cost in costs), pair
+        assert any(is_doubled(partial(together, pair), size) for size in PAIR_SIZES), pair
+
+
+def is_doubled(work: Measure, size: int) -> bool:
+    """Say whether a cost grows as a size does that doubles; a cost that the steps alone explain is measured once."""
+    double = work(2 * size)
+    return is_linear(0, double, size) or is_linear(work(size), double, size)
 
 
 def work_of(case: Case, inputs: Iterable[str], size: int) -> int:
@@ -121,3 +126,23 @@ def test_quadratic_work_is_detected(work: Callable[[list[str]], None], linear: b
 
     assert grows_linearly(measure) is linear
     assert measure(4) == measure(4)
+
+
+@pytest.mark.parametrize(
+    ("each", "square", "doubles", "measured"),
+    [
+        pytest.param(2, 0, True, [32], id="steps"),
+        pytest.param(50, 0, True, [32, 16], id="linear"),
+        pytest.param(0, 1, False, [32, 16], id="square"),
+    ],
+)
+def test_product_is_detected(each: int, square: int, doubles: bool, measured: list[int]) -> None:
+    """A product of two inputs is detected; a cost that the steps alone explain is not measured at half the size."""
+    sizes: list[int] = []
+
+    def work(size: int) -> int:
+        sizes.append(size)
+        return each * size + square * size**2
+
+    assert is_doubled(work, 16) is doubles
+    assert sizes == measured
