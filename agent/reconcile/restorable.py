@@ -1,8 +1,8 @@
 """Original values of kernel settings that the agent changed, in a file beside the checkpoint.
 
 An original is saved before the value is changed, so that the next agent can restore it. A reboot resets the values, so
-a file of another boot is ignored. A file that cannot be used otherwise is kept as it is: nothing is saved, so that no
-value is changed, until it can be read, because it has the only originals there are.
+a file of another boot is ignored, also one that a power failure has emptied. A file that cannot be used otherwise is kept
+as it is: nothing is saved, so that no value is changed, until it can be read, because it has the only originals there are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -106,15 +107,24 @@ class Restorable:
             self._originals, problem = {}, f"{self._path}: {error.strerror}: let the agent read it"
         except _DAMAGES as error:
             reason = truncate(repr(error), NAME)
-            self._originals, problem = (
-                {},
-                f"{self._path} is damaged: {reason}: restart the node and delete it",
-            )
+            self._originals, problem = {}, f"{self._path} is damaged: {reason}: restart the node"
+            if self._is_of_another_boot():
+                problem = ""
         except Refused as error:
             self._originals, problem = {}, str(error)
         if problem and problem != self._problem:
             logger.error("saved kernel values cannot be used", extra={"facts": {"reason": problem}})
         self._problem = problem
+
+    def _is_of_another_boot(self) -> bool:
+        """Return whether a damaged file was written before this boot.
+
+        Files are not flushed, so that a power failure may leave an empty one, which names no boot.
+        """
+        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        with suppress(OSError):
+            return self._path.stat().st_mtime < booted
+        return False
 
     def _read(self) -> dict[str, str]:
         """Return the originals in the file; raise one of `_DAMAGES`, Refused for one of a later version."""

@@ -347,7 +347,7 @@ def test_damaged_file_is_kept_and_nothing_is_moved(node: Node, text: str) -> Non
     node.start()
     assert node.mover.has_taken
     for act in (node.mover.restore, lambda: node.round("3-5")):
-        with pytest.raises(Refused, match=r"interrupts\.json is damaged: .*: restart the node and delete it"):
+        with pytest.raises(Refused, match=r"interrupts\.json is damaged: .*: restart the node"):
             act()
     assert (file.read_text(), node.shown()) == (text, narrow)
     file.write_text(good)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,18 @@ def test_unusable_file_of_another_boot_is_dropped(path: Path, text: bytes) -> No
     path.write_bytes(text)
     saved = checked(path)
     assert saved.problem == ""
+    saved.remember({"/a": "1 2"})
+    assert dict(Restorable(path, BOOT).originals) == {"/a": "1 2"}
+
+
+@pytest.mark.parametrize("text", [b"", b"\0" * 512, b'{"version": 1, "boo'])
+def test_file_that_a_power_failure_emptied_is_dropped(path: Path, text: bytes) -> None:
+    """It names no boot, and was written before this one: the values have been reset."""
+    path.write_bytes(text)
+    assert checked(path).problem
+    os.utime(path, (0, 0))
+    saved = checked(path)
+    assert (saved.problem, dict(saved.originals)) == ("", {})
     saved.remember({"/a": "1 2"})
     assert dict(Restorable(path, BOOT).originals) == {"/a": "1 2"}
 
