@@ -377,7 +377,7 @@ class NodeState:
     listing_fault: ListingFault | None = None  # why the runtime accepts no NRI plugin
     # Of the first process of each container that runs on the host's kernel, by namespace/pod/container.
     first_pids: Mapping[str, int] = field(default_factory=dict)
-    cgroups: Mapping[str, str] = field(default_factory=dict)  # of the same containers, where it is known
+    cgroups: Mapping[Owner, str] = field(default_factory=dict)  # of the same containers, where it is known
     tasks: tuple[Task, ...] = ()  # the processes that called `cmk isolate`, by pid
     reclaimed: tuple[
         Reclaimed, ...

@@ -332,10 +332,10 @@ def exec_targets(state: NodeState, affinity: ExecAffinity | None) -> Iterator[tu
         for it in pod.containers:
             if it.policy is not CPUPolicy.EXCLUSIVE or not it.cpus:
                 continue
-            cgroup = state.cgroups.get(f"{pod.namespace}/{pod.name}/{it.name}", "")
+            owner, names = Owner(pod.uid, it.name), (pod.namespace, pod.name, it.name)
+            cgroup = state.cgroups.get(owner, "")
             if (key := container_id(cgroup.rpartition("/")[2])) is None:
                 continue
-            owner, names = Owner(pod.uid, it.name), (pod.namespace, pod.name, it.name)
             where = affinity or (ExecAffinity.SHARED if owner in sharers else ExecAffinity.NONE)
             cpus = EMPTY if state.observes else exec_cpus(where, it.cpus, it.others)
             yield key, ExecTarget(owner, names, cgroup, cpus)

@@ -103,7 +103,7 @@ def measured_containers(state: NodeState) -> Iterator[Measured]:
     for pod in state.pods:
         for container in pod.containers:
             if container.policy is CPUPolicy.EXCLUSIVE and container.cpus:
-                cgroup = state.cgroups.get(f"{pod.namespace}/{pod.name}/{container.name}", "")
-                kept = container.kept.numbers if container.kept else frozenset[str]()
                 owner = Owner(pod.uid, container.name)
+                cgroup = state.cgroups.get(owner, "")
+                kept = container.kept.numbers if container.kept else frozenset[str]()
                 yield Measured(owner, container.cpus, container.idle, cgroup, kept)

@@ -54,7 +54,7 @@ class PassResult:
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
     unready_guards: tuple[Owner, ...] = ()
     first_pids: Mapping[str, int] = field(default_factory=dict)  # by namespace/pod/container
-    cgroups: Mapping[str, str] = field(default_factory=dict)  # of the same, if known
+    cgroups: Mapping[Owner, str] = field(default_factory=dict)  # of the same, if known
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -143,6 +143,7 @@ def pass_result(
     records = observer.records
     failures = [record.name for record in records.values() if record.retry.reason]
     names = {record.owner: record.name for record in records.values()}
+    known, shown = observed.known_uids, [record for record in records.values() if _shows_pid(record)]
     return PassResult(
         observed=observed,
         plan=plan,
@@ -158,10 +159,9 @@ def pass_result(
         runtime_reason=observer.runtime_reason,
         kills=memory_kills(observer.shown_pods()),
         unready_guards=unready_guards(observer.shown_pods()),
-        first_pids={record.name: record.seen.pid for record in records.values() if _shows_pid(record)},
-        cgroups={
-            record.name: record.cgroup for record in records.values() if _shows_pid(record) and record.cgroup
-        },
+        # A pod that was deleted by force may end beside the next one of its name, which counts.
+        first_pids={it.name: it.seen.pid for it in sorted(shown, key=lambda it: it.owner.pod_uid in known)},
+        cgroups={it.owner: it.cgroup for it in shown if it.cgroup},
     )
 
 

@@ -22,19 +22,19 @@ from tests.agent.states import EXCLUSIVE, bound, owner, state_of
 from tests.pods import container
 
 WEB_ID, PLAIN_ID = "a" * 64, "b" * 64
-CGROUPS = {
-    "default/web/main": f"/pods/web/cri-containerd-{WEB_ID}.scope",
-    "default/plain/main": f"/pods/plain/{PLAIN_ID}",
-}
 WEB = bound("web", container("main", 2), annotations=EXCLUSIVE)
 PLAIN = bound("plain", container("main", 1))
+CGROUPS = {
+    owner(WEB): f"/pods/web/cri-containerd-{WEB_ID}.scope",
+    owner(PLAIN): f"/pods/plain/{PLAIN_ID}",
+}
 STATE = replace(state_of(WEB, PLAIN), cgroups=CGROUPS)
 EMPTY_NODE = replace(state_of(PLAIN), cgroups=CGROUPS)
 OWN = STATE.ledger.cpus_of(owner(WEB), CPUSet())
 OTHER, OTHER_ID = bound("other", container("main", 2), annotations=EXCLUSIVE), "d" * 64
 BOTH = replace(
     state_of(WEB, OTHER),
-    cgroups={**CGROUPS, "default/other/main": f"/pods/other/cri-containerd-{OTHER_ID}.scope"},
+    cgroups={**CGROUPS, owner(OTHER): f"/pods/other/cri-containerd-{OTHER_ID}.scope"},
 )
 LABELS = '{container="main",namespace="default",pod="web"}'
 
@@ -125,7 +125,7 @@ def test_only_execs_of_exclusive_containers_are_counted(node: Node) -> None:
     assert execs[owner(WEB)].seconds == 0.03, "the longest of both"
     assert node.metrics() == [f"corepin_agent_execs_total{LABELS} 2.0"]
     last = CPUSet([max(OWN)])
-    assert node.moved == [(pid, CGROUPS["default/web/main"], last, None) for pid in (3, 2)]
+    assert node.moved == [(pid, CGROUPS[owner(WEB)], last, None) for pid in (3, 2)]
 
 
 def test_exec_that_has_ended_is_counted_and_not_placed(node: Node) -> None:
@@ -181,7 +181,7 @@ def test_running_execs_are_moved_with_their_container(node: Node) -> None:
     node.exited.add(4)
     assert followed(node, STATE) == [], "it has the same CPUs"
     assert followed(node, moved_to("5-6")) == [3]
-    assert node.moved == [(3, CGROUPS["default/web/main"], CPUSet([6]), 1003)]
+    assert node.moved == [(3, CGROUPS[owner(WEB)], CPUSet([6]), 1003)]
     node.exited.clear()
     assert followed(node, moved_to("3-4")) == [3]
     assert followed(node, replace(moved_to("3-5"), observes=True)) == []
@@ -271,7 +271,7 @@ def test_waiting_exec_is_identified_by_its_start(node: Node) -> None:
         node.watch.started(StartedExec(WEB_ID, pid))
     node.exited = {6}
     assert followed(node, STATE) == [4]
-    assert node.moved == [(4, CGROUPS["default/web/main"], CPUSet([max(OWN)]), 1004)]
+    assert node.moved == [(4, CGROUPS[owner(WEB)], CPUSet([max(OWN)]), 1004)]
     found = node.watch.execs[owner(WEB)]
     assert (found.entered, found.placed) == (4, 2)
     assert followed(node, moved_to("5-6")) == [3, 4], "the others are forgotten"

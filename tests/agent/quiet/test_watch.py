@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 WEB = bound("web", container("main", 1), annotations=ISOLATE)
 PLAIN = bound("plain", container("main", 1))
-STATE = replace(state_of(WEB, PLAIN), cgroups={"default/web/main": "/web"})
+STATE = replace(state_of(WEB, PLAIN), cgroups={owner(WEB): "/web"})
 LABELS = '{container="main",namespace="default",pod="web"}'
 
 

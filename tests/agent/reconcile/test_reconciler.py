@@ -11,6 +11,7 @@ from agent.errors import AgentError, Refused, Unavailable
 from agent.node_state import Path as By
 from agent.reconcile.reconciler import Settings
 from pinning.contract import KubeletPolicy
+from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
@@ -49,6 +50,18 @@ def test_state_has_the_cpus_that_were_read_back(node: FakeNode) -> None:
     assert str(pinned.applied) == "1,5"
     assert pinned.numa_nodes == (0,)
     assert pinned.proof.path is By.CGROUP
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["listed first", "listed last"])
+def test_pod_counts_and_not_an_earlier_one_of_its_name(node: FakeNode, is_first: bool) -> None:
+    """A pod that was deleted by force may run for minutes beside the one that a StatefulSet made anew."""
+    node.add("a", TWO)
+    numbers = [node.start(uid) for uid in (("z", "a") if is_first else ("a", "z"))]
+    old, new = numbers if is_first else numbers[::-1]
+    node.containers[old] = replace(node.containers[old], pod="pod-a", pid=7)
+    state = node.run()
+    assert state.first_pids == {"test/pod-a/c0": 1}
+    assert state.cgroups == {Owner("a", "c0"): node.cgroup(new), Owner("z", "c0"): node.cgroup(old)}
 
 
 def test_second_pass_writes_nothing(node: FakeNode) -> None:
