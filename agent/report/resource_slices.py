@@ -101,6 +101,9 @@ class SliceReport:
         self._owner: dict[str, Any] | None = None
         self._state: NodeState | None = None
         self._generation = 0
+        # Devices as they were sent last and as the API server stored them: it may set fields that the agent does not know.
+        self._sent: list[dict[str, Any]] = []
+        self._stored: list[dict[str, Any]] = []
         self._complaint = ""  # why nothing is published
         self._is_served = True  # the API server has the group, and stores all fields
         self._is_cut = False  # the API server dropped fields: the slice is removed, however often that fails
@@ -183,10 +186,14 @@ class SliceReport:
         if not devices:
             return there is not None and await self._remove()
         owner = await self._node_reference()
-        if there and (there.spec.devices, there.metadata.owner_references) == (devices, [owner]):
+        if there and self._is_right(there, devices, owner):
             return False
         await self._replace(there, devices, owner)
         return True
+
+    def _is_right(self, there: Slice, devices: list[dict[str, Any]], owner: dict[str, Any]) -> bool:
+        expected = (devices, self._stored) if devices == self._sent else (devices,)
+        return there.metadata.owner_references == [owner] and there.spec.devices in expected
 
     def _there(self) -> Slice | None:
         return next((it for it in self._slices.items.values() if it.metadata.name == self._name), None)
@@ -233,8 +240,8 @@ class SliceReport:
             self._owner = None  # the watch brings the newest one, and another pass follows
             raise
         self.writes += 1
-        stored = (await decode_any(_slice, answer)).spec.devices or []
-        if not all(device.get("allowMultipleAllocations") for device in stored):
+        self._sent, self._stored = devices, (await decode_any(_slice, answer)).spec.devices or []
+        if not all(device.get("allowMultipleAllocations") for device in self._stored):
             self._is_cut = True
             await self._withdraw()
 

@@ -89,3 +89,58 @@ def test_slice_without_its_fields_is_deleted_with_retries(
 
     asyncio.run(run())
     assert (api.stored, api.writes) == (None, 1)
+
+
+class Filling:
+    """An API server of a later version, which sets a field of devices that this agent does not know."""
+
+    def __init__(self) -> None:
+        self.stored: Any = None
+
+    async def get(self, _path: str) -> bytes:
+        """Return the node."""
+        return b'{"metadata":{"uid":"u"}}'
+
+    async def create(self, _path: str, body: Any) -> bytes:
+        """Store a slice."""
+        return self.store(body)
+
+    async def replace(self, _path: str, body: Any) -> bytes:
+        """Store another slice in place of one."""
+        return self.store(body)
+
+    def store(self, body: Any) -> bytes:
+        """Store a slice, with the field."""
+        self.stored = json.loads(json.dumps(body))
+        for device in self.stored["spec"]["devices"]:
+            device["fresh"] = True
+        return json.dumps(self.stored).encode()
+
+
+def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be written once a second for ever; what another writer changes is still put back."""
+    sent = [{"name": "cpudevnuma000", "allowMultipleAllocations": True, "capacity": {}}]
+    monkeypatch.setattr("agent.report.resource_slices.slice_devices", lambda _: sent)
+    monkeypatch.setattr("agent.report.resource_slices.offer_of", lambda *_: None)
+    api = Filling()
+    report: Any = SliceReport(api, "node-1")  # type: ignore[arg-type]
+    report._slices = SimpleNamespace(items={}, complete=True)
+    report._state = SimpleNamespace(observes=False, sets=None, ledger=None)
+
+    def watch() -> None:
+        report._slices.items = {"s": msgspec.convert(api.stored, Slice)}
+
+    async def run() -> list[bool]:
+        wrote = [await report._write()]
+        watch()
+        wrote.append(await report._write())
+        api.stored["spec"]["devices"][0]["capacity"] = {"dra.cpu/cpu": {"value": "64"}}
+        watch()
+        wrote.append(await report._write())
+        watch()
+        return [*wrote, await report._write()]
+
+    assert asyncio.run(run()) == [True, False, True, False]
+    assert api.stored["spec"]["pool"]["generation"] == 2
