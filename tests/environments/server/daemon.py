@@ -112,7 +112,8 @@ def terminated_with_parent(command: list[str]) -> list[str]:
 
 def plain_environment() -> dict[str, str]:
     """Return our environment without what would change a server or client, such as a proxy or a kubeconfig."""
-    return {name: os.environ[name] for name in ("PATH", "TMPDIR", "GOMAXPROCS") if name in os.environ}
+    kept = ("PATH", "TMPDIR", "GOMAXPROCS", "GOGC")
+    return {name: os.environ[name] for name in kept if name in os.environ}
 
 
 def free_port() -> int:

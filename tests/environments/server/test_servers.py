@@ -11,7 +11,7 @@ import pytest
 
 from tests.environments.server.apiserver import ApiServer, KubectlFailed
 from tests.environments.server.catalog import NEWEST
-from tests.environments.server.daemon import DaemonFailed
+from tests.environments.server.daemon import DaemonFailed, plain_environment
 from tests.environments.server.start import require_servers, start_servers
 
 POD = """
@@ -98,3 +98,10 @@ with start_servers({NEWEST!r}, directory=pathlib.Path({str(tmp_path)!r})):
     while processes_of(tmp_path):
         assert time.monotonic() < deadline, "the servers outlived the process that started them"
         time.sleep(0.05)
+
+
+def test_servers_know_how_often_to_collect_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of servers has Go's settings of ours, and no proxy."""
+    for name in ("GOGC", "GOMAXPROCS", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "400")
+    assert plain_environment().keys() & {"GOGC", "GOMAXPROCS", "HTTPS_PROXY"} == {"GOGC", "GOMAXPROCS"}
