@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
-EMULATED = re.findall(
-    r"tests/\w+", re.findall(r"^emulated=\((.*?)\)", Path("scripts/test").read_text(), re.MULTILINE)[0]
-)
+SCRIPT = Path("scripts/test").read_text()
+EMULATED = re.findall(r"tests/\w+", re.findall(r"^emulated=\((.*?)\)", SCRIPT, re.MULTILINE)[0])
+AUTOGROUP = Path("/proc/self/autogroup")
 MARKED = [path for path in Path("tests").rglob("*.py") if re.search(r"mark\.smt\b", path.read_text())]
 
 
@@ -15,3 +17,14 @@ def test_emulated_machines_are_in_the_one_queue_that_starts_them() -> None:
     """Tests of emulated machines are in the one queue that starts them; the other queues skip them."""
     assert MARKED
     assert [str(path) for path in MARKED if "/".join(path.parts[:2]) not in EMULATED] == []
+
+
+def test_what_gives_way_is_nicer_in_its_session_and_as_a_session() -> None:
+    """A command that gives way has a higher niceness, and so has its session where the kernel groups by sessions."""
+    (yielding,) = re.findall(r"^yielding=.*$", SCRIPT, re.MULTILINE)
+    shown = f"nice; if [ -e {AUTOGROUP} ]; then cat {AUTOGROUP}; fi"
+    command = f"{yielding}; setsid --wait \"${{yielding[@]}}\" sh -c '{shown}'"
+    said = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True).stdout.split()
+    assert said[0] == str(min(os.nice(0) + 5, 19))
+    if AUTOGROUP.exists() and os.geteuid() == 0:  # others may have to wait until they may write it again
+        assert said[-1] == "5"
