@@ -268,8 +268,15 @@ class ClaimPlanner:
             if new != had:
                 draft.ledger = draft.ledger.change(new) if had else draft.ledger.assign(new)
         if usable != given:
-            kept = f"it keeps CPUs {usable}" if usable else "it runs in the shared set, and is not started"
-            message = f"CPUs {given - usable} of its claim cannot be used now; until then {kept}"
+            kept = (
+                f"it keeps CPUs {usable}"
+                if usable
+                else "it runs in the shared set if it runs already, and is not started otherwise"
+            )
+            message = (
+                f"CPUs {given - usable} of its claim cannot be used now, as they are offline or reserved; until they can,"
+                f" {kept}"
+            )
             yield Refusal(
                 owner, pod.namespace, pod.name, Reason.KEEPS_FEWER, message, blocks_start=not usable
             )

@@ -279,7 +279,9 @@ def test_offline_cpus_come_back_to_the_claim() -> None:
     assert (found.reason, cpus(node, A), node.held("x")) == (Reason.KEEPS_FEWER, "1-2,6", "1-2,5-6")
     assert "CPUs 5 of its claim cannot be used now" in found.message
     node.topology = everything.with_online(everything.online - CPUSet([1, 2, 5, 6]))
-    assert refusal(node).message.endswith("until then it runs in the shared set, and is not started")
+    assert refusal(node).message.endswith(
+        "until they can, it runs in the shared set if it runs already, and is not started otherwise"
+    )
     assert cpus(node, A) == ""
     node.topology = everything
     node.plan()
