@@ -389,9 +389,10 @@ def shortage(sets: NodeSets, assignment: Assignment) -> int:
 
     A CMK claim counts cores with all their CPUs, so a sibling that came back online and idles counts as lacking.
     """
-    if assignment.claim.origin is not Origin.CMK:
-        return assignment.claim.count - len(assignment.cpus)
-    cores = assignment.claim.count - core_count(sets, assignment)
+    claim = assignment.claim
+    if claim.origin is not Origin.CMK:
+        return claim.count - len(assignment.cpus)
+    cores = claim.count - core_count(sets, assignment)
     if cores == 0 and assignment.smt is SMTPolicy.REQUIRE:
         return len(assignment.idle)
     return cores

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import GATE_CONTAINER, DevicePolicy
@@ -60,25 +59,28 @@ def asks(
     found, last = [], None
     for pod in observed.by_age:
         counts = CoreCounts(pod.counts, threads, pod.budget) if kinds and pod.counts else None
-        for claim, wanted in _parts(pod, ledger, outside):
+        for claim, owner, wanted in _parts(pod, ledger, outside):
             if last is None or not has_same_words(claim, last):
                 last, policies = claim, EffectivePolicies.of(claim, config)
             missing = counts.uncounted(claim) if counts and claim.smt in kinds else ""
-            found.append(Ask(pod, claim, Owner(pod.uid, claim.container), policies, missing, wanted))
+            found.append(Ask(pod, claim, owner, policies, missing, wanted))
     return tuple(found)
 
 
-def _parts(pod: SeenPod, ledger: Ledger, outside: Collection[Owner]) -> Iterable[tuple[Claim, int]]:
-    """Return the claims of a pod, and what those ask for that its budget limits."""
+def _parts(pod: SeenPod, ledger: Ledger, outside: Collection[Owner]) -> Iterable[tuple[Claim, Owner, int]]:
+    """Return the claims of a pod with their owners, and what those ask for that its budget limits."""
     budget = pod.budget
     if not budget:
-        return zip(pod.claims, repeat(0))
+        return pod.in_turn
     if outside and (out := {it.container for it in budget.users if Owner(pod.uid, it.container) in outside}):
         budget = replace(budget, rest=budget.pool_claim(budget.slices, out))
-    kept = [claim for claim in budget.filled if ledger.of(Owner(pod.uid, claim.container))]
-    if kept or not budget.in_turn:
-        return _cut(pod, budget, kept, ledger)
-    return zip(budget.in_turn, repeat(0))
+        pod = replace(pod, budget=budget)
+    filled = budget.filled
+    kept = [claim for claim in filled if ledger.of(Owner(pod.uid, claim.container))] if filled else []
+    if kept or not pod.in_turn:
+        cut = _cut(pod, budget, kept, ledger)
+        return ((claim, Owner(pod.uid, claim.container), wanted) for claim, wanted in cut)
+    return pod.in_turn
 
 
 def _cut(pod: SeenPod, budget: Budget, kept: Sequence[Claim], ledger: Ledger) -> Iterator[tuple[Claim, int]]:

@@ -46,8 +46,6 @@ class Assigner:
         self._refused = Refusals(draft)
         self._collect()
         self._refuses_uncounted = config.uncounted_claims is UncountedClaims.REFUSE
-        early = self._give_back, self._await_devices, self._change_policy
-        self._steps = *early, self._come_nearer, self._fill
 
     def _collect(self) -> None:
         """Collect the claims: what slices ask for beside a budget that is too small depends on what they hold."""
@@ -76,13 +74,15 @@ class Assigner:
             self._collect()
         self.claims.grant()
         of_claims = self.claims.assign()
+        # Not an attribute: a cycle of references would keep every claim of the pass until the garbage collector runs.
+        steps = (self._give_back, self._await_devices, self._change_policy, self._come_nearer, self._fill)
         before = None
-        while before != self.draft.ledger:
+        while before is not self.draft.ledger and before != self.draft.ledger:
             before = self.draft.ledger
             self.refusals.clear()
             self._regions.renew(before)
             open_asks = [ask for ask in self._asks if not self._is_fulfilled(ask)]
-            for step in self._steps:
+            for step in steps:
                 for ask in open_asks:
                     step(ask)
         self._refuse_kept_vms()
@@ -134,8 +134,8 @@ class Assigner:
                 )
 
     def _refuse_budgets(self) -> None:
-        empty = {uid for uid, pool in self.draft.ledger.pools.items() if not pool.cpus}
-        for ask in [it for it in self._asks if it.wanted or (empty and it.is_pool)]:
+        has_empty = any(not pool.cpus for pool in self.draft.ledger.pools.values())
+        for ask in [it for it in self._asks if it.wanted or (has_empty and it.is_pool)]:
             held = self.draft.ledger.of(ask.owner)
             if held and ask.wanted:
                 self._refused.beyond_budget(ask, held)

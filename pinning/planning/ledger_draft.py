@@ -38,6 +38,7 @@ class LedgerDraft:
         self.config = config
         self.allocator = Allocator(sets, config)
         self.pods = {pod.uid: pod for pod in observed.by_age}
+        self._requires_devices = config.device_policy is DevicePolicy.REQUIRE
         self._beside: dict[tuple[Owner, DevicePolicy | None], Beside] = {}
 
     def free_for(self, assignment: Assignment) -> CPUSet:
@@ -47,7 +48,7 @@ class LedgerDraft:
 
     def beside(self, owner: Owner, claim: Claim) -> Beside:
         """Return the NUMA nodes near a container's devices, and whether its CPUs may be elsewhere."""
-        is_required = (claim.devices or self.config.device_policy) is DevicePolicy.REQUIRE
+        is_required = claim.devices is DevicePolicy.REQUIRE if claim.devices else self._requires_devices
         if not (is_required or self.observed.devices):
             return ANYWHERE
         key = owner, claim.devices

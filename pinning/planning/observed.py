@@ -58,7 +58,7 @@ class State(StrEnum):
     EXITED = "exited"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SeenPod:
     """A pod of the API with its claims."""
 
@@ -111,6 +111,15 @@ class SeenPod:
             claim_names=frozenset(claim_names(pod).values()),
             said=(metadata.get("annotations") or {}).get(STATUS_CPUS, ""),
         )
+
+    @cached_property
+    def in_turn(self) -> tuple[tuple[Claim, Owner, int], ...]:
+        """Return the claims in the order in which they are served, with their owners; none if slices exceed the budget.
+
+        They are combined once for a pod, because each plan reads them. The number is what a claim has beyond the budget.
+        """
+        claims = self.budget.in_turn if self.budget else self.claims
+        return tuple([(claim, Owner(self.uid, claim.container), 0) for claim in claims])
 
     @property
     def all_claims(self) -> tuple[Claim, ...]:

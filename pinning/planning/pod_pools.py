@@ -58,8 +58,11 @@ def part_of(
     if held:
         return held
     pool = ledger.pools.get(owner.pod_uid)
-    user = pool.claim.pool.user(owner.container) if pool and pool.claim.pool else None
-    if not pool or not user:
+    if not pool:
+        return None
+    purpose = pool.claim.pool
+    user = purpose.user(owner.container) if purpose else None
+    if not user:
         return None
     if user.role is Role.MAIN:
         return pool if pool.cpus else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from pinning.machine.cpuset import CPUSet
@@ -34,6 +36,19 @@ def test_freed_cpus_are_usable_in_the_same_pass() -> None:
     assert reasons(node.run_all()) == {"test/pod-b/c0": "NotEnoughCPUs"}
     assert not edit(node, "a", Wish("4", policy="exclusive")).refusals
     assert (node.holds("a"), node.holds("b")) == ("1-2,5-6", "3,7")
+
+
+def test_a_plan_is_freed_without_the_garbage_collector() -> None:
+    """A cycle of references would keep the claims of all pods after each pass, and the collector would look through them."""
+    node = one_pod(Wish("2", policy="exclusive"))
+    node.run_all()
+    gc.collect()
+    gc.disable()
+    try:
+        node.plan()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 # What does not fit.

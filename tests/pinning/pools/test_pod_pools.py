@@ -442,3 +442,14 @@ def test_all_claims_are_those_of_the_slices_and_of_the_pool() -> None:
     assert pod.all_claims == (*pod.claims, pod.budget.rest)
     plain = replace(pod, budget=None)
     assert plain.all_claims == pod.claims
+
+
+def test_claims_are_served_in_turn_with_their_owners() -> None:
+    """Ordinary init containers with slices come after the pool; a changed pod has others, and being read makes it no other pod."""
+    document = budgeted("a", 4, {"main": 2, "log": None}, {"init": (1, "")}, annotations=EXCLUSIVE)
+    pod = SeenPod.of(document)  # type: ignore[arg-type]
+    turns = [(claim.count, owner, beyond) for claim, owner, beyond in pod.in_turn]
+    assert turns == [(2, Owner("a", "main"), 0), (2, Owner("a", ""), 0), (1, Owner("a", "init"), 0)]
+    plain = replace(pod, budget=None)
+    assert [owner.container for _, owner, _ in plain.in_turn] == ["init", "main"]
+    assert replace(plain, budget=pod.budget) == pod
