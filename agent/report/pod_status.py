@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 NEW: Final = Container()
+_DETAILS: Final = re.compile(r"/\S+|[0-9][0-9,-]*")
+_SEPARATOR: Final = re.compile("[:;] ")
+_OTHERS: Final = "and  more"  # without its number
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +112,27 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
     )
     if state.quiet == QUIET_PENDING:
         new = replace(new, not_quiet=old.not_quiet, not_kept=old.not_kept)
+    else:
+        new = replace(
+            new,
+            not_quiet=_steady(new.not_quiet, old.not_quiet),
+            not_kept=_steady(new.not_kept, old.not_kept),
+        )
     kind = new.noise.kind if new.noise else ""
     is_same = state.noise is None or (old.noise and old.noise.kind == kind)
     return replace(new, noise=old.noise) if is_same and state.has_cpus else new
+
+
+def _steady(new: str, old: str) -> str:
+    """Return the old reason if only its details are others: which interrupts fail, and how many, can change each round."""
+    return old if new and new != old and _causes(new) == _causes(old) else new
+
+
+def _causes(reason: str) -> frozenset[str]:
+    """Return the parts of a reason without paths and numbers, and without a part that is cut or counts the others."""
+    parts = [part.strip() for part in _SEPARATOR.split(_DETAILS.sub("", reason))]
+    is_cut = len(parts) > 1 and (reason.endswith("...") or parts[-1] == _OTHERS)
+    return frozenset(parts[:-1] if is_cut else parts)
 
 
 def _applied(state: ContainerState, proof: Proof, old: Applied | None) -> Applied:

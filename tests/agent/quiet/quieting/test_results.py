@@ -183,6 +183,59 @@ def test_pending_result_does_not_change_the_pod_status() -> None:
     assert told(QUIET_PENDING, refused) == refused
 
 
+NO_SPACE = "interrupts that could not be moved: "
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_written"),
+    [
+        pytest.param(
+            f"{NO_SPACE}/proc/irq/25/smp_affinity_list: No space left",
+            f"{NO_SPACE}/proc/irq/31/smp_affinity_list: No space left; /proc/irq/7/smp_affinity_list: No space left",
+            False,
+            id="other interrupts",
+        ),
+        pytest.param(
+            NO_SPACE + "; ".join(f"/proc/irq/{at}/smp_affinity_list: No space left" for at in range(30)),
+            NO_SPACE + "; ".join(f"/proc/irq/{at}/smp_affinity_list: No space left" for at in range(9, 40)),
+            False,
+            id="a list that is cut",
+        ),
+        pytest.param(
+            f"{NO_SPACE}/proc/irq/25/smp_affinity_list: No space left; and 3 more",
+            f"{NO_SPACE}/proc/irq/26/smp_affinity_list: No space left",
+            False,
+            id="fewer",
+        ),
+        pytest.param(
+            f"{NO_SPACE}/proc/irq/25/smp_affinity_list: No space left",
+            f"{NO_SPACE}/proc/irq/25/smp_affinity_list: Input/output error",
+            True,
+            id="another error",
+        ),
+        pytest.param("workqueues: not mounted", "workqueues: read-only", True, id="another cause"),
+        pytest.param("workqueues: not mounted", "", True, id="quiet again"),
+    ],
+)
+def test_reason_with_other_details_alone_is_not_written(before: str, after: str, is_written: bool) -> None:
+    """Each quiet pod of a node has the reason: a round every ten seconds would cost each of them a PATCH."""
+    (pod,) = STATE.pods
+
+    def told(quiet: str, last: str | None) -> str | None:
+        return pod_status(replace(pod, containers=(replace(pod.containers[0], quiet=quiet),)), last)
+
+    first = told(before, None)
+    assert (told(after, first) != first) is is_written
+    kept = KeptInterrupts(QUIET, frozenset(), (), "irqbalance may move 3 of them: its list has no room")
+    with_kept = replace(pod, containers=(replace(pod.containers[0], quiet="", kept=kept),))
+    first = pod_status(with_kept, None)
+    fewer = kept._replace(note="irqbalance may move 2 of them: its list has no room")
+    assert (
+        pod_status(replace(pod, containers=(replace(pod.containers[0], quiet="", kept=fewer),)), first)
+        == first
+    )
+
+
 IRQ = bound("web", container("main", 1), annotations={**WEB_WORDS, "irq-policy.corepin.io/pod": "eth1"})
 
 
