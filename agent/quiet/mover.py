@@ -226,6 +226,7 @@ class InterruptMover:
                 self._proven.pop(number, None)
                 self._fixed.pop(number, None)
                 self.crowded.forget(number)
+        self._writes = self._writes.without(now.reborn)
 
     def _born(self, now: _Round, number: str, affinity: CPUSet) -> Taken | None:
         """Return the record of an interrupt that was requested while the default affinity was narrowed."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from agent.node_state import Conflict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from agent.clock import Clock
     from agent.metrics import Metrics
@@ -48,6 +48,11 @@ class ForeignWrites(Generic[Key]):
     def at(self, now: float) -> ForeignWrites[Key]:
         """Drop expired writes; return itself if none is."""
         kept = {owner: times for owner, times in self.rewrites.items() if now - times[-1] < WINDOW_SECONDS}
+        return self if len(kept) == len(self.rewrites) else ForeignWrites(MappingProxyType(kept))
+
+    def without(self, owners: Collection[Key]) -> ForeignWrites[Key]:
+        """Drop the writes of these, whose keys stand for others now; return itself if there are none."""
+        kept = {owner: times for owner, times in self.rewrites.items() if owner not in owners}
         return self if len(kept) == len(self.rewrites) else ForeignWrites(MappingProxyType(kept))
 
     def is_conflict(self, owner: Key) -> bool:

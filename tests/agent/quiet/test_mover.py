@@ -242,6 +242,19 @@ def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
     assert node.shown()["25"] == "5"
 
 
+def test_conflict_ends_with_its_interrupt(node: Node) -> None:
+    """Another program moved the freed one back; nothing is known of the one that has its number now."""
+    node.round("4-5")
+    for _ in range(3):
+        node.kernel.affinities["25"] = cpus("5")
+        node.round("4-5")
+    assert node.round("4-5").conflicts == ("25 (eth0-rx-0)",)
+    node.kernel.request("25", "eth0-rx-0")
+    node.kernel.affinities["25"] = cpus("5")
+    assert node.round("4-5").conflicts == ()
+    assert node.shown()["25"] == "0-3,6-7"
+
+
 def test_moves_among_other_cpus_are_no_conflict(node: Node) -> None:
     """An irqbalance that obeys its list places interrupts anew, and its choice stays."""
     for cpu in ("0", "1", "2", "3"):
