@@ -87,7 +87,10 @@ def _of_drivers(cluster: ClusterFacts) -> Iterator[Check]:
         yield ok("claims", f"the scheduler sees {count} CPUs of this node, those that claims hold included")
     else:
         message = "no CPUs of this node are published: every core is held, or a feature gate is off"
-        remedy = "the agent's log says which (`no CPUs published for claims`): DRAConsumableCapacity of API server and scheduler"
+        remedy = (
+            "if the agent's log has `no CPUs published for claims`, do what its reason says, such as to switch on"
+            " DRAConsumableCapacity of API server and scheduler; otherwise wait until cores are free"
+        )
         yield finding("claims", message, remedy)
 
 
