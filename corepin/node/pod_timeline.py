@@ -10,6 +10,8 @@ from drawing.claim_words import claim_words, resource_claim_words
 from drawing.policy_words import PATH_WORDS, device_words, noise_words
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
 from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
+from pinning.pods.device_claims import MOST_CLAIMS, claim_names, claim_uses
+from pinning.truncate import listed
 from published.codec import AnotherVersion, decode
 from published.pod_status import PodStatus
 
@@ -94,8 +96,21 @@ def _claims(pod: Mapping[str, Any]) -> Iterator[Entry]:
         yield Entry(time, "claim", f"{claim.container} wants {_wish(claim)}")
     for cause in claims.causes:
         yield Entry(time, "claim", f"cannot hold: {cause.field}: {cause.message}")
-    if not claims.claims and not claims.budget and not claims.causes:
+    yield from (Entry(time, "claim", words) for words in _named_claims(pod, claims))
+    has_any = claims.claims or claims.budget or claims.causes or pod["spec"].get("resourceClaims")
+    if not has_any:
         yield Entry(time, "claim", "none: its containers have no CPUs of their own")
+
+
+def _named_claims(pod: Mapping[str, Any], claims: PodClaims) -> Iterator[str]:
+    """Yield the ResourceClaims that containers name; a pod does not say which of them are for CPUs."""
+    for use in claim_uses(cast("Pod", pod), claims):
+        names = sorted({it.claim for it in use.requests})
+        yield f"{use.container} names ResourceClaim{'s' * (len(names) != 1)} {listed(names)}"
+    asked = (pod["spec"].get("resourceClaims") or ())[:MOST_CLAIMS]
+    missing = len(asked) - len(claim_names(cast("Pod", pod)))
+    if missing > 0:
+        yield f"ResourceClaims that are not made from their templates yet: {missing}"
 
 
 def _budget(claims: PodClaims) -> str:

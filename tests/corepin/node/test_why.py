@@ -250,6 +250,29 @@ def test_silent_agent_is_named() -> None:
     assert timeline_of(plain, []).entries[0].message == "none: its containers have no CPUs of their own"
 
 
+def test_claims_that_containers_name_are_in_the_timeline() -> None:
+    """A pod whose CPUs come from ResourceClaims has CPUs of its own; a template's claim may not be made yet."""
+    pod, _ = shown(bound("plain", annotations={}))
+    pod["spec"]["resourceClaims"] = [
+        {"name": "cpus", "resourceClaimName": "team-cpus"},
+        {"name": "gpu", "resourceClaimTemplateName": "gpu"},
+    ]
+    names = [{"name": "cpus"}, {"name": "gpu"}]
+    pod["spec"]["containers"][0]["resources"] = {"claims": names}
+
+    def claims(pod: dict[str, Any]) -> list[str]:
+        return [entry.message for entry in timeline_of(pod, []).entries if entry.stage == "claim"]
+
+    assert claims(pod) == [
+        "main names ResourceClaim team-cpus",
+        "ResourceClaims that are not made from their templates yet: 1",
+    ]
+    made = changed(pod, resourceClaimStatuses=[{"name": "gpu", "resourceClaimName": "plain-gpu-x7"}])
+    assert claims(made) == ["main names ResourceClaims plain-gpu-x7, team-cpus"]
+    pod["spec"]["containers"][0]["resources"] = {}
+    assert claims(pod) == ["ResourceClaims that are not made from their templates yet: 1"]
+
+
 def test_everything_that_can_be_waited_for_is_named() -> None:
     """Waits for gate, kubelet, kernel, and for drift, foreign tasks and unreadable annotations are named."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
