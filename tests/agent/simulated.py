@@ -1,4 +1,4 @@
-"""`python -m tests.agent.simulated MACHINE_ROOT STATE_DIR`: the real agent process on a simulated machine.
+"""The real agent process on a simulated machine.
 
 Only the interfaces to the outside are replaced: runtime, cgroups and CPUs are those of `tests.environments.process`,
 pods come from
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any
 
 from agent.kernel import sysfs
@@ -30,11 +29,13 @@ from tests.environments.process.client import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from pinning.machine.topology import Topology
 
 POLL_SECONDS = 0.01
 SOCKET = "agent.sock"
+LOG = "agent.log"
 MACHINE_ID = "machine-id"
 
 
@@ -121,6 +122,10 @@ async def serve(root: Path, folder: Path) -> None:
     await run_until_signal(Agent(parts).serve(Listeners(socket=root / SOCKET)))
 
 
-if __name__ == "__main__":
+def run(root: Path, folder: Path) -> None:
+    """Be the agent, in a process of its own, with its log in a file."""
+    with (root / LOG).open("ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
     formatter.configure()
-    asyncio.run(serve(Path(sys.argv[1]), Path(sys.argv[2])))
+    asyncio.run(serve(root, folder))

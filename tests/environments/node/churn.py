@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.kernel.sysfs import read_topology
 from agent.reconcile.checkpoint import NAME, read
@@ -22,14 +21,22 @@ from pinning.planning.ledger_json import ledger_from_dict
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from pinning.planning.plan import plan
-from tests.agent.simulated import MACHINE_ID, SOCKET
-from tests.environments.process.client import REPOSITORY, SimulatedMachine
+from tests.agent import simulated
+from tests.agent.simulated import LOG, MACHINE_ID, SOCKET
+from tests.environments.process.client import SimulatedMachine
 from tests.pinning.world import Wish, pod_document
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess
 
 PATIENCE_SECONDS = 60  # half a second on an idle machine
 POLL_SECONDS = 0.01
 POLICIES = (None, "none", "share", "exclusive", "exclusive", "exclusive")
 SMT = (None, None, None, "require", "isolate")
+
+# Agents are forks of a process that has imported their modules, which takes ten times as long as an agent's own start.
+AGENTS: Final = multiprocessing.get_context("forkserver")
+AGENTS.set_forkserver_preload([simulated.__name__])
 
 
 class AgentProcess:
@@ -38,7 +45,7 @@ class AgentProcess:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.state_dir = root / "state"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkServerProcess | None = None
 
     @property
     def checkpoint(self) -> Path:
@@ -47,25 +54,34 @@ class AgentProcess:
 
     def start(self) -> None:
         """Start the agent, with its log in a file."""
-        command = [sys.executable, "-m", "tests.agent.simulated", str(self.root), str(self.state_dir)]
-        with (self.root / "agent.log").open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+        self._process = AGENTS.Process(target=simulated.run, args=(self.root, self.state_dir))
+        self._process.start()
 
     def kill(self) -> None:
         """Kill the agent with SIGKILL."""
         if self._process:
-            assert self._process.poll() is None, (self.root / "agent.log").read_text()[-3000:]
+            assert self._process.exitcode is None, self.log()[-3000:]
             self._process.kill()
-            self._process.wait()
-            self._process = None
+            self.wait()
 
     def stop(self) -> int:
         """Stop the agent with SIGTERM; return its exit code."""
         assert self._process
         self._process.terminate()
-        code = self._process.wait(PATIENCE_SECONDS)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait until the agent has ended; return its exit code."""
+        assert self._process
+        self._process.join(PATIENCE_SECONDS)
+        code = self._process.exitcode
+        assert code is not None, self.log()[-3000:]
         self._process = None
         return code
+
+    def log(self) -> str:
+        """Return what agents have logged."""
+        return (self.root / LOG).read_text()
 
     def state(self) -> dict[str, Any] | None:
         """Return the agent's state, or None while it does not answer."""
@@ -192,7 +208,7 @@ class Churn:
 
 def settled(agent: AgentProcess, churn: Churn) -> Ledger:
     """Wait until the agent has no work left; return its ledger, or fail at a timeout."""
-    return planned(agent.state, churn.observe, (agent.root / "agent.log").read_text)
+    return planned(agent.state, churn.observe, agent.log)
 
 
 def planned(
