@@ -22,6 +22,7 @@ from tests.pods import container
 pytestmark = pytest.mark.server
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/demo/resourceclaims"
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/demo/resourceclaimtemplates"
+PROTECTION = "resource.kubernetes.io/delete-protection"  # of Kubernetes' own controllers
 NAMES = {"corepin-agent-claims", "corepin-claim-limits", "cpu.corepin.io"}
 
 
@@ -36,12 +37,17 @@ def claims(installed: Installed) -> Iterator[Installed]:
         if it["metadata"]["name"] in NAMES and (is_new or it["kind"] != "DeviceClass")
     ]
     document = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
+    earlier = {**claim(request("65")), "metadata": {"name": "earlier", "finalizers": [PROTECTION]}}
+    if is_new:
+        assert installed.admin.send("POST", CLAIMS, earlier).status_code == 201
     installed.api.kubectl("apply", "-f", "-", input=document)
     if is_new:
         _until(lambda: "token's node" in write(installed.agent, nodeName=THERE_NODE).text)
         _until(lambda: "at most 64 CPUs" in ask(installed.admin, "65").text)
     yield installed
     installed.api.kubectl("delete", "-f", "-", input=document)
+    if is_new:
+        installed.admin.send("DELETE", f"{CLAIMS}/earlier")
 
 
 @pytest.fixture
@@ -94,6 +100,16 @@ def ask(caller: Caller, *amounts: str | None, path: str = CLAIMS, requests: Any 
         "spec": spec if path == CLAIMS else {"spec": spec},
     }
     return caller.send("POST", f"{path}?dryRun=All", body)
+
+
+def claim(*exactly: dict[str, Any]) -> dict[str, Any]:
+    """Return a claim with these requests."""
+    requests = [{"name": f"r{at}", "exactly": asked} for at, asked in enumerate(exactly)]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "spec": {"devices": {"requests": requests}},
+    }
 
 
 def reporting(installed: Installed, use: Callable[[SliceReport], Awaitable[None]]) -> None:
@@ -262,6 +278,18 @@ def test_what_a_claim_may_ask_for(
     answer = ask(slices.admin, *amounts, path=path, **more)
     assert answer.is_success is not bool(why), answer.text
     assert why in answer.text
+
+
+def test_claims_that_are_older_than_the_limit_can_end(slices: Installed) -> None:
+    """The controllers of Kubernetes remove the finalizer of a deallocated claim; its requests cannot be changed."""
+    path = f"{CLAIMS}/earlier"
+    there = slices.admin.send("GET", path).json()
+    there["metadata"]["finalizers"] = []
+    assert slices.admin.send("PUT", path, there).status_code == 200
+    there = slices.admin.send("GET", path).json()
+    there["spec"] = claim(request("66"))["spec"]
+    answer = slices.admin.send("PUT", path, there)
+    assert (answer.status_code, "field is immutable" in answer.text) == (422, True)
 
 
 def test_alternatives_count_by_the_largest(slices: Installed) -> None:
