@@ -17,7 +17,8 @@ from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.inside import SECONDS, WORK, Node, report, running_node
 from tests.environments.node.containerd import VERSIONS
-from tests.smt.scenario_interrupts import IRQ, WORKQUEUES, affinities, is_original, reaches, to_pod
+from tests.smt.quiet_files import IRQ, WORKQUEUES, affinities, place_interrupts
+from tests.smt.scenario_interrupts import reaches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +63,7 @@ def main() -> None:
     with running_node(VERSIONS[-1]) as node, ExitStack() as stack:
         start_agent(node)
         cpus, container = CPUSet.parse(node.cpuset("owner")), node.cgroup("owner")
-        to_pod(cpus)
+        place_interrupts(cpus)
         originals = affinities()
         owner = [
             stack.enter_context(process(f"exec taskset -c {cpu} sh -c '{SPIN}'", container)) for cpu in cpus
@@ -130,7 +131,7 @@ def until_quiet(cpus: CPUSet) -> None:
 def until_original(originals: dict[str, str]) -> None:
     """Wait until interrupts are where they were before CPUs were quiet."""
     deadline = time.monotonic() + SECONDS
-    while not is_original(originals):
+    while not originals.items() <= affinities().items():
         if time.monotonic() > deadline:
             raise TimeoutError(str(affinities()))
         time.sleep(0.2)

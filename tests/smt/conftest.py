@@ -1,4 +1,4 @@
-"""Boot the machine once, when the first test asks for what it reported."""
+"""Boot each machine once, when the first test asks for what it reported."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments.guest.guest import WITH_DEVICES, Report, boot
+from tests.environments.guest.guest import WITH_DEVICES, GuestMachine, Report, boot
 from tests.environments.node.containerd import VERSIONS, _missing, find_programs
 from tests.environments.process.cmk_agent import built
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import KUBELET
 
 ISOLATED = "4-7,12-13"
+THREE_CORES = GuestMachine(
+    "6,sockets=1,cores=3,threads=2", "2G", seconds=1800.0, devices=("-device", "virtio-rng-pci")
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that needs an emulated machine."""
     for item in items:
-        if "node" in getattr(item, "fixturenames", ()) and item.path.is_relative_to(Path(__file__).parent):
+        if {"node", "quiet"} & {*getattr(item, "fixturenames", ())} and item.path.is_relative_to(
+            Path(__file__).parent
+        ):
             item.add_marker("smt")
 
 
@@ -33,3 +38,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
     options = f"COREPIN_CACHE={cache_folder().parent} isolcpus={ISOLATED}"
     folder = tmp_path_factory.mktemp("smt-")
     return boot("tests.smt.scenario_node", folder, machine=WITH_DEVICES, kernel_options=options)
+
+
+@pytest.fixture(scope="session")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return what a node of three cores reported, on which interrupts and other settings are changed."""
+    find_programs(VERSIONS[-1])
+    options = f"COREPIN_CACHE={cache_folder().parent}"
+    folder = tmp_path_factory.mktemp("quiet-")
+    return boot("tests.smt.scenario_interrupts", folder, machine=THREE_CORES, kernel_options=options)

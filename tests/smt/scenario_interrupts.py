@@ -11,15 +11,34 @@ from pathlib import Path
 from agent.quiet.interrupts import KernelInterrupts
 from pinning.contract import CRANE_CPU_MANAGER, IRQ_POLICY, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.inside import SECONDS, WORK, Node, ask, online, report, running_node, switch
+from tests.environments.guest.inside import (
+    SECONDS,
+    WORK,
+    Node,
+    ask,
+    online,
+    report,
+    running_node,
+    switch,
+)
 from tests.environments.node.containerd import VERSIONS
+from tests.smt.quiet_files import (
+    IRQ,
+    KERNELS,
+    WORKQUEUES,
+    affinities,
+    busiest,
+    counts,
+    default_affinity,
+    masks,
+    place_interrupts,
+    settings,
+    traffic,
+)
 
-IRQ = Path("/proc/irq")
-WORKQUEUES = Path("/sys/devices/virtual/workqueue")
 CONFIG = "reserved: 0-1\nquiet: {interrupts: true, workqueues: true}\n"
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 QUIET = {**EXCLUSIVE, f"{NOISE_POLICY}/pod": "quiet"}
-REQUESTS = 200
 LEFT_ALONE = "4"  # a CPU that is not the pod's, and not reserved
 
 
@@ -28,14 +47,14 @@ def main() -> None:
     report("boot", kernel=os.uname().release)
     with running_node(VERSIONS[-1]) as node:
         (WORK / "config.yaml").write_text(CONFIG)
-        node.agent.arguments += ["--irq", str(IRQ), "--workqueues", str(WORKQUEUES)]
-        node.agent.arguments += ["--config", str(WORK / "config.yaml")]
+        files = {"--irq": IRQ, "--workqueues": WORKQUEUES, "--config": WORK / "config.yaml"}
+        node.agent.arguments += [str(word) for flag in files.items() for word in flag]
         node.agent.start()
         node.add("hot", 2, EXCLUSIVE)
         node.settle()
         cpus = CPUSet.parse(node.cpuset("hot"))
-        to_pod(cpus)
-        originals = affinities()
+        place_interrupts(cpus)
+        originals = settings()
         tell("before", cpus)
         ask_for_quiet(node, cpus)
         tell("quiet", cpus)
@@ -45,51 +64,6 @@ def main() -> None:
         killed(node, cpus)
         ended(node, originals)
         reset(node, originals)
-
-
-def to_pod(cpus: CPUSet) -> None:
-    """Send every interrupt that can be moved to the pod's CPUs, as irqbalance may."""
-    for number in affinities():
-        with suppress(OSError):
-            (IRQ / number / "smp_affinity_list").write_text(str(cpus))
-
-
-def affinities() -> dict[str, str]:
-    """Return the CPUs on which each interrupt may fire."""
-    return {
-        file.parent.name: file.read_text().strip() for file in sorted(IRQ.glob("[0-9]*/smp_affinity_list"))
-    }
-
-
-def default_affinity() -> CPUSet:
-    """Return where an interrupt fires that is requested later."""
-    return CPUSet.of_mask(int((IRQ / "default_smp_affinity").read_text().replace(",", ""), 16))
-
-
-def masks() -> dict[str, str]:
-    """Return the CPUs of unbound workqueues by file."""
-    files = [WORKQUEUES / "cpumask", *sorted(WORKQUEUES.glob("*/cpumask"))]
-    return {
-        str(file.relative_to(WORKQUEUES)): str(CPUSet.parse_mask(file.read_text().strip())) for file in files
-    }
-
-
-def counts() -> dict[str, dict[str, int]]:
-    """Return how often each interrupt of a device has fired, by CPU; its key has its names too."""
-    header, *rows = Path("/proc/interrupts").read_text().splitlines()
-    columns = [name.removeprefix("CPU") for name in header.split()]
-    split = [row.split() for row in rows]
-    return {
-        f"{words[0]} {words[-1]}": dict(zip(columns, map(int, words[1:]), strict=False))
-        for words in ((row[0], *row[1 : len(columns) + 1], row[-1]) for row in split)
-        if words[0].rstrip(":").isdecimal()
-    }
-
-
-def traffic() -> None:
-    """Ask the host for the size of its file system, which it answers by an interrupt each time."""
-    for _ in range(REQUESTS):
-        os.statvfs("/")
 
 
 def tell(step: str, cpus: CPUSet, use: str = "") -> None:
@@ -129,19 +103,24 @@ def reaches(cpus: CPUSet) -> dict[str, str]:
     return {
         number: text
         for number, text in affinities().items()
-        if number not in {"0", "2"}  # timer and cascade, which the kernel does not move
+        if number not in KERNELS
         and any(entry.is_dir() for entry in (IRQ / number).iterdir())
         and not CPUSet.parse(text).isdisjoint(cpus)
     }
 
 
 def until_off(cpus: CPUSet) -> None:
-    """Wait until no interrupt may fire on CPUs, or for too long: what is reported then shows it."""
+    """Wait until all is kept off the CPUs, or for too long: what is reported then shows it."""
     began = deadline = time.monotonic()
     deadline += SECONDS
-    while (reaches(cpus) or not default_affinity().isdisjoint(cpus)) and time.monotonic() < deadline:
+    while (reaches(cpus) or not are_narrow(cpus)) and time.monotonic() < deadline:
         time.sleep(0.2)
     report("waited", seconds=round(time.monotonic() - began, 1), reaches=reaches(cpus))
+
+
+def are_narrow(cpus: CPUSet) -> bool:
+    """Return whether the default and the masks are without the CPUs."""
+    return all(it.isdisjoint(cpus) for it in (default_affinity(), *map(CPUSet.parse, masks().values())))
 
 
 def ask_for_quiet(node: Node, cpus: CPUSet) -> None:
@@ -152,10 +131,7 @@ def ask_for_quiet(node: Node, cpus: CPUSet) -> None:
 
 def keep_one(node: Node, cpus: CPUSet) -> None:
     """Have the interrupt that fires most stay on the pod's CPUs, by its name, for a while."""
-    before = counts()
-    traffic()
-    grown = {key: sum(row.values()) - sum(before.get(key, {}).values()) for key, row in counts().items()}
-    number = max(grown, key=lambda key: grown[key]).partition(":")[0]
+    number = busiest()
     kernel = KernelInterrupts(IRQ, Path("/sys"))
     node.edit("hot", 2, {**QUIET, f"{IRQ_POLICY}/pod": kernel.name(number)})
     deadline = time.monotonic() + SECONDS
@@ -218,7 +194,7 @@ def killed(node: Node, cpus: CPUSet) -> None:
     """Kill the agent, move interrupts back to the pod's CPUs, and start another agent."""
     node.agent.kill()
     tell("no agent", cpus)
-    to_pod(cpus)
+    place_interrupts(cpus)
     node.agent.start()
     node.settle()
     until_off(cpus)
@@ -229,22 +205,14 @@ def ended(node: Node, originals: dict[str, str]) -> None:
     """End the pod: what was taken is given back."""
     node.remove("hot")
     until_original(originals)
-    report(
-        "ended", affinities=affinities(), originals=originals, default=str(default_affinity()), masks=masks()
-    )
+    report("ended", settings=settings(), originals=originals)
 
 
 def until_original(originals: dict[str, str]) -> None:
-    """Wait until interrupts have the affinity of before, or for too long."""
+    """Wait until everything is as it was before, or for too long."""
     deadline = time.monotonic() + SECONDS
-    while not is_original(originals) and time.monotonic() < deadline:
+    while not originals.items() <= settings().items() and time.monotonic() < deadline:
         time.sleep(0.2)
-
-
-def is_original(originals: dict[str, str]) -> bool:
-    """Say whether interrupts have the affinity of before."""
-    now = affinities()
-    return all(now[number] == text for number, text in originals.items())
 
 
 def reset(node: Node, originals: dict[str, str]) -> None:
@@ -252,7 +220,7 @@ def reset(node: Node, originals: dict[str, str]) -> None:
     node.add("again", 2, QUIET)
     node.settle()
     until_off(CPUSet.parse(node.cpuset("again")))
-    report("taken", affinities=affinities())
+    report("taken", settings=settings())
     reload_a_driver()
     node.agent.kill()
     node.agent.starter.send([*node.agent.arguments, "--reset"])
@@ -261,10 +229,8 @@ def reset(node: Node, originals: dict[str, str]) -> None:
     report(
         "reset",
         status=status,
-        affinities=affinities(),
+        settings=settings(),
         originals=originals,
-        default=str(default_affinity()),
-        masks=masks(),
         left=sorted(path.name for path in (WORK / "state").iterdir()),
     )
 

@@ -7,25 +7,7 @@ from typing import Any
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.guest import GuestMachine, Report, boot
-from tests.environments.node.containerd import VERSIONS, find_programs
-from tests.environments.server.build import cache_folder
-
-pytestmark = pytest.mark.smt
-
-THREE_CORES = GuestMachine(
-    "6,sockets=1,cores=3,threads=2", "2G", seconds=1800.0, devices=("-device", "virtio-rng-pci")
-)
-KERNELS = {"0", "2"}  # timer and cascade, which the kernel does not let move
-
-
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return what a node of three cores reported."""
-    find_programs(VERSIONS[-1])
-    options = f"COREPIN_CACHE={cache_folder().parent}"
-    folder = tmp_path_factory.mktemp("irq-")
-    return boot("tests.smt.scenario_interrupts", folder, machine=THREE_CORES, kernel_options=options)
+from tests.environments.guest.guest import Report
 
 
 def step(quiet: Report, name: str) -> dict[str, Any]:
@@ -42,11 +24,6 @@ def fired(counted: dict[str, Any], *, on_pod: bool) -> dict[str, int]:
         for name, row in counted["fired"].items()
     }
     return {name: count for name, count in sums.items() if count}
-
-
-def moved(affinities: dict[str, str]) -> dict[str, str]:
-    """Return the affinities of the interrupts that the kernel lets move."""
-    return {number: cpus for number, cpus in affinities.items() if number not in KERNELS}
 
 
 def assert_quiet(counted: dict[str, Any]) -> None:
@@ -110,28 +87,27 @@ def test_quiet_without_an_agent_and_with_the_next(quiet: Report) -> None:
     assert_quiet(step(quiet, "next agent"))
 
 
-def test_affinities_are_back_when_the_pod_ends(quiet: Report) -> None:
-    """When the pod ends all affinities, the default too, are restored."""
+def test_settings_are_back_when_the_pod_ends(quiet: Report) -> None:
+    """When the pod ends all settings, the default affinity too, are restored."""
     ended = quiet.one("ended")
 
-    assert {number: ended["affinities"][number] for number in ended["originals"]} == ended["originals"]
-    assert CPUSet.parse(ended["default"]) == CPUSet(range(6))
-    assert ended["masks"] == step(quiet, "before")["masks"]
+    assert {name: ended["settings"][name] for name in ended["originals"]} == ended["originals"]
+    assert CPUSet.parse(ended["settings"]["irq default"]) == CPUSet(range(6))
 
 
-def test_affinities_are_back_after_kill_and_reset(quiet: Report) -> None:
-    """A reset restores the affinities of a killed agent from its records on disk."""
-    taken, reset = moved(quiet.one("taken")["affinities"]), quiet.one("reset")
+def test_settings_are_back_after_kill_and_reset(quiet: Report) -> None:
+    """A reset restores the settings of a killed agent from its records on disk."""
+    taken, reset = quiet.one("taken")["settings"], quiet.one("reset")
     freed = quiet.one("reloaded")["freed"]
+    changed = {name for name, text in reset["originals"].items() if taken[name] != text}
 
-    assert taken != {number: reset["affinities"][number] for number in taken}
-    assert reset["masks"] == step(quiet, "before")["masks"]
+    assert {"irq default", "cpumask", "writeback/cpumask"} < changed
+    assert any(name.startswith("irq ") for name in changed - {"irq default"})
+    assert reset["status"] == 0
+    assert {name: reset["settings"][name] for name in reset["originals"]} == reset["originals"]
     assert freed  # with their numbers requested again, by interrupts with other inodes
     assert all(later and later != before for before, later in freed.values())
-    assert {CPUSet.parse(reset["affinities"][number]) for number in freed} == {CPUSet(range(6))}
-    assert reset["status"] == 0
-    assert {number: reset["affinities"][number] for number in reset["originals"]} == reset["originals"]
-    assert CPUSet.parse(reset["default"]) == CPUSet(range(6))
+    assert {CPUSet.parse(reset["settings"][f"irq {number}"]) for number in freed} == {CPUSet(range(6))}
 
 
 def test_agents_did_not_crash(quiet: Report) -> None:

@@ -1,0 +1,86 @@
+"""Inside the guest: the kernel's files that keep CPUs quiet, and what is to be in them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from pinning.machine.cpuset import CPUSet
+from tests.environments.guest.inside import CPUS
+
+IRQ: Final = Path("/proc/irq")
+WORKQUEUES: Final = Path("/sys/devices/virtual/workqueue")
+BOUND: Final = "power/pm_qos_resume_latency_us"
+KERNELS: Final = frozenset({"0", "2"})  # timer and cascade, which the kernel does not move
+REQUESTS: Final = 200
+
+
+def affinities() -> dict[str, str]:
+    """Return the CPUs on which each interrupt may fire."""
+    return {
+        file.parent.name: file.read_text().strip() for file in sorted(IRQ.glob("[0-9]*/smp_affinity_list"))
+    }
+
+
+def default_affinity() -> CPUSet:
+    """Return where an interrupt fires that is requested later."""
+    return CPUSet.of_mask(int((IRQ / "default_smp_affinity").read_text().replace(",", ""), 16))
+
+
+def masks() -> dict[str, str]:
+    """Return the CPUs of unbound workqueues by file."""
+    files = [WORKQUEUES / "cpumask", *sorted(WORKQUEUES.glob("*/cpumask"))]
+    return {
+        str(file.relative_to(WORKQUEUES)): str(CPUSet.parse_mask(file.read_text().strip())) for file in files
+    }
+
+
+def bounds() -> dict[str, str]:
+    """Return how long each CPU may take to leave an idle state, by its number; none where the kernel has no such file."""
+    files = CPUS.glob(f"cpu[0-9]*/{BOUND}")
+    return {file.parts[-3].removeprefix("cpu"): file.read_text().strip() for file in files}
+
+
+def place_interrupts(cpus: CPUSet) -> None:
+    """Let every interrupt that can be moved fire on these CPUs alone."""
+    for number in affinities():
+        with suppress(OSError):
+            (IRQ / number / "smp_affinity_list").write_text(str(cpus))
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """Return how often each interrupt of a device has fired, by CPU; its key has its names too."""
+    header, *rows = Path("/proc/interrupts").read_text().splitlines()
+    columns = [name.removeprefix("CPU") for name in header.split()]
+    split = [row.split() for row in rows]
+    return {
+        f"{words[0]} {words[-1]}": dict(zip(columns, map(int, words[1:]), strict=False))
+        for words in ((row[0], *row[1 : len(columns) + 1], row[-1]) for row in split)
+        if words[0].rstrip(":").isdecimal()
+    }
+
+
+def traffic() -> None:
+    """Ask the host for the size of its file system, which it answers by an interrupt each time."""
+    for _ in range(REQUESTS):
+        os.statvfs("/")
+
+
+def busiest() -> str:
+    """Return the interrupt that fires most when the host is asked."""
+    before = counts()
+    traffic()
+    grown = {key: sum(row.values()) - sum(before.get(key, {}).values()) for key, row in counts().items()}
+    return max(grown, key=lambda key: grown[key]).partition(":")[0]
+
+
+def settings() -> dict[str, str]:
+    """Return all that is changed for quiet CPUs."""
+    return {
+        **{f"irq {number}": cpus for number, cpus in affinities().items() if number not in KERNELS},
+        "irq default": str(default_affinity()),
+        **masks(),
+        **{f"cpu {number}": bound for number, bound in bounds().items()},
+    }
