@@ -45,5 +45,6 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return what a node of three cores reported, on which interrupts and other settings are changed."""
     find_programs(VERSIONS[-1])
     options = f"COREPIN_CACHE={cache_folder().parent}"
+    options += " GRPC_ENABLE_FORK_SUPPORT=0"  # else forked processes have threads of gRPC
     folder = tmp_path_factory.mktemp("quiet-")
     return boot("tests.smt.scenario_interrupts", folder, machine=THREE_CORES, kernel_options=options)

@@ -35,6 +35,7 @@ from tests.smt.quiet_files import (
     settings,
     traffic,
 )
+from tests.smt.scenario_strangers import strangers
 
 CONFIG = "reserved: 0-1\nquiet: {interrupts: true, workqueues: true}\n"
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
@@ -53,6 +54,7 @@ def main() -> None:
         node.add("hot", 2, EXCLUSIVE)
         node.settle()
         cpus = CPUSet.parse(node.cpuset("hot"))
+        strangers(node, cpus)
         place_interrupts(cpus)
         originals = settings()
         tell("before", cpus)
