@@ -37,9 +37,14 @@ def named(path: Path) -> str:
 NAMES = frozenset(map(named, MODULES))
 
 
-def imported(source: str) -> Iterator[str]:
-    """Yield what a module imports anywhere in its text, also for type checking only: dotted names."""
-    for node in ast.walk(ast.parse(source)):
+@cache
+def imported(source: str) -> frozenset[str]:
+    """Return what a module imports anywhere in its text, also for type checking only: dotted names."""
+    return frozenset(_imported(ast.parse(source)))
+
+
+def _imported(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
