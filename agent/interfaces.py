@@ -373,8 +373,8 @@ class Machine(Protocol):
         """Return the topology, including offline CPUs seen before."""
         ...
 
-    def universe(self) -> CPUSet:
-        """Return the online CPUs within the effective cpuset of the kubelet's pod root."""
+    def universe(self, topology: Topology) -> CPUSet:
+        """Return the online CPUs of a topology within the effective cpuset of the kubelet's pod root."""
         ...
 
     def boot_id(self) -> str:

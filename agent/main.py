@@ -167,7 +167,8 @@ async def build(config: AgentConfig) -> Agent:
     machine = _machine(config, cgroups.cpusets, saved)
     if config.runtime == "cri":
         _warn_without_pod_root(machine, config)
-    check_machine(machine.topology(), machine.universe(), start_config(config.config, saved, machine))
+    topology = machine.topology()
+    check_machine(topology, machine.universe(topology), start_config(config.config, saved, machine))
     settings = await _settings(config, machine)
     observed = _observed_cpus(config, runtime)
     vms = _virtual_machines(config, cgroups)
@@ -226,7 +227,7 @@ async def _settings(config: AgentConfig, machine: Machine) -> Settings:
     kubelet = await ask_kubelet(replace(api_access(config), url=config.kubelet_url), topology)
     if kubelet is None:
         return settings
-    chosen = adopt(config.config, kubelet, topology, machine.universe())
+    chosen = adopt(config.config, kubelet, topology, machine.universe(topology))
     return replace(
         settings,
         config=chosen,

@@ -127,7 +127,7 @@ class StopWatch:
             interfaces.pods.watch,
             interfaces.cgroups.cpusets.read,
         )
-        self.universe = interfaces.machine.universe
+        self.machine = interfaces.machine
         self._news = asyncio.Event()
         self._state: NodeState | None = None
         agent.publisher.tell = self._received  # type: ignore[method-assign]
@@ -211,7 +211,9 @@ async def _measure_bare(agent: Agent, watch: StopWatch, taken: Taken) -> None:
     """Write the cpusets of all containers bare; the agent then sees that they are what it wrote."""
     records = agent.reconciler.observer.records.values()
     cpusets = {record.cgroup: record.applied for record in records if record.cgroup}
-    taken.bare += bare_writes(find_hierarchy(DEFAULT_ROOT), cpusets, watch.universe())
+    taken.bare += bare_writes(
+        find_hierarchy(DEFAULT_ROOT), cpusets, watch.machine.universe(watch.machine.topology())
+    )
     await _until_idle()
 
 

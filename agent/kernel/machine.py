@@ -93,13 +93,13 @@ class NodeMachine:
         self._pod_root = ""
         return NO_POD_ROOT, self._cpusets.read(NO_POD_ROOT)
 
-    def universe(self) -> CPUSet:
-        """Return the online CPUs within the effective cpuset of the kubelet's pod root.
+    def universe(self, topology: Topology) -> CPUSet:
+        """Return the online CPUs of a topology within the effective cpuset of the kubelet's pod root.
 
         On cgroup v1 a CPU that goes offline leaves every cpuset for good. This adds it to the pod root again when it is
         back; writing a container's cpuset widens the cgroups in between.
         """
-        online, (cgroup, had) = self.topology().online, self._read_pod_root()
+        online, (cgroup, had) = topology.online, self._read_pod_root()
         back = (self._lost & online) - had
         if back and self._widen and self._cpusets.version == V1 and cgroup != NO_POD_ROOT:
             had = self._give_back(self._widen, cgroup, back)

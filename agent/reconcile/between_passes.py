@@ -106,7 +106,8 @@ class MachinePoll:
     def look(self) -> float:
         """Read the machine; return the seconds until the next look."""
         try:
-            seen = (self._machine.topology(), self._machine.universe(), self._policies())
+            topology = self._machine.topology()
+            seen = (topology, self._machine.universe(topology), self._policies())
         except (AgentError, PinningError, OSError) as error:
             logger.warning("machine cannot be read", extra={"facts": {"reason": str(error)}})
             return POLL_SECONDS

@@ -189,7 +189,7 @@ class Observer:
         if self._topology:
             topology = topology.remembering(self._topology)
         self._topology = topology
-        return topology, self._interfaces.machine.universe()
+        return topology, self._interfaces.machine.universe(topology)
 
     async def _list(self, *, anew: bool) -> bool:
         """Update the records from the runtime's list; return whether it answered."""

@@ -34,7 +34,8 @@ class ReserveKeeper:
         kept = saved_reserve(saved, machine.boot_id())
         if kept is None or config.reserved is not None:
             return
-        problem = _misfit(machine.topology(), machine.universe(), _keeping(kept, config))
+        topology = machine.topology()
+        problem = _misfit(topology, machine.universe(topology), _keeping(kept, config))
         if problem:
             facts = {"reserved": str(kept), "reason": str(problem)}
             logger.warning("the reserve moves, the configuration needs its CPUs", extra={"facts": facts})
@@ -60,8 +61,8 @@ def start_config(config: NodeConfig, saved: Saved | None, machine: Machine) -> N
     kept = saved and saved_reserve(saved, machine.boot_id())
     if not kept or config.reserved is not None:
         return config
-    keeping = _keeping(kept, config)
-    return config if _misfit(machine.topology(), machine.universe(), keeping) else keeping
+    keeping, topology = _keeping(kept, config), machine.topology()
+    return config if _misfit(topology, machine.universe(topology), keeping) else keeping
 
 
 def saved_reserve(saved: Saved, boot_id: str) -> CPUSet | None:

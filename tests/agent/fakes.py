@@ -297,9 +297,9 @@ class FakeMachine:
         """Return the topology."""
         return self.node.topology
 
-    def universe(self) -> CPUSet:
+    def universe(self, topology: Topology) -> CPUSet:
         """Return the online CPUs."""
-        return self.node.topology.online
+        return topology.online
 
     def boot_id(self) -> str:
         """Return the boot id."""

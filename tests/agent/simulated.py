@@ -85,9 +85,9 @@ class TreeMachine:
             self._known = sysfs.read_topology(self._root)
         return self._known
 
-    def universe(self) -> CPUSet:
+    def universe(self, topology: Topology) -> CPUSet:
         """Return the online CPUs."""
-        return self.topology().online
+        return topology.online
 
     def boot_id(self) -> str:
         """Return a constant boot id."""

@@ -63,9 +63,9 @@ class CPUs:
         """Return the machine."""
         return TOPOLOGY
 
-    def universe(self) -> CPUSet:
+    def universe(self, topology: Topology) -> CPUSet:
         """Return all CPUs."""
-        return TOPOLOGY.online
+        return topology.online
 
     def boot_id(self) -> str:
         """Return the only boot there is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -12,6 +13,7 @@ from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NodeMachine
 from agent.kernel.sysfs import read_topology
+from agent.reconcile.between_passes import MachinePoll
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.environments.node.cgroup_trees import make_cgroup, make_root, written
 from tests.machines import materialise
@@ -82,6 +84,15 @@ def test_topology_is_read_again_only_when_cpus_change(node: Node) -> None:
     assert machine.topology() == first == read_topology(node.root)
 
 
+def test_a_look_at_the_machine_reads_the_online_cpus_once(node: Node) -> None:
+    """The agent looks every second: topology and usable CPUs come of the same read."""
+    look = MachinePoll(node.machine(), lambda within=0.0: None).look
+    look()
+    with patch.object(NodeMachine, "online", autospec=True, side_effect=NodeMachine.online) as online:
+        look()
+    assert online.call_count == 1
+
+
 def test_cpu_without_topology_is_read_again(node: Node) -> None:
     """A CPU that is online before its topology files exist is read at the next look."""
     (node.root / "sys/devices/system/cpu/cpu5/topology").rename(node.root / "topology")
@@ -96,13 +107,13 @@ def test_cpu_without_topology_is_read_again(node: Node) -> None:
 def test_universe_is_limited_by_the_pod_root_and_online_cpus(node: Node, pod_root: str) -> None:
     """The universe is the online CPUs in the kubelet's pod cgroup, with either driver."""
     machine = node.machine()
-    assert (machine.pod_root(), machine.universe()) == ("/", ONLINE)
+    assert (machine.pod_root(), machine.universe(machine.topology())) == ("/", ONLINE)
 
     node.show(pod_root, CPUSet.parse("2-9"))
-    assert (machine.pod_root(), machine.universe()) == (f"/{pod_root}", CPUSet.parse("2-9"))
+    assert (machine.pod_root(), machine.universe(machine.topology())) == (f"/{pod_root}", CPUSet.parse("2-9"))
 
     node.boot(PART)
-    assert machine.universe() == CPUSet.parse("2,4-7")
+    assert machine.universe(machine.topology()) == CPUSet.parse("2,4-7")
 
 
 def test_pod_root_is_configurable(node: Node) -> None:
@@ -112,7 +123,7 @@ def test_pod_root_is_configurable(node: Node) -> None:
 
     machine = NodeMachine(node.root, node.cpusets, pod_roots=["/kubelet/kubepods"])
 
-    assert machine.universe() == CPUSet.parse("4-7")
+    assert machine.universe(machine.topology()) == CPUSet.parse("4-7")
 
 
 def test_cpu_back_online_is_added_to_the_pod_root(tmp_path: Path) -> None:
@@ -121,14 +132,14 @@ def test_cpu_back_online_is_added_to_the_pod_root(tmp_path: Path) -> None:
     node.show("kubepods", ONLINE)
     node.show("kubepods/pod1", LEFT)
     machine = node.machine()
-    machine.universe()
+    machine.universe(machine.topology())
     node.boot(PART)
     node.show("kubepods", LEFT)
-    assert machine.universe() == LEFT
+    assert machine.universe(machine.topology()) == LEFT
 
     node.boot(WHOLE)
 
-    assert machine.universe() == ONLINE
+    assert machine.universe(machine.topology()) == ONLINE
     assert written(node.cpuset / "kubepods/pod1") == LEFT
 
 
@@ -137,18 +148,19 @@ def test_cpu_lost_while_no_agent_ran_is_restored(tmp_path: Path) -> None:
     node = Node(tmp_path, 1)
     node.show("kubepods", LEFT)
 
-    assert node.machine(pod_cpus=ONLINE).universe() == ONLINE
+    machine = node.machine(pod_cpus=ONLINE)
+    assert machine.universe(machine.topology()) == ONLINE
 
 
 def test_cpus_removed_from_the_pod_root_are_not_restored(node: Node) -> None:
     """CPUs removed from the pod root while they are online are the operator's choice."""
     node.show("kubepods", ONLINE)
     machine = node.machine()
-    machine.universe()
+    machine.universe(machine.topology())
 
     node.show("kubepods", LEFT)
 
-    assert [machine.universe(), machine.universe()] == [LEFT, LEFT]
+    assert [machine.universe(machine.topology()), machine.universe(machine.topology())] == [LEFT, LEFT]
 
 
 def test_machine_and_boot_ids_are_read_from_the_root(node: Node) -> None:

@@ -14,6 +14,7 @@ from agent.node_state import NodeState
 from agent.process import Agent
 from agent.reconcile.reconciler import PODS_SECONDS, Settings
 from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
@@ -199,9 +200,9 @@ def test_failed_pass_is_retried(node: FakeNode) -> None:
     node.start("a")
     universe = node.machine.universe
 
-    def fail() -> CPUSet:
+    def fail(topology: Topology) -> CPUSet:
         node.machine.universe = universe  # type: ignore[method-assign]
-        raise Unavailable("no cpuset")
+        raise Unavailable(f"no cpuset of {topology.online}")
 
     node.machine.universe = fail  # type: ignore[method-assign]
 
