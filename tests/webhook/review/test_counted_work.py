@@ -145,30 +145,52 @@ def grows_with_its_size(costs: list[Cost]) -> bool:
 
 
 def count(body: bytes, work: Callable[[bytes], None] = review) -> Cost:
-    """Return how many lines run for a body, and how much memory they ask for."""
-    lines = made = last = before = 0
-
-    def step(frame: FrameType, event: str, _value: Any) -> Any:
-        nonlocal lines, made, last, before
-        lines += 1
-        line = frame.f_lineno
-        if event == "return" or line <= before:  # the end of a function or of a turn: looking takes its time
-            now, peak = tracemalloc.get_traced_memory()
-            made += peak - last
-            tracemalloc.reset_peak()
-            last = now
-        before = line
-        return step
-
+    """Return how many lines run for a body, and how much memory they ask for: two runs, or one would count the other."""
     work(body)  # which builds once what is kept
     outer = sys.gettrace()  # of what measures the coverage
     gc.disable()
+    try:
+        return Cost(_lines(body, work), _made(body, work))
+    finally:
+        sys.settrace(outer)
+        gc.enable()
+
+
+def _lines(body: bytes, work: Callable[[bytes], None]) -> int:
+    lines = 0
+
+    def step(_frame: FrameType, _event: str, _value: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        return step
+
+    sys.settrace(step)
+    work(body)
+    sys.settrace(None)
+    return lines
+
+
+def _made(body: bytes, work: Callable[[bytes], None]) -> int:
+    made = last = before = 0
+    memory, forget = tracemalloc.get_traced_memory, tracemalloc.reset_peak
+
+    def step(frame: FrameType, event: str, _value: Any) -> Any:
+        nonlocal made, last, before
+        at = frame.f_lasti  # a small number, which takes no memory to look at
+        if event == "return" or at <= before:  # the end of a function or of a turn: looking takes its time
+            now, peak = memory()
+            if peak > last:
+                made += peak - last
+            forget()
+            last = now
+        before = at
+        return step
+
     tracemalloc.start()
     sys.settrace(step)
     try:
         work(body)
     finally:
-        sys.settrace(outer)
+        sys.settrace(None)
         tracemalloc.stop()
-        gc.enable()
-    return Cost(lines, made)
+    return made
