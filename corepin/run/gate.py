@@ -79,15 +79,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_refusals(text: str) -> tuple[str, ...] | None:
-    """Return the containers that may not start, with reasons; None while the status annotation is absent or unreadable.
+    """Return what may not start, with reasons; None while the status annotation is absent or unreadable.
 
-    The agent writes the result of all claims of a pod at once, so without a refusal every claim is assigned.
+    The agent writes the result of all claims of a pod at once, so without a refusal every claim is assigned. A refused
+    pool is a refusal of the pod, because its containers have no claims of their own.
     """
     try:
         status = parse_json(text)
         if status["version"] != VERSION:
             return None
-        refused = {name: it["refusal"] for name, it in status["containers"].items() if "refusal" in it}
+        refused = {"the pod": status["refusal"]} if "refusal" in status else {}
+        refused |= {name: it["refusal"] for name, it in status["containers"].items() if "refusal" in it}
         return tuple(f"{name}: {it['message']}" for name, it in refused.items() if it["blocksStart"])
     except (ValueError, LookupError, TypeError, AttributeError):
         return None

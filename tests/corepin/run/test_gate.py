@@ -30,6 +30,11 @@ def status(version: Any = 1, **containers: Any) -> str:
     return json.dumps({"version": version, "containers": containers})
 
 
+def of_pod(message: str, *, blocks: bool = True) -> str:
+    """Return what it writes on a pod whose pool did not get what it asks for, or whose annotations are invalid."""
+    return json.dumps({"version": 1, "containers": {}, "refusal": refusal(message, blocks=blocks)["refusal"]})
+
+
 def refusal(message: str, *, blocks: bool = True) -> dict[str, Any]:
     """Return what it writes of a container that did not get what it asks for."""
     told = {"reason": "NotEnoughCPUs", "message": message, "blocksStart": blocks}
@@ -48,6 +53,8 @@ def refusal(message: str, *, blocks: bool = True) -> dict[str, Any]:
         pytest.param(
             status(a=refusal("x"), b=HELD, c=refusal("y")), ("a: x", "c: y"), id="every refusal is told"
         ),
+        pytest.param(of_pod("no room"), ("the pod: no room",), id="pool refused"),
+        pytest.param(of_pod("x", blocks=False), (), id="invalid annotation"),
         pytest.param("", None, id="the agent said nothing"),
         pytest.param('{"version": 1, "contai', None, id="half of it"),
         pytest.param("[]", None, id="no object"),

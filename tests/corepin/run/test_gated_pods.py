@@ -20,6 +20,14 @@ def gated(*containers: Any, **more: Any) -> Pod:
     return {**pod, "spec": {**(pod["spec"] or {}), "initContainers": [gate]}}
 
 
+def budgeted(cpus: int, *containers: Any) -> Pod:
+    """Return a gated pod with a budget, whose containers without an amount run in its pool."""
+    pod = gated(*containers, annotations=ISOLATE)
+    amounts = {"cpu": str(cpus), "memory": "1Gi"}
+    spec: Any = {**(pod["spec"] or {}), "resources": {"requests": amounts, "limits": amounts}}
+    return {**pod, "spec": spec}
+
+
 @table(
     "pod, config, passes",
     {
@@ -31,6 +39,9 @@ def gated(*containers: Any, **more: Any) -> Pod:
             True,
         ),
         "need not fit any more": (gated(container("main", 64), annotations=EXCLUSIVE), {}, True),
+        "pool assigned": (budgeted(2, container("main"), container("side")), {}, True),
+        "pool refused": (budgeted(64, container("main"), container("side")), {}, False),
+        "pool refused beside a slice": (budgeted(64, container("main", 1), container("side")), {}, False),
         "observed only": (gated(container("main", 1), annotations=ISOLATE), {"observe": True}, True),
         "unreadable": (
             gated(container("main", 1), annotations={"cpu-manager.corepin.io/pod": "banana"}),
