@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from pinning.contract import GATE_CONTAINER
+from pinning.planning.refusal import Reason
 from pinning.pods.claims import read_pod
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def waits_of(pod: Mapping[str, Any], status: PodStatus | None) -> Iterator[str]:
         node = pod["spec"]["nodeName"]
         yield f"the agent of node {node}, which has reported nothing: check that one runs there, and read its log"
     if status and status.refusal:
-        yield f"its annotations: {status.refusal.message}"
+        is_invalid = status.refusal.reason in ("", Reason.INVALID)
+        yield f"{'its annotations' if is_invalid else 'CPUs for its pool'}: {status.refusal.message}"
     for claim in status.claims if status else ():
         if claim.waits:
             tries = f"{claim.tries} time{'s' * (claim.tries != 1)}"

@@ -218,6 +218,15 @@ def test_refused_claim_says_what_it_waits_for() -> None:
     assert wait.startswith("CPUs for main: wanted 2 free CPUs, found 0: wait")
 
 
+def test_refused_pool_is_no_fault_of_the_annotations() -> None:
+    """A pod whose pool gets no CPUs waits for CPUs, and its annotations are not blamed."""
+    late: Any = bound("late", container("main"), annotations=ISOLATE)
+    amounts = {"cpu": "64", "memory": "1Gi"}
+    late["spec"]["resources"] = {"requests": amounts, "limits": amounts}
+    (wait,) = timeline_of(*shown(late)).waits
+    assert wait.startswith("CPUs for its pool: wanted 64 wholly free cores, found ")
+
+
 def test_pod_without_a_node_waits_for_the_scheduler() -> None:
     """A pod without a node waits for the scheduler, with its message if there is one."""
     pod = {**bound("web", annotations=EXCLUSIVE)}
