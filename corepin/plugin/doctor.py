@@ -26,6 +26,7 @@ the terminal and the exit code: any user may set the agent's labels. Exit code: 
 """
 SELECTOR: Final = f"app.kubernetes.io/name={PRODUCT},app.kubernetes.io/component=agent"
 CONTAINER: Final = "agent"
+OK, FOUND, NOT_LOOKED = 0, 1, 2  # exit codes of `corepin doctor`
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -62,7 +63,12 @@ def run(args: argparse.Namespace) -> int:
         write_error(done.stderr.decode(errors="replace").rstrip("\n"))
     text = done.stdout.decode(errors="replace")
     write_out(harmless_json(text) if args.output == "json" else harmless(text))
-    return done.returncode
+    if done.returncode in {OK, NOT_LOOKED} or (done.returncode == FOUND and text.strip()):
+        return done.returncode
+    raise CommandFailed(  # kubectl exits with 1 too, for example without the right to execute
+        f"kubectl exec ended with {done.returncode}, and the doctor in pod {args.namespace}/{name} has not finished:"
+        " see the message above, and repeat the command"
+    )
 
 
 def _agent_of(node: str, namespace: str, context: str | None) -> str:

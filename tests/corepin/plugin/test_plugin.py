@@ -123,6 +123,29 @@ def test_doctor_runs_where_the_agent_is(
 
 
 @pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        pytest.param("echo 0 to fix; exit 0", 0, id="nothing to fix"),
+        pytest.param("echo 1 to fix; exit 1", 1, id="something to fix"),
+        pytest.param("echo no socket >&2; exit 2", 2, id="the doctor could not look"),
+        pytest.param("echo Error from server: forbidden >&2; exit 1", 2, id="kubectl failed"),
+        pytest.param("echo no such command >&2; exit 126", 2, id="no such command in the image"),
+        pytest.param("echo ok agent; exit 137", 2, id="killed"),
+    ],
+)
+def test_exit_code_of_a_doctor_that_could_not_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], script: str, code: int
+) -> None:
+    """`doctor` ends with 1 only for problems that it found; kubectl's own failures end with 1 too."""
+    kubectl_that(tmp_path, monkeypatch, script)
+    with api_objects(tmp_path, {pods_on("n1"): {"items": [controlled("agent-x")]}, **IS_THERE}) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["doctor", "--node", "n1"]) == code
+
+    assert ("has not finished" in capfd.readouterr().err) is (code == 2 and "exit 2" not in script)
+
+
+@pytest.mark.parametrize(
     ("pod", "objects"),
     [
         pytest.param(named("bare")["items"][0], {}, id="no controller"),
