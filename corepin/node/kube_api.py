@@ -58,7 +58,7 @@ def current_namespace(context: str | None = None) -> str:
     """Return the namespace of the kubeconfig's context or of the pod, else `default`."""
     from kubernetes import config
 
-    if is_in_a_pod():
+    if context is None and is_in_a_pod():
         with suppress(OSError):
             return OWN_NAMESPACE.read_text().strip()
         return DEFAULT_NAMESPACE

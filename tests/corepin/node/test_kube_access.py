@@ -13,7 +13,9 @@ import trustme
 
 from apiserver.access import Access
 from apiserver.errors import Unavailable
+from corepin.errors import CommandFailed
 from corepin.node.kube_access import cluster_access
+from corepin.node.kube_api import current_namespace
 
 AUTHORITY = trustme.CA()
 
@@ -96,3 +98,19 @@ def test_pod_uses_its_own_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     assert isinstance(cluster_access(), Access)
+
+
+def test_context_is_one_of_a_kubeconfig_in_a_pod_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a pod --context names the cluster of ~/.kube/config, and never that of the pod."""
+    (tmp_path / ".kube").mkdir()
+    use(monkeypatch, tmp_path, {"token": "secret"})
+    (tmp_path / "config").rename(tmp_path / ".kube" / "config")
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    assert cluster_access("two").url == "https://two"
+    assert current_namespace("two") == "default"
+    assert isinstance(cluster_access(), Access)
+    with pytest.raises(CommandFailed, match="no cluster can be asked"):
+        cluster_access("three")
