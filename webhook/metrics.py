@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
 
+# Outcomes and reasons of which alerts watch the increase. They are shown as 0 from the start: of a counter that begins
+# with 1 Prometheus knows no increase, so that the first of them would raise no alert.
+ALERTED: Final = (("failed", "bug"), ("unreadable", "malformed"))
+
 # Gauges with a callback, and their help texts.
 OBSERVED: Final[Mapping[str, str]] = {
     "corepin_webhook_certificate_not_after_seconds": "When the certificate in service expires, in seconds since 1970.",
@@ -87,7 +91,7 @@ class ReviewMeter:
 
     def __init__(self, metrics: Metrics, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.outcomes: dict[tuple[str, str], int] = {}
+        self.outcomes: dict[tuple[str, str], int] = dict.fromkeys(ALERTED, 0)
         self.buckets = [0] * (len(BUCKETS) + 1)  # the last one counts times above every bound
         self.total_seconds = 0.0
         metrics.reviews.meters.append(self)

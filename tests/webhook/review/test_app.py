@@ -58,6 +58,13 @@ def test_decision_is_logged_and_counted(
     assert edge.count(endpoint=path[1:], outcome=outcome, reason=reason) == 1
 
 
+def test_counts_that_alerts_watch_begin_with_zero(edge: Edge) -> None:
+    """The first failed and the first unreadable review are an increase: Prometheus knows none of a counter that appears with 1."""
+    for endpoint in ("mutate", "validate"):
+        assert edge.count(endpoint=endpoint, outcome="failed", reason="bug") == 0
+        assert edge.count(endpoint=endpoint, outcome="unreadable", reason="malformed") == 0
+
+
 def test_named_object_is_logged_by_name(edge: Edge) -> None:
     """A named object is logged by its name, without generateName."""
     edge.post(content=review(name="p"))
