@@ -53,4 +53,3 @@ class Metrics:
         self._bundles.set(len(seen.published))
         self._step.clear()
         self._step.labels(type(step).__name__).set(1)
-        self.last_pass.set(seen.now.timestamp())

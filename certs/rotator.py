@@ -138,6 +138,7 @@ class Rotator:
         self._metrics.show(look.seen, step)
         self._record(self._once.new(events.wrong(look.seen, step), look.seen.now))
         self.act(step, look)
+        self._metrics.last_pass.set(look.seen.now.timestamp())
         return step
 
     def look(self) -> Look:

@@ -130,3 +130,20 @@ def test_metrics_show_what_was_seen() -> None:
     assert sample(metrics, "bundles") == 4
     assert sample(metrics, "step", step="Wait") == 1
     assert sample(metrics, "last_pass_timestamp_seconds") == world.clock.now().timestamp()
+
+
+class Locked(World):
+    """A cluster that lets the rotation read, and refuses what it writes."""
+
+    def write_secret(self, change: Change, version: str) -> None:
+        """Refuse the change."""
+        raise ClusterError("PATCH secrets: 403: forbidden")
+
+
+def test_pass_whose_write_fails_has_not_succeeded() -> None:
+    """The time of the last pass stands still while the due step cannot be taken, so that an alert tells."""
+    rotator, metrics = rotator_of(Locked())
+    with pytest.raises(ClusterError, match="403"):
+        rotator.settle()
+    assert sample(metrics, "step", step="CreateCA") == 1
+    assert sample(metrics, "last_pass_timestamp_seconds") == 0
