@@ -11,7 +11,7 @@ from dashboard.model.names import container_of, pod_of, refusals
 from published.pod_status import POD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from dashboard.model.history import Change
     from dashboard.model.records import Event, Node, Pod
@@ -32,13 +32,15 @@ class Cluster:
 
     @cached_property
     def node_of(self) -> Mapping[str, str]:
-        """The node of each pod, from owners and events, because pod metadata does not have it."""
-        owners = {
-            pod_of(owner): node.name
-            for node in self.nodes.values()
-            if node.pools
-            for owner in node.pools.owners
-        }
+        """The node of each pod, from owners and events, because pod metadata does not have it.
+
+        A node without an agent keeps the owners that it had: of several nodes with one owner that of the events counts.
+        """
+        owners: dict[str, str] = {}
+        for node in self.nodes.values():
+            for pod in map(pod_of, node.pools.owners if node.pools else ()):
+                if pod not in owners or self.homes.get(pod) == node.name:
+                    owners[pod] = node.name
         return {**self.homes, **owners}
 
     @cached_property
@@ -91,3 +93,22 @@ class Cluster:
         """Return the status of an owner's container in its pod's annotation."""
         pod = self.pods.get(pod_of(owner))
         return pod.status.containers.get(container_of(owner)) if pod and pod.status else None
+
+
+def homes_of(
+    pods: Mapping[str, Pod], events: Iterable[Event], known: Mapping[str, str], before: Mapping[str, Pod]
+) -> Mapping[str, str]:
+    """Return the node of each pod by its newest event; the API server deletes old events, so known homes stay.
+
+    Another pod may have had the name before, on another node, and its events last for an hour.
+    """
+    homes = {
+        key: node
+        for key, node in known.items()
+        if key in pods and key in before and before[key].uid == pods[key].uid
+    }
+    for event in sorted(events, key=lambda it: it.time):
+        pod = pods.get(event.pod)
+        if pod and event.node and event.pod_uid in ("", pod.uid):
+            homes[event.pod] = event.node
+    return homes

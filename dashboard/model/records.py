@@ -73,6 +73,7 @@ class Pod:
     asks: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
     problem: str = ""
+    uid: str = ""
 
     @property
     def key(self) -> str:
@@ -92,6 +93,7 @@ class Event:
     is_warning: bool
     time: str
     count: int
+    pod_uid: str = ""  # empty: not known
 
 
 class _Meta(msgspec.Struct, rename="camel"):
@@ -184,7 +186,7 @@ class PodDecoder:
     def _pod(self, meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:
         size = _bytes_once_read(text or "")
         status, problem = read_status(text) if size <= self._room(meta.uid) else (None, TOO_LARGE)
-        pod = Pod(meta.namespace, meta.name, status, asks, meta.creation_timestamp, problem)
+        pod = Pod(meta.namespace, meta.name, status, asks, meta.creation_timestamp, problem, meta.uid)
         if status and size > MOST_STATUS:
             self._large[pod] = meta.uid, size
         return pod
@@ -214,6 +216,7 @@ class EventDecoder:
             is_warning=event.type == "Warning",
             time=min(event.last_timestamp or event.metadata.creation_timestamp, self._clock()),
             count=event.count or 1,
+            pod_uid=involved.uid[:MOST_NAME],
         )
 
 

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from apiserver.list_watch import METADATA_ONLY, ListWatch
-from dashboard.model.cluster import Cluster
+from dashboard.model.cluster import Cluster, homes_of
 from dashboard.model.history import KEPT, node_changes, pod_changes
 from dashboard.model.kept_events import KeptEvents
 from dashboard.model.records import MOST_MESSAGE, EventDecoder, NodeDecoder, PodDecoder
@@ -124,8 +124,7 @@ class Watching:
         events, troubles = tuple(self._events.items.values()), self._troubles()
         if (nodes, pods, events, troubles) == (old.nodes, old.pods, old.events, old.troubles):
             return
-        homes = {pod: node for pod, node in old.homes.items() if pod in pods}
-        homes |= {event.pod: event.node for event in events if event.pod in pods and event.node}
+        homes = homes_of(pods, events, old.homes, old.pods)
         new = Cluster(nodes, pods, events, old.changes, old.since, troubles, homes)
         # objects of the first state are not changes
         self.show(replace(new, changes=self._changes(old, new)) if was_complete else new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dashboard.model.cluster import Cluster
+from dashboard.model.cluster import Cluster, homes_of
 from dashboard.model.records import Event, EventDecoder, Node, NodeDecoder, Pod, PodDecoder
 from tests.dashboard.documents import NOW, Document
 
@@ -32,6 +32,6 @@ def cluster(*documents: Document, **more: Any) -> Cluster:
     of_kind = {kind: [it for it in documents if it["kind"] == kind] for kind in ("Node", "Pod", "Event")}
     pods = {pod.key: pod for pod in map(a_pod, of_kind["Pod"])}
     events = tuple(map(an_event, of_kind["Event"]))
-    homes = {event.pod: event.node for event in events if event.pod in pods}
+    homes = homes_of(pods, events, {}, {})
     nodes = {node.name: node for node in map(a_node, of_kind["Node"])}
     return Cluster(nodes, pods, events, since="2026-11-22T09:00:00Z", homes=homes, **more)
