@@ -158,6 +158,8 @@ def test_lint_finds_nothing(name: str) -> None:
         pytest.param("agent.tolerations[0].efect=x", "additional properties 'efect' not allowed", id="in a list"),
         pytest.param("namespaces.agent=Agent", "at '/namespaces/agent': 'Agent' does not match", id="name"),
         pytest.param("namespaces.agent=corepin-system", "give two names", id="one namespace for both"),
+        pytest.param("namespaces.agent=kube-system", 'namespaces.agent: "kube-system" is Kubernetes', id="its controllers"),
+        pytest.param("namespaces.system=default", 'namespaces.system: "default" is Kubernetes', id="everybody's"),
         pytest.param("guard.enabled=true", "set agent.nri to true", id="a guard of nobody"),
     ],
 )  # fmt: skip
