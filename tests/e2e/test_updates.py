@@ -146,3 +146,26 @@ def test_resize_of_a_plain_pod_calls_no_webhook(cluster: Cluster) -> None:
     count = cluster.webhook.reviews()
     assert not resize(cluster, "it", "1500m").is_refused
     assert cluster.webhook.reviews() == count
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_resize_of_the_pod_itself(cluster: Cluster) -> None:
+    """A resize of the pod's own resources alone is judged too: a budget may not silently stop being one."""
+    pod = pod_document("it", container("main"), annotations={CPU_MANAGER: "exclusive"})
+    pod["spec"]["resources"] = {
+        "limits": {"cpu": "4", "memory": "1Gi"},
+        "requests": {"cpu": "4", "memory": "1Gi"},
+    }
+    cluster.created(pod)
+
+    def resized(cpu: str) -> Outcome:
+        amounts = {"limits": {"cpu": cpu}, "requests": {"cpu": cpu}}
+        patch = json.dumps({"spec": {"resources": amounts}})
+        return cluster.run("patch", "pod", "it", "--subresource=resize", "--patch", patch)
+
+    refused = resized("2500m")
+    assert refused.fields == [f"metadata.annotations[{CPU_MANAGER}]"], refused.stderr
+    assert refused.warned_fields == ["spec.resources.limits[cpu]"]
+    accepted = resized("3")
+    assert not accepted.is_refused, accepted.stderr
+    assert cluster.stored("pod", "it")["spec"]["resources"]["limits"]["cpu"] == "3"

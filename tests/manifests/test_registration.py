@@ -33,3 +33,11 @@ def test_a_family_is_in_each_expression_that_looks_at_keys(family: str) -> None:
     assert all(
         it.count(f"k.startsWith('{family}/')") == it.count("k.startsWith('cpu-manager.") for it in expressions
     )
+
+
+def test_update_of_the_pods_own_resources_is_judged() -> None:
+    """An update of a pod calls the webhook where its budget changes, and not only where amounts of containers do."""
+    _, validating = yaml.safe_load_all(TEXT)
+    (pods,) = [it for it in validating["webhooks"] if it["name"] == "pods.validate.corepin.io"]
+    (changed,) = [it for it in pods["matchConditions"] if it["name"] == "something-of-ours-changed"]
+    assert "object.spec.?resources != oldObject.spec.?resources" in changed["expression"]
