@@ -96,6 +96,14 @@ class Settings:
         policy = read_kubelet_policy(self.kubelet_state) if self.kubelet_state else KubeletPolicy.UNKNOWN
         return self.kubelet_policy if policy is KubeletPolicy.UNKNOWN else policy
 
+    def leaves_cpusets(self, ledger: Ledger | None) -> bool:
+        """Return whether another program allocates the CPUs, so that uninstalling must not change them.
+
+        A static kubelet never reads a cpuset again: what is widened stays so. An agent that observes by configuration
+        may hold CPUs from before.
+        """
+        return self.kubelet_now() is KubeletPolicy.STATIC or (self.config.observe and not ledger)
+
     def policy_versions(self) -> object:
         """Return a value that changes when the kubelet writes its policies."""
         return versions(self.kubelet_state) if self.kubelet_state else None
@@ -346,9 +354,14 @@ class Reconciler:
         return sweep._replace(is_news=await self.vms.sweep() or sweep.is_news)
 
     async def reset(self) -> None:
-        """Give every container all CPUs and delete all state (uninstall)."""
+        """Give every container all CPUs, unless another program allocates them; delete all state (uninstall)."""
         has_quotas = self._quotas.restore_all()
-        await give_back(self.observer, self._applier, self.runtime_sync, self.checkpoint)
+        if self._settings.leaves_cpusets(self._ledger):
+            facts = {"kubelet": self._settings.kubelet_now()}
+            logger.info("cpusets left as they are", extra={"facts": facts})
+            self.checkpoint.remove()
+        else:
+            await give_back(self.observer, self._applier, self.runtime_sync, self.checkpoint)
         if not has_quotas:
             raise AgentError("not every container got its quota back: see the log, then reset again")
 

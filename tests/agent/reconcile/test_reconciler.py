@@ -11,6 +11,7 @@ from agent.errors import AgentError, Refused, Unavailable
 from agent.node_state import Path as By
 from agent.reconcile.reconciler import Settings
 from pinning.contract import KubeletPolicy
+from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason
 from tests.agent.fakes import FakeNode
@@ -147,3 +148,34 @@ def test_reset_gives_containers_every_cpu(node: FakeNode) -> None:
     assert (node.cpus(owner), node.cpus(other)) == ("0-7", "0-7")
     assert str(node.records[owner]) == str(node.records[other]) == "0-7"
     assert not (node.folder / "checkpoint.json").exists()
+
+
+@pytest.mark.parametrize("observe", [False, True], ids=["static kubelet", "configured"])
+def test_reset_leaves_cpusets_of_another_program(node: FakeNode, tmp_path: Path, observe: bool) -> None:
+    """The kubelet never reads a cpuset again: its exclusive containers would stay on all CPUs until they restart."""
+    state_file = tmp_path / "cpu_manager_state"
+    policy = "none" if observe else "static"
+    state_file.write_text(f'{{"policyName":"{policy}","defaultCpuSet":"0-7","checksum":1}}')
+    node.settings = Settings("node-1", replace(node.config, observe=observe), state_file)
+    node.new_agent()
+    node.add("a", PLAIN)
+    number = node.start("a")
+    node.cpusets[node.cgroup(number)] = node.records[number] = CPUSet.parse("2-3")
+    node.run()
+    before = len(node.runtime.calls)
+
+    node.runner.run(node.agent.reset())
+    assert (node.cpus(number), str(node.records[number])) == ("2-3", "2-3")
+    assert node.cgroups.writes == node.runtime.calls[before:] == []
+    assert not (node.folder / "checkpoint.json").exists()
+
+
+def test_reset_gives_back_what_was_pinned_before_the_agent_observed(node: FakeNode) -> None:
+    """An agent that holds CPUs since it assigned some gives them back, though it only observes now."""
+    owner, other = pinned_pair(node)
+    node.settings = Settings("node-1", replace(node.config, observe=True))
+    node.new_agent()
+    node.run()
+
+    node.runner.run(node.agent.reset())
+    assert (node.cpus(owner), node.cpus(other)) == ("0-7", "0-7")
