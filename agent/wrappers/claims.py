@@ -7,6 +7,7 @@ end is seen; entries never change.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from dataclasses import replace
 from itertools import chain
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
 
+logger = logging.getLogger(__name__)
+
 
 class LiveClaims:
     """A registry whose claims end with their processes.
@@ -61,16 +64,21 @@ class LiveClaims:
     def restore(self, claims: Sequence[Claim]) -> tuple[Claim, ...]:
         """Restore the last agent's claims whose processes still run; return the others.
 
-        If two overlap, the later one counts: the other may have ended before its process did.
+        If two overlap, the later one counts: the other may have ended before its process did. A claim whose process
+        cannot be opened for want of files is kept until its container ends, because the process may still run.
         """
-        lost = []
+        lost, unwatched = [], 0
         for claim in filter(self.registry.is_free, reversed(claims)):
             try:
                 self._pidfds[claim.process] = held(claim.process).pidfd
             except Gone:
                 lost.append(claim)
-            else:
-                self.registry.put(claim)
+                continue
+            except OSError:
+                unwatched += 1
+            self.registry.put(claim)
+        if unwatched:
+            logger.warning("wrappers not watched", extra={"facts": {"wrappers": unwatched}})
         return tuple(reversed(lost))
 
     def watch(self, changed: Callable[[], None]) -> None:

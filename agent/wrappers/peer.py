@@ -31,6 +31,7 @@ _SO_PEERPIDFD: Final = 77  # include/uapi/asm-generic/socket.h; Python has no na
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _CGROUPS_LIMIT: Final = 2**17  # bytes: more than twice a path of the longest kind in each hierarchy
 _UNKNOWN_OPTION: Final = frozenset({errno.ENOPROTOOPT, errno.EINVAL})
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # they say nothing about the process
 UP: Final = ".."
 
 
@@ -70,7 +71,7 @@ def connected(connection: socket.socket, find: Callable[[socket.socket, int], in
 
 
 def held(process: Process) -> Peer:
-    """Open a known process; raise Gone if it exited, or its pid was reused."""
+    """Open a known process; raise Gone if it exited or its pid was reused, OSError if no file can be opened."""
     peer = _held(process.pid, _by_number(process.pid))
     if peer.process != process:
         peer.close()
@@ -106,6 +107,8 @@ def _by_number(pid: int) -> int:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
         raise Gone(f"process {pid} ended") from error
     if before and is_alive(pid) and started(pid) == before:
         return pidfd

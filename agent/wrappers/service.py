@@ -103,6 +103,7 @@ class WrapperService:
         self._edges = edges
         self._store = store
         self._texts = texts
+        _open_more_files()  # before the claims of the last agent are restored: each takes one
         kept = store.load()
         self._saver = Saver(store, self._kept, edges.monotonic)
         self._reclaimer = Reclaimer(kept, self._saver)
@@ -180,7 +181,6 @@ class WrapperService:
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
         """Serve until cancelled; call `changed` when the set of wrappers changes."""
         self._passes.request = request_pass
-        _open_more_files()
         self._claims.watch(lambda: self._show(changed))
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 
 from agent.kernel.procfs import started
-from agent.wrappers.registry import Process
+from agent.wrappers.claims import LiveClaims
+from agent.wrappers.protocol import Pool, Want
+from agent.wrappers.registry import Claim, Holder, Process
 from agent.wrappers.store import FILE, Store
 from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
@@ -136,3 +143,51 @@ def test_a_process_that_has_the_number_now_has_nothing(tmp_path: Path) -> None:
                 assert (await container.ask(isolate("exclusive"))).word == "error"
 
     asyncio.run(talk())
+
+
+@contextmanager
+def free_files(number: int) -> Iterator[None]:
+    """Let this process open this many files more, as far as its soft limit goes."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+    last = next(islice((fd for fd in count() if fd not in taken), number, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_restart_opens_more_files_than_the_soft_limit(tmp_path: Path) -> None:
+    """Every wrapper of the last agent is kept where its runtime gives containers a low soft limit of files."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=2))
+        async with scene.container() as container:
+            async with scene.agent():
+                asked = await container.asks(isolate("shared"), 6)
+            with free_files(4):
+                scene.restart()
+            async with scene.agent():
+                scene.run_pass()
+                assert scene.tasks.keys() == {each.pid for each in asked}
+                assert scene.reclaimed == []
+
+    asyncio.run(talk())
+
+
+def test_claims_are_kept_while_no_file_can_be_opened() -> None:
+    """An agent without a free file cannot know whether processes run: their cores go to no other process."""
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    process, holder = (
+        Process(sleeper.pid, started(sleeper.pid)),
+        Holder("c", Owner("p", "main"), "test/p/main"),
+    )
+    claim, live = Claim(process, holder, Want(Pool.EXCLUSIVE), CPUSet([1, 5])), LiveClaims()
+    try:
+        with free_files(0):
+            assert live.restore((claim,)) == ()
+        assert tuple(live.registry) == (claim,)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
