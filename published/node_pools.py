@@ -65,4 +65,5 @@ class Pools(Sets, frozen=True, kw_only=True):
 
     observes: bool = msgspec.field(default_factory=bool)
     owners: dict[str, Owner] = msgspec.field(default_factory=no_members)
+    more_owners: int = 0  # that are left out
     hidden: Hidden = msgspec.field(default_factory=Hidden)

@@ -14,6 +14,7 @@ from msgspec import structs
 from agent import published_parts as parts
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_types import Condition, Taint
+from agent.report.owner_fit import fitting_owners
 from pinning.contract import (
     CMK_NODE_LABEL,
     CMK_TAINT_KEY,
@@ -143,10 +144,13 @@ def pools_text(
     """Return the node's CPU sets, their owners and hidden costs as compact JSON; `resources` are published beside them."""
     injected = sidecars(pods, state.seen_pods, options.sidecar)
     by_name = sorted(state.ledger, key=lambda assignment: assignment.name)
+    owners = {assignment.name: _owner(assignment) for assignment in by_name} | _pod_pools(state)
+    shown = fitting_owners(owners)
     published = Pools(
         **(parts.sets(state) | parts.near_cpus(state, resources)),
         observes=state.observes,
-        owners={assignment.name: _owner(assignment) for assignment in by_name} | _pod_pools(state),
+        owners=shown,
+        more_owners=len(owners) - len(shown),
         hidden=Hidden(
             idle_cpus=len(state.idle),
             sidecars=Sidecars(

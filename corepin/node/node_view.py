@@ -94,7 +94,9 @@ def _devices(pods: Iterable[Pod]) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _of_annotations(node: str, topology: Topology, pools: Pools) -> NodeView:
     owners = sorted(pools.owners.items(), key=lambda owner: reading_order(owner[0]))
     containers = tuple(f"{name}: {owner.policy}, CPUs {owner.cpus}" for name, owner in owners)
-    troubles = (_OBSERVES,) if pools.observes else ()
+    observes = (_OBSERVES,) if pools.observes else ()
+    left_out = (_LEFT_OUT.format(pools.more_owners),) if pools.more_owners else ()
+    troubles = (*observes, *left_out)
     picture = picture_of(topology, pools, pools.owners, {})
     caches = _caches(pools, observes=pools.observes)
     title, near = f"node {node}, as it was published", near_words(pools.near_cpus, pools.more_near_cpus)
@@ -115,6 +117,7 @@ _STARTS = {
     "cgroup": "containers get their CPUs when their cgroup is made",
     "runtime": "containers get their CPUs when the runtime shows them",
 }
+_LEFT_OUT = "the Node has no room for {} more owners: `corepin map` on the node itself shows all"
 _OBSERVES = (
     "corepin only observes here: the kubelet's static policy assigns the CPUs, or `observe` is configured"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from agent.report.desired_node import CMK_TAINT, cleared, desired_node, pools_te
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_patch import differences
 from agent.report.node_types import Condition, Node, Taint
+from agent.report.owner_fit import MOST_BYTES, fitting_owners
 from pinning.contract import (
     NOISE_CONDITION,
     OVERCOMMIT_CONDITION,
@@ -27,6 +29,7 @@ from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.planning.requests import Overcommit, in_shared_set, overcommit
 from pinning.pods.types import Pod
+from published.node_pools import Owner
 from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, bound, state_of
 from tests.pods import CORES, OTHER_CORES, container
 from tests.tables import table
@@ -223,6 +226,37 @@ def test_the_pools_annotation_names_every_set_and_owner() -> None:
         },
         "hidden": {"idleCPUs": 1, "sidecars": {"containers": 0, "cpu": "0m", "memory": "0"}},
     }
+
+
+def test_owners_of_few_pods_leave_room_for_the_rest_of_the_node() -> None:
+    """Four pods of one CPU with 199 init containers each would have the API server refuse every write of the Node."""
+    inits = [container(f"{number:03}{'c' * 60}", 1) for number in range(199)]
+    share = {"cpu-manager.corepin.io/pod": "share"}
+    crowd = [
+        bound(f"{number}{'x' * 240}", container("main", 1), annotations=share, namespace="n" * 63)
+        for number in range(4)
+    ]
+    for each in crowd:
+        each["spec"]["initContainers"] = inits  # type: ignore[index]
+    pods = [*crowd, isolated("a", 1)]
+    text = pools_text(state_of(*pods), pods, OPTIONS)
+    pools = json.loads(text)
+    assert len(text) < MOST_BYTES + 1000
+    assert "default/a/main" in pools["owners"]
+    assert len(pools["owners"]) + pools["moreOwners"] == 4 * 200 + 1
+
+
+def test_namespaces_with_the_most_owners_lose_some() -> None:
+    """A namespace with few keeps all of them, and no namespace loses all."""
+    owner = Owner(policy="exclusive", cpus="1")
+    names = [
+        *(f"a/{number:03}/c" for number in range(100)),
+        *(f"b/{number:03}/c" for number in range(60)),
+        "c/p/c",
+    ]
+    kept = fitting_owners(dict.fromkeys(names, owner), 5000)
+    assert Counter(name[0] for name in kept) == {"a": 56, "b": 56, "c": 1}
+    assert list(kept)[:2] == ["a/000/c", "a/001/c"]
 
 
 def node(**parts: Any) -> Node:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agent.config import NodeOptions
 from agent.doctor.facts import exclusive_cpus
+from agent.report.desired_node import pools_text, topology_text
 from agent.serve.state_json import to_json
-from corepin.node.node_view import view_of_state
+from corepin.node.node_view import view_of_annotations, view_of_state
 from corepin.node.pod_timeline import timeline_of
 from pinning.machine.cpuset import CPUSet
 from published.agent_state import AgentState
@@ -57,3 +59,14 @@ def test_the_doctor_counts_pools_among_the_cpus_of_pods() -> None:
     state = decode(AgentState, to_json(state_of(put(4, {"m": 2, "log": None}))))
     assert exclusive_cpus(state) == {"a": CPUSet.parse("2-3,6-7")}
     assert json.loads(to_json(state_of()))["pods"] == []
+
+
+def test_owners_without_room_in_the_annotation_are_counted() -> None:
+    """The map of a Node says that it does not show every owner, and where all are shown."""
+    state = state_of()
+    topology, pools = topology_text(state), json.loads(pools_text(state, (), NodeOptions()))
+    view = view_of_annotations("n", topology, json.dumps(pools | {"moreOwners": 3}))
+    assert view.troubles == (
+        "the Node has no room for 3 more owners: `corepin map` on the node itself shows all",
+    )
+    assert view_of_annotations("n", topology, json.dumps(pools)).troubles == ()
