@@ -170,10 +170,12 @@ def subfolders(folder: Path) -> list[Path]:
 
 def ids_below(folder: Path, file: str) -> Iterator[int]:
     """Yield the ids in one file of a cgroup and of all cgroups below it; removed cgroups are skipped."""
-    with suppress(AgentError):  # removed; or threaded (cgroup v2): then its parent lists the processes
-        yield from map(int, read_text(folder / file).split())
-    for child in subfolders(folder):
-        yield from ids_below(child, file)
+    waiting = [folder]
+    while waiting:  # no recursion: a container that may write its cgroup nests as many as it likes
+        found = waiting.pop()
+        with suppress(AgentError):  # removed; or threaded (cgroup v2): then its parent lists the processes
+            yield from map(int, read_text(found / file).split())
+        waiting += subfolders(found)[::-1]
 
 
 def _read_or_none(path: Path) -> str | None:

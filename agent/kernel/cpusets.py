@@ -99,10 +99,13 @@ class KernelCpusets:
     def _move(self, cgroup: str, cpus: CPUSet) -> None:
         """Move a cgroup with its children; the file of one without children stays open for the next move."""
         folder = self._folder(cgroup)
-        if subfolders(folder):
-            _move(folder, cpus)
-        else:
+        if not subfolders(folder):
             self._files.write(self.file(cgroup), _text(cpus))
+            return
+        try:
+            _move(folder, cpus)
+        except RecursionError as error:
+            raise Refused(f"{folder}: its cgroups are nested too deeply to be moved one by one") from error
 
     def _move_keeping_pins(self, cgroup: str, cpus: CPUSet) -> None:
         folder = self._folder(cgroup)

@@ -65,11 +65,17 @@ class KernelTasks:
 
 
 def tasks_below(folder: Path, tasks_file: str) -> list[int]:
-    """Return the ids of all tasks of a cgroup and its children; raise Gone if it does not exist."""
+    """Return the ids of all tasks of a cgroup and of all cgroups below it; raise Gone if it does not exist.
+
+    A container that may write its cgroup nests as many as it likes, so this does not recurse.
+    """
     tasks = [int(task) for task in read_text(f"{folder}/{tasks_file}").split()]
-    for child in subfolders(folder):
+    waiting = subfolders(folder)[::-1]
+    while waiting:
+        child = waiting.pop()
         with suppress(Gone):
-            tasks += tasks_below(child, tasks_file)
+            tasks += map(int, read_text(f"{child}/{tasks_file}").split())
+            waiting += subfolders(child)[::-1]
     return tasks
 
 

@@ -61,13 +61,17 @@ class Loop:
         """Do one pass; return the seconds until the next is due without a request."""
         self._trigger.clear()
         try:
-            state = await self._reconciler.run_pass()
+            seconds = await self._pass_and_prove()
         except (AgentError, PinningError, OSError) as error:
             return self._failed("pass failed", str(error))
         except Exception:  # the loop's edge: a bug in one pass must not end the agent
             logger.exception("pass crashed")
             return self._failed("pass crashed", "see the log")
         self._backoff.reset()
+        return seconds
+
+    async def _pass_and_prove(self) -> float:
+        state = await self._reconciler.run_pass()
         if state is None:
             return WAIT_SECONDS
         self._tell(state)

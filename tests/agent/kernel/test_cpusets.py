@@ -23,6 +23,7 @@ from tests.environments.node.cgroup_trees import (
     make_cgroup,
     make_root,
     opened,
+    small_stack,
     written,
 )
 
@@ -204,6 +205,17 @@ def test_child_cgroups_follow_the_container(
 
     assert (written(child), written(grandchild)) == (CPUSet.parse(expected), CPUSet.parse(expected))
     assert written(cpuset / ONE[1:]) == CPUSet.parse("4-6")
+
+
+def test_cgroups_nested_deeper_than_the_stack_are_refused(
+    cgroups: OpenCgroups, cpuset: Path, version: int
+) -> None:
+    """The pass goes on, and the runtime is asked to move the container."""
+    folder = cpuset / ONE[1:]
+    for _ in range(80):
+        folder = make_cgroup(folder / "d", version)
+    with small_stack(100), pytest.raises(Refused, match="nested too deeply"):
+        cgroups.cpusets.write(ONE, CPUSet.parse("1,5"))
 
 
 def test_every_task_of_the_subtree_is_compared(

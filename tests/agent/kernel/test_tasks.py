@@ -16,6 +16,7 @@ from agent.errors import Gone
 from agent.kernel.cgroupfs import V2, Hierarchy
 from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.tasks import KernelTasks, start_state_of
+from tests.environments.node.cgroup_trees import small_stack
 
 # Takes a name as runc's processes do, reports it, and ends with its input.
 NAMED = """
@@ -80,6 +81,20 @@ def test_processes_in_child_cgroups_count(tmp_path: Path) -> None:
     assert begun.seconds is not None
     with pytest.raises(Gone):
         tasks.start_state("/gone")
+
+
+def test_cgroups_may_be_nested_deeper_than_the_stack(tmp_path: Path) -> None:
+    """A container that may write its cgroup nests some, and its tasks are found however deep they are."""
+    hierarchy, deepest = Hierarchy(V2, tmp_path, tmp_path), tmp_path / "one"
+    tasks = KernelTasks(hierarchy, KernelCpusets(hierarchy))
+    cgroup_of(deepest)
+    with process("sleep") as first, small_stack(100):
+        for _ in range(150):
+            (deepest / "cgroup.threads").write_text("")
+            cgroup_of(deepest := deepest / "d", first)
+        (deepest / "cgroup.threads").write_text("7\n")
+        assert tasks.below("/one") == [7]
+        assert tasks.start_state("/one").has_begun
 
 
 def test_container_without_processes_has_not_begun() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.errors import Unavailable
+from agent.interfaces import StrayTasks
 from agent.node_state import NodeState
 from agent.process import Agent
 from agent.reconcile.reconciler import PODS_SECONDS, Settings
@@ -208,6 +209,27 @@ def test_failed_pass_is_retried(node: FakeNode) -> None:
 
     async def scenario(agent: Agent, reports: Reports) -> None:
         await reports.until(lambda state: pinned(state) == 1)
+
+    serving(node, scenario)
+
+
+@pytest.mark.parametrize("error", [RecursionError("nested"), OSError("no file")], ids=["crash", "failure"])
+def test_failed_look_at_tasks_ends_nothing(node: FakeNode, error: Exception) -> None:
+    """What a container makes of its cgroup may surprise the look at its tasks; later pods are pinned all the same."""
+    node.add("a", TWO)
+    node.start("a")
+
+    def fail(cgroup: str, cpus: CPUSet) -> StrayTasks:
+        raise error
+
+    node.cgroups.stray_tasks = fail  # type: ignore[method-assign]
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: pinned(state) == 1)
+        node.add("b", TWO)
+        node.start("b")
+        node.pods.changed()
+        await reports.until(lambda state: pinned(state) == 2)
 
     serving(node, scenario)
 

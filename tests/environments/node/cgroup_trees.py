@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,3 +66,16 @@ def make_cgroup(folder: Path, version: int, cpus: str = ALL, tasks: tuple[int, .
 def written(folder: Path) -> CPUSet:
     """Return the content of `cpuset.cpus`."""
     return CPUSet.parse((folder / "cpuset.cpus").read_text())
+
+
+@contextmanager
+def small_stack(calls: int) -> Iterator[None]:
+    """Limit calls within calls to so many more than there are, so that tests need no deep trees."""
+    before, frame, depth = sys.getrecursionlimit(), sys._getframe(), 0
+    while frame := frame.f_back:  # type: ignore[assignment]
+        depth += 1
+    sys.setrecursionlimit(depth + calls)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
