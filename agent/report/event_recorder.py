@@ -142,8 +142,8 @@ class EventReport:
         name = document["metadata"]["name"]
         sent = self._sent.get(name)
         try:
-            sent = await (self._again(sent) if sent else self._first(document))
-        except Gone:  # the event expired, or its namespace is terminating
+            sent = await (self._repeat(sent, document) if sent else self._first(document))
+        except Gone:  # its namespace is terminating
             self._sent.pop(name, None)
         except Refused as error:
             logger.warning("event refused", extra={"facts": {"event": name, "reason": str(error)}})
@@ -165,6 +165,13 @@ class EventReport:
         except Conflict:  # a previous agent sent it
             return await self._again(event)
         return event
+
+    async def _repeat(self, sent: _Sent, document: dict[str, Any]) -> _Sent:
+        """Count an event once more; create it again if it expired."""
+        try:
+            return await self._again(sent)
+        except Gone:
+            return await self._first(document)
 
     async def _again(self, sent: _Sent) -> _Sent:
         counted = replace(sent, count=sent.count + 1)
