@@ -253,15 +253,16 @@ class PodReport:
             raise Later(f"refused: {refused} pods", BETWEEN_SECONDS, refused)
 
     async def reset(self) -> None:
-        """Remove the annotation from every pod of the node, as the API lists them now."""
-        decoder = PodDecoder()
+        """Remove the annotation from every pod of the node, as the API lists them now; raise what one was refused for."""
+        decoder, failed = PodDecoder(), list[APIError]()
         selector = {"fieldSelector": f"spec.nodeName={self._node}"}
         async for page in pages(self._api, PODS, selector, METADATA_LIST):
             for raw in page.items or ():
                 pod = decode(decoder, raw)
-                if _annotation(pod) is not None:
-                    with suppress(Gone):
-                        await self._write(pod, None)
+                if _annotation(pod) is not None and (error := await self._attempt(pod, None)):
+                    failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _changes(self, state: NodeState) -> Iterator[tuple[Pod, str | None]]:
         known = {pod.uid: pod for pod in state.pods if pod.is_known}

@@ -12,7 +12,8 @@ from agent.node_state import NodeState
 from agent.report.pod_status import PodReport
 from agent.report.publisher import Later
 from apiserver.client import Api
-from apiserver.errors import Unavailable
+from apiserver.errors import Failed, Refused, Unavailable
+from pinning.contract import STATUS_CPUS
 from pinning.pods.types import Pod
 from tests.agent.fake_api import FakeApiServer, run
 from tests.agent.states import EXCLUSIVE, bound, source, state_of
@@ -135,3 +136,19 @@ def test_all_pods_are_written_after_the_server_recovers() -> None:
         assert report.writes == len(names)
 
     run(server, act)
+
+
+@pytest.mark.parametrize("code", [403, 422, 500])
+def test_reset_goes_on_after_a_pod_that_is_refused(code: int) -> None:
+    """A webhook of one tenant keeps the annotation of its own pod, and uninstalling says that some is left."""
+    pods = [bound(name, annotations={STATUS_CPUS: "{}"}) for name in "abc"]
+    server = FakeApiServer.with_pods(*pods)
+    server.refused = {"a": httpx.Response(code)}
+
+    async def act(api: Api) -> None:
+        with pytest.raises((Failed, Refused)):
+            await PodReport(api, "node-1", source()).reset()
+
+    run(server, act)
+    left = [path for path, pod in server.objects.items() if STATUS_CPUS in pod["metadata"]["annotations"]]
+    assert left == ["/api/v1/namespaces/default/pods/a"]
