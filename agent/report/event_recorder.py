@@ -146,7 +146,7 @@ class EventReport:
         except Gone:  # its namespace is terminating
             self._sent.pop(name, None)
         except Refused as error:
-            logger.warning("event refused", extra={"facts": {"event": name, "reason": str(error)}})
+            logger.warning("event refused", extra={"facts": {"name": name, "reason": str(error)}})
         else:
             self._remember(name, sent)
 

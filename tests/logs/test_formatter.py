@@ -84,3 +84,29 @@ def test_every_fact_is_where_the_formatter_looks(path: Path) -> None:
     for extra in given:
         assert isinstance(extra, ast.Dict)
         assert [ast.unparse(key) for key in extra.keys if key] == ["'facts'"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_no_fact_has_the_name_of_a_constant_field(path: Path) -> None:
+    """A fact would replace the event by which a line is found and documented."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    inline = [
+        value
+        for node in nodes
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if key is not None and ast.unparse(key) == "'facts'"
+    ]
+    assigned = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["facts"]
+    ]
+    names = {
+        key.value
+        for facts in (*inline, *assigned)
+        if isinstance(facts, ast.Dict)
+        for key in facts.keys
+        if isinstance(key, ast.Constant)
+    }
+    assert names.isdisjoint({"time", "level", "event", "logger", "traceback"})
