@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import Unsettled
+from agent.errors import AgentError, Gone, Unsettled
 from agent.kernel.affinity import EVERYWHERE, KERNEL
 from agent.kernel.mover import Bound, ListedThreads, Listing, move_threads
 from pinning.machine.cpuset import EMPTY
@@ -83,12 +83,20 @@ class KernelSplit:
             if mask and is_away(mask, parts):
                 others += 1
                 away.add(task)
+        if cgroup not in self._away:
+            self._forget_removed()
         self._away[cgroup] = frozenset(away)
         return Tally(home, others, len(tasks) - home - others)
 
-    def keep(self, cgroups: frozenset[str]) -> None:
-        """Forget the tasks of all other cgroups."""
-        self._away = {cgroup: away for cgroup, away in self._away.items() if cgroup in cgroups}
+    def _forget_removed(self) -> None:
+        """Forget the tasks of removed cgroups, because containers come and go all the time."""
+        for cgroup in tuple(self._away):
+            try:
+                self._cpusets.read(cgroup)
+            except Gone:
+                del self._away[cgroup]
+            except AgentError:  # it may still be there
+                continue
 
     def _pin(self, cgroup: str, turn: _Turn) -> Moved:
         """Move the tasks to their parts; tasks that they start inherit the masks."""

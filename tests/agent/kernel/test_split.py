@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.errors import Unsettled
+from agent.errors import Gone, Refused, Unsettled
 from agent.kernel.affinity import Affinities
 from agent.kernel.split import BOUND, KernelSplit
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -278,3 +278,24 @@ def test_incomplete_move_is_reported_and_the_cpuset_written(forgets: bool) -> No
     )
     kernel.split.move(CGROUP, NO_PARTS, after)
     assert set(kernel.masks()) == {"2-3"}
+
+
+def test_tasks_of_removed_cgroups_are_forgotten() -> None:
+    """An agent that remembered the tasks of each container that it ever split would grow until it is killed."""
+    kernel, removed = Kernel(EVERY), set[str]()
+    kernel.start("4", "")
+
+    def read(cgroup: str) -> CPUSet:
+        if cgroup == "/refused":
+            raise Refused("EIO")
+        if cgroup in removed:
+            raise Gone(cgroup)
+        return EVERY
+
+    kernel.read = read  # type: ignore[method-assign]
+    parts = parts_of(EVERY, CPUSet([1, 5]))
+    kernel.split.look("/refused", parts)
+    for number in range(20):
+        kernel.split.look(f"/pod/{number}", parts)
+        removed.add(f"/pod/{number}")
+    assert [*vars(kernel.split)["_away"]] == ["/refused", "/pod/19"]
