@@ -185,6 +185,8 @@ class SliceReport:
         )
         if not devices:
             return there is not None and await self._remove()
+        if there is None:  # deleted with its Node, which may have been registered anew
+            self._owner = None
         owner = await self._node_reference()
         if there and self._is_right(there, devices, owner):
             return False

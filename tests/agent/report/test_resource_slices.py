@@ -96,10 +96,11 @@ class Filling:
 
     def __init__(self) -> None:
         self.stored: Any = None
+        self.node = "u"  # its uid
 
     async def get(self, _path: str) -> bytes:
         """Return the node."""
-        return b'{"metadata":{"uid":"u"}}'
+        return json.dumps({"metadata": {"uid": self.node}}).encode()
 
     async def create(self, _path: str, body: Any) -> bytes:
         """Store a slice."""
@@ -144,3 +145,23 @@ def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
 
     assert asyncio.run(run()) == [True, False, True, False]
     assert api.stored["spec"]["pool"]["generation"] == 2
+
+
+def test_slice_belongs_to_the_node_that_was_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the uid of the deleted Node as its owner the slice would be deleted again for ever."""
+    devices = [{"name": "cpudevnuma000", "allowMultipleAllocations": True}]
+    monkeypatch.setattr("agent.report.resource_slices.slice_devices", lambda _: devices)
+    monkeypatch.setattr("agent.report.resource_slices.offer_of", lambda *_: None)
+    api = Filling()
+    report: Any = SliceReport(api, "node-1")  # type: ignore[arg-type]
+    report._slices = SimpleNamespace(items={}, complete=True)
+    report._state = SimpleNamespace(observes=False, sets=None, ledger=None)
+
+    async def run() -> list[str]:
+        uids = []
+        for api.node in ("first", "second"):
+            assert await report._write()
+            uids += [owner["uid"] for owner in api.stored["metadata"]["ownerReferences"]]
+        return uids
+
+    assert asyncio.run(run()) == ["first", "second"]
