@@ -176,7 +176,8 @@ class WrapperService:
     def reset(self) -> None:
         """Remove socket and file."""
         self._store.remove()
-        (self._folder / SOCKET).unlink(missing_ok=True)
+        with suppress(OSError):  # containers may write to the directory: there may be a folder of that name
+            (self._folder / SOCKET).unlink()
 
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
         """Serve until cancelled; call `changed` when the set of wrappers changes."""

@@ -11,6 +11,7 @@ import pytest
 
 from agent.errors import Refused
 from agent.wrappers.server import listen
+from tests.agent.wrappers.scene import Scene
 
 NAME = "cmk.sock"
 
@@ -78,3 +79,13 @@ def test_an_impossible_directory_is_refused(tmp_path: Path) -> None:
         Refused, match=r"no socket in .*file/x: Not a directory; name another --cmk-install-dir"
     ):
         listen(tmp_path / "file" / "x", NAME)
+
+
+def test_reset_passes_over_what_a_container_put_in_place_of_the_socket(tmp_path: Path) -> None:
+    """Containers may write to the directory; a folder there must not keep the agent from giving CPUs back."""
+    scene = Scene(tmp_path)
+    (tmp_path / "install" / NAME / "full").mkdir(parents=True)
+    scene.keeper.reset()
+    (tmp_path / "install" / NAME / "full").rmdir()
+    (tmp_path / "install" / NAME).rmdir()
+    scene.keeper.reset()
