@@ -118,17 +118,23 @@ class Filling:
         return json.dumps(self.stored).encode()
 
 
+def reporting(api: Filling, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a report of one device, to an API server without slices."""
+    sent = [{"name": "cpudevnuma000", "allowMultipleAllocations": True, "capacity": {}}]
+    monkeypatch.setattr("agent.report.resource_slices.slice_devices", lambda _: sent)
+    monkeypatch.setattr("agent.report.resource_slices.offer_of", lambda *_: None)
+    report: Any = SliceReport(api, "node-1")  # type: ignore[arg-type]
+    report._slices = SimpleNamespace(items={}, complete=True)
+    report._state = SimpleNamespace(observes=False, sets=None, ledger=None)
+    return report
+
+
 def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would be written once a second for ever; what another writer changes is still put back."""
-    sent = [{"name": "cpudevnuma000", "allowMultipleAllocations": True, "capacity": {}}]
-    monkeypatch.setattr("agent.report.resource_slices.slice_devices", lambda _: sent)
-    monkeypatch.setattr("agent.report.resource_slices.offer_of", lambda *_: None)
     api = Filling()
-    report: Any = SliceReport(api, "node-1")  # type: ignore[arg-type]
-    report._slices = SimpleNamespace(items={}, complete=True)
-    report._state = SimpleNamespace(observes=False, sets=None, ledger=None)
+    report = reporting(api, monkeypatch)
 
     def watch() -> None:
         report._slices.items = {"s": msgspec.convert(api.stored, Slice)}
@@ -149,13 +155,8 @@ def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
 
 def test_slice_belongs_to_the_node_that_was_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the uid of the deleted Node as its owner the slice would be deleted again for ever."""
-    devices = [{"name": "cpudevnuma000", "allowMultipleAllocations": True}]
-    monkeypatch.setattr("agent.report.resource_slices.slice_devices", lambda _: devices)
-    monkeypatch.setattr("agent.report.resource_slices.offer_of", lambda *_: None)
     api = Filling()
-    report: Any = SliceReport(api, "node-1")  # type: ignore[arg-type]
-    report._slices = SimpleNamespace(items={}, complete=True)
-    report._state = SimpleNamespace(observes=False, sets=None, ledger=None)
+    report = reporting(api, monkeypatch)
 
     async def run() -> list[str]:
         uids = []
