@@ -2,6 +2,9 @@
 
 The ledger in the checkpoint says what is prepared, because the kubelet prepares a claim once and not again after a
 restart of either side. Here is only what a pass has to know besides: claims in Prepare, and those given back.
+
+Each Prepare reads the claim, also one that is prepared: a kubelet that lost its state gives nothing back, and asks for a
+claim of the same uid after the scheduler has allocated it anew.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 WAIT_SECONDS: Final = 40.0
 # Claims that are read within this time are placed by one pass, because each pass plans the whole node.
 GATHER_SECONDS: Final = 0.02
+# For the API server to answer for a claim that is prepared, and whose pod is still there: it cannot be allocated anew.
+READ_SECONDS: Final = 5.0
 
 
 class ClaimBook:
@@ -35,6 +40,8 @@ class ClaimBook:
     def __init__(self, reader: ClaimReader, wait_seconds: float = WAIT_SECONDS) -> None:
         self._reader = reader
         self._wait_seconds = wait_seconds
+        self.read_seconds = READ_SECONDS
+        self.present: frozenset[str] = frozenset()  # uids of the pods of this node that have not ended
         self.grants: Mapping[str, ClaimGrant] | None = None  # of the saved ledger; None before the first pass
         self._waiting: Mapping[str, str] = {}
         self._asked: dict[str, DeviceClaim] = {}  # in Prepare
@@ -82,16 +89,15 @@ class ClaimBook:
         is_read = False
         try:
             async with asyncio.timeout(self._wait_seconds):
-                if grant := self.prepared(uid):
-                    return grant
-                with self._reading():
-                    claim = await self._read(namespace, uid, name)
-                if isinstance(claim, RefusedPrepare) or not claim.parts:
+                claim = await self._newest(namespace, uid, name)
+                if not isinstance(claim, DeviceClaim) or not claim.parts:
                     return claim
+                if grant := self._granted_for(claim):
+                    return grant
                 is_read = True
                 return await self._granted(claim)
         except TimeoutError:
-            cause, why = self._late(uid) if is_read else (Cause.UNREADABLE, "the API server does not answer")
+            cause, why = self._late(uid) if is_read else (Cause.UNREADABLE, SILENT)
             return RefusedPrepare(cause, f"claim {namespace}/{name}: {why}")
 
     def _late(self, uid: str) -> tuple[Cause, str]:
@@ -104,6 +110,28 @@ class ClaimBook:
         grant = (self.grants or {}).get(uid)
         is_valid = uid not in self._released and uid not in self._stale_until
         return grant if grant and grant.is_prepared and is_valid else None
+
+    def _granted_for(self, claim: DeviceClaim) -> ClaimGrant | None:
+        """Return the CPUs of a prepared claim, None also if they are of another allocation."""
+        grant = self.prepared(claim.uid)
+        return grant if grant and grant.claim.parts == claim.parts else None
+
+    async def _newest(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
+        """Return an allocated claim, its CPUs if it cannot be read and cannot have changed, or why it is not prepared."""
+        held = self._held(uid)
+        try:
+            async with asyncio.timeout(self.read_seconds if held else None):
+                with self._reading():
+                    claim = await self._read(namespace, uid, name)
+        except TimeoutError:
+            return self._held(uid) or RefusedPrepare(Cause.UNREADABLE, f"claim {namespace}/{name}: {SILENT}")
+        is_unreadable = isinstance(claim, RefusedPrepare) and claim.cause is Cause.UNREADABLE
+        return self._held(uid) or claim if is_unreadable else claim
+
+    def _held(self, uid: str) -> ClaimGrant | None:
+        """Return the CPUs of a prepared claim, if a pod that it is reserved for is still there."""
+        grant = self.prepared(uid)
+        return grant if grant and not grant.claim.pods.isdisjoint(self.present) else None
 
     async def _read(self, namespace: str, uid: str, name: str) -> DeviceClaim | RefusedPrepare:
         """Return an allocated claim, or why it is not prepared."""
@@ -130,7 +158,7 @@ class ClaimBook:
         with self._asking(claim):
             self._request_gathered()
             while uid not in self._released:
-                if grant := self.prepared(uid):
+                if grant := self._granted_for(claim):
                     return grant
                 await self._passed.wait()
         return RefusedPrepare(Cause.GIVEN_BACK, f"claim {claim.full_name} was given back in the meantime")
@@ -182,6 +210,7 @@ class ClaimBook:
         return ""
 
 
+SILENT: Final = "the API server does not answer"
 NOT_PASSED: Final = (
     f"no CPUs of {DRA_CAPACITY} yet, because corepin's agent does not know all pods and containers of this node: see its"
     " log"

@@ -66,7 +66,8 @@ class DRADriver:
         """Return the claims of this node."""
         listed = tuple(pods)
         self._pods.follow(listed)
-        self._present = frozenset(live) | {pod.uid for pod in listed if not pod.is_final}
+        self.book.present = frozenset(pod.uid for pod in listed if not pod.is_final)
+        self._present = frozenset(live) | self.book.present
         if self._found is None:
             self._found = self._files.given()
         read = self._pods.known
@@ -173,6 +174,9 @@ class DRADriver:
                 now = await self._reader.read(claim.namespace, claim.name)
         except (APIError, TimeoutError):
             return
+        grant = (self.book.grants or {}).get(claim.uid)
+        if grant is None or grant.claim.parts != claim.parts or claim.uid in self.book.asked:
+            return  # the kubelet asked for it in the meantime
         if now is None or (
             not isinstance(now, BadClaim) and (now.uid, now.parts) != (claim.uid, claim.parts)
         ):

@@ -1,8 +1,10 @@
 """CPUs for ResourceClaims, and for the containers that name them, in one pass over a node.
 
 A claim gets whole cores of the device that the scheduler chose. Once the kubelet has asked for it, only the kubelet
-gives it back: containers and pods of a claim come and go, and its CPUs stay. Without the driver (`claims` is None) the
-claims of the checkpoint keep their CPUs until their pods are gone.
+gives it back: containers and pods of a claim come and go, and its CPUs stay. A kubelet that lost its state gives nothing
+back: where it asks for a claim that was allocated anew, the CPUs of the allocation before are released once the pods
+of that one are gone. Without the driver (`claims` is None) the claims of the checkpoint keep their CPUs until their
+pods are gone.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ DELETE_POD = "delete the pod, so that it is scheduled anew"
 NO_DRIVER = (
     "holds CPUs, and the agent of this node, which is no driver of ResourceClaims any more, cannot read whether it is"
     " reserved for this pod: install the component dra again, or name another claim"
+)
+ALLOCATED_ANEW = (
+    "was allocated anew, and still holds the CPUs of the allocation before: wait until the pods that had it then have"
+    " ended"
 )
 
 
@@ -124,15 +130,23 @@ class ClaimPlanner:
 
     def _is_over(self, uid: str, grant: ClaimGrant) -> bool:
         """Return whether a claim is given back; one that is not read, as after a reboot, is not."""
-        observed = self._draft.observed
-        if observed.claims and uid in observed.claims.released:
+        seen = self._draft.observed.claims
+        if seen and uid in seen.released:
             return True
-        if observed.claims and grant.is_prepared:
-            return False
-        now = observed.claims.known.get(uid) if observed.claims else None
-        if now:
-            return now.parts != grant.claim.parts
-        return all(observed.is_gone(pod) for pod in grant.claim.pods)
+        if seen and grant.is_prepared:
+            return self._is_asked_anew(uid) and self._is_alone(grant)
+        if seen and uid in seen.known:
+            return _is_anew(grant, seen.known)
+        return self._is_alone(grant)
+
+    def _is_asked_anew(self, uid: str) -> bool:
+        """Return whether the kubelet asks for a claim that was allocated anew since it has CPUs."""
+        seen, grant = self._draft.observed.claims, self._draft.ledger.claims.get(uid)
+        return bool(seen and grant and uid in seen.prepared and _is_anew(grant, seen.known))
+
+    def _is_alone(self, grant: ClaimGrant) -> bool:
+        """Return whether all pods of a claim are gone."""
+        return all(self._draft.observed.is_gone(pod) for pod in grant.claim.pods)
 
     def _is_unused(self, assignment: Assignment) -> bool:
         """Return whether a container that had claims names none any more."""
@@ -145,6 +159,8 @@ class ClaimPlanner:
             grant = self._draft.ledger.claims.get(claim.uid)
             if grant:
                 self._keep(grant, claim)
+                if self._is_asked_anew(claim.uid):
+                    self.refusals[claim.uid] = f"it {ALLOCATED_ANEW}"
             else:
                 self._start(claim)
 
@@ -243,6 +259,9 @@ class ClaimPlanner:
         seen = self._draft.observed.claims
         if seen is None:
             return NO_DRIVER
+        grant = self._draft.ledger.claims.get(claim.uid)
+        if grant and _is_anew(grant, seen.known):
+            return ALLOCATED_ANEW
         if problem := seen.problems.get((claim.namespace, claim.name)):
             return f"holds CPUs, and is not known to be reserved for this pod: {problem}"
         return f"holds CPUs, and is not reserved for this pod (status.reservedFor): {DELETE_POD}"
@@ -297,12 +316,25 @@ _WAIT = f"wait until CPUs are freed, or {DELETE_POD}"
 
 
 def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> Mapping[str, DeviceClaim]:
-    """Return the claims with CPUs of this node by uid: those that stay in the ledger, with their newest pods, and new ones."""
-    kept = {uid: grant.claim for uid, grant in ledger.claims.items() if uid not in over}
+    """Return the claims with CPUs of this node by uid: those that stay in the ledger, with their newest pods, and new ones.
+
+    The pods of another allocation do not come to the CPUs of this one.
+    """
+    kept = {uid: grant for uid, grant in ledger.claims.items() if uid not in over}
     if observed.claims is None:
-        return kept
-    new = {uid: claim for uid, claim in observed.claims.known.items() if claim.parts}
-    return {uid: claim for uid, claim in (kept | new).items() if uid not in observed.claims.released}
+        return {uid: grant.claim for uid, grant in kept.items()}
+    known = observed.claims.known
+    new = {
+        uid: it for uid, it in known.items() if it.parts and not (uid in kept and _is_anew(kept[uid], known))
+    }
+    claims = {uid: grant.claim for uid, grant in kept.items()} | new
+    return {uid: claim for uid, claim in claims.items() if uid not in observed.claims.released}
+
+
+def _is_anew(grant: ClaimGrant, known: Mapping[str, DeviceClaim]) -> bool:
+    """Return whether the API server has another allocation of a claim than the one that has CPUs."""
+    now = known.get(grant.claim.uid)
+    return now is not None and now.parts != grant.claim.parts
 
 
 def _by_name(claims: Mapping[str, DeviceClaim]) -> Mapping[tuple[str, str], list[DeviceClaim]]:

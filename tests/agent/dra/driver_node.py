@@ -49,7 +49,13 @@ class FakeApi:
 class Node:
     """A driver, and passes that grant each claim CPUs of its own, in order, while there are some."""
 
-    def __init__(self, folder: Path, cpus: int = 8, files_seconds: float = FILES_SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cpus: int = 8,
+        files_seconds: float = FILES_SECONDS,
+        leftover_seconds: float = 0.01,
+    ) -> None:
         self.api = FakeApi()
         self.folder = folder
         self.slept: list[float] = []
@@ -59,7 +65,7 @@ class Node:
         reader = ClaimReader(self.api, NODE, self._sleep)  # type: ignore[arg-type]
         self.registry, self.now = CollectorRegistry(), 0.0
         metrics = ClaimMetrics(self.registry, lambda: self.now)
-        self.driver = DRADriver(reader, NODE, self.root, self.cdi, metrics, 0.01, files_seconds)
+        self.driver = DRADriver(reader, NODE, self.root, self.cdi, metrics, leftover_seconds, files_seconds)
         self.ledger = Ledger()
         self.pods: list[SeenPod] = []
         self.live: set[str] = set()
@@ -79,6 +85,9 @@ class Node:
             self.ledger = self.ledger.release_claim(uid)
         waiting = {}
         for uid, it in seen.known.items():
+            held = self.ledger.claims.get(uid)
+            if held and uid in seen.prepared and held.claim.parts != it.parts:
+                self.ledger = self.ledger.release_claim(uid)
             cpus = [CPUSet([cpu]) for cpu in range(self.cpus) if cpu not in self.ledger.exclusive]
             if uid in self.ledger.claims or uid not in seen.prepared or uid in seen.released:
                 continue
@@ -143,9 +152,10 @@ def on(
     use: Callable[[Node], Awaitable[None]],
     cpus: int = 8,
     files_seconds: float = FILES_SECONDS,
+    leftover_seconds: float = 0.01,
 ) -> Node:
     """Run a driver, and use it."""
-    node = Node(tmp_path, cpus, files_seconds)
+    node = Node(tmp_path, cpus, files_seconds, leftover_seconds)
 
     async def run() -> None:
         node.run_pass()

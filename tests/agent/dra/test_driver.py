@@ -38,7 +38,7 @@ def test_driver_says_who_it_is(tmp_path: Path) -> None:
 
 
 def test_second_prepare_is_answered_from_the_ledger(tmp_path: Path) -> None:
-    """The second answer is the same, without a request to the API server."""
+    """The second answer is the same, also while the API server does not answer, because the pod is still there."""
 
     async def use(node: Node) -> None:
         node.add("x", 1, 1)
@@ -48,8 +48,12 @@ def test_second_prepare_is_answered_from_the_ledger(tmp_path: Path) -> None:
             (["r1"], "cpudevnuma000", "s-1"),
         ]
         assert list(first.devices[0].cdi_device_ids) == [f"corepin.io/cpu=claim-{UID}-r0"]
-        node.api.problem = Unavailable("down")
-        assert (await node.prepare("x"))["x"] == first
+        node.pods = [pod("a", "x")]
+        node.run_pass()
+        node.driver.book.read_seconds = 0.05
+        for problem in (Unavailable("down"), Refused("403: forbidden")):
+            node.api.problem = problem
+            assert (await node.prepare("x"))["x"] == first
         (written,) = node.files().values()
         assert [device["containerEdits"]["env"] for device in written["devices"]] == [
             [f"DRA_CPUSET_{UID}=0"],

@@ -155,7 +155,9 @@ def test_joined_container_of_a_claim_whose_device_is_gone_runs_on_its_cpus() -> 
     """A device that the node publishes no more ends no claim; one that was not granted is refused by name."""
     node = world()
     node.claims(claim("y", 2, device="cpudevnuma007", pods=("b",)))
-    node.claims(claim("x", 2, pods=("a", "b"), device="cpudevnuma007"))
+    joined = claim("x", 2, pods=("a", "b"), device="cpudevnuma007")  # granted while there was such a device
+    node.ledger = node.ledger.grant(replace(node.ledger.claims[joined.uid], claim=joined))
+    node.claims(joined)
     node.user("b", "x", "y")
     (refusal,) = node.plan().refusals
     assert "request r0: this node has no device cpudevnuma007: delete the pod" in refusal.message
