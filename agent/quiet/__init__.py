@@ -1,4 +1,4 @@
-"""Counters of noise on exclusive CPUs: interrupts, softirqs, kernel threads, other processes, run-queue waits.
+"""Quiet CPUs, free of interrupts, workqueues and deep idle states, and noise counters of exclusive CPUs.
 
-Read-only. `agent/doctor/noise.py` explains them to operators.
+`agent/doctor/noise.py` explains the counters to operators.
 """

@@ -1,4 +1,4 @@
-"""Builds what keeps CPUs quiet from the agent's flags, where the node's files are mounted."""
+"""Assembly of `Quieting` from the agent's flags and the mounted files of the node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = (taken.FILE, balancer.FILE, interrupt_ban.FILE, workqueue_mover.FILE, id
 
 
 def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Quieting:
-    """Return what keeps CPUs quiet, where the node's /proc/irq is mounted."""
+    """Return the `Quieting` of a node; without the node's /proc/irq it only reports the reason."""
     boot_id, monotonic = machine.boot_id(), Clock().monotonic
     saved = {file: Restorable(state_dir.beside(file), boot_id) for file in FILES}
     if config.irq is None:
@@ -50,7 +50,7 @@ def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Q
 
 
 def _parts(config: AgentConfig, saved: Mapping[str, Restorable]) -> Mapping[QuietWord, Part]:
-    """Return what changes for quiet CPUs beside interrupts."""
+    """Return the parts besides interrupts: workqueues and idle states."""
     from agent.quiet.workqueues import AbsentWorkqueues, KernelWorkqueues
 
     node, monotonic = config.config, Clock().monotonic

@@ -1,4 +1,4 @@
-"""Bans irqbalance from quiet CPUs, in addition to what is banned already, and lifts that ban afterwards."""
+"""Ban irqbalance from quiet CPUs, in addition to CPUs banned before, and lift the ban afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Told(NamedTuple):
-    """How far irqbalance keeps off quiet CPUs."""
+    """Whether irqbalance keeps off quiet CPUs."""
 
     reason: str = ""  # why it may move interrupts onto them; empty: it does not run, or is banned
     is_settled: bool = True  # False: it may still act by its old list
@@ -43,18 +43,18 @@ class _Ban(NamedTuple):
 
     pid: int
     started: int
-    before: CPUSet  # what was banned without it
+    before: CPUSet  # the banned CPUs without it
     sent: tuple[CPUSet, ...]  # newest last
 
     def after_another_program(self, banned: CPUSet) -> _Ban | None:
-        """Return the ban in a list that another program sent; None if that list has no CPUs of this program's."""
+        """Return the ban within a list that another program sent; None if the list has no CPU of our ban."""
         added = [it - self.before for it in self.sent]
         ours = union(it for it in added if it <= banned)
         return self._replace(before=banned - ours, sent=(banned,)) if ours else None
 
 
 class Balancer:
-    """The irqbalance of a node, as far as quiet CPUs go; called from one thread at a time."""
+    """The ban of quiet CPUs in a node's irqbalance; called from one thread at a time."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Balancer:
         self._last: tuple[Daemon, CPUSet] | None = None  # of the last request
         self._answer = Told()
         self._again = 0.0  # when the next request is due
-        self._settled = 0.0  # when it has acted by its ban
+        self._settled = 0.0  # when irqbalance has acted by its ban
         self._searched = -LOOK_SECONDS
         self._silent: Daemon | None = None
         self._is_proven = False  # the ban was read back
@@ -90,7 +90,7 @@ class Balancer:
         return self._saved.value
 
     def keep_off(self, quiet: CPUSet) -> Told:
-        """Ban irqbalance from CPUs, from no other than before if these are none."""
+        """Ban irqbalance from these CPUs; without any, restore the list from before."""
         try:
             self._saved.read()
         except Refused as error:
@@ -109,7 +109,7 @@ class Balancer:
         return self._answer._replace(is_settled=now >= self._settled)
 
     def _find(self, *, is_needed: bool) -> Daemon | None:
-        """Return the running irqbalance; a search by its name through all processes is rare."""
+        """Return the running irqbalance; the search through all processes by name is rate-limited."""
         daemon = self._irqbalance.with_socket()
         if self._ban and (daemon is None or daemon[:2] != self._ban[:2]):
             banned = Daemon(self._ban.pid, self._ban.started)
@@ -134,7 +134,7 @@ class Balancer:
         )
 
     def _ask(self, daemon: Daemon, quiet: CPUSet, now: float) -> Told:
-        """Compare its ban with the one that it is to have, and send that."""
+        """Compare irqbalance's list with the wanted one, and send that if it differs."""
         self._writes = self._writes.at(now)
         if self._writes.is_conflict(_KEY):
             reason = "another program keeps replacing the CPUs that irqbalance must not use"
@@ -151,7 +151,7 @@ class Balancer:
         return Told()
 
     def restore(self) -> bool:
-        """Lift the ban; return whether irqbalance was asked to, or has none. It acts at its next interval."""
+        """Lift the ban, which takes effect at irqbalance's next interval; return whether none is left."""
         self._writes, self._last, self._is_lifted = ForeignWrites(), None, False
         told = self.keep_off(EMPTY)
         if told.reason:
@@ -162,7 +162,7 @@ class Balancer:
         return self._ban is None
 
     def _correct(self, daemon: Daemon, setup: Setup, quiet: CPUSet, now: float) -> str:
-        """Send the list that irqbalance is to have, if it shows another one; return why that is not possible."""
+        """Send the wanted list unless irqbalance shows it; return why that is not possible."""
         ban = self._ban
         if ban and setup.banned not in (ban.before, *ban.sent):
             if self._is_proven and not quiet <= setup.banned:
@@ -195,7 +195,7 @@ class Balancer:
         self._keep(ban)
 
     def _keep(self, ban: _Ban | None) -> None:
-        """Save a ban, or forget the one there was; raise Refused if that cannot be written."""
+        """Save a ban, or delete the saved one; raise Refused if the file cannot be written."""
         self._saved.save(ban)
         if ban is None:
             self._is_proven = False

@@ -1,4 +1,4 @@
-"""Processes that enter exclusive containers by exec: counted, and put aside where the operator wants that.
+"""Count processes that enter exclusive containers by exec, and move them if the operator wants that.
 
 The runtime reports each one, so nothing is polled; a node without exclusive containers asks the runtime for nothing.
 """
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS: Final = 5.0  # after the stream of events ended
 MOST_RETRY_SECONDS: Final = 300.0  # while the runtime answers with errors, each pause is twice the one before
-# Moves block the event loop. They take these shares of a CPU, averaged over a second: what enters beyond is moved later.
+# Moves block the event loop. They may take these shares of a CPU, averaged over a second; moves beyond are
+# delayed.
 SHARE: Final = 0.1
 CONTAINER_SHARE: Final = (
     0.05  # of one container: its tenant controls how often execs enter, and what a move costs
 )
 SPAN_SECONDS: Final = 1.0
-MOST_KEPT: Final = 256  # processes of one container that are moved later, or again with it: the newest
+MOST_KEPT: Final = 256  # processes of one container that wait for a move, or move again with it: the newest
 WINDOWS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _LABELS: Final = ("namespace", "pod", "container")
 
@@ -71,7 +72,7 @@ class ExecTarget(NamedTuple):
     owner: Owner
     names: tuple[str, str, str]  # namespace, pod and container
     cgroup: str
-    cpus: CPUSet  # where its execs are put; empty: they stay where it runs
+    cpus: CPUSet  # CPUs for its execs; empty: they stay on the container's CPUs
 
 
 class ExecMetrics:
@@ -96,7 +97,7 @@ class ExecMetrics:
         self._counted.set(nan if reason is None else not reason)
 
     def count(self, names: tuple[str, str, str]) -> None:
-        """Count one."""
+        """Count one process."""
         self._count.labels(*names).inc()
         self._shown.add(names)
 
@@ -109,15 +110,15 @@ class ExecMetrics:
 
 
 class _Budget:
-    """The CPU time that moves may take, on the node and for each container."""
+    """The CPU time budget of moves, for the node and for each container."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._paid_at = 0.0  # when the moves so far have taken no more than their share
+        self._paid_at = 0.0  # when the moves so far have used no more than their share
         self._paid_of: dict[str, float] = {}  # the same by container
 
     def wait(self, key: str) -> float:
-        """Return the seconds until a process of a container may be moved; 0 and less: now."""
+        """Return the seconds until a process of a container may be moved; 0 or less: now."""
         return max(self._paid_at, self._paid_of.get(key, 0.0)) - self._monotonic() - SPAN_SECONDS
 
     def charge(self, key: str, seconds: float) -> None:
@@ -164,7 +165,7 @@ class ExecWatch:
         self._targets: Mapping[str, ExecTarget] = {}  # by the id of the container
         self._kept: dict[
             str, dict[int, int]
-        ] = {}  # start time of each process that was put aside or waits for that, by container
+        ] = {}  # start time of each process that was moved or waits for it, by container
         self._missing: str | None = None  # why the runtime cannot report execs; it is not asked again
         self._wanted = asyncio.Event()
         self._stream: asyncio.Task[bool] | None = None
@@ -244,7 +245,7 @@ class ExecWatch:
         self._metrics.counted(reason)
 
     def started(self, started: StartedExec) -> None:
-        """Count one process, and put it aside."""
+        """Count one process, and move it."""
         target = self._targets.get(started.container_id)
         if target is None:
             return
@@ -262,21 +263,21 @@ class ExecWatch:
             self._keep(started.container_id, started.pid, placed.started)
 
     def _count_placed(self, target: ExecTarget, placed: PlacedExec) -> None:
-        """Count a process that was put aside."""
+        """Count a process that was moved."""
         self._metrics.window.observe(placed.seconds)
         execs = self.execs[target.owner]
         seconds = max(execs.seconds or 0.0, placed.seconds)
         self.execs[target.owner] = execs._replace(placed=execs.placed + 1, seconds=seconds)
 
     def _put_off(self, started: StartedExec) -> None:
-        """Let a process wait until moves may go on; the start time tells it from a later one of its pid."""
+        """Delay the move of a process until the budget allows it; its start time detects a reused pid."""
         if began := self._started_at(started.pid):
             self._keep(started.container_id, started.pid, began)
             self._waiting.setdefault(started.container_id, {})[started.pid] = True
             self._has_waiting.set()
 
     def _keep(self, key: str, pid: int, began: int) -> None:
-        """Remember a process of a container, in place of the oldest one where there are too many."""
+        """Remember a process of a container; evict the oldest one above the limit."""
         kept = self._kept.setdefault(key, {})
         kept[pid] = began
         if len(kept) > MOST_KEPT:
@@ -285,7 +286,7 @@ class ExecWatch:
             self._waiting.get(key, {}).pop(oldest, None)
 
     async def _place_waiting(self) -> None:
-        """Move the processes that wait, one after the other, until cancelled; forget those that exited."""
+        """Move the waiting processes, one after the other, until cancelled; forget those that exited."""
         while True:
             await self._has_waiting.wait()
             self._has_waiting.clear()
@@ -294,7 +295,7 @@ class ExecWatch:
                 self._place_next()
 
     def _place_next(self) -> None:
-        """Move one process of the container that may go on first; among equals the containers take turns."""
+        """Move one process of the container whose budget allows it first; among equals take turns."""
         key = min(self._waiting, key=self._budget.wait, default=None)
         if key is None:
             return
@@ -306,7 +307,7 @@ class ExecWatch:
         self._place_again(key, pid, is_first=is_first)
 
     def _place_again(self, key: str, pid: int, *, is_first: bool) -> None:
-        """Move a process where its container is now; forget it if it exited."""
+        """Move a process to its container's current CPUs; forget it if it exited."""
         target, kept = self._targets[key], self._kept[key]
         placed = self._put(key, target, pid, kept[pid]) if target.cpus else None
         if placed is None:
@@ -323,7 +324,7 @@ class ExecWatch:
 
 
 def exec_targets(state: NodeState, affinity: ExecAffinity | None) -> Iterator[tuple[str, ExecTarget]]:
-    """Yield the exclusive containers that run on the host's kernel, by their ids; an observing agent puts none aside.
+    """Yield the exclusive containers on the host's kernel by id; an observing agent moves no execs.
 
     Without an affinity processes of containers under `quiet` with `shared-cpus` run on the shared set.
     """

@@ -1,8 +1,9 @@
-"""Keeps deep idle states off quiet CPUs, and gives back the bounds that were there (a `Part`).
+"""Keep quiet CPUs out of deep idle states, and restore the original latency bounds afterwards (a `Part`).
 
-`pm_qos_resume_latency_us` of a CPU is `0` (no bound), microseconds, or `n/a` (no idle state but polling). The kernel then
-enters no idle state that takes longer to leave. The rules are those of interrupts: originals are saved first, only values
-that the agent wrote are given back, and a CPU whose bound another program changes three times is left alone.
+`pm_qos_resume_latency_us` of a CPU is `0` (no bound), microseconds, or `n/a` (no idle state but polling). The
+kernel then enters no idle state that takes longer to leave. The rules are those of interrupts: originals are
+saved first, only values that the agent wrote are restored, and a CPU whose bound another program changes
+three times is left alone.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ logger = logging.getLogger(__name__)
 
 
 class IdleStates(Protocol):
-    """The bounds of CPUs, as texts of the kernel; called from a thread."""
+    """The latency bounds of CPUs, as texts of the kernel; called from a thread."""
 
     def check(self) -> None:
         """Raise Unavailable if no bound can be written."""
         ...
 
     def bound(self, cpu: int) -> str:
-        """Return the bound of a CPU; raise Gone where it has none, Refused if it cannot be read."""
+        """Return the bound of a CPU; raise Gone if it has none, Refused if it cannot be read."""
         ...
 
     def change(self, cpu: int, bound: str) -> None:
@@ -104,7 +105,7 @@ class _Taken(NamedTuple):
 
 
 class IdleStatePart:
-    """The bounds of a node's quiet CPUs (a `Part`)."""
+    """The latency bounds of a node's quiet CPUs (a `Part`)."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class IdleStatePart:
         self._is_read = True
 
     def _change(self, quiet: CPUSet) -> list[str]:
-        """Do one round; return why bounds stay that should change."""
+        """Do one round; return why bounds that should change did not."""
         self._read()
         self._states.check()
         failed: list[str] = []
@@ -181,7 +182,7 @@ class IdleStatePart:
         return failed
 
     def _decide(self, cpu: int, quiet: CPUSet, records: dict[int, _Taken], writes: dict[int, str]) -> None:
-        """Read the bound of a CPU, and note its record and what is written."""
+        """Read the bound of a CPU, and note its record and the value to write."""
         if self._writes.is_conflict(str(cpu)):
             return
         now, taken = self._states.bound(cpu), self._taken.get(cpu)

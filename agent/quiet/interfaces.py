@@ -1,4 +1,4 @@
-"""Interfaces of what keeps CPUs quiet: a node's interrupts, and the parts beside them (unbound workqueues, idle states)."""
+"""Interfaces of quiet CPUs: a node's interrupts, and the parts besides (unbound workqueues, idle states)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MOST_NAMES: Final = 16  # of interrupts, masks or CPUs in a report
 class Interrupts(Protocol):
     """The interrupts of devices, by their numbers as texts; called from a thread.
 
-    DEFAULT stands for the affinity of those that drivers request later. Errors: Gone for a freed one.
+    DEFAULT stands for the default affinity of interrupts that drivers request later. Raises Gone for a freed
+    one.
     """
 
     def numbers(self) -> list[str]:
@@ -66,7 +67,7 @@ class Part(Protocol):
         ...
 
     def round(self, quiet: Quiet) -> QuietPart | None:
-        """Change and restore what quiet CPUs need; None: the operator has not asked for it, and nothing is left.
+        """Change values for quiet CPUs, and restore others; None: not enabled, and nothing to restore.
 
         Raise Unavailable or Refused if nothing can be done.
         """

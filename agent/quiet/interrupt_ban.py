@@ -1,4 +1,4 @@
-"""Interrupts that irqbalance leaves where they are: those that stay on quiet CPUs by the `irq-policy` of pods.
+"""Interrupts that irqbalance must not move, because they stay on quiet CPUs by the `irq-policy` of pods.
 
 irqbalance moves interrupts off banned CPUs. The request `settings ban irqs` lists interrupts that it must not move. It
 replaces the earlier list, so the union of that and the agent's interrupts is sent. `setup` shows the new list at once.
@@ -41,7 +41,7 @@ class _Added(NamedTuple):
 
 
 class Unkept(NamedTuple):
-    """Why irqbalance may move interrupts that stay."""
+    """Interrupts that irqbalance may move although they must stay, with the reason."""
 
     reason: str = ""  # empty: it may move none
     numbers: frozenset[str] | None = None  # the interrupts that it may move; None: all that stay
@@ -71,7 +71,7 @@ class InterruptBan:
 
     @property
     def has_added(self) -> bool:
-        """Return whether interrupts have to be taken from irqbalance's list."""
+        """Return whether interrupts have to be removed from irqbalance's list."""
         return self._saved.is_left
 
     @property
@@ -79,7 +79,7 @@ class InterruptBan:
         return self._saved.value
 
     def leave(self, numbers: Iterable[str]) -> Unkept:
-        """Have irqbalance leave these interrupts alone, and no others than before; return which it may move.
+        """Ban these interrupts in irqbalance, in addition to those of before; return which it may still move.
 
         Its list takes the first ones if it has no room for all.
         """
@@ -141,7 +141,7 @@ class InterruptBan:
         return Unkept(f"its list has at most {MOST_LETTERS} characters", frozenset(map(str, left)))
 
     def restore(self) -> bool:
-        """Take the added interrupts from irqbalance's list; return whether none is left there."""
+        """Remove the added interrupts from irqbalance's list; return whether none is left there."""
         self._writes, self._last = ForeignWrites(), None
         if reason := self.leave(()).reason:
             logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": reason}})

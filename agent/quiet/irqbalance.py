@@ -1,4 +1,4 @@
-"""Keeps irqbalance off quiet CPUs over its socket, without restarting or configuring its service.
+"""Client of irqbalance's socket; its service is neither restarted nor configured.
 
 irqbalance would move interrupts back to every CPU. It has a list of banned CPUs, which a request replaces: the list is
 read first and the union is sent. The socket is `irqbalancePID.sock` in a folder of root; it accepts uid 0 alone.
@@ -42,7 +42,7 @@ class Daemon(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What irqbalance says of itself."""
+    """The answer of irqbalance to `setup`: its interval and its lists."""
 
     banned: CPUSet
     interval_seconds: int
@@ -112,7 +112,7 @@ class Irqbalance:
             raise Unavailable(f"{daemon.socket}: the CPUs that irqbalance bans: {error}") from error
 
     def ban(self, daemon: Daemon, cpus: CPUSet) -> None:
-        """Replace the banned CPUs; of no CPU those that its environment bans."""
+        """Replace the banned CPUs; without any, irqbalance uses those of its environment."""
         self._ask(daemon, cpus_text(cpus))
 
     def ban_interrupts(self, daemon: Daemon, numbers: Collection[int]) -> None:

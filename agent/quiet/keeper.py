@@ -29,20 +29,21 @@ logger = logging.getLogger(__name__)
 
 
 class Kept(NamedTuple):
-    """The interrupts that stay on quiet CPUs."""
+    """The interrupts that stay on quiet CPUs by the `irq-policy` of pods."""
 
     lookup: KeptLookup
     ban: InterruptBan  # they must not be moved by irqbalance
 
     def leave(self, keeps: Keeps) -> Unkept:
-        """Have irqbalance leave them alone; return which it may move."""
+        """Ban these interrupts in irqbalance; return which it may still move."""
         return self.ban.leave(self.lookup.left_alone(keeps))
 
 
 class QuietKeeper:
     """Interrupts, irqbalance and other parts of a node; called from one thread at a time.
 
-    `why_still` says why interrupts are not moved, and is empty if they are; `parts` are what else changes, by name.
+    `why_still` is the reason for which interrupts are not moved, empty if they are; `parts` are the others,
+    by name.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class QuietKeeper:
         self._kept = kept
         self._parts = parts
         self._why_still = why_still
-        self._banned = EMPTY  # for which CPUs irqbalance was asked last
+        self._banned = EMPTY  # the CPUs of the last ban
         self.has_settled = True  # the last round moved nothing, and irqbalance acts by its ban
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nothing is changed on this node, so that no round is needed without quiet CPUs."""
+        """Return whether the agent has changed nothing, so that no round is needed without quiet CPUs."""
         return not (self._has_moved or any(part.has_taken for part in self._parts.values()))
 
     @property
@@ -74,9 +75,10 @@ class QuietKeeper:
         return self._mover.has_taken or self._balancer.has_banned or self._kept.ban.has_added
 
     def round(self, cpus: CPUSet, fully: CPUSet, keeps: Keeps = frozenset()) -> QuietResult | None:
-        """Keep interrupts off CPUs, and change the other parts on `fully` quiet ones; None if the machine changed while it was read, and a round is due again.
+        """Do one round; return its result, None if the machine changed and another round is due.
 
-        `keeps` are the interrupts that stay on some of the CPUs.
+        `cpus` are kept free of interrupts, `fully` get the other parts too; `keeps` are the interrupts that
+        stay.
         """
         self.has_settled = True
         if self._why_still and not self._has_moved:
@@ -91,7 +93,7 @@ class QuietKeeper:
         )
 
     def _part_round(self, name: QuietWord, part: Part, cpus: CPUSet) -> QuietPart | None:
-        """Return what a part came to; an error of one does not keep the others from their work."""
+        """Return the result of a part; its error must not stop the other parts."""
         try:
             return part.round(Quiet(cpus, self._interrupts.online()))
         except AgentError as error:
@@ -101,7 +103,7 @@ class QuietKeeper:
             return QuietPart(name, CRASHED)
 
     def _interrupts_round(self, cpus: CPUSet, keeps: Keeps) -> QuietResult | None:
-        """Return what interrupts came to, as `_part_round` does."""
+        """Return the result for interrupts; an error must not stop the other parts."""
         try:
             return self._move_interrupts(cpus, keeps)
         except AgentError as error:
@@ -138,7 +140,7 @@ class QuietKeeper:
         return QuietResult(cpus, why, moved.managed, conflicts, told.reason, is_off=is_off, kept=kept)
 
     def restore(self) -> bool:
-        """Give everything what it had before, the last part first; return whether nothing is left to restore."""
+        """Restore every original value, the last part first; return whether nothing is left to restore."""
         is_done = True
         parts = [part.restore for part in self._parts.values()]
         restores = self._mover.restore, self._balancer.restore, self._kept.ban.restore
@@ -148,7 +150,7 @@ class QuietKeeper:
             except AgentError as error:
                 logger.warning("quiet CPUs not restored", extra={"facts": {"reason": str(error)}})
                 is_done = False
-            except Exception:  # what follows is restored all the same
+            except Exception:  # the other parts are restored all the same
                 logger.exception("quiet CPUs not restored", extra={"facts": {"reason": CRASHED}})
                 is_done = False
         return is_done and self.is_idle

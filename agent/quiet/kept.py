@@ -1,4 +1,4 @@
-"""Lookup of the interrupts of a node that stay on quiet CPUs by the `irq-policy` of pods.
+"""Lookup of the interrupts that stay on quiet CPUs by the `irq-policy` of pods.
 
 Names of interrupts and the interrupts of devices are read when the policies or the interrupts change, and once a minute,
 because drivers name an interrupt after they have got its number.
@@ -75,10 +75,10 @@ class KeptLookup:
         return names
 
     def left_alone(self, keeps: Keeps) -> tuple[str, ...]:
-        """Return the interrupts that irqbalance must not move, first those that it must not move before others.
+        """Return the interrupts that irqbalance must not move, in order of priority.
 
-        A glob comes from the pod's owner and may match all of the node. What cannot fire on the container's CPUs is left
-        to irqbalance; interrupts of devices come first, and containers take turns.
+        A glob comes from the pod's owner and may match all of the node. Interrupts that cannot fire on the
+        container's CPUs are left to irqbalance; interrupts of devices come first, and containers take turns.
         """
         in_order, reach = sorted(keeps, key=lambda keep: keep.owner), self._reach()
         home = {number: stay.home for number, stay in self._stays.items() if stay.home}
@@ -93,7 +93,7 @@ class KeptLookup:
     def shown(
         self, keeps: Keeps, unkept: Unkept, crowded: Mapping[str, str] = NONE_CROWDED
     ) -> dict[Owner, KeptInterrupts]:
-        """Return what stays on whose CPUs, and what of that irqbalance may move.
+        """Return the interrupts that stay, by container, with those that irqbalance may move.
 
         `crowded` are interrupts that the kernel did not let fire on the CPUs of their container alone, with the reason.
         """

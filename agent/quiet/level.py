@@ -1,7 +1,7 @@
 """Noise levels of containers, by the operator's limits, and the publisher that adds them to states.
 
-A level goes to the pod's annotation, so it changes at most once in ten minutes: it ends when the limit was kept for as
-long. What is not known neither begins nor ends one.
+A level is published in the pod's annotation, so it changes at most once in ten minutes: it ends when the
+noise was below the limit for as long. An unknown count neither begins nor ends a level.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Watched(NamedTuple):
 def next_level(
     before: Watched | None, noise: ContainerNoise, limits: Limits, now: float, time: str
 ) -> Watched:
-    """Return the level after one more round; `now` counts seconds, and `time` is written."""
+    """Return the level after one more round; `now` is in seconds, `time` is the text for a new level."""
     above = [kind for kind, limit in limits if (rate := _rate(noise, kind)) is not None and rate > limit]
     unknown = [kind for kind, _ in limits if _rate(noise, kind) is None]
     if before is None:
@@ -58,7 +58,7 @@ def _turned(above: Sequence[NoiseKind], now: float, time: str) -> Watched:
 
 
 def _rate(noise: ContainerNoise, kind: NoiseKind) -> float | None:
-    """Return how often in a second; None: not known."""
+    """Return the events per second; None: unknown."""
     member, factor = _COUNTS[kind]
     count = getattr(noise, member)
     return None if count is None else factor * count / max(noise.seconds, 1.0)
@@ -94,7 +94,7 @@ class LevelPublisher:
         self._last: NodeState | None = None
 
     def tell(self, state: NodeState) -> None:
-        """Take over the newest state."""
+        """Store the newest state."""
         self._last = state
         state = self._quieting.add(state) if self._quieting else state
         self._publisher.tell(with_levels(state, self._levels()))
@@ -115,7 +115,7 @@ class LevelPublisher:
 
 
 def with_levels(state: NodeState, levels: Mapping[Owner, NoiseLevel]) -> NodeState:
-    """Return a state with the levels that are known."""
+    """Return a state with the known levels."""
     uids = {owner.pod_uid for owner in levels}
     return replace(state, pods=tuple(_pod(pod, levels) if pod.uid in uids else pod for pod in state.pods))
 

@@ -1,4 +1,4 @@
-"""Moves interrupts off quiet CPUs, and back afterwards.
+"""Move interrupts off quiet CPUs, and back afterwards.
 
 Each round reads every affinity. Records are saved before the first write, so that a kill at any moment leaves originals
 or values that the next agent recognises. Every read and write is a system call of its own, during which Python's event
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from agent.quiet.interfaces import Interrupts
     from agent.quiet.taken import TakenStore
 
-ROOM_SECONDS: Final = 600.0  # until a home that an interrupt did not get is tried again
+ROOM_SECONDS: Final = 600.0  # until a home that was refused is tried again
 NO_STAYS: Final[Mapping[str, Stay]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
 
 class Moved(NamedTuple):
-    """What a round came to."""
+    """The result of a round."""
 
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places, and that may fire on quiet CPUs
-    failed: tuple[str, ...] = ()  # why interrupts stay that could be moved
+    failed: tuple[str, ...] = ()  # why movable interrupts stay
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     is_steady: bool = True  # False: a CPU went offline or came back, and nothing was done
 
@@ -64,7 +64,7 @@ class _Round:
 
 
 class _Crowded(NamedTuple):
-    """A home that an interrupt did not get: a CPU has vectors for some 200 interrupts, and devices may have more."""
+    """A home that was refused: a CPU has vectors for some 200 interrupts, and devices may have more."""
 
     home: CPUSet
     reason: str
@@ -72,7 +72,7 @@ class _Crowded(NamedTuple):
 
 
 class CrowdedHomes:
-    """The homes that interrupts did not get lately."""
+    """The homes that the kernel refused to interrupts lately."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -80,19 +80,19 @@ class CrowdedHomes:
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Why interrupts that are to fire on the CPUs of a container fire elsewhere too, by number."""
+        """Return why interrupts with a home on a container's CPUs fire elsewhere too, by number."""
         return {number: it.reason for number, it in self._found.items()}
 
     def add(self, number: str, home: CPUSet, reason: str) -> None:
-        """Note that the kernel refused a home."""
+        """Record that the kernel refused a home."""
         self._found[number] = _Crowded(home, reason, self._monotonic())
 
     def forget(self, number: str) -> None:
-        """Forget an interrupt whose number stands for another one now."""
+        """Forget an interrupt whose number now stands for another one."""
         self._found.pop(number, None)
 
     def left_out(self, stays: Mapping[str, Stay]) -> Mapping[str, Stay]:
-        """Return what stays; an interrupt that did not get its home is kept off other quiet CPUs like any other."""
+        """Return the interrupts that stay; one whose home was refused is kept off other quiet CPUs."""
         until = self._monotonic() - ROOM_SECONDS
         self._found = {
             number: it
@@ -129,7 +129,7 @@ class InterruptMover:
         is_settled: bool = True,
         stays: Mapping[str, Stay] = NO_STAYS,
     ) -> Moved:
-        """Move what has to move; raise Unavailable if the kernel's files cannot be used, Refused if saving fails.
+        """Do one round; raise Unavailable if the kernel's files cannot be used, Refused if saving fails.
 
         `stays` are the interrupts that may fire on quiet CPUs, by number.
 
@@ -169,7 +169,7 @@ class InterruptMover:
         return not self._store.taken
 
     def _look(self, now: _Round, number: str) -> None:
-        """Read an interrupt and decide about it; most have nothing to do with quiet CPUs and cost one read."""
+        """Read an interrupt and decide about it; most are not near quiet CPUs and cost one read."""
         if self._writes.is_conflict(number):
             return
         try:
@@ -214,12 +214,12 @@ class InterruptMover:
         return decision._replace(taken=decision.taken and decision.taken._replace(name=name))
 
     def _identities(self, numbers: Iterable[str]) -> dict[str, int | None]:
-        """Return the identity of each number: what the kernel shows, else what it has shown before."""
+        """Return the identity of each number: from the kernel, otherwise from the records."""
         shown, known = self._interrupts.identities(), self._store.known or {}
         return {number: shown.get(number, known.get(number)) for number in numbers if number != DEFAULT}
 
     def _forget_freed(self, now: _Round) -> None:
-        """Find the numbers that stand for another interrupt than before, and forget what held for the earlier one."""
+        """Find numbers that now stand for another interrupt, and drop the records of the earlier one."""
         for number, before in (self._store.known or {}).items():
             if before is not None and before != now.identities.get(number, before):
                 now.reborn.add(number)
@@ -273,7 +273,7 @@ class InterruptMover:
         logger.warning("interrupts moved by another program", extra={"facts": {"interrupts": list(moved)}})
 
     def _save(self, now: _Round) -> None:
-        """Save the records of everything that is about to be written, and drop those of freed interrupts."""
+        """Save the records of all interrupts about to be written, and drop those of freed ones."""
         changed = now.born | {number: it.taken for number, it in now.decisions.items() if it.taken}
         dropped = (now.reborn & self._store.taken.keys()) - changed.keys()
         known = self._store.known
@@ -283,9 +283,10 @@ class InterruptMover:
             self._store.change(changed, dropped, known)
 
     def _write(self, now: _Round, number: str, cpus: CPUSet) -> None:
-        """Write one affinity and read it back: the order holds, though it takes effect with the next interrupt.
+        """Write one affinity and read it back: writes stay in order, but take effect with the next interrupt.
 
-        A write that fails, or is not what is read back, keeps the record: the next round decides by what it finds.
+        After a failed write, or another value read back, the record is kept: the next round decides by the
+        current value.
         """
         decision, before = now.decisions[number], self._store.taken.get(number)
         try:
@@ -323,7 +324,7 @@ class InterruptMover:
             now.failed.append(reason)
 
     def _settle(self, now: _Round, numbers: frozenset[str]) -> None:
-        """Save what is known after the writes, and forget what is restored, foreign or freed."""
+        """Save the records after the writes, without restored, foreign or freed interrupts."""
         records: dict[str, Taken | None] = {number: it.taken for number, it in now.decisions.items()}
         records |= now.done
         records |= dict.fromkeys(self._store.taken.keys() - numbers)

@@ -38,7 +38,7 @@ class Waited(NamedTuple):
 
 
 class Periodic(NamedTuple):
-    """Settings of the kernel by which it works on every CPU from time to time; None: not known."""
+    """Settings of the kernel for periodic work on every CPU; None: unknown."""
 
     stat_interval: int | None = None  # seconds between two updates of memory statistics
     watchdog: CPUSet | None = None  # exclusive CPUs that the watchdog checks; empty: none
@@ -85,7 +85,7 @@ def measure(
 
 
 def _periodic(proc: Path, cpus: CPUSet) -> Periodic:
-    """Return the settings in /proc/sys; what cannot be read is not known."""
+    """Return the settings in /proc/sys; unreadable ones are unknown."""
     stat_interval = watchdog = None
     with suppress(OSError, ValueError):
         stat_interval = int(_text(proc / "sys/vm/stat_interval"))
@@ -125,7 +125,7 @@ def _growth(before: Table, after: Table) -> Table:
 
 
 def _entered(before: Owner, after: Owner) -> Counter[str]:
-    """Return the names of processes from outside that ran; one that sleeps, or runs on other CPUs, disturbs nothing."""
+    """Return the names of processes from outside that ran on the CPUs."""
     earlier = {task: ran for process in before.entered.values() for task, ran in process.ran.items()}
     return Counter(
         process.name

@@ -1,7 +1,8 @@
-"""Keeps CPUs quiet after each pass that changed which they are, and checks them from time to time.
+"""Keep CPUs quiet: one round after each pass that changed the quiet CPUs, and periodic checks.
 
-It works in a thread of its own, so that neither a slow kernel file nor an irqbalance that does not answer holds up a
-pass. The thread is a daemon: an agent that stops does not wait for it, and the next agent goes on from what is saved.
+It works in a thread of its own, so that neither a slow kernel file nor an irqbalance that does not answer
+holds up a pass. The thread is a daemon: an agent that stops does not wait for it, and the next agent resumes
+from the saved records.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class Quieting:
-    """The quiet CPUs of a node; without a keeper it says why there are none."""
+    """The quiet CPUs of a node; without a keeper only the reason is reported."""
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class Quieting:
         if is_left:
             logger.warning("quiet CPUs not restored", extra={"facts": {"reason": LEFT}})
         self._reason = reason  # why no CPU is kept quiet, by configuration
-        # Of the last state: quiet CPUs, those of them that are quiet in every part, online ones, and what stays on which.
+        # Of the last state: quiet CPUs, those that are quiet in every part, online CPUs, and the interrupts
+        # that stay.
         self._wanted: tuple[CPUSet, CPUSet, CPUSet, Keeps] | None = None
         self._changed = asyncio.Event()
         self._result = QuietResult(reason=QUIET_PENDING)
@@ -73,7 +75,7 @@ class Quieting:
         self._took = 0.0  # CPU time of the last round, in seconds
 
     def add(self, state: NodeState) -> NodeState:
-        """Return a state with what is known of quiet CPUs, and take those of the state over."""
+        """Return a state with the results of the last round, and take its quiet CPUs for the next one."""
         is_crio = not state.runtime or state.runtime.startswith("cri-o ")  # unknown: CRI-O may follow its own
         may_move = not (self._reason or state.observes)
         quiet = quiet_cpus(state.ledger.parts, is_crio=is_crio) if may_move else EMPTY
@@ -104,7 +106,7 @@ class Quieting:
         return replace(state, pods=pods, quiet=self._node_result())
 
     def _why_not(self, state: NodeState, quiet: CPUSet, fully: CPUSet | None) -> str:
-        """Return why CPUs are not kept quiet; `fully` is None for a container that asks for quiet interrupts alone."""
+        """Return why CPUs are not kept quiet; `fully` is None if only quiet interrupts are requested."""
         if self._reason or state.observes:
             return self._reason or OBSERVES
         result = self._result
@@ -114,11 +116,11 @@ class Quieting:
         return result.why_not or ("" if is_done else QUIET_PENDING)
 
     def _node_result(self) -> QuietResult | None:
-        """Return None where the operator has not asked for it: such a node gets no condition."""
+        """Return the result; None if the feature is off, because such a node gets no condition."""
         return self._result if self._keeper and not self._reason else None
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Work until cancelled; call `changed` when the result is another."""
+        """Run rounds until cancelled; call `changed` when the result changes."""
         if self._keeper is None:
             return
         wait: float | None = 0.0
@@ -130,7 +132,7 @@ class Quieting:
             wait = wait and max(0.0, wait - rest)
 
     async def _wait(self, seconds: float | None) -> None:
-        """Wait for a change of the CPUs, or at most so long; None: for a change alone."""
+        """Wait for a change of the CPUs, at most these seconds; None: without limit."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -139,7 +141,7 @@ class Quieting:
     async def _round(self, keeper: QuietKeeper, changed: Callable[[], None]) -> float | None:
         """Do one round; return the seconds until the next one is due."""
         if self._wanted is None:
-            return None  # no pass has said yet which CPUs are quiet
+            return None  # no pass has determined the quiet CPUs yet
         quiet, fully, _, keeps = self._wanted
         self._took = 0.0
         if not quiet and keeper.is_idle:
@@ -182,12 +184,12 @@ class Quieting:
         changed()
 
     def restore(self) -> bool:
-        """Undo everything (uninstall); return whether nothing is left."""
+        """Undo all changes (uninstall); return whether nothing is left."""
         return self._keeper.restore() if self._keeper else not self._is_left
 
 
 def _running_on(assignment: Assignment) -> Iterator[Owner]:
-    """Yield the containers that an assignment is for: of a pool these are all its users."""
+    """Yield the containers of an assignment: for a pool, all its users."""
     if assignment.claim.pool is None:
         yield assignment.owner
         return
@@ -212,7 +214,7 @@ def _timed(work: Callable[[], Value]) -> tuple[Value, float]:
 
 
 async def in_daemon_thread(work: Callable[[], Value]) -> Value:
-    """Return the result of work in a thread that does not keep the process from exiting."""
+    """Run work in a daemon thread, which does not keep the process from exiting, and return its result."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Value] = loop.create_future()
 
@@ -228,7 +230,7 @@ async def in_daemon_thread(work: Callable[[], Value]) -> Value:
             deliver = lambda: done.set_exception(found)  # noqa: E731
         else:
             deliver = lambda: done.set_result(value)  # noqa: E731
-        with suppress(RuntimeError):  # the loop is closed: no one waits for it
+        with suppress(RuntimeError):  # the loop is closed, so that no task waits for it
             loop.call_soon_threadsafe(hand_over, deliver)
 
     threading.Thread(target=run, name="quiet", daemon=True).start()

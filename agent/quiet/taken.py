@@ -28,7 +28,7 @@ _MASK: Final = "0x"
 
 
 class TakenStore:
-    """The records of a node; each change is on disk when a method returns, else it raises Refused."""
+    """The records of a node; when a method returns each change is on disk, otherwise it raises Refused."""
 
     def __init__(self, saved: Restorable) -> None:
         self._saved = saved
@@ -41,7 +41,7 @@ class TakenStore:
             self.read()
 
     def read(self) -> None:
-        """Take over the records of an earlier agent, once; raise Refused while their file cannot be used."""
+        """Read the records of an earlier agent, once; raise Refused while their file cannot be used."""
         if self.is_read:
             return
         self._saved.reread()

@@ -56,7 +56,7 @@ NO_THREADS: Final = Threads({}, 0)
 
 
 def sampled(tasks: Sequence[int]) -> Sequence[int]:
-    """Return at most `MOST_THREADS` threads, evenly chosen."""
+    """Return at most `MOST_THREADS` threads, evenly spaced."""
     return sorted(tasks)[:: -(-len(tasks) // MOST_THREADS) or 1]
 
 

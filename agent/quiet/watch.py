@@ -83,7 +83,7 @@ class NoiseWatch:
         return took
 
     async def measure(self, measured: tuple[Measured, ...]) -> tuple[dict[Owner, ContainerNoise], float]:
-        """Return what happened since the last round, and the CPU time of this one."""
+        """Return the noise since the last round, and the CPU time of this one."""
         return await asyncio.to_thread(self._round, measured)
 
     def _round(self, measured: tuple[Measured, ...]) -> tuple[dict[Owner, ContainerNoise], float]:

@@ -1,8 +1,8 @@
-"""Keeps unbound workqueues off quiet CPUs, and gives their masks back afterwards.
+"""Keep unbound workqueues off quiet CPUs, and restore their masks afterwards.
 
-One mask bounds all of them; those that the kernel exports have one of their own beside it. The rules are those of
-interrupts: records are saved before the first write, only bits that the agent took are given back, and a mask that another
-program changes three times in ten minutes is left alone.
+One mask bounds all of them; workqueues exported in sysfs also have their own. The rules are those of
+interrupts: records are saved before the first write, only bits that the agent removed are restored, and a
+mask that another program changes three times in ten minutes is left alone.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class WorkqueueMover:
         return bool(self._store.taken) or not self._store.is_read
 
     def round(self, quiet: Quiet) -> QuietPart | None:
-        """Move what has to move, or restore it if the operator does not ask for it any more."""
+        """Move masks off quiet CPUs, or restore all if the operator has switched this off."""
         if not self._is_wanted and not self.has_taken:
             return None
         self._store.read()
@@ -113,7 +113,7 @@ class WorkqueueMover:
         return not self._store.taken
 
     def _move(self, quiet: Quiet) -> list[str]:
-        """Do one round; return why masks stay that should change."""
+        """Do one round; return why masks that should change did not."""
         now = _Round(self._workqueues.identities())
         for name in now.identities:
             try:
