@@ -1,7 +1,7 @@
 """Pinning by affinity alone, where no cpuset cgroup can be written: for the demo and for a first look.
 
-A variable in its environment identifies a process. A thread may widen its own mask again, and other processes may run
-on the same CPUs: this shows what the agent does, and isolates nothing.
+Processes are found by a variable in their environment. A thread may widen its own mask again, and other
+processes may run on the same CPUs: this shows the agent at work, and isolates nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARK: Final = "COREPIN_LOCAL"  # environment variable with the cgroup of a proce
 
 
 class AffinityCgroups:
-    """Stands in for cgroups (interfaces `Cpusets`, `Tasks` and `ContainerCgroups`); the masks of the processes are all there is."""
+    """Cgroups by affinity alone (interfaces `Cpusets`, `Tasks` and `ContainerCgroups`)."""
 
     version = 0
     writable = True
@@ -39,29 +39,29 @@ class AffinityCgroups:
     # The cgroups of containers.
 
     def make(self, cgroup: str) -> None:
-        """Know a cgroup from now on."""
+        """Register a cgroup."""
         self._given.setdefault(cgroup, self._usable)
 
     def enter(self, cgroup: str, pid: int) -> None:
-        """Put a process on the CPUs of its cgroup."""
+        """Set the affinity of a process to the CPUs of its cgroup."""
         set_affinity(pid, self.read(cgroup))
 
     def bind_memory(self, cgroup: str, mems: CPUSet) -> None:
         """Do nothing, because memory cannot be bound without cgroups."""
 
     def pids(self, cgroup: str) -> list[int]:
-        """Return the processes that carry the cgroup in their environment."""
+        """Return the processes whose environment names the cgroup."""
         return [pid for pid, marked in _marked() if marked == cgroup]
 
     def remove(self, cgroup: str) -> bool:
-        """Forget a cgroup that is empty; say whether it is."""
+        """Forget a cgroup without processes; return whether it had none."""
         is_empty = not self.pids(cgroup)
         if is_empty:
             self._given.pop(cgroup, None)
         return is_empty
 
     def found(self) -> list[str]:
-        """Return every cgroup that a process carries."""
+        """Return every cgroup that the environment of a process names."""
         cgroups = {cgroup for _, cgroup in _marked() if cgroup.startswith(f"{self._root}/")}
         for cgroup in cgroups:
             masks = [read_affinity(task) for task in self.tasks(cgroup)]
@@ -71,7 +71,7 @@ class AffinityCgroups:
     # Their cpusets and tasks.
 
     def read(self, cgroup: str) -> CPUSet:
-        """Return what a cgroup was given, of the root what this process may use; raise Gone for any other."""
+        """Return the CPUs of a cgroup; for the root those this process may use; raise Gone for any other."""
         if cgroup == "/":
             return self._usable
         if cgroup not in self._given:
@@ -79,13 +79,13 @@ class AffinityCgroups:
         return self._given[cgroup]
 
     def mems(self, cgroup: str) -> CPUSet:
-        """Return the empty set: it is not known."""
+        """Return the empty set, because the NUMA nodes are unknown."""
         return EMPTY
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
         """Put every thread of a cgroup on `cpus`; raise Gone, Unsettled, or ValueError for an empty set.
 
-        A cgroup that is unsettled keeps what it was given: some of its threads may be there yet.
+        A cgroup that is unsettled keeps its old CPUs, because some of its threads may still run there.
         """
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no set of CPUs")
@@ -100,12 +100,12 @@ class AffinityCgroups:
         return compare(self.tasks(cgroup), cpus, self.read(cgroup))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
-        """Let a first process that started narrower run on all CPUs of its cgroup; raise Gone."""
+        """Let a first process that started with a narrower mask run on all CPUs of its cgroup; raise Gone."""
         cpus = self.read(cgroup)
         return widen(lambda: self.tasks(cgroup), first, cpus, cpus)
 
     def start_state(self, cgroup: str) -> StartState:
-        """Return how far a container has come."""
+        """Return the start state of a container."""
         return start_state_of(self.pids(cgroup))
 
     def tasks(self, cgroup: str) -> list[int]:
@@ -118,7 +118,7 @@ class AffinityCgroups:
 
 
 def _marked() -> list[tuple[int, str]]:
-    """Return every process of ours with the cgroup that its environment names."""
+    """Return every process of this agent's containers, with the cgroup that its environment names."""
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
     marked = ((pid, variable(environment, MARK)) for pid, environment in environments(pids))
     return sorted((pid, cgroup) for pid, cgroup in marked if cgroup and is_alive(pid))

@@ -1,6 +1,6 @@
-"""The cgroups of local containers: made, entered, listed and removed. What CPUs they get is decided elsewhere.
+"""Create, enter, list and remove the cgroups of local containers. Other modules decide their CPUs.
 
-/corepin-local/POD_UID/CONTAINER below the cpuset hierarchy, v1 or v2. A new one has the CPUs of the one above.
+/corepin-local/POD_UID/CONTAINER below the cpuset hierarchy, v1 or v2. A new one has the CPUs of its parent.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ class ContainerCgroups(Protocol):
     """The cgroups of local containers, named ROOT/POD_UID/CONTAINER."""
 
     def make(self, cgroup: str) -> None:
-        """Make a cgroup, or find it there; raise Refused."""
+        """Create a cgroup unless it exists; raise Refused."""
         ...
 
     def enter(self, cgroup: str, pid: int) -> None:
-        """Put a process into a cgroup, with the cgroup's CPUs; raise Gone, Refused."""
+        """Move a process into a cgroup, with the cgroup's CPUs; raise Gone, Refused."""
         ...
 
     def bind_memory(self, cgroup: str, mems: CPUSet) -> None:
-        """Give a cgroup memory of these NUMA nodes only; raise Gone, Refused."""
+        """Bind a cgroup's memory to these NUMA nodes; raise Gone, Refused."""
         ...
 
     def pids(self, cgroup: str) -> list[int]:
-        """Return the processes of a cgroup and of those below it; none when it is gone."""
+        """Return the processes of a cgroup and its children; none if the cgroup does not exist."""
         ...
 
     def remove(self, cgroup: str) -> bool:
-        """Remove an empty cgroup, and what is empty above it; say whether it is gone."""
+        """Remove an empty cgroup and its empty ancestors; return whether the cgroup was removed."""
         ...
 
     def found(self) -> list[str]:
-        """Return every cgroup that is there, of an earlier agent too."""
+        """Return every existing cgroup, including those of an earlier agent."""
         ...
 
 
@@ -59,7 +59,7 @@ class KernelContainerCgroups:
         self._root = root
 
     def make(self, cgroup: str) -> None:
-        """Make a cgroup, or find it there; raise Refused."""
+        """Create a cgroup unless it exists; raise Refused."""
         path = PurePosixPath(cgroup)
         for cgroup_path in (*reversed(path.parents), path):
             folder = self._hierarchy.folder(str(cgroup_path))
@@ -81,21 +81,21 @@ class KernelContainerCgroups:
                     write_text(folder / name, read_text(folder.parent / name))
 
     def enter(self, cgroup: str, pid: int) -> None:
-        """Put a process into a cgroup, with the cgroup's CPUs; raise Gone, Refused."""
+        """Move a process into a cgroup, with the cgroup's CPUs; raise Gone, Refused."""
         write_text(self._hierarchy.folder(cgroup) / PROCS, str(pid))
 
     def bind_memory(self, cgroup: str, mems: CPUSet) -> None:
-        """Give a cgroup memory of these NUMA nodes only; raise Gone, Refused."""
+        """Bind a cgroup's memory to these NUMA nodes; raise Gone, Refused."""
         write_text(self._hierarchy.folder(cgroup) / MEMS, str(mems))
 
     def pids(self, cgroup: str) -> list[int]:
-        """Return the processes of a cgroup and of those below it, zombies left out; none when it is gone."""
+        """Return the processes of a cgroup and its children, without zombies; none if it does not exist."""
         folder = self._hierarchy.folder(cgroup)
         listed = {pid for place in (folder, *self._below(folder)) for pid in _processes(place)}
         return sorted(pid for pid in listed if is_alive(pid))
 
     def remove(self, cgroup: str) -> bool:
-        """Remove an empty cgroup, and what is empty above it; say whether it is gone."""
+        """Remove an empty cgroup and its empty ancestors; return whether the cgroup was removed."""
         path = PurePosixPath(cgroup)
         for below in reversed(self._below(self._hierarchy.folder(cgroup))):
             _remove(below)
@@ -106,12 +106,12 @@ class KernelContainerCgroups:
         return is_gone
 
     def _below(self, folder: Path) -> list[Path]:
-        """Return the cgroups that a container made below its own, outer ones first."""
+        """Return the child cgroups that a container created, outer ones first."""
         children = subfolders(folder)
         return [*children, *(inner for child in children for inner in self._below(child))]
 
     def found(self) -> list[str]:
-        """Return every cgroup that is there, of an earlier agent too."""
+        """Return every existing cgroup, including those of an earlier agent."""
         return [
             f"{self._root}/{pod.name}/{container.name}"
             for pod in subfolders(self._hierarchy.folder(self._root))
@@ -120,7 +120,7 @@ class KernelContainerCgroups:
 
 
 def _processes(folder: Path) -> list[int]:
-    with suppress(Gone, Refused):  # a threaded cgroup refuses: the one above it lists its processes
+    with suppress(Gone, Refused):  # a threaded cgroup refuses: its parent lists the processes
         return [int(pid) for pid in read_text(folder / PROCS).split()]
     return []
 

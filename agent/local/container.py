@@ -19,7 +19,7 @@ ID: Final = "COREPIN_LOCAL_ID"
 
 @dataclass(slots=True, eq=False)
 class LocalContainer:
-    """A container from its creation until the next one takes its name."""
+    """One start of a container; the next start has another id."""
 
     id: str
     name: str
@@ -27,7 +27,7 @@ class LocalContainer:
     process: Process | None = None
     end: Ended | None = None
     is_shown: bool = False  # the agent has seen it created
-    is_asked: bool = False  # to end
+    is_asked: bool = False  # asked to end
     has_cgroup: bool = True
 
     @classmethod
@@ -42,12 +42,12 @@ class LocalContainer:
 
     @property
     def state(self) -> State:
-        """Where it is in its life."""
+        """The container's state: created, running or exited."""
         if self.end:
             return State.EXITED
         return State.RUNNING if self.process else State.CREATED
 
     @property
     def pid(self) -> int:
-        """Its process, 0 when none runs."""
+        """The pid of its process; 0 if none runs."""
         return self.process.pid if self.process and not self.end else 0

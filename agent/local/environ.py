@@ -1,4 +1,4 @@
-"""Environments of processes, also of those that are becoming another program at the moment of the read."""
+"""Environments of processes, including processes in the middle of execve(2)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_READS: Final = 200  # of a process that becomes another program, at most
+_READS: Final = 200  # retries for a process in execve(2)
 _RETRY_SECONDS: Final = 0.001
 _READS_WITHOUT: Final = 10
 
 
 def environments(pids: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-    """Yield the processes that have an environment, each with its text (`NAME=VALUE`, each ended by a zero byte).
+    """Yield the processes that have an environment, each with its text (`NAME=VALUE`, zero-terminated).
 
-    During execve(2) a process has neither environment nor command line. Those are read again, after one wait for all
-    of them. A process that has a command line and no environment, ten times, was started without one.
+    During execve(2) a process has neither environment nor command line. Such processes are read again, after
+    one wait for all of them. A process that has a command line and no environment, ten times, was started
+    without one.
     """
     reads_without = dict.fromkeys((Path(f"/proc/{pid}") for pid in pids), 0)
     for _ in range(_READS):
@@ -40,7 +41,7 @@ def environments(pids: Iterable[int]) -> Iterator[tuple[int, bytes]]:
 
 
 def variable(environment: bytes, name: str) -> str:
-    """Return a variable of an environment, the first of its name; empty where it has none."""
+    """Return the first variable of this name in an environment; empty if it has none."""
     for entry in environment.split(b"\0"):
         found, equals, value = entry.partition(b"=")
         if equals and found == os.fsencode(name):

@@ -1,4 +1,4 @@
-"""Which pods of a folder are over, on disk: a job that is done is not done again by the next agent."""
+"""Final phases of the folder's pods, on disk, so that the next agent does not run a finished job again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_finished(path: Path) -> dict[str, str]:
-    """Return the final phases by uid; none from a file that is damaged, as the log says then."""
+    """Return the final phases by uid; none from a damaged file, which is logged."""
     try:
         phases = parse_json(path.read_bytes())
         return {uid: phase for uid, phase in phases.items() if phase in FINAL_PHASES}
@@ -32,7 +32,7 @@ def read_finished(path: Path) -> dict[str, str]:
 
 
 def write_finished(path: Path, phases: Mapping[str, str]) -> None:
-    """Replace the file at once as a whole. The log says what cannot be written: it matters at the next start only."""
+    """Replace the file atomically; only log a failure, because the file matters at the next start alone."""
     beside = path.with_suffix(".new")
     try:
         beside.write_text(json.dumps(phases), encoding="utf-8")

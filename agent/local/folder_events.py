@@ -1,4 +1,4 @@
-"""Changes of a folder: which of its files were written, replaced or removed, each after its writer closed it."""
+"""Changes of a folder: files that were written, replaced or removed, each after its writer closed it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agent.kernel.inotify import CLOSE_WRITE, DELETE, MOVED_FROM, MOVED_TO, OVER
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOOK_SECONDS: Final = 1.0  # between looks at the whole folder, for what the kernel did not report
+LOOK_SECONDS: Final = 1.0  # between full listings, for changes that the kernel did not report
 
 logger = logging.getLogger(__name__)
 
 
 class FolderEvents:
-    """The kernel's events of one folder. Where there are none the folder is looked at again and again."""
+    """inotify events of one folder; polls the folder where there are none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -28,9 +28,9 @@ class FolderEvents:
             logger.warning("no inotify, polling", extra={"facts": {"reason": str(error)}})
 
     def names(self) -> frozenset[str]:
-        """Return the files that were closed since the last call, as far as that is known.
+        """Return the files that were closed since the last call, as far as known.
 
-        The folder is watched anew: it may be another one than before.
+        The watch is renewed, because the folder may have been replaced.
         """
         if self._inotify is None:
             return frozenset()
@@ -44,7 +44,7 @@ class FolderEvents:
         return frozenset(event.name for event in events)
 
     async def wait(self) -> None:
-        """Wait for an event, and not for long."""
+        """Wait for an event, until the next full listing at the latest."""
         if self._inotify is None:
             await asyncio.sleep(LOOK_SECONDS)
             return

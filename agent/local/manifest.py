@@ -1,4 +1,4 @@
-"""Read pods from the text of a manifest file: pure. What cannot be a pod is refused with its remedy."""
+"""Parse pods from the text of a manifest file: pure. Invalid pods are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _UID_SPACE: Final = uuid.UUID("7d0f5c7e-3c1c-4bd1-9d39-5d3b1f1f7a10")
 
 
 class BadManifest(AgentError):
-    """A file holds no pod that could be run; the message says why."""
+    """The file has no valid pod; the message has the reason."""
 
 
 def read_manifest(content: bytes, created: str) -> tuple[Pod, ...]:
-    """Return the pods of a file, complete with namespace, uid and time of creation; else raise BadManifest."""
+    """Return the pods of a file, with namespace, uid and creation time filled in; raise BadManifest."""
     if len(content) > SIZE_LIMIT:
         raise BadManifest(f"is larger than {SIZE_LIMIT >> 20} MB: split it")
     pods = tuple(_pod(document, created) for document in _documents(content))
@@ -38,13 +38,13 @@ def read_manifest(content: bytes, created: str) -> tuple[Pod, ...]:
 
 
 def name_of(pod: Pod) -> str:
-    """Return what people call a pod: namespace/name."""
+    """Return a pod's full name: namespace/name."""
     metadata = pod.get("metadata") or {}
     return f"{metadata.get('namespace')}/{metadata.get('name')}"
 
 
 def uid_for(name: str) -> str:
-    """Return the uid of a pod whose manifest states none: always the same for one namespace/name."""
+    """Return the uid of a pod whose manifest has none; it depends only on the namespace/name."""
     return str(uuid.uuid5(_UID_SPACE, name))
 
 
@@ -59,7 +59,7 @@ def _documents(content: bytes) -> Iterator[Any]:
 
 
 def _pod(document: Any, created: str) -> Pod:
-    """Return one document as a pod with what the API server would have filled in."""
+    """Return a document as a pod, with the defaults of the API server."""
     if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != ("v1", "Pod"):
         raise BadManifest("is no pod, which has apiVersion v1 and kind Pod")
     try:
@@ -76,7 +76,7 @@ def _pod(document: Any, created: str) -> Pod:
 
 
 def _check_names(pod: Pod) -> None:
-    """Refuse names that Kubernetes refuses: they become paths."""
+    """Refuse names that Kubernetes refuses, because they become paths."""
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     if not spec.get("containers"):

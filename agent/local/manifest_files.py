@@ -1,4 +1,4 @@
-"""The manifests in a folder, each read when it changed and surely is written to its end.
+"""The manifests in a folder; each is read after a change, once it is completely written.
 
 A file that cannot be read, or is only half written, changes nothing: its pods stay as they were.
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
     from pinning.pods.types import Pod
 
-# what changed less long ago may still be written, unless the kernel says it is not
+# a file changed more recently may be incomplete, unless the kernel reports that it was closed
 SETTLE_SECONDS: Final = 0.5
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
-_TEMPORARY: Final = (".", "#", "~")  # first letters of files that editors put beside
+_TEMPORARY: Final = (".", "#", "~")  # first letters of editors' temporary files
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One manifest as it was read last."""
+    """One manifest at its last reading."""
 
-    version: tuple[int, ...]  # what differs as soon as the file does
+    version: tuple[int, ...]  # changes with the file
     pods: tuple[Pod, ...]
 
 
@@ -49,7 +49,7 @@ class ManifestFiles:
                 yield name, pod
 
     def read(self, closed: Collection[str]) -> bool:
-        """Read what changed; return False when the folder cannot be read. `closed` files are read at once."""
+        """Read the changed files, `closed` ones at once; return False if the folder cannot be read."""
         try:
             found = _manifests(self._folder)
         except OSError as error:
@@ -64,7 +64,7 @@ class ManifestFiles:
         return True
 
     def _read(self, name: str, stat: os.stat_result, *, is_closed: bool) -> None:
-        """Read one file if it is another than before, and surely written to its end."""
+        """Read one file if it has changed and is completely written."""
         version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         before = self._files.get(name)
         if before and before.version == version:
@@ -87,7 +87,7 @@ def _manifests(folder: Path) -> dict[str, os.stat_result]:
     found = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(OSError):  # it goes at this moment, or is a link that leads to no file
+            with suppress(OSError):  # it was removed just now, or is a dangling link
                 if _is_manifest(entry):
                     found[entry.name] = entry.stat()
     return found

@@ -40,15 +40,15 @@ NOT_STARTED: Final = 128  # the code of a container whose process could not be s
 
 
 class LocalPod:
-    """The containers of one pod. `changed` is called when the next step is worth it."""
+    """The containers of one pod; `changed` is called when the next step is due."""
 
     def __init__(
         self, uid: str, cgroup: str, cgroups: ContainerCgroups, logs: Path | None, changed: Callable[[], None]
     ) -> None:
         self.uid = uid
         self.run: PodRun | None = None  # None: an earlier agent began it, and no manifest was seen yet
-        self.phase: str | None = None  # once it is final
-        self.is_ending = False  # its manifest is gone
+        self.phase: str | None = None  # once the pod has ended
+        self.is_ending = False  # its manifest was removed
         self._runtime_class = ""  # as the manifest says, or the process that an earlier agent started
         self._cgroup = cgroup
         self._cgroups = cgroups
@@ -61,12 +61,12 @@ class LocalPod:
 
     @property
     def live(self) -> frozenset[str]:
-        """The containers that run, or will."""
+        """The containers that run or are created."""
         return frozenset(name for name, container in self._containers.items() if not container.end)
 
     @property
     def ended(self) -> dict[str, Ended]:
-        """How containers ended."""
+        """The ends of exited containers."""
         return {name: container.end for name, container in self._containers.items() if container.end}
 
     @property
@@ -77,7 +77,7 @@ class LocalPod:
 
     @property
     def _is_running(self) -> bool:
-        """Say whether all that its manifest names runs, and nothing else is due."""
+        """Return whether every container of the manifest runs, and nothing else is due."""
         if self.run is None or self.is_ending or self.phase:
             return False
         are_there = all(spec.name in self._containers for spec in self.run.containers)
@@ -85,7 +85,7 @@ class LocalPod:
 
     @property
     def sandbox(self) -> RuntimeSandbox | None:
-        """Sandbox in the pod's own cgroup, if the runtime class is one of virtual machines and a container runs; else None."""
+        """The sandbox in the pod's cgroup, if its runtime class is one of VMs and a container runs."""
         if is_vm_handler(self._runtime_class) and self.live:
             return _sandbox(self.uid, self._cgroup, self._runtime_class, self.run)
         return None
@@ -116,7 +116,7 @@ class LocalPod:
         return next((container for container in live if container.id == container_id), None)
 
     def adopt(self, name: str) -> None:
-        """Take over a container that an earlier agent started."""
+        """Adopt a container that an earlier agent started."""
         container = self._new(name)
         container.process = adopt(self._cgroups.pids(container.cgroup))
         if container.process:
@@ -126,7 +126,7 @@ class LocalPod:
             self._containers[name] = container
 
     def begin(self, run: PodRun) -> None:
-        """Run what a manifest says. Init containers before one that runs already have done their work."""
+        """Run a manifest. Init containers before one that runs already count as completed."""
         is_new, self.run, self._runtime_class = self.run is None, run, run.runtime_class
         if not is_new:
             return
@@ -138,7 +138,7 @@ class LocalPod:
                 container.end, container.has_cgroup = Ended(0), False
 
     def step(self) -> None:
-        """Do what is due."""
+        """Start and stop the containers that are due."""
         if self._is_running:
             return
         if self.run and not self.is_ending and self.phase is None:
@@ -169,11 +169,11 @@ class LocalPod:
         self._changed()
 
     def end(self) -> None:
-        """Let everything end: the manifest is gone."""
+        """End all containers, because the manifest was removed."""
         self.is_ending = True
 
     def close(self) -> None:
-        """Leave every process as it is."""
+        """Leave every process running."""
         for container in self._containers.values():
             if container.process:
                 container.process.close()
@@ -196,7 +196,7 @@ class LocalPod:
         )
 
     def _start_created(self) -> None:
-        """Start what the agent has seen created and sent no CPUs for: it is right as it is, or cannot be helped."""
+        """Start the created containers that a pass has listed and sent no CPUs to."""
         for container in list(self._containers.values()):
             if container.state is State.CREATED and container.is_shown:
                 self.start(container)
@@ -222,7 +222,7 @@ class LocalPod:
         container.process.signal(signal.SIGKILL)
 
     def _over(self, container: LocalContainer, code: int | None = None) -> None:
-        """Take note of an end, and of when the container may start again."""
+        """Record the end of a container, and when it may start again."""
         if code is None and container.process:
             code = container.process.code
         container.end = Ended(code)
@@ -239,7 +239,7 @@ class LocalPod:
 
 
 def _sandbox(uid: str, cgroup: str, runtime_class: str, run: PodRun | None) -> RuntimeSandbox:
-    """Return the machine of a pod; without its manifest its names and limits are not known."""
+    """Return the virtual machine of a pod; without a manifest its names and limits are unknown."""
     names = (run.namespace, run.name) if run else ("", uid)
     has_quota = run is not None and run.has_cpu_limit
     return RuntimeSandbox(uid, uid, *names, runtime_class, cgroup=cgroup, has_quota=has_quota)

@@ -1,4 +1,4 @@
-"""How the processes of a pod are ended: asked, given time, killed; and when its cgroups are removed."""
+"""Shutdown of a pod's processes: SIGTERM, grace period, SIGKILL; then its cgroups are removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_AGAIN_SECONDS: Final = 0.02  # until killed processes have left their cgrou
 
 
 class PodShutdown:
-    """Ends the containers of one pod. `later` asks for the next look after some seconds."""
+    """Ends the containers of one pod; `later` requests the next look after some seconds."""
 
     def __init__(self, cgroups: ContainerCgroups, later: Callable[[float], None]) -> None:
         self._cgroups = cgroups
@@ -31,7 +31,7 @@ class PodShutdown:
     def stop(
         self, containers: Collection[LocalContainer], sidecars: Collection[str], grace_seconds: float
     ) -> None:
-        """Ask all containers to end, sidecars last, and kill them after the time of grace."""
+        """Ask all containers to end, sidecars last, and kill them after the grace period."""
         if self._kills_at is None:
             self._kills_at = time.monotonic() + grace_seconds
             self._later(grace_seconds)
@@ -46,7 +46,7 @@ class PodShutdown:
                 container.process.signal(signal.SIGTERM)
 
     def clean(self, containers: Collection[LocalContainer], *, is_over: bool) -> None:
-        """Kill what ended containers left running, and remove their cgroups once nothing will run there again."""
+        """Kill processes that ended containers left, and remove cgroups in which nothing will run again."""
         for container in containers:
             if container.end and container.has_cgroup:
                 self._clean(container, is_over=is_over)

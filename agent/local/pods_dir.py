@@ -1,6 +1,6 @@
-"""Pods from a folder of manifests (interface `PodSource`): for the demo, for tests, and for machines without Kubernetes.
+"""Pods from a folder of manifests (interface `PodSource`): for the demo, for tests, and without Kubernetes.
 
-A pod is gone when its file is, or when its file was written without it. What is wrong with a file is in the log.
+A pod is deleted when its file is removed, or is written without it. Problems of a file are logged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class PodsDir:
-    """The pods of the manifests in a folder; `finished` remembers which of them are over."""
+    """The pods of the manifests in a folder; `finished` stores their final phases."""
 
     def __init__(
         self, folder: Path, finished: Path | None = None, now: Callable[[], float] = time.time
@@ -41,7 +41,7 @@ class PodsDir:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What is wrong, by file."""
+        """The problems by file."""
         return self._files.unreadable | self._conflicts
 
     def pods(self) -> Mapping[str, Pod]:
@@ -49,12 +49,12 @@ class PodsDir:
         return self._pods
 
     async def look_up(self, namespace: str, name: str) -> Pod | None:
-        """Return the pod of a name, as the files have it."""
+        """Return the pod of a name from the files."""
         wanted = f"{namespace}/{name}"
         return next((pod for pod in self._pods.values() if name_of(pod) == wanted), None)
 
     def finish(self, uid: str, phase: str) -> None:
-        """Show a pod in a final phase from now on, as a kubelet reports it, until its manifest is gone."""
+        """Show a pod in a final phase from now on, as a kubelet reports it, until its manifest is removed."""
         self._remember({**self._phases, uid: phase})
         self._show()
 
@@ -74,9 +74,9 @@ class PodsDir:
                 await events.wait()
 
     def look(self, closed: Collection[str] = ()) -> bool:
-        """Read what changed in the folder; say whether other pods are shown. `closed` files are read at once."""
+        """Read changed files of the folder, `closed` ones at once; return whether the pods changed."""
         before = (self._pods, self.complete)
-        # else no pod counts as deleted, because the folder cannot be read
+        # otherwise keep every pod, because the folder cannot be read
         self.complete = self._files.read(closed)
         if self.complete:
             self._show()
@@ -84,7 +84,7 @@ class PodsDir:
         return before != (self._pods, self.complete)
 
     def _show(self) -> None:
-        """Show the pods of all files; of two that are the same, the first by file name."""
+        """Show the pods of all files; of two pods with the same name, the first by file name."""
         shown: dict[str, Pod] = {}
         names: dict[str, str] = {}
         self._conflicts = {}
@@ -109,7 +109,7 @@ class PodsDir:
         return shown if shown == ended else ended
 
     def _log_problems(self) -> None:
-        """Log what is wrong once, not at every look."""
+        """Log each problem once, not at every look."""
         problems = self.problems
         for file, reason in problems.items():
             if self._logged.get(file) != reason:

@@ -1,8 +1,8 @@
-"""Start and end plain processes: held before their first instruction, watched to their end, signalled by handle.
+"""Plain processes: held before their first instruction, watched until they exit, signalled by pidfd.
 
-A process starts as a shell that waits for a word on its standard input and then becomes the command. So its cgroup
-and its CPUs are right before the command exists. If the agent dies before the word, the shell reads the end of the
-file and is gone.
+A process starts as a shell that waits for a line on its standard input and then executes the command. So its
+cgroup and its CPUs are right before the command exists. If the agent dies before that, the shell reads end of
+file and exits.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ _DEFAULTS: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them; the 
 
 @dataclass(slots=True)
 class Process:
-    """One process of a container, and the handle that means it even when its number is given to another."""
+    """One process of a container, with a pidfd, so that a reused pid cannot be mistaken for it."""
 
     pid: int
     handle: int
-    gate: int | None = None  # the pipe on which it waits for its word
-    is_child: bool = True  # else an earlier agent started it, and how it ended is not known
+    gate: int | None = None  # the pipe on which it waits to be released
+    is_child: bool = True  # else an earlier agent started it, and its exit status is unknown
     code: int | None = None
     is_over: bool = False
 
     def let_go(self) -> None:
-        """Let it become its command."""
+        """Let the held process execute its command."""
         if self.gate is not None:
             with suppress(BrokenPipeError):
                 os.write(self.gate, b"go\n")
             self._shut()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if the process has not ended."""
+        """Send a signal unless the process has exited."""
         if not self.is_over:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.handle, number)
 
     def watch(self, ended: Callable[[], None]) -> None:
-        """Call `ended` once when it is over."""
+        """Call `ended` once when the process exits."""
         asyncio.get_running_loop().add_reader(self.handle, self._reap, ended)
 
     def variable(self, name: str) -> str:
-        """Return a variable of the environment that it was started with; empty where it has none."""
+        """Return a variable of its initial environment; empty if it has none."""
         return next((variable(environment, name) for _, environment in environments([self.pid])), "")
 
     def close(self) -> None:
-        """Forget it, whether it runs or not."""
+        """Close the pidfd, whether the process runs or not."""
         if not self.is_over:
             asyncio.get_running_loop().remove_reader(self.handle)
             self._release()
@@ -85,7 +85,7 @@ class Process:
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path | None) -> Process:
-    """Return a process that waits for its word; its output goes to the end of `log`. Raises Refused."""
+    """Return a process that is held until `let_go`; its output is appended to `log`. Raises Refused."""
     inner, outer = os.pipe()
     try:
         actions = [(os.POSIX_SPAWN_DUP2, inner, 0), *_output(log)]
@@ -114,7 +114,7 @@ def _output(log: Path | None) -> list[tuple[int, ...] | tuple[int, int, str, int
 
 
 def adopt(pids: Sequence[int]) -> Process | None:
-    """Return the oldest of some processes that an earlier agent started, None when none runs."""
+    """Return the oldest of some processes that an earlier agent started; None if none runs."""
     for pid in sorted(pids, key=lambda pid: (started(pid), pid)):
         with suppress(ProcessLookupError):
             return Process(pid, os.pidfd_open(pid), is_child=False)
@@ -122,7 +122,7 @@ def adopt(pids: Sequence[int]) -> Process | None:
 
 
 def kill_all(pids: Callable[[], Sequence[int]]) -> None:
-    """Kill processes that are of a container; each is looked up again while a handle keeps its number in place."""
+    """Kill processes of a container; each pid is looked up again while a pidfd keeps it from being reused."""
     for pid in pids():
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(pid)

@@ -1,9 +1,10 @@
-"""The runtime `local`: the containers of a folder's pods as plain processes in cgroups of their own (interface `Runtime`).
+"""The runtime `local`: a folder's pods as plain processes in cgroups of their own (interface `Runtime`).
 
-It is kubelet and runtime in one, and small: no images, no namespaces, no probes. Everything is done when the agent
-lists its containers, which it does in every pass: what is new is made there and shown as created, so the agent sends
-its CPUs in the same pass. Then it starts, on these CPUs from its first instruction. What the agent sent nothing for
-starts with the next pass. SIGTERM of the agent ends no container; the next agent finds them by their cgroups.
+It is kubelet and runtime in one, and small: no images, no namespaces, no probes. All work is done when the
+agent lists the containers, which it does in every pass: new containers are created there and shown as
+created, so the agent sends their CPUs in the same pass. Then they start, on these CPUs from their first
+instruction. A container for which the agent sent nothing starts with the next pass. SIGTERM of the agent ends
+no container; the next agent finds them by their cgroups.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class LocalRuntime:
         self._root = root
         self._logs = logs
         self._pods: dict[str, LocalPod] = {}
-        self._seen: dict[str, Pod] = {}  # the manifests that were begun
+        self._seen: dict[str, Pod] = {}  # the manifests that are running
         self._changed: Callable[[], None] = lambda: None
         self._has_adopted = False
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
-        """Bring the processes up to what the folder says, and return every container."""
+        """Start and stop processes as the manifests say, and return every container."""
         if not self._has_adopted:
             self._adopt()
         if self._source.complete:
@@ -80,7 +81,7 @@ class LocalRuntime:
         return tuple(container for pod in self._pods.values() for container in pod.listed())
 
     async def known_containers(self) -> None:
-        """Return None: to list is to bring the processes up to what the folder says."""
+        """Return None, because listing is what starts and stops processes."""
         return
 
     def changes(self) -> None:
@@ -88,11 +89,11 @@ class LocalRuntime:
         return
 
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
-        """Return the pods of Kata's runtime classes: a process of theirs runs the machine."""
+        """Return the pods of Kata's runtime classes, whose processes stand for virtual machines."""
         return tuple(sandbox for pod in self._pods.values() if (sandbox := pod.sandbox))
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
-        """Put a container on `cpus` and its memory on `mems`, and start it if it only waited for them.
+        """Put a container on `cpus` and its memory on `mems`, and start it if it waits for them.
 
         Raises Gone, Refused.
         """
@@ -107,7 +108,7 @@ class LocalRuntime:
         raise Gone(f"container {container_id} is not there any more")
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever a process ends or is to be started, until cancelled."""
+        """Call `changed` whenever a process exits or a container is due to start, until cancelled."""
         self._changed = changed
         changed()
         try:
@@ -121,7 +122,7 @@ class LocalRuntime:
         self._changed()
 
     def _adopt(self) -> None:
-        """Take the processes of an earlier agent over; remove what it left empty."""
+        """Adopt the processes of an earlier agent; remove the empty cgroups that it left."""
         self._has_adopted = True
         for cgroup in self._cgroups.found():
             _, uid, name = cgroup.rsplit("/", 2)
@@ -137,7 +138,7 @@ class LocalRuntime:
         return self._pods[uid]
 
     def _take_over(self, pods: Mapping[str, Pod]) -> None:
-        """Begin what is new and end what is gone. A pod that is back waits until its old processes are gone."""
+        """Begin new pods and end removed ones. A pod that returns waits until its old processes exit."""
         for uid, pod in pods.items():
             known = self._seen.get(uid)
             if is_final(pod):
@@ -148,7 +149,7 @@ class LocalRuntime:
             self._pods[uid].end()
 
     def _end_leftover(self, uid: str) -> None:
-        """End what runs of a pod that was over for an earlier agent."""
+        """End the processes of a pod that an earlier agent recorded as finished."""
         if uid in self._pods and self._pods[uid].run is None:
             self._pods[uid].end()
 
@@ -172,9 +173,9 @@ class LocalRuntime:
 
 
 def open_local(pods: PodsDir, cgroup_root: Path, state_dir: Path) -> tuple[LocalRuntime, Cgroups]:
-    """Return the runtime and the cgroups of its containers: the kernel's, or affinity where none can be written.
+    """Return the runtime and its cgroups: the kernel's, or affinity where no cgroup can be written.
 
-    Their name hangs on the agent's state directory: no two agents take the same processes for theirs.
+    Their names depend on the agent's state directory, so that two agents never adopt the same processes.
     """
     root = f"{ROOT}-{sha256(os.fsencode(state_dir.resolve())).hexdigest()[:8]}"
     logs = state_dir / "logs"

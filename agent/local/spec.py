@@ -1,4 +1,4 @@
-"""What a pod's manifest says about its processes: pure. Kubernetes' rules for order, restarts and the end of a pod."""
+"""Processes of a pod, from its manifest: pure. Kubernetes' rules for order, restarts and final phases."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """One container as processes: what to run, and what its end means."""
+    """One container as a process: command, environment and restart policy."""
 
     name: str
     role: Role
@@ -55,7 +55,7 @@ class ContainerSpec:
     restart: str  # ALWAYS, ON_FAILURE or NEVER
 
     def runs_again(self, code: int | None) -> bool:
-        """Say whether it is started again after it ended with a code; None: not known, which counts as failed."""
+        """Return whether it restarts after this exit code; None: unknown, which counts as failed."""
         return self.restart == ALWAYS or (self.restart == ON_FAILURE and code != 0)
 
 
@@ -73,7 +73,7 @@ class PodRun:
 
     @property
     def is_vm(self) -> bool:
-        """Say whether its processes are taken for one virtual machine, as Kata's runtime classes ask."""
+        """Return whether its processes count as one virtual machine, as with Kata's runtime classes."""
         return is_vm_handler(self.runtime_class)
 
 
@@ -85,7 +85,7 @@ class Ended:
 
 
 def read_run(pod: Pod) -> PodRun:
-    """Return what a pod wants to be run; raise BadManifest."""
+    """Return the processes of a pod; raise BadManifest."""
     try:
         spec = msgspec.convert(pod.get("spec"), _PodSpec)
     except msgspec.ValidationError as error:
@@ -122,7 +122,7 @@ def _container(container: _Container, role: Role, restart: str) -> ContainerSpec
 
 
 def _expanded(text: str, environment: Mapping[str, str]) -> str:
-    """Replace $(NAME) as Kubernetes does; a name that is not known stays as it stands."""
+    """Replace $(NAME) as Kubernetes does; an unknown name stays unchanged."""
     return _VARIABLE.sub(lambda found: environment.get(found[1], found[0]), text)
 
 
@@ -143,7 +143,7 @@ def due(pod: PodRun, live: frozenset[str], ended: Mapping[str, Ended]) -> Iterat
 
 
 def final_phase(pod: PodRun, live: frozenset[str], ended: Mapping[str, Ended]) -> str | None:
-    """Return Succeeded or Failed once nothing of a pod will run again, else None."""
+    """Return Succeeded or Failed once no container of a pod will run again, else None."""
     failed = [ended[spec.name] for spec in pod.containers if spec.role is Role.INIT and spec.name in ended]
     if any(end.code != 0 for end in failed) and not _any_again(pod, Role.INIT, ended):
         return "Failed"
