@@ -113,7 +113,7 @@ class NoVirtualMachines:
         return ""
 
     def count(self, place: VMPlace) -> int:
-        """Return 0, as for a machine that is not there."""
+        """Return 0, because no VMM runs."""
         return 0
 
     def has_strayed(self, place: VMPlace) -> bool:

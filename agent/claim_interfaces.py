@@ -20,9 +20,9 @@ class DeviceClaims(Protocol):
         ...
 
     def passed(self, ledger: Ledger, waiting: Mapping[str, str], *, observes: bool) -> None:
-        """Receive the saved ledger of a pass, and why claims have no CPUs, by uid."""
+        """Receive the ledger that a pass saved, and by claim uid the reasons for claims without CPUs."""
         ...
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Serve the kubelet until cancelled; ask for a pass when claims come or go."""
+        """Serve the kubelet until cancelled; request a pass when a claim arrives or is given back."""
         ...

@@ -112,7 +112,7 @@ def parse_sidecar(text: str) -> Amount:
 def parse_configz(url: str | None) -> str | None:
     """Return the server part of https://NODE:10250/configz; raise BadContract for any other address.
 
-    NODE may be an IPv6 address without brackets, as the downward API tells that of a node.
+    NODE may be an IPv6 address without brackets, which is how the downward API writes a node's address.
     """
     if not url or url == "off":
         return None

@@ -39,7 +39,7 @@ class Refused(AgentError):
 
 
 class Unimplemented(Refused):
-    """The service or its method does not exist there, and will not before its program is another one."""
+    """The service or method does not exist there, and will not until that program is replaced."""
 
 
 class Managed(Refused):

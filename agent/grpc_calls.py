@@ -116,7 +116,7 @@ class Calls:
         ]
 
     async def _only(self, method: str, exchange: Exchange) -> int:
-        """Return the length of the one message that an answer has; raise the error that it has instead."""
+        """Return the length of the only message of an answer; raise the error if the answer is one."""
         length = await self._next(method, exchange, self._most_bytes)
         if length is None:
             self._check_status(method, exchange.headers)
@@ -170,9 +170,9 @@ class Calls:
 
 
 class Fields:
-    """The fields of a message that is still arriving: no more than the caller keeps is in memory.
+    """The fields of a message that is still arriving: only the field that the caller reads is in memory.
 
-    The event loop gets its turn where more is waited for: the connection receives a few hundred kilobytes at once.
+    Waiting for more bytes lets the event loop run; the connection receives a few hundred kilobytes at once.
     """
 
     def __init__(self, exchange: Exchange, length: int) -> None:
@@ -218,7 +218,7 @@ class Fields:
             pass
 
     async def discard(self) -> None:
-        """Read to the end in large pieces, without a look at the fields."""
+        """Read to the end in large pieces, without parsing the fields."""
         size, self._unread, self._left = self._unread + self._left, 0, 0
         await self._skip(size)
 

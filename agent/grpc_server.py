@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 
 class Method(NamedTuple):
-    """One unary method: the type of its request, and what answers it."""
+    """One unary method: the type of its request, and the function that answers it."""
 
     request: type[Message]
     answer: Callable[[Any], Awaitable[Message]]
@@ -161,12 +161,12 @@ class _Connection:
             await asyncio.sleep(0)  # a read that need not wait does not yield to the loop
 
     def close(self) -> None:
-        """Disconnect; `run` returns. What is not sent is dropped: a peer that does not read would keep it for ever."""
+        """Disconnect; `run` returns. Unsent data is dropped, because the peer may never read."""
         self._writer.transport.abort()
         self._reader.feed_eof()
 
     async def end(self) -> None:
-        """Disconnect, and cancel what is not answered."""
+        """Disconnect, and cancel the unanswered requests."""
         tasks = [it.answering for it in self._requests.values() if it.answering]
         for task in tasks:
             task.cancel()
@@ -190,7 +190,7 @@ class _Connection:
                 self._window.set()
 
     def _received(self, stream: int, data: bytes, size: int) -> None:
-        """Keep a piece of a request; all is acknowledged, so that one that is too large delays no other."""
+        """Keep a piece of a request; all pieces are acknowledged, so that no other request is delayed."""
         with suppress(StreamClosedError):
             self._protocol.acknowledge_received_data(size, stream)
         request = self._requests.get(stream)
@@ -212,7 +212,7 @@ class _Connection:
         return request
 
     async def _answered(self, stream: int, request: _Request, answer: Callable[[], Awaitable[bytes]]) -> None:
-        """Send what a request is answered with; the peer may have left it, or the connection."""
+        """Send the answer of a request; the peer may have cancelled it, or closed the connection."""
         try:
             # The status of a late answer is sent too.
             async with asyncio.timeout(MOST_SECONDS + STALLED_SECONDS):
@@ -272,7 +272,7 @@ class _Connection:
         await self._write()
 
     async def _write(self) -> None:
-        """Send what h2 has to send; disconnect a peer that does not read."""
+        """Send the bytes that h2 has queued; disconnect a peer that does not read."""
         if waiting := self._protocol.data_to_send():
             self._writer.write(waiting)
             try:

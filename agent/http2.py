@@ -70,7 +70,7 @@ class Connection:
         self._held_since = 0.0  # loop time of the first of them
 
     def takes(self, body: bytes) -> bool:
-        """Say whether a further request may be sent: the last answer was read to its end, and no end is known."""
+        """Return whether a request may be sent: the last answer was read, and the peer has not closed."""
         is_open = not (self._reader.at_eof() or self._writer.is_closing())
         has_room = (
             self._requests < _MOST_REQUESTS and len(body) <= self._protocol.outbound_flow_control_window
@@ -118,7 +118,7 @@ class Connection:
         return await self._reader.read(_READ_BYTES)
 
     def took(self, size: int, stream: int) -> None:
-        """Let the peer send as many bytes more."""
+        """Widen the flow-control window by the bytes that were read."""
         self._protocol.acknowledge_received_data(size, stream)
 
     def ended(self) -> None:
@@ -197,10 +197,10 @@ class Exchange:
         return self._pieces.popleft()
 
     async def _receive(self) -> None:
-        """Process what arrives; data is buffered until it is read, up to the window.
+        """Process received bytes; data is buffered until it is read, up to the window.
 
-        Frames that answer the peer are sent before more is waited for, a few of them with the next request or a moment
-        later: Go's server sends a ping with each request and needs no answer before it has answered itself.
+        Protocol replies are sent before the next wait, a few of them with the next request or a moment later:
+        Go's server sends a ping with each request and needs no reply before it has answered itself.
         """
         for event in await self._connection.receive():
             self._happened(event)
@@ -225,10 +225,10 @@ class Exchange:
 
 
 class Connections:
-    """The connections to a socket: one for each request, or inside of `lasting` a few for those that follow each other.
+    """The connections to a socket: one for each request, or inside of `lasting` a few shared ones.
 
-    A connection that lasts is left when its socket is replaced. A request that it carries and that nothing answers is
-    sent once more over a new one, because the server may have restarted: requests must be idempotent.
+    A lasting connection is dropped when its socket is replaced. A request that gets no answer on it is sent
+    once more over a new connection, because the server may have restarted: requests must be idempotent.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -263,7 +263,7 @@ class Connections:
                 self._release(connection, identity)
 
     def _take(self, identity: tuple[int, ...], body: bytes) -> Connection | None:
-        """Return an idle connection if it leads to the socket of now and takes a request."""
+        """Return an idle connection if it leads to the current socket and can carry a request."""
         if identity != self._identity:
             self._close_idle()
         while self._idle:

@@ -279,7 +279,7 @@ class ContainerWatch(Protocol):
 
     @property
     def owners(self) -> Owners:
-        """Return what looks up the owner of a container that was reported with its pod alone."""
+        """Return the lookup for owners of containers that were reported with only their pod."""
         ...
 
     @property
@@ -447,7 +447,7 @@ class Devices(Protocol):
         ...
 
     def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
-        """Look for the devices of new pods, and forget pods that are gone; `names` has every pod of the runtime."""
+        """Look for the devices of new pods, and forget deleted pods; `names` has every pod of the runtime."""
         ...
 
     def sandbox_started(self, uid: str) -> None:

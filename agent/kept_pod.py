@@ -168,14 +168,14 @@ _pod = msgspec.json.Decoder(_Pod)
 
 
 class PodDecoder:
-    """Reads a pod of the API as a `Pod` that has only what is kept."""
+    """Decodes a pod of the API into a `Pod` with only the fields that are kept."""
 
     def __init__(self, own_namespace: str = "") -> None:
         """Keep readiness and ends of containers of `own_namespace`, where corepin itself runs."""
         self._own_namespace = own_namespace
 
     def decode(self, document: bytes | bytearray | msgspec.Raw, /) -> Pod:
-        """Return what is kept of a pod; raise msgspec.DecodeError."""
+        """Return the kept fields of a pod; raise msgspec.DecodeError."""
         read = _pod.decode(document)
         meta, containers = read.metadata or _Meta(), _containers(read)
         is_crowd = len(containers) > MOST_CONTAINERS
@@ -219,7 +219,7 @@ def _forget_states(status: _Status) -> None:
 
 
 def _summed(read: _Pod) -> Pod:
-    """Return a pod that is just too large to be given CPUs, and requests what all containers together did."""
+    """Return a pod that is just too large to get CPUs, with the sum of the requests of all its containers."""
     read.status = read.status and _Status(read.status.phase)
     spec = read.spec or _Spec()
     spec.containers, spec.init_containers = _counted(spec.containers), _counted(spec.init_containers)
@@ -239,7 +239,7 @@ def _counted(containers: list[_Container] | None) -> list[_Container]:
 
 
 def _limits(given: dict[str, RawQuantity | None]) -> dict[str, RawQuantity | None]:
-    """Return the limits that are read, and DEVICE in place of all that name devices."""
+    """Return the limits that the agent reads, and DEVICE in place of all limits that name devices."""
     kept = {name: given[name] for name in given.keys() & READ if given[name] is not None}
     if len(given) == len(kept):
         return kept
@@ -254,7 +254,7 @@ def _containers(pod: _Pod) -> list[_Container]:
 
 
 def _annotations(given: dict[str, str], containers: Collection[str | None]) -> Iterator[tuple[str, str]]:
-    """Yield what is read of annotations; of those of ours that name no container the first MOST_STRANGE."""
+    """Yield the annotations that the agent reads; of ours that name no container, the first MOST_STRANGE."""
     strange = 0
     for key, value in given.items():
         if key == STATUS_CPUS:

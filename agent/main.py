@@ -1,4 +1,4 @@
-"""Choose what stands behind each interface as the configuration says. What is heavy is imported when it is chosen."""
+"""Entry point: choose each interface's implementation by the configuration; import heavy modules lazily."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run(config: AgentConfig, files: ConfigFiles | None = None) -> None:
-    """Be the agent of this node until SIGTERM; of `files` the node's label chooses the configuration."""
+    """Run the agent of this node until SIGTERM; the node's label chooses its configuration from `files`."""
     disable_created_metrics()  # type: ignore[no-untyped-call] # a third of the exposition, and unused
     if config.cmk_install_dir:
         _install_command(config.cmk_install_dir)
@@ -88,13 +88,13 @@ async def _work(config: AgentConfig, files: ConfigFiles | None) -> None:
     except NeedsNewer as problem:
         await wait_for_newer(config, str(problem))
     gc.collect()
-    gc.freeze()  # what is loaded now stays: collections need not walk it again and again
+    gc.freeze()  # objects loaded so far stay, so garbage collections need not visit them
     serving = agent.serve(Listeners(config.listen, config.socket))
     await (_serve_until_outdated(serving, config.kubelet_state) if config.kubelet_state else serving)
 
 
 async def _serve_until_outdated(work: Coroutine[object, object, None], state: Path) -> None:
-    """Serve until the kubelet's policy is not known any more; raise Refused then, so that a new container reads it."""
+    """Serve until the kubelet's state file is replaced; then raise Refused, to read it in a new container."""
     serving, looking = asyncio.create_task(work), asyncio.create_task(_outdated(MountedState(state)))
     try:
         await asyncio.wait((serving, looking), return_when=asyncio.FIRST_COMPLETED)
@@ -114,7 +114,7 @@ async def _outdated(mounted: MountedState) -> str:
 
 
 async def reset(config: AgentConfig, files: ConfigFiles | None = None) -> None:
-    """Give every container all CPUs back, and remove everything the agent ever published."""
+    """Give every container all CPUs back, and remove everything that the agent published."""
     config = await reset_with(config, files)
     agent = await build(config)
     await _reset_with_claims(config, agent)
@@ -125,7 +125,7 @@ async def reset(config: AgentConfig, files: ConfigFiles | None = None) -> None:
 
 
 async def _reset_with_claims(config: AgentConfig, agent: Agent) -> None:
-    """Reset the agent; as the driver of claims, let the kubelet give back the ones that it has."""
+    """Reset the agent, and serve the kubelet until it has given back all ResourceClaims."""
     if config.pods_dir or not config.dra or config.runtime != "cri":
         return await agent.reset()
     from agent.dra.closing import ClosingDriver
@@ -141,7 +141,7 @@ async def _reset_with_claims(config: AgentConfig, agent: Agent) -> None:
 
 
 def _install_command(folder: Path) -> None:
-    """Put the command `cmk` where containers find it; where that fails the CPUs of the node are kept all the same."""
+    """Install the command `cmk`; if that fails, the agent runs without it."""
     try:
         is_new = cmk_command.install(folder)
     except OSError as error:
@@ -155,7 +155,7 @@ def _install_command(folder: Path) -> None:
 async def build(config: AgentConfig) -> Agent:
     """Return the agent of this node; raise AgentError or PinningError for what an operator has to correct.
 
-    The checkpoint is read before anything else is opened: an agent that cannot act by it leaves everything as it is.
+    The checkpoint is read first: an agent that cannot use it must change nothing.
     """
     state_dir = StateDir(config.state_dir)
     saved = load(state_dir, machine_id(config.root))
@@ -187,7 +187,7 @@ async def build(config: AgentConfig) -> Agent:
 
 
 def _machine(config: AgentConfig, cpusets: Cpusets, saved: Saved | None) -> NodeMachine:
-    """Return the machine, with what the checkpoint remembers of its CPUs."""
+    """Return the machine, with the topology and CPUs of the checkpoint."""
     roots = pod_roots(config.kubelet_cgroup_root)
     widen = cpusets.widen if isinstance(cpusets, KernelCpusets) else None
     make = partial(NodeMachine, config.root, cpusets, widen=widen, pod_roots=roots)
@@ -198,7 +198,7 @@ def _machine(config: AgentConfig, cpusets: Cpusets, saved: Saved | None) -> Node
 
 
 def _warn_without_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
-    """Warn where the kubelet's cgroup of all pods is not found: CPUs that pods may not use could be allocated."""
+    """Warn if the kubelet's pod root is not found, because CPUs that pods may not use could be allocated."""
     if machine.pod_root() == NO_POD_ROOT:
         facts = {
             "looked_for": pod_roots(config.kubelet_cgroup_root),
@@ -208,7 +208,7 @@ def _warn_without_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
 
 
 def load(state_dir: StateDir, machine_id: str) -> Saved | None:
-    """Return the checkpoint, None when there is none that can be used; raise NeedsNewer for one of a later version."""
+    """Return the checkpoint, None if no usable one exists; raise NeedsNewer for one of a later version."""
     try:
         return state_dir.load(machine_id)
     except Unusable as error:
@@ -217,7 +217,7 @@ def load(state_dir: StateDir, machine_id: str) -> Saved | None:
 
 
 async def _settings(config: AgentConfig, machine: Machine) -> Settings:
-    """Return what the operator chose, and what the kubelet says where it is to be asked."""
+    """Return the operator's settings, with the kubelet's configuration if it has to be asked."""
     settings = Settings(config.node, config.config, config.kubelet_state, group=config.group)
     if config.kubelet_url is None:
         return settings
@@ -256,7 +256,7 @@ async def _runtime(
 
 
 def _container_watch(config: AgentConfig, runtime: CRI, devices: Devices) -> ContainerWatch:
-    """Return who learns of new containers: over NRI, or from their cgroups alone."""
+    """Return the watch for new containers: over NRI, or by their cgroups alone."""
     from agent.kernel.mover import put_process
     from agent.kernel.new_cgroups import CgroupWatcher
 
@@ -274,7 +274,7 @@ def _container_watch(config: AgentConfig, runtime: CRI, devices: Devices) -> Con
 
 
 def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs:
-    """Return the kubelet's CPU assignments, where a kubelet starts the containers."""
+    """Return the reader of the kubelet's CPU assignments, if a kubelet starts the containers."""
     if config.runtime != "cri" or config.kubelet_state is None:
         return NoObservedCPUs()
     from agent.cri.runtime import CRI
@@ -286,7 +286,7 @@ def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs:
 
 
 def _devices(config: AgentConfig, api: Api | None, metrics: Metrics) -> Devices:
-    """Return the devices that the kubelet gave out, where there is a kubelet."""
+    """Return the reader of the kubelet's device assignments, if there is a kubelet."""
     if config.runtime != "cri" or config.kubelet_state is None:
         return NoDevices(config.config)
     from agent.kubelet.device_list import DeviceList
@@ -306,7 +306,7 @@ def _devices(config: AgentConfig, api: Api | None, metrics: Metrics) -> Devices:
 
 
 def _claims(config: AgentConfig, api: Api | None, metrics: Metrics) -> DeviceClaims:
-    """Return the driver of ResourceClaims, where it is on and the agent assigns CPUs."""
+    """Return the driver of ResourceClaims, if it is enabled and the agent assigns CPUs."""
     if api is None or not config.dra or config.runtime != "cri" or config.config.observe:
         return NoDeviceClaims()
     from agent.dra.claim_metrics import ClaimMetrics
@@ -318,7 +318,7 @@ def _claims(config: AgentConfig, api: Api | None, metrics: Metrics) -> DeviceCla
 
 
 def _slices(config: AgentConfig, api: Api | None, claims: DeviceClaims) -> tuple[Reporter, ...]:
-    """Return what publishes the CPUs that claims can have; while the agent observes it removes what was published."""
+    """Return the publisher of ResourceSlices; while the agent only observes, it removes them."""
     if api is None or not config.dra:
         return ()
     from agent.dra.driver import DRADriver
@@ -331,7 +331,7 @@ def _slices(config: AgentConfig, api: Api | None, claims: DeviceClaims) -> tuple
 
 
 def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines:
-    """Return the virtual machines, where cgroups identify a process's container."""
+    """Return access to virtual machines, if cgroups identify a process's container."""
     if not isinstance(cgroups.cpusets, KernelCpusets):
         return NoVirtualMachines()
     from agent.vm.machines import KernelVirtualMachines
@@ -342,7 +342,7 @@ def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines:
 
 
 def _booting_machines(config: AgentConfig) -> BootingMachines:
-    """Return the machines that boot, where a kubelet creates the cgroups of pods."""
+    """Return access to booting machines, if a kubelet creates the cgroups of pods."""
     if config.runtime != "cri":
         return NoBootingMachines()
     from agent.vm.boot import KernelBootingMachines
@@ -354,7 +354,7 @@ def _booting_machines(config: AgentConfig) -> BootingMachines:
 
 
 def _noise_watch(config: AgentConfig, metrics: Metrics) -> NoiseWatch:
-    """Return what counts interrupts and waits on exclusive CPUs."""
+    """Return the counter of interrupts and waits on exclusive CPUs."""
     from agent.kernel.tasks import tasks_below
     from agent.quiet.noise_metrics import NoiseMetrics
     from agent.quiet.sample import Places
@@ -369,7 +369,7 @@ def _noise_watch(config: AgentConfig, metrics: Metrics) -> NoiseWatch:
 
 
 def _exec_watch(config: AgentConfig, runtime: Runtime, metrics: Metrics) -> ExecWatch | None:
-    """Return what counts the processes that enter containers by exec, where a runtime may report them."""
+    """Return the counter of processes that enter containers by exec, if the runtime may report them."""
     if config.runtime != "cri":
         return None
     from agent.cri.exec_events import ContainerdExecs
@@ -387,7 +387,7 @@ def _exec_watch(config: AgentConfig, runtime: Runtime, metrics: Metrics) -> Exec
 
 
 def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine, runtime: Runtime) -> Wrappers:
-    """Return the service of `cmk isolate`, where it is on and cgroups identify a process's container."""
+    """Return the service of `cmk isolate`, if it is enabled and cgroups identify a process's container."""
     if config.cmk_install_dir is None or not isinstance(cgroups.cpusets, KernelCpusets):
         return NoWrappers()
     from agent.report.cmk_node import TEXTS
@@ -401,7 +401,7 @@ def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine, runtime: 
 
 
 def _exit_of(config: AgentConfig, runtime: Runtime) -> AskExit:
-    """Return who says how containers ended, where the kernel does not."""
+    """Return the lookup of container exit statuses by the runtime, for kernels that do not keep them."""
     from agent.wrappers.exits import not_known
 
     if config.runtime != "cri":
@@ -419,7 +419,7 @@ async def _cri(config: AgentConfig) -> CRI:
     if socket is None:
         raise Refused("no runtime: none of the usual CRI sockets exists; name it with --runtime-endpoint")
     runtime = CRI(socket)
-    with suppress(Unavailable):  # it may come later: the loop asks again
+    with suppress(Unavailable):  # the runtime may start later: the loop asks again
         await runtime.identify()
     return runtime
 
@@ -438,7 +438,7 @@ def _pods(config: AgentConfig, api: Api | None) -> PodSource:
 def reporters(
     config: AgentConfig, api: Api | None, pods: PodSource, metrics: Metrics
 ) -> tuple[Reporter, ...]:
-    """Return who publishes the agent's state; without an API server it only goes to the log."""
+    """Return the reporters of the agent's state; without an API server they only log."""
     from agent.report.mode_log import LogReport, RefusalLog
 
     if api is None:

@@ -162,7 +162,7 @@ class Metrics:
         self._reports.labels(reporter).inc()
 
     def show_refused(self, reporter: str, number: int) -> None:
-        """Set how many objects the API server refuses a reporter while it accepts the others."""
+        """Set the number of objects that the API server refuses while it accepts a reporter's others."""
         self._refused.labels(reporter).set(number)
 
     def show(self, state: NodeState) -> None:
@@ -203,7 +203,7 @@ class Metrics:
             gauge.labels(word).set(count)
 
     def show_throttled(self, periods: Mapping[tuple[str, str, str], int]) -> None:
-        """Show how often the quota stopped each exclusive container: namespace, pod, container."""
+        """Set how often the quota throttled each exclusive container: namespace, pod, container."""
         self._throttled.clear()
         for names, count in periods.items():
             self._throttled.labels(*names).set(count)
@@ -247,7 +247,7 @@ def _pinning(vm: VMState) -> str:
 
 
 def _states(container: ContainerState) -> Iterator[str]:
-    """Say what is wrong with a container that runs."""
+    """Yield the states of a running container: proven, drift, narrowed, compromised."""
     if container.proof is None:
         return
     if container.proof.cpus != container.cpus or container.proof.outside:

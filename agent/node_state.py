@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class ContainerNoise(NamedTuple):
-    """What disturbed the CPUs of one container while it was counted; None: not known, and `unknown` says why."""
+    """Noise on the CPUs of one container in some seconds; None: unknown, with the reason in `unknown`."""
 
     seconds: float
     interrupts: int | None = None  # of devices
@@ -66,11 +66,11 @@ class PlacedExec(NamedTuple):
     """A process that was put on its CPUs."""
 
     started: int  # in ticks since boot
-    seconds: float  # from its start, which the kernel tells in hundredths of a second, until it was there
+    seconds: float  # from its start, which the kernel reports in hundredths of a second, until it was there
 
 
 class ContainerExecs(NamedTuple):
-    """The processes that entered a container by exec since the agent counts them."""
+    """The processes that entered a container by exec since the agent began to count."""
 
     entered: int = 0
     placed: int = 0  # those that were seen alive and put on `cpus`
@@ -82,22 +82,22 @@ class ContainerExecs(NamedTuple):
 
 
 class NoiseLevel(NamedTuple):
-    """Whether a container's CPUs are disturbed more than the operator allows."""
+    """The noise on a container's CPUs compared with the operator's limits."""
 
-    kind: NoiseKind | None  # by what; None: they are not
+    kind: NoiseKind | None  # the kind of noise above its limit; None: none is
     since: str = ""  # RFC 3339 in UTC
 
 
 class QuietPart(NamedTuple):
-    """How far something beside interrupts is changed for the quiet CPUs of a node."""
+    """Result of one part besides interrupts (workqueues, idle states) for the quiet CPUs of a node."""
 
     name: QuietWord
-    reason: str = ""  # why it is not; empty: it is
+    reason: str = ""  # why it is not applied; empty: it is
     conflicts: tuple[str, ...] = ()  # values that another program keeps changing back
 
 
 class KeptInterrupts(NamedTuple):
-    """Interrupts that may fire on the quiet CPUs of a container, as its pod asks."""
+    """Interrupts that may fire on the quiet CPUs of a container by its pod's `irq-policy`."""
 
     cpus: CPUSet
     numbers: frozenset[str] = frozenset()
@@ -107,10 +107,10 @@ class KeptInterrupts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuietResult:
-    """How far interrupts are kept off the quiet CPUs of a node."""
+    """Result of keeping interrupts off the quiet CPUs of a node."""
 
     cpus: CPUSet = EMPTY
-    reason: str = ""  # why they are not; empty: they are, except managed ones
+    reason: str = ""  # why they are not kept off; empty: they are, except managed ones
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
@@ -127,13 +127,13 @@ class QuietResult:
 
     @property
     def why_not(self) -> str:
-        """Why the CPUs are not as quiet as asked for; empty if they are."""
+        """Why the CPUs are not as quiet as requested; empty if they are."""
         failed = (f"{part.name}: {part.reason}" for part in self.parts if part.reason)
         return "; ".join(filter(None, (self.reason, *failed)))
 
     @property
     def all_conflicts(self) -> tuple[str, ...]:
-        """What another program keeps changing back."""
+        """Kernel values that another program keeps changing back."""
         return (*self.conflicts, *(name for part in self.parts for name in part.conflicts))
 
 
@@ -142,13 +142,13 @@ QUIET_PENDING: Final = "not done yet"  # of a container whose CPUs no round has 
 
 
 class Path(StrEnum):
-    """By which path the cpuset of a container was set."""
+    """How the cpuset of a container was set."""
 
-    NRI = "nri"  # it was made so
+    NRI = "nri"  # at its creation
     CGROUP = "cgroup"
     RUNTIME = "runtime"
     AFFINITY = "affinity"  # by the masks of the threads of its virtual machine
-    FOUND = "found"  # it was so already
+    FOUND = "found"  # it was already right
 
 
 class LargeEnvironment(NamedTuple):
@@ -179,17 +179,17 @@ class ListingFault(NamedTuple):
 
 
 class StartWay(NamedTuple):
-    """How containers that are made now get their CPUs."""
+    """How new containers get their CPUs."""
 
     path: Path  # nri: before their first instruction; cgroup: mostly so; runtime: soon afterwards
-    reason: str = ""  # why it is not nri, where that was asked for
+    reason: str = ""  # why it is not nri, if that was requested
     other_plugins: tuple[str, ...] = ()  # who else sets the cpusets of new containers
     listing_fault: ListingFault | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was read back from the kernel for one container of the runtime, and how it came to be so."""
+    """The cpuset of one container as read back from the kernel, with its history."""
 
     cpus: CPUSet  # the effective cpuset
     when: str  # RFC 3339 in UTC: when it was first read so
@@ -211,15 +211,15 @@ class MemoryKill(NamedTuple):
 
 
 class MemoryState(NamedTuple):
-    """Where the memory of a container lies whose pod says something about that."""
+    """Where the memory of a container lies, if its pod has a memory policy."""
 
     word: NUMAMemory | None  # None: it does not run, or nothing could be read
-    note: str = ""  # what its user has to know besides
+    note: str = ""  # a further hint for the user
 
 
 @dataclass(frozen=True, slots=True)
 class VMState:
-    """The virtual machine of a pod: where the kernel was seen to let its threads run."""
+    """The virtual machine of a pod, with the CPUs on which the kernel lets its threads run."""
 
     kind: str  # e.g. "qemu"
     cpus: CPUSet  # what its container, or those of its sandbox together, hold; empty: none
@@ -229,7 +229,7 @@ class VMState:
     vhost: CPUSet = EMPTY  # of all of them together; empty: it has none
     is_one_to_one: bool = False  # each vCPU has a CPU of its own
     reason: str = ""  # why they have not
-    note: str = ""  # what its user has to know besides
+    note: str = ""  # a further hint for the user
     refused: tuple[str, ...] = ()  # what threads do that the kernel does not let run where they are to
     guest_ids: tuple[GuestID, ...] = ()  # of each vCPU in a sandbox that has a CPU of its own
     when: str = ""  # RFC 3339 in UTC: when it was first read so
@@ -237,7 +237,7 @@ class VMState:
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """One container that holds CPUs, was refused CPUs, or runs in the shared set of a pod that has such."""
+    """A container that holds CPUs, was refused CPUs, or runs in the shared set of a pod that has CPUs."""
 
     name: str
     policy: CPUPolicy | None = None  # None: it holds no CPUs of its own
@@ -245,8 +245,8 @@ class ContainerState:
     smt: SMTPolicy | None = None
     numa: NUMAPolicy | None = None
     core_type: CoreType = CoreType.ANY
-    cpus: CPUSet = EMPTY  # assigned: its own CPUs, or else the shared set
-    others: CPUSet = EMPTY  # pools that it may use besides
+    cpus: CPUSet = EMPTY  # assigned: its own CPUs, otherwise the shared set
+    others: CPUSet = EMPTY  # pools that it may use in addition
     sandbox: SandboxSet | None = None  # of the virtual machine that it runs in; None: it runs in none
     idle: CPUSet = EMPTY
     numa_nodes: tuple[int, ...] = ()
@@ -270,23 +270,23 @@ class ContainerState:
 
     @property
     def applied(self) -> CPUSet | None:
-        """What was read back from the kernel."""
+        """The effective cpuset as read back from the kernel."""
         return self.proof.cpus if self.proof else None
 
     @property
     def is_pinned(self) -> bool:
-        """Say whether it holds CPUs, and the kernel was seen to keep it on them."""
+        """Return whether it holds CPUs, and the kernel confirmed that it runs on them."""
         wanted = self.sandbox.cpus if self.sandbox else self.cpus | self.others
         return self.has_cpus and self.applied == wanted
 
     @property
     def has_cpus(self) -> bool:
-        """Say whether it holds CPUs, alone or with others of its pod."""
+        """Return whether it holds CPUs, alone or shared with other containers of its pod."""
         return self.policy is not None or self.is_pooled
 
     @property
     def is_reported(self) -> bool:
-        """Say whether there is something to report to its user."""
+        """Return whether its state is reported to the user."""
         return self.has_cpus or self.refusal is not None
 
 
@@ -301,7 +301,7 @@ class ClaimState(NamedTuple):
 
 
 class PoolState(NamedTuple):
-    """The pool of a pod: what the slices of its containers leave of its budget."""
+    """The pool of a pod: the CPUs of its budget that its containers do not own."""
 
     budget: int
     cpus: CPUSet  # may be empty
@@ -324,7 +324,7 @@ class PodState:
 
     @property
     def is_reported(self) -> bool:
-        """Say whether the pod gets a status annotation: its gate waits for one, whatever the pod asks for now."""
+        """Return whether the pod gets a status annotation; its gate waits for one in any case."""
         return (
             self.refusal is not None
             or self.is_gated
@@ -336,13 +336,13 @@ class PodState:
 
     @property
     def is_gated(self) -> bool:
-        """Say whether its containers wait until the annotation says that they may start."""
+        """Return whether its containers wait until the annotation lets them start."""
         return any(container.name == GATE_CONTAINER for container in self.containers)
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Another writer keeps changing the cpuset of a container, and the agent leaves it alone for a while."""
+    """Another program keeps changing the cpuset of a container, so the agent leaves it alone for a while."""
 
     container: str  # namespace/pod/container
     owner: Owner
@@ -372,7 +372,7 @@ class NodeState:
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of agent and guard
     unready_guards: tuple[Owner, ...] = ()
     start_path: Path = Path.RUNTIME  # how containers that are made now get their CPUs
-    start_reason: str = ""  # why it is not nri, where that was asked for
+    start_reason: str = ""  # why it is not nri, if that was requested
     other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too
     listing_fault: ListingFault | None = None  # why the runtime accepts no NRI plugin
     # Of the first process of each container that runs on the host's kernel, by namespace/pod/container.
@@ -398,7 +398,7 @@ class NodeState:
 
     @property
     def is_synchronised(self) -> bool:
-        """Say whether pods and containers were listed in full, so that numbers may be published."""
+        """Return whether pods and containers were listed in full, so that numbers may be published."""
         return self.pods_complete and self.containers_complete
 
     @property
@@ -408,17 +408,17 @@ class NodeState:
 
     @property
     def free(self) -> CPUSet:
-        """What may still be given out."""
+        """The CPUs that can still be assigned."""
         return self.sets.allocatable - self.ledger.held
 
     @property
     def exclusive_pool(self) -> CPUSet:
-        """The online CPUs that claims can have, given out or not."""
+        """The online CPUs that claims can have, assigned or not."""
         return self.sets.pools.exclusive & self.sets.allocatable & self.sets.topology.online
 
     @property
     def near_free(self) -> dict[str, int]:
-        """CPUs that are free beside the free devices of each resource that schedulers count; none if not asked for."""
+        """CPUs that are free beside the free devices of each counted resource; none if not requested."""
         if self.free_devices is None:
             return {}
         pool = self.exclusive_pool

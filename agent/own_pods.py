@@ -18,12 +18,12 @@ GUARD_CONTAINER: Final = "guard"  # of the DaemonSet corepin-guard
 
 
 def memory_kills(pods: Iterable[Pod]) -> tuple[MemoryKill, ...]:
-    """Return the containers whose last end was an OOM kill; of pods of other namespaces no end is kept."""
+    """Return the containers whose last end was an OOM kill; ends are kept for pods of our namespace only."""
     return tuple(sorted(kill for pod in pods for kill in _of_pod(pod)))
 
 
 def unready_guards(pods: Iterable[Pod]) -> tuple[Owner, ...]:
-    """Return the guards that the kubelet's probe finds not ready; readiness is kept of pods of our own namespace alone."""
+    """Return the guards whose readiness probe fails; readiness is kept for pods of our own namespace only."""
     return tuple(sorted(owner for pod in pods for owner in _unready(pod)))
 
 

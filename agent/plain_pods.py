@@ -1,4 +1,4 @@
-"""How long a change of a pod may wait for a pass: a pod that asks for no CPUs runs in the shared set anyway. Pure."""
+"""Delay of a pass after a change of a pod without CPUs of its own: it runs in the shared set anyway. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_PARSED: Final = 4096  # far more pods than a node runs
 
 
 class PodChange(NamedTuple):
-    """Two versions of one pod of the API; None: it is not there."""
+    """Two versions of one pod of the API; None: it does not exist."""
 
     uid: str  # of the API
     before: Pod | None
@@ -68,9 +68,9 @@ def soonest(waits: Iterable[float | None]) -> float | None:
 
 
 def seconds_for_pod(change: PodChange, seen: Callable[[Pod], SeenPod] = SeenPod.of) -> float | None:
-    """Return the seconds within which a pass must follow a change of the API; None: passes read nothing of it.
+    """Return the seconds within which a pass must follow a change of the API; None: no pass is needed.
 
-    `seen` returns what a pass reads of a pod, which may be remembered.
+    `seen` returns the parsed pod, which may come from a cache.
     """
     versions = change.before, change.after
     before, after = (_read(pod, seen) if pod else None for pod in versions)
@@ -86,7 +86,7 @@ def seconds_for_pod(change: PodChange, seen: Callable[[Pod], SeenPod] = SeenPod.
 
 
 def is_plain(pod: Pod, seen: SeenPod) -> bool:
-    """Say whether a pod asks for nothing that a pass could grant, refuse or confine."""
+    """Return whether a pod requests nothing that a pass could grant, refuse or confine."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     asks = (
         seen.claims or seen.claim_uses or seen.causes or seen.warnings or any(map(is_policy_key, annotations))
@@ -95,10 +95,10 @@ def is_plain(pod: Pod, seen: SeenPod) -> bool:
 
 
 def keeps_cpus(seen: SeenPod) -> bool:
-    """Say whether a pod keeps the same CPUs until the API server ends it, whichever of its containers exits.
+    """Return whether a pod keeps the same CPUs until the API server deletes it, whichever container exits.
 
-    That is not so where init containers use CPUs that others get afterwards, nor where CPUs follow something else than
-    the pod: a budget, ResourceClaims, devices, wrappers and virtual machines.
+    That is not so if init containers use CPUs that others get afterwards, nor if the CPUs depend on more than
+    the pod: a budget, ResourceClaims, devices, wrappers or virtual machines.
     """
     is_simple = all(it.origin is Origin.ANNOTATION and it.role is not Role.INIT for it in seen.claims)
     follows_others = seen.budget or seen.claim_names or seen.device_containers or seen.is_vm
@@ -106,5 +106,5 @@ def keeps_cpus(seen: SeenPod) -> bool:
 
 
 def _read(pod: Pod, seen: Callable[[Pod], SeenPod]) -> tuple[SeenPod, object, object]:
-    """Return everything that passes read of a pod."""
+    """Return all facts of a pod that passes use."""
     return seen(pod), memory_kills((pod,)), unready_guards((pod,))

@@ -1,4 +1,4 @@
-"""The pods of this node from the API server; no others are asked for, and none that is over."""
+"""The pods of this node from the API server; the field selector excludes other nodes and finished pods."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class PodWatch:
 
     @property
     def complete(self) -> bool:
-        """Say whether the server has listed every pod once."""
+        """Return whether the server has listed every pod once."""
         return self._watch.complete
 
     @property
     def failures(self) -> int:
-        """How often the server did not answer as it should."""
+        """The number of failed requests to the server."""
         return self._watch.failures
 
     def pods(self) -> Mapping[str, Pod]:
@@ -55,7 +55,7 @@ class PodWatch:
         await self._watch.watch(changed)
 
     async def look_up(self, namespace: str, name: str) -> Pod | None:
-        """Ask the server for one pod of this node: a list of one, for which the right to list is enough."""
+        """Request one pod of this node: a list of one, so that the right to list is enough."""
         try:
             return await self._asked(namespace, name)
         except errors.Unavailable as error:

@@ -1,6 +1,6 @@
 """The agent's process: one event loop with the reconcile loop, the HTTP listener and the local socket.
 
-SIGTERM ends it and leaves every container as it is: the next agent goes on from the checkpoint.
+SIGTERM ends it and leaves every container unchanged: the next agent resumes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Where others may ask the agent."""
+    """Addresses on which the agent answers."""
 
     http: tuple[str, int] | None = None
     socket: Path | None = None
@@ -48,12 +48,12 @@ class Listeners:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything an agent is made of."""
+    """The parts of an agent."""
 
     interfaces: Interfaces
     settings: Settings
     state_dir: StateDir
-    saved: Saved | None = None  # what the checkpoint held
+    saved: Saved | None = None  # the content of the checkpoint
     reporters: Sequence[Reporter] = ()
     metrics: Metrics = field(default_factory=Metrics)
     clock: Clock = field(default_factory=Clock)
@@ -63,7 +63,7 @@ class Parts:
 
 
 class Agent:
-    """An agent, put together from its parts."""
+    """An agent, built from its parts."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -86,7 +86,7 @@ class Agent:
         self.loop = Loop(self.reconciler, self._levels, parts.metrics, self.trigger)
 
     async def serve(self, listeners: Listeners) -> None:
-        """Work and answer until cancelled."""
+        """Run the passes, the reporters and the listeners until cancelled."""
         endpoints = Endpoints(self._state, self._parts.metrics.registry)
         async with AsyncExitStack() as stack:
             if listeners.http:
@@ -97,7 +97,7 @@ class Agent:
             await self._work()
 
     def _state(self) -> NodeState | None:
-        """Return the newest state, with what was counted on exclusive CPUs."""
+        """Return the newest state, with the counts on exclusive CPUs."""
         state, noise, execs = self.publisher.state, self._parts.noise, self._parts.execs
         if state is None:
             return None
@@ -137,7 +137,7 @@ class Agent:
 
 
 async def run_until_signal(work: Coroutine[object, object, None]) -> None:
-    """Do the work of an agent until SIGTERM or SIGINT."""
+    """Run an agent until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -147,7 +147,7 @@ async def run_until_signal(work: Coroutine[object, object, None]) -> None:
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not stopped.is_set():
         stopping.cancel()
-        await serving  # it never ends by itself: say why it did
+        await serving  # it never ends by itself, so raise its error
     serving.cancel()
     await asyncio.wait([serving])
     logger.info("stopped, containers stay as they are")

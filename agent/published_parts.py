@@ -1,4 +1,4 @@
-"""What pod annotation, node annotation and local socket say alike, in the types of `published/`. Pure."""
+"""Parts that pod annotation, node annotation and local socket share, in the types of `published/`. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MOST_REASON: Final = 400  # characters; each container repeats it, and the socke
 def container(
     state: ContainerState, vm: VMState | None, *, cpus: str, applied: Applied | None, refusal: Refusal | None
 ) -> Container:
-    """Return what is known of a container; `vm` is the virtual machine of its pod."""
+    """Return the published form of a container; `vm` is the virtual machine of its pod."""
     holds = state.has_cpus
     is_limited = not state.others or state.policy is not CPUPolicy.EXCLUSIVE
     return Container(
@@ -86,14 +86,14 @@ def _device(kind: DeviceKind) -> Device:
 
 
 def _vcpus(state: ContainerState, vm: VMState | None) -> tuple[int, ...] | None:
-    """Return the vCPUs on CPUs of a container within a sandbox, None where they are not one to one."""
+    """Return the vCPUs on the CPUs of a container in a sandbox; None if they are not one to one."""
     if not (state.sandbox and vm and vm.is_one_to_one):
         return None
     return tuple(rank for rank, cpus in enumerate(vm.vcpus) if cpus <= state.cpus)
 
 
 def machine(vm: VMState) -> Machine:
-    """Return where the threads of a virtual machine run."""
+    """Return the published form of a virtual machine."""
     return Machine(
         kind=vm.kind,
         vcpus=tuple(map(str, vm.vcpus)),
@@ -111,7 +111,7 @@ def machine(vm: VMState) -> Machine:
 
 
 def claims(states: Iterable[ClaimState], before: Iterable[PodClaim] = ()) -> tuple[PodClaim, ...]:
-    """Return the first ResourceClaims of a pod; a time of Prepare that is not known stays as it was."""
+    """Return the first ResourceClaims of a pod; an unknown time of Prepare keeps its old value."""
     old = {it.name: it for it in before}
     return tuple(_claim(state, old) for state in list(states)[:MOST_CLAIMS])
 
@@ -135,12 +135,12 @@ def pool(state: PoolState) -> Pool:
 
 
 def refusal(refused: Refused) -> Refusal:
-    """Return why a claim was refused."""
+    """Return the published form of a refusal."""
     return Refusal(reason=refused.reason, message=refused.message, blocks_start=refused.blocks_start)
 
 
 def reported_cpus(pods: Iterable[SeenPod]) -> dict[Owner, CPUSet]:
-    """Return the CPUs that containers hold by the status annotations of their pods; of damaged ones nothing.
+    """Return the CPUs of containers by their pods' status annotations; damaged annotations are skipped.
 
     The owner of a pod's pool has an empty container name.
     """

@@ -9,7 +9,7 @@ _ROUNDING = 1e-9  # seconds
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Lets `burst` turns begin at once after a quiet time, and then one every `seconds`."""
+    """Lets `burst` turns begin at once after an idle time, and then one every `seconds`."""
 
     burst: int
     seconds: float

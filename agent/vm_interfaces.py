@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class VMPlace(NamedTuple):
-    """Where a virtual machine is to be looked for."""
+    """Where to search for a virtual machine."""
 
     key: str  # the id of KubeVirt's compute container, or of Kata's sandbox
     pid: int  # the first process of the container, or the sandbox's VMM, in the host's pid namespace
-    cgroup: str | None  # of the container, or of the sandbox where it is known
+    cgroup: str | None  # of the container, or of the sandbox if known
     is_sandbox: bool
 
     @property
     def cgroups(self) -> tuple[str, ...]:
-        """Where its threads may be: Kata renames its cgroup, and has another for what is no vCPU."""
+        """The cgroups that may hold its threads: Kata renames its cgroup, and has one for overhead."""
         own = (self.cgroup,) if self.cgroup else ()
         if not self.is_sandbox:
             return own
@@ -33,11 +33,11 @@ class VMPlace(NamedTuple):
 
 
 class VMCPUs(NamedTuple):
-    """Where the threads of a virtual machine may run, as read from the kernel."""
+    """The affinities of a virtual machine's threads, as read from the kernel."""
 
-    cpus: CPUSet  # all of them together
+    cpus: CPUSet  # union of all threads
     vcpus: CPUSet = EMPTY  # of the vCPU threads; empty if these cannot be identified
-    is_fixed: bool = False  # it can get no more vCPUs than it has
+    is_fixed: bool = False  # no vCPU can be hotplugged
     seconds: float = 0.0  # since its VMM started
 
 
@@ -51,18 +51,18 @@ class VMPinned(NamedTuple):
 
 
 class BootScope(NamedTuple):
-    """Where machines that boot are looked for."""
+    """Where to search for booting machines."""
 
     pods: frozenset[str]  # uids of pods with a runtime class, without a machine or container
     sandboxes: frozenset[str] = frozenset()  # ids of the machines that the runtime lists
-    pod_roots: frozenset[str] = frozenset()  # cgroups in which the kubelet makes those of pods
+    pod_roots: frozenset[str] = frozenset()  # cgroups in which the kubelet creates the pods' cgroups
 
 
 class ConfinedBoot(NamedTuple):
-    """A machine that boots, as it was when it was put on other CPUs."""
+    """A booting machine, as it was when it was moved."""
 
     pid: int  # of its VMM
-    cpus: CPUSet  # where it could run before
+    cpus: CPUSet  # its CPUs before
     seconds: float  # since its VMM started
 
 
@@ -75,24 +75,24 @@ class BootingMachines(Protocol):
 
 
 class VirtualMachines(Protocol):
-    """The threads of virtual machines. None of these raises: a machine that ends is one that is not there."""
+    """The threads of virtual machines. No method raises: a machine that exited counts as absent."""
 
     def kind(self, place: VMPlace) -> str:
-        """Return what runs the machine, e.g. "qemu"; empty while nothing does."""
+        """Return the kind of VMM, e.g. "qemu"; empty if none runs."""
         ...
 
     def count(self, place: VMPlace) -> int:
-        """Return how many threads it has now, cheaply; 0 when it is not there."""
+        """Return the current thread count in one cheap call; 0 if the machine does not exist."""
         ...
 
     def has_strayed(self, place: VMPlace) -> bool:
-        """Say whether its first thread or a vCPU may run elsewhere than it was seen last, or it has other threads; cheaply."""
+        """Return whether the first thread or a vCPU changed its affinity, or threads were added; cheap."""
         ...
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
-        """Return its threads and where each may run; None when it is not there (yet).
+        """Return its threads with their affinities; None if it does not exist (yet).
 
-        `fully` looks again for those outside of its process, which takes longer.
+        `fully` searches again for threads outside of its process, which takes longer.
         """
         ...
 
@@ -101,7 +101,7 @@ class VirtualMachines(Protocol):
         ...
 
     def tasks(self, place: VMPlace) -> frozenset[int]:
-        """Return the ids of its threads as they were last seen."""
+        """Return its thread ids of the last reading."""
         ...
 
     def keep(self, places: Collection[VMPlace]) -> None:
