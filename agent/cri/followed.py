@@ -33,7 +33,7 @@ class FollowedList:
 
     @property
     def is_current(self) -> bool:
-        """Say whether the list and the events since tell of every container."""
+        """Return whether the list and the events since cover every container."""
         return self._has_events and not self._is_doubtful and not self._is_listing
 
     def begin(self) -> None:
@@ -41,7 +41,7 @@ class FollowedList:
         self._is_listing, self._is_doubtful = True, False
 
     def listed(self, containers: Iterable[ListedContainer], sandboxes: Mapping[str, ListedSandbox]) -> None:
-        """Take over the list that was requested."""
+        """Replace the containers and sandboxes with those of the requested list."""
         self._is_listing = False
         self.containers = {container.id: container for container in containers}
         self.sandboxes = dict(sandboxes)
@@ -57,12 +57,12 @@ class FollowedList:
         self._has_events = False
 
     def changes(self) -> tuple[RuntimeChange, ...] | None:
-        """Return the live containers that came, went or began to run since the last call; None: it may be any."""
+        """Return the live containers created, started or exited since the last call; None: maybe any."""
         changes, self._changes = self._changes, {}
         return None if changes is None else tuple(changes.values())
 
     def take(self, event: listing_pb2.ContainerEvent) -> bool:
-        """Apply an event; return whether a live container may have come, gone or begun to run."""
+        """Apply an event; return whether a live container may have been created, started or exited."""
         was_current, self._has_events = self.is_current, True
         if not was_current or not self._is_complete(event):
             self.doubt()
@@ -85,7 +85,7 @@ class FollowedList:
         return bool(changes)
 
     def _is_complete(self, event: listing_pb2.ContainerEvent) -> bool:
-        """Say whether an event tells of every container of its pod, and of no virtual machine."""
+        """Return whether an event covers every container of its pod, which must not be a virtual machine."""
         sandbox, gone = event.pod_sandbox_status, {event.container_id} if _is_deleted(event) else set()
         if not sandbox.id:  # containerd has no status of a sandbox that it removed
             known = any(container.sandbox in gone for container in self.containers.values())
@@ -125,5 +125,5 @@ def _changes(
 
 
 def _state(container: ListedContainer | None) -> tuple[State, str]:
-    """Return state and name; a container that is not there is as good as one that has exited."""
+    """Return state and name; a container that does not exist counts as exited."""
     return (container.state, container.name) if container else (State.EXITED, "")

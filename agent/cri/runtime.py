@@ -90,13 +90,13 @@ class CRI:
         return await self._described([*followed.containers.values()], dict(followed.sandboxes))
 
     def changes(self) -> tuple[RuntimeChange, ...] | None:
-        """Return what changed since the last call, as far as events said; None: it may be anything."""
+        """Return the containers that events changed since the last call; None if any may have changed."""
         return self._followed.changes()
 
     async def _described(
         self, listed: Sequence[ListedContainer], sandboxes: Mapping[str, ListedSandbox]
     ) -> tuple[RuntimeContainer, ...]:
-        """Return what a list says, with what has to be asked of each container."""
+        """Return the listed containers, each with the facts of its verbose status."""
         self._in_events = {}
         known = [container for container in listed if container.sandbox in sandboxes]
         self._owners = {
@@ -305,7 +305,7 @@ def _owners(event: listing_pb2.ContainerEvent) -> dict[str, Owner]:
 
 
 def _settled(known: ContainerInfo | None, state: State) -> ContainerInfo | None:
-    """Return a container's status if it need not be read: it is once after creation and once more when it runs."""
+    """Return a container's status unless it must be read: once after creation, and once more when it runs."""
     if state is State.EXITED:
         return replace(known, pid=0) if known and known.pid else known or ContainerInfo()
     is_read = known and (known.is_too_large or state is State.CREATED or (known.pid and known.of_running))

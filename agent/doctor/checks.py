@@ -1,4 +1,4 @@
-"""What stands in the way of pinning on a machine: findings, each with its remedy. Pure: the facts are given."""
+"""Findings about pinning on a machine, each with its remedy. Pure: takes the facts as values."""
 
 from __future__ import annotations
 

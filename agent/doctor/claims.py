@@ -31,7 +31,7 @@ class ClaimFacts(NamedTuple):
 
     is_wanted: bool = False  # the agent is configured as their driver
     absent_folders: tuple[str, ...] = ()
-    cdi_folder: str = ""  # that cannot be written; empty: it can
+    cdi_folder: str = ""  # CDI folder that the agent cannot write; empty: it can
     is_listening: bool = False  # the socket of the registration exists
     cluster: ClusterFacts | None = None  # None: not known
     silence: str = ""  # why it is not known

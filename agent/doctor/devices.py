@@ -1,4 +1,4 @@
-"""How the kubelet's topology manager chooses devices, as far as containers have some. Pure."""
+"""Check whether the kubelet's topology manager aligns the devices of containers that have CPUs. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_DEVICES: Final = DeviceFacts("", {})
 
 
 def device_checks(facts: DeviceFacts) -> Iterator[Check]:
-    """Yield what the policy means for containers with devices; nothing where no container with CPUs has some."""
+    """Yield the policy's effect on devices; nothing if no container with CPUs has a device."""
     subject = "topology manager"
     several = [name for name, resources in facts.resources.items() if len(resources) > 1]
     apart = f"the devices of {listed(several)}, which are of several kinds, may be on different NUMA nodes"

@@ -111,7 +111,7 @@ def agent_facts(state: AgentState) -> AgentFacts:
 
 
 def _resources(state: AgentState) -> dict[str, tuple[str, ...]]:
-    """Return the resources of which containers have devices, by namespace/pod/container."""
+    """Return the device resources of each container, by namespace/pod/container."""
     return {
         f"{pod.namespace}/{pod.name}/{name}": tuple(device.resource for device in container.devices)
         for pod in state.pods
@@ -136,7 +136,7 @@ def exclusive_cpus(state: AgentState) -> dict[str, CPUSet]:
 def _watch(
     places: Places, state: AgentState, exclusive: CPUSet, seconds: float
 ) -> tuple[ForeignThreads, Noise | None]:
-    """Watch exclusive CPUs for a while: the threads that run there and, if asked for, all that disturbs them."""
+    """Watch exclusive CPUs for some seconds: foreign threads and, if requested, noise."""
     proc = places.root / "proc"
 
     def threads() -> ForeignThreads:

@@ -50,7 +50,8 @@ def foreign_threads(
 def _ran(proc: Path, cpus: CPUSet, seconds: float, sleep: Callable[[float], None]) -> Iterable[_Thread]:
     """Return the threads that ran on the CPUs while they were watched.
 
-    The kernel shows the last CPU of a thread alone, and most daemons may run anywhere: they are looked at more than once.
+    The kernel shows only the last CPU of a thread, and most daemons may run anywhere, so threads are read
+    several times.
     """
     looks = min(max(1, int(seconds)), _MOST_LOOKS)
     found: dict[int, _Thread] = {}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def quiet_checks(quiet: Quiet | None) -> Iterator[Check]:
-    """Yield what the agent reports; nothing where it moves no interrupts, or no pod asks for that."""
+    """Yield what the agent reports; nothing if it moves no interrupts, or no pod has the policy `quiet`."""
     if quiet is None or not quiet.cpus:
         return
     yield from _moved(quiet)

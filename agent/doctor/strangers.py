@@ -1,4 +1,4 @@
-"""Threads of others on exclusive CPUs: the unit, session or pod that each is of, and what moves it. Pure."""
+"""Foreign threads on exclusive CPUs: their unit, session or pod, and the command that moves them. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAP: Final = "corepin map shows where its containers may run; the agent moves b
 
 
 class Stranger(NamedTuple):
-    """What a cgroup is to an operator, and how its threads are kept off some CPUs."""
+    """An operator's name for a cgroup, and the remedy that keeps its threads off some CPUs."""
 
     name: str
     remedy: str
@@ -52,7 +52,7 @@ def stranger_checks(
 
 
 def stranger(cgroup: str, others: CPUSet, pods: Mapping[str, str]) -> Stranger:
-    """Return what a cgroup is; `pods` are the names of pods by uid."""
+    """Return the unit, session or pod of a cgroup, with the remedy; `pods` are the names of pods by uid."""
     pod = pod_of(cgroup)
     if _CONMON in cgroup:
         return Stranger(_conmon(pod, pods), _conmon_remedy(others))

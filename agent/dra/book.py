@@ -35,7 +35,7 @@ READ_SECONDS: Final = 5.0
 
 
 class ClaimBook:
-    """What the kubelet asks of the driver, between two passes."""
+    """The kubelet's requests to the driver between two passes."""
 
     def __init__(self, reader: ClaimReader, wait_seconds: float = WAIT_SECONDS) -> None:
         self._reader = reader
@@ -63,7 +63,7 @@ class ClaimBook:
     def begin(self, known: Collection[str]) -> frozenset[str]:
         """Begin a pass: return the claims that were given back.
 
-        Those that neither ledger nor pods know any more are forgotten.
+        Claims that neither the ledger nor a pod names any more are forgotten.
         """
         self._begun += 1
         grants, asked = self.grants or {}, self._asked
@@ -71,7 +71,7 @@ class ClaimBook:
         return frozenset(self._released)
 
     def passed(self, ledger: Ledger, waiting: Mapping[str, str]) -> None:
-        """Receive the saved ledger of a pass, and why claims have no CPUs."""
+        """Receive the ledger that a pass saved, and the reasons for claims without CPUs."""
         self.grants, self._waiting = ledger.claims, waiting
         self._stale_until = {uid: last for uid, last in self._stale_until.items() if last >= self._begun}
         self._passed.set()
@@ -83,7 +83,7 @@ class ClaimBook:
         self.request_pass()
 
     async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
-        """Return the CPUs of a claim, the claim itself if it has none of ours, or why it is not prepared."""
+        """Return the CPUs of a claim, the claim if no device of it is ours, or why it is not prepared."""
         if not is_uid(uid):
             return RefusedPrepare(Cause.INVALID, f"claim {namespace}/{name}: {uid[:64]!r} is no uid")
         is_read = False
@@ -172,7 +172,7 @@ class ClaimBook:
             self._reads -= 1
 
     def _request_gathered(self) -> None:
-        """Ask for a pass: at once where no other claim is being read, and else when the last one is, or soon."""
+        """Request a pass: at once if no other claim is read, otherwise after the last read or a moment."""
         if self._reads == 0:
             self._end_gathering()
         elif self._gathering is None:
@@ -187,7 +187,7 @@ class ClaimBook:
 
     @contextmanager
     def _asking(self, claim: DeviceClaim) -> Iterator[None]:
-        """Show a claim to passes until the last of its callers leaves."""
+        """Show a claim to passes until the last Prepare that waits for it returns."""
         self._asked[claim.uid] = claim
         self._callers[claim.uid] += 1
         try:

@@ -1,7 +1,7 @@
-"""CDI files: by them the runtime sets the variable with the CPUs of a claim in containers that name it.
+"""CDI files, by which the runtime sets the variable with a claim's CPUs in containers that name the claim.
 
-A claim has one file, with a device for each request. Each write is complete or none: a runtime that reads the folder
-at any moment finds whole files alone. The folder is in memory, so that a reboot removes them, as it does containers.
+A claim has one file, with a device for each request. Writes are atomic, because the runtime may read the
+folder at any moment. The folder is in memory, so that a reboot removes the files, as it does containers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CDIFiles:
         return False
 
     def write(self, grant: ClaimGrant) -> bool:
-        """Replace the file of a claim; return whether that was necessary, because it was not right."""
+        """Write the file of a claim unless it is right; return whether it was written."""
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._is_right(grant):
             return False
@@ -69,7 +69,7 @@ class CDIFiles:
         self._path(uid).unlink(missing_ok=True)
 
     def keep(self, grants: Iterable[ClaimGrant]) -> None:
-        """Write the files of claims, and delete those of all others."""
+        """Write the files of these claims, and delete the files of all other claims."""
         names = set()
         for grant in grants:
             self.write(grant)

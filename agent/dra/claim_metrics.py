@@ -30,7 +30,7 @@ SECONDS: Final = (
 
 
 class ClaimMetrics:
-    """What the kubelet asks for, and which claims have CPUs."""
+    """Metrics of Prepare calls, and of claims with and without CPUs."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -58,7 +58,7 @@ class ClaimMetrics:
             self._refused.labels(refused).inc()
 
     def passed(self, held: int, waiting: Collection[str]) -> None:
-        """Show the claims after a pass."""
+        """Set the gauges of claims after a pass."""
         now = self._clock()
         self._since = {uid: self._since.get(uid, now) for uid in waiting}
         self._held.set(held)

@@ -92,7 +92,7 @@ class ClosingDriver:
                 await self._sleep(SETTLE_SECONDS)
 
     def _report(self) -> None:
-        """Log how many claims are left, and whose."""
+        """Log the number of claims that are left, with their names."""
         left = ["/".join(key) for key in self.book.left.values()]
         if left:
             facts = {"claims": len(left), "of": listed(left), "remedy": "delete the pods that name them"}

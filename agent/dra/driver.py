@@ -86,7 +86,7 @@ class DRADriver:
         )
 
     def passed(self, ledger: Ledger, waiting: Mapping[str, str], *, observes: bool) -> None:
-        """Receive the saved ledger of a pass, and why claims have no CPUs."""
+        """Receive the ledger that a pass saved, and the reasons for claims without CPUs."""
         is_first = self.book.grants is None
         self.book.passed(ledger, waiting)
         self.wakes.passed(ledger.claims)
@@ -125,7 +125,7 @@ class DRADriver:
             group.create_task(self.wakes.run(request_pass))
 
     async def _serve(self) -> None:
-        """Be registered while the agent assigns CPUs."""
+        """Stay registered while the agent assigns CPUs."""
         backoff = Backoff()
         while True:
             await self._serves.wait()
@@ -154,7 +154,7 @@ class DRADriver:
                 problem = ""
 
     async def _leftovers(self) -> None:
-        """Release claims that were deleted, or deallocated, while no agent ran, once their pods are gone."""
+        """Release claims that were deleted or deallocated while no agent ran, once their pods have ended."""
         before: frozenset[str] = frozenset()
         while True:
             await asyncio.sleep(self._leftover_seconds)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pinning.dra.claims import ClaimPart, DeviceClaim
 
 SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
-VERSION: Final = "v1.DRAPlugin"  # of Kubernetes 1.34 and later: before, allocations say no consumed capacity
+VERSION: Final = "v1.DRAPlugin"  # of Kubernetes 1.34 and later: earlier allocations lack consumed capacity
 PLUGIN_TYPE: Final = "DRAPlugin"
 MOST_CLAIMS: Final = 256  # of one request; a pod has at most 32
 TOO_MANY: Final = f"a request has at most {MOST_CLAIMS} claims: ask for the others in another one"
@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class Book(Protocol):
-    """Decides what the kubelet asks."""
+    """Answers the kubelet's Prepare and Unprepare calls."""
 
     async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
-        """Return the CPUs of a claim, the claim itself if it has none of ours, or why it is not prepared."""
+        """Return the CPUs of a claim, the claim if no device of it is ours, or why it is not prepared."""
         ...
 
     def prepared(self, uid: str) -> ClaimGrant | None:
@@ -53,7 +53,7 @@ class Book(Protocol):
 
 
 class KubeletPlugin:
-    """Registers at the kubelet, and answers it."""
+    """Registers with the kubelet, and serves its calls."""
 
     def __init__(
         self,
@@ -187,8 +187,8 @@ class KubeletPlugin:
     async def _on_file(self, uid: str, work: Callable[[], object]) -> None:
         """Write or delete the file of a claim, one call after the other; raise OSError.
 
-        A call that the kubelet cancels ends its work all the same, before the next one of this claim begins: a late
-        write must not bring back the file of a claim that was given back.
+        A call that the kubelet cancels is finished all the same, before the next call for this claim begins:
+        a late write must not restore the file of a claim that was given back.
         """
         task = asyncio.create_task(_after(self._writing.get(uid), work))
         self._writing[uid] = task
@@ -196,7 +196,7 @@ class KubeletPlugin:
         await asyncio.shield(task)
 
     def _written(self, uid: str, task: asyncio.Task[None]) -> None:
-        """Forget work that is done, and its error, for which a cancelled caller does not ask."""
+        """Forget a finished task, and retrieve its error, because a cancelled caller does not."""
         if not task.cancelled():
             task.exception()
         if self._writing.get(uid) is task:

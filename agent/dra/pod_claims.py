@@ -101,10 +101,10 @@ class PodClaims:
 
     @property
     def read(self) -> frozenset[tuple[str, str, str]]:
-        """Claims of which is known whether they are ours, each with the uid of a pod that names it.
+        """Claims that are known to be ours or not, each with the uid of a pod that names it.
 
-        While a claim is read again for another pod the last answer counts for those before it. While the API server
-        does not answer, all claims count as read.
+        While a claim is read again for another pod the last answer counts for earlier pods. While the API
+        server does not answer, all claims count as read.
         """
         return frozenset(
             (*key, pod)

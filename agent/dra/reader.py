@@ -44,8 +44,8 @@ class ClaimReader:
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._probe = asyncio.Lock()
         self._backoff = Backoff(0.5, LONGEST_SECONDS)
-        # No request before this moment, while the API server is out of reach. Callers have deadlines of their own: one
-        # that is cancelled while it sleeps leaves the rest of the delay, and not all of it, to the next.
+        # No request before this moment while the API server is out of reach. Callers have their own
+        # deadlines, so the next caller after a cancelled one waits only for the rest of the delay.
         self._not_before: float | None = None
 
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:

@@ -1,7 +1,8 @@
-"""When claims were prepared, and when the kubelet is reminded of those for which it has not asked.
+"""When claims were prepared, and when the kubelet is reminded of claims with CPUs that it has not prepared.
 
-The kubelet tries a failed Prepare again after 60 to 90 s, but at once when the pod changes. A claim that has CPUs and is
-not prepared is therefore counted as tried again, ever less often; the report writes each try into the pod's status.
+The kubelet tries a failed Prepare again after 60 to 90 s, but at once when the pod changes. A claim that has
+CPUs and is not prepared is therefore counted as tried again, with backoff; the report writes each try into
+the pod's status.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Wait(NamedTuple):
 
 
 class Wakes:
-    """The times of claims."""
+    """The times of claims, with reminders for the kubelet."""
 
     def __init__(self, clock: Clock = Clock(), first_seconds: float = FIRST_SECONDS) -> None:
         self._clock = clock
@@ -71,7 +72,7 @@ class Wakes:
             self._changed.set()
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Count the tries until cancelled; ask for a pass after each, which reports them."""
+        """Count the tries until cancelled; request a pass after each, because the pass reports it."""
         while True:
             self._changed.clear()
             due = min((it.due for it in self._waits.values() if it.tries < MOST_TRIES), default=None)

@@ -42,6 +42,6 @@ def write_setting(file: str | Path, text: str) -> None:
 
 
 def error_of(error: OSError, file: str | Path) -> Gone | Refused:
-    """Return the agent's error for a kernel error: Gone for a file that is not there, else Refused with the reason."""
+    """Return the agent's error for a kernel error: Gone for a missing file, otherwise Refused."""
     reason = f"{file}: {error.strerror}"
     return Gone(reason) if error.errno in _GONE else Refused(reason)

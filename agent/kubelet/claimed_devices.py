@@ -1,8 +1,8 @@
 """NUMA nodes of devices of ResourceClaims, from the ResourceSlices that drivers publish for the node.
 
-The kubelet names driver, pool and device. The slices of a driver are listed when a device is in no pool that is known,
-so that a new pool or generation causes one call and every other pod none. The list runs beside the passes, at most once
-a second. Drivers control the size of their slices, and the answer is limited.
+The kubelet names driver, pool and device. The slices of a driver are listed when a device is in no known
+pool, so that a new pool or generation causes one list and a known pool none. The list runs beside the passes,
+at most once a second. Drivers control the size of their slices, so the answer is limited.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class ClaimedDevices:
         return EMPTY if node is None else CPUSet([node])
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """List what is wanted until cancelled; call `changed` after each list."""
+        """List the slices of the wanted drivers until cancelled; call `changed` after each list."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -136,7 +136,7 @@ class _Sandboxes:
 
 
 class KubeletDevices:
-    """The devices of containers that claim CPUs, kept from the kubelet's answer until their pod is gone.
+    """The devices of containers that claim CPUs, kept from the kubelet's answer until their pod is deleted.
 
     `follow` and `known` are called by passes and never wait; `run` asks. Without `claims` the devices of ResourceClaims
     are not looked up.
@@ -176,7 +176,7 @@ class KubeletDevices:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
-        """Return the devices of each container of which the kubelet said what it has, also if it has none."""
+        """Return the devices of each container that the kubelet has listed, also if it has none."""
         return self._known
 
     def free(self) -> Kinds | None:
@@ -202,7 +202,7 @@ class KubeletDevices:
         self._keep(dict(known))
 
     def follow(self, observed: Observed, names: Mapping[str, Name]) -> None:
-        """Wait for the devices of new pods, and forget pods that are gone; `names` has every pod of the runtime."""
+        """Wait for the devices of new pods, and forget deleted pods; `names` has every pod of the runtime."""
         now = self._clock()
         if self._free:
             self._free.follow(observed)
@@ -289,7 +289,7 @@ class KubeletDevices:
             await asyncio.sleep(max(0.0, self._bucket.wait(self._clock())))
 
     async def _ask(self) -> bool:
-        """Ask once; return whether devices became known, or a changed reason why not is to be shown."""
+        """Ask once; return whether devices became known, or a changed reason has to be shown."""
         asked = self._clock()
         try:
             named = await self._kubelet.ask({waiting.name for waiting in self._waiting.values()})
@@ -308,9 +308,9 @@ class KubeletDevices:
         return bool(settled) or self._shows_reason()
 
     def _shows_reason(self) -> bool:
-        """Return whether to request a pass for the reason, because it is another one than in the last such pass.
+        """Return whether to request a pass for the reason, because it is new since the last such pass.
 
-        A socket that fails in turns changes the reason with each call.
+        A failing socket may give different reasons in turn, one with each call.
         """
         reason = next(map(self._reason_of, self._waiting.values()), "")
         is_news = reason not in (self._shown, DEVICES_NOT_NAMED)
@@ -342,7 +342,7 @@ class KubeletDevices:
         return named if is_late or (is_whole and self._sandboxes.is_single(waiting.name)) else None
 
     def _settle(self, uid: str, named: Named, asked: float) -> bool:
-        """Keep an answer; return whether it says more than is known. A pod waits on while slices are to be listed."""
+        """Keep an answer; return whether it adds anything. A pod waits while slices have to be listed."""
         waiting = self._waiting[uid]
         new, too_many = {}, set()
         for container, entries in named.items():

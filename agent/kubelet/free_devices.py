@@ -1,7 +1,8 @@
-"""The devices of the node that no container has, from the kubelet's PodResources API: allocatable ones less given ones.
+"""The free devices of the node from the kubelet's PodResources API: the allocatable less the assigned.
 
-The kubelet is asked when pods with devices come or go, then with backoff, and at least every LONGEST_SECONDS, because
-devices also fail and recover. It is asked only where the agent publishes the CPUs beside free devices.
+The kubelet is asked when pods with devices start or end, then with backoff, and at least every
+LONGEST_SECONDS, because devices also fail and recover. It is asked only where the agent publishes the CPUs
+beside free devices.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class FreeDeviceList:
 
 
 async def _take_turns(entries: int, devices: int) -> None:
-    """Let the event loop go on now and then; raise Refused for more devices than are kept."""
+    """Yield to the event loop now and then; raise Refused for more devices than are kept."""
     if devices > MOST_DEVICES:
         raise Refused(f"the kubelet names more than {MOST_DEVICES} devices, and no more are read")
     if entries % _YIELD_EVERY == 0:
@@ -136,14 +137,14 @@ class FreeDeviceWatch:
         return self._known
 
     def follow(self, observed: Observed) -> None:
-        """Ask anew when pods with devices came, ended or are gone."""
+        """Ask again when pods with devices started, ended or were deleted."""
         pods = frozenset((pod.uid, pod.is_final) for pod in observed.pods if pod.device_containers)
         if pods != self._pods:
             self._pods = pods
             self._wake.set()
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Ask the kubelet until cancelled; ask for a pass when the free devices changed."""
+        """Ask the kubelet until cancelled; request a pass when the free devices changed."""
         wait = FIRST_SECONDS
         while True:
             self._wake.clear()

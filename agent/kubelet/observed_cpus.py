@@ -58,7 +58,7 @@ class KubeletAssignments:
         return {owner: found for owner, found in held.items() if found.cpus}
 
     def _remember(self, live: list[RuntimeContainer], told: Mapping[str, CPUSet]) -> None:
-        """Store the kubelet's answer, except for a name of two pods: one was force-deleted and still runs."""
+        """Store the kubelet's answer, except for names of two pods: one was force-deleted and still runs."""
         pods = Counter((namespace, pod) for namespace, pod, _ in {_pod(seen) for seen in live})
         known = {
             seen.id: (told if pods[_pod(seen)[:2]] == 1 else {}).get(seen.full_name, self._told.get(seen.id))

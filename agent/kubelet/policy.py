@@ -1,7 +1,8 @@
-"""Which policies the node's kubelet runs for CPUs and memory, from its state files.
+"""CPU and memory policy of the node's kubelet, from its state files.
 
-With `static` for CPUs the agent only observes, with `Static` for memory it binds none. The files are the kubelet's
-own (`cpu_manager_state` and `memory_manager_state` in its root directory); nothing here ever writes them.
+With `static` for CPUs the agent only observes, with `Static` for memory it binds none. The files are the
+kubelet's own (`cpu_manager_state` and `memory_manager_state` in its root directory); the agent never writes
+them.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ def _version(path: Path) -> tuple[int, int] | None:
 class MountedState:
     """The kubelet's state files as they were mounted when this process began.
 
-    A mount of one file keeps showing the file that was removed, whose number of links is 0, so only a new container
-    sees the new policy. Under `none` the kubelet writes a file only where there is none, after a change of the policy.
-    Under `static` it replaces the file with every pod; what the agent does by an old one is safe: it observes. A file of an
-    unknown form ends nothing either, because a new container could not read it better.
+    A mount of a single file keeps showing a file that was removed (its link count is 0), so only a new
+    container sees the new policy. Under `none` the kubelet writes a file only if there is none, after a
+    change of the policy. Under `static` it replaces the file with every pod; acting by an old file is safe,
+    because the agent then only observes. A file of an unknown form ends nothing either, because a new
+    container could not read it better.
     """
 
     def __init__(self, state: Path) -> None:
@@ -56,7 +58,7 @@ class MountedState:
         self._files = [path for path in files if _links(path)]
 
     def replaced(self) -> str:
-        """Return which file is no more the kubelet's; empty if none."""
+        """Return the file that the kubelet has replaced; empty if none."""
         for path in self._files:
             if _links(path) == 0 and _named(path) is KubeletPolicy.NONE:
                 return f"{path}: the kubelet has replaced this file since it was mounted, so its policy may be another"

@@ -1,4 +1,4 @@
-"""Pin new containers over NRI, and those that NRI misses by their cgroups (interface `ContainerWatch`).
+"""Pin new containers over NRI, and containers that NRI misses by their cgroups (interface `ContainerWatch`).
 
 A container created over NRI is pinned again at its cgroup's creation only if a pass has reassigned its CPUs.
 """
@@ -62,7 +62,7 @@ class BirthOwners:
         return await self._others.owner(container_id)
 
     async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return the owners of those that wait for their start; raise AgentError."""
+        """Return the owners of those containers that wait for their start; raise AgentError."""
         return await self._others.created(container_ids)
 
 
@@ -153,7 +153,7 @@ class NriContainerWatch:
 
     @property
     def owners(self) -> Owners:
-        """Return what looks up the owner of a container that was reported with its pod alone."""
+        """Return the lookup for owners of containers that were reported with only their pod."""
         return self._cgroups.owners
 
     def publish(self, table: StartTable | None) -> None:

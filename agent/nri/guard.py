@@ -1,4 +1,4 @@
-"""Refuse the creation of containers that were promised CPUs and got none.
+"""Refuse to create containers that were promised CPUs and got none.
 
 While the agent is down, or too slow, a runtime creates containers without the agent's CPUs. The guard is a separate
 program with its own NRI connection: it validates the result of all plugins. It checks only pods with the webhook's

@@ -155,17 +155,17 @@ class Trigger:
             self.agenda.within(RECONCILE, within)
 
     def clear(self) -> None:
-        """Begin a pass: what comes from now on asks for another."""
+        """Begin a pass: a later request asks for another pass."""
         self.agenda.cancel(RECONCILE)
         self._event.clear()
 
     @property
     def is_set(self) -> bool:
-        """Return whether a pass is wanted."""
+        """Return whether a pass is requested."""
         return self._event.is_set()
 
     async def wait(self) -> None:
-        """Wait until a pass is wanted."""
+        """Wait until a pass is requested."""
         await self._event.wait()
 
     def _is_due(self) -> None:

@@ -89,7 +89,7 @@ def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> N
 
 
 class MachinePoll:
-    """Requests a pass when the CPUs of the machine or the kubelet's policies changed, of which no event tells.
+    """Requests a pass when the machine's CPUs or the kubelet's policies change, for which there is no event.
 
     `policies` returns another value once the kubelet has written them. A static kubelet never corrects a container that
     it created while the agent still acted, so the agent must not wait for a change of a pod.
@@ -207,7 +207,7 @@ class BetweenPasses:
         return GATHER_SECONDS if change.state is State.RUNNING else None
 
     def _is_right(self, change: RuntimeChange) -> bool:
-        """Say whether a container was made where the last plan wants it, or put there before its command ran."""
+        """Return whether a container was created on its planned CPUs, or put there before its command ran."""
         cpus = self._starts.of(change.owner)
         was_made = self._interfaces.container_watch.started(change.id) == cpus
         return cpus is not None and (was_made or self.prestart.is_right(change.id, cpus))

@@ -93,7 +93,7 @@ class Exposure:
 
 
 class BootKeeper:
-    """Confines booting machines to the shared CPUs, and measures how long they ran on CPUs of owners."""
+    """Confines booting machines to the shared CPUs, and measures how long they ran on owners' CPUs."""
 
     def __init__(self, boots: BootingMachines, clock: Clock, metrics: Metrics) -> None:
         self._boots = boots

@@ -1,4 +1,4 @@
-"""Pin new containers before their first instruction, on nodes where only their cgroups announce them.
+"""Pin new containers before their first instruction, on nodes where only cgroups announce them.
 
 Between the creation of its cgroup and the start of its command a container's cpuset can be written freely: the runtime
 fills an empty one (cgroup v1) before it adds its own process, and does not look at it again. So it is written at once,
@@ -84,7 +84,7 @@ class SharedQuestion:
         self._urgent.discard(container_id)
 
     async def _ask(self) -> None:
-        """Ask while one waits: every NAME_PAUSE while that is urgent, else less and less often until there is news."""
+        """List while a container waits: every NAME_PAUSE if urgent, else with backoff until there is news."""
         pause = NAME_PAUSE
         try:
             while waiting := {key for key, answer in self._answers.items() if not answer.done()}:
@@ -143,7 +143,7 @@ class PreStartPinner:
             self._pinning[container.id] = asyncio.create_task(self._keep(container))
 
     def _is_done(self, container: NewContainer) -> bool:
-        """Return whether a container is where it belongs: one that was named since may belong elsewhere."""
+        """Return whether the pinning of a container is complete, with the name that it has now."""
         right, target = self._right.get(container.id), self._cpus_of(container.owner)
         return right is not None and (not isinstance(target, StartCPUs) or target.cpus == right.cpus)
 

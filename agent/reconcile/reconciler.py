@@ -81,7 +81,7 @@ class Settings:
     topology_manager: str = ""  # the policy of the kubelet's at start; empty: not known
 
     def free_devices(self, kinds: Kinds | None, config: NodeConfig) -> FreeDevices | None:
-        """Return the free devices, and how the kubelet chooses one; None if they are not known.
+        """Return the free devices with the kubelet's preference for NUMA nodes; None if they are not known.
 
         A Memory Manager has a say in the NUMA node that the topology manager takes, so beside it any may be taken.
         """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pinning.planning.run_sets import SandboxSet
 
 LOST_SECONDS: Final = 30.0  # for which actions wait for lost machines: these may run on any CPU
-WINDOW_SECONDS: Final = 600.0  # in which they do, whichever machines are lost, and however often one returns
+WINDOW_SECONDS: Final = 600.0  # node-wide, whichever machines are lost, and however often one returns
 SLOT_SECONDS: Final = 10.0  # of that time that expire together
 NOT_FOUND: Final = (
     "its threads are not found, so that nobody can say where it runs: look at the log of the agent"

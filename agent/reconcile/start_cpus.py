@@ -24,7 +24,7 @@ class StartCPUs(NamedTuple):
 
 
 class Unplanned(Enum):
-    """That the CPUs of a new container are not known, although they may be soon."""
+    """The CPUs of a new container are unknown, but may be known soon."""
 
     YET = "no plan knows its pod yet"
 
@@ -41,7 +41,7 @@ class PlannedStarts:
     def planned(
         self, run_sets: RunSets | None, pods: Iterable[SeenPod], host_classes: Collection[str] = ()
     ) -> None:
-        """Take over a plan, with the pods that it was made for; without run sets the agent writes nothing.
+        """Store a plan, with the pods that it was made for; without run sets the agent writes nothing.
 
         Pods of the runtime classes in `host_classes` run on the host.
         """
@@ -49,7 +49,7 @@ class PlannedStarts:
         self._host_classes = host_classes
 
     def of(self, owner: Owner) -> CPUSet | None:
-        """Return a container's CPUs as the last plan says, else those of containers without claims.
+        """Return a container's CPUs by the last plan, else the CPUs of containers without claims.
 
         None: leave it alone.
         """

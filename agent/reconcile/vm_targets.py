@@ -1,4 +1,4 @@
-"""Which containers are in virtual machines, and the CPUs of each: by the plan, or by the kubelet while observing. Pure."""
+"""Targets of virtual machines: the CPUs of each, by the plan, or by the kubelet while observing. Pure."""
 
 from __future__ import annotations
 

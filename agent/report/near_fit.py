@@ -1,4 +1,4 @@
-"""How many of the counts of CPUs beside devices fit into a node beside the resources of others. Pure.
+"""Limit the counts of CPUs beside devices to those that fit into a Node beside other resources. Pure.
 
 The admission policy of the agent's writes looks through no node with more than 1,000 resources and refuses every write of
 it, so that conditions and taints would stay as they are too.
@@ -19,7 +19,7 @@ MOST_RESOURCES: Final = 900  # of a node, which leaves a hundred for device plug
 
 
 def fitting(node: Node, desired: DesiredNode) -> tuple[DesiredNode, int]:
-    """Return what is desired with as many of the counts as fit, the first by name, and how many were left out."""
+    """Return the desired node with the counts that fit, the first by name, and the number left out."""
     near = sorted(name for name in desired.resources if name.startswith(NEAR_CPUS))
     present = {*(node.status.capacity or {}), *(node.status.allocatable or {}), *desired.resources}
     others = sum(not name.startswith(NEAR_CPUS) for name in present)

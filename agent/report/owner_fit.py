@@ -1,4 +1,4 @@
-"""How many owners of CPUs fit into the annotation of a Node beside the annotations of others. Pure.
+"""Limit the owners of CPUs to those that fit into the annotation of a Node beside other annotations. Pure.
 
 The API server refuses a Node with more than 256 KiB of annotations, and everything that is written with them: conditions
 and resources would stay as they are too. A pod that requests one CPU may have 199 init containers, each an owner.

@@ -124,12 +124,12 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
 
 
 def _steady(new: str, old: str) -> str:
-    """Return the old reason if only its details are others: which interrupts fail, and how many, can change each round."""
+    """Return the old reason if only its details changed, such as interrupt names, which vary each round."""
     return old if new and new != old and _causes(new) == _causes(old) else new
 
 
 def _causes(reason: str) -> frozenset[str]:
-    """Return the parts of a reason without paths and numbers, and without a part that is cut or counts the others."""
+    """Return the parts of a reason without paths, numbers, cut parts and counts of further parts."""
     parts = [part.strip() for part in _SEPARATOR.split(_DETAILS.sub("", reason))]
     is_cut = len(parts) > 1 and (reason.endswith("...") or parts[-1] == _OTHERS)
     return frozenset(parts[:-1] if is_cut else parts)
@@ -191,7 +191,7 @@ class PodReport:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Update every pod except those refused a moment ago; raise Later while there are such."""
+        """Update every pod except those in backoff after a refusal; raise Later while there are any."""
         shown = self._source.pods()
         self._written = {uid: written for uid, written in self._written.items() if uid in shown}
         changes = {_uid(pod): (pod, text) for pod, text in self._changes(state)}
@@ -253,7 +253,7 @@ class PodReport:
             raise Later(f"refused: {refused} pods", BETWEEN_SECONDS, refused)
 
     async def reset(self) -> None:
-        """Remove the annotation from every pod of the node, as the API lists them now; raise what one was refused for."""
+        """Remove the annotation from every pod of the node, by a new list; raise the first refusal."""
         decoder, failed = PodDecoder(), list[APIError]()
         selector = {"fieldSelector": f"spec.nodeName={self._node}"}
         async for page in pages(self._api, PODS, selector, METADATA_LIST):

@@ -113,7 +113,7 @@ class SliceReport:
         self.writes = 0
 
     def look_again(self) -> None:
-        """Compare the slice with what it should be: the kubelet has just registered the driver."""
+        """Compare the slice with the desired one, because the kubelet has just registered the driver."""
         self._changed.set()
 
     async def publish(self, state: NodeState) -> None:
@@ -149,7 +149,7 @@ class SliceReport:
             group.create_task(self._keep())
 
     async def _keep(self) -> None:
-        """Write the slice whenever it is not as it should be, until cancelled."""
+        """Write the slice whenever it differs from the desired one, until cancelled."""
         backoff = Backoff()
         while True:
             await self._changed.wait()
@@ -201,7 +201,7 @@ class SliceReport:
         return next((it for it in self._slices.items.values() if it.metadata.name == self._name), None)
 
     def _other_driver(self) -> bool:
-        """Return whether another CPU driver offers the CPUs of this node: the two would give them away twice."""
+        """Return whether another CPU driver publishes this node's CPUs, which would be assigned twice."""
         others = sorted(
             it.spec.driver
             for it in self._slices.items.values()
@@ -248,7 +248,7 @@ class SliceReport:
             await self._withdraw()
 
     async def _withdraw(self) -> bool:
-        """Remove the slice, and write none any more."""
+        """Remove the slice, and publish no other."""
         self._complain(GATE_OFF)
         removed = await self._remove()
         self._is_served = False

@@ -52,7 +52,7 @@ class Response:
 
 
 class Endpoints:
-    """Responds about the agent, which is ready once it knows all pods and containers of the node."""
+    """Answers probes and scrapes; the agent is ready once it knows all pods and containers of the node."""
 
     def __init__(
         self,

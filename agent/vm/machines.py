@@ -1,4 +1,4 @@
-"""The virtual machines of this node: their threads found by what /proc says, and pinned by affinity (interface `VirtualMachines`)."""
+"""The virtual machines of this node: threads read from /proc and pinned by affinity (`VirtualMachines`)."""
 
 from __future__ import annotations
 

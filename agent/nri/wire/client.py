@@ -101,7 +101,7 @@ class Client:
             self._refused_by = None
             reason = self._attempt(events)
             self._publish(self._disconnected(reason))
-            # otherwise the next mask is tried at once, while this runtime is still there
+            # otherwise the next mask would be tried at once, while the same runtime still runs
             if self._mask == 0 or self._unlisted:
                 self._stopping.wait(self._wait())
 
