@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 LOUD: Final = frozenset({"warning", "error", "exception", "critical"})
+_C_LITERAL: Final = r'"(?:[^"\\]|\\.)*"'
+_C_LITERALS: Final = re.compile(rf"(?:{_C_LITERAL}\s*)+")
+_C_CHARACTER: Final = re.compile(r"'(?:[^'\\\n]|\\.)'")
+_C_HOLE: Final = re.compile(r"%[-+.*0-9]*l?[a-z]|`")
 _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -36,6 +41,17 @@ def _texts(node: ast.AST) -> Iterator[str]:
         yield from _texts(child)
 
 
+def c_texts(*files: str) -> set[str]:
+    """Return the parts, between their holes, of the texts that C programs print: no requests to the agent."""
+    literals = {text for file in files for text in _c_literals(Path(file).read_text(encoding="utf-8"))}
+    return {part for text in literals if "\\n" not in text for part in _C_HOLE.split(text)}
+
+
+def _c_literals(source: str) -> Iterator[str]:
+    for found in _C_LITERALS.finditer(_C_CHARACTER.sub("0", source)):
+        yield "".join(re.findall(_C_LITERAL, found[0])).replace('""', "").strip('"')
+
+
 def first_arguments(folder: str, *functions: str) -> set[str]:
     """Return the constant first arguments of calls of these functions or methods in a folder."""
     return {text for path in sorted(Path(folder).rglob("*.py")) for text in _first_arguments(path, functions)}
@@ -47,6 +63,18 @@ def _first_arguments(path: Path, functions: Collection[str]) -> set[str]:
         for call in ast.walk(_tree(path))
         if isinstance(call, ast.Call) and _called(call) in functions and call.args
         if isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+    }
+
+
+def returned(module: str, function: str) -> set[str]:
+    """Return the constant texts that a function or method of a module returns."""
+    return {
+        node.value.value
+        for found in ast.walk(_tree(Path(module)))
+        if isinstance(found, ast.FunctionDef) and found.name == function
+        for node in ast.walk(found)
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str)
     }
 
 

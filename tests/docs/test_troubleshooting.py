@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from agent import group_wait
+from agent.dra import refusals
 from agent.report import desired_node, events
 from pinning import contract
 from pinning.planning import cpu_groups, refusal
@@ -71,11 +72,28 @@ NODES = (
     "pinning/planning/allocator.py",
     "pinning/errors.py",
 )
+CLAIMS = ("agent/dra/book.py", "agent/dra/closing.py", "agent/dra/plugin.py", "pinning/dra/claims.py")
+QUIET = (
+    *(
+        f"agent/quiet/{name}.py"
+        for name in ("balancer", "idle_states", "interrupt_ban", "interrupts", "irqbalance")
+    ),
+    *(
+        f"agent/quiet/{name}.py"
+        for name in ("keeper", "kept", "mover", "quieting", "workqueue_mover", "workqueues")
+    ),
+    *("agent/reconcile/restorable.py", "pinning/machine/interrupts.py", "pinning/planning/noise.py"),
+)
+WRAPPERS = tuple(sorted(str(path) for path in Path("agent/wrappers").glob("*.py")))
+SHIM = tuple(f"shim/{name}.c" for name in ("agent", "guest", "init", "isolate", "vcpus"))
 SECTIONS = {
     "Refusals and warnings about pods": PODS,
     "Refusals and warnings about virtual machines": MACHINES,
     "Threads of virtual machines": THREADS,
     "Why a claim is not fulfilled": NODES,
+    "ResourceClaims that are not prepared": CLAIMS,
+    "CPUs that are not quiet": QUIET,
+    "Errors of `cmk isolate`": WRAPPERS,
 }
 # Texts of those modules that are made elsewhere, or that no user sees.
 ELSEWHERE = {
@@ -86,7 +104,11 @@ ELSEWHERE = {
         *("agent/vm/threads.py", "agent/vm/host_threads.py"),
     ),
     "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),
+    "ResourceClaims that are not prepared": (),
+    "CPUs that are not quiet": (),
+    "Errors of `cmk isolate`": (),
 }
+IN_C = {"Errors of `cmk isolate`": SHIM}
 UNHEARD = {
     "pinning/allocation/static_policy.py"
 }  # the kubelet's own choice, which is compared with and never refuses a claim
@@ -94,6 +116,23 @@ UNHEARD = {
 NOT_SHOWN = {
     *("dict[str, Any]", "a number of ", "another value"),
     *("LimitRanger plugin set: ", "cpu limit for container "),
+    # of a checkpoint that is damaged, which the log names as such
+    *("a part of the claim has no CPUs", "two parts hold the same CPUs"),
+    # entries of the log that are no warnings, and facts of those that are
+    *(
+        "claim given back",
+        "registered at the kubelet",
+        "CPUs kept quiet",
+        "claims left",
+        "delete the pods that name them",
+    ),
+    *("claims need a kubelet of Kubernetes 1.36 or later", "it was missing, or not as it was written"),
+    *("how a process ended is not known", "the runtime does not say"),
+    # of connections that are closed, and of a socket that the agent cannot make
+    *("nobody waits for an answer", "the node's connections are taken, and this container has its share"),
+    *("; name another --cmk-install-dir", "no socket in ", "somebody else writes to "),
+    # what irqbalance is sent, and a text of which the page has the words before the hole
+    *("settings ban irqs ", "settings ban irqs NONE", "the bound of CPU {}"),
 }
 
 
@@ -131,7 +170,9 @@ def pieces(title: str) -> set[str]:
 def test_every_message_is_documented(title: str) -> None:
     """Every text of the rules is in its section."""
     described = pieces(title)
-    texts = {text for text in said.texts(*SECTIONS[title]) - NOT_SHOWN if len(text.split()) >= ENOUGH_WORDS}
+    logged = set(first_cells("Warnings in the logs"))
+    shown = (said.texts(*SECTIONS[title]) | said.c_texts(*IN_C.get(title, ()))) - NOT_SHOWN - logged
+    texts = {text for text in shown if len(text.split()) >= ENOUGH_WORDS}
     assert len(texts) > 10
     missing = {text for text in texts if not any(text.strip(EDGES) in piece for piece in described)}
     assert missing == set()
@@ -140,7 +181,7 @@ def test_every_message_is_documented(title: str) -> None:
 @pytest.mark.parametrize("title", SECTIONS)
 def test_every_documented_message_exists(title: str) -> None:
     """Every message on the page has its text in the code."""
-    texts = said.texts(*SECTIONS[title], *ELSEWHERE[title])
+    texts = said.texts(*SECTIONS[title], *ELSEWHERE[title]) | said.c_texts(*IN_C.get(title, ()))
     assert {piece for piece in pieces(title) if not any(piece in text for text in texts)} == set()
 
 
@@ -167,6 +208,13 @@ def test_reasons_of_refusals_are_documented_and_exist() -> None:
     """The first table of the section has each reason; the second has the messages."""
     rows = section("Why a claim is not fulfilled").partition("| message |")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == set(refusal.Reason)
+
+
+def test_causes_of_refused_prepares_are_documented_and_exist() -> None:
+    """The words of the metric stand beside the messages that they count."""
+    described = section("ResourceClaims that are not prepared")
+    words = set(re.findall(r"\| `(\w+)` \|", described)) | set(re.findall(r"\(`(\w+)`\)", described))
+    assert words == set(refusals.Cause)
 
 
 def test_alerts_are_documented_and_exist() -> None:
@@ -202,11 +250,33 @@ def test_conditions_and_taints_are_documented_and_exist() -> None:
 
 
 def test_refusals_of_the_policies_are_documented() -> None:
-    """Each message of a policy begins as one that the page has."""
-    documents = yaml.safe_load_all(Path("manifests/base/policies.yaml").read_text(encoding="utf-8"))
-    validations = [rule for item in documents for rule in item["spec"].get("validations", ())]
+    """Each message of a policy, of the base or of a component, begins as one that the page has."""
+    files = [Path("manifests/base/policies.yaml"), *sorted(Path("manifests/components").rglob("*.yaml"))]
+    documents = [item for file in files for item in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
+    policies = [
+        item
+        for item in documents
+        if isinstance(item, dict) and item.get("kind") == "ValidatingAdmissionPolicy"
+    ]
+    validations = [rule for item in policies for rule in item["spec"].get("validations", ())]
     shown = {part for cell in first_cells("Refusals of the policies") for part in cell.split(HOLE) if part}
     said_by = [rule.get("messageExpression") or rule["message"] for rule in validations]
-    assert len(said_by) > 10
+    assert len(said_by) > 20
     assert [text for text in said_by if not any(part.strip() in text for part in shown)] == []
     assert [part for part in shown if not any(part.strip() in text for text in said_by)] == []
+
+
+def test_reasons_of_readiness_are_documented() -> None:
+    """What `/readyz` of agent, guard and webhook says is in the table."""
+    described = section("A pod of corepin is not ready")
+    texts = [
+        *(
+            text
+            for text in said.texts("agent/serve/endpoints.py")
+            if "listed yet" in text or "answer" in text
+        ),
+        *(text for text in said.texts("agent/nri/guard_process.py") if "validators" in text or "yet" in text),
+        *said.returned("webhook/server/status.py", "obstacle"),
+    ]
+    assert len(texts) > 8
+    assert [text for text in texts if text.strip(EDGES) not in described] == []
