@@ -70,7 +70,7 @@ DRA_CPU_CLASS = "dra.cpu"  # the DeviceClass that KubeVirt and other drivers' ex
 DRA_CAPACITY = "dra.cpu/cpu"  # the only capacity of a device, in CPUs
 DRA_CPUSET_PREFIX = "DRA_CPUSET_"  # followed by the uid of a ResourceClaim: its CPUs as Linux writes lists
 CDI_KIND = "corepin.io/cpu"  # of the CDI devices that set the variable
-CDI_PREFIX = "claim-"  # of their names, which go on with the uid of the claim and the name of the request
+CDI_PREFIX = "claim-"  # prefix of their names; uid of the claim and name of the request follow
 
 # Environment of a container.
 CMK_NUM_CORES = "CMK_NUM_CORES"
@@ -253,7 +253,7 @@ class VMThreadsPolicy(StrEnum):
 
 
 class NoiseKind(StrEnum):
-    """What disturbs the CPUs of a container; in a second, the first that is above the operator's limit is reported."""
+    """What disturbs a container's CPUs; the first kind above the operator's limit per second is reported."""
 
     INTERRUPTS = "interrupts"  # of devices
     OTHER_SLICES = "otherSlices"  # timeslices of other threads

@@ -1,7 +1,7 @@
 """CPUs beside the devices of a container: its home nodes first, then the others by distance.
 
-Which CPUs of a region a container gets is decided elsewhere, by its SMT, NUMA and cache policies: `put` places a
-number of CPUs or cores within a region, keeping the given placement, or raises NotEnoughCPUs.
+The SMT, NUMA and cache policies choose the CPUs within a region: `put` places a number of CPUs or cores
+within a region, keeping the given placement, or raises NotEnoughCPUs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The homes of a container, and whether it may have CPUs elsewhere.
+    """The homes of a container, and its device policy.
 
-    Under `require` it may not, and some of its CPUs are near each device.
+    Under `require` it gets no CPUs elsewhere, and some of its CPUs are near each device.
     """
 
     homes: tuple[Home, ...] = ()  # none: it has no devices, or their nodes are not known
@@ -66,7 +66,7 @@ class Beside:
         return cpus <= union(near) and all(cpus & home for home in near)
 
     def obstacle(self, numa: NUMAPolicy, unit: int, count: int) -> NotEnoughCPUs | None:
-        """Return why no CPUs whatever can be near each device, None if some can; `unit` of the count make a core."""
+        """Return why no CPUs at all can be near each device, or None; `unit` of the count make a core."""
         number = len(self.homes)
         least = unit * (number - 1) + 1
         if not self.is_required or number == 1:
@@ -86,13 +86,13 @@ ANYWHERE = Beside()
 def place_beside(
     topology: Topology, beside: Beside, numa: NUMAPolicy, unit: int, count: int, usable: CPUSet, put: Put
 ) -> Placement:
-    """Place a container, on its home nodes if they have room; raise NotEnoughCPUs if the whole region has too little.
+    """Place a container, on its home nodes if they have room; raise NotEnoughCPUs if the region is too small.
 
-    Under `packed` each home gets whole units, in proportion to its devices, where it has room for them. Without room
-    for all, as many as possible are near, and the rest as near as possible. `single` takes one NUMA node: the home of
-    most devices first, then the nearest other one. `distributed` gives every home as much, where they have room, or
-    spreads over the home nodes and the nearest others. Where CPUs elsewhere are refused, every home gets some. `usable`
-    are the CPUs that the container may get at all.
+    Under `packed` each home gets whole units, in proportion to its devices, where it has room for them.
+    Without room for all, as many as possible are near, and the rest as near as possible. `single` takes one
+    NUMA node: the home of most devices first, then the nearest other one. `distributed` gives every home the
+    same number, where they have room, or spreads over the home nodes and the nearest others. Where CPUs
+    elsewhere are refused, every home gets some. `usable` are the CPUs that the container may get at all.
     """
     placed = _placed(topology, beside, numa, unit, count, usable, put)
     if not beside.is_met_by(topology, placed.cpus):
@@ -129,9 +129,9 @@ def resize_beside(
     needed: int,
     put: Callable[[CPUSet], Placement],
 ) -> Placement:
-    """Change a placement: CPUs on far nodes are given back first, near ones are added first; raise NotEnoughCPUs.
+    """Resize a placement: release CPUs on far nodes first, add near ones first; raise NotEnoughCPUs.
 
-    `needed` is how many CPUs the claim makes. Where CPUs elsewhere are refused, none of them is added.
+    `needed` is the number of CPUs for the claim. Where CPUs elsewhere are refused, none of them is added.
     """
     staying = len(kept.cpus & topology.online)
     regions = [

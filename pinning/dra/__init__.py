@@ -1,4 +1,4 @@
-"""CPUs as claims of Dynamic Resource Allocation: what is read of a ResourceClaim, and the devices of a node.
+"""CPUs as claims of Dynamic Resource Allocation: the parsed ResourceClaim, and the devices of a node.
 
-What a claim is granted is decided beside everything else that holds CPUs, in `pinning.planning.claim_grants`.
+`pinning.planning.claim_grants` decides which CPUs a claim gets, together with all other holders of CPUs.
 """

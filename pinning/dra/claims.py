@@ -60,7 +60,7 @@ class ClaimPart:
 
 @dataclass(frozen=True, slots=True)
 class DeviceClaim:
-    """A ResourceClaim that is allocated; without parts nothing of it is ours."""
+    """An allocated ResourceClaim; without parts none of its devices is ours."""
 
     uid: str
     namespace: str
@@ -112,16 +112,16 @@ class ClaimGrant:
 
 
 class ClaimTimes(NamedTuple):
-    """When the kubelet asked for a claim, or since when the claim has CPUs without that; RFC 3339 in UTC."""
+    """When the kubelet prepared a claim, or since when it has CPUs without that; RFC 3339 in UTC."""
 
     prepared: str = ""  # empty: not yet, or before this agent was started
     since: str = ""  # from when on it has CPUs and waits for the kubelet
-    tries: int = 0  # how often the kubelet was reminded of it since then
+    tries: int = 0  # reminders of the kubelet since then
 
 
 @dataclass(frozen=True, slots=True)
 class SeenClaims:
-    """The claims of this node at one moment, for an agent that is their driver."""
+    """The claims of this node at one moment, for the agent as their driver."""
 
     known: Mapping[str, DeviceClaim] = field(default_factory=lambda: MappingProxyType({}))  # by uid
     # Namespace and name of claims that were read, ours or not, or could not be read, each with a pod that named it then.
@@ -171,14 +171,14 @@ def _read(document: Mapping[str, Any], node: str) -> DeviceClaim:
 
 
 def _asked(spec: object, results: list[Mapping[str, Any]], node: str) -> int | None:
-    """Return the CPUs that the requests behind our results name; None where one names none that can be read."""
+    """Return the CPUs that the requests behind our results name; None if one names no readable amount."""
     named = dict(_amounts(spec))
     amounts = [named.get(str(it.get("request"))) for it in results if _is_ours(it, node)]
     return None if None in amounts else sum(amount for amount in amounts if amount)
 
 
 def _amounts(spec: object) -> Iterator[tuple[str, int]]:
-    """Yield the requests of a claim, and their alternatives, with whole CPUs that they name."""
+    """Yield the requests of a claim, and their alternatives, with the whole CPUs that they name."""
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     listed = devices.get("requests") if isinstance(devices, Mapping) else None
     for request in listed if isinstance(listed, list) else ():

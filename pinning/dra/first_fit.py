@@ -1,4 +1,4 @@
-"""What the scheduler allocates to a claim of one request, from the devices that a node publishes."""
+"""The scheduler's allocation of a claim with one request, from the devices that a node publishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Allocated(NamedTuple):
-    """The device of a claim, and the CPUs that are consumed there: those of the request in whole cores."""
+    """The device of a claim, and the CPUs consumed there: those of the request in whole cores."""
 
     device: str
     cpus: int
@@ -37,7 +37,7 @@ def first_fit(
 
 
 def _no_room(rooms: Mapping[str, int], wanted: int) -> str:
-    """Return why a claim fits no device, with the room of each and what would help."""
+    """Return why a claim fits no device, with the room of each and the remedy."""
     if not rooms:
         return "no device of this node has room for claims: free whole cores, or choose another node"
     found = listed(f"{room} on {name}" for name, room in rooms.items())

@@ -27,7 +27,7 @@ class DeviceGroup(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a ResourceSlice is made of."""
+    """Input of a node's ResourceSlice."""
 
     topology: Topology  # CPUs that pods may not use count as offline
     usable: CPUSet  # CPUs that claims may take, held or not
@@ -37,7 +37,7 @@ class Offer(NamedTuple):
 
 
 def cpus_of_device(driver: str, device: Mapping[str, Any]) -> object:
-    """Return the amount of CPUs that a published device of any driver has, as the API writes it; None: it has none.
+    """Return the CPU amount of a published device of any driver, in the API's form; None if it has none.
 
     Of upstream's driver each device without an amount is a CPU: it publishes them so in its mode `individual`.
     """
@@ -78,15 +78,15 @@ def _label(name: str) -> str:
 
 
 def free_of(group: DeviceGroup, topology: Topology, held: CPUSet) -> CPUSet:
-    """Return the CPUs of a group's cores of which nothing is held."""
+    """Return the CPUs of a group's completely free cores."""
     return group.cpus - topology.siblings_of(group.cpus & held)
 
 
 def published_cpus(groups: tuple[DeviceGroup, ...], offer: Offer) -> Mapping[str, int]:
     """Return the CPUs to publish of each device: those that claims hold, or could hold.
 
-    What claims hold counts as free, because the scheduler subtracts it itself. One core is left out while nothing
-    else remains for the shared set.
+    CPUs held by claims count as free, because the scheduler subtracts them itself. One core is left out while
+    nothing else remains for the shared set.
     """
     free = {group.device: free_of(group, offer.topology, offer.classic) for group in groups}
     if not offer.common - offer.classic - offer.claimed - union(free.values()):

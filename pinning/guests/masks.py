@@ -52,7 +52,7 @@ class VMSeen:
     is_fixed: bool = False  # no vCPU can be hotplugged
     reason: str = ""  # why vCPUs are not identified
     vhost: CPUSet = EMPTY  # union of the masks of its vhost threads; empty if it has none
-    notes: tuple[str, ...] = ()  # what was left unchanged, and the reason
+    notes: tuple[str, ...] = ()  # threads left unchanged, with the reason
     guest_ids: tuple[GuestID, ...] = ()  # one per vCPU, if the guest's topology is known
 
 
@@ -140,7 +140,7 @@ def _pinned_by_libvirt(seen: VMSeen, cpus: CPUSet) -> tuple[CPUSet, ...]:
 
 
 def _pinned_before(seen: VMSeen, launcher: Launcher) -> tuple[CPUSet, ...]:
-    """Return the last pins, which the kernel may have erased, with lost CPUs replaced by those that came instead."""
+    """Return the last pins, which the kernel may have reset, with lost CPUs replaced by new ones."""
     before, cpus = launcher.before, launcher.cpus
     if not seen.vcpus or before is None or not before.is_one_to_one or len(before.vcpus) != len(seen.vcpus):
         return ()

@@ -100,7 +100,7 @@ class VMThreads:
     told_by: ToldBy
     reason: str = ""  # why vCPUs are not identified
     own_count: int = 0  # number of threads of the process, compared with a later count
-    notes: tuple[str, ...] = ()  # what was left out, and the reason
+    notes: tuple[str, ...] = ()  # threads left out, with the reason
     kvm_vcpus: int = 0  # vCPUs that KVM has created, with unplugged ones, if it does not show their threads
 
     @cached_property

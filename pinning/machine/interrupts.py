@@ -1,9 +1,10 @@
-"""The affinity that each interrupt of a device gets while some CPUs are to be quiet. Pure.
+"""The affinity of each device interrupt while some CPUs are quiet. Pure.
 
-Some interrupts stay on quiet CPUs: those of a container's devices on its CPUs (`Stay.home`), others where they are. An
-interrupt that may fire on quiet CPUs loses these bits of its affinity, and gets them back when the CPUs are no longer
-quiet. It counts as the agent's only while its affinity is one that the agent wrote: any other value was set by another
-program, or by the kernel when a CPU went offline, and is the new original.
+Some interrupts stay on quiet CPUs: those of a container's devices on its CPUs (`Stay.home`), others keep
+their affinity. An interrupt that may fire on quiet CPUs loses these bits of its affinity, and gets them back
+when the CPUs are no longer quiet. It counts as the agent's only while its affinity is one that the agent
+wrote: any other value was set by another program, or by the kernel when a CPU went offline, and is the new
+original.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LEAST_OTHERS: Final = 2  # online CPUs for interrupts; the vectors of a single o
 
 
 class Stay(NamedTuple):
-    """Quiet CPUs on which one interrupt may fire all the same."""
+    """Quiet CPUs on which one interrupt may fire nevertheless."""
 
     may: CPUSet = EMPTY
     home: CPUSet = EMPTY  # of these CPUs: it fires on them alone; empty: it fires elsewhere too
@@ -36,7 +37,7 @@ NO_STAY: Final = Stay()
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """The CPUs that are to be quiet, on the online CPUs of a machine."""
+    """The quiet CPUs, and the online CPUs of the machine."""
 
     cpus: CPUSet
     online: CPUSet
@@ -58,7 +59,7 @@ class Quiet:
         return self.stay.home & self.online
 
     def is_kept_by(self, affinity: CPUSet) -> bool:
-        """Return whether an affinity keeps the interrupt in question where it is to be."""
+        """Return whether an affinity is right for the interrupt in question."""
         return affinity.isdisjoint(self.shut) and (not self.home or affinity <= self.home)
 
 
@@ -71,7 +72,7 @@ class Taken(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What is done with one interrupt: the record is saved, then the affinity is written."""
+    """A decision about one interrupt: the record is saved, then the affinity is written."""
 
     taken: Taken | None  # None: nothing has to be restored, once the write is done
     write: CPUSet | None = None  # None: its affinity stays
@@ -113,8 +114,9 @@ def decide(
 ) -> Decision:
     """Decide about an interrupt with the affinity `now`.
 
-    Without `may_take` it loses no CPU, and gets CPUs back only if that takes none. `proven` is its affinity if the agent
-    wrote it and has read it back; the caller leaves it out where the kernel or irqbalance may have changed it since.
+    Without `may_take` it loses no CPU, and gets CPUs back only if it loses none by that. `proven` is its
+    affinity if the agent wrote it and has read it back; the caller leaves it out where the kernel or
+    irqbalance may have changed it since.
     """
     is_ours = taken is not None and now in taken.wrote
     original = taken.original if taken and is_ours else now
@@ -136,8 +138,9 @@ def decide(
 def born(now: CPUSet, default: Taken | None, online: CPUSet, near: CPUSet = EMPTY) -> Taken | None:
     """Return the record of an interrupt that was requested under a default affinity without quiet CPUs.
 
-    Only exactly what the kernel gives at birth is recognised: any other affinity was chosen by a driver, an operator or
-    irqbalance, and never had the quiet CPUs. `near` are the CPUs of its device's NUMA node.
+    Only the exact affinity that the kernel gives at the request is recognised: any other was chosen by a
+    driver, an operator or irqbalance, and never had the quiet CPUs. `near` are the CPUs of its device's NUMA
+    node.
     """
     if default is None:
         return None

@@ -1,7 +1,7 @@
-"""NUMA nodes near a device: where its CPUs are, and which nodes come next. Pure.
+"""NUMA nodes near a device: its own node, then others by distance. Pure.
 
-A device tells NUMA nodes of which any will do. A node of memory alone, as GPUs and CXL expanders have, stands for the
-nearest nodes with CPUs.
+A device reports NUMA nodes that are equally near. A node with memory only, as GPUs and CXL expanders have,
+stands for the nearest nodes with CPUs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Home:
 
 
 def nodes_beside(topology: Topology, node: int) -> CPUSet:
-    """Return the node if it has online CPUs, else the nodes with online CPUs at the least distance; none if not known."""
+    """Return the node if it has online CPUs, else the nearest nodes with online CPUs; none if not known."""
     living = topology.nodes_of(topology.online)
     if node in living:
         return CPUSet([node])
@@ -181,6 +181,6 @@ def shares(
 
 
 def _lower_shares(count: int, unit: int, devices: Sequence[int], limits: Sequence[int]) -> list[int]:
-    """Return what each home gets of all units but one for each home, so that few are left to give one at a time."""
+    """Return each home's share of all units but one per home, so that few are left to distribute singly."""
     units, every = max(0, count // unit - len(devices)), sum(devices)
     return [min(limit, units * its // every * unit) for its, limit in zip(devices, limits, strict=True)]

@@ -1,7 +1,7 @@
-"""How many CPUs are free beside every device that the kubelet may give out next. Pure.
+"""Number of CPUs that are free beside any device that the kubelet may assign next. Pure.
 
-The scheduler knows resources of a node and no NUMA nodes, and the kubelet chooses the device. So the least that is free
-beside any device which it can choose is what a container finds beside the device that it gets.
+The scheduler knows the resources of a node and no NUMA nodes, and the kubelet chooses the device. A container
+may get any of the candidate devices, so the minimum over these is published.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MOST_NODES: Final = 64  # the kubelet itself has a topology manager up to 8 node
 
 @dataclass(frozen=True, slots=True)
 class FreeDevices:
-    """The healthy devices of a node that no container has, and how the kubelet chooses among them."""
+    """The healthy free devices of a node, and the kubelet's way to choose among them."""
 
-    # How many there are of each resource, by the NUMA nodes that the kubelet names; nodes are empty if not known.
+    # Number of devices of each resource, by the NUMA nodes that the kubelet names; no nodes if not known.
     kinds: Kinds = field(default_factory=lambda: MappingProxyType({}))
     ignored: tuple[str, ...] = ()  # patterns of resources that containers are not placed beside
     # The topology manager of the kubelet takes the lowest NUMA node that has all devices of a container.
@@ -36,10 +36,10 @@ class FreeDevices:
 
 
 def rooms(topology: Topology, free: Mapping[int, int], total: int, devices: FreeDevices) -> dict[str, int]:
-    """Return, for each resource, the least free CPUs of all NUMA nodes near a device that the kubelet may take.
+    """Return, for each resource, the least free CPUs of all NUMA nodes near a device that may be assigned.
 
-    `free` are the free CPUs of each NUMA node, `total` those of all. A device without a known NUMA node, or of an ignored
-    resource, sets no limit; without a free device there is no room.
+    `free` are the free CPUs of each NUMA node, `total` those of all. A device without a known NUMA node, or
+    of an ignored resource, sets no limit; without a free device the room is 0.
     """
     taken = first_nodes(devices.kinds) if devices.is_lowest_first else None
     found = {}
@@ -60,10 +60,11 @@ def _near(
 
 
 def first_nodes(kinds: Kinds) -> frozenset[int] | None:
-    """Return the NUMA nodes of devices that no lower node replaces; None for more nodes than are compared.
+    """Return the NUMA nodes of devices that no lower node replaces; None for too many nodes.
 
-    For a container that fits on one node the topology manager takes the lowest one with all of its devices. A lower node
-    that has as many free devices of every resource is therefore taken instead, whatever the container asks for.
+    For a container that fits on one node the topology manager takes the lowest one with all of its devices. A
+    lower node that has as many free devices of every resource is therefore taken instead, whatever the
+    container requests.
     """
     numbers = sorted({node for kind in kinds.values() for nodes in kind for node in nodes})
     if len(numbers) > MOST_NODES:

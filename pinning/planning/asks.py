@@ -119,7 +119,7 @@ def _within(budget: int, lasting: Sequence[Claim], held: Sequence[Assignment | N
 
 
 class Refusals:
-    """The claims that are not or only partly fulfilled, and why; the first reason of each stands."""
+    """The claims that are not or only partly fulfilled, with the reason; the first reason of each stands."""
 
     def __init__(self, draft: LedgerDraft) -> None:
         self.found: dict[Owner, Refusal] = {}

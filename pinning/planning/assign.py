@@ -48,7 +48,7 @@ class Assigner:
         self._refuses_uncounted = config.uncounted_claims is UncountedClaims.REFUSE
 
     def _collect(self) -> None:
-        """Collect the claims: what slices ask for beside a budget that is too small depends on what they hold."""
+        """Collect the claims: with too small a budget, the slices depend on the CPUs that they hold."""
         draft, claimed = self.draft, self.claims.owners
         asked = asks(draft.observed, draft.ledger, draft.config, self.claims.outside)
         self._asks = tuple(ask for ask in asked if ask.owner not in claimed) if claimed else asked
@@ -169,7 +169,7 @@ class Assigner:
             return held
 
     def _await_devices(self, ask: Ask) -> None:
-        """Refuse a claim that requires CPUs beside devices while these are not known; what it holds stays as it is."""
+        """Refuse a claim for CPUs beside devices that are not known yet; it keeps the CPUs that it holds."""
         unknown, held = self._beside(ask).unknown, self.draft.ledger.of(ask.owner)
         if unknown and held:
             self._refused.add(ask, Reason.DEVICES_UNKNOWN, f"{unknown}; until then it keeps CPUs {held.cpus}")

@@ -56,7 +56,7 @@ class _User(NamedTuple):
 
 
 class ClaimPlanner:
-    """The claims of one pass: what is released, granted and used."""
+    """The claims of one pass: released, granted and assigned ones."""
 
     def __init__(self, draft: LedgerDraft) -> None:
         self._draft = draft
@@ -67,12 +67,12 @@ class ClaimPlanner:
 
     @cached_property
     def owners(self) -> frozenset[Owner]:
-        """Containers that have their claims and nothing else."""
+        """Containers whose CPUs are those of their claims only."""
         return frozenset(self._users)
 
     @cached_property
     def deferred(self) -> frozenset[Owner]:
-        """Containers that name a claim of which is not known yet whether it holds CPUs."""
+        """Containers that name a claim that may hold CPUs, because it was not read yet."""
         observed = self._draft.observed
         if observed.claims is None:
             return frozenset()
@@ -99,7 +99,7 @@ class ClaimPlanner:
 
     @cached_property
     def held_back(self) -> frozenset[Owner]:
-        """Containers that must not start yet: the CPUs of a claim that they name are not known to be theirs.
+        """Containers that must not start yet: a claim that they name may not be reserved for their pod.
 
         That holds until the claim is read, and as long as a claim with CPUs of this node is not reserved for their pod.
         """
@@ -119,7 +119,7 @@ class ClaimPlanner:
         }
 
     def release(self) -> None:
-        """Release the claims that the kubelet gave back, and what containers of claims hold beside these."""
+        """Release claims that the kubelet gave back, and other CPUs of containers that now have claims."""
         draft = self._draft
         for uid in sorted(self._over):
             draft.ledger = draft.ledger.release_claim(uid)
@@ -129,7 +129,7 @@ class ClaimPlanner:
                 draft.ledger = draft.ledger.release(assignment.owner)
 
     def _is_over(self, uid: str, grant: ClaimGrant) -> bool:
-        """Return whether a claim is given back; one that is not read, as after a reboot, is not."""
+        """Return whether a claim is released; an unread claim, as after a reboot, is not."""
         seen = self._draft.observed.claims
         if seen and uid in seen.released:
             return True
@@ -149,7 +149,7 @@ class ClaimPlanner:
         return all(self._draft.observed.is_gone(pod) for pod in grant.claim.pods)
 
     def _is_unused(self, assignment: Assignment) -> bool:
-        """Return whether a container that had claims names none any more."""
+        """Return whether a container that had claims now names none."""
         is_known = assignment.owner.pod_uid in self._draft.pods
         return bool(assignment.device_claims) and is_known and assignment.owner not in self._users
 
@@ -247,7 +247,7 @@ class ClaimPlanner:
         return (*assigned, *self._not_reserved())
 
     def _not_reserved(self) -> Iterator[Refusal]:
-        """Refuse containers that are held back although nothing of their claims is still to be read."""
+        """Refuse containers that are held back although all of their claims were read."""
         for owner, (pod, claim) in self._unreserved.items():
             if owner not in self.deferred:
                 why = f"claim {claim.full_name} {self._why_unreserved(claim)}"
@@ -307,7 +307,7 @@ def claimable(sets: NodeSets) -> CPUSet:
 
 
 def offer_of(sets: NodeSets, ledger: Ledger) -> Offer:
-    """Return what the node offers to claims."""
+    """Return the input of the node's ResourceSlice."""
     claimed = ledger.claimed(ledger.claims)
     return Offer(sets.topology, claimable(sets), claimed, ledger.held - claimed, sets.common)
 
@@ -370,7 +370,7 @@ def _whole(count: int, group: DeviceGroup) -> int:
 
 
 def _doubled(user: _User) -> Iterator[Refusal]:
-    """Refuse what else a container asks for, except amounts that repeat its claim: KubeVirt's, or of a pod's budget."""
+    """Refuse other requests of a container, except amounts that repeat its claim (KubeVirt, pod budgets)."""
     pod, container = user.pod, user.use.container
     for claim in pod.claims:
         repeats = claim.origin is Origin.LAUNCHER or (pod.budget is not None and claim.can_be_slice)

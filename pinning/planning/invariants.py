@@ -43,7 +43,7 @@ def _broken_alone(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
 
 
 def _broken_cores(assignment: Assignment, sets: NodeSets, claimed: CPUSet) -> Iterator[str]:
-    """Yield what is wrong with the cores of a container; siblings that its claims hold came back online."""
+    """Yield the flaws in the cores of a container; siblings that its claims hold came back online."""
     cores = (sets.topology.siblings_of(assignment.footprint) & sets.universe) - claimed
     if not cores <= assignment.footprint:
         yield f"{assignment.name}: CPUs {cores - assignment.footprint} are siblings of its cores and not its own"

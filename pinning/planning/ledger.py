@@ -81,7 +81,7 @@ class Assignment:
         return self.policy is CPUPolicy.EXCLUSIVE
 
     def is_quiet(self, *, is_crio: bool) -> bool:
-        """Return whether interrupts are to be kept off its CPUs; under CRI-O its own annotation is left to it."""
+        """Return whether interrupts must keep off its CPUs; under CRI-O, CRI-O follows its own annotation."""
         noise = self.claim.noise
         if noise is None and self.claim.crio_disables_interrupts and not is_crio:
             noise = NoisePolicy.QUIET

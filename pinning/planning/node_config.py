@@ -62,9 +62,9 @@ class Quota(StrEnum):
 
 
 class ExecAffinity(StrEnum):
-    """Where processes run that enter an exclusive container by exec."""
+    """CPUs of processes that enter an exclusive container by exec."""
 
-    NONE = "none"  # wherever the container runs
+    NONE = "none"  # the container's CPUs
     LAST = "last"  # on its highest own CPU
     SHARED = "shared"  # on the shared set if the container may use it, otherwise as `last`
 
@@ -82,7 +82,7 @@ class StaticPools:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """How the CPUs of one node are given out."""
+    """The configuration of one node's CPUs."""
 
     reserved: CPUSet | None = None  # None: `default_reserve` of `node_sets`
     reserve_source: ReserveSource = ReserveSource.CONFIGURED  # where `reserved` comes from, if it is set
@@ -106,10 +106,10 @@ class NodeConfig:
     uncounted_claims: UncountedClaims = UncountedClaims.REPORT
     observe: bool = False
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
-    noise_limits: tuple[tuple[NoiseKind, float], ...] = ()  # in a second; what has none is never reported
+    noise_limits: tuple[tuple[NoiseKind, float], ...] = ()  # per second; one without a limit is not reported
     quiet_interrupts: bool = False  # keep interrupts off the CPUs of containers under `quiet`
     quiet_workqueues: bool = False  # keep unbound workqueues off these CPUs
-    quiet_latency: int | None = None  # microseconds in which these CPUs leave idle states; None: as they are
+    quiet_latency: int | None = None  # longest wakeup latency of these CPUs in microseconds; None: unchanged
     tells_irqbalance: bool = True  # of quiet CPUs; False: the operator has configured it
     kubelet_binds_memory: bool = False  # detected by the agent: the kubelet's Memory Manager policy is Static
 
@@ -215,9 +215,9 @@ def near_devices(devices: Iterable[Device], claim: Claim, config: NodeConfig) ->
 
 
 def exec_cpus(affinity: ExecAffinity, own: CPUSet, others: CPUSet) -> CPUSet:
-    """Return where processes run that enter a container by exec, given its own CPUs and the pools that it may use.
+    """Return the CPUs for processes that enter a container by exec, given its own CPUs and its pools.
 
-    Empty: they stay where the container runs.
+    Empty: they stay on the container's CPUs.
     """
     if affinity is ExecAffinity.NONE:
         return EMPTY

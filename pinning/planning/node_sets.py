@@ -148,7 +148,7 @@ def check_machine(topology: Topology, universe: CPUSet, config: NodeConfig) -> N
 
 
 def _nothing_to_give(sets: NodeSets) -> str:
-    """Return the error for a node without allocatable CPUs; reserving fewer is no remedy on a single core."""
+    """Return the error for a node without allocatable CPUs; a smaller reserve does not help on one core."""
     usable = sets.universe
     if usable <= sets.topology.siblings_of(CPUSet([usable.lowest()])):
         problem = f"only one core can be used here (CPUs {usable}), and it stays reserved for the system"

@@ -1,8 +1,8 @@
-"""The quiet CPUs of a node, and the CPUs that each interrupt may use beside them. Pure.
+"""The quiet CPUs of a node, and the CPUs that each interrupt may use in addition. Pure.
 
-Globs come from users. An interrupt that matches one keeps what it has of the container's CPUs, and gets none in addition,
-so that no container can draw another's interrupts to its CPUs. The interrupts of a container's own devices fire on its
-CPUs alone.
+Globs come from users. An interrupt that matches one keeps its bits of the container's CPUs and gets no
+further ones, so that no container can draw another's interrupts to its CPUs. The interrupts of a container's
+own devices fire on its CPUs alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Keep(NamedTuple):
     devices: tuple[
         Device, ...
     ] = ()  # whose interrupts fire on these CPUs; those without an address have none
-    without: str = ""  # why no devices are known, where their interrupts are to stay
+    without: str = ""  # why no devices are known, if their interrupts must stay
 
 
 def quiet_sharers(ledger: Iterable[Assignment]) -> frozenset[Owner]:
@@ -49,7 +49,7 @@ def quiet_cpus(ledger: Iterable[Assignment], *, is_crio: bool = False) -> CPUSet
 
 
 def keeps_of(ledger: Iterable[Assignment], observed: Observed) -> Mapping[Owner, Keep]:
-    """Return what stays on the CPUs of exclusive containers and pools, by owner, whether or not these are quiet."""
+    """Return the interrupts that stay on CPUs of exclusive containers and pools, by owner, quiet or not."""
     concerned = (it for it in ledger if it.claim.irq and it.is_exclusive and it.cpus)
     return {it.owner: _keep(it, observed) for it in concerned}
 
@@ -109,7 +109,7 @@ def _pattern(globs: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def note_of(keep: Keep, names: Mapping[str, str], devices: Mapping[str, Collection[str]]) -> str:
-    """Return what of a policy has no interrupt, and why; empty if all of it has some."""
+    """Return the parts of a policy that match no interrupt, with the reason; empty if all match some."""
     return "; ".join(filter(None, (_device_note(keep, devices), _glob_note(keep, names))))
 
 

@@ -39,7 +39,7 @@ DEVICES_NOT_NAMED: Final = "the kubelet has not named its devices yet"
 
 
 def claim_not_known(name: str) -> Device:
-    """Return what stands for the devices of a ResourceClaim while these are not known."""
+    """Return the placeholder for the devices of a ResourceClaim while these are not known."""
     return Device(f"resourceclaim/{name}", EMPTY)
 
 
@@ -210,7 +210,7 @@ class Observed:
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
     devices_unknown: Mapping[Owner, str] = field(default_factory=lambda: MappingProxyType({}))  # and why
     looks_up_claims: bool = False  # `devices` has those of ResourceClaims
-    # Pools that processes run on now, besides those that the containers' pods ask for.
+    # Pools that processes use now, besides those that the containers' pods request.
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: MappingProxyType({}))
     claims: SeenClaims | None = None  # ResourceClaims; None: the agent is not their driver
 

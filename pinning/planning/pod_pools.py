@@ -1,4 +1,4 @@
-"""CPUs of pods with a budget: where they are cut from, and which of them containers without a slice run on. Pure.
+"""CPUs of pods with a budget: its region, its slices, and the pool for containers without a slice.
 
 The parts of a budget are chosen as one claim under the policies of the pod, before they are cut.
 
@@ -34,7 +34,7 @@ NONE_STARTING: Final[Mapping[str, CPUSet]] = MappingProxyType({})
 
 
 class Part(NamedTuple):
-    """The CPUs of a container that no assignment has as a whole: it runs on `cpus`, and their siblings in `idle` stay idle."""
+    """A part of an assignment's CPUs: a container runs on `cpus`, and their siblings in `idle` stay idle."""
 
     cpus: CPUSet
     idle: CPUSet = EMPTY
@@ -158,7 +158,7 @@ class Regions:
         self._chosen: dict[str, CPUSet | None] = {}
 
     def renew(self, ledger: Ledger) -> None:
-        """Choose anew, beside the parts that pods hold in a ledger."""
+        """Choose the regions again, beside the CPUs that pods hold in a ledger."""
         self._before = ledger
         self._chosen.clear()
 

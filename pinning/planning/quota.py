@@ -1,4 +1,4 @@
-"""Whether a container's CFS quota is unset, by its pod's annotations and the node's configuration. Pure."""
+"""Treatment of a container's CFS quota, by its pod's annotations and the node's configuration. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Bandwidth(NamedTuple):
 def effective_quota(claim: Claim, default: Quota, *, uses_pools: bool, is_crio: bool) -> Quota:
     """Return the treatment of a container's quota: by its pod's annotations, else by the node's default.
 
-    A container that also uses pools has none unless its pod keeps it, because helpers would use it up. Under CRI-O its
-    own annotation is left to it.
+    A container that also uses pools has none unless its pod keeps it, because helpers would use it up. Under
+    CRI-O, CRI-O follows its own annotation.
     """
     if claim.quota:
         return Quota(claim.quota)

@@ -40,7 +40,7 @@ NONE: Final[Mapping[Owner, CPUSet]] = MappingProxyType({})
 def recover(observed: Observed, config: NodeConfig, reported: Mapping[Owner, CPUSet] = NONE) -> Ledger:
     """Return the ledger of the assignments that are evident from running containers, oldest pod first.
 
-    `reported` is what earlier agents reported of containers: a hint, because it may be stale.
+    `reported` are the CPUs that earlier agents published: a hint, because they may be stale.
     """
     sets = node_sets(observed.topology, observed.universe, config)
     ledger = _of_claims(observed, sets)
@@ -54,7 +54,7 @@ def recover(observed: Observed, config: NodeConfig, reported: Mapping[Owner, CPU
 
 
 class _Signs(NamedTuple):
-    """What assignments are recovered from."""
+    """The evidence for assignments."""
 
     observed: Observed
     config: NodeConfig
@@ -190,9 +190,9 @@ def _of_seen(
 def _own(
     claim: Claim, seen: SeenContainer, observed: Observed, sets: NodeSets, reported: CPUSet
 ) -> Iterator[CPUSet]:
-    """Yield what a container may own of its cpuset, in this order.
+    """Yield the subsets of its cpuset that a container may own, in this order.
 
-    All of it; the part that no container without a claim runs on; the part that was reported of it.
+    All of it; the part on which no container without a claim runs; the part that was published for it.
     """
     source = sets.source(claim)
     if seen.cpus and seen.cpus <= source:

@@ -1,4 +1,4 @@
-"""Refusals: why a container did not get what it asked for, for events, the status annotation and metrics."""
+"""Refusals: why a claim is not fulfilled, for events, the status annotation and metrics."""
 
 from __future__ import annotations
 

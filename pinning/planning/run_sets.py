@@ -88,7 +88,7 @@ class RunSets:
         return part.cpus if part else self.unowned(owner.pod_uid)
 
     def starts_in(self, pod: SeenPod) -> frozenset[CPUSet]:
-        """Return the different sets on which containers of a pod start: one set if it does not matter which they are.
+        """Return the sets on which a pod's containers start: one set if the container does not matter.
 
         Ephemeral containers start on one of them, and get the unowned CPUs as soon as they are known.
         """

@@ -124,8 +124,8 @@ class StartTable:
     ) -> CPUSet:
         """Return the cpuset to write on a running container instead of `asked`; empty if `asked` is right.
 
-        CPUs that others still have to leave are left out, except those that the container runs on: the others are
-        to go.
+        CPUs that other containers still have to leave are left out, except those on which the container runs
+        itself.
         """
         part = part_of(self.ledger, owner, self.starting)
         cpus = (part.cpus if part else self._unowned(namespace)) | self.others.get(owner, EMPTY)
@@ -152,7 +152,7 @@ class StartTable:
         return self.ledger.cpus_of(owner, EMPTY) if self.others.get(owner) else EMPTY
 
     def trespass(self, owner: Owner, cpus: CPUSet) -> CPUSet:
-        """Return the CPUs of other owners on which a container runs that an older table started on `cpus`."""
+        """Return the CPUs of other owners among `cpus`, on which an older table started a container."""
         part = part_of(self.ledger, owner, self.starting)
         return (cpus & self.ledger.exclusive) - (part.footprint if part else EMPTY)
 

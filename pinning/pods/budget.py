@@ -44,7 +44,7 @@ class _Purpose(NamedTuple):
 
 
 class PodPool(_Purpose):
-    """What the pool of a pod is for: the CPUs of the whole budget, and the containers that run in the pool.
+    """The budget of a pool's pod, and the containers that run in the pool.
 
     A tuple, because claims are compared in each pass.
     """

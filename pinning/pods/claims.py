@@ -71,12 +71,12 @@ MOST_CONTAINERS = 200  # per pod that claims CPUs: the agent keeps a kilobyte fo
 
 
 class Origin(StrEnum):
-    """The part of the pod from which a claim comes."""
+    """The source of a claim in a pod."""
 
     CMK = "cmk"  # an extended resource of CMK's; the count is physical cores
     LAUNCHER = "launcher"  # KubeVirt's dedicated CPUs
     ANNOTATION = "annotation"
-    POOL = "pool"  # what the slices of a pod leave of its budget; the container's name is empty
+    POOL = "pool"  # the part of a pod's budget that its slices leave; the container's name is empty
     DRA = "dra"  # ResourceClaims; the count is the CPUs of these
 
 
@@ -166,7 +166,7 @@ def left_of(budget: int, slices: Iterable[Claim]) -> int:
 
 
 class _PodLevel(NamedTuple):
-    """The pod-level CPUs of a pod that are its budget, and what else decides how it is cut."""
+    """The pod-level CPUs that are a pod's budget, with the facts for its slices."""
 
     cpus: int
     members: tuple[Member, ...]  # with corepin's own containers

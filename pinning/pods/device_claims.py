@@ -1,4 +1,4 @@
-"""ResourceClaims that a pod's containers name. Whether a claim holds CPUs is in the claim itself, not in the pod."""
+"""ResourceClaims that a pod's containers name. The claim, not the pod, says whether it holds CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which containers can own CPUs by annotation, and the causes that refuse the others. Pure."""
+"""Containers that can own CPUs by annotation, and the causes that refuse the others. Pure."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class IrqPolicy(str):
 
 
 def irq_flaw(text: str) -> str:
-    """Return what is wrong with a value, and the remedy; empty if nothing is."""
+    """Return the error in a value, with the remedy; empty if it is valid."""
     if len(text) > LONGEST:
         return f"has {len(text)} characters, and at most {LONGEST} are read: use globs such as {_EXAMPLE}"
     parts = _parts(text)

@@ -1,4 +1,4 @@
-"""Extended resources that count the CPUs beside a device plugin's devices, by the names of the plugin's resources. Pure."""
+"""Extended resources that count the CPUs beside devices, by the names of the devices' resources. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RESOURCE: Final = re.compile(
 
 
 def near_resource(resource: str) -> str:
-    """Return the resource that counts the CPUs beside devices of `resource`; empty if there can be no such devices.
+    """Return the resource that counts the CPUs beside devices of `resource`; empty if it has none.
 
     `nvidia.com/gpu` gives `near.corepin.io/nvidia.com.gpu`. A name that would be too long for the API server is cut, and
     a digest of the whole name is added. Two resources may share a name (`a.b/c.d` and `a.b.c/d`): they are counted together.

@@ -141,7 +141,7 @@ def beside_claims(
     claiming: Collection[str],
     budget: object,
 ) -> Iterator[Cause]:
-    """Warn about what a container asks for beside its ResourceClaims, which is not followed if one is for CPUs.
+    """Warn about CPU requests beside ResourceClaims, which are not followed if a claim is for CPUs.
 
     The pod does not say what these claims are for. A count that repeats the claim, as KubeVirt's launchers have one and
     containers in a pod with a budget, is no second demand.
