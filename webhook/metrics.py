@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
 
-# Outcomes and reasons of which alerts watch the increase. They are shown as 0 from the start: of a counter that begins
-# with 1 Prometheus knows no increase, so that the first of them would raise no alert.
+# Outcomes and reasons of which alerts watch the increase. They start as 0, because Prometheus sees no
+# increase in a counter that begins with 1, so that the first event would raise no alert.
 ALERTED: Final = (("failed", "bug"), ("unreadable", "malformed"))
 
 # Gauges with a callback, and their help texts.

@@ -73,7 +73,8 @@ class Settings(_Frozen, frozen=True):
     isolated_cores: bool = True  # count idle siblings in corepin.io/isolated-cores
     whole_cores: bool = True  # count the cores of `require` in corepin.io/whole-cores, if `threads` is known
     numa_cpus: bool = msgspec.field(name="numaCPUs", default=False)  # count those of `single`
-    # count the CPUs that `device-policy: require` takes beside devices, except those of resources like these patterns
+    # count the CPUs that `device-policy: require` takes beside devices, except for resources that match these
+    # patterns
     near_cpus: bool = msgspec.field(name="nearCPUs", default=False)
     near_ignore: Annotated[tuple[Pattern, ...], Meta(max_length=100)] = ()
     gate: bool = False  # pods with claims that must fit wait until their CPUs are assigned

@@ -1,4 +1,4 @@
-"""Extended resources by which the scheduler counts what a claim takes beside its CPUs. Pure.
+"""Extended resources by which the scheduler counts what a claim takes besides CPUs. Pure.
 
 Nothing is counted that a node of the cluster may lack: whole cores only if all known nodes have the same number of
 threads per core. The user's own count is kept if it can be right for a node, else refused. Updates cannot change what
@@ -49,7 +49,7 @@ _REQUIRED: Final = f"{DEVICE_POLICY.partition('.')[0]} {DevicePolicy.REQUIRE}"
 
 
 class Need(NamedTuple):
-    """How much of a resource a claim takes from its node; a range while the threads per core are not known."""
+    """The amount of a resource that a claim takes; a range while the threads per core are unknown."""
 
     resource: str
     policy: str  # names the claim in messages
@@ -101,7 +101,7 @@ def counts_of_pod(pod_claims: PodClaims, settings: Settings) -> Mapping[str, tup
 def _by_container(
     pod_claims: PodClaims, needs_of: Callable[[Claim], Iterator[Need]]
 ) -> dict[str, tuple[Need, ...]]:
-    """Return what the claims of a pod take, by the container that requests it.
+    """Return the resources that the claims of a pod take, by the container that requests them.
 
     The pool's part is requested by one container, because `spec.resources` takes no extended resources; so is the
     whole budget if it is to be on one NUMA node. Only CMK's claims are counted without a placement policy.

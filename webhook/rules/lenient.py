@@ -31,7 +31,7 @@ _LONE_SURROGATE: Final = re.compile(
 
 
 def decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | bytearray | msgspec.Raw) -> Decoded:
-    """Return what a decoder reads that skips deep values instead of building them; raise what it raises."""
+    """Return the result of a decoder that skips deep values instead of building them; raise its errors."""
     try:
         return decoder.decode(document)
     except UNREADABLE:

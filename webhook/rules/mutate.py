@@ -66,7 +66,7 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
 
 
 def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
-    """Return whether a pod asks for the CMK contract: by a resource of any container, or by CMK's annotation."""
+    """Return whether a pod requests the CMK contract: by a container's resource, or by CMK's annotation."""
     for member in pod_claims.members:
         if member.cores:
             return True
