@@ -1,1 +1,1 @@
-"""The `corepin` command: argparse, one module per verb. CPUs are chosen elsewhere."""
+"""The `corepin` command: argparse, one module per verb. `pinning` chooses the CPUs."""

@@ -67,7 +67,7 @@ def _run(program: str, verbs: Sequence[str], given: Sequence[str]) -> int:
 
 
 def _meant(verbs: Sequence[str], given: Sequence[str]) -> Sequence[str]:
-    """Return the modules of the candidate verbs: only the named one if there is one, because it starts faster."""
+    """Return the modules of the possible verbs: only the named one, if any, because it starts faster."""
     return [name for name in verbs if [name.rpartition(".")[2]] == list(given[:1])] or verbs
 
 

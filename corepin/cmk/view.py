@@ -1,4 +1,4 @@
-"""What CMK's commands know of a node: from the agent of this machine, or from what it wrote into the cluster."""
+"""The node that CMK's commands show: from the agent of this machine, or from the objects that it wrote."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ DAMAGED = (KeyError, TypeError, ValueError, AttributeError, PinningError)
 
 
 class View(NamedTuple):
-    """One node in CMK's words."""
+    """One node in CMK's terms."""
 
     node: str
     pools: Mapping[str, Lists]
     topology: Topology
     reclaimed: tuple[Reclaimed, ...] = ()
-    dropped: int = 0  # entries that were reclaimed before these
+    dropped: int = 0  # older reclaimed entries that were discarded
 
 
 def add_view_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which node is looked at."""
+    """Add the flags that select the node."""
     add_socket_flag(parser)
     parser.add_argument(
         "--node",
@@ -52,7 +52,7 @@ def add_view_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_view(args: argparse.Namespace) -> View:
-    """Return the node that the flags name."""
+    """Return the node that the flags select."""
     if args.node:
         return _of_cluster(args.node, args.namespace)
     return view_of_state(read_state(args.socket))

@@ -1,4 +1,4 @@
-"""Facts of ResourceClaims for `corepin doctor`: host folders, and what the API server knows of drivers and classes."""
+"""Facts of ResourceClaims for `corepin doctor`: host folders, and drivers and classes in the API server."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _count(value: object) -> int:
 
 
 def _classes(context: str | None) -> frozenset[str] | None:
-    """Return which of the DeviceClasses of CPUs exist; None without the right to get them, as in the agent's pod."""
+    """Return the existing DeviceClasses of CPUs; None without the right to get them, as in an agent's pod."""
     found = set()
     for name in (DRA_DRIVER, DRA_CPU_CLASS):
         try:

@@ -189,7 +189,7 @@ def _near(node: str | None, context: str | None) -> NearFacts:
 
 
 def _watched_seconds(args: argparse.Namespace) -> float:
-    """Return how long threads are watched: with --noise as long as everything else is counted."""
+    """Return the seconds for which threads are watched: with --noise those of the noise measurement."""
     if args.noise is not None:
         return _seconds("--noise", args.noise)
     return _seconds("--seconds", args.seconds)

@@ -1,4 +1,4 @@
-"""`corepin map`: every core of a node with its owner, as the agent knows it and the kernel was seen to apply it."""
+"""`corepin map`: every core of a node with its owner, as the agent and the kernel report it."""
 
 from __future__ import annotations
 
@@ -160,6 +160,6 @@ def _screen() -> Iterator[Callable[[Painted], None]]:
 
 
 def _over_the_old(text: Painted, rows: int) -> Painted:
-    """Return the text that replaces the screen, cut at the last row so that it does not scroll; 0 rows: unknown."""
+    """Return the text that replaces the screen, cut at the last row to avoid scrolling; 0 rows: unknown."""
     lines = text.splitlines()[: rows - 1 if rows > 1 else None]
     return Painted(HOME + "".join(f"{line}{TO_LINE_END}\n" for line in lines) + TO_SCREEN_END)

@@ -38,7 +38,7 @@ class NodeView:
     troubles: tuple[str, ...] = ()
     start: str = ""  # how new containers get their CPUs
     caches: str = ""  # whether claims keep to one last-level cache
-    near: str = ""  # how many CPUs are free beside devices, where these are counted
+    near: str = ""  # free CPUs beside devices, if these are counted
 
 
 def view_of_state(text: bytes) -> NodeView:
@@ -159,7 +159,7 @@ def _machine(vm: Machine) -> Iterator[str]:
 
 
 def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
-    """Yield the CPUs of a container and how far they are verified."""
+    """Yield the CPUs of a container, with the evidence from the kernel."""
     others = container.shared_cpus
     # Containers without a claim run on the CPUs of the pod's machine, which others of the pod may own.
     where = f"{container.policy} on CPUs" if container.policy else "shared CPUs"
@@ -184,7 +184,7 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
 
 
 def _disturbances(container: Container) -> Iterator[str]:
-    """Yield what is kept off the CPUs of a container, and what is not."""
+    """Yield the noise that is kept off a container's CPUs, and the noise that is not."""
     if container.quiet:
         yield f"{'other ' * bool(container.kept)}interrupts kept off"
     if container.not_quiet:
@@ -233,13 +233,13 @@ def _noise(noise: Noise) -> Iterator[str]:
 
 
 def _uncounted_execs(state: AgentState) -> Iterator[str]:
-    """Yield why processes that enter by exec are not counted, so that their absence above says nothing."""
+    """Yield why processes that enter by exec are not counted, because none are shown above."""
     if state.execs_reason:
         yield f"processes that enter by exec are not counted: {state.execs_reason}"
 
 
 def _execs(execs: Execs) -> Iterator[str]:
-    """Yield how many processes entered a container by exec, and where they were put."""
+    """Yield the number of processes that entered a container by exec, and their CPUs."""
     yield f"entered by exec {execs.count} time{'s' * (execs.count != 1)}, last at {execs.time}"
     if execs.cpus:
         late = (
@@ -275,7 +275,7 @@ def _troubles(state: AgentState) -> Iterator[str]:
 
 
 def _undone(quiet: Quiet) -> Iterator[str]:
-    """Yield what another program keeps changing back on quiet CPUs."""
+    """Yield the values on quiet CPUs that another program keeps changing back."""
     for name in quiet.conflicts:
         cause = "another program moved it back three times, and the agent leaves it so for now"
         yield f"interrupt {name}: {cause}: stop that program, or ban the quiet CPUs in its configuration"

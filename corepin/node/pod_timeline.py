@@ -1,4 +1,4 @@
-"""Timeline of a pod's CPU claims and what the pod waits for, from its API object and events. Pure."""
+"""Timeline of a pod's CPU claims, with the reasons why it waits, from its API object and events. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """All known entries of one pod, and what it waits for."""
+    """All known entries of one pod, and the reasons for which it waits."""
 
     title: str
     entries: tuple[Entry, ...]
@@ -114,7 +114,7 @@ def _named_claims(pod: Mapping[str, Any], claims: PodClaims) -> Iterator[str]:
 
 
 def _budget(claims: PodClaims) -> str:
-    """Return how the budget of a pod is cut."""
+    """Return the slices and the pool of a pod's budget."""
     cpus, pool = claims.budget.cpus if claims.budget else 0, claims.pool
     slices = [f"{claim.count} for {claim.container}" for claim in claims.slices]
     users = ", ".join(user.container for user in pool.pool.users) if pool and pool.pool else ""
@@ -224,7 +224,7 @@ def _decisions(status: PodStatus, recorded: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def _sharing(container: Container) -> str:
-    """Return which further CPUs a container may use, and the consequences for its threads and its limit."""
+    """Return the further CPUs that a container may use, with the effect on its threads and its limit."""
     words = f"may run on CPUs {container.shared_cpus} too, beside others"
     if container.confined_by == "affinity":
         words += "; threads that the application does not move there are kept off them by their affinity"

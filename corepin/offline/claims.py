@@ -1,4 +1,4 @@
-"""Simulation of ResourceClaims on a planned node: the device that the scheduler chooses, and the CPUs that the agent grants."""
+"""Simulation of ResourceClaims on a planned node: the scheduler's device, and the CPUs from the agent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OBSERVING: Final = (
 
 
 class PlannedClaim(NamedTuple):
-    """A claim of one request, and its CPUs, or why it has none."""
+    """A claim of one request, with its CPUs or the reason why it has none."""
 
     name: str
     asked: int
@@ -61,7 +61,7 @@ class PlannedClaim(NamedTuple):
 
 
 def read_claims(flags: Sequence[str]) -> tuple[int, ...]:
-    """Return the CPUs of each claim as `--claim` names them; raise CommandFailed."""
+    """Return the CPUs of each claim in the flags `--claim`; raise CommandFailed."""
     if len(flags) > MOST_CLAIMS:
         raise CommandFailed(f"--claim is given {len(flags)} times: give it at most {MOST_CLAIMS} times")
     return tuple(map(_amount, flags))
@@ -84,7 +84,7 @@ def _nodes(topology: Topology, cpus: CPUSet) -> list[int]:
 
 
 class ClaimsOnNode(NamedTuple):
-    """Claims of a node so far, with the ledger and the refusals of pods after the last one."""
+    """The claims of a node so far, with ledger and refusals of pods after the last one."""
 
     claims: tuple[PlannedClaim, ...]
     ledger: Ledger
@@ -115,7 +115,7 @@ def plan_claims(
 
 
 def _allocated(sets: NodeSets, ledger: Ledger, asked: int) -> Allocated | str:
-    """Return what the scheduler allocates to a claim, or why it does not."""
+    """Return the scheduler's allocation of a claim, or why it has none."""
     consumed: Counter[str] = Counter()
     for grant in ledger.claims.values():
         for part in grant.claim.parts:

@@ -1,4 +1,4 @@
-"""Devices of a planned node: the flag that names them, and which pod has which of them."""
+"""Devices of a planned node: the flag `--device`, and the devices of each pod."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXAMPLE: Final = 'write for example "nvidia.com/gpu=0,0,1,1"'
 
 
 def read_devices(flags: Sequence[str]) -> tuple[Device, ...]:
-    """Return the node's devices as `--device` names them; raise CommandFailed."""
+    """Return the node's devices in the flags `--device`; raise CommandFailed."""
     return tuple(device for flag in flags for device in _devices(flag))
 
 
@@ -44,7 +44,7 @@ def _devices(flag: str) -> Iterable[Device]:
 
 
 def notes_on(topology: Topology, devices: Iterable[Device]) -> Iterator[str]:
-    """Yield a note for each resource with devices on NUMA nodes near which the machine has no known CPUs."""
+    """Yield a note for each resource whose devices are on NUMA nodes without known CPUs near them."""
     lacking: dict[str, set[int]] = {}
     for device in devices:
         unknown = (node for node in device.nodes if not nodes_beside(topology, node))
@@ -60,10 +60,10 @@ def notes_on(topology: Topology, devices: Iterable[Device]) -> Iterator[str]:
 
 @dataclass
 class NodeDevices:
-    """Devices that are free, and those of each pod by its namespace/name.
+    """The free devices, and those of each pod by its namespace/name.
 
-    The kubelet gives any free device where its topology manager is off, so chance decides here, the same in each run,
-    except for the devices that are chosen.
+    With its topology manager off the kubelet assigns any free device, so chance decides here, the same in
+    each run, except for the devices that are chosen.
     """
 
     devices: Sequence[Device]
@@ -74,9 +74,9 @@ class NodeDevices:
     def follow(
         self, here: Mapping[str, tuple[SeenPod, Planned]]
     ) -> tuple[dict[Owner, tuple[Device, ...]], dict[str, str]]:
-        """Give devices to new pods and take back those of gone ones.
+        """Assign devices to new pods and take back those of deleted ones.
 
-        Return the devices of each container, and why pods have none though they ask for some.
+        Return the devices of each container, and why pods that request some have none.
         """
         if not self.devices:
             return {}, {}
@@ -102,7 +102,7 @@ class NodeDevices:
         return {index for given in self.held.values() for indices in given.values() for index in indices}
 
     def _give(self, key: str, document: Planned) -> str:
-        """Give a pod its devices, or none at all if one is missing, as the kubelet does; return what is missing."""
+        """Assign all devices of a pod, or none if one is missing, as the kubelet does; return the reason."""
         self.held[key] = {}
         asked = list(self._asked(document))
         wishes = self.chosen.get(key, {})
@@ -151,7 +151,7 @@ class NodeDevices:
 
 
 def _beyond(wishes: Mapping[Use, tuple[CPUSet, ...]], asked: Iterable[tuple[str, str, int]]) -> str:
-    """Return which devices are chosen for a container that does not ask for as many; empty if none are."""
+    """Return the devices chosen for a container beyond its request; empty if there are none."""
     numbers = {(name, resource): wanted for name, resource, wanted in asked}
     for (name, resource), nodes in wishes.items():
         wanted = numbers.get((name, resource), 0)

@@ -1,4 +1,4 @@
-"""The file of `corepin plan --devices`: the NUMA nodes of the devices that the kubelet gave to pods."""
+"""The file of `corepin plan --devices`: the NUMA nodes of devices that the kubelet assigned to pods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Given = dict[str, dict[Use, tuple[CPUSet, ...]]]  # nodes of each device, by the
 
 
 def read_given(source: str | None) -> Given:
-    """Return what a file says; raise CommandFailed with the place that is wrong."""
+    """Return the content of a file; raise CommandFailed with the place of an error."""
     if source is None:
         return {}
     documents = read_values(source)

@@ -1,4 +1,4 @@
-"""CPUs of a planned node that are free beside its free devices, as a node with `nearCPUs` counts them."""
+"""CPUs of a planned node that are free beside its free devices, counted as with `nearCPUs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def near_free(node: PlannedNode, step: Step) -> dict[str, NearCPUs]:
-    """Return the CPUs that are free beside the next device of each resource, as a node with `nearCPUs` counts them."""
+    """Return the CPUs that are free beside the next device of each resource."""
     sets, topology, ledger = node.sets, node.topology, step.ledger
     kinds: dict[str, Counter[CPUSet]] = {device.resource: Counter() for device in node.devices}
     for device in step.free_devices:

@@ -70,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_devices_and_claims(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for what pods have besides CPUs, and for claims."""
+    """Add the flags for the devices of pods, and for claims."""
     parser.add_argument(
         "--device",
         metavar="RESOURCE=NODE,NODE...",
@@ -158,7 +158,7 @@ def _documents(sources: list[str]) -> list[Planned]:
 
 
 def _not_planned(pods: Collection[str], documents: list[Planned]) -> Iterator[str]:
-    """Yield the pods for which devices are chosen though no document brings them."""
+    """Yield the pods for which devices are chosen and which no document defines."""
     planned = {f"{document.namespace}/{name}" for document in documents for name in document.names}
     if others := [pod for pod in pods if pod not in planned]:
         yield f"--devices names pods that no document brings: {_listed(others)}"

@@ -61,7 +61,7 @@ def describe(node: PlannedNode, step: Step, width: int, *, colour: bool) -> Pain
 
 
 def label(assignment: Assignment) -> str:
-    """Return the name of a container's CPUs, or of a pod's pool, as `corepin map` has it."""
+    """Return the name of a container's CPUs, or of a pod's pool, as in `corepin map`."""
     return f"{assignment.name}/{POOL_OWNER}" if assignment.is_pool else assignment.name
 
 
@@ -116,7 +116,7 @@ def _why(topology: Topology, assignment: Assignment) -> str:
 
 
 def _beside(node: PlannedNode, step: Step, assignment: Assignment) -> str:
-    """Return where the devices of a container are, and whether its CPUs are near them."""
+    """Return the NUMA nodes of a container's devices, and whether its CPUs are near them."""
     rows = device_rows(node.topology, step.devices.get(assignment.owner, ()), assignment.cpus)
     return "".join(map(_beside_one, rows))
 

@@ -56,7 +56,7 @@ class PlannedNode:
     topology: Topology
     config: NodeConfig
     devices: tuple[Device, ...] = ()
-    chosen: Given = field(default_factory=dict)  # devices that pods get; the others get any
+    chosen: Given = field(default_factory=dict)  # chosen devices of pods; other pods get any
 
     @property
     def sets(self) -> NodeSets:
@@ -71,7 +71,7 @@ class PlannedNode:
     def steps(self, documents: Iterable[Planned], claims: Sequence[int] = ()) -> Iterator[Step]:
         """Yield the node after each event: a repeated pod is an update, one being deleted is removed.
 
-        After the pods come claims of so many CPUs.
+        After the pods, the claims of these numbers of CPUs.
         """
         ledger, node, places = Ledger(), _Pods(), _Places(self.topology)
         given = NodeDevices(self.devices, self.chosen)
@@ -103,7 +103,7 @@ class PlannedNode:
 
 
 def _unknown(here: Mapping[str, tuple[SeenPod, Planned]], lacking: Mapping[str, str]) -> dict[Owner, str]:
-    """Return why each container of the node would have no devices, for those that have none."""
+    """Return why the devices of each container are unknown, for containers without any."""
     return {
         Owner(pod.uid, container): lacking.get(key, NOT_GIVEN)
         for key, (pod, _) in here.items()

@@ -119,7 +119,7 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the agent until SIGTERM, or undo what it did."""
+    """Run the agent until SIGTERM, or with `--reset` undo its changes."""
     from agent import main
     from logs import formatter
 

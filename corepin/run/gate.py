@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_refusals(text: str) -> tuple[str, ...] | None:
-    """Return what may not start, with reasons; None while the status annotation is absent or unreadable.
+    """Return the refused claims with reasons; None while the status annotation is absent or unreadable.
 
     The agent writes the result of all claims of a pod at once, so without a refusal every claim is assigned. A refused
     pool is a refusal of the pod, because its containers have no claims of their own.

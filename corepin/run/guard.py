@@ -51,7 +51,7 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Guard until SIGTERM; raise CommandFailed if the kubelet's policy is not known any more."""
+    """Guard until SIGTERM; raise CommandFailed if the kubelet's state file is replaced."""
     from agent.kubelet.policy import MountedState
     from agent.nri import guard_process
     from agent.nri.guard import Guard
