@@ -185,7 +185,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again at a given time, or, without one, when something has changed."""
+    """Look again at a given time, or at the next change."""
 
     reason: str
     until: datetime | None = None

@@ -1,4 +1,4 @@
-"""Descriptions of the ResourceClaims that hold the CPUs of containers, for pages and the command."""
+"""Texts about the ResourceClaims that hold the CPUs of containers, for pages and commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))  # of ages, 
 
 
 def claim_words(container: Container) -> Iterator[str]:
-    """Yield the ResourceClaims that hold the CPUs of a container, with the NUMA nodes of these."""
+    """Yield the ResourceClaims that hold the CPUs of a container, with their NUMA nodes."""
     if container.claims:
         nodes = _listed(container.numa_nodes or ())
         place = f"NUMA node{'s' * (len(container.numa_nodes or ()) != 1)} {nodes or 'not known'}"
@@ -28,13 +28,13 @@ def claim_words(container: Container) -> Iterator[str]:
 
 
 def claim_names(container: Container) -> str:
-    """Return the names of the ResourceClaims of a container, and how many are not named."""
+    """Return the names of a container's ResourceClaims, and the number of further ones."""
     named = ", ".join(container.claims)
     return f"{named} and {container.more_claims} more" if container.more_claims else named
 
 
 def _number_of(cpus: str) -> tuple[str, ...]:
-    """Return how many CPUs a list has; nothing for a list that is none, as a user may write into the annotation."""
+    """Return the number of CPUs in a list; empty for invalid text, because users may write the annotation."""
     with suppress(BadCPUList):
         count = len(CPUSet.parse(cpus))
         return (f"{count} CPU{'s' * (count != 1)}",)
@@ -42,7 +42,7 @@ def _number_of(cpus: str) -> tuple[str, ...]:
 
 
 def resource_claim_words(claim: PodClaim, now: datetime | None) -> str:
-    """Return what a claim holds and was asked for, e.g. "12 of 11 asked, numa 0, prepared 3 s ago"."""
+    """Return the CPUs of a claim, requested and held, e.g. "12 of 11 asked, numa 0, prepared 3 s ago"."""
     amount = f"{claim.cpus} CPU{'s' * (claim.cpus != 1)}"
     if claim.asked is not None and claim.asked != claim.cpus:
         amount = f"{claim.cpus} of {claim.asked} asked"

@@ -1,4 +1,4 @@
-"""Descriptions of policies, of the paths by which CPUs were set, and of noise, for plans and pages."""
+"""Texts about policies, the ways in which CPUs were set, and noise, for plans and pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PATH_WORDS: Final = {
     "affinity": "set for each thread of its virtual machine",
     "found": "found so by the agent",
 }
-# What disturbs a container, by the agent's word for it.
+# Kinds of noise on a container's CPUs, by the agent's word.
 NOISE_WORDS: Final[dict[str, str]] = {
     NoiseKind.INTERRUPTS: "interrupts of devices",
     NoiseKind.OTHER_SLICES: "timeslices of other threads",
@@ -48,12 +48,12 @@ NOISE_WORDS: Final[dict[str, str]] = {
 
 
 def noise_words(kind: str) -> str:
-    """Return what is above the operator's limit on the CPUs of a container; a kind that is not known as it is."""
+    """Return the text about noise above the operator's limit; an unknown kind is returned unchanged."""
     return f"{NOISE_WORDS.get(kind, kind)} above the operator's limit"
 
 
 def devices_on(devices: Iterable[tuple[str, Iterable[int]]]) -> dict[int, str]:
-    """Return the names of the resources with devices on each NUMA node, as a mark of the node."""
+    """Return the names of resources with devices on each NUMA node, to label the node."""
     found: dict[int, set[str]] = {}
     for resource, nodes in devices:
         for node in nodes:
@@ -62,14 +62,14 @@ def devices_on(devices: Iterable[tuple[str, Iterable[int]]]) -> dict[int, str]:
 
 
 def _named(resources: Sequence[str]) -> str:
-    """Return the first resources, shortened, and the number of the others."""
+    """Return the first resources, truncated, and the number of the others."""
     named = ", ".join(resource[:LONGEST_RESOURCE] for resource in resources[:MOST_RESOURCES])
     left = len(resources) - MOST_RESOURCES
     return f"{named} and {left} more" if left > 0 else named
 
 
 def device_words(container: Container) -> Iterator[str]:
-    """Yield where the devices of a container are, and whether its CPUs are beside them."""
+    """Yield the NUMA nodes of a container's devices, and whether its CPUs are near them."""
     for device in container.devices:
         several = f"{device.count} " if device.count > 1 else ""
         nodes = ", ".join(map(str, device.nodes))
@@ -85,7 +85,7 @@ def device_words(container: Container) -> Iterator[str]:
 
 
 def near_words(near: Mapping[str, NearCPUs], more: int = 0) -> str:
-    """Return how many CPUs are free beside the devices that the kubelet gives out next, by the resource that counts them.
+    """Return the number of CPUs free beside the devices that the kubelet assigns next, by counting resource.
 
     Empty if none are counted; `more` is the number of further resources.
     """

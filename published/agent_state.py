@@ -1,4 +1,4 @@
-"""The agent's state on its local socket. It says of pods what their annotations say, and more."""
+"""The agent's state on its local socket: what the annotations of pods say, and more."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class Reclaimed(Part, frozen=True):
 
 
 class QuietPart(Part, frozen=True):
-    """How far something beside interrupts is changed for quiet CPUs."""
+    """Result of one part besides interrupts (workqueues, idle states) for quiet CPUs."""
 
     name: str = ""  # a word of `pinning.contract.QuietWord`, or of a later version
-    reason: str = ""  # why it is not; empty: it is
+    reason: str = ""  # why it is not applied; empty: it is
     conflicts: tuple[str, ...] = ()  # values that another program keeps changing back
 
 
@@ -82,14 +82,14 @@ class KeptInterrupts(Part, frozen=True):
     cpus: str = ""
     numbers: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # of the first ones, with their numbers
-    note: str = ""  # what of the policy has no interrupt, or what may be moved all the same
+    note: str = ""  # parts of the policy without an interrupt, and interrupts that may be moved
 
 
 class Quiet(Part, frozen=True):
-    """How far interrupts, and the parts that the operator asked for, are kept off quiet CPUs."""
+    """Result of keeping interrupts, and the enabled parts, off quiet CPUs."""
 
     cpus: str = ""
-    reason: str = ""  # why they are not; empty: they are
+    reason: str = ""  # why they are not kept off; empty: they are
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
@@ -100,7 +100,7 @@ class Quiet(Part, frozen=True):
 
 
 class AgentSets(Sets, frozen=True, kw_only=True):
-    """The CPU sets that the agent works with."""
+    """The CPU sets in use by the agent."""
 
     allocatable: str = msgspec.field(default_factory=str)
     idle: str = msgspec.field(default_factory=str)

@@ -1,4 +1,4 @@
-"""Write and read what an agent publishes."""
+"""Encoding and decoding of the agent's published texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinning.truncate import VALUE, truncate
 
 Version = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 DAMAGE: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
-NO_VERSION: Final = 0  # the text does not say
+NO_VERSION: Final = 0  # the text has no version
 
 
 def no_members() -> dict[str, Any]:
@@ -52,7 +52,7 @@ class AnotherVersion(PinningError):
 
     @classmethod
     def of(cls, name: str, problem: PinningError) -> AnotherVersion:
-        """Return a problem with what a text says, such as a CPU list that is none, as one of the text."""
+        """Return the error for an invalid value in a text, such as a damaged CPU list."""
         return problem if isinstance(problem, cls) else cls(name, problem)
 
 
@@ -74,7 +74,7 @@ def decode(kind: type[Kind], text: str | bytes) -> Kind:
 
 
 def check_version(name: str, found: object, known: int) -> None:
-    """Raise AnotherVersion for a version that this one does not read."""
+    """Raise AnotherVersion for a version that this one cannot read."""
     if found not in (NO_VERSION, known):
         reason = f"version {truncate(repr(found), VALUE)}; this one reads version {known}"
         raise AnotherVersion(name, reason, found)

@@ -19,7 +19,7 @@ class Owner(Part, frozen=True):
 
 
 class Sidecars(Part, frozen=True):
-    """What the sidecars that the webhook completed request."""
+    """Requests of the sidecars that the webhook completed."""
 
     containers: int = msgspec.field(default_factory=int)
     cpu: str = msgspec.field(default_factory=str)
@@ -27,7 +27,7 @@ class Sidecars(Part, frozen=True):
 
 
 class Hidden(Part, frozen=True):
-    """What dedicated CPUs cost beyond the requests."""
+    """Cost of dedicated CPUs beyond the requests."""
 
     idle_cpus: int = msgspec.field(default_factory=int, name="idleCPUs")
     sidecars: Sidecars = msgspec.field(default_factory=Sidecars)
@@ -36,13 +36,13 @@ class Hidden(Part, frozen=True):
 class NearCPUs(Part, frozen=True):
     """CPUs beside the devices of one resource."""
 
-    free: int = msgspec.field(default_factory=int)  # beside each device that the kubelet may give out next
-    # Those that schedulers count, which include what pods have; None: not known.
+    free: int = msgspec.field(default_factory=int)  # beside any device that the kubelet may assign next
+    # The published count, which includes CPUs that pods hold; None: not known.
     published: int | None = None
 
 
 class Sets(Published, frozen=True, kw_only=True):
-    """CPU sets of a node, as lists: those that a picture of it shows."""
+    """CPU sets of a node, as lists, for a picture of it."""
 
     universe: str = msgspec.field(default_factory=str)
     reserved: str
@@ -50,11 +50,11 @@ class Sets(Published, frozen=True, kw_only=True):
     set_aside: str
     isolated: str = msgspec.field(default_factory=str)
     free: str = msgspec.field(default_factory=str)
-    reserved_by: str = ""  # empty: an earlier agent did not say
-    align_uncore: bool | None = None  # None: an earlier agent did not say
+    reserved_by: str = ""  # empty: an earlier agent did not publish it
+    align_uncore: bool | None = None  # None: an earlier agent did not publish it
     # CPUs beside free devices, by the resource that counts them; empty where they are not counted.
     near_cpus: dict[str, NearCPUs] = msgspec.field(default_factory=dict, name="nearCPUs")
-    more_near_cpus: int = msgspec.field(default=0, name="moreNearCPUs")  # resources that are left out
+    more_near_cpus: int = msgspec.field(default=0, name="moreNearCPUs")  # resources left out
 
 
 class Pools(Sets, frozen=True, kw_only=True):
@@ -65,5 +65,5 @@ class Pools(Sets, frozen=True, kw_only=True):
 
     observes: bool = msgspec.field(default_factory=bool)
     owners: dict[str, Owner] = msgspec.field(default_factory=no_members)
-    more_owners: int = 0  # that are left out
+    more_owners: int = 0  # owners left out
     hidden: Hidden = msgspec.field(default_factory=Hidden)

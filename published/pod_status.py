@@ -37,11 +37,11 @@ class Applied(Part, frozen=True):
 
 
 class Noise(Part, frozen=True):
-    """What disturbs the CPUs of a container; a count is None where it is not known."""
+    """Noise on the CPUs of a container; a count is None if unknown."""
 
-    kind: str = ""  # what is above the operator's limit; empty: nothing
+    kind: str = ""  # kind of noise above the operator's limit; empty: none
     since: str = ""  # RFC 3339 in UTC
-    # What follows was counted within so many seconds, and is on the socket alone.
+    # The counts of these seconds, on the socket alone.
     seconds: float = 0.0
     interrupts: int | None = None  # of devices
     softirqs: int | None = None
@@ -52,11 +52,11 @@ class Noise(Part, frozen=True):
 
 
 class Execs(Part, frozen=True):
-    """Processes that entered a container by exec since the agent counts them; on the socket alone."""
+    """Processes that entered a container by exec since the agent began to count; on the socket alone."""
 
     count: int = msgspec.field(default_factory=int)
-    placed: int = 0  # those that were put on `cpus`
-    cpus: str = ""  # where they are put; empty: they run where the container runs
+    placed: int = 0  # processes moved to `cpus`
+    cpus: str = ""  # CPUs of moved processes; empty: they stay on the container's CPUs
     seconds: float | None = (
         None  # the longest time from the start of one until it was there; None: none was put there
     )
@@ -95,7 +95,7 @@ class Machine(Part, frozen=True):
     refused: tuple[str, ...] = ()
     guest: tuple[GuestPlace, ...] = ()
     time: str = msgspec.field(default_factory=str)
-    cpus: str = ""  # on the socket alone: what its containers hold
+    cpus: str = ""  # on the socket alone: the CPUs that its containers hold
 
 
 class Device(Part, frozen=True):
@@ -113,7 +113,7 @@ class Container(Part, frozen=True):
     policy: str = ""  # empty: it holds no CPUs of its own
     smt_policy: str = ""
     numa_policy: str = ""
-    cpus: str = ""  # on the socket of one without a policy too: where it runs
+    cpus: str = ""  # on the socket without a policy too: the container's CPUs
     idle: str | None = None  # None: it has no policy
     numa_nodes: tuple[int, ...] | None = None  # None: it has no policy
     core_type: str = ""  # empty: of any type
@@ -132,11 +132,11 @@ class Container(Part, frozen=True):
     devices_unknown: str = ""  # why its devices are not known
     intruders: tuple[str, ...] = ()
     uncounted: str = ""
-    noise: Noise | None = None  # None: there is nothing to say
-    execs: Execs | None = None  # None: none was seen
+    noise: Noise | None = None  # None: nothing to report
+    execs: Execs | None = None  # None: no exec was seen
     not_quiet: str = ""  # why its CPUs are not kept quiet, where its pod asks for that
     quiet: bool = False  # on the socket alone: interrupts are kept off its CPUs
-    not_kept: str = ""  # what of its `irq-policy` keeps no interrupt on its CPUs
+    not_kept: str = ""  # parts of its `irq-policy` that keep no interrupt on its CPUs
     kept: tuple[str, ...] = ()  # on the socket alone: interrupts that may fire on its CPUs, by that policy
     origin: str = ""  # `dra`: its CPUs are those of ResourceClaims; empty: of anything else
     claims: tuple[str, ...] = ()  # names of these ResourceClaims, in the namespace of its pod, truncated
@@ -144,10 +144,10 @@ class Container(Part, frozen=True):
 
 
 class Pool(Part, frozen=True):
-    """The pool of a pod: the CPUs of its budget that are no slices of containers."""
+    """The pool of a pod: the CPUs of its budget that are not slices of containers."""
 
     budget: int = msgspec.field(default_factory=int)
-    cpus: str = msgspec.field(default_factory=str)  # empty: the slices leave none
+    cpus: str = msgspec.field(default_factory=str)  # empty: the slices leave no CPU
     idle: str = ""
 
 

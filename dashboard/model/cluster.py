@@ -34,7 +34,8 @@ class Cluster:
     def node_of(self) -> Mapping[str, str]:
         """The node of each pod, from owners and events, because pod metadata does not have it.
 
-        A node without an agent keeps the owners that it had: of several nodes with one owner that of the events counts.
+        A node without an agent keeps its old owners: if several nodes list one owner, the pod's events
+        decide.
         """
         owners: dict[str, str] = {}
         for node in self.nodes.values():
@@ -54,7 +55,7 @@ class Cluster:
 
     @cached_property
     def troubled(self) -> Mapping[str, tuple[str, ...]]:
-        """Containers that may run elsewhere, or not alone on their CPUs, by node."""
+        """Containers that may run elsewhere, or share their CPUs with others, by node."""
         found: dict[str, list[str]] = {}
         for pod in self.pods.values():
             for name, container in (pod.status.containers if pod.status else {}).items():

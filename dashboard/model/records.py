@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 _FAMILIES: Final = FAMILIES.keys() - {SIDECAR_LIMITS}  # they ask for CPUs or for their placement
 TEXTS_KEPT: Final = 64  # machines of one kind have equal texts
-# Bytes that the two parts of a pod take here, however its text is made: 5,000 pods stay below 160 MiB of the 256 that
-# the dashboard has. A status within has 12 containers, or a machine of 300 vCPUs. Larger ones, of 64 containers with
-# their findings, share LARGE_STATUSES: 400 pods of 64 pinned containers.
+# Decoded size of the two texts of a pod, whatever their form: 5,000 pods stay below 160 MiB of the
+# dashboard's 256. A status within has 12 containers, or a machine of 300 vCPUs. Larger ones, of 64 containers
+# with their findings, share LARGE_STATUSES: 400 pods of 64 pinned containers.
 MOST_STATUS: Final = 24 * 2**10
 MOST_LARGE_STATUS: Final = 128 * 2**10
 LARGE_STATUSES: Final = 32 * 2**20
@@ -180,7 +180,7 @@ class PodDecoder:
         facts = (meta.uid, text, *sorted(asks.items()))
         found = self._known.thing(facts, lambda: self._pod(meta, text, asks))
         if found.problem == TOO_LARGE:
-            self._known.forget(facts)  # there may be room the next time
+            self._known.forget(facts)  # there may be room next time
         return found
 
     def _pod(self, meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:

@@ -18,7 +18,7 @@ class Filter:
 
     @property
     def is_of_owners(self) -> bool:
-        """Return whether it selects some containers only."""
+        """Return whether it selects containers by namespace, pod or policy."""
         return bool(self.namespace or self.pod or self.policy)
 
     def takes_pod(self, key: str) -> bool:

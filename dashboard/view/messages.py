@@ -1,4 +1,4 @@
-"""Texts about one container: why it has its CPUs, since when, and how far they are verified."""
+"""Texts about one container: its policy, the time since when it has its CPUs, and the proof by the kernel."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
 
 
 def _disturbances(container: Container) -> Iterator[Fact]:
-    """Yield what is not kept off its CPUs, or not on them, against its pod's policy, and what disturbs it."""
+    """Yield interrupts on its CPUs, or off them, against its pod's policy, and noise."""
     if container.not_quiet:
         yield Fact("Not quiet", container.not_quiet[:MOST_MESSAGE])
     if container.not_kept:
@@ -128,7 +128,7 @@ def _how(applied: Applied) -> str:
 
 
 def why(container: Container) -> str:
-    """Return the policies by which a container has its CPUs, or why it has none."""
+    """Return the policies by which a container has its CPUs, or the reason why it has none."""
     if refusal := container.refusal:
         kept = f" It keeps CPUs {container.cpus}." if container.policy and container.cpus else ""
         return f"Waits ({refusal.reason}): {_sentence(refusal.message)}{kept}"
