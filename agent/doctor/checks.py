@@ -21,6 +21,8 @@ from agent.doctor.quiet import quiet_checks
 from agent.doctor.strangers import stranger_checks
 from agent.doctor.vms import NO_VMS, VMFacts, vm_checks
 from pinning.contract import KUBE_SYSTEM, KubeletPolicy
+from pinning.dra.groups import Offer, device_groups, published_cpus
+from pinning.machine.cpuset import EMPTY
 from pinning.truncate import listed
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ class AgentFacts:
     allocatable: CPUSet
     reserved: CPUSet
     exclusive: CPUSet  # including the idle siblings
+    shared: CPUSet = EMPTY
+    claimable: CPUSet = EMPTY  # that ResourceClaims may take, held or not
     runtime: str = ""  # name and version when the runtime last answered
     kubelet: KubeletPolicy = KubeletPolicy.UNKNOWN
     observes: bool = False
@@ -136,7 +140,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             numa_checks(facts.numa, observes=facts.agent is not None and facts.agent.observes),
             device_checks(facts.agent.devices if facts.agent else NO_DEVICES),
             _near(facts),
-            claim_checks(facts.claims, observes=facts.agent is not None and facts.agent.observes),
+            _claims(facts),
             _writers(facts),
             _agent(facts),
             group_checks(facts.group),
@@ -155,6 +159,23 @@ def _near(facts: Facts) -> Iterator[Check]:
     agent = facts.agent
     devices = agent.devices if agent else NO_DEVICES
     return near_checks(facts.near, devices, observes=agent is not None and agent.observes)
+
+
+def _claims(facts: Facts) -> Iterator[Check]:
+    agent = facts.agent
+    return claim_checks(
+        facts.claims, has_room=_has_room(facts), observes=agent is not None and agent.observes
+    )
+
+
+def _has_room(facts: Facts) -> bool | None:
+    """Return whether the agent would publish CPUs for claims if no claim held any; None: not known."""
+    agent = facts.agent
+    if agent is None or facts.topology is None:
+        return None
+    topology = facts.topology.with_online(agent.allocatable | agent.reserved)
+    offer = Offer(topology, agent.claimable, EMPTY, agent.exclusive, agent.shared | agent.exclusive)
+    return any(published_cpus(device_groups(topology, agent.claimable), offer).values())
 
 
 def _cgroups(facts: Facts) -> Iterator[Check]:

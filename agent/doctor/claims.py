@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from agent.doctor.check import Check
 
 OLDEST_KUBELET: Final = (1, 34)  # that calls drivers of version v1
+_PUBLISHES_NONE: Final = (
+    "if the agent's log has `no CPUs published for claims`, do what its reason says, such as to switch on"
+    " DRAConsumableCapacity of API server and scheduler"
+)
 REACH: Final = "let KUBECONFIG reach the cluster, and name this node with --node"
 
 
@@ -40,8 +44,11 @@ class ClaimFacts(NamedTuple):
 NOT_WANTED: Final = ClaimFacts()
 
 
-def claim_checks(facts: ClaimFacts, *, observes: bool) -> Iterator[Check]:
-    """Yield the findings on claims; none if the agent is not their driver."""
+def claim_checks(facts: ClaimFacts, *, has_room: bool | None, observes: bool) -> Iterator[Check]:
+    """Yield the findings on claims; none if the agent is not their driver.
+
+    `has_room` says whether other containers leave cores to claims; None: not known.
+    """
     if not facts.is_wanted:
         return
     if observes:
@@ -51,7 +58,7 @@ def claim_checks(facts: ClaimFacts, *, observes: bool) -> Iterator[Check]:
     if facts.cluster is None:
         yield unknown("claims", f"what the API server knows is not known ({facts.silence})", REACH)
     else:
-        yield from _of_cluster(facts.cluster)
+        yield from _of_cluster(facts.cluster, has_room=has_room)
 
 
 def _of_host(facts: ClaimFacts) -> Iterator[Check]:
@@ -65,7 +72,7 @@ def _of_host(facts: ClaimFacts) -> Iterator[Check]:
         yield finding("claims", message, "mount it writable, and name it with --cdi-dir")
 
 
-def _of_cluster(cluster: ClusterFacts) -> Iterator[Check]:
+def _of_cluster(cluster: ClusterFacts, *, has_room: bool | None) -> Iterator[Check]:
     if not cluster.has_group:
         message = "the API server knows no resource.k8s.io/v1, so that nothing is published"
         yield finding("claims", message, "take the component dra away, or use Kubernetes 1.36 or later")
@@ -73,11 +80,11 @@ def _of_cluster(cluster: ClusterFacts) -> Iterator[Check]:
     if cluster.kubelet and _version(cluster.kubelet) < OLDEST_KUBELET:
         message = f"kubelet {cluster.kubelet} takes no driver of this version"
         yield finding("claims", message, "use a kubelet of Kubernetes 1.36 or later on this node")
-    yield from _of_drivers(cluster)
+    yield from _of_drivers(cluster, has_room=has_room)
     yield from _of_classes(cluster)
 
 
-def _of_drivers(cluster: ClusterFacts) -> Iterator[Check]:
+def _of_drivers(cluster: ClusterFacts, *, has_room: bool | None) -> Iterator[Check]:
     others = sorted(cluster.drivers.keys() - {DRA_DRIVER})
     if others:
         message = f"driver {others[0]} offers the CPUs of this node too, so that corepin publishes none"
@@ -85,13 +92,17 @@ def _of_drivers(cluster: ClusterFacts) -> Iterator[Check]:
     elif DRA_DRIVER in cluster.drivers:
         count = cluster.drivers[DRA_DRIVER]
         yield ok("claims", f"the scheduler sees {count} CPUs of this node, those that claims hold included")
-    else:
-        message = "no CPUs of this node are published: every core is held, or a feature gate is off"
-        remedy = (
-            "if the agent's log has `no CPUs published for claims`, do what its reason says, such as to switch on"
-            " DRAConsumableCapacity of API server and scheduler; otherwise wait until cores are free"
+    elif has_room is False:
+        message = (
+            "no CPUs of this node are published, because containers without claims leave no core to them"
         )
-        yield finding("claims", message, remedy)
+        yield ok("claims", message, "claims get the cores of those that end")
+    elif has_room is None:
+        message = "no CPUs of this node are published: every core is held, or a feature gate is off"
+        yield unknown("claims", message, f"start the agent, which knows what is held; {_PUBLISHES_NONE}")
+    else:
+        message = "no CPUs of this node are published, although cores are free"
+        yield finding("claims", message, _PUBLISHES_NONE)
 
 
 def _of_classes(cluster: ClusterFacts) -> Iterator[Check]:

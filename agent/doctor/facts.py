@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from agent.doctor.checks import AgentFacts, Facts, ForeignThreads
 from agent.doctor.devices import DeviceFacts
-from agent.doctor.foreign_threads import foreign_threads, runs_corepin
+from agent.doctor.foreign_threads import foreign_threads
 from agent.doctor.nri import AgentNRI, Socket
 from agent.doctor.nri_socket import look_at
-from agent.doctor.programs import kubelet_runs, programs, writers
+from agent.doctor.programs import kubelet_runs, pods_of_verb, programs, writers
 from agent.doctor.vms import VMFacts
 from agent.errors import AgentError
 from agent.kernel.cgroup_names import pod_roots
@@ -23,7 +23,15 @@ from agent.kubelet.policy import read_kubelet_policy
 from agent.quiet.noise import measure
 from agent.reconcile.checkpoint import NAME as CHECKPOINT
 from agent.reconcile.checkpoint import unknown_needs
-from pinning.contract import AGENT_STATE, DEBUGFS, KUBELET_STATE, NRI_SOCKET, CPUPolicy, KubeletPolicy
+from pinning.contract import (
+    AGENT_NAMESPACE,
+    AGENT_STATE,
+    DEBUGFS,
+    KUBELET_STATE,
+    NRI_SOCKET,
+    CPUPolicy,
+    KubeletPolicy,
+)
 from pinning.errors import PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
@@ -49,6 +57,7 @@ class Places:
     debugfs: Path = Path(DEBUGFS)
     interrupts: Path | None = None  # the host's /proc/interrupts; None: noise is not measured
     state: Path = Path(AGENT_STATE)  # the agent's --state-dir
+    namespace: str = AGENT_NAMESPACE  # of agent and guard
 
 
 def read_facts(places: Places, state: AgentState | None, seconds: float) -> Facts:
@@ -65,7 +74,7 @@ def read_facts(places: Places, state: AgentState | None, seconds: float) -> Fact
         topology=_topology(places.root, missing),
         agent=agent,
         runtime=_runtime(places.runtime, missing),
-        is_guarded=runs_corepin(proc, "guard"),
+        is_guarded=_is_guarded(proc, state, places.namespace),
         nri=Socket.ANSWERS if agent and agent.nri.holds else look_at(places.nri),
         cgroup_version=hierarchy.version if hierarchy else None,
         cgroup_writable=_is_writable(hierarchy, is_root=os.geteuid() == 0),
@@ -80,12 +89,20 @@ def read_facts(places: Places, state: AgentState | None, seconds: float) -> Fact
     )
 
 
+def _is_guarded(proc: Path, state: AgentState | None, namespace: str) -> bool:
+    """Return whether a guard runs, outside of all pods or in a pod of corepin's namespace."""
+    ours = {pod.uid for pod in (state.pods if state else ()) if pod.namespace == namespace}
+    return any(pod is None or pod in ours for pod in pods_of_verb(proc, "guard"))
+
+
 def agent_facts(state: AgentState) -> AgentFacts:
     """Return the agent's facts that the checks need; raise BadCPUList if its state is damaged."""
     return AgentFacts(
         allocatable=CPUSet.parse(state.sets.allocatable),
         reserved=CPUSet.parse(state.sets.reserved),
         exclusive=union(exclusive_cpus(state).values()),
+        shared=CPUSet.parse(state.sets.shared),
+        claimable=CPUSet.parse(state.sets.exclusive_pool) & CPUSet.parse(state.sets.allocatable),
         runtime=state.runtime,
         kubelet=KubeletPolicy(state.kubelet)
         if state.kubelet in set(KubeletPolicy)

@@ -6,7 +6,6 @@ import os
 import time
 from collections import Counter
 from contextlib import suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.doctor.checks import ForeignThreads
@@ -62,16 +61,6 @@ def _ran(proc: Path, cpus: CPUSet, seconds: float, sleep: Callable[[float], None
         found |= {number: thread for number, thread in now.items() if before.get(number) != thread.ran}
         before = {number: thread.ran for number, thread in now.items()}
     return found.values()
-
-
-def runs_corepin(proc: Path, verb: str) -> bool:
-    """Return whether a process runs the given verb of corepin."""
-    for folder in proc.glob("[0-9]*"):
-        with suppress(OSError):
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if any(first.endswith("/corepin") and second == verb for first, second in pairwise(words)):
-                return True
-    return False
 
 
 class _Thread(NamedTuple):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.kernel.procfs import DEAD, STATE, read_stat
+from pinning.contract import PRODUCT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,6 +33,9 @@ _UID: Final = "[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"  # without d
 _POD: Final = re.compile(rf"kubepods|[/-]pod(?P<uid>{_UID})")
 
 
+_READ: Final = 4096  # bytes of a command line: any process may have megabytes
+
+
 class Program(NamedTuple):
     """A live process."""
 
@@ -47,6 +52,26 @@ def programs(proc: Path) -> Iterator[Program]:
             if fields[STATE] not in DEAD:
                 cgroups = (folder / "cgroup").read_text(encoding="utf-8", errors="replace")
                 yield Program(int(folder.name), name, pod_of(cgroups))
+
+
+def pods_of_verb(proc: Path, verb: str) -> Iterator[str | None]:
+    """Yield the pod of each live process that runs a verb of corepin, as `Program` has it.
+
+    Any process may choose its command line, so the pod has to be one of corepin's.
+    """
+    for folder in proc.glob("[0-9]*"):
+        with suppress(OSError):  # the process exited
+            with (folder / "cmdline").open("rb") as file:
+                words = file.read(_READ).decode(errors="replace").split("\0")
+            if _runs(words, verb):
+                yield pod_of((folder / "cgroup").read_text(encoding="utf-8", errors="replace"))
+
+
+def _runs(words: list[str], verb: str) -> bool:
+    """Return whether a command line is `corepin VERB`, or that in an interpreter."""
+    program = PurePosixPath(words[0]).name
+    command = words[1:] if program.startswith("python") else words
+    return len(command) > 1 and PurePosixPath(command[0]).name == PRODUCT and command[1] == verb
 
 
 def pod_of(cgroups: str) -> str | None:

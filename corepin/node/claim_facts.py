@@ -59,14 +59,27 @@ def _cluster(node: str, context: str | None) -> ClusterFacts:
 
 
 def _drivers(slices: list[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the CPUs that each driver of CPUs publishes."""
+    """Return the CPUs that each driver of CPUs publishes: only the newest generation of a pool counts."""
     found: dict[str, int] = {}
+    newest: dict[tuple[str, str], int] = {}
     for spec in (item["spec"] for item in slices):
+        key, generation = _pool(spec)
+        newest[key] = max(generation, newest.get(key, generation))
+    for spec in (item["spec"] for item in slices):
+        key, generation = _pool(spec)
+        if generation < newest[key]:
+            continue
         for device in spec.get("devices") or ():
             amount = cpus_of_device(spec["driver"], device)
             if amount is not None:
                 found[spec["driver"]] = found.get(spec["driver"], 0) + _count(amount)
     return found
+
+
+def _pool(spec: Mapping[str, Any]) -> tuple[tuple[str, str], int]:
+    """Return the driver and the pool of a slice, and the generation of the pool."""
+    pool = spec.get("pool") or {}
+    return (spec["driver"], pool.get("name") or ""), pool.get("generation") or 0
 
 
 def _count(value: object) -> int:

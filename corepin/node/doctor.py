@@ -24,7 +24,15 @@ from corepin.node.claim_facts import claim_facts
 from corepin.node.kube_api import add_context_flag
 from corepin.terminal import columns
 from logs.printable import json_text, plain
-from pinning.contract import AGENT_CONFIG, AGENT_STATE, CPU_GROUP_LABEL, NEAR_CPUS, NUMA_CPUS, PRODUCT
+from pinning.contract import (
+    AGENT_CONFIG,
+    AGENT_NAMESPACE,
+    AGENT_STATE,
+    CPU_GROUP_LABEL,
+    NEAR_CPUS,
+    NUMA_CPUS,
+    PRODUCT,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
     from agent.doctor.checks import Facts
     from agent.doctor.near import NearFacts
     from agent.doctor.numa import NUMAFacts
+    from corepin.node.kube_node import KubeNode
     from published.agent_state import AgentState
 
 DESCRIPTION = "Find the problems that prevent pinning on this machine, each with its remedy."
@@ -56,6 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_context_flag(parser)
     add_flag(parser, "--config", "FILE", "the agent's node configuration", AGENT_CONFIG)
     add_flag(parser, "--state-dir", "DIR", "the agent's checkpoint and lock", AGENT_STATE)
+    add_flag(parser, "--namespace", "NAME", "where agent and guard run", AGENT_NAMESPACE)
     add_flag(parser, "--seconds", "N", "how long to watch for foreign threads on exclusive CPUs", "1")
     noise = (
         "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits"
@@ -93,6 +103,7 @@ def _facts(args: argparse.Namespace) -> Facts:
         debugfs=Path(args.debugfs),
         interrupts=Path(args.interrupts) if args.noise is not None else None,
         state=Path(args.state_dir),
+        namespace=args.namespace,
     )
     try:
         state, why = _state(args.socket)
@@ -134,19 +145,31 @@ def _with_cluster(facts: Facts, node: str | None, context: str | None, missing: 
     """Add the API server's facts about the node, if it can be reached."""
     from corepin.node.kube_node import read_node
     from pinning.errors import BadQuantity
-    from pinning.pods.quantity import millicores
 
     missing = {**(facts.missing or {}), **missing}
     if node is None:
         return replace(facts, missing={**missing, "kubelet_millicores": "the name of this node is not known"})
     try:
         shown = read_node(node, context)
-        cpu = millicores(shown.allocatable.get("cpu", "0"))
-        vms = facts.vms._replace(labels=shown.labels)
-        group = facts.group._replace(labelled=shown.labels.get(CPU_GROUP_LABEL, ""))
-        return replace(facts, kubelet_millicores=cpu, vms=vms, group=group, missing=missing)
+    except CommandFailed as failure:
+        return replace(facts, missing={**missing, "kubelet_millicores": str(failure)})
+    vms = facts.vms._replace(labels=shown.labels)
+    group = facts.group._replace(labelled=shown.labels.get(CPU_GROUP_LABEL, ""))
+    facts = replace(facts, vms=vms, group=group)
+    try:
+        return replace(facts, kubelet_millicores=_allocatable(shown), missing=missing)
     except (CommandFailed, BadQuantity) as failure:
         return replace(facts, missing={**missing, "kubelet_millicores": str(failure)})
+
+
+def _allocatable(node: KubeNode) -> int:
+    """Return the CPUs that the scheduler may place, in thousandths; raise CommandFailed and BadQuantity."""
+    from pinning.pods.quantity import millicores
+
+    amount = node.allocatable.get("cpu")
+    if amount is None:
+        raise CommandFailed(f"node {node.name} has no status.allocatable.cpu: its kubelet has to report it")
+    return millicores(amount)
 
 
 def _numa(node: str | None, context: str | None) -> NUMAFacts:

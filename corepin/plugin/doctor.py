@@ -78,9 +78,13 @@ def _agent_of(node: str, namespace: str, context: str | None) -> str:
     found = get(f"/api/v1/namespaces/{folder}/pods", f"pods of namespace {namespace}", context, **placed)[
         "items"
     ]
-    for pod in found:
-        if _is_of_daemon_set(pod["metadata"], folder, context):
-            return str(pod["metadata"]["name"])
+    lasting = [pod["metadata"] for pod in found if not pod["metadata"].get("deletionTimestamp")]
+    for metadata in lasting:
+        if _is_of_daemon_set(metadata, folder, context):
+            return str(metadata["name"])
+    if found and not lasting:
+        ending = f"no corepin agent on node {node} in namespace {namespace} (pod {found[0]['metadata']['name']} is ending)"
+        raise CommandFailed(f"{ending}: repeat the command when the next one runs")
     reason = (
         "none of the pods with its labels is controlled by a DaemonSet there" if found else "no such pod runs"
     )

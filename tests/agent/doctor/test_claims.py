@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from agent.doctor.check import Verdict
+from agent.doctor.checks import examine
 from agent.doctor.claims import ClaimFacts, ClusterFacts, claim_checks
+from pinning.machine.cpuset import CPUSet
+from tests.agent.doctor.nodes import AGENT, FINE
+from tests.pinning.nodes import smt_machine
 from tests.tables import table
 
 CLASSES = frozenset({"cpu.corepin.io", "dra.cpu"})
@@ -13,9 +19,11 @@ GOOD = ClusterFacts(drivers={"cpu.corepin.io": 14}, kubelet="v1.37.1", classes=C
 HERE = ClaimFacts(is_wanted=True, is_listening=True, cluster=GOOD)
 
 
-def said(facts: ClaimFacts, *, observes: bool = False) -> list[tuple[Verdict, str]]:
+def said(
+    facts: ClaimFacts, *, has_room: bool | None = True, observes: bool = False
+) -> list[tuple[Verdict, str]]:
     """Return verdicts and messages."""
-    checks = list(claim_checks(facts, observes=observes))
+    checks = list(claim_checks(facts, has_room=has_room, observes=observes))
     assert all(check.remedy for check in checks if check.verdict is not Verdict.OK)
     return [(check.verdict, check.message) for check in checks]
 
@@ -64,7 +72,7 @@ def test_observing_agent_serves_none() -> None:
         "gate off": (
             HERE._replace(cluster=GOOD._replace(drivers={})),
             Verdict.FINDING,
-            "every core is held, or a feature gate is off",
+            "no CPUs of this node are published, although cores are free",
         ),
         "second driver": (
             HERE._replace(cluster=GOOD._replace(drivers={"dra.cpu": 16, "cpu.corepin.io": 14})),
@@ -93,3 +101,51 @@ def test_versions_that_suffice_or_cannot_be_read_are_no_finding(version: str) ->
     """A version that cannot be read is not called too old, and classes that may not be read are not missed."""
     facts = HERE._replace(cluster=GOOD._replace(kubelet=version, classes=None))
     assert [verdict for verdict, _ in said(facts)] == [Verdict.OK]
+
+
+@pytest.mark.parametrize(
+    ("has_room", "verdict", "message"),
+    [
+        pytest.param(False, Verdict.OK, "containers without claims leave no core to them", id="held"),
+        pytest.param(None, Verdict.UNKNOWN, "every core is held, or a feature gate is off", id="no agent"),
+    ],
+)
+def test_node_whose_cores_are_held_has_nothing_to_fix(
+    has_room: bool | None, verdict: Verdict, message: str
+) -> None:
+    """Whether they are knows the agent alone."""
+    ((found, words),) = said(HERE._replace(cluster=GOOD._replace(drivers={})), has_room=has_room)
+    assert found is verdict
+    assert message in words
+
+
+@pytest.mark.parametrize(
+    ("held", "reserved", "verdict"),
+    [
+        pytest.param(range(1), (), Verdict.FINDING, id="cores are free"),
+        pytest.param(range(1, 3), (), Verdict.OK, id="the last core is left to the shared set"),
+        pytest.param(range(1, 3), (0,), Verdict.OK, id="all of them are held"),
+        pytest.param(range(2, 3), (0,), Verdict.FINDING, id="one is free beside the reserved one"),
+    ],
+)
+def test_cores_that_claims_could_get_are_counted_as_the_agent_counts_them(
+    held: range, reserved: tuple[int, ...], verdict: Verdict
+) -> None:
+    """One core is not published while nothing else is left for the shared set."""
+    machine = smt_machine(3)
+    every = machine.online
+    kept = machine.siblings_of(CPUSet(reserved))
+    exclusive = machine.siblings_of(CPUSet(held))
+    agent = replace(
+        AGENT,
+        allocatable=every - kept,
+        reserved=kept,
+        exclusive=exclusive,
+        shared=every - exclusive,
+        claimable=every - kept,
+    )
+    claims = HERE._replace(cluster=GOOD._replace(drivers={}))
+    facts = replace(FINE, topology=machine, agent=agent, claims=claims)
+    assert [it.verdict for it in examine(facts) if it.subject == "claims"] == [verdict]
+    unknown = examine(replace(facts, topology=None))
+    assert [it.verdict for it in unknown if it.subject == "claims"] == [Verdict.UNKNOWN]

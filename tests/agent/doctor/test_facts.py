@@ -10,9 +10,9 @@ import pytest
 
 from agent.doctor.checks import examine
 from agent.doctor.facts import Places, agent_facts, read_facts
-from agent.doctor.foreign_threads import runs_corepin
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket
-from agent.node_state import MemoryKill, Path
+from agent.doctor.programs import pods_of_verb
+from agent.node_state import MemoryKill, Path, PodState
 from agent.serve.state_json import agent_state
 from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import CPUSet
@@ -89,7 +89,10 @@ def test_nri_is_read_from_the_state() -> None:
     ("command", "guards"),
     [
         pytest.param("/usr/bin/python3\0/usr/local/bin/corepin\0guard\0--exempt\0a\0", True, id="guard"),
+        pytest.param("/opt/corepin/bin/corepin\0guard\0", True, id="without an interpreter"),
         pytest.param("/usr/bin/python3\0/usr/local/bin/corepin\0agent\0", False, id="agent"),
+        pytest.param("/usr/bin/kubectl\0exec\0x\0/opt/bin/corepin\0guard\0", False, id="kubectl"),
+        pytest.param("grep\0-r\0/opt/corepin\0guard\0", False, id="words of another program"),
         pytest.param("guard\0", False, id="another program"),
         pytest.param("", False, id="a thread of the kernel"),
     ],
@@ -100,8 +103,33 @@ def test_guard_is_found_by_its_command(tmp_path: File, command: str, guards: boo
         (tmp_path / number).mkdir()
         if line is not None:
             (tmp_path / number / "cmdline").write_text(line)
+            (tmp_path / number / "cgroup").write_text("0::/system.slice/x.service\n")
 
-    assert runs_corepin(tmp_path, "guard") is guards
+    assert list(pods_of_verb(tmp_path, "guard")) == [None] * guards
+
+
+@pytest.mark.parametrize(
+    ("namespace", "guards"),
+    [
+        pytest.param("corepin-agent", True, id="of corepin"),
+        pytest.param("shop", False, id="of a tenant, who may choose any command line"),
+        pytest.param(None, False, id="that the agent does not know"),
+    ],
+)
+def test_guard_in_a_pod_counts_in_corepins_namespace_alone(
+    tmp_path: File, namespace: str | None, *, guards: bool
+) -> None:
+    """The pod is found by the cgroup, which the kernel shows, and its namespace is the API server's."""
+    uid = "11111111-2222-3333-4444-555555555555"
+    process = tmp_path / "proc/7"
+    process.mkdir(parents=True)
+    (process / "cmdline").write_text("/opt/corepin/bin/python\0/opt/corepin/bin/corepin\0guard\0")
+    (process / "cgroup").write_text(
+        f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-1.scope\n"
+    )
+    pods = (PodState(uid, namespace, "corepin-guard-x", ()),) if namespace else ()
+    state = agent_state(replace(state_of(), pods=pods))
+    assert read_facts(Places(tmp_path, tmp_path, nri=tmp_path / "s"), state, 0).is_guarded is guards
 
 
 def test_facts_of_this_machine(tmp_path: File) -> None:

@@ -61,6 +61,19 @@ def test_cpus_without_amounts_count_for_upstreams_driver(
     assert found.cluster.drivers == {"dra.cpu": 2}
 
 
+def test_only_the_newest_generation_of_a_pool_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a driver replaces its slices the scheduler ignores those of the generation before."""
+
+    def published(generation: int, count: str, pool: str = "n1") -> dict[str, Any]:
+        named = {"name": pool, "generation": generation, "resourceSliceCount": 1}
+        return {"spec": {"driver": "cpu.corepin.io", "pool": named, "devices": [device(count)]}}
+
+    slices = [published(3, "8"), published(4, "6"), published(2, "8"), published(1, "2", "other")]
+    found = facts(tmp_path, {SLICES: {"items": slices}, "/api/v1/nodes/n1": NODE}, monkeypatch)
+    assert found.cluster
+    assert found.cluster.drivers == {"cpu.corepin.io": 8}
+
+
 def test_what_is_not_there_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders, sockets and the API group; without the node's name the cluster is not asked."""
     found = facts(tmp_path, {}, monkeypatch)

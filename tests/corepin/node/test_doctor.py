@@ -83,6 +83,28 @@ def test_agent_and_cluster_are_compared(
     assert 'reservedSystemCPUs: "0,4"' in shown
 
 
+@pytest.mark.parametrize("cpu", [None, "many"])
+def test_node_that_says_no_cpus_is_not_compared(
+    doctor: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cpu: str | None,
+) -> None:
+    """A kubelet that has not reported yet, or an amount that cannot be read, is not known, and not 0."""
+    state = state_of(bound("web", annotations=EXCLUSIVE))
+    with (
+        agent_socket(tmp_path / "s", to_json(state)) as path,
+        api_server(tmp_path, {}, **({"cpu": cpu} if cpu else {})) as config,
+    ):
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        main([*doctor, "--socket", path, "--node", "n1"])
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "? kubelet's CPUs: not compared with corepin's (" in shown
+    assert ("node n1 has no status.allocatable.cpu" in shown) is (cpu is None)
+
+
 def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
     doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

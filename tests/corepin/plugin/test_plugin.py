@@ -122,6 +122,23 @@ def test_doctor_runs_where_the_agent_is(
     assert "kubectl is not on the PATH" in error
 
 
+def test_doctor_executes_in_no_pod_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """During an update the agent before has the phase Running until it has ended."""
+    kubectl_that(tmp_path, monkeypatch, 'echo "$4"')
+    ending = controlled("agent-old")
+    ending["metadata"]["deletionTimestamp"] = "2026-11-28T07:00:00Z"
+    both, alone = {"items": [ending, controlled("agent-new")]}, {"items": [ending]}
+    with api_objects(tmp_path, {pods_on("n1"): both, pods_on("n2"): alone, **IS_THERE}) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["doctor", "--node", "n1"]) == 0
+        assert kubectl(["doctor", "--node", "n2"]) == 2
+    out, error = capfd.readouterr()
+    assert out == "agent-new\n"
+    assert "(pod agent-old is ending): repeat the command when the next one runs" in error
+
+
 @pytest.mark.parametrize(
     ("script", "code"),
     [
