@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 import yaml
 
 from certs import material
 from corepin.flags import variable
-from corepin.run import agent, certs_run
+from corepin.run import agent, certs_run, dashboard, guard, webhook
 from tests.docs.blocks import chapter
 
 PAGE = Path("docs/operator-guide.md").read_text(encoding="utf-8")
@@ -34,6 +36,30 @@ def test_flags_of_the_rotation() -> None:
     lists = {"--replicas": certs_run.REPLICAS, "--webhook-configurations": ",".join(certs_run.CONFIGURATIONS)}
     for name, default in described.items():
         assert default == lists.get(name, flags[name].default or "")
+
+
+@pytest.mark.parametrize(
+    ("title", "program"),
+    [("webhook", webhook), ("agent", agent), ("guard", guard), ("dashboard", dashboard)],
+)
+def test_flags_of_the_programs(title: str, program: ModuleType) -> None:
+    """Each flag of a program with its default, and no other; some of the agent's are in the table of its variables."""
+    described = flags_in(chapter(PAGE, "Flags of the programs").partition(f"### Of the {title}\n")[2])
+    parser = program.add_parser(argparse.ArgumentParser().add_subparsers())
+    flags = {it.option_strings[0]: it.default for it in parser._actions if it.option_strings[0] != "-h"}
+    if program is agent:
+        variables = rows("Variables of the agents")
+        flags = {name: default for name, default in flags.items() if variable(name) not in variables}
+    if program is guard:
+        flags["--exempt"] = guard.EXEMPT
+    assert described == {name: default or "" for name, default in flags.items()}
+
+
+def flags_in(text: str) -> dict[str, str]:
+    """Return the flags of the first table of a text with their defaults."""
+    table = text.partition("\n### ")[0]
+    found = re.findall(r"^\| `(--[a-z-]+)` \|(.*?)\|", table, re.MULTILINE)
+    return {name: default.strip(" `") for name, default in found}
 
 
 def test_annotations_of_the_secret() -> None:

@@ -65,7 +65,7 @@ def test_table_of_the_operator_guide() -> None:
     seen = {version: (guard, helpers) for cell, guard, helpers in found for version in versions(cell)}
     for version, (guard, helpers) in seen.items():
         assert guard.startswith("yes") is bool(has_validators(version)), version
-        assert ("from their birth" in helpers) is (names_process(version) and "no NRI" not in helpers), (
+        assert ("from their start" in helpers) is (names_process(version) and "no NRI" not in helpers), (
             version
         )
     first = {
