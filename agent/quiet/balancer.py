@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import Refused, Unavailable
-from agent.quiet.irqbalance import MOST_LETTERS, Daemon, cpus_text
+from agent.quiet.irqbalance import MOST_LETTERS, Daemon, LastAnswer, cpus_text
 from agent.reconcile.foreign_writes import ForeignWrites
 from agent.reconcile.restorable import RestorableValue
 from pinning.json_text import parse_json
@@ -71,6 +71,7 @@ class Balancer:
         self._monotonic = monotonic
         self._last: tuple[Daemon, CPUSet] | None = None  # of the last request
         self._answer = Told()
+        self._heard: LastAnswer[Told] = LastAnswer()
         self._again = 0.0  # when the next request is due
         self._settled = 0.0  # when irqbalance has acted by its ban
         self._searched = -LOOK_SECONDS
@@ -141,18 +142,29 @@ class Balancer:
             return Told(reason, is_conflict=True)
         try:
             setup = self._irqbalance.setup(daemon)
+        except Unavailable as error:
+            told = self._heard.holds(daemon, frozenset(quiet), now)
+            return Told(_unasked(error)) if told is None else told
+        self._heard.drop()
+        told = Told(self._corrected(daemon, setup, quiet, now))
+        if told.reason or quiet <= setup.banned:  # else the list that was sent is not in force yet
+            self._heard.keep(daemon, frozenset(quiet), told, now)
+        return told
+
+    def _corrected(self, daemon: Daemon, setup: Setup, quiet: CPUSet, now: float) -> str:
+        """Return why irqbalance does not get the list, or does not take it over."""
+        try:
             reason = self._correct(daemon, setup, quiet, now)
         except Unavailable as error:
-            return Told(f"irqbalance runs and cannot be asked: {error}")
-        if reason:
-            return Told(reason)
-        if self._sends > MOST_SENDS:
-            return Told(f"irqbalance ({daemon.pid}) does not take over the CPUs that it must not use")
-        return Told()
+            return _unasked(error)
+        if reason or self._sends <= MOST_SENDS:
+            return reason
+        return f"irqbalance ({daemon.pid}) does not take over the CPUs that it must not use"
 
     def restore(self) -> bool:
         """Lift the ban, which takes effect at irqbalance's next interval; return whether none is left."""
         self._writes, self._last, self._is_lifted = ForeignWrites(), None, False
+        self._heard.drop()  # a ban that cannot be lifted now is an error at once
         told = self.keep_off(EMPTY)
         if told.reason:
             logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": told.reason}})
@@ -199,6 +211,10 @@ class Balancer:
         self._saved.save(ban)
         if ban is None:
             self._is_proven = False
+
+
+def _unasked(error: Unavailable) -> str:
+    return f"irqbalance runs and cannot be asked: {error}"
 
 
 def _text(ban: _Ban) -> str:

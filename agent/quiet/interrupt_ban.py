@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import Refused, Unavailable
-from agent.quiet.irqbalance import MOST_LETTERS, Daemon, ban_text
+from agent.quiet.irqbalance import MOST_LETTERS, Daemon, LastAnswer, ban_text
 from agent.reconcile.foreign_writes import ForeignWrites
 from agent.reconcile.restorable import RestorableValue
 from pinning.json_text import parse_json
@@ -66,6 +66,7 @@ class InterruptBan:
         self._last: tuple[Daemon, frozenset[int]] | None = None  # of the last request
         self._again = 0.0
         self._unkept = Unkept()
+        self._heard: LastAnswer[Unkept] = LastAnswer()
         self._is_proven = False  # the list was read back
         self._writes: ForeignWrites[str] = ForeignWrites()
 
@@ -113,13 +114,22 @@ class InterruptBan:
         if self._writes.is_conflict(_KEY):
             return Unkept("another program keeps replacing the interrupts that irqbalance must not move")
         try:
-            return self._correct(daemon, wanted, now)
+            shown = self._irqbalance.setup(daemon).interrupts
         except Unavailable as error:
-            return Unkept(f"irqbalance may move them: {error}")
+            unkept = self._heard.holds(daemon, wanted.keys(), now)
+            return _unasked(error) if unkept is None else unkept
+        self._heard.drop()
+        try:
+            unkept = self._correct(daemon, shown, wanted, now)
+        except Unavailable as error:
+            unkept = _unasked(error)
+        self._heard.keep(daemon, wanted.keys(), unkept, now)
+        return unkept
 
-    def _correct(self, daemon: Daemon, wanted: Mapping[int, None], now: float) -> Unkept:
-        """Send the wanted list if irqbalance has another one; return the interrupts that it does not take."""
-        shown = self._irqbalance.setup(daemon).interrupts
+    def _correct(
+        self, daemon: Daemon, shown: frozenset[int], wanted: Mapping[int, None], now: float
+    ) -> Unkept:
+        """Send the wanted list if irqbalance shows another one; return the interrupts that it does not take."""
         added = self._added.numbers if self._added else frozenset()
         before = shown - added
         fitting = _fitting(before, [number for number in wanted if number not in before])
@@ -127,6 +137,7 @@ class InterruptBan:
         if self._is_proven and not added <= shown:
             self._writes = self._writes.saw(_KEY, now)
         if shown != before | fitting:
+            self._is_proven = False  # a list that is not sent is no foreign write at the next look
             self._saved.save(_Added(*daemon[:2], added | fitting))
             self._irqbalance.ban_interrupts(daemon, before | fitting)
             shown = self._irqbalance.setup(daemon).interrupts
@@ -143,9 +154,14 @@ class InterruptBan:
     def restore(self) -> bool:
         """Remove the added interrupts from irqbalance's list; return whether none is left there."""
         self._writes, self._last = ForeignWrites(), None
+        self._heard.drop()  # a list that cannot be taken back now is an error at once
         if reason := self.leave(()).reason:
             logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": reason}})
         return not self.has_added
+
+
+def _unasked(error: Unavailable) -> Unkept:
+    return Unkept(f"irqbalance may move them: {error}")
 
 
 def _fitting(before: Collection[int], wanted: Sequence[int]) -> frozenset[int]:

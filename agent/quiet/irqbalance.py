@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from agent.errors import Unavailable
 from agent.kernel.procfs import STARTED, cgroup_of, read_stat
@@ -19,10 +19,12 @@ from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
 NAME: Final = "irqbalance"
 ANSWER_SECONDS: Final = 12.0  # releases before 1.9.4 may answer only after their interval of 10 seconds
+SILENT_SECONDS: Final = 600.0  # for which an answer holds without another one, as long as a level of noise
 MOST_BYTES: Final = 2**20  # 60 for each interrupt
 # Of a request, without its end: releases before 1.9.5 read at most 499 bytes, and act on what they have read.
 MOST_LETTERS: Final = 499
@@ -31,6 +33,9 @@ _SLEEP: Final = re.compile(rb"^\s*SLEEP ([0-9]{1,6})\b")
 _BANNED: Final = re.compile(rb"\bBANNED ([0-9a-fA-F,]+)\s*\x00*$")
 _INTERRUPT: Final = re.compile(rb"\bIRQ ([0-9]{1,9}) ")
 _ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
+
+
+Answer = TypeVar("Answer")
 
 
 class Daemon(NamedTuple):
@@ -143,6 +148,39 @@ class Irqbalance:
                 raise TimeoutError
             yield part
             connection.settimeout(left)
+
+
+class _Heard(NamedTuple, Generic[Answer]):
+    daemon: Daemon
+    asked: AbstractSet[int]
+    answer: Answer
+    until: float
+
+
+class LastAnswer(Generic[Answer]):
+    """The conclusion from irqbalance's last answer, and the CPUs or interrupts that the request was about.
+
+    A list in irqbalance stays in force while its process runs. A request without an answer therefore says nothing new, and
+    a report that followed it would change with each request: each change is a write of every quiet pod's status.
+    """
+
+    def __init__(self) -> None:
+        self._heard: _Heard[Answer] | None = None
+
+    def keep(self, daemon: Daemon, asked: AbstractSet[int], answer: Answer, now: float) -> None:
+        """Replace the last answer."""
+        self._heard = _Heard(daemon, asked, answer, now + SILENT_SECONDS)
+
+    def drop(self) -> None:
+        """Forget the last answer, because irqbalance has shown another list since."""
+        self._heard = None
+
+    def holds(self, daemon: Daemon, asked: AbstractSet[int], now: float) -> Answer | None:
+        """Return the last answer of this process if it was about all that is asked now; None: not known."""
+        heard = self._heard
+        if heard is None or heard.daemon != daemon or not asked <= heard.asked or now >= heard.until:
+            return None
+        return heard.answer
 
 
 def cpus_text(cpus: CPUSet) -> str:
