@@ -58,6 +58,7 @@ class FakeInterrupts:
     read_only: set[str] = field(default_factory=set)  # also by the mode of their files
     refused: dict[str, str] = field(default_factory=dict)
     room: int | None = None  # interrupts that a single CPU has vectors for
+    crowded: list[str] = field(default_factory=list)  # writes for which there was no room
     up: CPUSet = MACHINE
     deaf: set[str] = field(default_factory=set)  # a write succeeds and changes nothing
     possible: CPUSet = MACHINE
@@ -118,6 +119,7 @@ class FakeInterrupts:
             raise Refused(self.refused[number])
         alike = sum(its == wanted for other, its in self.affinities.items() if other != number)
         if len(wanted) == 1 and self.room is not None and alike >= self.room:
+            self.crowded.append(number)
             raise Refused(f"interrupt {number}: No space left on device")
         assert wanted <= self.possible
         assert not wanted.isdisjoint(self.up), "the kernel answers EINVAL: no online CPU"

@@ -263,6 +263,31 @@ def test_interrupts_without_room_at_home_leave_the_quiet_cpus_of_others(scene: S
     assert (result.why_not, result.kept[OWNER].note) == ("", "")
 
 
+def test_a_restarted_agent_tries_a_refused_home_once(scene: Scene) -> None:
+    """A refusal is not saved: a restart is how an operator asks again, and without room it costs a write and changes nothing."""
+    for number in ("25", "27"):
+        scene.kernel.affinities[number] = cpus("0-7")
+    del scene.kernel.affinities["26"]
+    scene.kernel.room = 1
+    held = keep("4", devices=(NIC,))
+    for _ in range(2):
+        before = scene.round("4-5", held)
+    shown = scene.shown()
+    assert (shown["25"], shown["27"]) == ("4", "0-4,6-7")
+    writes = len(scene.kernel.writes)
+    scene.kernel.crowded.clear()
+    scene.start()
+    for _ in range(3):
+        after = scene.round("4-5", held)
+        assert (scene.shown(), after.why_not) == (shown, "")
+        assert after.kept[OWNER].note == before.kept[OWNER].note != ""
+    assert (len(scene.kernel.writes), scene.kernel.crowded) == (writes, ["27"])
+    scene.kernel.room = None
+    scene.start()
+    result = scene.round("4-5", held)
+    assert (scene.shown()["27"], result.why_not, result.kept[OWNER].note) == ("4", "", "")
+
+
 def test_moving_a_device_away_from_home_is_foreign(scene: Scene) -> None:
     """As any other write against a policy, it is corrected twice."""
     held = keep("4-5", devices=(NIC,))
