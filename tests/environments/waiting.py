@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Found = TypeVar("Found")
-SECONDS: Final = 180.0  # a second or two on an idle machine, a minute for a kubelet beside a load of 20
+SECONDS: Final = 180.0  # one or two seconds on an idle machine, a minute for a kubelet beside a load of 20
 _POLL_SECONDS: Final = 0.05
 
 
 def until(what: str, look: Callable[[], Found | None], seconds: float = SECONDS) -> Found:
-    """Return what `look` finds as soon as it is true; fail with what was seen last."""
+    """Return the first true result of `look`; fail with the last one."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what}: not after {seconds:.0f} s; last seen: {found!r}"
@@ -23,7 +23,7 @@ def until(what: str, look: Callable[[], Found | None], seconds: float = SECONDS)
 
 
 def until_equal(what: str, look: Callable[[], Found], wanted: Found, seconds: float = SECONDS) -> None:
-    """Return as soon as `look` returns what is wanted; fail with what was seen last."""
+    """Wait until `look` returns the wanted value; fail with the last one."""
     deadline = time.monotonic() + seconds
     while (found := look()) != wanted:
         assert time.monotonic() < deadline, f"{what}: after {seconds:.0f} s {found!r} and not {wanted!r}"

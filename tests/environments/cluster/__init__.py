@@ -1,1 +1,1 @@
-"""Clusters: corepin registered with an API server, or installed on a node with every server real."""
+"""Clusters: corepin registered with an API server, or installed on a node with real servers."""

@@ -1,4 +1,4 @@
-"""The cluster as tests see it: what an operator and a user do with kubectl, and what the kernel shows of it."""
+"""A cluster for tests: an operator's and a user's kubectl commands, and the cpusets in the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ WORKLOADS: Final = (
     (SYSTEM, "deployment/corepin-webhook"),
     (AGENT, "daemonset/corepin-agent"),
 )
-# The test's own times, instead of a minute and a half for each: its kubelet looks at Secrets every five seconds.
+# The tests' own timeouts, instead of a minute and a half each: this kubelet checks Secrets every five
+# seconds.
 TIMES: Final = {"COREPIN_SETTLE": "5", "COREPIN_KUBELET_SYNC": "10", "COREPIN_INTERVAL": "1"}
 _PATIENCE: Final = "--timeout=180s"
 
@@ -30,14 +31,14 @@ _PATIENCE: Final = "--timeout=180s"
 class Cluster(KubeNode):
     """A cluster of one node."""
 
-    overlays: Path  # a folder for those of the tests
+    overlays: Path  # a folder for the tests' overlays
     programs: Path  # the node's /opt/bin
     applied: tuple[str, int] | None = None  # overlay and replicas
 
     # The operator.
 
     def install(self, name: str = "base", replicas: int = 2) -> None:
-        """Apply an overlay of the manifests with so many replicas of the webhook, and wait until everything works."""
+        """Apply an overlay of the manifests with some webhook replicas, and wait until everything works."""
         folder = self.overlays / f"{name}-{replicas}"
         folder.mkdir(exist_ok=True)
         (folder / "kustomization.yaml").write_text(json.dumps(self._overlay(folder, name, replicas)))
@@ -51,7 +52,7 @@ class Cluster(KubeNode):
         self.applied = (name, replicas)
 
     def restart(self, namespace: str, workload: str) -> None:
-        """Replace every pod of a workload, and wait until that is done."""
+        """Replace every pod of a workload, and wait until the new ones are ready."""
         self.kubectl("-n", namespace, "rollout", "restart", workload)
         self._roll_out(namespace, workload)
 
@@ -65,7 +66,7 @@ class Cluster(KubeNode):
         return items
 
     def secret(self) -> dict[str, str]:
-        """Return what the certificates' Secret holds."""
+        """Return the content of the certificates' Secret."""
         secret = self.plane.read(f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls")
         data: dict[str, str] = secret.get("data") or {}
         return data
@@ -73,7 +74,7 @@ class Cluster(KubeNode):
     # The user.
 
     def admitted(self, document: Mapping[str, Any]) -> Any:
-        """Return a pod as admission leaves it, without making it; None where admission fails."""
+        """Return a pod after admission (dry run); None if admission fails."""
         done = self.plane.server.kubectl(
             *("create", "--dry-run=server", "-o", "json", "-f", "-"), input=json.dumps(document), check=False
         )
@@ -85,12 +86,12 @@ class Cluster(KubeNode):
         return bool(found) and ISOLATED in limits_of(found)
 
     def clear(self) -> None:
-        """Delete every pod of users and wait until it is gone."""
+        """Delete all pods of users and wait until they are deleted."""
         self.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
         until_equal("pods are gone", self.pods, [])
 
     def _overlay(self, folder: Path, name: str, replicas: int) -> dict[str, Any]:
-        """Return a kustomization that changes nothing but numbers, and says where the kubelet keeps its cgroups."""
+        """Return a kustomization that changes only replicas and variables, and the kubelet's cgroup paths."""
         return {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",

@@ -34,7 +34,7 @@ def serve_neighbours(
     """Serve each mutator under its path until the block ends."""
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers one review and closes: HTTP/1.0 leaves no connection behind."""
+        """Answers one review and closes the connection (HTTP/1.0)."""
 
         def do_POST(self) -> None:
             """Answer with the patch of the path's mutator."""
@@ -47,7 +47,7 @@ def serve_neighbours(
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named by the base class
-            """Keep quiet."""
+            """Log nothing."""
 
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -65,14 +65,14 @@ def serve_neighbours(
 
 
 def annotate(pod: dict[str, Any]) -> Operations:
-    """Ask for exclusive CPUs on behalf of a pod that does not ask itself."""
+    """Add the annotation for exclusive CPUs to a pod without one."""
     annotations = pod["metadata"].get("annotations") or {}
     wanted = {**annotations, "cpu-manager.corepin.io/pod": "exclusive", "cmk.intel.com/mutate": "true"}
     return [] if wanted == annotations else [{"op": "add", "path": "/metadata/annotations", "value": wanted}]
 
 
 def add_sidecar(pod: dict[str, Any]) -> Operations:
-    """Add a proxy that states no CPU or memory, as mesh injectors do, unless it is there."""
+    """Add a proxy without CPU or memory amounts, as mesh injectors do, unless it exists."""
     if any(container["name"] == "proxy" for container in pod["spec"]["containers"]):
         return []
     proxy = {"name": "proxy", "image": "registry.example/proxy:1"}
@@ -80,7 +80,7 @@ def add_sidecar(pod: dict[str, Any]) -> Operations:
 
 
 def add_first(pod: dict[str, Any]) -> Operations:
-    """Add a container that runs before all others, as some injectors do, unless it is there."""
+    """Add a container at the first position, as some injectors do, unless it exists."""
     init = pod["spec"].get("initContainers") or []
     if any(container["name"] == "prepare" for container in init):
         return []

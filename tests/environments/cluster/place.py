@@ -1,8 +1,9 @@
-"""The machine that the node runs on: a network, and a view of the file system, of its own.
+"""The node's environment: a network namespace and a mount namespace.
 
-Network: a network namespace with a route to this machine and one to each pod. The API server listens on this machine,
-at the address that the Service `kubernetes` has, so that pods find it without a proxy for Services.
-Files: a mount namespace in which the folders of the runtime, the kubelet and corepin are where every node has them.
+Network: a namespace with a route to this machine and one to each pod. The API server listens on this machine,
+at the address of the Service `kubernetes`, so that pods reach it without a proxy for Services.
+
+Files: a mount namespace in which the folders of runtime, kubelet and corepin have their usual paths.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 RUNTIME, KUBELET, STATE = (Path(name) for name in ("/run/containerd", "/var/lib/kubelet", "/var/lib/corepin"))
 CMK_PROGRAMS, CMK_STATE = Path("/opt/bin"), Path("/etc/cmk")  # Intel CMK's, and corepin's command `cmk`
 LOGS: Final = Path("/var/log/containers")  # the kubelet links the logs of containers there
-_NAMED_NETWORKS: Final = Path("/run/netns")  # where the runtime keeps those of pods
+_NAMED_NETWORKS: Final = Path("/run/netns")  # the runtime's folder for the logs of pods
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node runs."""
+    """Network and mount namespace of a node."""
 
     near: str  # this machine
     address: str  # the node
@@ -39,7 +40,7 @@ class Place:
 
 @contextmanager
 def node_place(directory: Path, folders: Mapping[Path, Path]) -> Iterator[Place]:
-    """Make a place in which `folders` stand for those of the machine, until the block ends."""
+    """Create a place in which `folders` replace those of the machine, until the block ends."""
     networks = directory / "netns"
     networks.mkdir()
     folders = {**folders, _NAMED_NETWORKS: networks}

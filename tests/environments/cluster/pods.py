@@ -1,4 +1,4 @@
-"""Pods of users."""
+"""Pods of users in a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POLICY: Final = "smt-policy.corepin.io/pod"
 
 
 def isolated(name: str, cpus: int = 1) -> dict[str, Any]:
-    """Return a pod that wants cores without neighbours; the webhook adds the resource that the scheduler counts."""
+    """Return a pod with `smt-policy: isolate`; the webhook adds the resource that the scheduler counts."""
     return user_pod(name, {POLICY: "isolate"}, cpu=str(cpus))
 
 

@@ -1,4 +1,4 @@
-"""An API server with corepin registered, used as people use it: through kubectl."""
+"""An API server with corepin's webhooks registered, used through kubectl."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def is_refused(self) -> bool:
-        """Whether kubectl ended with an error."""
+        """Return whether kubectl failed."""
         return self.returncode != 0
 
     @property
@@ -61,12 +61,12 @@ class Outcome:
 
     @property
     def warned_fields(self) -> list[str]:
-        """Return the fields of corepin's warnings; other people's are left out."""
+        """Return the fields of corepin's warnings, without those of other programs."""
         return [field_of(warning) for warning in self.warnings if ": corepin: " in warning]
 
 
 def field_of(line: str) -> str:
-    """Return the field of a line that kubectl printed."""
+    """Return the field in a line of kubectl's output."""
     return line.partition(": ")[0]
 
 
@@ -79,7 +79,7 @@ class Cluster:
     namespace: str
 
     def run(self, *args: str, document: object = None, user: str = ADMIN) -> Outcome:
-        """Run kubectl in the namespace; a document is given on its standard input."""
+        """Run kubectl in the namespace; `document` is its standard input."""
         text = None if document is None else json.dumps(document)
         done = self.api.kubectl("-n", self.namespace, *args, input=text, check=False, user=user)
         return _outcome(done)
@@ -89,7 +89,7 @@ class Cluster:
         return self.run("create", *flags, "-f", "-", document=document)
 
     def refusal(self, pod: object, user: str) -> str:
-        """Return the message with which a pod is refused to a controller, which is all that its event shows."""
+        """Return the message with which a controller's pod is refused; its event shows nothing else."""
         headers = {"Impersonate-User": user, "Impersonate-Group": "system:masters"}
         with self.api.client() as client:
             answer = client.post(f"/api/v1/namespaces/{self.namespace}/pods", json=pod, headers=headers)
@@ -97,7 +97,7 @@ class Cluster:
         return str(answer.json()["message"])
 
     def created(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Create one object that must be accepted, and return it as it is stored."""
+        """Create one object that must be accepted, and return it as stored."""
         outcome = self.create(document, "-o=json")
         assert not outcome.is_refused, outcome.stderr
         made = json.loads(outcome.stdout)
@@ -109,14 +109,14 @@ class Cluster:
         return read
 
     def stored(self, kind: str, name: str) -> dict[str, Any]:
-        """Return an object as it is stored."""
+        """Return a stored object."""
         outcome = self.run("get", kind, name, "-o=json")
         assert not outcome.is_refused, outcome.stderr
         read: dict[str, Any] = json.loads(outcome.stdout)
         return read
 
     def exists(self, kind: str, name: str) -> bool:
-        """Whether an object is stored."""
+        """Return whether an object is stored."""
         outcome = self.run("get", kind, name, "--ignore-not-found", "-o=name")
         assert not outcome.is_refused, outcome.stderr
         return bool(outcome.stdout)
@@ -124,18 +124,18 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """An API server on which all webhooks of the tests act."""
+    """An API server with the webhooks of all tests."""
 
     api: ApiServer
     webhook: WebhookProcess
 
     def namespace(self, labels: Mapping[str, str] | None = None) -> Cluster:
-        """Return the cluster with a new namespace; labels choose who serves it."""
+        """Return the cluster with a new namespace; its labels select the webhook."""
         name = self.api.create_namespace(f"e2e-{next(_namespace_numbers)}", labels)
         return Cluster(self.api, self.webhook, name)
 
     def in_namespace(self, name: str) -> Cluster:
-        """Return the cluster with a namespace that is there."""
+        """Return the cluster with an existing namespace."""
         return Cluster(self.api, self.webhook, name)
 
 
@@ -144,7 +144,7 @@ def _outcome(done: subprocess.CompletedProcess[str]) -> Outcome:
 
 
 def wait_until(what: str, is_so: Callable[[], bool]) -> None:
-    """Return as soon as something is so."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < deadline, f"not so after {PATIENCE_SECONDS:.0f} s: {what}"
@@ -152,13 +152,13 @@ def wait_until(what: str, is_so: Callable[[], bool]) -> None:
 
 
 def document(text: str) -> dict[str, Any]:
-    """Return the object of a YAML text."""
+    """Return the object in a YAML text."""
     read: dict[str, Any] = yaml.safe_load(text)
     return read
 
 
 def pod_document(name: str, *containers: Container, **more: Any) -> dict[str, Any]:
-    """Return a pod as kubectl takes it; `more` is what `tests.pods.pod` takes."""
+    """Return a pod for kubectl; `more` are arguments of `tests.pods.pod`."""
     document: dict[str, Any] = dict(pod(*containers, **more))
     metadata = {key: value for key, value in document["metadata"].items() if key != "namespace"}
     return {"apiVersion": "v1", "kind": "Pod", **document, "metadata": metadata | {"name": name}}

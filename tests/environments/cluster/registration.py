@@ -1,4 +1,4 @@
-"""Register webhooks with an API server: corepin's own, as the manifests register it, and small ones of tests."""
+"""Registration of webhooks with an API server: corepin's own from the manifests, and small ones of tests."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 REGISTRATION = Path(__file__).parents[3] / "manifests" / "base" / "registration.yaml"
 CHECKS = {"pods.validate.corepin.io", "kubevirt.validate.corepin.io"}  # fail closed here, as in `hardened`
-INSTANCE = "e2e.corepin.io/instance"  # the namespace label that says which webhook of the tests serves it
+INSTANCE = "e2e.corepin.io/instance"  # the namespace label that selects a webhook of the tests
 MAIN = "main"
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One webhook, and which namespaces it serves: those labelled with its name; `main` all that are not labelled."""
+    """One webhook with the namespaces that it serves: those with its label; `main` those without any."""
 
     name: str
     url: str
     ca_bundle: bytes
-    failure_policy: str | None = None  # None: what checks fails closed, the rest open
+    failure_policy: str | None = None  # None: the validating webhook fails closed, the mutating one open
     timeout_seconds: int | None = None  # None: as the manifests say
 
     def documents(self) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ class Instance:
 
 
 def neighbour(name: str, url: str, ca_bundle: bytes, label: str) -> dict[str, Any]:
-    """Return the registration of another program's mutating webhook, for pods in namespaces with a label."""
+    """Return the registration of another program's mutating webhook, for pods in labelled namespaces."""
     webhook = {
         "name": f"{name}.example.org",
         "admissionReviewVersions": ["v1"],
@@ -74,7 +74,7 @@ def neighbour(name: str, url: str, ca_bundle: bytes, label: str) -> dict[str, An
 
 
 def register(api: ApiServer, documents: list[dict[str, Any]]) -> None:
-    """Create registrations; they act a second later."""
+    """Create registrations; they take effect within a second."""
     api.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))
 
 

@@ -1,4 +1,4 @@
-"""Start the cluster: etcd, kube-apiserver, controllers and scheduler here, containerd and kubelet in their place."""
+"""Start of a cluster: etcd, API server, controllers, scheduler here; containerd and kubelet in a `Place`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from tests.environments.server.catalog import Server
     from tests.environments.server.control_plane import ControlPlane
 
-PLUGINS: Final = Path("/usr/lib/cni")  # where Debian has them
+PLUGINS: Final = Path("/usr/lib/cni")  # Debian's path
 PACKAGES: Final = {"containernetworking-plugins": str(PLUGINS / "ptp"), "util-linux": "nsenter"}
 NODE: Final = "node-1"
 
 
 def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
-    """Start everything, and wait until the node is ready; `stack` will stop it."""
+    """Start everything, and wait until the node is ready; `stack` stops it."""
     if len(os.sched_getaffinity(0)) == 1:
         raise _missing("one CPU can be reserved or given out, not both")
     install_packages(PACKAGES)
@@ -78,12 +78,12 @@ def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
 
 
 def _start_servers(stack: ExitStack, directory: Path, place: Place) -> ControlPlane:
-    """Start what runs beside the node."""
+    """Start the servers of the control plane."""
     flags = (
         f"--bind-address={place.near}",
         f"--advertise-address={place.near}",
         f"--service-cluster-ip-range={place.services}",
-        "--kubelet-preferred-address-types=InternalIP",  # no other name of the node is known here
+        "--kubelet-preferred-address-types=InternalIP",  # other names of the node cannot be resolved here
         "--enable-aggregator-routing=true",  # webhooks are called at their endpoints: there is no kube-proxy
     )
     plane = stack.enter_context(start_control_plane(directory, place.near, 443, flags))
@@ -112,13 +112,13 @@ def _kubelet_settings(place: Place) -> dict[str, Any]:
         "clusterDomain": DOMAIN,
         "registerWithTaints": [
             {"key": "corepin.io/agent-not-ready", "effect": "NoSchedule"}
-        ],  # as the guide says
-        "syncFrequency": "5s",  # how long a changed Secret takes at most: a minute would be the default
+        ],  # as in the guide
+        "syncFrequency": "5s",  # maximum delay of a changed Secret: the default is a minute
     }
 
 
 def _write_network(folder: Path, place: Place) -> None:
-    """Give every pod an address and a route: no bridge, no netfilter."""
+    """Configure an address and a route for each pod, without bridge and netfilter."""
     folder.mkdir()
     for name in ("ptp", "host-local", "loopback"):
         (folder / name).symlink_to(PLUGINS / name)

@@ -1,1 +1,1 @@
-"""An emulated machine with SMT, and a node or a cluster inside of it: `guest` boots, the rest runs in the machine."""
+"""An emulated machine with SMT that runs a node or a cluster: `guest` boots it, the others run inside."""

@@ -1,4 +1,4 @@
-"""Inside the guest: the cluster as its operator and its users see it, and what the kernel says of their containers."""
+"""Inside the guest: the cluster for its operator and users, and the cpusets of containers in the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.environments.server.apiserver import ApiServer
 
-SECONDS = 900.0  # for what takes one to sixty, and more while everything else is tested too
+SECONDS = 900.0  # for actions of one to sixty seconds, and more beside other tests
 ANSWER_SECONDS = 60.0  # of the API server
 PODS = "/api/v1/namespaces/default/pods"
 CGROUPS = Path("/sys/fs/cgroup/kubepods")
@@ -33,7 +33,7 @@ OVERLOADED = (
     "i/o timeout",
     "TLS handshake timeout",
 )
-DONE_BEFORE = ("(AlreadyExists)", "(NotFound)")  # the answers to a repeated create or delete
+DONE_BEFORE = ("(AlreadyExists)", "(NotFound)")  # errors of a repeated create or delete
 REPEATS = 9
 _POLL_SECONDS = 1.0
 
@@ -53,9 +53,10 @@ class Cluster:
     # Commands of users; each command and its output are reported to the host.
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """Run kubectl as people do and return what it prints, warnings and errors too.
+        """Run kubectl and return its output, with warnings and errors.
 
-        What an overloaded API server gave up, after ten seconds or 34, is typed again; it may have been done all the same.
+        A request that an overloaded API server gave up, after ten or 34 seconds, is repeated; it may have
+        succeeded.
         """
         answer, status = self._typed(words, stdin)
         said = answer
@@ -89,14 +90,14 @@ class Cluster:
             del self.wanted[name]
 
     def would_run(self, pod: Mapping[str, Any]) -> list[str]:
-        """Return the containers that a pod would have once every webhook has seen it."""
+        """Return the containers that a pod has after admission."""
         answer = self.client.post(PODS, params={"dryRun": "All"}, json=dict(pod)).raise_for_status().json()
         return [container["name"] for container in answer["spec"]["containers"]]
 
-    # What is seen, by the API server and by the kernel.
+    # Observations, from the API server and the kernel.
 
     def get(self, path: str) -> Any:
-        """Return an object as the API server has it."""
+        """Return a stored object."""
         return self.client.get(path).raise_for_status().json()
 
     def node(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class Cluster:
         }
 
     def pod(self, name: str) -> dict[str, Any]:
-        """Return what the agent and the kernel say of a pod's containers."""
+        """Return the agent's and the kernel's CPUs of a pod's containers."""
         found = self.get(f"{PODS}/{name}")
         status = json.loads((found["metadata"].get("annotations") or {}).get(STATUS_CPUS, "{}"))
         running = {
@@ -133,7 +134,7 @@ class Cluster:
         }
 
     def look(self, step: str) -> None:
-        """Report the state of everything to the host."""
+        """Report the state of all pods to the host."""
         pods = {name: self.pod(name) for name in sorted(self.wanted)}
         report("look", step=step, pods=pods, node=self.node(), online=online())
 
@@ -144,7 +145,7 @@ class Cluster:
         self.until("every pod runs where it is told to", self._is_settled)
 
     def until(self, what: str, is_so: Callable[[], object]) -> None:
-        """Return as soon as a condition holds; report everything and raise after the timeout."""
+        """Wait until a condition is true; report everything and raise after the timeout."""
         deadline = time.monotonic() + SECONDS
         while not self._answers(is_so):
             if time.monotonic() > deadline:
@@ -154,7 +155,7 @@ class Cluster:
 
     @staticmethod
     def _answers(is_so: Callable[[], object]) -> object:
-        """Poll once; an error of an overloaded API server is no answer."""
+        """Poll once; an error of an overloaded API server counts as false."""
         with suppress(httpx.HTTPError):
             return is_so()
         return False
@@ -169,7 +170,7 @@ class Cluster:
 
 
 def is_as_told(pod: Mapping[str, Any], policy: str | None, shared: str) -> bool:
-    """Return whether `main` has its policy, and every container runs where the agent says, others in the shared set."""
+    """Return whether `main` has its policy, and every container its reported CPUs or the shared set."""
     statuses, seen = pod["told"], pod["kernel"]
     if seen.keys() != pod["resources"].keys() or (statuses.get(MAIN) or {}).get("policy") != policy:
         return False
@@ -181,7 +182,7 @@ def is_as_told(pod: Mapping[str, Any], policy: str | None, shared: str) -> bool:
 
 
 def is_undisturbed(status: Mapping[str, Any]) -> bool:
-    """Say whether the agent calls a container pinned, and alone on its CPUs."""
+    """Return whether the agent reports a container as pinned, and alone on its CPUs."""
     return bool(status["pinned"]) and not {"drift", "intruders", "refusal"} & status.keys()
 
 
@@ -203,7 +204,7 @@ def _allowed(task: str) -> list[str]:
 
 
 def online() -> str:
-    """Return the CPUs that the kernel runs."""
+    """Return the online CPUs."""
     return Path("/sys/devices/system/cpu/online").read_text().strip()
 
 

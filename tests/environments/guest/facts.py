@@ -13,7 +13,7 @@ ALL = CPUSet.parse("0-15")
 
 
 def cpus(snapshot: Snapshot, pod: str) -> CPUSet:
-    """Return where the kernel lets a pod's container run: its cpuset, and the same for each of its two tasks."""
+    """Return the CPUs of a pod's container: its cpuset, which must equal the masks of its two tasks."""
     seen = snapshot["pods"][pod]
     assert len(seen["tasks"]) == 2
     assert seen["allowed"] == [seen["cpuset"]]
@@ -21,12 +21,12 @@ def cpus(snapshot: Snapshot, pod: str) -> CPUSet:
 
 
 def idle(snapshot: Snapshot, pod: str) -> CPUSet:
-    """Return the siblings that the agent keeps idle for a pod."""
+    """Return the siblings kept idle for a pod."""
     return CPUSet.parse(snapshot["held"][pod]["idle"])
 
 
 def others(snapshot: Snapshot, pod: str) -> CPUSet:
-    """Return the CPUs on which other pods may run."""
+    """Return the CPUs of all other pods."""
     return union(cpus(snapshot, other) for other in snapshot["pods"] if other != pod)
 
 
@@ -36,7 +36,7 @@ def shared(snapshot: Snapshot) -> CPUSet:
 
 
 def whole_cores(these: CPUSet) -> CPUSet:
-    """Return all CPUs of the cores that `these` touch."""
+    """Return all CPUs of the cores of `these`."""
     return union(core for core in CORES if core & these)
 
 
@@ -46,7 +46,7 @@ def owners(snapshot: Snapshot) -> list[str]:
 
 
 def owned_twice(snapshot: Snapshot) -> CPUSet:
-    """Return CPUs that an owner has or keeps idle, and that others may run on or keep idle too."""
+    """Return CPUs that an owner has or keeps idle, and that other pods may use or keep idle too."""
     twice = EMPTY
     for owner in owners(snapshot):
         mine = cpus(snapshot, owner) | idle(snapshot, owner)
@@ -56,7 +56,7 @@ def owned_twice(snapshot: Snapshot) -> CPUSet:
 
 
 def nobodys(snapshot: Snapshot) -> CPUSet:
-    """Return the online CPUs that are neither shared, nor held, nor kept idle: the lost ones."""
+    """Return the online CPUs that are neither shared, nor owned, nor kept idle: the lost ones."""
     held = union(
         CPUSet.parse(container["cpus"]) | CPUSet.parse(container["idle"])
         for container in snapshot["held"].values()

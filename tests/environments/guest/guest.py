@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHECKOUT = Path(__file__).parents[3]
-SILENT_SECONDS = 180.0  # between two lines of a kernel that starts: less than ten on a busy machine
+SILENT_SECONDS = 180.0  # between two lines of a booting kernel: less than ten on a busy machine
 BOOTS = 3
-# What a kernel says whose emulated timers have stopped; it may say so every minute of the same grace period.
+# Message of a kernel whose emulated timers have stopped; repeated each minute of a grace period.
 STALLED = re.compile(r"rcu_preempt kthread starved for \d+ jiffies! (g\d+)")
-# What it says, of each CPU in turn and without end, when one waits for an interrupt that the emulation has lost.
+# Message for each CPU in turn, endlessly, while one waits for an interrupt that the emulation has lost.
 LOCKED = re.compile(r"soft lockup - CPU#\d+ stuck for \d{3,}s")
-BOOTED = "booted"  # what the first program says
+BOOTED = "booted"  # message of the first program
 PORT = "corepin.facts"  # the virtio port on which the scenario reports
 _SPEED = "mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1 cryptomgr.notests=1"  # the guest runs no untrusted code
 _CONSOLE = "earlyprintk=ttyS1 console=ttyS1"  # safe: no untrusted code runs
-# Two things that wait for ticks, which come late on a busy host: a check that panics without them, and each CPU's
-# measuring of its delay loop. The loops of a CPU of 4 GHz are long enough for any.
+# Two checks that depend on ticks, which are late on a busy host: a check that panics without them, and each
+# CPU's calibration of its delay loop. The loops of a CPU of 4 GHz are long enough for any.
 _TIMER = "no_timer_check lpj=16000000"
 _POLL_SECONDS = 0.2
 _NOISE = "TCG doesn't support requested feature"
 
 
 class GuestFailed(AssertionError):
-    """The scenario did not come to its end; the message holds what the console said last."""
+    """The scenario did not finish; the message has the end of the console."""
 
 
 @dataclass(frozen=True)
 class GuestMachine:
-    """What is emulated: QEMU's words for its CPUs, its memory, and how the memory is spread over NUMA nodes."""
+    """The emulated machine: QEMU's arguments for CPUs, memory and its NUMA nodes."""
 
     cpus: str
     memory: str
     numa: tuple[str, ...] = ()
-    seconds: float = 2400.0  # six times what its scenario takes while everything else is tested too
-    devices: tuple[str, ...] = ()  # QEMU's words for what else it has
+    seconds: float = 2400.0  # six times the duration of its scenario beside other tests
+    devices: tuple[str, ...] = ()  # QEMU's arguments for further devices
 
 
 def _words(option: str, *values: str) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def _words(option: str, *values: str) -> tuple[str, ...]:
 
 
 TWO_SOCKETS = GuestMachine("16,sockets=2,cores=4,threads=2", "3G", ("1536M,cpus=0-7", "1536M,cpus=8-15"))
-# The same with a NUMA node of memory alone, which is near the second socket, and a device or two beside each node.
+# The same with a NUMA node of memory only, near the second socket, and a device or two beside each node.
 _DISTANCES = ((0, 1, 20), (0, 2, 40), (1, 2, 12))
 _PORTS = ((10, 0), (11, 1), (12, 1), (13, 2))
 WITH_DEVICES = replace(
@@ -108,11 +108,11 @@ class Report:
 def boot(
     scenario: str, directory: Path, *, machine: GuestMachine = TWO_SOCKETS, kernel_options: str = ""
 ) -> Report:
-    """Run the module `scenario` in a guest of its own. The guest is gone when this returns, whatever happens.
+    """Run the module `scenario` in a guest; the guest has ended when this returns.
 
-    Three of some fifty starts on a busy machine never reached our first program, and one lost its timers later: its
-    kernel said so, and nothing else. Such a machine is started again, and what its kernel said is shown; what ends
-    after the first program in any other way is never repeated.
+    Three of some fifty starts on a busy machine never reached our first program, and one lost its timers
+    later, which its kernel reported. Such a machine is started again, and the kernel's message is shown; a
+    failure after the first program is never retried.
     """
     kernel, options = _prepare(scenario, kernel_options)
     for attempt in range(BOOTS):
@@ -128,7 +128,7 @@ def boot(
 def running_guest(
     scenario: str, directory: Path, *, machine: GuestMachine, kernel_options: str = ""
 ) -> Iterator[Guest]:
-    """Run the module `scenario` in a guest until the block ends, which begins when its first program has spoken."""
+    """Run the module `scenario` in a guest until the block ends; the block begins after its first message."""
     kernel, options = _prepare(scenario, kernel_options)
     for attempt in range(BOOTS):
         files = _Files(directory / str(attempt))
@@ -140,7 +140,7 @@ def running_guest(
 
 
 def _prepare(scenario: str, kernel_options: str) -> tuple[Path, str]:
-    """Return the kernel to boot and its options; compile first what the guest imports, which can write nothing."""
+    """Return kernel and options; first compile the modules of the guest, which cannot write files."""
     for package in CHECKOUT.glob("*/__init__.py"):
         compileall.compile_dir(package.parent, quiet=2)
     return install(), f"{_kernel_options(scenario)} {kernel_options}"
@@ -148,13 +148,13 @@ def _prepare(scenario: str, kernel_options: str) -> tuple[Path, str]:
 
 @dataclass(frozen=True)
 class Guest:
-    """A machine that runs while we do something else."""
+    """A machine that runs in the background."""
 
     process: subprocess.Popen[bytes]
     _files: _Files
 
     def facts(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what it has reported so far; fail where it has ended or lost its timers."""
+        """Return the facts reported so far; fail if the machine has ended or lost its timers."""
         if self.process.poll() is not None:
             raise self.failure("the machine ended by itself")
         if self._files.repeats_a_stall():
@@ -162,12 +162,12 @@ class Guest:
         return read_facts(self._files.facts.read_text())
 
     def failure(self, problem: str) -> GuestFailed:
-        """Return a failure that shows what the console said last."""
+        """Return a failure with the end of the console."""
         return GuestFailed(f"{problem}:\n{last_lines(self._files.said())}")
 
 
 class _Files:
-    """What one start of the machine writes."""
+    """The files of one start of the machine."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
@@ -179,34 +179,34 @@ class _Files:
             file.touch()
 
     def has_booted(self) -> bool:
-        """Say whether the first program has spoken, on the console or by a fact of its scenario."""
+        """Return whether the first program has written, on the console or as a fact."""
         said = self.console.read_text(errors="replace").splitlines()
         return BOOTED in said or self.facts.stat().st_size > 0
 
     def size(self) -> int:
-        """Return how much the guest has said."""
+        """Return the size of the guest's output."""
         return self.console.stat().st_size + self.facts.stat().st_size
 
     def stalls(self) -> list[str]:
-        """Return the grace periods that the kernel could not end, each as often as it has said so."""
+        """Return the grace periods that the kernel could not end, once per message."""
         return STALLED.findall(self.console.read_text(errors="replace"))
 
     def repeats_a_stall(self) -> bool:
-        """Say whether it said so twice of one grace period, or of a CPU for more than a hundred seconds."""
+        """Return whether it reported one grace period twice, or a CPU locked for over a hundred seconds."""
         stalls = self.stalls()
         return len(stalls) != len(set(stalls)) or self.is_locked()
 
     def is_locked(self) -> bool:
-        """Say whether a CPU has done nothing else for more than a hundred seconds."""
+        """Return whether a CPU was locked for more than a hundred seconds."""
         return LOCKED.search(self.console.read_text(errors="replace")) is not None
 
     def said(self) -> str:
-        """Return what QEMU and the guest said."""
+        """Return the output of QEMU and the guest."""
         return "\n".join(file.read_text(errors="replace") for file in (self.qemu, self.console))
 
 
 def _run(command: list[str], files: _Files, seconds: float) -> None:
-    """Run one guest to its end, or until it has been silent for too long before its first program spoke."""
+    """Run one guest to its end, or until it is silent for too long before its first program starts."""
     with _running(command, files) as guest:
         if _comes_up(guest, files):
             _comes_to_its_end(guest, files, seconds + 30)
@@ -226,7 +226,7 @@ def _running(command: list[str], files: _Files) -> Iterator[subprocess.Popen[byt
 
 
 def _comes_up(guest: subprocess.Popen[bytes], files: _Files) -> bool:
-    """Wait until the first program speaks; return False when the machine ends, says nothing new for too long, or locks up."""
+    """Wait for the first program; return False if the machine ends, stalls or locks up before."""
     size, deadline = 0, time.monotonic() + SILENT_SECONDS
     while not files.has_booted():
         if guest.poll() is not None or time.monotonic() > deadline:
@@ -240,9 +240,10 @@ def _comes_up(guest: subprocess.Popen[bytes], files: _Files) -> bool:
 
 
 def _comes_to_its_end(guest: subprocess.Popen[bytes], files: _Files, seconds: float) -> None:
-    """Wait until the machine ends or its time is over, or its kernel has stalled for good.
+    """Wait until the machine ends, its time is over, or its kernel has stalled for good.
 
-    It has when it says so twice of one grace period or of a CPU for long, or once and is silent for too long.
+    It has stalled if it reports one grace period twice or a CPU locked for long, or reports once and is
+    silent for too long.
     """
     over = time.monotonic() + seconds
     size, silent = 0, time.monotonic() + SILENT_SECONDS
@@ -256,24 +257,24 @@ def _comes_to_its_end(guest: subprocess.Popen[bytes], files: _Files, seconds: fl
 
 
 def read_facts(text: str) -> dict[str, list[dict[str, Any]]]:
-    """Read the lines that the guest wrote; the last may be cut off."""
+    """Parse the guest's lines; the last may be cut off."""
     facts: dict[str, list[dict[str, Any]]] = {}
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):
             value = json.loads(line)
-            value.pop("at", None)  # for people who look for what takes long
+            value.pop("at", None)  # a time for readers of slow runs
             facts.setdefault(value.pop("fact"), []).append(value)
     return facts
 
 
 def last_lines(text: str, count: int = 40) -> str:
-    """Return the end of a console's text without what QEMU says about itself."""
+    """Return the end of a console's text without QEMU's own messages."""
     lines = [line.rstrip() for line in text.splitlines() if _NOISE not in line and line.strip()]
     return "\n".join(lines[-count:])
 
 
 def _end(guest: subprocess.Popen[bytes]) -> None:
-    """End `timeout`, which passes it on to everything that it started."""
+    """End `timeout`, which ends everything that it started."""
     if guest.poll() is None:
         guest.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -316,7 +317,7 @@ def _command(kernel: Path, machine: GuestMachine, files: _Files, kernel_options:
 
 
 def _kernel_options(scenario: str) -> str:
-    """Return the kernel's command line; what it does not know becomes the environment of the first program."""
+    """Return the kernel's command line; unknown options become the environment of the first program."""
     ours = {
         "init": CHECKOUT / "tests/environments/guest/init.sh",
         "CHECKOUT": CHECKOUT,

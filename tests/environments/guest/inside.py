@@ -1,4 +1,4 @@
-"""Inside the guest: containerd, the agent, pods as a kubelet makes them, and what the kernel says of their CPUs."""
+"""Inside the guest: containerd, the agent, pods created like a kubelet does, and their CPUs in the kernel."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from multiprocessing.connection import Connection
 
-SECONDS = 300.0  # for what takes one to ten
+SECONDS = 300.0  # for actions of one to ten seconds
 POD_ROOT = "/kubepods"
 WORK = Path("/tmp/node")
 CPUS = Path("/sys/devices/system/cpu")
 OWNER = SMT_POLICY + "/pod"
-# The shell reads its own CPUs: there are two processes only when there will be no others.
+# The shell reads its own CPUs, so that two processes exist only once there will be no others.
 _TELL = (
     'while read -r line; do case "$line" in Cpus_allowed_list*) echo "$line";; esac; done </proc/self/status'
 )
@@ -48,7 +48,7 @@ def report(fact: str, **values: object) -> None:
 
 
 def uptime() -> float:
-    """Return for how many seconds the machine runs."""
+    """Return the uptime of the machine in seconds."""
     return float(Path("/proc/uptime").read_text().split()[0])
 
 
@@ -66,7 +66,7 @@ class Agent:
         self.pid = self.starter.recv()
 
     def kill(self) -> None:
-        """Kill the agent at once, and return when it is gone."""
+        """Kill the agent, and return when it has exited."""
         os.kill(self.pid, signal.SIGKILL)
         self.pid = 0
         self.starter.recv()
@@ -74,7 +74,7 @@ class Agent:
 
 @dataclass
 class Node:
-    """The node in the guest, and the pods that run there."""
+    """The node in the guest, with its pods."""
 
     containerd: Containerd
     agent: Agent
@@ -99,7 +99,7 @@ class Node:
             time.sleep(0.1)
 
     def create(self, name: str) -> str:
-        """Start the container of a pod and return "", or why NRI did not let it be made."""
+        """Start the container of a pod and return "", or NRI's reason for refusing it."""
         pod = self._pods[name]
         try:
             container = pod.run("app", TWO_PROCESSES)
@@ -111,7 +111,7 @@ class Node:
         return ""
 
     def refused(self, name: str, cpus: int, annotations: Mapping[str, str]) -> str:
-        """Show a pod that does not fit, and return why its container is not made once the agent has refused it."""
+        """Show a pod that does not fit, and return why its container is not created after the refusal."""
         self.edit(name, cpus, annotations)
         self._pods[name] = self.containerd.run_pod(name, _uid(name), annotations)
         deadline = time.monotonic() + SECONDS
@@ -149,7 +149,7 @@ class Node:
         self.wanted[name] = annotations.get(CRANE_CPU_MANAGER, default)
 
     def remove(self, name: str) -> None:
-        """End a pod and then take it away, as the kubelet does."""
+        """End a pod and then delete it, as the kubelet does."""
         pod = self._pods.pop(name)
         stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=pod.id)
         self.containerd.call("StopPodSandbox", stop, api_pb2.StopPodSandboxResponse)
@@ -159,7 +159,7 @@ class Node:
         del self._cgroups[name], self.wanted[name]
 
     def kernel(self, name: str) -> dict[str, Any]:
-        """Return what the kernel says of a pod's container."""
+        """Return the kernel's facts about a pod's container."""
         tasks = self.tasks(name)
         return {"cpuset": self.cpuset(name), "allowed": sorted(set(tasks.values())), "tasks": sorted(tasks)}
 
@@ -181,7 +181,7 @@ class Node:
         return found
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what the kernel and the agent say of every pod."""
+        """Return the CPUs of every pod by kernel and agent."""
         state = ask() or {}
         held = {
             assignment["pod"]: {
@@ -210,7 +210,7 @@ class Node:
             time.sleep(0.1)
 
     def is_settled(self) -> bool:
-        """Say whether the agent shows every pod as wanted, and the kernel as the agent."""
+        """Return whether the agent shows every pod as wanted, and the kernel agrees."""
         state = ask()
         if not state or not state["podsComplete"] or not state["containersComplete"]:
             return False
@@ -254,7 +254,7 @@ def _without_topology(state: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def ask() -> dict[str, Any] | None:
-    """Return the agent's state from its socket, None when there is no agent or no state yet."""
+    """Return the agent's state from its socket; None without an agent or a state."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(30)
         try:
@@ -270,7 +270,7 @@ def ask() -> dict[str, Any] | None:
 
 
 def online() -> str:
-    """Return the CPUs that the kernel runs."""
+    """Return the online CPUs."""
     return (CPUS / "online").read_text().strip()
 
 
@@ -286,7 +286,7 @@ def overlap(first: str, other: str) -> CPUSet:
 
 @contextmanager
 def running_node(version: str = containers.VERSIONS[0]) -> Iterator[Node]:
-    """Start containerd and what starts agents; the agent is started by the scenario."""
+    """Start containerd and the process that starts agents; the scenario starts the agent."""
     containers._SECONDS = SECONDS
     daemon.START_SECONDS = SECONDS
     (WORK / "pods").mkdir(parents=True)
@@ -326,7 +326,7 @@ def _folder(name: str) -> Path:
 
 
 def _make_pod_root() -> None:
-    """Make the cgroup above all pods as the kubelet does."""
+    """Create the pod root cgroup as the kubelet does."""
     root = Path("/sys/fs/cgroup")
     (root / POD_ROOT.strip("/")).mkdir()
     for folder in (root, root / POD_ROOT.strip("/")):
@@ -339,5 +339,5 @@ def _log_lines() -> list[str]:
 
 
 def _crashes() -> list[str]:
-    """Return what the agent logged that is a bug."""
+    """Return the log lines of the agent that show a bug."""
     return [line[-3000:] for line in _log_lines() if "Traceback" in line or "crashed" in line]

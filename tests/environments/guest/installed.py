@@ -1,7 +1,8 @@
-"""Inside the guest: corepin, installed from the manifests as an operator does, its programs read from the host's disk.
+"""Inside the guest: corepin installed from the manifests; its programs are read from the host's disk.
 
-Unpacking an image of Python takes minutes under emulation, so the image here holds nothing but links: Python and the
-checkout are mounted into the pods. Everything else of the manifests holds: accounts, rights, capabilities, users.
+Unpacking an image of Python takes minutes under emulation, so the image here contains only links: Python and
+the checkout are mounted into the pods. Everything else of the manifests applies: accounts, rights,
+capabilities, users.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ WORKLOADS = {  # kind, namespace and container of each
     "corepin-agent": ("DaemonSet", "corepin-agent", "agent"),
 }
 PATIENT = {"timeoutSeconds": 60, "failureThreshold": 30}  # starting takes a minute and more here
-REVIEW_SECONDS = 30  # the most that the API server waits for a webhook
+REVIEW_SECONDS = 30  # the API server's longest wait for a webhook
 
 
 def load_image(containerd: Containerd) -> None:
-    """Give containerd the image of the manifests."""
+    """Import the image of the manifests into containerd."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:
         for name in ("bin", "sbin", "lib", "lib64"):
@@ -47,7 +48,7 @@ def load_image(containerd: Containerd) -> None:
 
 
 def load_cmk_image(containerd: Containerd) -> None:
-    """Give containerd an image under the name that CMK's pods ask for: bash with its libraries, and busybox."""
+    """Import an image with the name in CMK's pods: bash with its libraries, and busybox."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:
         for file in ("/bin/bash", *_libraries("/bin/bash")):
@@ -61,13 +62,13 @@ def load_cmk_image(containerd: Containerd) -> None:
 
 
 def _libraries(program: str) -> list[str]:
-    """Return the libraries of a program, and what loads them, by the paths where they are looked for."""
+    """Return the libraries of a program, and its loader, by the paths where they are searched."""
     listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     return [word for line in listed.splitlines() for word in line.split() if word.startswith("/")]
 
 
 def write_overlay(folder: Path, manifests: Path = CHECKOUT / "manifests/hardened", replicas: int = 1) -> Path:
-    """Write the overlay: replicas of the webhook, patience, and where the programs are."""
+    """Write the overlay: replicas of the webhook, longer timeouts, and the paths of the programs."""
     folder.mkdir(exist_ok=True)
     patches = [{"patch": json.dumps(_mounted(name))} for name in WORKLOADS]
     patches += [_patient_registration("Mutating", 1), _patient_registration("Validating", 3)]
@@ -107,7 +108,7 @@ def _mounted(name: str) -> dict[str, Any]:
 
 
 def _program_folders() -> list[str]:
-    """Return the folders that Python, its packages and the checkout are in, none of them within another."""
+    """Return the folders of Python, its packages and the checkout, without nested ones."""
     packages = {path for path in map(Path, sys.path) if path.is_absolute() and path.is_dir()}
     folders = packages | {Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), CHECKOUT}
     return sorted(
@@ -126,7 +127,7 @@ def _patient_registration(kind: str, entries: int) -> dict[str, Any]:
 
 
 def _open_namespace() -> dict[str, Any]:
-    """Pods here mount folders of the host, which the level `restricted` of the manifests forbids."""
+    """Return the namespace with a lower security level, because pods here mount folders of the host."""
     labels = {f"pod-security.kubernetes.io/{mode}": "privileged" for mode in ("enforce", "warn")}
     return {
         "apiVersion": "v1",

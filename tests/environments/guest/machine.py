@@ -1,4 +1,4 @@
-"""Inside the guest: a machine before Kubernetes is installed on it. Nothing of it reaches the host."""
+"""Inside the guest: preparation of the machine before Kubernetes is installed; the host stays unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LAYERS = Path("/run/layers")
 
 
 def prepare() -> None:
-    """Make the folders writable that a node writes to, and give the machine a name and addresses."""
+    """Make the folders writable that a node needs, and configure host name and addresses."""
     _run("mount", "--make-rshared", "/")  # as systemd has it; volumes of pods are propagated
     for folder in ("/etc", "/opt"):
         _make_writable(folder)
@@ -28,7 +28,7 @@ def prepare() -> None:
 
 
 def _make_writable(folder: str) -> None:
-    """Lay a folder in memory over a folder of the host."""
+    """Mount a folder in memory over a folder of the host."""
     upper, work = (_LAYERS / part / folder.strip("/") for part in ("upper", "work"))
     for layer in (upper, work):
         layer.mkdir(parents=True)
@@ -37,7 +37,7 @@ def _make_writable(folder: str) -> None:
 
 
 def _make_network() -> None:
-    """Bring up loopback and an interface that leads nowhere, whose default route gives the kubelet its address."""
+    """Configure loopback and a dummy interface, whose default route gives the kubelet its address."""
     for words in (
         "link set lo up",
         "link add node0 type dummy",
@@ -50,7 +50,7 @@ def _make_network() -> None:
 
 
 def make_door(address: str) -> None:
-    """Bring up the interface by which the host reaches the machine."""
+    """Configure the interface by which the host reaches the machine."""
     _run("modprobe", "virtio_net")
     (name,) = (path.parent.name for path in Path("/sys/class/net").glob("*/device"))
     _run("ip", "address", "add", f"{address}/24", "dev", name)

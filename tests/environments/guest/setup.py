@@ -1,4 +1,4 @@
-"""Install what an emulated machine needs, quietly, or raise the reason why there can be none."""
+"""Install the packages for an emulated machine, without output, or raise the reason why it is impossible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EmulatorMissing(Exception):
 
 
 class SkippedEmulatorMissing(EmulatorMissing, SkipTest):
-    """The same outside CI, where pytest takes it for a skip."""
+    """The same outside CI, where pytest skips the test."""
 
 
 def install() -> Path:
@@ -55,7 +55,7 @@ def virtme_run() -> Path:
 
 
 def newest_kernel() -> Path | None:
-    """Return the newest Debian kernel that has its modules, None when there is none."""
+    """Return the newest Debian kernel with modules; None if there is none."""
     kernels = [
         path for path in BOOT.glob("vmlinuz-*") if (MODULES / path.name.removeprefix("vmlinuz-")).is_dir()
     ]

@@ -1,4 +1,4 @@
-"""Inside the guest: start everything that a cluster of one node has before corepin is installed."""
+"""Inside the guest: start all servers of a cluster of one node, before corepin is installed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SETTINGS: Final = {
 
 
 def be_patient() -> None:
-    """Wait for everything as long as it may take under emulation."""
+    """Raise all timeouts to those of an emulated machine."""
     containers._SECONDS = daemon.START_SECONDS = SECONDS
 
 
@@ -67,7 +67,7 @@ def start_cluster() -> Iterator[ApiServer]:
 
 @contextmanager
 def start_servers(flags: tuple[str, ...] = ()) -> Iterator[ApiServer]:
-    """Run what a cluster has beside its nodes until the block ends; `flags` are kube-apiserver's last, so they win."""
+    """Run the servers besides the node until the block ends; `flags` come last for kube-apiserver and win."""
     os.environ["GOMAXPROCS"] = "2"  # more threads than the host has CPUs wait for each other
     API.mkdir()
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ def start_servers(flags: tuple[str, ...] = ()) -> Iterator[ApiServer]:
 
 
 def start_node(stack: ExitStack, server: ApiServer) -> None:
-    """Start containerd and the kubelet; `stack` will stop them."""
+    """Start containerd and the kubelet; `stack` stops them."""
     RUNTIME.mkdir()
     _write_network(RUNTIME / "cni", PLACE)
     containerd = stack.enter_context(start_containerd(VERSIONS[1], RUNTIME))

@@ -23,7 +23,7 @@ GUEST: Final = Guest(2, threads=2, iothreads=("iothread1",))
 
 
 def virtual_machine(cluster: Cluster) -> None:
-    """Create the pod, wait until its status says where each vCPU runs, report what the kernel says, and delete it."""
+    """Create the pod, wait until its status has each vCPU's CPU, report the kernel's masks, and delete it."""
     sockets = SocketsFolder.new()
     document = launcher_pod(NAME, GUEST, launcher_command(GUEST, NAME, SOCKETS), EXCLUSIVE)
     del document["metadata"]["uid"]
@@ -39,7 +39,7 @@ def virtual_machine(cluster: Cluster) -> None:
 
 
 def _told(cluster: Cluster) -> dict[str, Any]:
-    """Return what the pod's status says of its machine."""
+    """Return the virtual machine in the pod's status."""
     annotations = cluster.get(f"{PODS}/{NAME}")["metadata"].get("annotations") or {}
     found: dict[str, Any] = json.loads(annotations.get(STATUS_CPUS, "{}")).get("vm") or {}
     return found

@@ -70,7 +70,7 @@ def written(folder: Path) -> CPUSet:
 
 @contextmanager
 def small_stack(calls: int) -> Iterator[None]:
-    """Limit calls within calls to so many more than there are, so that tests need no deep trees."""
+    """Limit the recursion depth to this many further calls, so that tests need no deep trees."""
     before, frame, depth = sys.getrecursionlimit(), sys._getframe(), 0
     while frame := frame.f_back:  # type: ignore[assignment]
         depth += 1

@@ -34,7 +34,8 @@ POLL_SECONDS = 0.01
 POLICIES = (None, "none", "share", "exclusive", "exclusive", "exclusive")
 SMT = (None, None, None, "require", "isolate")
 
-# Agents are forks of a process that has imported their modules, which takes ten times as long as an agent's own start.
+# Agents are forks of a process that has imported their modules, because the imports take ten times an agent's
+# start.
 AGENTS: Final = multiprocessing.get_context("forkserver")
 AGENTS.set_forkserver_preload([simulated.__name__])
 

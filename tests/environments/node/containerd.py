@@ -78,7 +78,7 @@ class Programs:
 
     version: str
     folders: tuple[Path, ...]
-    host: tuple[str, ...] = ()  # the beginning of a command line that is run on a host apart
+    host: tuple[str, ...] = ()  # prefix of command lines that run on another test host
 
     def run(self, program: str, *arguments: str) -> list[str]:
         """Return the command line of a program of this version."""

@@ -1,4 +1,4 @@
-"""A kubelet of the tests' own, below a cgroup of its own; what it does to the machine is undone."""
+"""A kubelet for tests, below a cgroup of its own; its changes of the machine are undone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from tests.environments.server.apiserver import ApiServer
 
-# What every kubelet sets, whatever its configuration says, and the folders that it uses outside of its own.
+# Sysctls that every kubelet sets, whatever its configuration, and the folders that it uses outside of its
+# own.
 _SYSCTLS: Final = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
@@ -41,7 +42,7 @@ class Kubelet:
     directory: Path
     kubeconfig: Path | None  # None: it runs static pods alone, without an API server
     node: str
-    host: tuple[str, ...] = ()  # the beginning of a command line that is run on a host apart
+    host: tuple[str, ...] = ()  # prefix of command lines that run on another test host
     flags: tuple[str, ...] = ()
     stack: ExitStack = field(default_factory=ExitStack)
     daemon: Daemon | None = None
@@ -62,7 +63,7 @@ class Kubelet:
         return self.directory / "root" / "cpu_manager_state"
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         command = [
             *self.host,
             str(self.program),
@@ -77,7 +78,7 @@ class Kubelet:
         self.daemon = self.stack.enter_context(running("kubelet", command, log_file))
 
     def stop(self) -> None:
-        """Ask it to end, and wait."""
+        """Send SIGTERM, and wait for the exit."""
         assert self.daemon
         self.daemon.stop()
 
@@ -95,7 +96,7 @@ def start_kubelet(
     flags: tuple[str, ...] = (),
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Kubelet]:
-    """Run a kubelet until the block ends, with `settings` of its configuration besides; its pods stay."""
+    """Run a kubelet until the block ends, with further `settings` in its configuration; its pods stay."""
     kubeconfig = server.add_user(f"system:node:{node}", group="system:nodes") if server else None
     kubelet = Kubelet(program, directory, kubeconfig, node, host, flags)
     for folder in (kubelet.static_pods, kubelet.logs, directory / "root"):
@@ -155,7 +156,7 @@ def _make_cgroup(cgroup: str) -> None:
 
 @contextmanager
 def folders_apart(directory: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the beginning of a command line under which a kubelet has the folders at fixed places for itself.
+    """Yield the prefix of a command line that gives a kubelet its own folders at the fixed paths.
 
     It runs in a mount namespace of its own. Its root folder is shared with this machine, because the runtime mounts
     the volumes of pods from there.
@@ -179,7 +180,7 @@ def folders_apart(directory: Path) -> Iterator[tuple[str, ...]]:
 
 @contextmanager
 def _undone() -> Iterator[None]:
-    """Put back what a kubelet changes outside of its folders."""
+    """Restore what a kubelet changes outside of its folders."""
     files = [path for name in _SYSCTLS if (path := Path("/proc/sys") / name).exists()]
     before = {path: path.read_text() for path in files}
     try:

@@ -1,4 +1,4 @@
-"""The node as tests see it: pods made by kubectl, containers read in the kernel, the agent as a process."""
+"""A node for tests: pods by kubectl, cpusets from the kernel, the agent as a process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ISOLATED: Final = "corepin.io/isolated-cores"
 CRANE: Final = "qos.gocrane.io/cpu-manager"
 EXCLUSIVE: Final = {CRANE: "exclusive"}
 STATUS: Final = "status.corepin.io/cpus"
-# Tells the CPUs of its first instruction, and then whenever they change, until they are those of $WANTED.
+# Logs the CPUs of its first instruction, and then every change, until they are those of $WANTED.
 TELLING: Final = """
 last=
 while :; do
@@ -71,18 +71,18 @@ class Container:
 
     @property
     def pids(self) -> list[int]:
-        """Its processes, also those in cgroups below its own."""
+        """Its processes, including those in child cgroups."""
         own = [int(pid) for pid in read_text(self.folder / PROCS).split()]
         return [*own, *chain.from_iterable(ids_below(child, PROCS) for child in subfolders(self.folder))]
 
     @property
     def allowed(self) -> CPUSet:
-        """All CPUs that its processes may run on."""
+        """Union of the affinities of its processes."""
         return union(allowed_cpus(pid) for pid in self.pids)
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether none of its processes runs any more."""
         try:
             return not self.pids
         except Gone:
@@ -90,7 +90,7 @@ class Container:
 
 
 def allowed_cpus(pid: int) -> CPUSet:
-    """Return the CPUs that a process may run on, none if it has exited, as short-lived commands of a shell do."""
+    """Return the affinity of a process; empty if it has exited, as short-lived commands of a shell do."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -123,7 +123,7 @@ class AgentProcess:
         self.daemon.wait_until(lambda: self._get("/readyz") is not None)
 
     def kill(self) -> None:
-        """Kill it as `kill -9` does."""
+        """Send SIGKILL."""
         assert self.daemon
         self.daemon.process.kill()
         self.daemon.process.wait()
@@ -135,7 +135,7 @@ class AgentProcess:
 
     @property
     def log(self) -> str:
-        """What it has logged since it was started."""
+        """Its log since the last start."""
         assert self.daemon
         return self.daemon.log_file.read_text()
 
@@ -147,7 +147,7 @@ class AgentProcess:
         return json.loads(content)
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return one value of its metrics, 0 when it is not there."""
+        """Return one value of its metrics, 0 if absent."""
         families = text_string_to_metric_families(self._get("/metrics") or "")
         values = [
             sample.value
@@ -166,7 +166,7 @@ class AgentProcess:
 
 @dataclass
 class KubeNode:
-    """A node of a cluster, all real."""
+    """A node of a cluster with real components."""
 
     name: str
     plane: ControlPlane
@@ -175,25 +175,25 @@ class KubeNode:
 
     @cached_property
     def all(self) -> CPUSet:
-        """Every CPU that pods may have."""
+        """All CPUs of pods."""
         return read_topology(Path("/")).online
 
     @cached_property
     def cores(self) -> int:
-        """How many cores can be exclusive: all but the reserved one."""
+        """The number of cores that can be exclusive: all but the reserved one."""
         return len(read_topology(Path("/")).cores) - 1
 
     @cached_property
     def hierarchy(self) -> Hierarchy:
-        """Where the kernel's cpusets are."""
+        """The kernel's cpuset hierarchy."""
         return find_hierarchy(CGROUP_ROOT)
 
     def kubectl(self, *args: str, input: str | None = None) -> str:  # noqa: A002 - named as in subprocess.run
-        """Run kubectl as an administrator and return what it prints."""
+        """Run kubectl as an administrator and return its output."""
         return self.plane.server.kubectl(*args, input=input).stdout
 
     def get(self, *args: str) -> Any:
-        """Return what `kubectl get -o json` shows."""
+        """Return the output of `kubectl get -o json`."""
         return self.plane.server.get(*args)
 
     # Pods.
@@ -203,7 +203,7 @@ class KubeNode:
         self.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))
 
     def pod(self, name: str) -> Any:
-        """Return a pod as the API server has it, without the expense of kubectl; None when there is none."""
+        """Return a stored pod, without the cost of kubectl; None if it does not exist."""
         answer = self.plane.admin.get(f"/api/v1/namespaces/default/pods/{name}")
         return answer.json() if answer.is_success else None
 
@@ -217,12 +217,12 @@ class KubeNode:
         self.kubectl("annotate", "--overwrite", f"pod/{name}", f"{CRANE}={value}")
 
     def container(self, name: str) -> Container | None:
-        """Return the running container of a pod, None while there is none."""
+        """Return the running container of a pod, None without one."""
         pod = self.pod(name)
         return self.container_of(pod) if pod else None
 
     def container_of(self, pod: Any) -> Container | None:
-        """Return the running container of a pod of any namespace, None while there is none."""
+        """Return the running container of a pod of any namespace, None without one."""
         for status in pod["status"].get("containerStatuses") or ():
             key = status.get("containerID", "").partition("//")[2]
             if key and "running" in status["state"]:
@@ -244,7 +244,7 @@ class KubeNode:
         return [self.running(document["metadata"]["name"]) for document in documents]
 
     def log_lines(self, name: str, uid: str) -> list[tuple[str, str]]:
-        """Return what a pod wrote: time and text of each line."""
+        """Return the log of a pod: time and text of each line."""
         file = self.kubelet.logs / f"default_{name}_{uid}" / "main" / "0.log"
         with suppress(FileNotFoundError):
             whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -310,8 +310,8 @@ class KubeNode:
     def wait_for_cores(self) -> None:
         """Wait until every core that can be exclusive is published.
 
-        A pod that already waits for them is bound in the same moment, and the kubelet may not have seen them yet: then
-        it fails the pod for good (OutOfcmk.intel.com/exclusive-cores).
+        A pod that already waits for them is bound in the same moment, and the kubelet may not have seen them
+        yet: then it fails the pod permanently (OutOfcmk.intel.com/exclusive-cores).
         """
         until_equal("cores", self.published, (str(self.cores), str(self.cores)))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def kubelet_settings(node: Node, **settings: object) -> Iterator[None]:
-    """Restart the kubelet with settings, and as it was; between two policies it wants no pods, and no state."""
+    """Run the kubelet with other settings until the block ends; the switch needs a node without pods."""
     before = (node.kubelet.directory / "config.json").read_text()
     try:
         _change(node, json.dumps(json.loads(before) | settings, indent=2))
@@ -29,7 +29,7 @@ def kubelet_settings(node: Node, **settings: object) -> Iterator[None]:
 
 
 def until_observing(node: Node) -> None:
-    """Wait until the agent knows that the kubelet gives CPUs out: a pod makes it look, else it does so twice a minute."""
+    """Wait until the agent observes, because the kubelet allocates CPUs; a pod makes it check at once."""
     node.run(pod("first"))  # running: what is deleted sooner may start afterwards
     until_equal("the agent observes", lambda: node.agent.metric("corepin_agent_observes"), 1.0)
     node.clear()

@@ -20,7 +20,7 @@ LINE_LIMIT = 2**24
 
 
 def answer(machine: Simulated, line: bytes) -> dict[str, Any]:
-    """Do what one line asks for."""
+    """Execute the operation of one line."""
     try:
         request = json.loads(line)
         operation = operations(machine)[request.pop("op")]
@@ -40,7 +40,7 @@ async def serve(machine: Simulated, path: Path) -> None:
                 writer.write(json.dumps(answer(machine, line)).encode() + b"\n")
                 await writer.drain()
         except ConnectionError:
-            pass  # a killed client is what this machine is for
+            pass  # clients may be killed at any time
         finally:
             writer.close()
 

@@ -1,4 +1,4 @@
-"""Talk to a simulated machine, and stand behind the agent's interfaces with it."""
+"""Client of a simulated machine, and the agent's interfaces on top of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agent.interfaces import Machine, PodSource, Runtime
 
 START_SECONDS = 60
-POLL_SECONDS = 0.02  # how soon a change is seen; the machine sends no events
+POLL_SECONDS = 0.02  # poll interval for changes; the machine sends no events
 REPOSITORY = Path(__file__).parents[3]
 ERRORS = {"gone": Gone, "refused": Refused, "unavailable": Unavailable, "invalid": ValueError}
 
@@ -54,7 +54,7 @@ class SimulatedMachine:
         self._file = self._socket.makefile("rwb")
 
     def call(self, op: str, **values: Any) -> Any:
-        """Do one operation; raise the agent's errors as the real interfaces do."""
+        """Execute one operation; raise the agent's errors as the real interfaces do."""
         self._file.write(json.dumps({"op": op, **values}).encode() + b"\n")
         self._file.flush()
         line = self._file.readline()
@@ -67,7 +67,7 @@ class SimulatedMachine:
         return reply["ok"]
 
     def close(self) -> None:
-        """Leave; the machine goes on."""
+        """Disconnect; the machine keeps running."""
         self._file.close()
         self._socket.close()
 
@@ -137,12 +137,12 @@ class SimulatedRuntime:
         self._machine.call("update", id=container_id, cpus=str(cpus))
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` when something happened to a container, until cancelled."""
+        """Call `changed` after changes of containers, until cancelled."""
         await _poll(self._machine, lambda _: changed())
 
 
 class SimulatedCgroups:
-    """The cgroups of a simulated machine, as each part of `agent.interfaces.Cgroups` but the quotas."""
+    """The cgroups of a simulated machine: every interface of `agent.interfaces.Cgroups` except the quotas."""
 
     version = 2
     writable = True
@@ -167,7 +167,7 @@ class SimulatedCgroups:
         self._machine.call("write", cgroup=cgroup, cpus=str(cpus))
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
-        """Return one task outside when the cgroup is: the machine has no tasks, so the cgroup stands for them."""
+        """Return one task outside if the cgroup is, because the machine has no tasks of its own."""
         return StrayTasks() if self.read(cgroup) <= cpus else StrayTasks(outside=(1,))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
@@ -176,12 +176,12 @@ class SimulatedCgroups:
         return 0
 
     def start_state(self, cgroup: str) -> StartState:
-        """Return that there is no process: the machine has none."""
+        """Return a state without processes, because the machine has none."""
         self.read(cgroup)
         return StartState(None, has_begun=False)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
-        """Take these CPUs in the cgroup for our own writing."""
+        """Count a later write of these CPUs as our own."""
         self._ours[cgroup] = cpus
 
     def follow(self, cgroups: Iterable[str]) -> None:
@@ -199,7 +199,7 @@ class SimulatedCgroups:
         await _poll(self._machine, report)
 
     def move(self, cgroup: str, _before: Parts, after: Parts) -> None:
-        """Write the CPUs of both parts: the machine has no tasks to keep apart."""
+        """Write the CPUs of both parts, because the machine has no tasks to separate."""
         self.write(cgroup, after.cpus)
 
     def pin(self, cgroup: str, _before: Parts, _after: Parts) -> None:
@@ -215,7 +215,7 @@ class SimulatedCgroups:
 def simulated_interfaces(
     runtime: Runtime, files: SimulatedCgroups, pods: PodSource, machine: Machine
 ) -> Interfaces:
-    """Return what an agent on a simulated machine works with; its cgroups are not watched, and nothing else is there."""
+    """Return the interfaces of an agent on a simulated machine; its cgroups are not watched."""
     cgroups = Cgroups(files, files, NoCpusetWatch(), NoQuotas(), files)
     return Interfaces(
         runtime,

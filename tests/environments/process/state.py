@@ -1,4 +1,4 @@
-"""What the simulated machine holds, and the rules of kernel and runtime that it keeps."""
+"""State of the simulated machine, and its rules of kernel and runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 from tests.environments.process.tree import write_tree
 
-FAIL, LOSE = "fail", "lose"  # answered with an error; answered as done, and lost
+FAIL, LOSE = "fail", "lose"  # kinds of faults: an error as answer; success as answer, without effect
 
 
 class Wrong(Exception):
@@ -26,7 +26,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Held:
-    """One container: `written` is in its cpuset.cpus, `recorded` in the runtime's own record."""
+    """One container: `written` is its cpuset.cpus, `recorded` the runtime's own record."""
 
     id: str
     pod_uid: str
@@ -40,7 +40,7 @@ class Held:
 
     @property
     def cgroup(self) -> str:
-        """Where its cgroup is, below the mount."""
+        """Its cgroup, below the mount."""
         return f"/kubepods/pod{self.pod_uid}/{self.id}"
 
 
@@ -51,7 +51,7 @@ class Simulated:
     root: Path
     topology: Topology
     containers: dict[str, Held] = field(default_factory=dict)
-    faults: Counter[tuple[str, str]] = field(default_factory=Counter)  # how often an operation goes wrong yet
+    faults: Counter[tuple[str, str]] = field(default_factory=Counter)  # remaining faults of each operation
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Simulated:
         self._put("create", container)
 
     def start(self, id: str) -> str:  # noqa: A002
-        """Let a created container run; return the CPUs that its first instruction may run on."""
+        """Start a created container; return the CPUs of its first instruction."""
         container = self._of(id)
         if container.state is not State.CREATED:
             raise Wrong(f"refused: container {id} is {container.state}")
@@ -84,7 +84,7 @@ class Simulated:
         return str(self._effective(container))
 
     def stop(self, id: str) -> None:  # noqa: A002
-        """Let a container end; its cgroup goes with it."""
+        """End a container; its cgroup is removed."""
         self._put("stop", replace(self._of(id), state=State.EXITED))
 
     def remove(self, id: str) -> None:  # noqa: A002
@@ -93,7 +93,7 @@ class Simulated:
         del self.containers[id]
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return every container, as the runtime shows it."""
+        """Return every container, as the runtime lists it."""
         self._maybe_fail("list")
         return [
             {
@@ -128,7 +128,7 @@ class Simulated:
         return str(self._effective(self._at(cgroup)))
 
     def write(self, cgroup: str, cpus: str) -> None:
-        """Write cpuset.cpus of a cgroup, past the runtime."""
+        """Write cpuset.cpus of a cgroup, bypassing the runtime."""
         container, wanted = self._at(cgroup), CPUSet.parse(cpus)
         if not wanted or not wanted <= self.topology.cpus:
             raise Wrong(f"invalid: cpuset.cpus cannot be {cpus!r}")
@@ -136,7 +136,7 @@ class Simulated:
             self._put("write", replace(container, written=wanted))
 
     def online(self, cpus: str) -> None:
-        """Let exactly these CPUs run."""
+        """Set the online CPUs."""
         wanted = CPUSet.parse(cpus)
         if not wanted or not wanted <= self.topology.cpus:
             raise Wrong(f"invalid: CPUs {cpus!r} cannot be the online ones of {self.topology.cpus}")
@@ -146,13 +146,13 @@ class Simulated:
             self._note("online", container)
 
     def fault(self, of: str, kind: str, times: int = 1) -> None:
-        """Let the next calls of an operation fail, or be lost although they are answered as done."""
+        """Make the next calls of an operation fail, or succeed without effect."""
         if of not in {"list", "read", "update", "write"} or kind not in {FAIL, LOSE} or times < 0:
             raise Wrong(f"invalid: no fault {kind!r} x {times} of {of!r}")
         self.faults[of, kind] = times
 
     def events(self, since: int = 0) -> list[dict[str, Any]]:
-        """Return what happened to containers, in order: the CPUs in force after each change."""
+        """Return the changes of containers, in order: the CPUs in force after each."""
         return self.history[since:]
 
     def _of(self, id: str) -> Held:  # noqa: A002
@@ -167,7 +167,7 @@ class Simulated:
         raise Wrong(f"gone: there is no cgroup {cgroup}")
 
     def _effective(self, container: Held) -> CPUSet:
-        """Return what the kernel uses: all CPUs once none of a cpuset runs any more (cgroup v2)."""
+        """Return the effective CPUs: all CPUs if none of a cpuset is online (cgroup v2)."""
         return (container.written & self.topology.online) or self.topology.online
 
     def _put(self, op: str, container: Held) -> None:
@@ -202,6 +202,6 @@ class Simulated:
 
 
 def operations(machine: Simulated) -> dict[str, Callable[..., Any]]:
-    """Return what a client may call."""
+    """Return the operations of the protocol."""
     names = ["create", "start", "stop", "remove", "update", "read", "write", "online", "fault", "events"]
     return {"list": machine.listed, **{name: getattr(machine, name) for name in names}}

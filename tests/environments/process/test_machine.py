@@ -66,7 +66,7 @@ def test_an_offline_cpu_disappears_and_comes_back(machine: SimulatedMachine) -> 
 
 
 def test_a_container_lives_and_dies(machine: SimulatedMachine) -> None:
-    """It is created on all CPUs, starts on what was written, and its cgroup ends with it."""
+    """It is created on all CPUs, starts on the written ones, and its cgroup is removed when it ends."""
     runtime, cgroups = SimulatedRuntime(machine), SimulatedCgroups(machine)
     machine.call("create", id="a1", pod_uid="a", name="c")
     asyncio.run(runtime.update_cpus("a1", CPUSet.parse("4-5")))
@@ -176,7 +176,7 @@ def test_it_survives_a_killed_client(machine: SimulatedMachine) -> None:
 
 
 def test_a_plan_can_be_carried_out_on_it(machine: SimulatedMachine) -> None:
-    """What the planner says is what the machine has after its actions, and then nothing is left to do."""
+    """The machine has the planned CPUs after the actions of a plan, and a second plan has no actions."""
     cgroups = SimulatedCgroups(machine)
     pods = tuple(
         SeenPod.of(pod_document(uid, [Wish("2", smt=smt)]))  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def regular(cpus: int, threads: int = 2) -> Topology:
 
 
 def write_tree(root: Path, topology: Topology) -> None:
-    """Write /sys/devices/system below `root`: an offline CPU has no `topology/`, no caches, and is in no list."""
+    """Write /sys/devices/system below `root`; an offline CPU has no `topology/`, no caches, and no entry."""
     system = root / "sys/devices/system"
     for path, content in _files(topology):
         _write(system / path, content)
@@ -80,7 +80,7 @@ def _of_cpu(topology: Topology, core: Core, folder: str) -> Iterator[tuple[str, 
 
 
 def _write(path: Path, content: str) -> None:
-    """Replace a file at once, so that a reader never sees half of it."""
+    """Replace a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     new.write_text(f"{content}\n")

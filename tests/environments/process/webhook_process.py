@@ -1,4 +1,4 @@
-"""`corepin webhook`, run as the command is run, with a certificate of its own."""
+"""The process `corepin webhook` with a certificate of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WebhookProcess:
 
     @property
     def ca_bundle(self) -> bytes:
-        """Return the CA that its certificate is checked by."""
+        """Return the CA of its certificate."""
         return self.authority.cert_pem.bytes()
 
     def metric(self, name: str) -> float:
@@ -46,7 +46,7 @@ class WebhookProcess:
         return plain_http.get(f"{self.status_url}/metrics").text
 
     def reviews(self, **labels: str) -> int:
-        """Return how many reviews were answered, of all or of those with these labels, e.g. outcome="patched"."""
+        """Return the number of reviews, all or those with these labels, e.g. outcome="patched"."""
         wanted = {f'{name}="{value}"' for name, value in labels.items()}
         return round(
             sum(
@@ -61,7 +61,7 @@ class WebhookProcess:
 def corepin_webhook(
     directory: Path, *flags: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[WebhookProcess]:
-    """Run `corepin webhook` on loopback until the block ends; it must end by itself then, and have failed no review."""
+    """Run `corepin webhook` on loopback until the block ends; it must exit cleanly without failed reviews."""
     directory.mkdir(parents=True)
     authority, log_file = _certify(directory), directory / "webhook.log"
     command = [
@@ -93,7 +93,7 @@ def _certify(directory: Path) -> trustme.CA:
 
 
 def _serving(log_file: Path) -> dict[str, str] | None:
-    """Return the log line with the ports, once it is there."""
+    """Return the log line with the ports, None if it was not written yet."""
     for line in log_file.read_text().splitlines(keepends=True):
         if line.endswith("\n") and '"serving"' in line:
             entry: dict[str, str] = json.loads(line)

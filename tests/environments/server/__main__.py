@@ -8,7 +8,7 @@ from tests.environments.server.catalog import SERVERS
 
 
 def list_servers() -> None:
-    """Print every server with its path, or that it is not there."""
+    """Print every server with its path, or that it is missing."""
     cache = cache_folder()
     for server in SERVERS:
         path = find(server, cache)

@@ -1,6 +1,6 @@
-"""A running kube-apiserver as tests see it: users, kubectl, namespaces.
+"""A running kube-apiserver for tests: users, kubectl, namespaces.
 
-There is no controller manager: a deleted namespace stays, and service accounts are made by hand.
+There is no controller manager: a deleted namespace stays, and service accounts are created by hand.
 """
 
 import json
@@ -20,7 +20,7 @@ ADMIN = "admin"
 
 
 class KubectlFailed(subprocess.CalledProcessError):
-    """kubectl ended with an error; the message holds what it printed."""
+    """kubectl failed; the message has its output."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.stderr}"
@@ -37,7 +37,7 @@ class Binaries:
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """A running kube-apiserver; everything of it, except etcd's data, is in `directory`."""
+    """A running kube-apiserver; all its files, except etcd's data, are in `directory`."""
 
     version: str
     url: str
@@ -48,7 +48,7 @@ class ApiServer:
 
     @property
     def ca_file(self) -> Path:
-        """Return the CA that signed the serving certificate, and that client certificates are checked by."""
+        """Return the CA of the serving certificate and of client certificates."""
         return self.directory / "ca.crt"
 
     @property
@@ -94,7 +94,7 @@ class ApiServer:
         return done
 
     def get(self, *what: str, input: str | None = None) -> Any:  # noqa: A002 - named as in subprocess.run
-        """Return what `kubectl get -o json` shows, an object or a list of them."""
+        """Return the output of `kubectl get -o json`, an object or a list."""
         return json.loads(self.kubectl("get", *what, "-o=json", input=input).stdout)
 
     def apply(self, yaml: str, *, user: str = ADMIN) -> subprocess.CompletedProcess[str]:
@@ -102,7 +102,7 @@ class ApiServer:
         return self.kubectl("apply", "-f", "-", input=yaml, user=user)
 
     def create_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> str:
-        """Create a namespace and the service account `default` in it, which pods need; return its name."""
+        """Create a namespace with its service account `default`, which pods need; return its name."""
         namespaces = "/api/v1/namespaces"
         with self.client() as client:  # most tests need a namespace, and kubectl takes ten times the CPU
             metadata = {"name": name, "labels": dict(labels or {})}
@@ -112,7 +112,7 @@ class ApiServer:
         return name
 
     def client(self) -> httpx.Client:
-        """Return an HTTP client that is the admin; the caller closes it."""
+        """Return an HTTP client with the admin's rights; the caller closes it."""
         return httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {self.admin_token}"},

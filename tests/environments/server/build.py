@@ -1,7 +1,7 @@
-"""Build servers with the Go tool chain into a cache outside the checkout, each version once.
+"""Build of servers with the Go tool chain into a cache outside the checkout, each version once.
 
-A build is made under a temporary name and renamed when it is complete, so what stands under its final name
-is always whole; a lock lets one build run at a time.
+A build has a temporary name until it is complete, so that a program under its final name is always complete;
+a lock lets one build run at a time.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ _SETTINGS = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOTOOLCHAIN": "loc
 
 
 class GoMissing(Exception):
-    """There is no Go tool chain here that can build the servers."""
+    """No Go tool chain here can build the servers."""
 
 
 class BuildFailed(Exception):
@@ -49,7 +49,7 @@ def cache_folder() -> Path:
 
 
 def find(server: Server, cache: Path) -> Path | None:
-    """Return the program if it is there: from KUBEBUILDER_ASSETS (newest version only) or from the cache."""
+    """Return a built program: from KUBEBUILDER_ASSETS (newest version only) or from the cache; else None."""
     for place in (*_assets(server), _built_path(server, cache)):
         if place.is_file():
             return place
@@ -70,7 +70,7 @@ def find_go(modules: Iterable[Module]) -> Go:
 
 
 def build_missing(out: TextIO, servers: Iterable[Server] = SERVERS) -> None:
-    """Build those of `servers` that are not there, with one line on `out` for each."""
+    """Build the missing ones of `servers`, with one line on `out` for each."""
     cache = cache_folder()
     missing = [server for server in servers if find(server, cache) is None]
     if not missing:
@@ -102,7 +102,7 @@ def build(server: Server, cache: Path, go: Go, out: TextIO) -> Path:
 
 
 def _assets(server: Server) -> Iterator[Path]:
-    """Yield where KUBEBUILDER_ASSETS would hold `server`; its one kube-apiserver stands for our newest."""
+    """Yield the paths of `server` in KUBEBUILDER_ASSETS; its one kube-apiserver stands for our newest."""
     assets = os.environ.get(ASSETS)
     if assets and server.module != KUBERNETES[OLDEST]:
         yield Path(assets) / server.name
@@ -113,7 +113,7 @@ def _built_path(server: Server, cache: Path) -> Path:
 
 
 def _run_go(server: Server, go: Go, partial: Path, out: TextIO) -> None:
-    """Run `go build`, or the C compiler, until it ends, showing that it goes on; its output goes to a file."""
+    """Run `go build`, or the C compiler, with a progress line; its output goes to a file."""
     command = _command(server, go, partial / server.name)
     log_file = partial / "build.log"
     with log_file.open("wb") as log:
@@ -143,7 +143,7 @@ def _command(server: Server, go: Go, program: Path) -> list[str]:
 
 
 def _module_folder(module: Module, go: Go) -> Path:
-    """Return the folder of a module's source, which is downloaded where it is missing."""
+    """Return the folder of a module's source; download it if missing."""
     listing = [go.command, "mod", "download", "-json", f"{module.path}@v{module.version}"]
     env = os.environ | _SETTINGS
     found = subprocess.run(listing, cwd=module.folder, env=env, capture_output=True, text=True, check=False)
@@ -164,7 +164,7 @@ def _wait(process: subprocess.Popen[bytes], server: Server, out: TextIO) -> None
 
 
 def _show(out: TextIO, server: Server, started: float, state: str, end: str = "") -> None:
-    """Write the line of one server; on a terminal it replaces the one before."""
+    """Write the progress line of one server; on a terminal it replaces the previous one."""
     minutes, seconds = divmod(int(time.monotonic() - started), 60)
     line = f"{server.label:<28} {minutes:>3} min {seconds:>2} s   {state:<9}{end}"
     out.write(f"\r{line}" if out.isatty() else line)
@@ -173,7 +173,7 @@ def _show(out: TextIO, server: Server, started: float, state: str, end: str = ""
 
 @contextmanager
 def locked(cache: Path, out: TextIO) -> Iterator[None]:
-    """Hold the build lock of `cache`, and sweep away what killed builds left."""
+    """Hold the build lock of `cache`, and remove what killed builds left."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / ".lock").open("w") as lock:
         try:

@@ -1,4 +1,4 @@
-"""Which programs the tests can run, and where each comes from: a new one is one line in `SERVERS`.
+"""The programs of the tests with their sources: a new one is one line in `SERVERS`.
 
 Versions are written in one place only, the go.mod of each module.
 """
@@ -14,11 +14,11 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Module:
-    """A folder whose go.mod and go.sum pin one upstream project and all that it needs."""
+    """A folder whose go.mod and go.sum pin one upstream project with its dependencies."""
 
     folder: Path
     path: str
-    stamp: str = ""  # the package whose variables tell the version; without it clients see v0.0.0
+    stamp: str = ""  # the package with the version variables; without it clients see v0.0.0
     tags: tuple[str, ...] = ()
     file: str = "go.mod"  # another one pins another version for the same folder
 
@@ -56,7 +56,7 @@ class Module:
 
     @cached_property
     def digest(self) -> str:
-        """Return a short hash of everything that decides what is built."""
+        """Return a short hash of all inputs of the build."""
         sums = (self.folder / self.file).with_suffix(".sum")
         return _digest(self.go_mod, sums.read_text(), *self.build_flags)
 
@@ -67,7 +67,7 @@ class Module:
 
 @dataclass(frozen=True)
 class OwnModule(Module):
-    """A module whose program is ours, in its root, so that its source decides what is built too."""
+    """A module of our own with the program in its root, so that its source is an input of the build."""
 
     @cached_property
     def digest(self) -> str:
@@ -76,7 +76,7 @@ class OwnModule(Module):
         return _digest(super().digest, *(source.read_text() for source in sources))
 
     def package(self, command: str) -> str:
-        """Return the root, whatever the program is called."""
+        """Return the root package."""
         return "."
 
 
@@ -99,12 +99,12 @@ class Server:
 
     @property
     def label(self) -> str:
-        """Return the name people see, e.g. "etcd 3.7.3"."""
+        """Return the display name, e.g. "etcd 3.7.3"."""
         return f"{self.name} {self.module.version}"
 
     @property
     def cache_key(self) -> str:
-        """Return the name of this build's own folder in the cache."""
+        """Return the name of this build's folder in the cache."""
         return f"{self.name}-{self.module.version}-{self.module.digest}"
 
 

@@ -48,17 +48,17 @@ class ControlPlane:
     port: int
     etcd: str
     stack: ExitStack
-    thread: Executor  # the one that starts kube-apiserver, which dies with its thread
+    thread: Executor  # the thread that starts kube-apiserver, which dies with it
     flags: tuple[str, ...] = ()
     daemon: Daemon | None = None
 
     @cached_property
     def admin(self) -> httpx.Client:
-        """Return a client that keeps its connection: a new one for each poll takes four times the CPU on our side alone."""
+        """Return a client that keeps its connection: a new one for each poll costs us four times the CPU."""
         return self.stack.enter_context(self.server.client())
 
     def read(self, path: str, **parameters: str) -> Any:
-        """Return what the API server has at a path, without the expense of kubectl."""
+        """Return a stored object, without the cost of kubectl."""
         return self.admin.get(path, params=parameters).raise_for_status().json()
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class ControlPlane:
             self.daemon.wait_until(lambda: _made_default_account(client))
 
     def compact(self) -> None:
-        """Let etcd forget all history up to now."""
+        """Let etcd drop all history."""
         with httpx.Client(base_url=self.etcd, trust_env=False) as client:
             found = client.post("/v3/kv/range", json={"key": "AA=="}).json()
             revision = {"revision": found["header"]["revision"], "physical": True}
@@ -102,7 +102,7 @@ class ControlPlane:
 def start_control_plane(
     directory: Path, address: str = "127.0.0.1", port: int | None = None, flags: tuple[str, ...] = ()
 ) -> Iterator[ControlPlane]:
-    """Run etcd and kube-apiserver until the block ends; `flags` are given to kube-apiserver last, so they win."""
+    """Run etcd and kube-apiserver until the block ends; `flags` come last for kube-apiserver and win."""
     etcd, port = f"http://127.0.0.1:{free_port()}", port or free_port()
     url = f"https://{address}:{port}"
     server = ApiServer(NEWEST, url, directory, require_servers(NEWEST), trustme.CA(), secrets.token_urlsafe())
@@ -138,7 +138,7 @@ def start_topology_scheduler(program: Path, server: ApiServer) -> Iterator[Daemo
 @contextmanager
 def start_controllers(program: Path, server: ApiServer, flags: tuple[str, ...] = ()) -> Iterator[Daemon]:
     """Run kube-controller-manager until the block ends."""
-    trusted = f"--root-ca-file={server.ca_file}"  # what every pod is given to know the API server by
+    trusted = f"--root-ca-file={server.ca_file}"  # the CA that pods get for the API server
     with _controller(KUBE_CONTROLLER_MANAGER, program, server, trusted, *flags) as daemon:
         yield daemon
 

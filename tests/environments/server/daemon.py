@@ -20,11 +20,11 @@ _POLL_SECONDS = 0.05
 
 
 class DaemonFailed(Exception):
-    """A server ended, or was not ready in time; the message holds the end of its log."""
+    """A server exited, or was not ready in time; the message has the end of its log."""
 
 
 class PortTaken(DaemonFailed):
-    """Another process took the server's port between our choice and its start."""
+    """Another process took the server's port between its choice and the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Daemon:
     log_file: Path
 
     def wait_until(self, is_ready: Callable[[], bool]) -> None:
-        """Return as soon as `is_ready`; raise when the process ends first or takes too long."""
+        """Wait until `is_ready`; raise if the process exits first or the time is over."""
         deadline = time.monotonic() + START_SECONDS
         while not is_ready():
             if self.process.poll() is not None:
@@ -46,7 +46,7 @@ class Daemon:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """End the process: asked first, then killed."""
+        """End the process: SIGTERM, then SIGKILL."""
         self.process.terminate()
         try:
             self.process.wait(STOP_SECONDS)
@@ -66,7 +66,7 @@ class Daemon:
             self.process.send_signal(signal.SIGCONT)
 
     def _is_stopped(self) -> bool:
-        """Say whether each thread is stopped, or the process has ended."""
+        """Return whether every thread is stopped, or the process has exited."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         states = [stat_fields(int(task.name))[STATE : STATE + 1] for task in tasks]
         return all(state in ([], ["T"], ["Z"], ["X"]) for state in states)
@@ -96,28 +96,28 @@ def running(name: str, command: Sequence[str], log_file: Path) -> Iterator[Daemo
 
 
 def dies_with_parent(command: Sequence[str]) -> list[str]:
-    """Return `command` such that the kernel kills it when we die, however that happens.
+    """Return `command` such that the kernel kills it when this process dies.
 
-    `setpriv` (util-linux) sets PR_SET_PDEATHSIG and becomes the command, under the same process id. To the
-    kernel "we" is the thread that starts it.
+    `setpriv` (util-linux) sets PR_SET_PDEATHSIG and becomes the command, under the same process id. For the
+    kernel the parent is the thread that starts it.
     """
     setpriv = shutil.which("setpriv")
     return [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), *command]
 
 
 def terminated_with_parent(command: list[str]) -> list[str]:
-    """Return `command` such that the kernel asks it to end when we die: it ends what it has started itself."""
+    """Return `command` such that the kernel sends it SIGTERM when this process dies, to end its children."""
     return ["TERM" if part == "KILL" else part for part in dies_with_parent([])] + command
 
 
 def plain_environment() -> dict[str, str]:
-    """Return our environment without what would change a server or client, such as a proxy or a kubeconfig."""
+    """Return our environment without variables for servers or clients, such as a proxy or a kubeconfig."""
     kept = ("PATH", "TMPDIR", "GOMAXPROCS", "GOGC")
     return {name: os.environ[name] for name in kept if name in os.environ}
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago, and that the kernel gives to no other socket by itself.
+    """Return a loopback port that is free now, and that the kernel gives to no other socket by itself.
 
     The kernel takes ports from `ip_local_port_range` for each outgoing connection and each bind(2) to port 0, so
     that a port from there can belong to another test by the time a server binds it. At random, because tests in

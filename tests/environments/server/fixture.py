@@ -1,6 +1,6 @@
 """The pytest plugin of the test servers: builds them before the first test that needs them, starts them once.
 
-Tests that use its fixtures get the marker `server` by themselves; those that call `start_servers` carry it.
+Tests that use its fixtures get the marker `server` automatically; those that call `start_servers` carry it.
 """
 
 import sys
@@ -52,7 +52,7 @@ def _uses(session: pytest.Session, marker: str) -> bool:
 
 @pytest.fixture(scope="session")
 def apiserver_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ApiServer]]:
-    """Return the API server of a version, started when first asked for and shared by the whole run."""
+    """Return the API server of a version, started at the first request and shared by the whole run."""
     started: dict[str, ApiServer] = {}
     with ExitStack() as stack:
 
@@ -67,11 +67,11 @@ def apiserver_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 @pytest.fixture(scope="session", params=list(KUBERNETES))
 def apiserver(request: pytest.FixtureRequest, apiserver_of: Callable[[str], ApiServer]) -> ApiServer:
-    """Return a running API server: of every version, or as `parametrize("apiserver", [...], indirect=True)` says."""
+    """Return a running API server, of every version unless the test parametrizes `apiserver` indirectly."""
     return apiserver_of(request.param)
 
 
 @pytest.fixture
 def namespace(apiserver: ApiServer) -> str:
-    """Return a namespace of this test's own, with its service account `default`."""
+    """Return a new namespace with its service account `default`."""
     return apiserver.create_namespace(f"test-{next(_namespace_numbers)}")

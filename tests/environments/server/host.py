@@ -1,4 +1,4 @@
-"""A test host of its own: a network namespace with one address, which only this machine can reach.
+"""A test host: a network namespace with one address, which only this machine can reach.
 
 Endpoints of a Service may not be loopback addresses, and tests send nothing to any other address of the machine.
 """
@@ -17,15 +17,15 @@ from unittest import SkipTest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_numbers = count(os.getpid())  # several runs of the tests at a time have hosts of different addresses
+_numbers = count(os.getpid())  # simultaneous runs of the tests have hosts with different addresses
 
 
 class HostMissing(Exception):
-    """No network namespace can be made here."""
+    """A network namespace cannot be created here."""
 
 
 class SkippedHostMissing(HostMissing, SkipTest):
-    """The same outside CI, where pytest takes it for a skip."""
+    """The same outside CI, where pytest skips the test."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Host:
 
     name: str
     address: str
-    near: str  # this machine, as the host sees it
-    interface: str  # of this machine, towards the host
+    near: str  # this machine's address for the host
+    interface: str  # this machine's interface to the host
 
     def run(self, *command: str) -> tuple[str, ...]:
-        """Return the command line that runs a command there."""
+        """Return the prefix of command lines that run there."""
         return ("ip", "netns", "exec", self.name, *command)
 
 
 @contextmanager
 def host_apart() -> Iterator[Host]:
-    """Make a test host, and take it away with all its interfaces."""
+    """Create a test host, and remove it with all its interfaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise _missing("a network namespace needs root and iproute2")
     number = next(_numbers) % 256

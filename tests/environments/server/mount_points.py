@@ -1,7 +1,7 @@
-"""Folders at fixed places of this machine, shared by the runs of the tests that use them at the same time.
+"""Folders at fixed paths of this machine, shared by simultaneous runs of the tests.
 
-Removing a folder detaches what another mount namespace has mounted on it. So the last run that uses them removes those
-that runs have made.
+Removing a folder detaches what another mount namespace has mounted on it. So the last run that uses them
+removes those that runs have created.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-RECORD: Final = Path("/run/corepin-tests.folders")  # one folder a line; locked while it is read or written
+RECORD: Final = Path("/run/corepin-tests.folders")  # one folder per line; locked during reads and writes
 IN_USE: Final = Path("/run/corepin-tests.in-use")  # locked shared by each run that uses folders
 
 
 @contextmanager
 def mount_points(folders: Iterable[Path], record: Path = RECORD, in_use: Path = IN_USE) -> Iterator[None]:
-    """Make the folders that are missing; the last run that uses such folders removes them."""
+    """Create the missing folders; the last run that uses such folders removes them."""
     with in_use.open("a") as use:
         with _locked(record):
             fcntl.flock(use, fcntl.LOCK_SH)
@@ -59,6 +59,6 @@ def _make_missing(folders: Iterable[Path]) -> list[Path]:
 
 def _remove(record: Path) -> None:
     for folder in reversed(_recorded(record)):
-        with suppress(OSError):  # it has something in it that is not ours
+        with suppress(OSError):  # it has files of another program
             folder.rmdir()
     record.write_text("")

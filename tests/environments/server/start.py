@@ -1,4 +1,4 @@
-"""Start a pair of etcd and kube-apiserver on loopback, with certificates and users of its own."""
+"""Start of etcd and kube-apiserver on loopback, with certificates and users of their own."""
 
 import os
 import secrets
@@ -27,7 +27,7 @@ class ServersMissing(Exception):
 
 
 class SkippedServersMissing(ServersMissing, SkipTest):
-    """The same outside CI, where pytest takes it for a skip."""
+    """The same outside CI, where pytest skips the test."""
 
 
 def require_servers(version: str = NEWEST) -> Binaries:
@@ -36,7 +36,7 @@ def require_servers(version: str = NEWEST) -> Binaries:
 
 
 def require(*needed: Server) -> list[Path]:
-    """Return where programs are; where one is missing a test is skipped, and fails in CI."""
+    """Return the paths of programs; if one is missing the test is skipped, in CI it fails."""
     found = [find(server, cache_folder()) for server in needed]
     paths = [path for path in found if path is not None]
     if len(paths) < len(needed):
@@ -51,7 +51,7 @@ def start_servers(
 ) -> Iterator[ApiServer]:
     """Run etcd and kube-apiserver until the block ends.
 
-    `extra_flags` are given to kube-apiserver last, so they win. Without `directory` the logs go with the pair.
+    `extra_flags` come last for kube-apiserver and win. Without `directory` the logs are deleted at the end.
     """
     binaries = require_servers(version)
     with ExitStack() as stack:
@@ -75,7 +75,7 @@ def _start(
 def _start_once(
     stack: ExitStack, version: str, binaries: Binaries, directory: Path, extra_flags: Sequence[str]
 ) -> ApiServer:
-    """Start the pair on free ports; `stack` will stop it."""
+    """Start the pair on free ports; `stack` stops it."""
     etcd_url, port = f"http://127.0.0.1:{free_port()}", free_port()
     server = ApiServer(
         version, f"https://127.0.0.1:{port}", directory, binaries, trustme.CA(), secrets.token_urlsafe()
@@ -97,7 +97,7 @@ def _start_once(
 
 
 def _start_etcd(stack: ExitStack, server: ApiServer, url: str) -> None:
-    """Start a single etcd that forgets everything when it stops; its peer port is never dialled."""
+    """Start a single etcd without persistent data; its peer port is never used."""
     data, peer = server.directory / "etcd", "http://127.0.0.1:0"
     stack.callback(shutil.rmtree, data, ignore_errors=True)
     command = [
@@ -165,7 +165,7 @@ def _made_default_account(client: httpx.Client) -> bool:
 
 
 def _why_missing(needed: Sequence[Server]) -> str:
-    """Return the reason why the programs are not there, with the remedy."""
+    """Return why the programs are missing, with the remedy."""
     try:
         find_go(server.module for server in needed)
     except GoMissing as problem:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def test_last_run_removes_what_runs_have_made(tmp_path: Path) -> None:
-    """A run that ends leaves the folders of a run that goes on; what was there before stays."""
+    """A run that ends leaves the folders of another run; folders that existed before stay."""
     there = tmp_path / "there"
     there.mkdir()
     wanted = tmp_path / "made" / "inner"
@@ -25,7 +25,7 @@ def test_last_run_removes_what_runs_have_made(tmp_path: Path) -> None:
 
 
 def test_folder_with_files_stays(tmp_path: Path) -> None:
-    """What something else has put into a folder is not removed."""
+    """A folder with files of another program is not removed."""
     folder = tmp_path / "made"
     with mount_points([folder], tmp_path / "record", tmp_path / "in-use"):
         (folder / "file").touch()

@@ -1,4 +1,4 @@
-"""Real servers start, obey, and are gone afterwards."""
+"""Real servers start, apply their flags, and leave no process or file."""
 
 import subprocess
 import sys

@@ -1,1 +1,1 @@
-"""Virtual machines of QEMU (TCG), in pods as KubeVirt and Kata make them, and what the kernel says of each thread."""
+"""Virtual machines of QEMU (TCG), in pods like those of KubeVirt and Kata, and the masks of their threads."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 PACKAGES: Final = {"qemu-system-x86": "qemu-system-x86_64"}
 QEMU: Final = "/usr/bin/qemu-system-x86_64"
-CPU: Final = "max-x86_64-cpu"  # what `-cpu max` is, for who plugs one more
+CPU: Final = "max-x86_64-cpu"  # QEMU's type of `-cpu max`, to plug one more
 FIRMWARE: Final = "firmware"
 OVERHEARD: Final = "overheard.sock"  # beside the monitor
 _MEGABYTES: Final = 32
@@ -19,22 +19,22 @@ _MEGABYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A virtual machine: its processors, what else has a thread, and whether threads have names."""
+    """A virtual machine: its CPUs, devices with threads, and whether threads have names."""
 
     vcpus: int = 2
     cores: int = 1  # of a socket
     threads: int = 1  # of a core
-    most: int = 0  # vCPUs that there may be once all are plugged; 0: those that there are
+    most: int = 0  # most vCPUs with plugged ones; 0: no hotplug
     iothreads: tuple[str, ...] = ()
     is_named: bool = True  # debug-threads=on
     is_paused: bool = True
     host_nodes: tuple[int, ...] = ()  # NUMA nodes that its memory is bound to: guestMappingPassthrough
-    vsock: int = 0  # its address: the kernel has a vhost thread for it; 0: it has none
-    is_target: bool = False  # it waits for a guest that comes from elsewhere
-    is_overheard: bool = False  # it has one more monitor, at which the test listens: see `SocketsFolder`
+    vsock: int = 0  # its address, for which the kernel has a vhost thread; 0: none
+    is_target: bool = False  # it waits for an incoming migration
+    is_overheard: bool = False  # it has one more monitor, on which the test listens: see `SocketsFolder`
 
     def running(self) -> Guest:
-        """Return the same, which runs at once: a firmware beside its monitor keeps every vCPU busy."""
+        """Return the same guest, running from the start: a firmware at its monitor keeps the vCPUs busy."""
         return replace(self, is_paused=False)
 
 
@@ -49,7 +49,7 @@ def libvirt_command(guest: Guest, name: str, qmp: Path) -> list[str]:
 
 
 def kata_command(guest: Guest, sandbox: str, qmp: Path, pidfile: Path) -> list[str]:
-    """Return the command line that Kata writes for a sandbox; the test asks over a second monitor."""
+    """Return the command line that Kata writes for a sandbox; the test uses a second monitor."""
     return [
         *(QEMU, "-name", f"sandbox-{sandbox}{_names(guest)}"),
         *_machine(guest, qmp),
@@ -93,7 +93,7 @@ def _bound_memory(guest: Guest) -> list[str]:
 
 
 def _disk(number: int, iothread: str) -> list[str]:
-    """Return an iothread with a disk of its own, which holds nothing."""
+    """Return an iothread with an empty disk."""
     node = {"driver": "null-co", "node-name": f"libvirt-{number}", "size": 2**20, "read-zeroes": True}
     device = {
         "driver": "virtio-blk-pci",

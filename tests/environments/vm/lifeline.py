@@ -1,4 +1,4 @@
-"""A pipe that this process holds open: its readers see when it ends, however that happens, and end their machine."""
+"""A pipe held open by this process: its readers notice the end of the process, and end their machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NAME: Final = "lifeline"
 
 
 def hold(folder: Path) -> int:
-    """Make the pipe in a folder, and return the descriptor that holds it open."""
+    """Create the pipe in a folder, and return the descriptor that holds it open."""
     os.mkfifo(folder / NAME)
     return os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
 
 
 def wait_for_end(folder: Path) -> None:
-    """Return when no process holds the pipe of a folder open any more; at once if there is none."""
+    """Return once no process holds the pipe of a folder open; at once if it does not exist."""
     try:
         with (folder / NAME).open("rb") as pipe:
             pipe.read()

@@ -1,4 +1,4 @@
-"""One virtual machine that runs in a pod: its QEMU, its monitor, its threads, and virt-handler's part of it."""
+"""One virtual machine in a pod: its QEMU, monitor and threads, and virt-handler's changes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class SocketsFolder:
 
     path: Path
     held: int
-    listener: socket.socket  # where the machine has a monitor of its own, if its guest is overheard
+    listener: socket.socket  # path of the machine's further monitor, if the test listens on it
 
     @classmethod
     def new(cls) -> SocketsFolder:
-        """Make a folder whose path is short enough for a socket in it."""
+        """Create a folder with a path short enough for sockets."""
         path = Path(tempfile.mkdtemp(prefix="vm-"))
         write_firmware(path / FIRMWARE)
         listener = socket.socket(socket.AF_UNIX)
@@ -50,7 +50,7 @@ class SocketsFolder:
         return cls(path, hold(path), listener)
 
     def callers(self) -> list[int]:
-        """Return the processes that have connected to the monitor since this was asked last."""
+        """Return the processes that have connected to the monitor since the last call."""
         found = []
         self.listener.settimeout(0)
         with suppress(BlockingIOError):
@@ -62,7 +62,7 @@ class SocketsFolder:
         return found
 
     def remove(self) -> None:
-        """Let go of the machine, and remove the folder."""
+        """Release the machine, and remove the folder."""
         os.close(self.held)
         self.listener.close()
         shutil.rmtree(self.path, ignore_errors=True)
@@ -75,12 +75,12 @@ class Machine:
     name: str
     folder: Path  # of its sockets
     find: Callable[[], int | None]
-    owned: SocketsFolder | None = None  # the folder, where it is the test's
+    owned: SocketsFolder | None = None  # the folder, if the test created it
     _pid: int = field(default=0, init=False)
 
     @property
     def pid(self) -> int:
-        """The process of QEMU, as soon as there is one."""
+        """The pid of QEMU; waits until it runs."""
         if not self._pid:
             self._pid = until(f"QEMU of {self.name}", self.find, SECONDS)
         return self._pid
@@ -90,15 +90,15 @@ class Machine:
         return monitor(self.folder / MONITOR)
 
     def truth(self) -> Truth:
-        """Return its threads, once it is made."""
+        """Return its threads, once it is created."""
         return tell(self.pid, self.folder / MONITOR)
 
     def masks(self) -> dict[int, CPUSet]:
-        """Return where each thread may run."""
+        """Return the affinity of each thread."""
         return {tid: allowed(tid) for tid in self.truth().all}
 
     def pin(self, vcpus: Iterable[int], emulator: CPUSet) -> None:
-        """Put each vCPU on a CPU and all else on the emulator's, as libvirt does."""
+        """Pin each vCPU to a CPU and all other threads to the emulator's, as libvirt does."""
         truth = self.truth()
         for tid, cpu in zip(truth.vcpus, vcpus, strict=True):
             os.sched_setaffinity(tid, {cpu})
@@ -112,7 +112,7 @@ class Machine:
 
 
 def keep_house(hierarchy: Hierarchy, container: Path, cpus: CPUSet, truth: Truth) -> Path:
-    """Do what virt-handler does for an isolated emulator: a child cgroup for every thread but the vCPUs."""
+    """Create virt-handler's child cgroup for an isolated emulator: all threads except the vCPUs."""
     child = container / "housekeeping"
     if hierarchy.version == V2:
         (container / "cgroup.subtree_control").write_text("+cpuset")

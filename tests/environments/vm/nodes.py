@@ -1,4 +1,4 @@
-"""Nodes that run virtual machines: of the local runtime, and of containerd with a shim like Kata's."""
+"""Nodes that run virtual machines: with the local runtime, and with containerd and a shim like Kata's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tests.environments.node.containerd import Containerd, Pod
     from tests.environments.vm.guests import Guest
-    from tests.environments.vm.told import NamedThreads
+    from tests.environments.vm.told import ReportsState
 
 COMPUTE = "compute"
 PERIOD = 100_000  # of the quota
@@ -49,18 +49,18 @@ DEFAULT: Mapping[str, object] = MappingProxyType({})  # an agent's configuration
 
 @dataclass
 class Manifests:
-    """The folder in which an agent finds its pods."""
+    """The agent's folder of manifests."""
 
     folder: Path
 
     def write(self, document: Mapping[str, Any]) -> None:
-        """Write a pod at one stroke."""
+        """Write a pod atomically."""
         new = self.folder / ".new"
         new.write_text(json.dumps(document))
         new.replace(self.folder / f"{document['metadata']['name']}.json")
 
     def remove(self, name: str) -> None:
-        """Take a pod away."""
+        """Delete a pod."""
         (self.folder / f"{name}.json").unlink()
 
 
@@ -70,22 +70,22 @@ class Launchers(Protocol):
     machines: dict[str, Machine]
 
     @property
-    def agent(self) -> NamedThreads:
-        """Its agent."""
+    def agent(self) -> ReportsState:
+        """The agent of the node."""
         ...
 
     def launch(
         self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE, cpus: int = 0
     ) -> Machine:
-        """Start a machine whose container has so many CPUs: those of its vCPUs when none are given."""
+        """Start a machine whose container has this many CPUs, by default one for each vCPU."""
         ...
 
     def compute(self, name: str) -> Container:
-        """Return the container of a machine."""
+        """Return the compute container of a machine."""
         ...
 
     def remove(self, name: str) -> None:
-        """End a machine, and take its pod away."""
+        """End a machine, and delete its pod."""
         ...
 
 
@@ -109,7 +109,7 @@ class LocalNode:
         return self.machines[name]
 
     def sandbox(self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE) -> Machine:
-        """Start a machine as the only container of a pod of Kata's, with as many CPUs as it has vCPUs, or without."""
+        """Start a machine as the only container of a Kata pod, with a CPU for each vCPU, or without CPUs."""
         sockets = SocketsFolder.new()
         folder = sockets.path
         uid = f"uid-{name}"
@@ -122,7 +122,7 @@ class LocalNode:
         return self.machines[name]
 
     def compute(self, name: str) -> Container:
-        """Return the container of a machine."""
+        """Return the compute container of a machine."""
         hierarchy = find_hierarchy(CGROUP_ROOT)
         pid = self.machines[name].pid
         lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
@@ -130,19 +130,19 @@ class LocalNode:
         return Container(name, 0, hierarchy, hierarchy.folder(cgroup.removesuffix("/housekeeping")))
 
     def remove(self, name: str) -> None:
-        """Take a machine away, and end what virt-handler moved below its cgroup."""
+        """Delete a machine, and end the processes that virt-handler moved below its cgroup."""
         folder = self.compute(name).folder
         self.manifests.remove(name)
         machine = self.machines.pop(name)
         until(f"{name} is gone", lambda: _of_folder(machine.folder) is None)
         machine.clean()
-        with suppress(OSError):  # the cgroup is gone already, as most are
+        with suppress(OSError):  # the cgroup was removed already, as most are
             for pid in (folder / "housekeeping/cgroup.procs").read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
 
 
 def _of_folder(folder: Path) -> int | None:
-    """Return the QEMU whose command line names a folder."""
+    """Return the QEMU whose command line contains a folder; None if there is none."""
     for pid in qemus(int(path.name) for path in PROC.glob("[0-9]*")):
         with suppress(OSError):
             if os.fsencode(folder) in (PROC / str(pid) / "cmdline").read_bytes():
@@ -152,15 +152,15 @@ def _of_folder(folder: Path) -> int | None:
 
 @dataclass
 class ContainerdNode:
-    """A node of real containers, made over CRI as the kubelet makes them."""
+    """A node of real containers, created over CRI as by the kubelet."""
 
     containerd: Containerd
-    agent: NamedThreads
+    agent: ReportsState
     manifests: Manifests
     machines: dict[str, Machine] = field(default_factory=dict)
     sandboxes: dict[str, Pod] = field(default_factory=dict)
     containers: dict[tuple[str, str], str] = field(default_factory=dict)  # ids by pod and name
-    bound: dict[str, Mapping[str, str]] = field(default_factory=dict)  # annotations of pods that do not run
+    bound: dict[str, Mapping[str, str]] = field(default_factory=dict)  # annotations of pods without a sandbox
 
     def launch(
         self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE, cpus: int = 0
@@ -186,7 +186,7 @@ class ContainerdNode:
         return self.machines[name]
 
     def compute(self, name: str) -> Container:
-        """Return the container of a machine."""
+        """Return the compute container of a machine."""
         hierarchy = find_hierarchy(CGROUP_ROOT)
         key = self.containers[name, COMPUTE]
         folder = hierarchy.folder(f"{self.containerd.cgroup}/poduid-{name}/{key}")
@@ -212,13 +212,13 @@ class ContainerdNode:
         annotations: Mapping[str, str] = MappingProxyType({}),
         words: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Let the agent know of a pod of Kata's before its sandbox is started."""
+        """Show a Kata pod to the agent before its sandbox is started."""
         document = kata_pod(name, cpus, {**annotations, **kata_annotations(guest, words)}, HANDLER)
         self.manifests.write(document)
         self.bound[name] = document["metadata"]["annotations"]
 
     def boot(self, name: str) -> Machine:
-        """Start the sandbox of a bound pod, and return once it is READY."""
+        """Start the sandbox of a bound pod, and wait until it is READY."""
         pod = self.containerd.run_pod(name, f"uid-{name}", self.bound.pop(name), handler=HANDLER)
         self.sandboxes[name] = pod
         folder = self.containerd.directory / "kata" / pod.id[:12]
@@ -226,7 +226,7 @@ class ContainerdNode:
         return self.machines[name]
 
     def start(self, name: str, container: str, cpuset: str = "", quota: int = 0) -> str:
-        """Start a container in a sandbox of Kata's, and return its id."""
+        """Start a container in a Kata sandbox, and return its id."""
         pod = self.sandboxes[name]
         self.containers[name, container] = pod.start(pod.create(container, cpus=cpuset, quota=quota))
         return self.containers[name, container]
@@ -238,14 +238,14 @@ class ContainerdNode:
         self.sandboxes[name].remove(key)
 
     def update(self, name: str, container: str, cpus: str) -> None:
-        """Change the CPUs of a container over CRI as another client than the agent does."""
+        """Change the CPUs of a container over CRI, as a client other than the agent."""
         linux = api_pb2.LinuxContainerResources(cpuset_cpus=cpus)
         key = self.containers[name, container]
         request = api_pb2.UpdateContainerResourcesRequest(container_id=key, linux=linux)
         self.containerd.call("UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse)
 
     def remove(self, name: str) -> None:
-        """End a pod, and take it away."""
+        """End a pod, and delete it."""
         self.containerd.remove_pod(self.sandboxes.pop(name).id)
         self.manifests.remove(name)
         self.containers = {key: value for key, value in self.containers.items() if key[0] != name}
@@ -282,7 +282,7 @@ def run_containerd_node(
 
 @contextmanager
 def _running(agent: AgentProcess, node: LocalNode | ContainerdNode) -> Iterator[None]:
-    """Run an agent until the block ends, and take away what then runs on its node."""
+    """Run an agent until the block ends, and then remove everything that runs on its node."""
     with agent.stack:
         agent.start()
         try:

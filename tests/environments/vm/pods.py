@@ -1,4 +1,4 @@
-"""Pods that hold a virtual machine, as KubeVirt's virt-controller and a user of Kata write them."""
+"""Pods of virtual machines, like those of KubeVirt's virt-controller and of a Kata user."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.environments.vm.kata.sandbox import QEMU, THIS_FOLDER, THIS_SANDBOX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-HOST: Final = ("/usr", "/lib", "/lib64")  # what QEMU needs of the host, to be mounted read-only
-SOCKETS: Final = "/var/run/vm"  # in the container: where the test finds the monitor
+HOST: Final = ("/usr", "/lib", "/lib64")  # QEMU's files on the host, mounted read-only
+SOCKETS: Final = "/var/run/vm"  # in the container: path of the monitor for the test
 MONITOR: Final = "monitor.sock"
 EXCLUSIVE: Final = MappingProxyType({"cpu-manager.corepin.io/pod": "exclusive"})
-# virt-launcher-monitor with virt-launcher, and what libvirt starts; all of them end with the test
+# virt-launcher-monitor with virt-launcher, and libvirt's processes; all of them end with the test
 LAUNCHER: Final = """
 /bin/sleep 1000000 & launcher=$!
 "$@" </dev/null & qemu=$!
@@ -31,7 +31,7 @@ kill -9 $launcher $qemu
 def launcher_pod(
     name: str, guest: Guest, command: list[str], annotations: Mapping[str, str], cpus: int = 0
 ) -> dict[str, Any]:
-    """Return the pod of a VMI whose compute container has so many CPUs: those of its vCPUs when none are given."""
+    """Return the pod of a VMI; its compute container has this many CPUs, by default one for each vCPU."""
     amounts = {"cpu": str(cpus or guest.vcpus), "memory": "256Mi"}
     labels = {"kubevirt.io": VIRT_LAUNCHER, "vm.kubevirt.io/name": name}
     compute = {
@@ -50,7 +50,7 @@ def launcher_command(guest: Guest, name: str, sockets: str) -> list[str]:
 
 
 def mount_host(pod: dict[str, Any], image: str, sockets: str) -> None:
-    """Let a launcher's pod start in a cluster: by an image that is there, with the host's programs and a folder of it."""
+    """Let a launcher's pod start in a cluster: with an existing image, and the host's programs mounted."""
     paths = {**{path: path for path in HOST}, SOCKETS: sockets}
     volumes = {f"host-{number}": place for number, place in enumerate(paths)}
     (compute,) = pod["spec"]["containers"]
@@ -73,7 +73,7 @@ def mount_host(pod: dict[str, Any], image: str, sockets: str) -> None:
 def kata_pod(
     name: str, cpus: Mapping[str, int], annotations: Mapping[str, str], handler: str
 ) -> dict[str, Any]:
-    """Return a pod of containers with so many CPUs each, 0: none are asked for."""
+    """Return a Kata pod of containers with this many CPUs each; 0: without CPUs."""
     containers = [_container(container, count) for container, count in cpus.items()]
     pod = _pod(name, containers, annotations, {})
     pod["spec"]["runtimeClassName"] = handler
@@ -81,7 +81,7 @@ def kata_pod(
 
 
 def kata_annotations(guest: Guest, words: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Return what tells the shim which QEMU to start: it knows the sandbox and the folder."""
+    """Return the annotations for the shim: the command of QEMU with sandbox and folder."""
     folder = Path(THIS_FOLDER)
     extra = ["-qmp", f"unix:path={folder / 'qmp.sock'},server=on,wait=off"]  # the shim's own
     command = kata_command(guest, THIS_SANDBOX, folder / MONITOR, folder / "pid")

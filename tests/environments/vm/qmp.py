@@ -1,4 +1,4 @@
-"""QEMU's monitor, for the tests alone: the agent never opens it. What it says of threads is the truth they judge by."""
+"""Client of QEMU's monitor, for tests only: the agent never opens it. It has the true roles of threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from io import BufferedRWPair
     from pathlib import Path
 
-SECONDS = 300.0  # for what takes one, and twenty on an emulated machine
+SECONDS = 300.0  # for actions of one second, twenty on an emulated machine
 
 
 class Monitor:
@@ -25,7 +25,7 @@ class Monitor:
         self._stream = stream
 
     def ask(self, command: str, **arguments: object) -> Any:
-        """Run a command and return its answer; events in between are left out."""
+        """Run a command and return its answer; events in between are skipped."""
         self._stream.write(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
         self._stream.flush()
         while True:
@@ -35,7 +35,7 @@ class Monitor:
                 return answer["return"]
 
     def vcpus(self) -> dict[int, int]:
-        """Return the thread of each vCPU by its index, as QEMU's own pid namespace numbers it."""
+        """Return the thread of each vCPU by index, in QEMU's own pid namespace."""
         return {cpu["cpu-index"]: cpu["thread-id"] for cpu in self.ask("query-cpus-fast")}
 
     def iothreads(self) -> dict[str, int]:
@@ -43,7 +43,7 @@ class Monitor:
         return {thread["id"]: thread["thread-id"] for thread in self.ask("query-iothreads")}
 
     def plug(self, count: int = 1) -> None:
-        """Plug vCPUs, each into the first free place that QEMU lists: the last of them, as Kata does it."""
+        """Plug vCPUs, each into the first free slot in QEMU's list (the highest index), as Kata does."""
         for _ in range(count):
             free = next(slot for slot in self.ask("query-hotpluggable-cpus") if "qom-path" not in slot)
             place = free["props"]
@@ -51,7 +51,7 @@ class Monitor:
             self.ask("device_add", driver=CPU, id=f"cpu-{key}", **place)
 
     def enable(self, *capabilities: str) -> None:
-        """Switch on what a migration is to do, at either end."""
+        """Enable the migration capabilities, on either side."""
         wanted = [{"capability": name, "state": True} for name in capabilities]
         self.ask("migrate-set-capabilities", capabilities=wanted)
 
@@ -62,7 +62,7 @@ class Monitor:
 
 @contextmanager
 def monitor(path: Path) -> Iterator[Monitor]:
-    """Connect as soon as QEMU answers: its machine is made then, with every thread."""
+    """Connect once QEMU answers; its machine then exists with every thread."""
     with until(f"{path} answers", lambda: _connect(path), SECONDS) as connection:
         connection.settimeout(SECONDS)
         with connection.makefile("rwb") as stream:

@@ -1,4 +1,4 @@
-"""Where the threads of a machine may run, by what they do: as the kernel says, and QEMU says who they are."""
+"""Affinities of a machine's threads by role: masks from the kernel, roles from QEMU."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ class Seen:
     others: tuple[str, ...]  # each mask once
 
     def one_each(self) -> list[int] | None:
-        """Return the CPU of each vCPU, None unless each has one and no two the same."""
+        """Return the CPU of each vCPU; None unless each has exactly one, and all differ."""
         sets = [CPUSet.parse(text) for text in self.vcpus]
         cpus = [next(iter(cpus)) for cpus in sets if len(cpus) == 1]
         return cpus if len(set(cpus)) == len(sets) else None
 
     def all(self) -> CPUSet:
-        """Return where any of its threads may run."""
+        """Return the union of all masks."""
         return union(map(CPUSet.parse, (*self.vcpus, *self.iothreads.values(), *self.vhost, *self.others)))
 
     def is_all_on(self, cpus: CPUSet) -> bool:
-        """Say whether every thread may run on all of these CPUs, and nowhere else."""
+        """Return whether the mask of every thread is exactly this set."""
         texts = {*self.vcpus, *self.iothreads.values(), *self.vhost, *self.others}
         return texts == {str(cpus)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the masks as JSON values."""
         return asdict(self)
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> Seen:
-        """Read what `to_dict` wrote."""
+        """Decode the result of `to_dict`."""
         texts = {name: tuple(fields[name]) for name in ("vcpus", "vhost", "others")}
         return Seen(iothreads=dict(fields["iothreads"]), **texts)
 
 
 def see(truth: Truth) -> Seen:
-    """Look at every thread."""
+    """Read the mask of every thread."""
     return Seen(
         tuple(str(allowed(tid)) for tid in truth.vcpus),
         {name: str(allowed(tid)) for name, tid in truth.iothreads.items()},

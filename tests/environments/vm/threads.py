@@ -1,4 +1,4 @@
-"""The threads of a QEMU as the kernel shows them, and whose they are as QEMU says."""
+"""Threads of a QEMU in the kernel, and their roles from QEMU's monitor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 PROC = Path("/proc")
-NAME = "qemu-system-x86"  # all that the kernel keeps of it
+NAME = "qemu-system-x86"  # truncated by the kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Who is who in a QEMU, by the ids of this pid namespace; vCPUs in the order of their indexes."""
+    """The threads of a QEMU by role, with ids of this pid namespace; vCPUs in the order of their indexes."""
 
     pid: int
     vcpus: tuple[int, ...]
@@ -29,18 +29,18 @@ class Truth:
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Every thread of the process that is neither a vCPU nor an iothread."""
+        """All threads of the process besides vCPUs and iothreads."""
         known = {*self.vcpus, *self.iothreads.values()}
         return tuple(tid for tid in tasks(self.pid) if tid not in known)
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Every thread, those in the kernel too."""
+        """All threads, including kernel threads."""
         return (*tasks(self.pid), *(tid for tid in self.vhost if tid not in tasks(self.pid)))
 
 
 def tell(pid: int, qmp: Path) -> Truth:
-    """Ask a QEMU who its threads are."""
+    """Return the threads of a QEMU by its monitor."""
     with monitor(qmp) as talker:
         vcpus, iothreads = talker.vcpus(), talker.iothreads()
     outside = {inner: tid for tid in tasks(pid) if (inner := _inner(tid)) is not None}
@@ -60,19 +60,19 @@ def tasks(pid: int) -> list[int]:
 
 
 def vhost_tasks(pid: int) -> list[int]:
-    """Return the kernel's own threads for a QEMU: they are named after its number here."""
+    """Return the kernel threads of a QEMU, which have its pid in their names."""
     named = (path.parent for path in PROC.glob("[0-9]*/comm") if _comm(path) == f"vhost-{pid}")
     inside = [tid for tid in tasks(pid) if _comm(PROC / str(tid) / "comm") == f"vhost-{pid}"]
     return sorted({int(folder.name) for folder in named} | set(inside))
 
 
 def qemus(pids: Iterable[int]) -> list[int]:
-    """Return those processes that are QEMU."""
+    """Return the processes that are QEMU."""
     return [pid for pid in pids if _comm(PROC / str(pid) / "comm") == NAME]
 
 
 def allowed(tid: int) -> CPUSet:
-    """Return where the kernel lets a thread run; nowhere when it has ended."""
+    """Return the affinity of a thread; empty if it has exited."""
     try:
         return CPUSet.parse(_status(tid, "Cpus_allowed_list:"))
     except (FileNotFoundError, ProcessLookupError):
@@ -80,13 +80,13 @@ def allowed(tid: int) -> CPUSet:
 
 
 def ticks(tid: int) -> int:
-    """Return how long a thread has run, in the kernel's hundredths of a second."""
+    """Return the run time of a thread, in hundredths of a second."""
     fields = (PROC / str(tid) / "stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
 def _inner(tid: int) -> int | None:
-    """Return the number of a thread in the innermost pid namespace that it is in."""
+    """Return the id of a thread in its innermost pid namespace."""
     with suppress(OSError, ValueError):
         return int(_status(tid, "NSpid:").split()[-1])
     return None

@@ -1,4 +1,4 @@
-"""The agent's status of a pod's machine."""
+"""The agent's published status of a pod's virtual machine."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class NamedThreads(Protocol):
-    """An agent, as far as it tells its state."""
+class ReportsState(Protocol):
+    """An agent that reports its state."""
 
     def state(self) -> Any:
         """Return its state."""
         ...
 
 
-def told(agent: NamedThreads, pod: str = "vm") -> Mapping[str, Any]:
-    """Return what it says; nothing while it says nothing."""
+def told(agent: ReportsState, pod: str = "vm") -> Mapping[str, Any]:
+    """Return the published virtual machine of a pod; empty without one."""
     found = [known.get("vm") for known in (agent.state() or {}).get("pods", ()) if known["name"] == pod]
     return found[0] or {} if found else {}
 
 
-def until_told(agent: NamedThreads, pod: str = "vm", **fields: object) -> None:
-    """Wait until it says all this of a pod; fail with what it said last."""
+def until_told(agent: ReportsState, pod: str = "vm", **fields: object) -> None:
+    """Wait until these fields of a pod's virtual machine are published; fail with the last state."""
     last: Mapping[str, Any] = {}
 
     def is_so() -> bool:
@@ -41,6 +41,6 @@ def until_told(agent: NamedThreads, pod: str = "vm", **fields: object) -> None:
         raise AssertionError(f"{error}: {last}") from error
 
 
-def until_reason(agent: NamedThreads, part: str, pod: str = "vm", seconds: float = SECONDS) -> None:
-    """Wait until it says why there is no CPU for each vCPU, with these words."""
+def until_reason(agent: ReportsState, part: str, pod: str = "vm", seconds: float = SECONDS) -> None:
+    """Wait until the reason why vCPUs are not pinned one to one contains this text."""
     until(f"told {part!r}", lambda: part in told(agent, pod).get("reason", ""), seconds)

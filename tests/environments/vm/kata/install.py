@@ -1,4 +1,4 @@
-"""Put the shim where containerd finds it, and tell containerd of it."""
+"""Install the shim on containerd's PATH, and write containerd's configuration for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ main()
 
 
 def install_shim(folder: Path) -> Path:
-    """Write the program into a folder that is to be on containerd's PATH, and return the folder."""
+    """Write the program into a folder for containerd's PATH, and return the folder."""
     folder.mkdir()
     program = folder / PROGRAM
     program.write_text(_SCRIPT)
@@ -30,7 +30,7 @@ def install_shim(folder: Path) -> Path:
 
 
 def handler_config(plugin: str) -> str:
-    """Return the lines of containerd's configuration that make it a runtime handler of CRI."""
+    """Return the lines of containerd's configuration for a runtime handler of CRI."""
     return f"""
 [plugins."{plugin}".containerd.runtimes.{HANDLER}]
 runtime_type = "io.containerd.kata.v2"

@@ -1,4 +1,4 @@
-"""Take another program's name in /proc: `looks_like.py NAME ARGUMENT...` does so, prints a mark, and sleeps."""
+"""Take another program's name in /proc: `looks_like.py NAME ARGUMENT...` does it, prints a mark, sleeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
-_STAT_ARGUMENTS = 45  # in /proc/PID/stat after the name: where the arguments begin
+_STAT_ARGUMENTS = 45  # in /proc/PID/stat after the name: start of the arguments
 
 
 def prctl(*numbers: int | ctypes.c_char_p | ctypes.c_ulong) -> None:
@@ -21,7 +21,7 @@ def prctl(*numbers: int | ctypes.c_char_p | ctypes.c_ulong) -> None:
 
 
 def look_like(name: str, arguments: list[str]) -> None:
-    """Change this process' name, and its command line to one that is not longer; empty arguments fill the rest."""
+    """Change name and command line of this process; the line must not be longer, empty words fill it up."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = (int(field) for field in fields[_STAT_ARGUMENTS : _STAT_ARGUMENTS + 2])
     text = b"".join(argument.encode() + b"\0" for argument in arguments)
@@ -33,13 +33,13 @@ def look_like(name: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Take another program's name and command line, as does a forked child; write when done, and sleep."""
+    """Take another program's name and command line, in a forked child too; print a mark, and sleep."""
     prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
     look_like(sys.argv[1], sys.argv[2:])
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     if os.fork() == 0:
         prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
-        sys.stdout.write("!")  # its parent is there already
+        sys.stdout.write("!")  # its parent has done so already
         sys.stdout.flush()
     threading.Event().wait()
 

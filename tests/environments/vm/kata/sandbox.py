@@ -1,4 +1,4 @@
-"""What Kata does on the host for one sandbox: QEMU and virtiofsd in cgroups, and the union of all cpusets in one of them."""
+"""Kata's effects on the host for one sandbox: QEMU and virtiofsd in cgroups with the union of all cpusets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any, Final
 
 ROOT: Final = Path("/sys/fs/cgroup")
 OVERHEAD: Final = "/kata_overhead"
-# What a pod says to Kata, and what a test says to this shim: the command of QEMU, which names the sandbox and a folder.
+# Annotations of a pod for Kata, and of a test for this shim: the command of QEMU, with sandbox and folder.
 CGROUP_ONLY: Final = "io.katacontainers.config.runtime.sandbox_cgroup_only"
 QEMU: Final = "io.katacontainers.test.qemu"
 THIS_SANDBOX, THIS_FOLDER = (
     "@SANDBOX@",
     "@FOLDER@",
-)  # in the command: the sandbox's id, and the folder of its sockets
-BOOTED: Final = "io.katacontainers.test.booted"  # the guest boots until this file is there
+)  # placeholders in the command: the sandbox's id, and the folder of its sockets
+BOOTED: Final = "io.katacontainers.test.booted"  # the guest boots once this file exists
 WITHOUT_CPUSET: Final = "io.katacontainers.test.without_cpuset"
 _SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.02
@@ -32,19 +32,19 @@ _POLL_SECONDS: Final = 0.02
 
 @dataclass
 class Container:
-    """A container, or the sandbox's own: on the host there is nothing of it."""
+    """A container, or the sandbox's own; it has no process on the host."""
 
     id: str
     bundle: str
-    cpus: str  # its cpuset as the runtime sent it last
-    outputs: list[int] = field(default_factory=list)  # the pipes that containerd reads
+    cpus: str  # its last cpuset from the runtime
+    outputs: list[int] = field(default_factory=list)  # containerd's pipes
     is_started: bool = False
     exit_status: int | None = None
     exited_at: float = 0.0
     over: threading.Event = field(default_factory=threading.Event)
 
     def end(self, status: int) -> None:
-        """Be over, once."""
+        """Set the exit status, once."""
         if self.exit_status is None:
             self.exit_status, self.exited_at = status, time.time()
             for pipe in self.outputs:
@@ -66,19 +66,19 @@ class Sandbox:
 
     @property
     def cgroup(self) -> str:
-        """The cgroup that gets the union of the cpusets."""
+        """The cgroup with the union of the cpusets."""
         above, _, name = str(self.spec["linux"]["cgroupsPath"]).rpartition("/")
         return f"{above}/kata_{name}"
 
     @property
     def annotations(self) -> dict[str, str]:
-        """What the pod says."""
+        """The annotations of the pod."""
         return dict(self.spec.get("annotations") or {})
 
     def start(self) -> None:
-        """Start virtiofsd and QEMU, and go where Kata goes: into the sandbox's cgroup, or into another one.
+        """Start virtiofsd and QEMU in Kata's cgroups: the sandbox's, or another one.
 
-        To be called by the main thread: what it starts ends with the thread.
+        Must be called by the main thread, because its children end with the thread.
         """
         has_cpuset = WITHOUT_CPUSET not in self.annotations
         make_cgroup(self.cgroup, has_cpuset=has_cpuset)
@@ -107,7 +107,7 @@ class Sandbox:
             time.sleep(_POLL_SECONDS)
 
     def _vcpus(self) -> list[int]:
-        """Ask QEMU for its vCPU threads, and stay connected."""
+        """Return QEMU's vCPU threads over its monitor, and keep the connection."""
         self.monitor = _connect(self.folder / "qmp.sock")
         stream = self.monitor.makefile("rwb")
         stream.readline()
@@ -118,7 +118,7 @@ class Sandbox:
         return [cpu["thread-id"] for cpu in answer["return"]]
 
     def _move(self, vcpus: list[int]) -> None:
-        """Move the vCPUs, which on version 2 is to move the whole process."""
+        """Move the vCPUs; on version 2 that moves the whole process."""
         assert self.qemu
         if (ROOT / "cgroup.controllers").exists():
             enter(self.cgroup, self.qemu.pid)
@@ -128,14 +128,14 @@ class Sandbox:
                 (folder / "tasks").write_text(str(tid))
 
     def confine(self) -> None:
-        """Write the union of all cpusets; an empty one is not written, and what was written stays."""
+        """Write the union of all cpusets; an empty one is not written, so that the last one stays."""
         sets = [cpus for cpus in (container.cpus for container in self.containers.values()) if cpus]
         file = cpuset_folder(self.cgroup) / "cpuset.cpus"
         if sets and file.exists():
             file.write_text(",".join(sets))
 
     def end(self) -> None:
-        """End the virtual machine, and every container with it."""
+        """End the virtual machine with all containers."""
         for process in filter(None, (self.qemu, self.virtiofsd)):
             process.kill()
             process.wait()
@@ -147,7 +147,7 @@ class Sandbox:
         enter("/", os.getpid())
         for cgroup in (self.cgroup, f"{OVERHEAD}/{self.id}", OVERHEAD):
             for folder in folders(cgroup):
-                with suppress(OSError):  # others are in there, or it never was
+                with suppress(OSError):  # other processes are in there, or it never existed
                     folder.rmdir()
 
 
@@ -165,7 +165,7 @@ def cpuset_folder(cgroup: str) -> Path:
 
 
 def make_cgroup(cgroup: str, *, has_cpuset: bool) -> None:
-    """Make a cgroup, and on version 1 fill its cpuset, without which no process may enter."""
+    """Create a cgroup, and on version 1 fill its cpuset, without which no process may enter."""
     for folder in folders(cgroup):
         root = next(above for above in folder.parents if (above / "cgroup.procs").exists())
         above = list(folder.relative_to(root).parts)
@@ -193,7 +193,7 @@ def enter(cgroup: str, pid: int) -> None:
 
 
 def start_virtiofsd(sandbox: str) -> subprocess.Popen[bytes]:
-    """Start what looks like virtiofsd, a process of two threads and its child, and wait until it is there."""
+    """Start a fake virtiofsd, a process of two threads and its child, and wait until it runs."""
     words = ["/usr/libexec/virtiofsd", "--syslog", "--cache=auto"]
     words.append(f"--shared-dir=/run/kata-containers/shared/sandboxes/{sandbox}/shared/")
     program = str(Path(__file__).with_name("looks_like.py"))

@@ -1,7 +1,7 @@
-"""The program `containerd-shim-kata-v2`: containerd's task service, version 2, for the containers of one sandbox.
+"""The program `containerd-shim-kata-v2`: containerd's task service, version 2, for one sandbox's containers.
 
-`start` prints the address of the sandbox's shim, and is that shim itself when the sandbox is new. For every container
-it tells QEMU's pid, as Kata does.
+`start` prints the address of the sandbox's shim, and becomes that shim if the sandbox is new. For every
+container it reports QEMU's pid, as Kata does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Shim:
         return container
 
     def do_create(self, call: wire.Request) -> dict[int, wire.Value]:
-        """Make a container; the first one is the sandbox itself."""
+        """Create a container; the first one is the sandbox itself."""
         key, bundle = call.text(1), call.text(2)
         cpus = read_spec(Path(bundle)).get("linux", {}).get("resources", {}).get("cpu", {}).get("cpus", "")
         outputs = [os.open(path, os.O_RDWR) for number in (6, 7) if (path := call.text(number))]
@@ -68,7 +68,7 @@ class Shim:
         return {1: self._pid}
 
     def do_state(self, call: wire.Request) -> dict[int, wire.Value]:
-        """Tell how a container is."""
+        """Return the state of a container."""
         container = self._of(call)
         state = RUNNING if container.is_started else CREATED
         if container.exit_status is None:
@@ -77,7 +77,7 @@ class Shim:
         return {1: container.id, 2: container.bundle, 3: self._pid, 4: STOPPED, **ended}
 
     def do_update(self, call: wire.Request) -> dict[int, wire.Value]:
-        """Take over a container's cpuset if the call has one, and put the machine on the union of all."""
+        """Store a container's cpuset if the call has one, and write the union of all."""
         resources = call.fields.get(2, b"")
         assert isinstance(resources, bytes)
         value = wire.decode(resources).get(2, b"{}")
@@ -90,7 +90,7 @@ class Shim:
         return {}
 
     def do_kill(self, call: wire.Request) -> dict[int, wire.Value]:
-        """End a container; with the sandbox's own the machine ends."""
+        """End a container; the sandbox's own ends the machine."""
         container, number = self._of(call), call.fields.get(3, 9)
         assert isinstance(number, int)
         if container.id == self.sandbox.id:
@@ -99,13 +99,13 @@ class Shim:
         return {}
 
     def do_wait(self, call: wire.Request) -> dict[int, wire.Value]:
-        """Answer when a container is over."""
+        """Answer when a container has exited."""
         container = self._of(call)
         container.over.wait()
         return {1: container.exit_status or 0, 2: wire.timestamp(container.exited_at)}
 
     def do_delete(self, call: wire.Request) -> dict[int, wire.Value]:
-        """Forget a container that is over; the others decide about the CPUs now."""
+        """Forget an exited container; its cpuset no longer counts."""
         with self._lock:
             container = self._of(call)
             container.end(0)
@@ -114,23 +114,23 @@ class Shim:
         return {1: self._pid, 2: container.exit_status or 0, 3: wire.timestamp(container.exited_at)}
 
     def do_connect(self, _: wire.Request) -> dict[int, wire.Value]:
-        """Tell who answers."""
+        """Return this process."""
         return {1: os.getpid(), 2: self._pid, 3: "kata"}
 
     def do_pids(self, call: wire.Request) -> dict[int, wire.Value]:
-        """Tell the process of a container, which is QEMU."""
+        """Return the process of a container, which is QEMU."""
         self._of(call)
         return {1: wire.encode({1: self._pid})}
 
     def do_stats(self, call: wire.Request) -> dict[int, wire.Value]:
-        """Tell nothing."""
+        """Return nothing."""
         self._of(call)
         return {}
 
     do_closeio = do_resizepty = do_stats
 
     def do_shutdown(self, _: wire.Request) -> dict[int, wire.Value]:
-        """End with the last container."""
+        """Exit after the last container."""
         if not self.sandbox.containers:
             self.over.set()
         return {}
@@ -167,7 +167,7 @@ def read_spec(bundle: Path) -> dict[str, Any]:
 
 
 def start(options: dict[str, str]) -> None:
-    """Print where the sandbox's shim listens, and become it if the sandbox is new."""
+    """Print the address of the sandbox's shim, and become it if the sandbox is new."""
     spec = read_spec(Path.cwd())
     sandbox = (spec.get("annotations") or {}).get(SANDBOX, options["id"])
     folder = Path(options["address"]).parent / "kata" / sandbox[:12]
@@ -186,7 +186,7 @@ def start(options: dict[str, str]) -> None:
 
 
 def end_with_test(shim: Shim) -> None:
-    """Let the shim be over when the test that runs containerd is."""
+    """Exit when the test that runs containerd ends."""
     wait_for_end(shim.sandbox.folder.parents[1])
     shim.over.set()
 
@@ -214,7 +214,7 @@ def run(sandbox: Sandbox, listener: socket.socket) -> None:
 
 
 def main() -> None:
-    """Do what containerd asks: `-namespace N -address A -publish-binary P -id I start`, or `delete`."""
+    """Handle containerd's commands: `-namespace N -address A -publish-binary P -id I start`, or `delete`."""
     words = sys.argv[1:]
     if "start" in words:
         start({name.lstrip("-"): value for name, value in pairwise(words) if name[:1] == "-"})

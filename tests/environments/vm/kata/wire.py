@@ -1,4 +1,4 @@
-"""ttrpc and the few messages of containerd's tasks, by hand: numbers of fields, and no generated code."""
+"""ttrpc and containerd's task messages, encoded by field number without generated code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Value = int | str | bytes
 
 
 class Refused(Exception):
-    """The call fails with a code of gRPC."""
+    """The call fails with a gRPC code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -36,14 +36,14 @@ class Request:
     fields: Mapping[int, Value]  # of its message
 
     def text(self, number: int) -> str:
-        """Return a field that is text, empty when it is not there."""
+        """Return a text field; empty if absent."""
         value = self.fields.get(number, b"")
         assert isinstance(value, bytes)
         return value.decode()
 
 
 def encode(fields: Mapping[int, Value]) -> bytes:
-    """Return a message; numbers that are 0 and texts that are empty are left out, as the format has it."""
+    """Encode a message; zero numbers and empty texts are left out, as in the format."""
     return b"".join(_encode(number, value) for number, value in fields.items() if value)
 
 
@@ -63,7 +63,7 @@ def _varint(value: int) -> bytes:
 
 
 def decode(message: bytes) -> dict[int, Value]:
-    """Return the fields of a message; of a repeated one the last."""
+    """Decode a message; of a repeated field the last value."""
     return dict(_decode(message))
 
 
@@ -94,12 +94,12 @@ def timestamp(seconds: float) -> bytes:
 
 
 def now() -> bytes:
-    """Return this moment as google.protobuf.Timestamp."""
+    """Return the current time as google.protobuf.Timestamp."""
     return timestamp(time.time())
 
 
 def receive(connection: socket.socket) -> Request | None:
-    """Return the next call, None when there will be no more."""
+    """Return the next call, None at the end of the connection."""
     header = _read(connection, _HEADER.size)
     if header is None:
         return None
