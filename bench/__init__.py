@@ -1,1 +1,1 @@
-"""Measurements, side by side with a bare baseline in the same run."""
+"""Benchmarks, each with a bare baseline in the same run."""

@@ -1,7 +1,7 @@
-"""Measure the agent on this machine: memory, idle CPU, and what an edited pod costs until the kernel was read back.
+"""Memory and idle CPU of the agent on this machine, and cost of an edited pod until the kernel's read-back.
 
-`python -m bench.agent` (as root) runs real processes in real cgroups, by the local runtime, with all of the agent's
-libraries loaded. The kernel's cpusets are real; what is not here is a CRI runtime, so its calls cost nothing.
+`python -m bench.agent` (as root) runs real processes in real cgroups, by the local runtime, with all of the
+agent's libraries loaded. The kernel's cpusets are real; there is no CRI runtime, so its calls cost nothing.
 `bench.edits` has the edits.
 """
 
@@ -40,7 +40,7 @@ IDLE_SECONDS = 65  # two sweeps
 
 
 def serve(folder: Path) -> None:
-    """Be that process."""
+    """Run the measured agent in this process."""
     for name in LIBRARIES:
         importlib.import_module(name)
     folder_events.LOOK_SECONDS = 3600.0  # type: ignore[misc] # a watch of the API server looks at no manifests
@@ -48,7 +48,7 @@ def serve(folder: Path) -> None:
 
 
 def measure_idle(pods: int) -> None:
-    """Print what an agent with so many pods costs while nothing happens."""
+    """Print the idle cost of an agent with this many pods."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_bystanders(folder, pods - 1)
@@ -100,7 +100,7 @@ def end_processes(folder: Path) -> None:
 
 
 def remove_below(folder: Path) -> int:
-    """Remove a cgroup with those in it; return how many could not be removed."""
+    """Remove a cgroup with its children; return the number of those that could not be removed."""
     left = 0
     for cgroup, _, _ in os.walk(folder, topdown=False):
         try:
@@ -111,7 +111,7 @@ def remove_below(folder: Path) -> int:
 
 
 def roots_of(pid: int) -> set[str]:
-    """Return the topmost cgroups of the local runtime that a process is in."""
+    """Return the topmost cgroups of the local runtime that contain a process."""
     paths = (line.split(":", 2)[2] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
     return {path.split("/")[1] for path in paths if path.startswith("/corepin-local")}
 
@@ -129,7 +129,7 @@ def resident_mb(pid: int) -> float:
 
 
 def print_edits(pods: int, edits: int) -> None:
-    """Print what edits cost, and how busy the machine was with everything else."""
+    """Print the cost of edits, and the CPU time of everything else on the machine."""
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -146,7 +146,7 @@ def print_edits(pods: int, edits: int) -> None:
 
 
 def main() -> None:
-    """Measure everything, or be the process that is measured."""
+    """Measure everything, or run as the measured process."""
     parser = argparse.ArgumentParser(prog="python -m bench.agent", description=__doc__)
     parser.add_argument("what", nargs="?", choices=("all", "idle", "edits", "serve"), default="all")
     parser.add_argument("folder", nargs="?", type=Path)

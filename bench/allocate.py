@@ -1,4 +1,4 @@
-"""How long one allocation takes on 256 CPUs in 8 NUMA nodes: `python -m bench.allocate`.
+"""Time of one allocation on 256 CPUs in 8 NUMA nodes: `python -m bench.allocate`.
 
 Every case is timed five times and counts with its best time, so that a busy machine does not pass for a slow
 algorithm. The baseline is one pass over a list of integers that keeps the free ones, over the same cases.
@@ -29,7 +29,7 @@ MICROSECONDS = 1e6
 
 
 class Act(Protocol):
-    """Choose so many of the free CPUs."""
+    """Choose a number of the free CPUs."""
 
     def __call__(self, free: CPUSet, count: int, /) -> object:
         """Return the choice, or raise NotEnoughCPUs."""
@@ -37,7 +37,7 @@ class Act(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """What is free, and how many CPUs are wanted of it."""
+    """The free CPUs, and the number of wanted ones."""
 
     free: CPUSet
     count: int
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Subject:
-    """Something that allocates, with the longest time that is good enough."""
+    """An allocator with its time limit."""
 
     name: str
     act: Act
@@ -69,7 +69,7 @@ def machine() -> Topology:
 
 
 def cases(topology: Topology) -> Iterator[Case]:
-    """Yield an empty machine, machines worn by a random past, and nodes that are all differently full."""
+    """Yield an empty machine, machines after random allocations, and unevenly filled NUMA nodes."""
     for count in range(1, len(topology.cpus) + 1, 5):
         yield Case(topology.cpus, count)
     random = Random(4)  # noqa: S311 - the same cases in every run
@@ -86,7 +86,7 @@ def cases(topology: Topology) -> Iterator[Case]:
 
 
 def subjects(topology: Topology) -> list[Subject]:
-    """Return what is measured."""
+    """Return the allocators to measure."""
     take, put = partial(take_cpus, topology), partial(place, topology)
     require, isolate = SMTPolicy.REQUIRE, SMTPolicy.ISOLATE
     return [
@@ -107,7 +107,7 @@ def subjects(topology: Topology) -> list[Subject]:
 
 
 def grow(topology: Topology, free: CPUSet, count: int, /, **options: Any) -> Placement:
-    """Let a claim grow to twice its size, from CPUs that its past has left here and there."""
+    """Double the size of a claim, from CPUs scattered by earlier allocations."""
     keep = CPUSet(list(free)[:count:2])
     return place(topology, free - keep, count, keep=Placement(keep), **options)
 

@@ -1,4 +1,4 @@
-"""Ask each webhook once, and hold its answer to what the others say: only equal work may be compared."""
+"""One request to each webhook, whose answer must equal that of the others: only equal work is compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WrongAnswer(Exception):
-    """A webhook does not do what it is measured for."""
+    """A webhook gives another answer than the others."""
 
 
 def client(ca: Path) -> httpx.Client:
@@ -30,14 +30,14 @@ def trusting(ca: Path) -> ssl.SSLContext:
 
 
 def ask_once(url: str, body: bytes, context: ssl.SSLContext) -> None:
-    """Ask over a connection of its own, as a server that closes them makes every client do."""
+    """Send a request over a new connection, as clients of a server that closes them must."""
     request = Request(url, body, {"content-type": "application/json"})  # noqa: S310 - https, to loopback
     with urlopen(request, timeout=10.0, context=context) as reply:  # noqa: S310 - raises unless it is a success
         reply.read()
 
 
 def ask(to: httpx.Client, url: str, body: bytes) -> bytes:
-    """Return a webhook's answer, whatever it says."""
+    """Return a webhook's answer, whatever its content."""
     reply = to.post(url, content=body, headers={"content-type": "application/json"})
     if reply.status_code != httpx.codes.OK:
         raise WrongAnswer(f"{url} answers {reply.status_code}: {reply.text[:200]}")
@@ -45,7 +45,7 @@ def ask(to: httpx.Client, url: str, body: bytes) -> bytes:
 
 
 def changed_pod(body: bytes, answer: bytes) -> Any:
-    """Return the pod of a review as the patch of its answer leaves it, without what says nothing."""
+    """Return the pod of a review after the patch of its answer, without empty members."""
     request, response = json.loads(body)["request"], json.loads(answer)["response"]
     if response["uid"] != request["uid"] or response["allowed"] is not True or "patch" not in response:
         raise WrongAnswer(f"no patch for the review: {json.dumps(response)[:200]}")

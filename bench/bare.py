@@ -1,4 +1,4 @@
-"""Write the cpusets of an agent's containers without the agent, each read back: what an edit is compared with."""
+"""Writes and read-backs of an agent's cpusets without the agent, as the baseline of an edit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CHUNK: Final = 4096
 
 
 class Moment(NamedTuple):
-    """When something happened: on the clock, and in CPU time of the process."""
+    """A moment by the clock, and by the CPU time of the process."""
 
     wall: float
     cpu: float
 
     @classmethod
     def now(cls) -> Moment:
-        """Return this one."""
+        """Return the present moment."""
         return cls(time.perf_counter(), time.process_time())
 
     def since(self, other: Moment) -> Moment:
@@ -35,7 +35,7 @@ class Moment(NamedTuple):
 def bare_writes(hierarchy: Hierarchy, cpusets: Mapping[str, CPUSet], universe: CPUSet) -> Iterator[Moment]:
     """Move all cgroups elsewhere and back; yield the seconds of each of the two moves.
 
-    Between the two the cgroups are not where the agent wants them: it must not get its turn before the second.
+    Between the two the cgroups are off their CPUs: the agent must not run before the second.
     """
     one_cpu = CPUSet([universe.lowest()])
     here = {f"{hierarchy.folder(cgroup)}": cpus for cgroup, cpus in cpusets.items()}

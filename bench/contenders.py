@@ -1,4 +1,4 @@
-"""The webhooks that are measured: how each is started, and what it should answer."""
+"""The measured webhooks: how each is started, and its expected answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ mutations:
 """
 
 
-SIBLINGS = "siblings"  # pods of one ReplicaSet, which is how many pods at once come about
+SIBLINGS = "siblings"  # pods of one ReplicaSet, the usual source of many pods at once
 STRANGERS = "strangers"  # no two pods have their containers in common
 
 
@@ -46,8 +46,8 @@ class Contender:
     command: tuple[str, ...]
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
-    decides: bool = True  # answers with a patch of its own making, not with a constant
-    pods: str = SIBLINGS  # what it is asked about
+    decides: bool = True  # its patch is computed, not constant
+    pods: str = SIBLINGS  # the pods in its reviews
     keeps_connections: bool = True
 
     @property
@@ -87,7 +87,7 @@ def issue(folder: Path) -> Pair:
 
 
 def ours(pair: Pair) -> Contender:
-    """Return the real process, as the image starts it; metrics are on, and logs go to a file."""
+    """Return corepin's process, started as in the image; metrics are on, and logs go to a file."""
     command = shutil.which("corepin", path=str(Path(sys.executable).parent)) or "corepin"
     port = free_port()
     listen = ("--listen", f"127.0.0.1:{port}", "--metrics-listen", f"127.0.0.1:{free_port()}")
@@ -95,7 +95,7 @@ def ours(pair: Pair) -> Contender:
 
 
 def constants(pair: Pair, answer: Path) -> Iterator[Contender]:
-    """Yield the two that answer a constant."""
+    """Yield the two webhooks with a constant answer."""
     for name, app in ((BARE, "bare"), (FASTAPI, "fastapi")):
         port = free_port()
         command = (

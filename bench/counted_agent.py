@@ -1,4 +1,4 @@
-"""Be the agent, and count what it does: passes, calls of the runtime, looks at the machine. `bench.pod_cost` runs it.
+"""The agent with counters: passes, calls of the runtime, looks at the machine. `bench.pod_cost` runs it.
 
 `python -m bench.counted_agent COUNTS FLAGS...` writes the counts of every SIGUSR1 to the file COUNTS, as JSON.
 """
@@ -32,7 +32,7 @@ COUNTED: Final[tuple[tuple[type, str, str], ...]] = (
 
 
 def counting(call: Callable[..., Any], name: Callable[..., str]) -> Callable[..., Any]:
-    """Return a call that is counted."""
+    """Return a call with a counter."""
 
     @wraps(call)
     def counted(*arguments: Any, **options: Any) -> Any:
@@ -43,7 +43,7 @@ def counting(call: Callable[..., Any], name: Callable[..., str]) -> Callable[...
 
 
 def count_everything() -> None:
-    """Count from now on."""
+    """Install all counters."""
     folder_events.LOOK_SECONDS = 3600.0  # type: ignore[misc] # a watch of the API server looks at no manifests
     for owner, method, name in COUNTED:
         setattr(owner, method, counting(getattr(owner, method), lambda *_, name=name: name))
@@ -52,7 +52,7 @@ def count_everything() -> None:
 
 
 def run() -> None:
-    """Be the agent with the flags that follow the name of the file."""
+    """Run the agent with the flags after the file name."""
     file = Path(sys.argv[1])
 
     def write(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""`python -m bench.dashboard`: the dashboard of a small and a large cluster: first paint, a live change, memory.
+"""`python -m bench.dashboard`: first paint, live change and memory of the dashboard, by cluster size.
 
 A real kube-apiserver with nodes of 256 CPUs on which 20 containers each hold some, `corepin dashboard` as a process of
 its own with the rights of its component, and Debian's Chromium. The baseline of every figure is the same of 5 nodes.
@@ -47,7 +47,7 @@ SEEN: Final = """name => new Promise(done => {
 
 @dataclass(frozen=True)
 class Measured:
-    """What one cluster's dashboard costs; times in milliseconds, memory in MB."""
+    """Cost of one cluster's dashboard; times in milliseconds, memory in MB."""
 
     listed: float  # from the start of the process until it has listed everything
     server: float
@@ -90,7 +90,7 @@ def running(count: int) -> Iterator[tuple[Dashboard, float]]:
 
 
 def measure(count: int, browser: Browser) -> Measured:
-    """Measure the dashboard of a cluster of so many nodes."""
+    """Measure the dashboard of a cluster with this many nodes."""
     with running(count) as (shown, listed):
         pages = [drawn(shown, browser, count) for _ in range(ROUNDS)]
         first, rows, heap, resident = (median(column) for column in zip(*pages, strict=True))
@@ -101,7 +101,7 @@ def measure(count: int, browser: Browser) -> Measured:
 
 
 def drawn(shown: Dashboard, browser: Browser, count: int) -> tuple[float, float, float, float]:
-    """Open the page of all nodes in a fresh tab; return first paint, all rows, heap and memory of the page."""
+    """Open the page of all nodes in a new tab; return first paint, all rows, heap and memory of the page."""
     with tab(browser) as page:
         page.goto(shown.url)
         rows = page.evaluate(UNTIL_DRAWN, count)
@@ -113,7 +113,7 @@ def drawn(shown: Dashboard, browser: Browser, count: int) -> tuple[float, float,
 
 
 def of_node(shown: Dashboard, browser: Browser, number: int) -> tuple[float, float]:
-    """Open a node's page, then change the node; return how long both took until they were drawn."""
+    """Open a node's page, then change the node; return the times until both were drawn."""
     with tab(browser) as page:
         page.goto(f"{shown.url}nodes/node-{number}")
         page.evaluate(SEEN, f"team/job-{number}-0/main")
@@ -136,7 +136,7 @@ def tab(browser: Browser) -> Iterator[Page]:
 
 
 def renderer_mb(browser: Browser) -> float:
-    """Return the resident memory of the largest process that draws."""
+    """Return the resident memory of the largest renderer process."""
     found: list[dict[str, Any]] = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")[
         "processInfo"
     ]

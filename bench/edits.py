@@ -1,8 +1,8 @@
-"""Edit one pod again and again: the time until the kernel was read back for every container of the node, and its cost.
+"""Repeated edits of one pod: time and cost until the kernel's read-back for every container of the node.
 
-Agent, stop watch and an API server that says yes to everything are in one process. Seconds depend on the machine: so
-between two edits the cpusets of the same containers are written and read back bare, and the target is a ratio. The
-clock starts when the watch has delivered the edit, and stops at the last read back of the pass that did it.
+Agent, stop watch and an API server that accepts everything are in one process. Seconds depend on the machine:
+so between two edits the cpusets of the same containers are written and read back bare, and the target is a
+ratio. The clock starts when the watch has delivered the edit, and stops at the last read-back of its pass.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 CRANE: Final = "qos.gocrane.io/cpu-manager"
 POLICIES: Final = ("exclusive", "none", "share", "exclusive", "share", "none", "exclusive", "none")
-LOOK_SECONDS: Final = 0.01  # between looks whether the agent does nothing any more
-IDLE_SHARE: Final = 0.05  # of a CPU that it uses then
+LOOK_SECONDS: Final = 0.01  # between checks whether the agent is idle
+IDLE_SHARE: Final = 0.05  # CPU share of an idle agent
 LIMITS: Final = ((0.5, 3.0), (0.99, 5.0))  # share of the edits, medians of the bare writes
 MOVING: Final = "that move every container"
 POD: Final = """\
@@ -62,14 +62,14 @@ def config(folder: Path) -> AgentConfig:
 
 
 def write_bystanders(folder: Path, count: int) -> None:
-    """Write pods that ask for nothing, all in one file."""
+    """Write pods without claims, all in one file."""
     pods = [POD.format(name=f"pod-{number}", annotations="", cpu="100m") for number in range(count)]
     (folder / "pods").mkdir(exist_ok=True)
     (folder / "pods/bystanders.yaml").write_text("---\n".join(pods))
 
 
 def edit(folder: Path, policy: str) -> None:
-    """Replace the manifest of the pod that is edited."""
+    """Replace the manifest of the edited pod."""
     new = folder / "edited.new"
     new.write_text(POD.format(name="edited", annotations=f"{CRANE}: {policy}", cpu="1"))
     new.replace(folder / "pods/edited.yaml")
@@ -77,26 +77,26 @@ def edit(folder: Path, policy: str) -> None:
 
 @dataclass
 class Taken:
-    """What the edits took, in seconds."""
+    """The times of the edits, in seconds."""
 
-    # from the delivery to the last read back, by kind
+    # from the delivery to the last read-back, by kind
     edits: dict[str, list[Moment]] = field(default_factory=dict)
     bare: list[Moment] = field(default_factory=list)  # as many writes, each read back
     delivery: list[float] = field(default_factory=list)  # from the edit until the watch delivered it
     # until the checkpoint was written; it is flushed after the edit
     disk: list[float] = field(default_factory=list)
-    whole_cpu: float = 0.0  # of the process for all edits, with what comes after the read back
+    whole_cpu: float = 0.0  # of the process for all edits, including the work after the read-back
     requests: Counter[str] = field(default_factory=Counter)  # to the API server, by kind
 
 
 class YesServer:
-    """An API server that takes everything."""
+    """An API server that accepts everything."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
 
     def answer(self, request: httpx.Request) -> httpx.Response:
-        """Count a request, and agree."""
+        """Count a request, and accept it."""
         parts = request.url.path.split("/")
         kinds = [part for part in parts if part in {"pods", "nodes", "events", "configmaps"}]
         self.requests[f"{request.method} {kinds[-1] if kinds else request.url.path}"] += 1
@@ -105,7 +105,7 @@ class YesServer:
 
 
 def time_saves(state_dir: StateDir, times: list[float]) -> None:
-    """Note how long each checkpoint takes."""
+    """Record the time of each checkpoint."""
     save = state_dir.save
 
     def timed(saved: Saved) -> None:
@@ -117,7 +117,7 @@ def time_saves(state_dir: StateDir, times: list[float]) -> None:
 
 
 class StopWatch:
-    """Sees what the pod source delivers, each read of a cpuset, and every state before a reporter does."""
+    """Records each delivery of the pod source, each read of a cpuset, and every state before reporters."""
 
     def __init__(self, agent: Agent, interfaces: Interfaces) -> None:
         self.delivered = self.read_back = Moment.now()
@@ -159,7 +159,7 @@ class StopWatch:
 
 
 def is_settled(state: NodeState, policy: str, count: int) -> bool:
-    """Say whether the kernel was read back right for every container."""
+    """Return whether the kernel's read-back is right for every container."""
     found: dict[str, ContainerState] = {
         pod.name: container for pod in state.pods for container in pod.containers
     }
@@ -173,7 +173,7 @@ def is_settled(state: NodeState, policy: str, count: int) -> bool:
 
 
 async def _agent(folder: Path, server: YesServer, taken: Taken) -> tuple[Agent, StopWatch]:
-    """Return an agent that tells a server, and who stops its time."""
+    """Return an agent that reports to a server, and its stop watch."""
     chosen = config(folder)
     parts = (await build(chosen))._parts  # noqa: SLF001 the same agent, but for whom it tells
     time_saves(parts.state_dir, taken.disk)
@@ -186,7 +186,7 @@ async def _agent(folder: Path, server: YesServer, taken: Taken) -> tuple[Agent, 
 
 
 async def measure_edits(folder: Path, pods: int, edits: int) -> Taken:
-    """Edit one pod again and again."""
+    """Edit one pod repeatedly."""
     write_bystanders(folder, pods - 1)
     edit(folder, "none")
     server, taken = YesServer(), Taken()
@@ -208,7 +208,7 @@ async def measure_edits(folder: Path, pods: int, edits: int) -> Taken:
 
 
 async def _measure_bare(agent: Agent, watch: StopWatch, taken: Taken) -> None:
-    """Write the cpusets of all containers bare; the agent then sees that they are what it wrote."""
+    """Write the cpusets of all containers bare; the agent then finds its own values again."""
     records = agent.reconciler.observer.records.values()
     cpusets = {record.cgroup: record.applied for record in records if record.cgroup}
     taken.bare += bare_writes(
@@ -230,7 +230,7 @@ async def _measure_edit(
 
 
 async def _until_idle() -> None:
-    """Wait until the proof, the reports and the runtime's record are done."""
+    """Wait until proof, reports and updates of the runtime are done."""
     while True:
         began = Moment.now()
         await asyncio.sleep(LOOK_SECONDS)
@@ -240,7 +240,7 @@ async def _until_idle() -> None:
 
 
 def table(taken: Taken) -> Iterator[str]:
-    """Yield the lines: clock and CPU time by kind of change, the whole cost of an edit, and the verdicts."""
+    """Yield the lines: clock and CPU time by kind of change, the total cost of an edit, and the verdicts."""
     yield f"  {'ms':27} {'':>5}     p50     p90     p99     max    CPU: p50     p99"
     moving = [moment for kind, times in taken.edits.items() if "exclusive" in kind for moment in times]
     lines = {**taken.edits, MOVING: moving, "bare writes, read back": taken.bare}
@@ -280,6 +280,6 @@ def _times(name: str, times: Iterable[float]) -> str:
 
 
 def _at(times: Iterable[float], share: float) -> float:
-    """Return what a share of the times is not above."""
+    """Return a percentile of the times."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

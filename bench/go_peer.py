@@ -1,4 +1,4 @@
-"""Build the Go programs that ours are measured against, with the builder and the cache of the test servers."""
+"""Build of the Go programs for comparison, with the builder and the cache of the test servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRA_DRIVER = Server(
 
 
 def program(peer: Server) -> Path:
-    """Return the built peer; raise `GoMissing` or `BuildFailed` when there is none and it cannot be built."""
+    """Return the built peer; raise `GoMissing` or `BuildFailed` if there is none."""
     build_missing(sys.stderr, [peer])
     path = find(peer, cache_folder())
     if path is None:

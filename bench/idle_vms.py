@@ -1,7 +1,8 @@
-"""Measure what the whole agent costs while 50 virtual machines with 100 threads each run, and nothing happens.
+"""Cost of the whole agent while 50 idle virtual machines with 100 threads each run.
 
-`python -m bench.idle_vms` (as root) runs an agent with the local runtime, and as its pods processes with the command
-line and the threads of QEMU; no guest runs in them. The same agent with as many pods that are none is beside it.
+`python -m bench.idle_vms` (as root) runs an agent with the local runtime, and as its pods processes with the
+command line and the threads of QEMU; no guest runs in them. The baseline is the same agent with as many other
+pods.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def pod(number: int, *, is_machine: bool) -> str:
 
 
 def threads(folder: Path) -> int:
-    """Return how many threads all pods have."""
+    """Return the number of threads of all pods."""
     return sum(Path(f"/proc/{pid}/task").stat().st_nlink - 2 for pid in pids(folder))
 
 
 def measure(*, are_machines: bool) -> float:
-    """Print what an agent with these pods costs while nothing happens, and return its share of a core."""
+    """Print the idle cost of an agent with these pods, and return its share of a core."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pods").mkdir()
@@ -82,7 +83,7 @@ def measure(*, are_machines: bool) -> float:
 
 
 def wait_for_threads(folder: Path) -> None:
-    """Wait until all threads are there, and were found."""
+    """Wait until all threads exist, and the agent has found them."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while (count := threads(folder)) < MACHINES * THREADS:
         if time.monotonic() > deadline:
@@ -92,7 +93,7 @@ def wait_for_threads(folder: Path) -> None:
 
 
 def main() -> int:
-    """Measure both, and return 0 when the agent costs no more than it may."""
+    """Measure both; return 0 if the agent is within the limit."""
     argparse.ArgumentParser(
         prog="python -m bench.idle_vms", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     ).parse_args()

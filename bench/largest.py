@@ -1,7 +1,8 @@
-"""`python -m bench.largest`: CPU time and memory of the webhook for the largest reviews that an API server sends.
+"""`python -m bench.largest`: CPU time and memory of the webhook for the largest reviews of an API server.
 
-The largest stored pod has 1.5 MiB, etcd's limit, of which each `<` is six bytes on the wire; an update carries it
-twice. Beside it each of the tests' aimed bodies, up to the limit of a body. Rounds are in turns, figures the median.
+The largest stored pod has 1.5 MiB, etcd's limit, of which each `<` is six bytes on the wire; an update
+carries it twice. The tests' aimed bodies, up to the limit of a body, are measured too. Rounds are in turns,
+figures the median.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NANOSECONDS: Final = 1e9
 
 
 def largest_pod(mark: str) -> str:
-    """Return the largest pod that is stored, as the API server writes it, with a claim that `mark` makes another."""
+    """Return the largest pod that can be stored, as the API server writes it; `mark` varies its claim."""
     given = {
         "metadata": {"name": "p", "annotations": {"qos.gocrane.io/cpu-manager": mark}},
         "spec": {"containers": [{"name": "main", "args": [""]}]},
@@ -43,7 +44,7 @@ def cpu_seconds(server: Server) -> float:
 
 
 def measure(rounds: int, *, aimed: bool) -> bool:
-    """Print what each body costs; return whether the largest pod is within the limits."""
+    """Print the cost of each body; return whether the largest pod is within the limits."""
     body = review(POD, largest_pod("exclusive"), largest_pod("none"))
     named = [("largest pod, UPDATE", body.replace(b'"operation":', b'"name":"p","operation":', 1))]
     named += [(name, body) for name, body in bodies() if aimed]
@@ -69,7 +70,7 @@ def measure(rounds: int, *, aimed: bool) -> bool:
 
 
 def main() -> int:
-    """Run the command; 0 when the limits hold."""
+    """Run the command; return 0 if the limits hold."""
     parser = argparse.ArgumentParser(prog="python -m bench.largest", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--aimed", action="store_true", help="measure the tests' aimed bodies too")

@@ -1,4 +1,4 @@
-"""Put load on one server, with wrk if it keeps connections, and read off the kernel what it cost."""
+"""Load on one server, by wrk if it keeps connections, with the kernel's figures of its cost."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class LoadFailed(Exception):
-    """There is no wrk, or not every answer was a success."""
+    """wrk is missing, or an answer was not a success."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one spell of load showed."""
+    """Figures of one period of load."""
 
     cpu_us: float  # CPU time of the server for each review
     per_second: float
@@ -37,7 +37,7 @@ class Sample:
 
 
 def require_tools(cpus: Sequence[int]) -> None:
-    """Raise unless the tools are there, and a CPU each for the server and the load."""
+    """Raise unless the tools exist, with a CPU each for server and load."""
     if len(cpus) < 2:
         raise LoadFailed("two CPUs are needed: one for the server, one for the load")
     for tool, package in (("wrk", "wrk"), ("taskset", "util-linux")):
@@ -46,12 +46,12 @@ def require_tools(cpus: Sequence[int]) -> None:
 
 
 def put(pid: int, url: str, body: Path, *, pods: str, seconds: int, cpu: int) -> Sample:
-    """Send reviews of `pods` (siblings or strangers) to `url`, served by process `pid`, from one CPU for a while."""
+    """Send reviews of `pods` (siblings or strangers) to `url`, served by process `pid`, from one CPU."""
     return _sample(pid, url, lambda: _wrk(url, (str(body), pods), seconds, cpu))
 
 
 def put_one_by_one(pid: int, url: str, ask: Callable[[], object], *, seconds: int, cpu: int) -> Sample:
-    """Put load on a server that closes its connections, which wrk counts as errors: `ask` opens one and asks once."""
+    """Put load on a server that closes connections, which wrk counts as errors: `ask` sends one request."""
     return _sample(pid, url, lambda: _threads(ask, seconds, cpu))
 
 

@@ -1,8 +1,8 @@
-"""Measure what counting noise costs on a large node: CPU time of one round, and its part of one CPU.
+"""Cost of counting noise on a large node: CPU time of one round, and its share of one CPU.
 
-`python -m bench.noise` writes files like those of the kernel into memory: 256 CPUs, interrupts of which some came since
-the last round, and containers with threads of which some ran. What the kernel itself needs to print its files is not in
-the figure for these; it is in the one of this machine's own /proc, which is measured beside it.
+`python -m bench.noise` writes files like those of the kernel into memory: 256 CPUs, interrupts of which some
+fired since the last round, and containers with threads of which some ran. The kernel's own time for its files
+is not in these figures; it is in that of this machine's own /proc, which is measured beside it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A node and what happens on it between two rounds."""
+    """A node, and its activity between two rounds."""
 
     interrupts: int
-    active: int  # interrupts that came
+    active: int  # interrupts that fired
     containers: int
     threads: int  # of each container
     running: int  # of these
@@ -52,7 +52,7 @@ LOADS: Final = (
 
 
 def write_node(proc: Path, load: Load, number: int) -> None:
-    """Write what the kernel says in one round."""
+    """Write the kernel's files of one round."""
     head = " " * 12 + " ".join(f"{f'CPU{cpu}':>10}" for cpu in range(CPUS)) + "\n"
     rows = []
     for at in range(load.interrupts):
@@ -92,7 +92,7 @@ def measured_on(load: Load) -> tuple[Measured, ...]:
 
 
 def seconds_of(places: Places, containers: tuple[Measured, ...], between: Callable[[int], None]) -> float:
-    """Return the CPU time of a round, the median of some."""
+    """Return the median CPU time of a round."""
     watch = NoiseWatch(places, NoiseMetrics(CollectorRegistry()))
     took = []
     for number in range(ROUNDS):
@@ -102,7 +102,7 @@ def seconds_of(places: Places, containers: tuple[Measured, ...], between: Callab
 
 
 def main() -> int:
-    """Print the CPU time of a round under each load, and its part of one CPU."""
+    """Print the CPU time of a round under each load, and its share of one CPU."""
     argparse.ArgumentParser(prog="python -m bench.noise", description=__doc__).parse_args()
     for load in LOADS:
         with tempfile.TemporaryDirectory(dir=MEMORY) as folder:

@@ -1,9 +1,10 @@
-"""`python -m bench.nri`: how long the creation of a container waits for the agent, beside a minimal Go plugin.
+"""`python -m bench.nri`: delay of a container's creation by the agent, compared with a minimal Go plugin.
 
-NRI's own runtime side, the Go library that containerd has inside, asks both plugins in turn: ours in a process that
-does one full pass after the other on a simulated node of 256 CPUs and 250 containers, each of which moves them all, and
-one with the real Go stub that answers every container alike. Both check every creation, too. The handler's own time is
-taken in the agent's process, the time of a round trip by the Go library.
+NRI's own runtime side, the Go library that containerd has inside, calls both plugins in turn: ours in a
+process that does one full pass after the other on a simulated node of 256 CPUs and 250 containers, each of
+which moves them all, and one with the real Go stub that answers every container alike. Both validate every
+creation, too. The handler's own time is measured in the agent's process, the time of a round trip by the Go
+library.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ VERSION: Final = "0.12"
 
 
 class Times(NamedTuple):
-    """What one plugin took, in seconds."""
+    """Times of one plugin, in seconds."""
 
     name: str
     taken: Sequence[float]
@@ -46,7 +47,7 @@ class Times(NamedTuple):
 
     @property
     def p99(self) -> float:
-        """Return what 99 of 100 are not above."""
+        """Return the 99th percentile."""
         return quantiles(self.taken, n=100)[-1]
 
 
@@ -102,7 +103,7 @@ def measure(rounds: int, *, passes: bool) -> tuple[Times, Times, Times]:
 
 
 def create(runtime: NRIRuntime, number: int) -> float:
-    """Create one of the containers of the node; return how long NRI took."""
+    """Create one of the node's containers; return NRI's time."""
     uid = f"pod-{number % CONTAINERS}"
     runtime.do("CreateContainer", pod=pod(uid), container=container(uid, "c0"))["adjust"]["linux"][
         "resources"
@@ -111,7 +112,7 @@ def create(runtime: NRIRuntime, number: int) -> float:
 
 
 def main() -> int:
-    """Print the table; return 0 when the handler is as fast as it has to be."""
+    """Print the table; return 0 if the handler is within its limit."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.nri", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

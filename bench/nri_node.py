@@ -1,7 +1,7 @@
-"""The agent whose plugin `bench.nri` measures: the real passes and the real plugin on a simulated node.
+"""The agent of `bench.nri`: real passes and the real plugin on a simulated node.
 
-Runtime and cgroups are in memory, the checkpoint is a file. The machine has 256 CPUs; half of the containers hold CPUs
-of their own, and each pass moves the other half, because one more claim comes or goes.
+Runtime and cgroups are in memory, the checkpoint is a file. The machine has 256 CPUs; half of the containers
+hold CPUs of their own, and each pass moves the other half, because one claim is added or removed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ QUIET_SECONDS: Final = 0.05
 
 
 class TimedPlugin(Plugin):
-    """Notes how long each creation takes."""
+    """Records the time of each creation."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: False)
         self.seconds: list[float] = []
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
-        """Answer as ever."""
+        """Answer as the plugin does."""
         began = time.perf_counter()
         try:
             return super().create_container(pod, container)
@@ -49,7 +49,7 @@ class TimedPlugin(Plugin):
 
 
 def node_with(folder: Path, socket: Path, plugin: Plugin) -> FakeNode:
-    """Return a node on which all containers run, and whose agent answers at a socket."""
+    """Return a node on which all containers run, and whose agent serves a socket."""
     node = FakeNode(folder / "state", read_topology(materialise(MACHINE, folder / "machine")))
     node.container_watch = NriContainerWatch(socket, plugin, FakeWatch(node))
     for number in range(CONTAINERS):
@@ -60,7 +60,7 @@ def node_with(folder: Path, socket: Path, plugin: Plugin) -> FakeNode:
 
 
 async def work(node: FakeNode, *, passes: bool) -> int:
-    """Do passes until stdin says otherwise; return how many."""
+    """Run passes until stdin has input; return their number."""
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     done = 0
     await node.run_pass()
@@ -74,7 +74,7 @@ async def work(node: FakeNode, *, passes: bool) -> int:
 
 
 def main() -> None:
-    """Serve, and tell at the end what the handler took."""
+    """Serve, and print the handler's times at the end."""
     socket, folder, how = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     plugin = TimedPlugin()
     node = node_with(folder, socket, plugin)

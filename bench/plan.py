@@ -1,7 +1,7 @@
-"""How long a plan takes on 256 CPUs in 8 NUMA nodes with 250 containers: `python -m bench.plan`.
+"""Time of a plan on 256 CPUs in 8 NUMA nodes with 250 containers: `python -m bench.plan`.
 
-The baseline is one pass over the containers that compares the set each has with the set it should have, which is
-the least that any level-triggered agent does. CPU time is measured, and each case counts with the best of its
+The baseline is one pass over the containers that compares each one's cpuset with the wanted one, which is the
+least that any level-triggered agent does. CPU time is measured, and each case counts with the best of its
 repeats; of the cases of one kind the worst and the median are shown.
 """
 
@@ -37,7 +37,7 @@ MILLISECONDS = 1e3
 
 @dataclass(frozen=True)
 class Case:
-    """One plan to be timed; `limit` is the longest time that is good enough, in milliseconds."""
+    """One plan to time; `limit` is the longest acceptable time in milliseconds."""
 
     name: str
     limit: float
@@ -71,7 +71,7 @@ def container(seen: SeenPod, cpus: CPUSet) -> SeenContainer:
 
 
 def cold(topology: Topology) -> Observed:
-    """Return a node on which every container runs everywhere."""
+    """Return a node on which every container runs on all CPUs."""
     pods = tuple(pod(number) for number in range(CONTAINERS))
     running = tuple(container(seen, topology.online) for seen in pods)
     return Observed(topology, topology.online, pods, running)
@@ -111,7 +111,7 @@ def replaced(settled: Observed, pods: tuple[SeenPod, ...]) -> Observed:
 
 
 def without(settled: Observed, number: int) -> Observed:
-    """Return a node on which a pod is gone."""
+    """Return a node without one of its pods."""
     uid = settled.pods[number].uid
     containers = tuple(item for item in settled.containers if item.owner.pod_uid != uid)
     pods = tuple(item for item in settled.pods if item.uid != uid)
@@ -129,7 +129,7 @@ def best(act: Callable[[], object]) -> float:
 
 
 def fresh(observed: Observed) -> Observed:
-    """Return an equal node that remembers nothing of earlier plans."""
+    """Return an equal node without cached values of earlier plans."""
     return Observed(observed.topology, observed.universe, observed.pods, observed.containers)
 
 
@@ -148,7 +148,7 @@ def cases(topology: Topology) -> Iterator[Case]:
 
 
 def baseline(observed: Observed) -> int:
-    """Compare what each container has with what it should have."""
+    """Compare each container's cpuset with the wanted one."""
     wanted = {container.id: observed.universe for container in observed.containers}
     return sum(1 for container in observed.containers if wanted[container.id] != container.cpus)
 

@@ -1,7 +1,8 @@
-"""`python -m bench.pod_cost` (as root): what one pod costs the agent on a real containerd with NRI.
+"""`python -m bench.pod_cost` (as root): cost of one pod for the agent on a real containerd with NRI.
 
-Counts of passes, calls of the runtime and looks at the machine do not depend on the load of the machine; CPU time
-hardly does. Pods are made over CRI and their manifests lie in a folder, so the API server's part is not in it.
+Counts of passes, calls of the runtime and looks at the machine do not depend on the load of the machine; CPU
+time hardly does. Pods are created over CRI and their manifests lie in a folder, so the API server's part is
+not included.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NANOSECONDS: Final = 1e9
 
 
 class CountedAgent(AgentProcess):
-    """The agent's process, which says what it has done so far."""
+    """The agent's process, which reports its counters."""
 
     @property
     def command(self) -> list[str]:
@@ -51,7 +52,7 @@ class CountedAgent(AgentProcess):
 
     @property
     def file(self) -> Path:
-        """Where it writes its counts."""
+        """The file of its counters."""
         return self.directory / "counts.json"
 
     @property
@@ -62,7 +63,7 @@ class CountedAgent(AgentProcess):
         return self.daemon.process.pid
 
     def counts(self) -> Counter[str]:
-        """Return what it has done since it was started."""
+        """Return its counters since the start."""
         self.file.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
         until("counts", self.file.exists)
@@ -75,7 +76,7 @@ class CountedAgent(AgentProcess):
 
 
 class Cost:
-    """What a number of pods cost."""
+    """Cost of a number of pods."""
 
     def __init__(self, name: str, pods: int, counts: Counter[str], cpu: float) -> None:
         self.name = name
@@ -92,7 +93,7 @@ class Cost:
 
 
 def plain(node: ContainerdNode, name: str) -> None:
-    """Let a pod that asks for nothing come and go."""
+    """Start and end a pod without claims."""
     node.add(name)
     time.sleep(REST_SECONDS)
     node.remove(name)
@@ -100,7 +101,7 @@ def plain(node: ContainerdNode, name: str) -> None:
 
 
 def owner(node: ContainerdNode, name: str) -> None:
-    """Let an owner come and go: all others leave its CPU and get it back."""
+    """Start and end an owner: all other containers leave its CPU and get it back."""
     node.add(name, annotations=ISOLATE)
     bystander = node.containers["bystander-0"]
     until("all others left", lambda: bystander.cpus == node.all - node.containers[name].cpus)
@@ -113,7 +114,7 @@ def owner(node: ContainerdNode, name: str) -> None:
 def measure(
     node: ContainerdNode, agent: CountedAgent, pods: int, live: Callable[[ContainerdNode, str], None]
 ) -> Cost:
-    """Let so many pods come and go, one after the other."""
+    """Start and end this many pods, one after the other."""
     live(node, "first")
     counts, cpu = agent.counts(), agent.cpu_seconds()
     for number in range(pods):
@@ -122,7 +123,7 @@ def measure(
 
 
 def idle(node: ContainerdNode, agent: CountedAgent, seconds: float) -> str:
-    """Return what the agent costs while nothing happens."""
+    """Return the idle cost of the agent."""
     time.sleep(5)
     used, began = agent.cpu_seconds(), time.monotonic()
     time.sleep(seconds)
@@ -144,7 +145,7 @@ def counted_node(folder: Path) -> Iterator[tuple[ContainerdNode, CountedAgent]]:
 
 
 def main() -> None:
-    """Print what pods cost."""
+    """Print the cost of pods."""
     parser = argparse.ArgumentParser(prog="python -m bench.pod_cost", description=__doc__)
     parser.add_argument("--pods", type=int, default=20, help="of each kind; default: 20")
     parser.add_argument("--idle-pods", type=int, nargs="*", default=[6, 110])

@@ -1,9 +1,10 @@
-"""Measure for how long keeping 4,000 interrupts off quiet CPUs holds the agent's event loop.
+"""Delay of the agent's event loop while 4,000 interrupts are kept off quiet CPUs.
 
-`python -m bench.quiet` writes a tree like /proc/irq into memory, runs rounds as the agent does, and beside them a task
-that sleeps for a millisecond at a time, seven times over. What counts is the CPU time that the round's thread takes from when the task is
-due until it runs, because only that holds the loop; time in which other programs run is not in it. The kernel's own work
-for each file is not in it either: the agent holds no lock of Python's during a system call.
+`python -m bench.quiet` writes a tree like /proc/irq into memory, runs rounds as the agent does, and beside
+them a task that sleeps for a millisecond at a time, seven times over. The figure is the CPU time of the
+round's thread from when the task is due until it runs, because only that delays the loop; time of other
+programs is not included. The kernel's own work for each file is not included either: the agent holds no lock
+of Python's during a system call.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def write_node(folder: Path) -> None:
 
 
 class MemoryInterrupts(KernelInterrupts):
-    """Files that keep what is longer than the text written over it, as the kernel's do not."""
+    """Files that keep bytes beyond a shorter text written over them, unlike the kernel's."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "irq", folder / "sys")
@@ -80,7 +81,7 @@ class MemoryInterrupts(KernelInterrupts):
 
 
 def keeper_of(folder: Path) -> QuietKeeper:
-    """Return a keeper on a tree; no irqbalance runs there."""
+    """Return a keeper on a tree, without irqbalance."""
     interrupts = MemoryInterrupts(folder)
     store = TakenStore(Restorable(folder / TAKEN, "boot"))
     irqbalance, now = Irqbalance(folder / "run", folder / "proc"), time.monotonic
@@ -91,7 +92,7 @@ def keeper_of(folder: Path) -> QuietKeeper:
 
 
 async def longest_hold(work: Callable[[], Value]) -> tuple[Value, float, float]:
-    """Return what work in a thread came to, its CPU time, and for how much of it the loop was held at once."""
+    """Return the result of work in a thread, its CPU time, and the longest delay of the loop in it."""
     clocks: list[int] = []
 
     def clocked() -> tuple[Value, float]:
@@ -119,12 +120,12 @@ def _clock(clocks: list[int]) -> float:
 
 
 def _waited() -> float:
-    """Return for how long the loop's thread was ready to run and others ran instead."""
+    """Return the time for which the loop's thread was runnable while others ran."""
     return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
 def measure(folder: Path) -> None:
-    """Print the figures of rounds that move all interrupts, find nothing to do, and give all back."""
+    """Print the figures of rounds that move all interrupts, find no work, and restore all."""
     keeper = keeper_of(folder)
     rounds = {
         "all moved": QUIET,

@@ -19,7 +19,7 @@ COLUMNS: Final[tuple[tuple[str, str, Callable[[Sample], float]], ...]] = (
     ("p99 ms", "{:.2f}", lambda sample: sample.p99_ms),
     ("RSS MB", "{:.1f}", lambda sample: sample.resident_mb),
 )
-TARGETS: Final = (  # whose CPU time per review, in whose, is at most how much
+TARGETS: Final = (  # CPU time per review: numerator, denominator, largest ratio
     (OURS, FASTAPI, 1.25),
     (OURS, GO, 0.2),
     (ALONE, GO, 0.2),
@@ -27,7 +27,7 @@ TARGETS: Final = (  # whose CPU time per review, in whose, is at most how much
 
 
 def table(rounds: Mapping[str, Sequence[Sample]]) -> Iterator[str]:
-    """Yield the lines: figures first, then corepin's in each other's (below 1 is less than the other's)."""
+    """Yield the lines: figures first, then the ratios of corepin's (below 1 is less)."""
     heads = [head for head, _, _ in COLUMNS]
     yield _line("", heads)
     for name, samples in rounds.items():
@@ -40,7 +40,7 @@ def table(rounds: Mapping[str, Sequence[Sample]]) -> Iterator[str]:
 
 
 def verdicts(rounds: Mapping[str, Sequence[Sample]]) -> Iterator[tuple[bool, str]]:
-    """Yield whether each target holds that can be judged, and the sentence that says so."""
+    """Yield whether each measured target holds, with a sentence."""
     for name, other, limit in TARGETS:
         if other in rounds:
             found = _ratio(rounds, name, other, lambda sample: sample.cpu_us)
@@ -52,7 +52,7 @@ def verdicts(rounds: Mapping[str, Sequence[Sample]]) -> Iterator[tuple[bool, str
 def _ratio(
     rounds: Mapping[str, Sequence[Sample]], name: str, other: str, read: Callable[[Sample], float]
 ) -> float:
-    """Return the median of the rounds' ratios: what slows a whole round down cancels out."""
+    """Return the median of the rounds' ratios, in which a slow round cancels out."""
     pairs = zip(rounds[name], rounds[other], strict=True)
     return median(read(mine) / read(theirs) for mine, theirs in pairs)
 

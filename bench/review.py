@@ -1,6 +1,6 @@
-"""`python -m bench.review`: time the pure part of one review, step by step, without HTTP.
+"""`python -m bench.review`: time of the pure part of one review, step by step, without HTTP.
 
-Each figure is the best of several runs: what the code costs when the machine leaves it alone.
+Each figure is the best of several runs, without interruptions by the machine.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def steps() -> dict[str, Callable[[], object]]:
 
 
 def _call(endpoint: ReviewEndpoint, body: bytes) -> None:
-    """Serve one request whose body is there already and whose client takes everything at once."""
+    """Serve one request whose body has arrived, with a client that reads everything at once."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body}
@@ -77,12 +77,12 @@ def _call(endpoint: ReviewEndpoint, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     scope: Scope = {"type": "http", "headers": headers}
     serving: Any = endpoint(scope, receive, send)
-    with contextlib.suppress(StopIteration):  # how a coroutine ends that never waits
+    with contextlib.suppress(StopIteration):  # a coroutine that never waits ends so
         serving.send(None)
 
 
 def microseconds(step: Callable[[], object]) -> float:
-    """Return what one call costs."""
+    """Return the microseconds of one call."""
     timer = timeit.Timer(step)
     count = max(1, int(RUN_SECONDS / min(timer.repeat(5, 1))))
     return min(timer.repeat(RUNS, count)) / count * 1e6

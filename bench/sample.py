@@ -1,4 +1,4 @@
-"""The review that is measured: a pod of three containers that claims cores, as the API server sends it to a webhook."""
+"""The measured review: a pod of three containers that claims cores, as an API server sends it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""`python -m bench.scale`: what hundreds of agents cost one API server, and whether that grows with their number.
+"""`python -m bench.scale`: cost of hundreds of agents for one API server, and its growth with their number.
 
-A real kube-apiserver and etcd with `manifests/base` applied; on each node the real agent with all of its reports, the
-rights of the manifests and a token of its own node. Runtime, cgroups and CPUs of the nodes are simulated, the kubelet
-and the scheduler are played. Half of the pods are pinned. Each node gets its next pod when the last one was reported,
-so that no reports are coalesced: pods that come in a burst cost less.
+A real kube-apiserver and etcd with `manifests/base` applied; on each node the real agent with all of its
+reports, the rights of the manifests and a token of its own node. Runtime, cgroups and CPUs of the nodes, the
+kubelet and the scheduler are simulated. Half of the pods are pinned. Each node gets its next pod when the
+last one was reported, so that no reports are coalesced: pods that come in a burst cost less.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.scale.fleet import Cost, cpu_without_agents, fleet
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-GROWTH: Final = 1.05  # of what a node or pod costs in the largest cluster, in the smallest one's
+GROWTH: Final = 1.05  # largest ratio of the cost per node or pod between the largest and the smallest cluster
 KINDS: Final = ("PATCH pods", "POST events", "PATCH nodes/status", "PATCH configmaps")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one cluster cost."""
+    """Cost of one cluster."""
 
     nodes: int
     pods: int
@@ -42,17 +42,17 @@ class Measured:
 
     @property
     def pinned(self) -> int:
-        """How many pods were pinned."""
+        """The number of pinned pods."""
         return self.pods // 2
 
     @property
     def requests_per_pod(self) -> float:
-        """What a pod costs, watches apart."""
+        """Requests per pod, without watches."""
         return self.filling.asked / self.pods
 
     @property
     def watched_per_node(self) -> float:
-        """Bytes that the watches of a node brought from its start on."""
+        """Bytes of a node's watches since its start."""
         return (self.starting.watched_bytes() + self.filling.watched_bytes()) / self.nodes
 
 
@@ -89,12 +89,12 @@ ROWS: Final[tuple[Row, ...]] = (
 
 
 def idle_hour(run: Measured, number: int) -> float:
-    """Return what a node had of something while idle, as of one hour."""
+    """Return an idle node's consumption of something per hour."""
     return number / run.nodes / run.idle_seconds * 3600
 
 
 async def measure(cluster: Cluster, nodes: int, pods: int, idle_seconds: float) -> Measured:
-    """Return what a cluster costs with so many nodes, and so many pods on each."""
+    """Return the cost of a cluster with this many nodes, and this many pods on each."""
     bare = await cpu_without_agents(cluster, nodes, pods)
     async with fleet(cluster, nodes) as agents:
         starting = await agents.cost(agents.start())
@@ -113,7 +113,7 @@ async def measure(cluster: Cluster, nodes: int, pods: int, idle_seconds: float) 
 
 
 def measure_alone(nodes: int, pods: int, idle_seconds: float) -> Measured:
-    """Measure on an API server that knows nothing else."""
+    """Measure on a fresh API server."""
 
     async def main() -> Measured:
         cluster = Cluster(server)
@@ -134,7 +134,7 @@ def table(measured: Sequence[Measured]) -> Iterator[str]:
 
 
 def verdicts(measured: Sequence[Measured]) -> Iterator[tuple[bool, str]]:
-    """Yield for what must not grow whether it does, and the sentence that says so."""
+    """Yield whether each figure that must not grow does, with a sentence."""
     small, large = measured[0], measured[-1]
     for name, read in (
         ("requests per pod", attrgetter("requests_per_pod")),
@@ -174,9 +174,9 @@ def read_flags() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure each cluster and print the table; return 0 when nothing grows."""
+    """Measure each cluster and print the table; return 0 if nothing grows."""
     args = read_flags()
-    logging.basicConfig(level=logging.ERROR)  # a watch that breaks is counted, and needs no line
+    logging.basicConfig(level=logging.ERROR)  # broken watches are counted, and need no log line
     measured = []
     for nodes in sorted({args.nodes, *(nodes for nodes in args.beside if nodes < args.nodes)}):
         measured.append(measure_alone(nodes, args.pods // args.nodes, args.idle))

@@ -1,9 +1,9 @@
-"""`python -m bench.vm_threads`: CPU time to find and keep the threads of 50 virtual machines, 5,000 of them, on a busy node.
+"""`python -m bench.vm_threads`: CPU time for the 5,000 threads of 50 virtual machines on a busy node.
 
-The node is a tree of folders in the shape of /proc, KVM's debugfs and the cgroups, so that what is measured is the
-agent's own work and not that of one kernel; for the mask of each thread the kernel is asked, of this one. The
-baselines read the names of the same threads, and ask for the same counts, with the fewest calls there are. Each counts
-with the best of its repeats, which take turns.
+The node is a tree of folders in the shape of /proc, KVM's debugfs and the cgroups, so that the figures are
+the agent's own work and not that of one kernel; the mask of each thread is read from this kernel. The
+baselines read the names of the same threads, and the same counts, with the fewest calls there are. Each
+counts with the best of its repeats, which take turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KERNEL_THREADS: Final = 500
 REPEATS: Final = 9
 SWEEP_SECONDS, RESCAN_SECONDS = 60, 5  # how often the agent does each
 IDLE_LIMIT: Final = 0.005  # of a core
-MOST_TIMES: Final = {  # what each is compared with, and how many times that it may take
+MOST_TIMES: Final = {  # baseline of each, and the largest ratio
     "first sweep": ("bare sweep", 4.0),
     "sweep": ("bare sweep", 3.0),
     "whole look": ("bare sweep", 6.0),
@@ -56,7 +56,7 @@ class Guest(NamedTuple):
     sandbox: str
 
     def find(self, look: SharedReads) -> VMM:
-        """Look for its VMM as the agent does at each sweep."""
+        """Find its VMM as the agent does at each sweep."""
         vmm = (
             find_sandbox_vmm(look, Sandbox(self.sandbox, self.pid, (self.cgroup,)))
             if self.sandbox
@@ -68,12 +68,12 @@ class Guest(NamedTuple):
 
     @property
     def place(self) -> VMPlace:
-        """Where the agent looks for it."""
+        """Its place for the agent's search."""
         return VMPlace(self.sandbox or str(self.pid), self.pid, self.cgroup, is_sandbox=bool(self.sandbox))
 
 
 class Kept:
-    """The machines of the node as the agent keeps them: one vCPU on each CPU."""
+    """The node's machines with the agent's pins: one vCPU on each CPU."""
 
     def __init__(self, host: FakeHost, guests: list[Guest]) -> None:
         self._masks: dict[int, CPUSet] = {}
@@ -83,7 +83,7 @@ class Kept:
         self._wanted = {guest.place: self._first(guest.place) for guest in guests}
 
     def look(self) -> int:
-        """Read every thread of every machine, and pin what is elsewhere; return how many machines are right."""
+        """Read every thread of every machine, and pin stray ones; return the number of right machines."""
         self._looks += SWEEP_SECONDS
         right = 0
         for place, masks in self._wanted.items():
@@ -93,7 +93,7 @@ class Kept:
         return right
 
     def strays(self) -> int:
-        """Read where every vCPU may run; return how many machines have one elsewhere."""
+        """Read the mask of every vCPU; return the number of machines with a stray one."""
         return sum(map(self._machines.has_strayed, self._wanted))
 
     def _first(self, place: VMPlace) -> VMMasks:
@@ -157,7 +157,7 @@ def first_sweep(host: FakeHost, guests: list[Guest]) -> list[VMThreads]:
 
 
 def sweep(host: FakeHost, guests: list[Guest], found: list[VMThreads]) -> list[VMThreads]:
-    """Look for threads that are new, inside and outside."""
+    """Find new threads, inside and outside."""
     look = host.look
     return [
         read_threads(look, known.vmm, [guest.cgroup], sandbox_id=guest.sandbox, known=known)
@@ -166,12 +166,12 @@ def sweep(host: FakeHost, guests: list[Guest], found: list[VMThreads]) -> list[V
 
 
 def rescan(host: FakeHost, found: list[VMThreads]) -> int:
-    """Return how many machines have another number of threads now."""
+    """Return the number of machines with a changed thread count."""
     return sum(count_threads(host.roots, seen.vmm) != seen.own_count for seen in found)
 
 
 def bare_sweep(proc: Path, guests: list[Guest]) -> int:
-    """Read the names of the same threads and nothing else; return how many."""
+    """Read the names of the same threads and nothing else; return their number."""
     count = 0
     for guest in guests:
         folder = f"{proc}/{guest.pid}/task"
@@ -183,7 +183,7 @@ def bare_sweep(proc: Path, guests: list[Guest]) -> int:
 
 
 def bare_rescan(proc: Path, guests: list[Guest]) -> int:
-    """Ask for the same counts and nothing else."""
+    """Read the same counts and nothing else."""
     return sum(os.stat(f"{proc}/{guest.pid}/task").st_nlink for guest in guests)  # noqa: PTH116 bare calls
 
 
@@ -216,7 +216,7 @@ def measure(host: FakeHost, guests: list[Guest]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Print the table; return 0 when nothing costs more than it may."""
+    """Print the table; return 0 if nothing exceeds its limit."""
     argparse.ArgumentParser(
         prog="python -m bench.vm_threads", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     ).parse_args()

@@ -1,7 +1,8 @@
-"""`python -m bench.webhook`: corepin's webhook beside others, under the same load over TLS.
+"""`python -m bench.webhook`: corepin's webhook compared with others, under the same load over TLS.
 
-The server has one CPU and the load another. Rounds are interleaved; a figure is the median of the rounds, a ratio
-the median of the rounds' ratios. CPU time per review hardly depends on what else the machine does; the others do.
+The server has one CPU and the load another. Rounds are interleaved; a figure is the median of the rounds, a
+ratio the median of the rounds' ratios. CPU time per review hardly depends on the load of the machine; the
+other figures do.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Arena:
         return True
 
     def measure(self, contender: Contender, seconds: int) -> load.Sample:
-        """Put load on a webhook and return what it cost."""
+        """Put load on a webhook and return its figures."""
         pid, url, cpu = self._processes[contender.name], contender.url, self._client_cpu
         if contender.keeps_connections:
             return load.put(pid, url, self.body, pods=contender.pods, seconds=seconds, cpu=cpu)
@@ -79,13 +80,13 @@ class Arena:
         return load.put_one_by_one(pid, url, lambda: ask_once(url, body, context), seconds=seconds, cpu=cpu)
 
     def ask_strangers(self, contender: Contender) -> Contender:
-        """Return a contender that is the same process, asked about other pods."""
+        """Return a contender with the same process, and reviews of other pods."""
         self._processes[ALONE] = self._processes[contender.name]
         return replace(contender, name=ALONE, pods=STRANGERS)
 
 
 def start_all(arena: Arena, folder: Path, cmk: Path | None) -> list[Contender]:
-    """Start every webhook that can be had here, and hold each answer to ours."""
+    """Start every available webhook, and compare each answer with ours."""
     ours = contenders.ours(arena.pair)
     answer = arena.start(ours)
     constant = folder / "answer.json"

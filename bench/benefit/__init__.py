@@ -1,1 +1,1 @@
-"""What an application gains by a CPU of its own."""
+"""Benefit of exclusive CPUs for an application."""

@@ -1,8 +1,9 @@
-"""`python -m bench.benefit` (as root): what an application gains by a CPU of its own beside four busy neighbours.
+"""`python -m bench.benefit` (as root): benefit of an exclusive CPU for an application with busy neighbours.
 
-The same application runs in turns without a policy and with `exclusive`: it has a 1 kHz timer, whose lateness counts,
-and asks a small server in the same container a thousand times a second. The agent is the real one with real cgroups
-(runtime local). What else runs on the machine is not kept off, and is printed.
+The same application runs in turns without a policy and with `exclusive`, beside four busy neighbours: it has
+a 1 kHz timer, whose lateness counts, and sends a thousand requests a second to a small server in the same
+container. The agent is the real one with real cgroups (runtime local). Other load on the machine is not kept
+off, and is printed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def pod(name: str, command: list[str], policy: str, cpu: str) -> dict[str, Any]:
 
 
 def measure(rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
-    """Return every time that was measured, by policy and kind."""
+    """Return all measured times, by policy and kind."""
     taken: dict[str, dict[str, list[float]]] = {policy: {kind: [] for kind in KINDS} for policy in POLICIES}
     with tempfile.TemporaryDirectory(prefix="benefit-") as name:
         agent = LocalAgent(Path(name))
@@ -69,7 +70,7 @@ def measure_once(
 
 
 def at(times: list[float], share: float) -> float:
-    """Return what a share of the times is not above."""
+    """Return a percentile of the times."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 

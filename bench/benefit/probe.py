@@ -1,4 +1,4 @@
-"""Be the application of `bench.benefit`: a 1 kHz timer, then a client of a small server in the same container."""
+"""The application of `bench.benefit`: a 1 kHz timer, then a client of a small server in its container."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MESSAGE: Final = b"x" * 128
 
 
 def timer(seconds: float) -> list[float]:
-    """Return how late each tick of a 1 kHz timer came, in seconds."""
+    """Return the lateness of each tick of a 1 kHz timer, in seconds."""
     late, due = [], time.monotonic()
     end = due + seconds
     while due < end:
@@ -29,7 +29,7 @@ def timer(seconds: float) -> list[float]:
 
 
 def requests(seconds: float) -> list[float]:
-    """Return how long each answer of a server took that does next to nothing, asked a thousand times a second."""
+    """Return the latency of each answer of a minimal server, at a thousand requests a second."""
     client, server = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -50,7 +50,7 @@ def requests(seconds: float) -> list[float]:
 
 
 def main() -> None:
-    """Measure, write the result at one stroke, and stay, so that no CPU becomes free before the pod is removed."""
+    """Measure, write the result atomically, and stay, so that no CPU is freed before the pod is removed."""
     result, seconds = Path(sys.argv[1]), float(sys.argv[2])
     gc.disable()
     time.sleep(1)

@@ -1,1 +1,1 @@
-"""Measure what claims cost."""
+"""Cost of ResourceClaims."""

@@ -1,10 +1,10 @@
-"""What claims cost on 256 CPUs: `python -m bench.claims`.
+"""Cost of ResourceClaims on 256 CPUs: `python -m bench.claims`.
 
-A driver of ResourceClaims on its real sockets prepares 200 claims of 110 pods: real passes, which save the ledger on
-disk, and CDI files in memory, where `/var/run` of a node is, too; runtime, cgroups and API server are in memory. Beside
-it the answers for new containers are timed with and without claims, because each adds a variable to them, and the memory
-that claims take is counted. Calls are timed as the kubelet waits for them; their CPU time does not depend on what else
-runs. Answers are timed in CPU time.
+A driver of ResourceClaims on its real sockets prepares 200 claims of 110 pods: real passes, which save the
+ledger on disk, and CDI files in memory, where `/var/run` of a node is, too; runtime, cgroups and API server
+are in memory. Beside it the answers for new containers are timed with and without claims, because each adds a
+variable to them, and the memory of claims is counted. Calls are timed as the kubelet waits for them; their
+CPU time does not depend on the load. Answers are timed in CPU time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Node:
         self._wanted = asyncio.Event()
 
     def _add(self) -> None:
-        """Make the pods, and allocate their claims."""
+        """Create the pods, and allocate their claims."""
         for pod in range(PODS):
             uid, names = f"pod-{pod}", self.names[pod::PODS]
             made = pod_document(uid, [Wish("500m")], created=pod)
@@ -93,7 +93,7 @@ class Node:
                 self.api.claims[name] = made
 
     async def serve(self) -> None:
-        """Run passes whenever one is asked for."""
+        """Run a pass at each request."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.driver.run(self._wanted.set))
             while True:
@@ -153,7 +153,7 @@ async def prepared(node: Node, *, at_once: bool) -> list[float]:
 
 
 def starts(claims: int) -> list[float]:
-    """Return the seconds that the answer for each of many new containers takes, on a node with so many claims."""
+    """Return the seconds of the answer for each of many new containers, on a node with this many claims."""
     world = ClaimWorld(machine())
     for pod in range(PODS):
         names = [f"c{number:03}" for number in range(pod, claims, PODS)]
@@ -189,7 +189,7 @@ def new_node(claims: int = CLAIMS) -> Iterator[Node]:
 
 
 def memory(claims: int) -> int:
-    """Return the bytes that serving so many claims takes."""
+    """Return the bytes of memory of this many claims."""
     with new_node(claims) as node:
         gc.collect()
         tracemalloc.start()
@@ -201,7 +201,7 @@ def memory(claims: int) -> int:
 
 
 def rows() -> Iterator[tuple[str, float, float | None]]:
-    """Yield each figure with its unit, its value and its limit."""
+    """Yield name, value and limit of each figure."""
     for at_once in (False, True):
         with new_node() as node:
             began = time.process_time()
@@ -221,7 +221,7 @@ def rows() -> Iterator[tuple[str, float, float | None]]:
 
 
 def main() -> int:
-    """Print the figures; fail where one is above its limit."""
+    """Print the figures; return 1 if one is above its limit."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     missed = False
     for name, value, limit in rows():

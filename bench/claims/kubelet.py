@@ -1,7 +1,8 @@
-"""How long pods with ResourceClaims wait on a real kubelet: `python -m bench.claims.kubelet` (as root).
+"""Time that pods with ResourceClaims wait on a real kubelet: `python -m bench.claims.kubelet` (as root).
 
-API server, scheduler, kubelet and containerd are real, and so are the machine's CPUs, one of which is for claims. Times
-are those of a clock, so that whatever else runs on the machine is in them; its load is printed, and the agent's CPU time.
+API server, scheduler, kubelet and containerd are real, and so are the machine's CPUs, one of which is for
+claims. Times are wall times, so they include the load of the machine, which is printed with the agent's CPU
+time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 WAIT: Final = 300.0
 AWAY_SECONDS: Final = 10.0
-# What is measured, and its goal in seconds.
+# The measured intervals, with goals in seconds.
 FORCED: Final = "pod deleted by force to next pod running", 5.0
 ROOM: Final = "CPUs free after a failed Prepare to pod running", 2.0
 AWAY: Final = "agent back after 10 s to pod running", 3.0
@@ -51,7 +52,7 @@ BACK: Final = "agent back to its slices published again", 2.0
 
 
 class Bench:
-    """A node, the seconds that were measured there, and the Prepares of each claim."""
+    """A node, the measured seconds, and the Prepares of each claim."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -68,11 +69,11 @@ class Bench:
         raise RuntimeError("the agent was never started")
 
     def name(self) -> str:
-        """Return a name that nothing has."""
+        """Return an unused name."""
         return f"p{next(self._names)}"
 
     def measure(self, what: tuple[str, float], began: float) -> None:
-        """Note the seconds since a moment, and print them: a run that is ended early has shown what it measured."""
+        """Record the seconds since a moment, and print them, for runs that are interrupted."""
         seconds = time.monotonic() - began
         self.found.setdefault(what, []).append(seconds)
         print(f"{what[0]}: {seconds:.2f} s, load {os.getloadavg()[0]:.0f}", flush=True)
@@ -91,7 +92,7 @@ class Bench:
         self.logs.append(self.daemon.log_file)
 
     def kill_agent(self) -> None:
-        """Kill the agent, and count the CPU time that it has used."""
+        """Kill the agent, and add its CPU time."""
         self.cpu += self.agent_cpu()
         self.node.agent.kill()
 
@@ -101,7 +102,7 @@ class Bench:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def forced(self) -> None:
-        """Delete the only pod with CPUs by force, beside another that waits for them."""
+        """Force the deletion of the only pod with CPUs, while another pod waits for them."""
         node, old, new = self.node, self.name(), self.name()
         node.apply(claim(old), claim(new), claiming_pod(old, old))
         self.running(old)
@@ -113,7 +114,7 @@ class Bench:
         self.measure(FORCED, began)
 
     def room(self) -> None:
-        """Let a Prepare fail, because a classic pod has the CPUs, and then end that pod."""
+        """Let a Prepare fail because a classic pod has the CPUs, and then end that pod."""
         node, name = self.node, self.name()
         [classic] = node.run(pod("holder", EXCLUSIVE, cpu=str(node.cores)))
         until_equal("it owns the cores", lambda: len(classic.cpus), node.cores)
@@ -157,7 +158,7 @@ class Bench:
             client.patch(path, json={"status": status}, headers=kind).raise_for_status()
 
     def away(self) -> None:
-        """Let a pod come while no agent runs."""
+        """Create a pod while no agent runs."""
         node, name = self.node, self.name()
         self.kill_agent()
         killed = time.monotonic()
@@ -170,7 +171,7 @@ class Bench:
         self.measure(AWAY, began)
 
     def back(self) -> None:
-        """Start the agent on a node whose slices are deleted, as a restarted kubelet does."""
+        """Start the agent on a node with deleted slices, as after a restart of the kubelet."""
         self.kill_agent()
         with self.node.plane.server.client() as client:
             client.delete("/apis/resource.k8s.io/v1/resourceslices").raise_for_status()
@@ -191,7 +192,7 @@ class Bench:
                 restart_kubelet(self.node)
 
     def churn(self) -> Iterator[None]:
-        """Create a pod with a claim, and delete it and create the next at each step; all of them have to run."""
+        """Create a pod with a claim, and replace it at each step; all of them have to run."""
         while True:
             name = self.name()
             self.node.apply(claim(name), claiming_pod(name, name))
@@ -203,7 +204,7 @@ class Bench:
             delete_claim(self.node, name)
 
     def prepares(self) -> Counter[str]:
-        """Return how often each claim was prepared, by the logs of all agents."""
+        """Return the number of Prepares of each claim, from the logs of all agents."""
         found: Counter[str] = Counter()
         for log in self.logs:
             for line in log.read_text().splitlines():
@@ -225,7 +226,7 @@ def lines(bench: Bench) -> Iterator[str]:
 
 
 def repeated(bench: Bench, step: Callable[[], Any], times: int) -> None:
-    """Do a step so often, each time on a node without pods."""
+    """Repeat a step, each time on a node without pods."""
     for _ in range(times):
         step()
         bench.clear()

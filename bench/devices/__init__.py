@@ -1,1 +1,1 @@
-"""Births of containers with devices on a real kubelet."""
+"""Starts of containers with devices on a real kubelet."""

@@ -1,9 +1,10 @@
-"""`python -m bench.devices` (as root): births of containers with devices on a real kubelet, with NRI.
+"""`python -m bench.devices` (as root): starts of containers with devices on a real kubelet, with NRI.
 
-A device plugin of the tests gives out devices on two NUMA nodes, which the agent sees as this machine's cores. Pods are
-born one at a time, in turns with `device-policy` none and require, and then many at once. It prints whether the first
-instruction of each container ran beside its device, how long births took, how many needed another attempt, and how
-often the kubelet's socket was called. What else runs on the machine is not kept off, and is printed.
+A device plugin of the tests offers devices on two NUMA nodes, which the agent sees as this machine's cores.
+Pods are started one at a time, in turns with `device-policy` none and require, and then many at once. It
+prints whether the first instruction of each container ran beside its device, the duration of starts, the
+number of further attempts, and the number of calls of the kubelet's socket. Other load on the machine is not
+kept off, and is printed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.node.starts.test_devices import resource_on
 if TYPE_CHECKING:
     from tests.environments.node.node import Node
 
-SPARE: Final = 200  # devices of each NUMA node: one that has just been given back is not needed at once
+SPARE: Final = 200  # devices of each NUMA node: one that was just returned is not needed at once
 WORDS: Final = ("none", "require")
 POLL_SECONDS: Final = 0.01
 PODS: Final = "/api/v1/namespaces/default/pods"
@@ -40,11 +41,11 @@ _numbers = count(1)
 
 @dataclass
 class Births:
-    """What was seen of the births under one policy."""
+    """Observations of the starts under one policy."""
 
     seconds: list[float] = field(default_factory=list)
     right: int = 0
-    again: int = 0  # had another attempt to create the container
+    again: int = 0  # needed another attempt to create the container
 
     def line(self, title: str) -> str:
         """Return them as text."""
@@ -68,7 +69,7 @@ class Bench:
         self.api = node.plane.server.client()
 
     def create(self, name: str, word: str, number: int) -> str:
-        """Create a pod with a device of a NUMA node, and one CPU if a word is given; return its uid."""
+        """Create a pod with a device of a NUMA node, with one CPU if `word` is set; return its uid."""
         document = pod(name, {**EXCLUSIVE, DEVICES: word} if word else {}, cpu="1" if word else None)
         resources = document["spec"]["containers"][0]["resources"]
         resources["limits"] = resources["requests"] = {**resources["limits"], resource_on(number): "1"}
@@ -76,7 +77,7 @@ class Bench:
         return str(made["metadata"]["uid"])
 
     def first(self, name: str, uid: str, began: float, births: Births, number: int | None) -> None:
-        """Wait for the first line of a pod, and note it; without `number` any CPU is right."""
+        """Wait for the first log line of a pod, and record it; without `number` any CPU is right."""
         while not (lines := self.node.log_lines(name, uid)):
             if time.monotonic() > began + 300:
                 raise RuntimeError(f"{name} did not start: {self.node.pod(name)}")
@@ -92,19 +93,19 @@ class Bench:
         return any(uid in line and "CreateContainerError" in line for line in text.splitlines())
 
     def remove(self, *names: str) -> None:
-        """Delete pods, and wait until nothing of them is left."""
+        """Delete pods, and wait until they are deleted."""
         for name in names:
             self.api.delete(f"{PODS}/{name}", params={"gracePeriodSeconds": "0"})
         until("containers are gone", lambda: not self.node.containerd.running(), 300)
         until_equal("no CPUs are held", self.held, [], 300)
 
     def held(self) -> list[Any]:
-        """Return what the agent's ledger has."""
+        """Return the content of the agent's ledger."""
         found: list[Any] = self.node.agent.state()["ledger"]["assignments"]
         return found
 
     def singles(self, number: int, until_moment: float) -> dict[str, Births]:
-        """Let pods be born one at a time, under each word in turns."""
+        """Start pods one at a time, under each policy in turns."""
         found = {word: Births() for word in WORDS}
         for birth in range(number):
             for word in WORDS if birth % 2 == 0 else WORDS[::-1]:
@@ -118,7 +119,7 @@ class Bench:
         return found
 
     def crowd(self, size: int) -> Births:
-        """Let many pods with devices be born at once; those that hold a CPU count, one on each core but one."""
+        """Start many pods with devices at once; those with a CPU count, one on each core but one."""
         births, others, began = Births(), [], time.monotonic()
         owning = max(1, len(self.cores) - 1)  # a CPU stays for the others
         for at in range(size - owning):
@@ -176,7 +177,7 @@ def main() -> None:
 
 
 def calls(bench: Bench, seconds: float) -> None:
-    """Print how often the kubelet's socket was called."""
+    """Print the number of calls of the kubelet's socket."""
     made = {
         result: int(bench.node.agent.metric("corepin_agent_podresources_calls_total", result=result))
         for result in ("ok", "later", "refused", "too_large")

@@ -1,1 +1,1 @@
-"""Partitions of cgroup v2 beside what corepin does without them, on an emulated machine."""
+"""Partitions of cgroup v2 compared with corepin without them, on an emulated machine."""

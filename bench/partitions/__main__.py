@@ -1,9 +1,10 @@
-"""`python -m bench.partitions` (as root): what a partition of cgroup v2 would still keep off a busy owner of two CPUs.
+"""`python -m bench.partitions` (as root): noise that a cgroup v2 partition would still keep off a busy owner.
 
-An emulated machine of six CPUs (Debian's kernel, no KVM) runs the real agent with a real containerd. Beside the owner run
-nine daemons, a busy pod, pings through a network card and writes to a disk. The same things are counted in turns: with
-exclusive CPUs, with `noise-policy: quiet`, with system.slice confined too, and with a partition made by hand. What the
-kernel answers to partitions of containers is printed below. Emulated time is not real time: the order of magnitude holds.
+An emulated machine of six CPUs (Debian's kernel, no KVM) runs the real agent with a real containerd. Beside
+the owner of two CPUs run nine daemons, a busy pod, pings through a network card and writes to a disk. The
+same things are counted in turns: with exclusive CPUs, with `noise-policy: quiet`, with system.slice confined
+too, and with a partition made by hand. The kernel's answers to partitions of containers are printed below.
+Emulated time is not real time: the order of magnitude holds.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def table(counted: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the table, and what the kernel answered."""
+    """Print the table, and the kernel's answers."""
     parser = argparse.ArgumentParser(prog="python -m bench.partitions", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="of all steps; default: 3")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each step, in the guest; default: 10")

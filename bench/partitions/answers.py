@@ -1,4 +1,4 @@
-"""Inside the guest: what the kernel answers to partitions of containers, and to writes beside a valid partition."""
+"""Inside the guest: the kernel's answers to partitions of containers, and to writes beside a partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST_CPU: Final = 38  # of the words of /proc/PID/stat
 
 
 def answers(container: Path, neighbour: Path, cpus: CPUSet, pids: Sequence[int]) -> None:
-    """Report what the kernel says, step by step. Sets of CPUs stay changed."""
+    """Report the kernel's answers, step by step. Sets of CPUs stay changed."""
     tell("isolated on the container alone", write(container, partition="isolated"))
     write(container, partition="member")
     is_there = (container / "cpuset.cpus.exclusive").exists()
@@ -42,7 +42,7 @@ def tell(to: str, says: object) -> None:
 
 
 def children(owner: Sequence[int]) -> str:
-    """Return the CPU that each of four busy children of a shell in the partition ran on last; the owner stands still."""
+    """Return the last CPU of each of a shell's four busy children in the partition; the owner is stopped."""
     for pid in owner:
         os.kill(pid, signal.SIGSTOP)
     with process(FOUR_CHILDREN, OWN) as shell:
@@ -58,7 +58,7 @@ def children(owner: Sequence[int]) -> str:
 
 
 def beside(neighbour: Path) -> None:
-    """Write sets with a partition's CPUs elsewhere."""
+    """Write cpusets with a partition's CPUs to other cgroups."""
     was = (neighbour / "cpuset.cpus").read_text().strip()
     says = attempt(neighbour)
     tell("all CPUs written to another container", f"{says}; it has {read(neighbour, 'effective')}")
@@ -68,7 +68,7 @@ def beside(neighbour: Path) -> None:
 
 
 def attempt(folder: Path) -> str:
-    """Write all CPUs to a cgroup, as a kubelet may; return the answer of the kernel."""
+    """Write all CPUs to a cgroup, as a kubelet may; return the kernel's answer."""
     try:
         (folder / "cpuset.cpus").write_text(online())
     except OSError as error:
@@ -77,7 +77,7 @@ def attempt(folder: Path) -> str:
 
 
 def chain(container: Path, cpus: CPUSet) -> None:
-    """Make every cgroup above a container a partition, as Linux before 6.7 needs it, and then the container."""
+    """Make each cgroup above a container a partition, which Linux before 6.7 needs, then the container."""
     pod = container.parent
     pods = CPUSet.parse(online()) - CPUSet((0, 1))
     tell(f"root on kubepods with CPUs {pods}", write(PODS, str(pods), "root"))

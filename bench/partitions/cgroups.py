@@ -1,4 +1,4 @@
-"""Inside the guest: groups of processes, and partitions of cgroup v2 that are made by hand."""
+"""Inside the guest: cgroups with processes, and partitions of cgroup v2 made by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def join(folder: Path, pids: Iterable[int]) -> None:
 
 
 def move_all(source: Path, target: Path) -> None:
-    """Move every process of a cgroup, those too that are started in the meantime."""
+    """Move every process of a cgroup, re-listing until it is empty."""
     while pids := (source / "cgroup.procs").read_text().split():
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -34,7 +34,7 @@ def move_all(source: Path, target: Path) -> None:
 
 @contextmanager
 def process(script: str, folder: Path) -> Iterator[int]:
-    """Run a shell's script in a cgroup until the block ends."""
+    """Run a shell script in a cgroup until the block ends."""
     with subprocess.Popen(
         ["sh", "-c", f"echo $$ >{folder}/cgroup.procs; {script}"], start_new_session=True
     ) as shell:
@@ -45,7 +45,7 @@ def process(script: str, folder: Path) -> Iterator[int]:
 
 
 def write(folder: Path, cpus: str = "", partition: str = "") -> str:
-    """Write a set of CPUs and a type of partition; return what the kernel says of the partition, or why it refused."""
+    """Write a cpuset and a partition type; return the kernel's state of the partition, or why it refused."""
     try:
         if cpus:
             (folder / "cpuset.cpus").write_text(f"{cpus}\n")
@@ -63,7 +63,7 @@ def read(folder: Path, name: str) -> str:
 
 @contextmanager
 def partition(kind: str, cpus: CPUSet, pids: Iterable[int], back: Path) -> Iterator[None]:
-    """Have processes in a partition directly below the root, where Linux 6.1 allows one.
+    """Run processes in a partition directly below the root, where Linux 6.1 allows one.
 
     Afterwards they are in the cgroup `back`.
     """

@@ -1,4 +1,4 @@
-"""Inside the guest: a busy owner beside strangers, and what is counted on its CPUs in each step."""
+"""Inside the guest: a busy owner beside other load, and the counters on its CPUs in each step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DAEMON: Final = "while :; do i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; sl
 WRITER: Final = "while :; do dd if=/dev/zero of=/dev/nvme0n1 bs=64k count=512 conv=fsync 2>/dev/null; done"
 PING: Final = "exec busybox ping -A -q 10.0.2.2 >/dev/null"  # QEMU answers
 IN_SLICE: Final = (*[DAEMON] * 6, WRITER)
-IN_ROOT: Final = (*[DAEMON] * 3, PING)  # as what a host without systemd starts
+IN_ROOT: Final = (*[DAEMON] * 3, PING)  # like the services of a host without systemd
 
 
 class Sample(NamedTuple):
@@ -57,7 +57,7 @@ class Sample(NamedTuple):
 
 
 def main() -> None:
-    """Report what is counted in each step of each round, and then what the kernel answers."""
+    """Report the counters of each step of each round, and then the kernel's answers."""
     report("boot", kernel=os.uname().release)
     bring_up_devices()
     with running_node(VERSIONS[-1]) as node, ExitStack() as stack:
@@ -104,7 +104,7 @@ def start_agent(node: Node) -> None:
 
 
 def one_round(node: Node, cpus: CPUSet, owner: list[int], originals: dict[str, str]) -> None:
-    """Count in each step, and end as the round began."""
+    """Count in each step, and restore the initial state."""
     count("exclusive", cpus, owner)
     node.edit("owner", 2, QUIET)
     until_quiet(cpus)
@@ -120,7 +120,7 @@ def one_round(node: Node, cpus: CPUSet, owner: list[int], originals: dict[str, s
 
 
 def until_quiet(cpus: CPUSet) -> None:
-    """Wait until only interrupts of the disk's queues, which the kernel manages, may fire on CPUs."""
+    """Wait until only interrupts of the disk's queues, which the kernel manages, may fire on the CPUs."""
     deadline = time.monotonic() + SECONDS
     while any(not has_disk(number) for number in reaches(cpus)):
         if time.monotonic() > deadline:
@@ -129,7 +129,7 @@ def until_quiet(cpus: CPUSet) -> None:
 
 
 def until_original(originals: dict[str, str]) -> None:
-    """Wait until interrupts are where they were before CPUs were quiet."""
+    """Wait until interrupts have their affinities from before CPUs were quiet."""
     deadline = time.monotonic() + SECONDS
     while not originals.items() <= affinities().items():
         if time.monotonic() > deadline:
@@ -143,7 +143,7 @@ def has_disk(number: str) -> bool:
 
 
 def count(step: str, cpus: CPUSet, owner: list[int]) -> None:
-    """Report what happens on the owner's CPUs, and to its threads, in a while."""
+    """Report the counters of the owner's CPUs and threads over a period."""
     time.sleep(1)  # a written affinity holds from the next interrupt on
     before = sample(owner)
     time.sleep(float(os.environ["STEP_SECONDS"]))
@@ -157,7 +157,7 @@ def sample(owner: list[int]) -> Sample:
 
 
 def counts(before: Sample, after: Sample, cpus: CPUSet) -> dict[str, int | str]:
-    """Return how often each kind came, or why that is not known."""
+    """Return the count of each kind, or why it is unknown."""
 
     def grown(table: str, keep: Callable[[bytes, bytes], bool]) -> int | str:
         found = growth(chosen(getattr(before, table), keep), chosen(getattr(after, table), keep), cpus)

@@ -1,1 +1,1 @@
-"""What corepin's webhook and its agent are measured against; `python -m bench.peers` compares the agent."""
+"""Programs with which corepin's webhook and agent are compared; `python -m bench.peers` does the agent."""

@@ -1,8 +1,8 @@
-"""`python -m bench.peers` (as root): what a pod costs corepin, balloons and dra-driver-cpu, in turns on one containerd.
+"""`python -m bench.peers` (as root): cost of a pod for corepin, balloons and dra-driver-cpu, in turns.
 
-Each plugin gets the same pods: five that run all the time, pods that ask for nothing, and owners of one CPU, which the
-five leave and get back. dra-driver-cpu is built from its module; balloons is not (a module inside of it is not
-published), so its program is named by `--balloons`, or left out.
+Each plugin gets the same pods on one containerd: five that run all the time, pods without claims, and owners
+of one CPU, which the five leave and get back. dra-driver-cpu is built from its module; balloons is not (a
+module inside of it is not published), so its program is named by `--balloons`, or left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OURS: Final = "corepin"
 
 
 def started(names: argparse.Namespace) -> Mapping[str, Callable[..., AbstractContextManager[Plugin]]]:
-    """Return how each plugin is started."""
+    """Return the start function of each plugin."""
     found: dict[str, Callable[..., AbstractContextManager[Plugin]]] = {OURS: corepin}
     if names.balloons:
         found["balloons"] = partial(balloons, names.balloons)
@@ -41,7 +41,7 @@ def started(names: argparse.Namespace) -> Mapping[str, Callable[..., AbstractCon
 
 
 def table(taken: Mapping[str, list[Figures]]) -> list[str]:
-    """Return the lines: the median of all rounds, and how many times theirs ours is."""
+    """Return the lines: the median of all rounds, and the ratio of ours to theirs."""
     lines = [f"{'':<52}" + "".join(f"{name:>24}" for name in taken)]
     for title, pick in ROWS:
         values = {name: sorted(map(pick, rounds))[len(rounds) // 2] for name, rounds in taken.items()}
@@ -51,7 +51,7 @@ def table(taken: Mapping[str, list[Figures]]) -> list[str]:
 
 
 def _cell(ours: float, theirs: float, name: str) -> str:
-    """Return a value, and how much more ours is; "-" where nothing was measured."""
+    """Return a value with the ratio of ours to it; "-" if not measured."""
     if isnan(theirs):
         return "-"
     return f"{theirs:.2f}" + (f" ({ours / theirs:.2f} x)" if name != OURS and theirs > 0 and ours > 0 else "")

@@ -1,6 +1,6 @@
-"""Webhooks that decide nothing: they read the body and answer a constant, on the server that corepin uses.
+"""Webhooks with a constant answer: they read the body, on the server that corepin uses.
 
-What they cost is HTTP, TLS and the framework; what corepin's webhook costs more is its own work.
+Their cost is that of HTTP, TLS and the framework; the rest of corepin's cost is its own work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def bare(answer: bytes) -> ASGIApp:
 
 
 def fastapi(answer: bytes) -> ASGIApp:
-    """Return a FastAPI application whose route takes no part in FastAPI's own machinery."""
+    """Return a FastAPI application whose route bypasses FastAPI's own machinery."""
 
     async def mutate(request: Request) -> Response:
         await request.body()

@@ -1,7 +1,8 @@
-"""The programs that `bench.peers` compares: how each is started, and how it is asked for a CPU of its own.
+"""The programs that `bench.peers` compares: how each is started, and how a pod requests a CPU of its own.
 
-Each gets the same pods of the same containerd. corepin is asked by an annotation, balloons by a type of balloon that an
-administrator configured, dra-driver-cpu by a ResourceClaim that the kubelet prepares; the bench prepares in its place.
+Each gets the same pods of the same containerd. corepin's pods have an annotation, balloons' a type of balloon
+that an administrator configured, dra-driver-cpu's a ResourceClaim that the kubelet prepares; the bench
+prepares in its place.
 """
 
 from __future__ import annotations
@@ -50,24 +51,24 @@ mount --bind "$1/lib" /var/lib && mount --rbind "$1/run" /run && mount --bind "$
 
 
 class Plugin(Protocol):
-    """One plugin that runs."""
+    """A running plugin."""
 
     @property
     def pid(self) -> int:
         """Its process."""
 
     def plain(self, name: str) -> None:
-        """Prepare for a pod that asks for nothing."""
+        """Prepare for a pod without claims."""
 
     def owner(self, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Prepare for a pod with a CPU of its own; return annotations and environment of its container."""
 
     def forget(self, name: str) -> None:
-        """Note that the pod is deleted."""
+        """Record that the pod is deleted."""
 
 
 class Corepin:
-    """The agent, which reads manifests where others read nothing: part of what it costs here."""
+    """The agent, which reads manifests where other plugins read nothing: part of its cost here."""
 
     def __init__(self, node: ContainerdNode) -> None:
         self._node = node
@@ -102,7 +103,7 @@ def corepin(containerd: Containerd, folder: Path) -> Iterator[Corepin]:
 
 
 class Balloons:
-    """The plugin, which knows pods by NRI alone."""
+    """The plugin, which learns of pods by NRI only."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.pid = daemon.process.pid
@@ -120,7 +121,7 @@ class Balloons:
 
 @contextmanager
 def balloons(program: Path, containerd: Containerd, folder: Path) -> Iterator[Balloons]:
-    """Run the plugin with a type of balloon of one CPU."""
+    """Run the plugin with a balloon type of one CPU."""
     (folder / "balloons.yaml").write_text(BALLOONS)
     log, shared = folder / "balloons.log", folder / "shared"
     command = [
@@ -212,7 +213,7 @@ def dra_driver(program: Path, containerd: Containerd, folder: Path) -> Iterator[
 
 
 def allocated_claim(server: ApiServer, name: str) -> str:
-    """Create a claim for one CPU that is allocated, as the scheduler leaves it; return its uid."""
+    """Create a claim for one CPU with the scheduler's allocation; return its uid."""
     wanted = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "1"}}}
     metadata = {"name": name, "namespace": "default"}
     claim = {"spec": {"devices": {"requests": [{"name": "cpu", "exactly": wanted}]}}, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""One round of `bench.peers`: pods that come and go beside one plugin, and what they cost it."""
+"""One round of `bench.peers`: pods that start and end beside one plugin, and their cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BYSTANDERS: Final = 5
 REST_SECONDS: Final = 0.3  # between two changes, as in bench.pod_cost
-LONGEST_SECONDS: Final = 5.0  # after which freed CPUs count as not given back
+LONGEST_SECONDS: Final = 5.0  # limit after which freed CPUs count as not given back
 NAME: Final = "main"
 NANOSECONDS: Final = 1e9
 _MB: Final = 1024
@@ -34,9 +34,9 @@ _MB: Final = 1024
 
 @dataclass
 class Figures:
-    """What one round measured."""
+    """Figures of one round."""
 
-    plain_ms: float = 0.0  # CPU time for a pod that asks for nothing
+    plain_ms: float = 0.0  # CPU time for a pod without claims
     owner_ms: float = 0.0
     idle: float = 0.0  # per cent of a CPU
     pss: float = 0.0  # MB
@@ -79,12 +79,12 @@ class Round:
         self._bystanders: list[Container] = []
 
     def bystander(self, name: str) -> None:
-        """Start a pod that stays."""
+        """Start a pod that keeps running."""
         self._plugin.plain(name)
         self._bystanders.append(self._start(name, {}, {}, FOREVER))
 
     def plain(self, name: str) -> None:
-        """Let a pod that asks for nothing come and go; it must start where the bystanders may run."""
+        """Start and end a pod without claims; it must start on the bystanders' CPUs."""
         self._plugin.plain(name)
         began = time.perf_counter()
         self._start(name, {}, {}, TELLING)
@@ -95,7 +95,7 @@ class Round:
         time.sleep(REST_SECONDS)
 
     def owner(self, name: str) -> None:
-        """Let an owner of one CPU come and go; the bystanders must have left it, and get it back."""
+        """Start and end an owner of one CPU; the bystanders must leave the CPU, and get it back."""
         annotations, environment = self._plugin.owner(name)
         own = self._start(name, annotations, environment, TELLING).cpus
         until("the others left", lambda: not any(it.cpus & own for it in self._bystanders))
@@ -140,9 +140,9 @@ class Round:
 
 
 def measure(plugin: Plugin, containerd: Containerd, name: str, pods: int, idle_seconds: float) -> Figures:
-    """Let pods come and go beside a plugin; return what they cost it.
+    """Start and end pods beside a plugin; return their cost.
 
-    `name` is of the round, and part of the names of its pods, because the logs of the pods before stay.
+    `name` is of the round, and part of the names of its pods, because the logs of earlier pods stay.
     """
     found = Round(plugin, containerd)
     for number in range(BYSTANDERS):
@@ -163,7 +163,7 @@ def measure(plugin: Plugin, containerd: Containerd, name: str, pods: int, idle_s
 
 
 def _cost(plugin: Plugin, live: Callable[[str], None], name: str, pods: int) -> float:
-    """Return the plugin's CPU time in milliseconds for each of so many pods."""
+    """Return the plugin's CPU time in milliseconds per pod."""
     used = cpu_seconds(plugin.pid)
     for number in range(pods):
         live(f"{live.__name__}-{number}-{name}")

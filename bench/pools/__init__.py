@@ -1,1 +1,1 @@
-"""What pods with budgets cost: `python -m bench.pools`."""
+"""Cost of pods with budgets: `python -m bench.pools`."""

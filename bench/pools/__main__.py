@@ -1,4 +1,4 @@
-"""What pods with budgets cost beside the same pods without: `python -m bench.pools`.
+"""Cost of pods with budgets compared with the same pods without: `python -m bench.pools`.
 
 Each pod has a slice of two CPUs, a main container and a sidecar without CPUs of their own. With a budget the two run in
 the pool of the pod, which is a second claim; without one they run in the shared set. CPU time is measured in turns; a
@@ -68,7 +68,7 @@ def pod(number: int, *, has_budget: bool) -> Pod:
 
 
 def cold(*, has_budget: bool) -> Observed:
-    """Return a node on which every container runs everywhere."""
+    """Return a node on which every container runs on all CPUs."""
     topology = machine()
     pods = tuple(SeenPod.of(pod(number, has_budget=has_budget)) for number in range(PODS))
     running = tuple(
@@ -104,7 +104,7 @@ def passes(*, has_budget: bool) -> dict[str, Callable[[], object]]:
 
 
 def body(*, has_budget: bool, owns_cores: bool = False) -> bytes:
-    """Return a review of a pod in the size of a usual one, with the default SMT policy or with `require`."""
+    """Return a review of a pod of usual size, with the default SMT policy or with `require`."""
     whole: dict[str, Any] = json.loads(review())
     reviewed = whole["request"]["object"]
     reviewed["metadata"]["annotations"]["cpu-manager.corepin.io/pod"] = "exclusive"
@@ -171,7 +171,7 @@ def _time(act: Callable[[], object], count: int) -> float:
 
 
 def main() -> int:
-    """Print the figures; 1 if a limit is exceeded."""
+    """Print the figures; return 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m bench.pools", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"repeats of each (default: {ROUNDS})")
     rounds = parser.parse_args().rounds

@@ -1,1 +1,1 @@
-"""What `cmk isolate` adds to the start of a command."""
+"""Start-up cost of `cmk isolate`."""

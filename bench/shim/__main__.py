@@ -1,8 +1,9 @@
-"""`python -m bench.shim`: what `cmk isolate` adds to the start of a command.
+"""`python -m bench.shim`: start-up time that `cmk isolate` adds to a command.
 
-A command that ends at once is started alone, under the shim with a server that answers at once, and under the shim with
-a real agent: the first shows the shim, the second what a user waits for. They take turns in one container of the
-runtime local, which has a core of its own, and the fastest of each counts: a busy machine slows all of them.
+A command that ends at once is started alone, under the shim with a server that answers at once, and under the
+shim with a real agent: the first shows the shim's own time, the second the user's wait. They take turns in
+one container of the runtime local, which has a core of its own, and the fastest of each counts: a busy
+machine slows all of them.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROUNDS: Final = 200
-LIMIT_MS: Final = 5.0  # that a start may take longer with a real agent
-CMK_MS: Final = 720.0  # Intel CMK 1.5.2: its own binary to `--version`, on a machine like this one
+LIMIT_MS: Final = 5.0  # added start-up time with a real agent
+CMK_MS: Final = 720.0  # Intel CMK 1.5.2: its own program with `--version`, on a machine like this one
 COMMAND: Final = "/bin/true"
 POD: Final = "measured"
 CORES: Final = "cmk.intel.com/exclusive-cores"
 
 
 def start_ms(words: Sequence[str]) -> float:
-    """Start a command, wait for its end, and return how long that took."""
+    """Start a command, wait for its end, and return the milliseconds."""
     began = time.perf_counter()
     pid = os.posix_spawn(words[0], list(words), os.environ)
     _, status = os.waitpid(pid, 0)
@@ -85,14 +86,14 @@ def pod(arguments: Sequence[str]) -> dict[str, object]:
 
 
 def inside(fake: str, real: str, result: str) -> None:
-    """Measure in the container, and leave the result at one stroke."""
+    """Measure in the container, and write the result atomically."""
     partial = Path(f"{result}.partial")
     partial.write_text(json.dumps(measure(fake, real)))
     partial.rename(result)
 
 
 def report(taken: dict[str, list[float]]) -> bool:
-    """Print the table; say whether the limit holds."""
+    """Print the table; return whether the limit holds."""
     fast = {name: min(values) for name, values in taken.items()}
     alone = fast["alone"]
     print(f"{'a start of ' + COMMAND:<24}{'ms':>8}{'added':>8}{'ratio':>8}   {ROUNDS} of each")

@@ -1,7 +1,8 @@
-"""Measure what floods of `cmk.sock` cost the agent, and how long an answer to another pod's container takes.
+"""Cost of floods of `cmk.sock` for the agent, and answer time for another pod's container in the meantime.
 
-`python -m bench.shim.flood` (as root) runs the agent's server of wrappers, 200 flooding containers of one pod (one
-process each), and a container of another pod that asks 25 times a second. Flooders have one CPU, the agent another.
+`python -m bench.shim.flood` (as root) runs the agent's server of wrappers, 200 flooding containers of one pod
+(one process each), and a container of another pod that sends 25 requests a second. Flooders have one CPU, the
+agent another.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from tests.agent.wrappers.scene import Scene, cmk_pod, isolate
 from tests.pods import container
 
 FLOODERS: Final = 200
-SETTLE_SECONDS: Final = 8.0  # until the burst after the quiet is over
+SETTLE_SECONDS: Final = 8.0  # until the initial burst of a quiet node is used up
 SECONDS: Final = 15.0  # measured
-PAUSE_SECONDS: Final = 0.04  # between two questions of the other container
+PAUSE_SECONDS: Final = 0.04  # between two requests of the other container
 CPU_LIMIT: Final = 0.1  # of a core
 P99_LIMIT: Final = 0.02  # seconds
 REQUEST: Final = isolate("infra").encode()
-KEPT: Final = 900  # connections that a flooder opens without closing one
+KEPT: Final = 900  # open connections per flooder
 
 
 def request(path: str) -> None:
-    """Ask and read the whole answer, time and again."""
+    """Send requests and read whole answers, in a loop."""
     while True:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)
@@ -59,7 +60,7 @@ def exchange(connection: socket.socket) -> bytes:
 
 
 def silent(path: str) -> None:
-    """Connect, send nothing, and connect again when the agent closes."""
+    """Connect without sending, and connect again when the agent closes."""
     while True:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)
@@ -79,7 +80,7 @@ def hoard(path: str) -> None:
 
 
 def hang_up(path: str) -> None:
-    """Connect and close without a word, at full speed."""
+    """Connect and close without sending, at full speed."""
     while True:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)
@@ -106,7 +107,7 @@ def fork_flooder(kind: str, path: str) -> int:
 
 
 def fork_victim(path: str, seconds: float) -> tuple[int, int]:
-    """Return the pid of a process that asks and measures, and where its figures can be read."""
+    """Return the pid of a process that sends requests and measures, and a descriptor with its figures."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:
@@ -128,7 +129,7 @@ def fork_victim(path: str, seconds: float) -> tuple[int, int]:
 
 
 def favour(priority: int) -> None:
-    """Keep this process off the flooders' CPU and ahead of what else runs on its own."""
+    """Run this process off the flooders' CPU, and with priority on its own."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
 
@@ -174,7 +175,7 @@ async def measure(kind: str, folder: Path) -> tuple[float, float, float, int, in
 
 
 def main() -> int:
-    """Measure each kind in a process of its own; return 0 if all keep within the limits."""
+    """Measure each kind in a process of its own; return 0 if all are within the limits."""
     parser = argparse.ArgumentParser(prog="python -m bench.shim.flood", description=__doc__)
     parser.add_argument("kinds", nargs="*", default=list(KINDS))
     is_good = True
