@@ -1,1 +1,1 @@
-"""What `make` runs, beside the programs."""
+"""Scripts behind `make`, besides the programs."""

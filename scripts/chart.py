@@ -1,8 +1,9 @@
-"""Write the templates and the value files of the Helm chart from what kustomize renders of manifests/.
+"""Generate the templates and value files of the Helm chart from kustomize's rendering of manifests/.
 
-Every overlay is rendered. Fields that values decide become expressions; what an overlay has there becomes its value
-file. What only some overlays have is put into an `if`. Any other difference between overlays is an error: the chart
-has to learn it first (chart_values.py). Chart.yaml, values.yaml with its schema, and two templates are hand-written.
+Every overlay is rendered. Fields that values decide become expressions; an overlay's own content goes to its
+value file. Parts of only some overlays are put into an `if`. Any other difference between overlays is an
+error: the chart has to learn it first (chart_values.py). Chart.yaml, values.yaml with its schema, and two
+templates are hand-written.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
 
 MANIFESTS = Path("manifests")
 CHART = MANIFESTS / "helm"
-# No overlay has groups of nodes, so that their keys are in no rendered object.
+# No overlay has groups of nodes, so no rendered object has their keys.
 AGENT_CONFIG = "  config.yaml: {{ .Values.agent.config | toJson }}\n"
 AGENT_GROUPS = """\
 {{- range $name, $config := .Values.agent.groups }}
   {{ printf "config.%s.yaml" $name | toJson }}: {{ $config | toJson }}
 {{- end }}
 """
-# Until all is text, expressions stand in the objects between marks that no manifest has: ⟪.Values.x⟫. Kustomize itself
-# carries these two everywhere.
+# Until everything is text, expressions stand in the objects between marks that no manifest has: ⟪.Values.x⟫.
+# Kustomize itself puts these two into every place of a namespace.
 NAMES = "data: {system: ⟪.Values.namespaces.system⟫, agent: ⟪.Values.namespaces.agent⟫}\n"
 TEMPLATE_HEADER = "{{- /* Written by `make chart` from manifests/, where the reasons stand. */}}\n"
 VALUES_HEADER = "# What the overlay {0} changes. Written by `make chart` from manifests/{0}.\n"
@@ -46,7 +47,7 @@ Identity = tuple[str, str, str]  # kind, namespace, name
 
 
 class ChartIncomplete(Exception):
-    """The overlays differ in something that no value of the chart decides."""
+    """The overlays differ in a field that no value of the chart decides."""
 
 
 def chart_files() -> dict[Path, str]:
@@ -59,7 +60,7 @@ def chart_files() -> dict[Path, str]:
 
 
 def write(files: dict[Path, str]) -> None:
-    """Put the generated files in the place of those that are there."""
+    """Replace the generated files."""
     for path in written() - files.keys():
         (CHART / path).unlink()
     for path, text in files.items():
@@ -68,7 +69,7 @@ def write(files: dict[Path, str]) -> None:
 
 
 def written() -> set[Path]:
-    """Return the generated files that are there; they say so at their top."""
+    """Return the existing generated files, which are marked at their top."""
     return {
         path.relative_to(CHART)
         for path in CHART.glob("*/*.yaml")
@@ -97,7 +98,7 @@ def _identity(it: Object) -> Identity:
 
 
 def _places(objects: dict[Identity, Object], field: Field) -> list[tuple[Any, str]]:
-    """Return what holds a field, and the field's key there; nothing where an overlay has no such object."""
+    """Return the parents of a field, with the field's key there; none if an overlay has no such object."""
     *steps, key = (step.replace("~1", "/") for step in field.path.split("/"))
     named = (field.kind, field.name)
     return [
@@ -112,7 +113,7 @@ def _step(it: Any, step: str) -> Any:
 
 
 def _values(objects: dict[Identity, Object]) -> dict[str, Any]:
-    """Return the values with which the chart would render these objects."""
+    """Return the values with which the chart renders these objects."""
     return {
         field.value: holder.get(key)
         for field in FIELDS
@@ -122,7 +123,7 @@ def _values(objects: dict[Identity, Object]) -> dict[str, Any]:
 
 
 def _value_file(name: str, overlays: dict[str, dict[Identity, Object]]) -> str:
-    """Return an overlay's switch, and its values that are not those of the base; what it adds has its own defaults."""
+    """Return an overlay's switch, and its values that differ from the base; added objects have defaults."""
     base = _values(overlays[BASE])
     changed = {key: value for key, value in _values(overlays[name]).items() if value != base.get(key, value)}
     tree: dict[str, Any] = {}
@@ -133,7 +134,7 @@ def _value_file(name: str, overlays: dict[str, dict[Identity, Object]]) -> str:
 
 
 def _mark_fields(objects: dict[Identity, Object]) -> None:
-    """Put expressions in the places of values."""
+    """Replace values by expressions."""
     for field in FIELDS:
         for holder, key in _places(objects, field):
             if not (field.is_optional or key in holder):
@@ -161,7 +162,7 @@ def _file_of(it: Object) -> Path:
 
 
 def combined(variants: Mapping[str, Any], where: str) -> Any:
-    """Return what overlays have in common, and in an `if` the keys that only some have."""
+    """Return the common parts of overlays, and in an `if` the keys that only some have."""
     first, *others = variants.values()
     if all(other == first for other in others):
         return first
@@ -207,7 +208,7 @@ def _combined_items(variants: Mapping[str, list[Object]], where: str) -> Iterato
 
 
 def _merged_order(lists: Iterable[Iterable[str]]) -> list[str]:
-    """Return the names of all lists; one that is new comes after the name that it follows in its own list."""
+    """Return the names of all lists; a new name follows its predecessor in its own list."""
     order: list[str] = []
     for names in lists:
         at = 0
@@ -221,7 +222,7 @@ def _merged_order(lists: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _condition(having: Mapping[str, Any], variants: Mapping[str, Any]) -> str:
-    """Return the condition that is true for the overlays that have something, and false for the other ones."""
+    """Return the condition that is true for overlays with a part, and false for the others."""
     for overlays, condition in WHEN.items():
         if overlays & variants.keys() == having.keys():
             return condition
@@ -229,8 +230,8 @@ def _condition(having: Mapping[str, Any], variants: Mapping[str, Any]) -> str:
 
 
 def _template(it: Object) -> str:
-    """Return an object as text for Helm: values are written as JSON, which is YAML whatever they hold."""
-    text = _yaml(it).replace("{{", '{{ "{{" }}')  # braces of ours, e.g. in alerts, are no expressions
+    """Return an object as text for Helm: values are written as JSON, which is YAML in any case."""
+    text = _yaml(it).replace("{{", '{{ "{{" }}')  # braces of our own, e.g. in alerts, are no expressions
     text = re.sub(r"(?m)^ *(?:- )?⟪(if .*?|end)(?: \w+)?⟫(?:: null)?$", r"{{- \1 }}", text)
     text = re.sub(r"(?m)^(.*)⟪with (.*)⟫$", r"{{- with \2 }}\n\1{{ . | toJson }}\n{{- end }}", text)
     text = re.sub(r"(?m)(?<=[:-] )⟪(.*)⟫$", r"{{ \1 | toJson }}", text)
@@ -239,7 +240,7 @@ def _template(it: Object) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as such."""
+    """Writes texts with several lines as blocks."""
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:

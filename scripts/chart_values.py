@@ -1,4 +1,4 @@
-"""What the Helm chart lets an operator choose, and where in the rendered manifests each choice stands."""
+"""Values of the Helm chart for operators, with the fields of the rendered manifests that each decides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OVERLAYS = frozenset(
     }
 )
 
-# Which overlays have something that others lack, and the condition under which the chart has it.
+# Overlays with parts that others lack, and the chart's condition for them.
 WHEN = {
     frozenset({"cert-manager"}): 'eq .Values.certificates "cert-manager"',
     OVERLAYS - {"cert-manager", "own-certificate"}: 'eq .Values.certificates "corepin-certs"',
@@ -55,7 +55,7 @@ WHEN = {
     frozenset({"cmk"}): ".Values.agent.cmk",
     frozenset({"dashboard"}): ".Values.dashboard.enabled",
 }
-# The values that make such a condition true. What else an overlay changes is found in its fields.
+# The values that make such a condition true. Other changes of an overlay are found in its fields.
 SWITCHES: dict[str, dict[str, Any]] = {
     "cert-manager": {"certificates": "cert-manager"},
     "own-certificate": {"certificates": "own-certificate"},
@@ -85,8 +85,8 @@ class Field:
     kind: str
     name: str
     path: str  # steps as in a JSON Pointer; an item of a list is found by its name, or by its number
-    value: str = ""  # the value that stands there as it is
-    expression: str = ""  # or what is made of values
+    value: str = ""  # the value, used unchanged
+    expression: str = ""  # or an expression of values
     is_optional: bool = False  # left out while the value is empty
 
     @property
@@ -96,7 +96,7 @@ class Field:
 
 
 def _workload(kind: str, part: str) -> tuple[Field, ...]:
-    """Return what operators set of any workload."""
+    """Return the fields of any workload that operators set."""
     name, pod = f"corepin-{part}", "spec/template/spec"
     container = f"{pod}/containers/{part}"
     return (

@@ -1,6 +1,6 @@
-"""Write the overlay `cmk` as `corepin cmk cluster-init` carries it: rendered, with marks where namespaces are named.
+"""Generate the overlay `cmk` for `corepin cmk cluster-init`: rendered, with marks in place of namespaces.
 
-The command runs where no manifests/ and no kustomize are; marks are text that stands nowhere else in it.
+The command runs without manifests/ and kustomize; the marks are texts that occur nowhere else in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write docs/metrics.md: every metric of the three programs, with its type and labels, from the programs themselves."""
+"""Generate docs/metrics.md: every metric of the three programs with type and labels, from the programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROGRAMS: Final = {
     "Agent": "`corepin agent`, port 8081; one for each node. Without an API server `api_*`, `hidden_cost` and `shared_millicores` are missing, and without the component `dra` `claim_*` and `resource_claims*`.",
     "Certificates": "`corepin certs run`, port 8082.",
 }
-# What the values of a label are; one label may mean different things in different metrics.
+# The values of a label; one label may mean different things in different metrics.
 LABELS: Final = {
     "files": "`configuration` or `certificate`",
     "endpoint": "`mutate` or `validate`",
@@ -70,7 +70,7 @@ LABELS: Final = {
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """One metric as it is exposed."""
+    """One metric as exposed."""
 
     name: str
     kind: str
@@ -101,7 +101,7 @@ def programs() -> dict[str, list[Row]]:
 
 
 def _rows(registry: CollectorRegistry) -> Iterator[Row]:
-    """Yield what a registry holds; what a process is like, every program tells."""
+    """Yield the metrics of a registry, without those of the process, which every program has."""
     for collector in _private(registry, "collector_to_names"):
         if isinstance(collector, MetricWrapperBase):
             (family,) = collector.describe()
@@ -112,7 +112,7 @@ def _rows(registry: CollectorRegistry) -> Iterator[Row]:
 
 
 def _private(holder: object, name: str) -> Any:
-    """Return what prometheus-client does not tell: the names of labels that have no values yet."""
+    """Return a private attribute of prometheus-client: the names of labels without values yet."""
     return getattr(holder, f"_{name}")
 
 

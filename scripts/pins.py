@@ -1,6 +1,6 @@
-"""What `pins.toml` pins, written where it is used; `--renew` asks the registries for what is newest first.
+"""Copy the pins of `pins.toml` to the files that use them; `--renew` first asks registries for the newest.
 
-A workflow and a Dockerfile cannot read a file, so they bear copies.
+A workflow and a Dockerfile cannot read a file, so they have copies.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _DATED: Final = re.compile(r"bookworm-[0-9]{8}-slim")
 
 
 class NotRenewed(Exception):
-    """A registry cannot be asked; the message says which, and what to do."""
+    """A registry cannot be asked; the message names it, with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Base image, moment of Debian's packages, and commit and tag of each action."""
+    """Base image, time of Debian's package snapshot, and commit and tag of each action."""
 
     base: str
     snapshot: str
@@ -47,7 +47,7 @@ class Pins:
 
 
 def read(text: str) -> Pins:
-    """Return what the file pins."""
+    """Return the pins in a file."""
     content = tomllib.loads(text)
     actions = {name: (it["commit"], it["tag"]) for name, it in content["actions"].items()}
     return Pins(content["image"]["base"], content["image"]["snapshot"], actions)
@@ -64,13 +64,13 @@ def pinned_file(text: str, pins: Pins) -> str:
 
 
 def pinned_dockerfile(text: str, pins: Pins) -> str:
-    """Return the Dockerfile with the base and the moment that are pinned."""
+    """Return the Dockerfile with the pinned base and snapshot."""
     text = re.sub(r"^ARG BASE=.*$", f"ARG BASE={pins.base}", text, flags=re.MULTILINE)
     return re.sub(r"^ARG SNAPSHOT=.*$", f"ARG SNAPSHOT={pins.snapshot}", text, flags=re.MULTILINE)
 
 
 def pinned_workflow(text: str, pins: Pins) -> str:
-    """Return a workflow that uses each action by its commit; raise KeyError for one that is not pinned."""
+    """Return a workflow with each action by its commit; raise KeyError for one that is not pinned."""
 
     def used(found: re.Match[str]) -> str:
         commit, tag = pins.actions[found[2]]
@@ -80,7 +80,7 @@ def pinned_workflow(text: str, pins: Pins) -> str:
 
 
 def renewed(pins: Pins, fetch: Fetch, now: datetime) -> Pins:
-    """Return the newest of everything within the major versions that are used; raise NotRenewed."""
+    """Return the newest pins within the major versions in use; raise NotRenewed."""
     actions = {name: _newest(name, tag, fetch) for name, (_, tag) in pins.actions.items()}
     snapshot = (now - DAY_OLD).strftime("%Y%m%dT000000Z")
     return replace(pins, base=_newest_base(fetch), snapshot=snapshot, actions=actions)
@@ -110,7 +110,7 @@ def _numbers(tag: str) -> tuple[int, ...]:
 
 
 def fetched(url: str, headers: Mapping[str, str]) -> tuple[Any, Mapping[str, str]]:
-    """Return a JSON document of the web with its headers; raise NotRenewed where there is none."""
+    """Return a JSON document of a URL with its headers; raise NotRenewed if there is none."""
     request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310 - https, as written above
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:  # noqa: S310 - the same
@@ -122,7 +122,7 @@ def fetched(url: str, headers: Mapping[str, str]) -> tuple[Any, Mapping[str, str
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pins where they are used, renewed first with `--renew`."""
+    """Write the pins to the files that use them, renewed first with `--renew`."""
     text = FILE.read_text(encoding="utf-8")
     pins = read(text)
     if "--renew" in arguments:

@@ -1,4 +1,4 @@
-"""Write the families of annotations into the match conditions of manifests/base/registration.yaml."""
+"""Generate the match conditions of manifests/base/registration.yaml from the families of annotations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TESTS: Final = re.compile(rf"^( +){_TEST}(?:\s+\|\|\s+{_TEST})*", re.MULTILINE)
 
 
 def with_families(text: str) -> str:
-    """Return the manifest with a test for every family, wherever it tests a key for families."""
+    """Return the manifest with a condition for every family, in each place that tests keys of families."""
     return _TESTS.sub(lambda found: _tests(found[1]), text)
 
 

@@ -1,5 +1,5 @@
-"""What `make release` builds: everything that is handed out with a version, the same bytes whenever it is built again.
+"""`make release`: reproducible build of every file that is published with a version.
 
-What is built is what is committed. Nothing here may depend on the time, on names of the machine or on the order in
-which a file system lists its files.
+The input is the committed tree. Nothing here may depend on the time, on names of the machine or on the order
+in which a file system lists its files.
 """

@@ -1,4 +1,4 @@
-"""`python -m scripts.release`: build a release of what is committed into dist/."""
+"""`python -m scripts.release`: build a release of the committed tree into dist/."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from tests.image.build import BuildFailed, build_image, forget_image
 if TYPE_CHECKING:
     from scripts.release.source import Source
 
-PLACE: Final = (
-    "https://releases.example/corepin"  # where files of a release would be found; nobody has published one
-)
+PLACE: Final = "https://releases.example/corepin"  # URL of a release's files; none has been published
 SUMS: Final = "SHA256SUMS"
-OURS: Final = ("corepin", "kubectl-corepin-", SUMS)  # how the names of its files begin
+OURS: Final = ("corepin", "kubectl-corepin-", SUMS)  # prefix of the names of its files
 
 
 def main() -> int:
@@ -55,7 +53,7 @@ def main() -> int:
 
 
 def build(source: Source, dist: Path, url: str) -> None:
-    """Build every file of a release into a folder, in the place of those that are there."""
+    """Build every file of a release into an emptied folder."""
     make_room(dist)
     build_python(source, dist)
     build_chart(source, dist)
@@ -68,7 +66,7 @@ def build(source: Source, dist: Path, url: str) -> None:
 
 
 def make_room(dist: Path) -> None:
-    """Empty the folder of the release before; raise ReleaseFailed where it may hold what is somebody else's."""
+    """Empty the folder of the previous release; raise ReleaseFailed if it may hold other files."""
     dist.mkdir(parents=True, exist_ok=True)
     there = sorted(dist.iterdir())
     for path in there:
@@ -96,13 +94,13 @@ def build_python(source: Source, dist: Path) -> None:
 
 
 def build_chart(source: Source, dist: Path) -> None:
-    """Pack the chart as `helm package` does, but the same each time."""
+    """Pack the chart as `helm package` does, but reproducibly."""
     members = files_below(source.folder / "manifests/helm", "corepin")
     pack(dist / f"corepin-{source.version}.tgz", members, source.epoch)
 
 
 def build_krew(source: Source, dist: Path, url: str) -> None:
-    """Build the plugin of kubectl and the manifest by which krew finds it."""
+    """Build the plugin of kubectl and krew's manifest of it."""
     (wheel,) = dist.glob("*.whl")
     archives: dict[str, Path] = {}
     for machine in MACHINES:

@@ -1,4 +1,4 @@
-"""Archives whose bytes follow from names, modes and contents alone."""
+"""Reproducible archives: bytes depend on names, modes and contents only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pack(file: Path, members: Mapping[str, Path], epoch: int) -> None:
-    """Write a gzipped tar of files by their names in it, sorted, all of one time and one owner."""
+    """Write a gzipped tar of files by name, sorted, with one time and one owner."""
     with (
         file.open("wb") as raw,
         gzip.GzipFile("", "wb", 9, raw, mtime=0) as zipped,

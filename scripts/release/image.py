@@ -1,7 +1,8 @@
-"""The image archive, freed of what differs between two builds of the same sources.
+"""Normalisation of the image archive, so that two builds of the same sources are equal.
 
-A builder writes the time, a random host name and the id of its container into an image, and the files that it made
-bear the time at which it made them. All of that is taken away here, whichever builder it was; contents are not touched.
+A builder writes the time, a random host name and the id of its container into an image, and the files that it
+created have the time of their creation. All of that is removed here, whichever builder it was; contents stay
+unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from typing import IO
 
-# Settings of a container that are part of what was meant; the rest is about the build.
+# Settings of a container that are part of the result; the rest describes the build.
 _SETTINGS: Final = ("User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "WorkingDir")
 # inode numbers; ldconfig makes it again when it runs
 _LEFT_OUT: Final = frozenset({"var/cache/ldconfig/aux-cache"})
@@ -28,7 +29,7 @@ _OF_FILES: Final = ("atime", "ctime", "mtime")
 
 
 def normalise(built: Path, file: Path, name: str, epoch: int) -> None:
-    """Write the image of a Docker archive as another one, `name`, in which nothing is younger than `epoch`."""
+    """Write the image of a Docker archive as another one, `name`, in which no time is later than `epoch`."""
     with tarfile.open(built) as source, tempfile.TemporaryDirectory(dir=file.parent) as work:
         manifest = _read(source, "manifest.json")[0]
         layers = [_layer(source, layer, Path(work), epoch) for layer in manifest["Layers"]]
@@ -44,7 +45,7 @@ def normalise(built: Path, file: Path, name: str, epoch: int) -> None:
 
 
 def compressed(file: Path) -> list[int]:
-    """Return how many bytes of each layer a node pulls, the first layer first, as registries compress them."""
+    """Return the compressed size of each layer in bytes, as a node pulls them from a registry."""
     with tarfile.open(file) as archive:
         layers = [archive.extractfile(name) for name in _read(archive, "manifest.json")[0]["Layers"]]
         return [_gzipped(layer) for layer in layers if layer]
@@ -57,7 +58,7 @@ def _gzipped(content: IO[bytes]) -> int:
 
 
 def _layer(source: tarfile.TarFile, name: str, work: Path, epoch: int) -> Path:
-    """Write a layer again into a file that is called by its digest."""
+    """Rewrite a layer into a file named by its digest."""
     partial = work / "layer.partial"
     with (
         tarfile.open(fileobj=source.extractfile(name)) as layer,
@@ -80,7 +81,7 @@ def _aged(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
 
 
 def _config(built: dict[str, Any], digests: list[str], epoch: int) -> dict[str, Any]:
-    """Return what an image is, without who built it and when."""
+    """Return the configuration of an image, without builder and build time."""
     created = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     history = [
         {key: text for key, text in step.items() if key in ("created_by", "empty_layer")}

@@ -1,7 +1,7 @@
-"""`kubectl corepin` as krew installs it: an archive for each kind of machine, for every Python from 3.11 on, and a manifest.
+"""`kubectl corepin` for krew: an archive per kind of machine, for every Python from 3.11 on, and a manifest.
 
-The libraries are wheels of the lock, for each version of Python: their compiled parts have it in their names, so all of
-them are in one folder. Only what the plugin's verbs need is there.
+The libraries are wheels of the lock, for each version of Python: their compiled parts have it in their names,
+so all of them are in one folder. Only distributions that the plugin's verbs need are included.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NEEDS: Final = ("argcomplete", "httpx", "kubernetes", "msgspec", "pyyaml")  # of the plugin's verbs
 UNUSED: Final = Path("requirements.unused")
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
-MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # Go's word, and that of wheels
+MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # Go's name, and that of wheels
 LIBRARY: Final = "lib"
 LAUNCHER: Final = """\
 #!/bin/sh
@@ -75,7 +75,7 @@ def build_plugin(
 
 
 def manifest(version: str, archives: Mapping[str, Path], place: str) -> str:
-    """Return krew's manifest of the archives by kind of machine, which will be found at `place`."""
+    """Return krew's manifest of the archives by kind of machine, with their URLs below `place`."""
     platforms = [
         {
             "selector": {"matchLabels": {"os": "linux", "arch": machine}},
@@ -102,13 +102,13 @@ def manifest(version: str, archives: Mapping[str, Path], place: str) -> str:
 
 
 def unused() -> tuple[str, ...]:
-    """Return what no program imports: names of distributions, and patterns of paths below site-packages."""
+    """Return what no program imports: names of distributions, and path patterns below site-packages."""
     lines = UNUSED.read_text(encoding="utf-8").splitlines()
     return tuple(line.split()[0] for line in lines if not line.startswith("#"))
 
 
 def needed() -> frozenset[str]:
-    """Return the distributions that the plugin needs, with what these need themselves."""
+    """Return the distributions that the plugin needs, with their dependencies."""
     found: set[str] = set()
     wanted, left_out = list(NEEDS), unused()
     while wanted:
@@ -136,7 +136,7 @@ def _remove_unused(library: Path) -> None:
 
 
 def _locked(lock: Path, names: frozenset[str]) -> Iterator[str]:
-    """Yield the entries of a lock that are about some distributions."""
+    """Yield the entries of a lock for some distributions."""
     for entry in re.split(r"(?m)^(?=[a-zA-Z0-9])", lock.read_text(encoding="utf-8")):
         if canonicalize_name(entry.partition("==")[0]) in names:
             yield entry
@@ -157,7 +157,7 @@ def _pip(*words: str) -> None:
 
 
 def _add(installed: Path, library: Path) -> None:
-    """Move what is not there yet into the library; what is there is the same for all, but for the records of pip."""
+    """Move new files into the library; existing ones are equal, except for pip's records."""
     for name, path in files_below(installed, ".").items():
         target = library / name
         if not name.startswith("./bin/") and not target.exists():

@@ -1,4 +1,4 @@
-"""The bill of materials of the image (CycloneDX), read from the image itself: Debian's packages and Python's.
+"""Bill of materials of the image (CycloneDX), read from the image itself: Debian's packages and Python's.
 
 It has no serial number and no time, so that the same image has the same bill.
 """
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 def parts_of(image: Path) -> list[Part]:
-    """Return the packages in a Docker archive, as the last layer that tells about each has them."""
+    """Return the packages in a Docker archive, by the last layer with each."""
     found: dict[str, Part] = {}
     with tarfile.open(image) as archive:
         layers = [member.name for member in archive if member.name.endswith(".tar")]
@@ -85,7 +85,7 @@ def _message(content: bytes) -> Message:
 
 
 def _distribution(metadata: Message) -> Part:
-    """Return a Python distribution with what it needs here, without its extras."""
+    """Return a Python distribution with its requirements here, without its extras."""
     wanted = [Requirement(text) for text in metadata.get_all("Requires-Dist") or ()]
     needed = [it for it in wanted if it.marker is None or it.marker.evaluate({"extra": ""})]
     url = PackageURL("pypi", name=canonicalize_name(metadata["Name"]), version=metadata["Version"])

@@ -1,4 +1,4 @@
-"""Sizes of a release's files, and their change since the release before."""
+"""Sizes of a release's files, and their change since the previous release."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MB: Final = 1e6
 
 
 def sizes(dist: Path) -> dict[str, int]:
-    """Return the bytes of each file of a release by its name without the version, and of what a node pulls."""
+    """Return the bytes of each file of a release, by its name without the version, and of a node's pull."""
     found = {_VERSION.sub("", path.name, count=1): path.stat().st_size for path in sorted(dist.iterdir())}
     pulled = [sum(compressed(image)) for image in dist.glob("*-image.tar")]
     return found | dict.fromkeys([PULLED] if pulled else [], sum(pulled))
 
 
 def compared(now: Mapping[str, int], before: Mapping[str, int]) -> Iterator[str]:
-    """Yield a line for each size, with its change since the release that lay in the folder before."""
+    """Yield a line for each size, with its change since the previous release in the folder."""
     for name, size in now.items():
         change = f"{(size - before[name]) / _MB:+.2f} MB" if name in before else "no release before it here"
         yield f"{size / _MB:9.2f} MB  {name} ({change})"

@@ -1,4 +1,4 @@
-"""What a release is made of: the committed files, taken out of git, and the time of their commit."""
+"""Input of a release: the committed files, exported from git, and the time of their commit."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Source:
     """The committed files in a folder of their own."""
 
     folder: Path
-    epoch: int  # no file of a release is younger
+    epoch: int  # latest time of a file in a release
 
     @property
     def version(self) -> str:
-        """The version that all of it has."""
+        """The version of the release."""
         return version_of(self.folder)
 
 
 @contextmanager
 def committed(root: Path) -> Iterator[Source]:
-    """Take what is committed out of a checkout, until the block ends."""
+    """Export the committed files of a checkout, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="corepin-release-") as work:
         archive, folder = Path(work, "source.tar"), Path(work, "source")
         folder.mkdir()
@@ -47,7 +47,7 @@ def committed(root: Path) -> Iterator[Source]:
 
 
 def uncommitted(root: Path) -> list[str]:
-    """Return what a release leaves out, because nobody has committed it."""
+    """Return the uncommitted files, which a release leaves out."""
     return _git(root, "status", "--porcelain").splitlines()
 
 
@@ -56,7 +56,7 @@ def _git(root: Path, *words: str) -> str:
 
 
 def run(*command: str, folder: Path | None = None, **environment: str) -> str:
-    """Run a command and return what it prints; raise ReleaseFailed with what it complained of."""
+    """Run a command and return its output; raise ReleaseFailed with its errors."""
     env = os.environ | environment
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)  # noqa: S603 - ours
     if done.returncode != 0:

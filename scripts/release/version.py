@@ -1,4 +1,4 @@
-"""The version: it stands in pyproject.toml, and `make version VERSION=1.2.3` writes it wherever it is named."""
+"""The version: defined in pyproject.toml; `make version VERSION=1.2.3` writes it to all places with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What names the version: file patterns, and what stands before it there.
+# Places of the version: file patterns, and the text before it.
 _NUMBER: Final = r"\d+\.\d+\.\d+"
 _PLACES: Final = (
     ("pyproject.toml", r'^version = "'),
@@ -44,7 +44,7 @@ def version_of(root: Path) -> str:
 
 
 def named(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield every place that names a version, with the one that it names."""
+    """Yield every place that names a version, with that version."""
     for pattern, before in _PLACES:
         for path in sorted(root.glob(pattern)):
             for match in re.finditer(f"{before}({_NUMBER})", path.read_text(encoding="utf-8"), re.MULTILINE):
