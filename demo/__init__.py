@@ -1,1 +1,1 @@
-"""`make demo`: a real webhook over HTTPS, real reviews, and their answers. Uses corepin only by its command."""
+"""`make demo`: a real webhook over HTTPS, real reviews and their answers. Uses only corepin's command."""

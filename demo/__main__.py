@@ -34,7 +34,7 @@ EXAMPLES: Final = (
 
 
 def main() -> int:
-    """Show admission, the plan, and a real agent; return 1 with one clear message when something is not as the examples say."""
+    """Show admission, the plan, and a real agent; return 1 with one message if a result is unexpected."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="corepin-demo-") as directory:
@@ -74,7 +74,7 @@ def _create(client: Client, number: int, path: Path) -> Answer:
 
 
 def _admit(client: Client, path: Path) -> Answer:
-    """Send one example; raise DemoFailed when it promises another answer."""
+    """Send one example; raise DemoFailed if its promised answer differs."""
     answer = client.create(yaml.safe_load(path.read_text(encoding="utf-8")))
     if f"# expect: {answer.verdict}" not in path.read_text(encoding="utf-8"):
         raise DemoFailed(f"{path} was {answer.verdict}, which it does not expect")

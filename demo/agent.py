@@ -1,4 +1,4 @@
-"""An agent process of the demo's own: a folder of manifests, its socket, and its containers in /proc."""
+"""The demo's agent process: a folder of manifests, its socket, and its containers in /proc."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LocalAgent:
         self._log = directory / "agent.log"
         self._log.touch()
         self._socket = directory / "agent.sock"
-        self._root = "none-seen"  # the cgroup above all its containers
+        self._root = "none-seen"  # the root cgroup of its containers
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class LocalAgent:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the agent until the block ends; then nothing of its pods is left, or DemoFailed says what."""
+        """Run the agent until the block ends; raise DemoFailed if anything of its pods is left then."""
         self._pods.mkdir(exist_ok=True)
         with (
             self._log.open("wb") as sink,
@@ -84,26 +84,26 @@ class LocalAgent:
             raise DemoFailed(f"the agent left behind: {', '.join(self.left())}")
 
     def _end_pods(self) -> None:
-        """Take all manifests away and wait until nothing runs any more."""
+        """Delete all manifests and wait until all pods have ended."""
         for path in self._pods.iterdir():
             path.unlink()
-        with suppress(DemoFailed):  # the failure that led here is the one to tell
+        with suppress(DemoFailed):  # the earlier failure is the one to report
             self.until("its pods end", lambda: not self.state()["pods"] and not self.left())
 
     def left(self) -> list[str]:
-        """Return the processes and cgroups that are still there."""
+        """Return the remaining processes and cgroups."""
         pids = [str(pid) for pid, home in _homes() if home.split("/")[1] == self._root]
         return pids + [str(folder) for root in CGROUPS if (folder := root / self._root).exists()]
 
     def put(self, pod: dict[str, Any]) -> None:
-        """Write a pod's manifest, or write it anew, at one stroke."""
+        """Write or replace a pod's manifest atomically."""
         path = self._pods / f"{pod['metadata']['name']}.yaml"
         beside = path.with_name(f".{path.name}")
         beside.write_text(yaml.safe_dump(pod, sort_keys=False), encoding="utf-8")
         beside.replace(path)
 
     def state(self) -> dict[str, Any]:
-        """Return what the agent's socket says, an empty state while it says nothing."""
+        """Return the agent's state, empty while it does not answer."""
         with socket.socket(socket.AF_UNIX) as connection:
             try:
                 connection.connect(str(self._socket))
@@ -116,7 +116,7 @@ class LocalAgent:
         return state
 
     def container(self, pod: str) -> dict[str, Any]:
-        """Return the container of a pod as the agent tells it; nothing when it does not."""
+        """Return a pod's container in the agent's state; empty if absent."""
         found = [
             container
             for shown in self.state()["pods"]
@@ -126,7 +126,7 @@ class LocalAgent:
         return dict(found[0]) if found else {}
 
     def seen(self, pod: str) -> Running | None:
-        """Return what /proc says of the process of a pod's container."""
+        """Return the process of a pod's container from /proc."""
         uid = next((shown["uid"] for shown in self.state()["pods"] if shown["name"] == pod), None)
         for pid, home in _homes():
             _, root, of_pod, _ = home.split("/")
@@ -136,16 +136,16 @@ class LocalAgent:
         return None
 
     def first_words(self, pod: str) -> str:
-        """Return what a pod's container wrote first."""
+        """Return the first line that a pod's container wrote."""
         written = (self._state / "logs" / f"demo_{pod}_app.log").read_text(encoding="utf-8")
         return written.partition("\n")[0]
 
     def map(self) -> None:
-        """Show the machine as `corepin map` does."""
+        """Print the machine as `corepin map` does."""
         corepin("map", "--socket", str(self._socket))
 
     def until(self, what: str, is_so: Callable[[], bool]) -> float:
-        """Wait until something is so; return the seconds it took. Raises DemoFailed with the agent's log."""
+        """Wait until a condition is true; return the seconds. Raises DemoFailed with the agent's log."""
         began = time.monotonic()
         while not is_so():
             if time.monotonic() - began > WAIT_SECONDS:
@@ -157,7 +157,7 @@ class LocalAgent:
 
 
 def allowed(pid: int) -> str:
-    """Return the CPUs on which the kernel lets a process run."""
+    """Return the affinity of a process."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
             if line.startswith("Cpus_allowed_list:"):
@@ -166,7 +166,7 @@ def allowed(pid: int) -> str:
 
 
 def _homes() -> list[tuple[int, str]]:
-    """Return every process that a local runtime started, with its place: /ROOT/POD_UID/CONTAINER."""
+    """Return every process of a local runtime, with its cgroup: /ROOT/POD_UID/CONTAINER."""
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
     marked = ((pid, variable(environment, MARK)) for pid, environment in environments(pids))
     return sorted((pid, home) for pid, home in marked if home)

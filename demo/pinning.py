@@ -18,7 +18,7 @@ PODS: Final = (FAST, PLAIN, LATE)  # the pods of examples/demo
 
 
 def show_pinning(directory: Path, pods: dict[str, dict[str, Any]]) -> None:
-    """Start the pods, show where they run, and change one while it runs."""
+    """Start the pods, show their CPUs, and change one while it runs."""
     print("3. Pinning: `corepin agent --runtime local` starts the pods of examples/demo on this machine.\n")
     if len(os.sched_getaffinity(0)) == 1:
         print("This machine has 1 CPU, which stays for everyone: there is none to give away. Left out.\n")
@@ -30,7 +30,7 @@ def show_pinning(directory: Path, pods: dict[str, dict[str, Any]]) -> None:
 
 
 class _Show:
-    """What is shown, in its order."""
+    """The printed lines, in order."""
 
     def __init__(self, agent: LocalAgent, pods: dict[str, dict[str, Any]]) -> None:
         self._agent = agent
@@ -56,7 +56,7 @@ class _Show:
             self._switch(policy)
 
     def _begin(self, count: int, every: int) -> None:
-        """Start the pods one after the other; what is wanted of the machine grows with it."""
+        """Start the pods one after the other; the claimed CPUs grow with each."""
         for name, cpus in ((PLAIN, None), (FAST, count), (LATE, every)):
             if cpus:
                 _ask(self._pods[name], cpus)
@@ -65,7 +65,7 @@ class _Show:
         self._agent.until("fast wrote", lambda: bool(self._agent.first_words(FAST)))
 
     def _is_settled(self, name: str) -> bool:
-        """Say whether a pod runs where the agent wants it, as /proc has it."""
+        """Return whether a pod runs on the agent's CPUs, by /proc."""
         container, seen = self._agent.container(name), self._agent.seen(name)
         return bool(
             container
@@ -75,7 +75,7 @@ class _Show:
         )
 
     def _switch(self, policy: str) -> None:
-        """Edit the manifest of the running pod, and wait until the machine has followed."""
+        """Edit the manifest of the running pod, and wait until its CPUs have changed."""
         pod = self._pods[FAST]
         before = self._agent.seen(FAST)
         pod["metadata"]["annotations"][CRANE_CPU_MANAGER] = policy

@@ -17,7 +17,7 @@ INDENT: Final = "     "
 
 
 def sentence(path: Path) -> str:
-    """Return what an example says of itself: its first comment lines, up to the machine's lines."""
+    """Return an example's description: its first comment lines, up to directives."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("# ") or line.startswith(("# by:", "# expect:")):
@@ -27,7 +27,7 @@ def sentence(path: Path) -> str:
 
 
 def shown(number: int, path: Path, answer: Answer) -> str:
-    """Return the block of one example; of what is refused only the causes matter."""
+    """Return the lines of one example; for a refusal only the causes."""
     head = f"{number:>3}  {answer.verdict.upper():<8} {path}"
     marked = [
         *(("x ", _finding(cause["field"], cause["message"])) for cause in answer.causes),
@@ -51,7 +51,7 @@ def addition(step: dict[str, Any]) -> str:
 
 
 def brief(value: Any) -> str:
-    """Return a value of a pod in the words of its kind."""
+    """Return a short text about a value of a pod."""
     if isinstance(value, list):
         return ", ".join(map(brief, value))
     if not isinstance(value, dict):

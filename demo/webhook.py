@@ -1,4 +1,4 @@
-"""A webhook process of the demo's own, with a CA made a moment ago, and the API server's part of the conversation."""
+"""The demo's webhook process with a new CA, and the API server's requests to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DemoFailed(Exception):
 
 @dataclass
 class Answer:
-    """What both webhooks said about one object."""
+    """The answers of both webhooks about one object."""
 
     stored: dict[str, Any]
     patch: list[dict[str, Any]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Client:
     reviews: int = 0
 
     def create(self, content: dict[str, Any]) -> Answer:
-        """Return what becomes of an object that a user creates in the demo's namespace."""
+        """Return the answer for an object that a user creates in the demo's namespace."""
         content = {**content, "metadata": {**content["metadata"], "namespace": NAMESPACE}}
         mutated = self._review("/mutate", content)
         patch = json.loads(base64.b64decode(mutated["patch"])) if "patch" in mutated else []
@@ -126,7 +126,7 @@ def webhook(directory: Path) -> Iterator[Client]:
 
 
 def corepin(*arguments: str, output: int | None = None) -> None:
-    """Run the command, its output on ours if not said otherwise; raise DemoFailed with its own words."""
+    """Run the command, its output on ours by default; raise DemoFailed with its error message."""
     ended = subprocess.run(
         [COREPIN, *arguments], stdout=output, stderr=subprocess.PIPE, text=True, check=False
     )
@@ -135,7 +135,7 @@ def corepin(*arguments: str, output: int | None = None) -> None:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return where the webhook serves; it chose a free port and says so in its log."""
+    """Return the address of the webhook, which chose a free port and logged it."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         for line in log.read_text().splitlines():

@@ -1,1 +1,1 @@
-"""`make try`: a cluster of one node on this machine with corepin installed, to be held in the hand, and gone at Ctrl-C."""
+"""`make try`: a cluster of one node on this machine with corepin installed, removed at Ctrl-C."""

@@ -1,4 +1,4 @@
-"""Run the cluster in an emulated machine of four cores with two threads each, whose API server is reached from here."""
+"""The cluster in an emulated machine of four cores with two threads each, with access to its API server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LONGEST_SECONDS: Final = 7 * 86400.0
 
 
 def main() -> int:
-    """Run the machine until it is ended; return 0, or 1 where it cannot be."""
+    """Run the machine until it is ended; return 0, or 1 if it cannot run."""
     with until_stopped():
         try:
             with ExitStack() as stack:
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def start(stack: ExitStack) -> Guest:
-    """Return the machine when corepin is installed in it, and everything is printed that can be tried."""
+    """Return the machine once corepin is installed in it, and print the commands to try."""
     build_missing(sys.stderr, (ETCD, KUBE_APISERVER[NEWEST], KUBECTL, *NODE_SERVERS))
     install_packages(PACKAGES)
     folder = stack.enter_context(own_folder())
@@ -72,9 +72,10 @@ def start(stack: ExitStack) -> Guest:
 
 
 def install(cluster: Reached, steps: Steps, folder: Path) -> int:
-    """Install corepin from its manifests, and return how many cores the node then offers.
+    """Install corepin from its manifests, and return the number of cores that the node then offers.
 
-    The webhook is started when its certificate is there: until then its kubelet would look for it ever more rarely.
+    The webhook is started once its certificate exists, because its kubelet would otherwise look for it with
+    growing delays.
     """
     overlay = write_overlay(folder / "overlay", replicas=0)
     steps.until("manifests/hardened is applied", lambda: cluster.has_applied(overlay))
@@ -89,7 +90,7 @@ def install(cluster: Reached, steps: Steps, folder: Path) -> int:
 
 
 def machine(port: int) -> GuestMachine:
-    """Return what is emulated: it reaches nothing, and only its API server is reached, by a port of loopback."""
+    """Return the emulated machine: without network access, except for its API server on a loopback port."""
     door = f"user,id=door,restrict=on,hostfwd=tcp:127.0.0.1:{port}-{DOOR}:{PORT}"
     devices = ("-netdev", door, "-device", "virtio-net-pci,netdev=door")
     return GuestMachine("8,sockets=1,cores=4,threads=2", "6G", seconds=_LONGEST_SECONDS, devices=devices)

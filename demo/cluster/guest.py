@@ -1,4 +1,4 @@
-"""Inside the emulated machine: start the cluster, tell the host how to reach it, and stay."""
+"""Inside the emulated machine: start the cluster, report address and credentials to the host, and stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.environments.guest import machine
 from tests.environments.guest.inside import report
 from tests.environments.guest.start import be_patient, start_node, start_servers
 
-DOOR: Final = "10.0.2.15"  # where QEMU's network expects the machine
+DOOR: Final = "10.0.2.15"  # the address of QEMU's network for the machine
 SERVED: Final = "served"  # reported with the credentials of the API server
 
 

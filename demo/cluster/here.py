@@ -37,7 +37,7 @@ FAILURES: Final = (
 
 
 def main() -> int:
-    """Run the cluster until it is ended; return 0, or 1 where it cannot be."""
+    """Run the cluster until it is ended; return 0, or 1 if it cannot run."""
     with until_stopped():
         try:
             with ExitStack() as stack:
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def start(stack: ExitStack) -> tuple[Cluster, Path]:
-    """Return the cluster with corepin installed, and the folder of all its files, which goes with it."""
+    """Return the cluster with corepin installed, and the folder of its files, deleted at the end."""
     build_missing(sys.stderr, (ETCD, KUBE_APISERVER[NEWEST], KUBECTL, *NODE_SERVERS))
     say(
         "making the image of corepin, unless it is there: this takes minutes, once for each state of the checkout"
@@ -67,7 +67,7 @@ def start(stack: ExitStack) -> tuple[Cluster, Path]:
 
 
 def show(stack: ExitStack, folder: Path, kubeconfig: Path, kubectl: Path, cores: int) -> None:
-    """Serve the page of a cluster, and print how it is reached and what to try there."""
+    """Serve the page of a cluster, and print how to reach it and what to try."""
     write_pods(folder, cores)
     page = stack.enter_context(dashboard(kubeconfig, folder))
     say(guide(folder, kubeconfig, (kubectl.parent, PROGRAMS), page))

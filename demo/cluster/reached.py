@@ -1,4 +1,4 @@
-"""The cluster in the emulated machine, as it is reached from this one: with kubectl, by one port of loopback."""
+"""Access to the cluster in the emulated machine: kubectl, by one loopback port."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def write_kubeconfig(folder: Path, url: str, ca: str, token: str) -> Path:
 
 @dataclass(frozen=True)
 class Reached:
-    """A cluster that answers slowly: every question may be asked again."""
+    """A cluster that answers slowly: every request may be repeated."""
 
     guest: Guest
     kubeconfig: Path
     kubectl: Path
 
     def typed(self, *words: str, stdin: str = "") -> str | None:
-        """Return what kubectl prints, or None where the cluster is too busy; raise what else is wrong."""
+        """Return kubectl's output, or None if the cluster is too busy; raise other errors."""
         self.guest.facts()  # fails where the machine has ended
         home = {"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.kubeconfig.parent)}
         command = [str(self.kubectl), *words]
@@ -63,21 +63,21 @@ class Reached:
         raise GuestFailed(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
 
     def read(self, *words: str) -> Any:
-        """Return an object; an empty one where there is none yet."""
+        """Return an object; empty if it does not exist yet."""
         text = self.typed("get", "--ignore-not-found", "-o", "json", *words)
         return json.loads(text) if text else {}
 
     def has_applied(self, overlay: Path) -> bool:
-        """Apply an overlay."""
+        """Apply an overlay; return whether that succeeded."""
         return self.typed("apply", "--server-side", "-k", str(overlay)) is not None
 
     def has_scaled(self, name: str, replicas: int) -> bool:
-        """Give a workload another number of replicas."""
+        """Scale a workload; return whether that succeeded."""
         kind, namespace, _ = WORKLOADS[name]
         return self.typed("-n", namespace, "scale", f"{kind}/{name}", f"--replicas={replicas}") is not None
 
     def is_rolled_out(self, name: str) -> bool:
-        """Tell whether every pod of a workload is ready."""
+        """Return whether every pod of a workload is ready."""
         kind, namespace, _ = WORKLOADS[name]
         status = self.read("-n", namespace, kind, name).get("status", {})
         wanted = status.get("desiredNumberScheduled", status.get("replicas", 0))
@@ -85,21 +85,21 @@ class Reached:
         return bool(wanted) and ready == wanted
 
     def has_certificate(self) -> bool:
-        """Tell whether the webhook can be started."""
+        """Return whether the webhook's certificate exists."""
         secret = self.read("-n", "corepin-system", "secret", "corepin-webhook-tls")
         return "tls.crt" in secret.get("data", {})
 
     def is_node_ready(self) -> bool:
-        """Tell whether pods can run."""
+        """Return whether the node is ready for pods."""
         conditions = self.read("node", NODE).get("status", {}).get("conditions", ())
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     def offered(self, resource: str) -> int:
-        """Return how much of a resource the node offers."""
+        """Return the allocatable amount of a resource of the node."""
         return int(self.read("node", NODE)["status"]["allocatable"].get(resource, 0))
 
     def is_reviewed(self) -> bool:
-        """Tell whether the webhook answers."""
+        """Return whether the webhook answers."""
         probe = json.dumps(isolated("probe"))
         said = self.typed("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=probe)
         return bool(said) and ISOLATED_CORES in limits_of(json.loads(str(said)))

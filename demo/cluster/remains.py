@@ -1,4 +1,4 @@
-"""The folder of a cluster, and cleaning up after one whose process was killed."""
+"""The folder of a cluster, and cleanup after a cluster whose process was killed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NAMED_NETWORKS: Final = Path("/run/netns")
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
-    """Make the folder of a cluster, which says whose it is, and take it away."""
+    """Create the folder of a cluster, marked with its process, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as folder:
         yield Path(folder)
 
 
 def clear_away() -> None:
-    """Take away what processes have left that are gone; what they started dies with them, but for the containers."""
+    """Remove the files and containers of dead processes; their other children have died with them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists():

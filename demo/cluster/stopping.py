@@ -1,4 +1,4 @@
-"""Stopping the process that runs the cluster: once, at any point."""
+"""Stop of the process that runs the cluster: once, at any point."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Stopped(BaseException):
-    """The user has stopped the cluster; no `except Exception` on the way may catch it."""
+    """The user has stopped the cluster; no `except Exception` may catch it."""
 
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Run the block, and end it quietly where it is asked to; what it opened is closed without another interruption."""
+    """Run the block, and end it quietly on SIGTERM; a second SIGTERM does not interrupt the cleanup."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -29,6 +29,6 @@ def until_stopped() -> Iterator[None]:
 
 
 def wait() -> None:
-    """Wait for the end."""
+    """Wait for SIGTERM."""
     while True:
         signal.pause()

@@ -1,4 +1,4 @@
-"""The tour for a newcomer: where the cluster is, and six commands to copy. Pure, but for the files of its pods."""
+"""The tour for a newcomer: access to the cluster, and six commands to copy. Pure, but for its pod files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LAST_LINE: Final = "Ctrl-C here ends it and leaves nothing behind."
 
 
 class Step(NamedTuple):
-    """A command, and what it shows."""
+    """A command with its explanation."""
 
     command: str
     shows: str
 
 
 def steps(folder: Path) -> tuple[Step, ...]:
-    """Return the tour, whose pods are described in a folder."""
+    """Return the tour for the pods in a folder."""
     return (
         Step(f"kubectl apply -f {folder / WEB}.json", "a pod that wants one core for itself"),
         Step("kubectl corepin map", "every core of the node, and who owns it"),
@@ -35,13 +35,13 @@ def steps(folder: Path) -> tuple[Step, ...]:
 
 
 def write_pods(folder: Path, cores: int) -> None:
-    """Write the pods of the tour: one takes a core, the other one all that can be given out."""
+    """Write the pods of the tour: one claims a core, the other all allocatable ones."""
     for name, count in ((WEB, 1), (LATE, cores)):
         (folder / f"{name}.json").write_text(json.dumps(pod(name, count), indent=2) + "\n")
 
 
 def pod(name: str, cores: int) -> dict[str, Any]:
-    """Return a pod that wants cores for itself, one CPU of each."""
+    """Return a pod that claims whole cores, with one CPU of each."""
     amounts = {"cpu": str(cores), "memory": "16Mi"}
     container = {
         "name": "main",
@@ -62,7 +62,7 @@ def pod(name: str, cores: int) -> dict[str, Any]:
 
 
 def guide(folder: Path, kubeconfig: Path, programs: tuple[Path, ...], page: str) -> str:
-    """Return what is printed when the cluster is there."""
+    """Return the text that is printed once the cluster runs."""
     shown = steps(folder)
     width = max(len(step.command) for step in shown)
     lines = [f"{step.command:<{width}}  # {step.shows}" for step in shown]
