@@ -1,14 +1,14 @@
-"""What goes wrong with the kernel, the runtime and the source of pods; each error is translated where it is met.
+"""Errors of the kernel, the runtime and the pod source; each is translated at the edge where it occurs.
 
 AgentError
   +- Unavailable   it does not answer now; try again later
   |    +- TooLarge the answer is larger than gRPC's limit for a message
-  +- Gone          the container or pod is not there any more; nothing to do
-  +- Refused       the answer is no; the message says why and what to do
+  +- Gone          the container or pod does not exist any more; nothing to do
+  +- Refused       the request was refused; the message has reason and remedy
   |    +- Managed  the kernel alone chooses the CPUs of this interrupt
-  +- Unsettled     threads are started faster than they are moved; the next pass goes on
+  +- Unsettled     threads start faster than they are moved; the next pass continues
 
-What the API server answers to a report is an `apiserver.errors.APIError` and stays with the reports.
+Errors of the API server are not among them: see `apiserver.errors.APIError`.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class IrqWord(StrEnum):
 
 
 class QuietWord(StrEnum):
-    """What the agent changes for quiet CPUs beside interrupts, in its state and in messages."""
+    """Parts besides interrupts that the agent changes for quiet CPUs, in its state and in messages."""
 
     WORKQUEUES = "workqueues"
     IDLE_STATES = "deep idle states"

@@ -1,10 +1,7 @@
-"""The kubelet's Prepare and Unprepare: each waits until a saved ledger has, or no longer has, the CPUs of a claim.
+"""The kubelet's Prepare and Unprepare: each waits until a saved ledger has, or no longer has, a claim's CPUs.
 
-The ledger in the checkpoint says what is prepared, because the kubelet prepares a claim once and not again after a
-restart of either side. Here is only what a pass has to know besides: claims in Prepare, and those given back.
-
-Each Prepare reads the claim, also one that is prepared: a kubelet that lost its state gives nothing back, and asks for a
-claim of the same uid after the scheduler has allocated it anew.
+The ledger in the checkpoint says what is prepared, because the kubelet prepares a claim once and not again
+after a restart of either side. This module adds only the claims in Prepare, and those given back.
 """
 
 from __future__ import annotations

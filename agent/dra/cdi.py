@@ -38,7 +38,7 @@ class CDIFiles:
         self._folder = folder
 
     def wrong(self, grants: Iterable[ClaimGrant]) -> list[ClaimGrant]:
-        """Return the claims whose files are missing, or have another content."""
+        """Return the claims whose files are missing or have another content."""
         return [grant for grant in grants if not self._is_right(grant)]
 
     def _is_right(self, grant: ClaimGrant) -> bool:

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Where a device is, as far as its driver publishes that."""
+    """The NUMA node and PCI address of a device, as far as its driver publishes them."""
 
     node: int | None = None
     address: str = ""  # on the PCI bus
@@ -128,7 +128,7 @@ def places_of(slices: Iterable[_Slice]) -> dict[tuple[str, str], Place]:
 
 @dataclass(slots=True)
 class _Driver:
-    """What is known of one driver's devices on this node."""
+    """The known devices of one driver on this node."""
 
     places: dict[tuple[str, str], Place] = field(default_factory=dict)  # by pool and device
     missing: dict[tuple[str, str], float] = field(default_factory=dict)  # since when lists lack them
@@ -189,7 +189,7 @@ class ClaimedDevices:
         return driver.reason if driver else ""
 
     def _driver(self, name: str) -> _Driver | None:
-        """Return what is known of a driver; None for a name that no driver can have."""
+        """Return the known devices of a driver; None for a name that no driver can have."""
         if name not in self._drivers and (len(self._drivers) >= MOST_DRIVERS or not _DRIVER.fullmatch(name)):
             return None
         return self._drivers.setdefault(name, _Driver())

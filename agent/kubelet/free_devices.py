@@ -158,7 +158,7 @@ class FreeDeviceWatch:
             wait = FIRST_SECONDS if self._wake.is_set() else min(LONGEST_SECONDS, wait * 2)
 
     async def _ask(self) -> bool:
-        """Ask once; return whether what is known changed."""
+        """Ask once; return whether the known devices changed."""
         asked, before = self._clock(), self._known
         try:
             self._known = await self._kubelet.ask()

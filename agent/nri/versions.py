@@ -1,6 +1,6 @@
-"""What container runtimes offer to plugins, by name and version: one table for doctor, guard and docs. Pure.
+"""NRI features of container runtimes, by name and version: one table for doctor, guard and docs. Pure.
 
-A plugin is given no version of NRI, so what a release has is taken from its go.mod.
+A plugin is given no version of NRI, so the features of a release are taken from its go.mod.
 """
 
 from __future__ import annotations

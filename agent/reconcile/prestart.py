@@ -157,7 +157,7 @@ class PreStartPinner:
         return right is not None and right.cpus == cpus and right.seconds == 0.0
 
     def taken(self, container_id: str, cpus: CPUSet) -> Right | None:
-        """Return what is known of a container that was put on these CPUs, once; None if it was not put there."""
+        """Return the proof for a container that was put on these CPUs, once; None if it was not put there."""
         right = self._right.pop(container_id, None)
         return right if right and right.cpus == cpus else None
 

@@ -190,7 +190,7 @@ def _pinned(container: ContainerState) -> str:
 
 
 def _remote(container: ContainerState) -> str:
-    """Return which devices are not near the CPUs of a container; empty if all with known NUMA nodes are."""
+    """Return the devices that are not near a container's CPUs; empty if all with known NUMA nodes are."""
     remote = [f"{kind.resource} on {_nodes(kind.nodes)}" for kind in container.devices if kind.near is False]
     if not remote:
         return ""

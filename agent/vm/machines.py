@@ -338,7 +338,7 @@ def _read_masks(reads: SharedReads, machine: _CachedMachine, affinities: Affinit
 def _still_there(
     read: Mapping[int, CPUSet], reads: SharedReads, machine: _CachedMachine, inside: frozenset[int]
 ) -> dict[int, CPUSet]:
-    """Return what was read of the threads that exist afterwards: `inside` are those of its process."""
+    """Return the values of threads that still exist after the read: `inside` are those of its process."""
     threads, known = machine.threads, machine.threads.own_ids
     return {
         thread.tid: read[thread.tid]

@@ -1,4 +1,4 @@
-"""How a container's first process ended, by the exit code that the runtime keeps.
+"""Exit status of a container's first process, by the exit code that the runtime keeps.
 
 Before Linux 6.15 the kernel forgets the status once the parent has collected the process, and a first process is
 collected by the runtime's shim. The runtime keeps the exit code while the container is listed.

@@ -59,12 +59,12 @@ class NodeView:
         return frozenset(pod.uid for pod in self.state.seen_pods)
 
     def held(self, owner: Owner) -> CPUSet:
-        """Return what a container owns, running or not."""
+        """Return the CPUs that a container owns, running or not."""
         held = self.state.ledger.of(owner)
         return held.cpus if held and held.is_exclusive else EMPTY
 
     def owned(self, owner: Owner) -> CPUSet:
-        """Return what a running container owns, from any claim."""
+        """Return the CPUs that a running container owns, from any claim."""
         return self.held(owner) & self._usable
 
     def own_cores(self, owner: Owner, resource: str) -> tuple[OwnCore, ...]:

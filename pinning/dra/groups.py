@@ -132,7 +132,7 @@ def _device(group: DeviceGroup, value: int) -> dict[str, Any]:
 
 
 def request_policy(value: int, step: int) -> dict[str, Any]:
-    """Return how the scheduler rounds requests; the API server wants a range to have room for a step."""
+    """Return the scheduler's rounding of requests; the API server requires a range with room for a step."""
     if value < 2 * step:
         return {"default": str(step), "validValues": [str(step)]}
     return {"default": str(step), "validRange": {"min": str(step), "step": str(step)}}

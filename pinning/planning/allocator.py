@@ -362,7 +362,7 @@ def _hope(sets: NodeSets, claim: Claim, policies: EffectivePolicies, count: int,
 
 
 def _unit(sets: NodeSets, claim: Claim, policies: EffectivePolicies, beside: Beside, count: int) -> int:
-    """Return how many of what a claim counts make a core, or one if only so each required home gets some."""
+    """Return the number of counted CPUs or cores that make a core, or 1 if each required home needs some."""
     if claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE:
         return 1
     unit = sets.topology.smt
@@ -385,7 +385,7 @@ def core_count(sets: NodeSets, assignment: Assignment) -> int:
 
 
 def shortage(sets: NodeSets, assignment: Assignment) -> int:
-    """Return how many CPUs or cores a container lacks of what its claim promises; negative if it has more.
+    """Return the number of CPUs or cores that a container lacks of its claim; negative if it has more.
 
     A CMK claim counts cores with all their CPUs, so a sibling that came back online and idles counts as lacking.
     """

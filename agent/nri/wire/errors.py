@@ -1,8 +1,8 @@
-"""What goes wrong between plugin and runtime.
+"""Errors between plugin and runtime.
 
 WireError
-  +- ProtocolError     the runtime sent what cannot be understood
-  +- Disconnected      the connection is of no more use
+  +- ProtocolError     the runtime sent an invalid message
+  +- Disconnected      the connection is no longer usable
      +- EventsRefused  the runtime does not know an event that the plugin wants
      +- NotListed      the runtime ends the connection instead of listing its pods and containers
 Reject                 a handler's answer: no
