@@ -91,12 +91,17 @@ class CoreCounts:
             return ""
         of_pod = self._amounts.get(("", smt))
         if of_pod is not None and (claim.can_be_slice or claim.pool):
-            if self._together[smt] <= of_pod:
+            if self._at_once(claim, needed) <= of_pod:
                 return ""
             if not claim.container:
                 needed = self._together[smt]
         who = "it requests" if claim.container else "its containers request"
         return f"{who} {amount} {RESOURCES[smt]}, and smt-policy {smt} takes {needed}: {REMEDY}"
+
+    def _at_once(self, claim: Claim, needed: int) -> int:
+        """Return the cores that the pod takes at its peak: an init container that ends may take more than all that last."""
+        together = self._together[claim.smt]
+        return max(together, needed) if claim.role is Role.INIT else together
 
 
 def _cores(claim: Claim, threads: int) -> int:

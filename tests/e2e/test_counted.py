@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,15 @@ import yaml
 from pinning.contract import SMTPolicy
 from pinning.pods.claims import MOST_CONTAINERS, read_pod
 from pinning.pods.counted import CoreCounts, counts_of
+from pinning.pods.types import Container
 from tests.e2e.conftest import DOWN_OPEN
-from tests.environments.cluster.registered import Registered, launcher_document, pod_document, wait_until
+from tests.environments.cluster.registered import (
+    Cluster,
+    Registered,
+    launcher_document,
+    pod_document,
+    wait_until,
+)
 from tests.environments.cluster.registration import INSTANCE
 from tests.pods import CORES, CPU_MANAGER, SMT, container
 
@@ -23,6 +30,7 @@ POLICY = Path(__file__).parents[2] / "manifests" / "components" / "counted" / "p
 HELD = "e2e.corepin.io/counted"  # the label of namespaces in which the policy holds here
 ISOLATED, CRANE = "corepin.io/isolated-cores", "qos.gocrane.io/cpu-manager"
 NARROW_SMT, NARROW_CPU = "smt-policy.corepin.io/container.main", "cpu-manager.corepin.io/container.main"
+UNKNOWN = ("--validate=false", "--dry-run=server")  # 1.30 does not know pod-level CPU
 WITH, WITHOUT = {HELD: "x"}, {HELD: "x", INSTANCE: DOWN_OPEN}
 
 
@@ -106,28 +114,147 @@ def readings() -> Iterator[dict[str, Any]]:
         for extra in (container("side", "1"), container("side", "500m"), container("corepin-gate", "1")):
             main = container("main", limits, requests)
             yield pod_document("it", main, annotations={SMT: "isolate"}, init=[extra])
+    yield pod_document("it", container("corepin-gate", "2"), annotations={SMT: "isolate"})
+    gate = container("corepin-gate", "1", restartPolicy="Always")
+    yield pod_document("it", container("main", "500m"), annotations={SMT: "isolate"}, init=[gate])
+
+
+def budgets() -> Iterator[dict[str, Any]]:
+    """Yield pods with pod-level CPU: every policy of pod and slice, then what decides budget, slices and counts."""
+    words = {
+        SMT: ("", "isolate", "require", "nonsense"),
+        NARROW_SMT: ("", "isolate", "prefer", "require"),
+        CPU_MANAGER: ("", "exclusive", "share", "nonsense"),
+        NARROW_CPU: ("", "none", "share", "exclusive"),
+    }
+    for chosen in itertools.product(*words.values()):
+        annotations = {key: word for key, word in zip(words, chosen, strict=True) if word}
+        yield budgeted(container("main", "2"), container("side"), annotations=annotations)
+    for limit, request in (
+        ("4", "3"),
+        ("3500m", None),
+        ("4000m", "4"),
+        (None, "4"),
+        ("9000", None),
+    ):
+        amounts = {kind: {"cpu": it} for kind, it in (("limits", limit), ("requests", request)) if it}
+        for limits in ({"main": "2", "side": "1"}, {"main": "2"}, {}):
+            listed = [container(name, limits.get(name)) for name in ("main", "side")]
+            yield budgeted(*listed, resources=amounts, annotations={SMT: "isolate"})
+    for words_of_pod in ({SMT: "isolate"}, {CPU_MANAGER: "exclusive", NARROW_SMT: "isolate"}):
+        for pod in (*counted_budgets(), *started_budgets(), *filled_budgets()):
+            pod["metadata"]["annotations"] = {**words_of_pod, **pod["metadata"].get("annotations", {})}
+            yield pod
+
+
+def counted_budgets() -> Iterator[dict[str, Any]]:
+    """Yield pods with a budget of 4, a slice of 2 and many counts on each container."""
+    for own, beside in itertools.product((0, 1, 2, 4, 10**15), (0, 1, 2, 4, 10**15)):
+        yield budgeted(counting("main", "2", own), counting("side", None, beside))
+    yield budgeted(container("main", {"cpu": "2", CORES: "1"}), counting("side", None, 2))
+    for word in ("prefer", "require"):
+        other = {"smt-policy.corepin.io/container.side": word}
+        yield budgeted(counting("main", "2", 2), counting("side", "1", 0), annotations=other)
+
+
+def started_budgets() -> Iterator[dict[str, Any]]:
+    """Yield pods with a budget of 4 and init containers, ordinary and lasting ones."""
+    for name, restart in itertools.product(
+        ("main", "side", "corepin-gate"), ({}, {"restartPolicy": "Always"})
+    ):
+        for limit, own, lasting in itertools.product((None, "2"), (0, 2), (0, 2, 4)):
+            beside = counting("side" if name == "main" else "main", "2", lasting)
+            yield budgeted(beside, init=[counting(name, limit, own) | restart])
+
+
+def filled_budgets() -> Iterator[dict[str, Any]]:
+    """Yield pods with a budget of 4 whose limits a LimitRange filled in, by their annotation."""
+    for filled, lasting in itertools.product(("main", "side"), (0, 2, 4)):
+        note = f"LimitRanger plugin set: cpu request for container {filled}; cpu limit for container {filled}"
+        listed = (counting("main", "2", lasting), counting("side", "1", 0))
+        yield budgeted(*listed, annotations={"kubernetes.io/limit-ranger": note})
+
+
+def budgeted(*listed: Container, resources: Any = None, **more: Any) -> dict[str, Any]:
+    """Return a pod with pod-level CPU, 4 unless given."""
+    return pod_document(
+        "it", *listed, resources=resources or {"limits": {"cpu": "4"}, "requests": {"cpu": "4"}}, **more
+    )
+
+
+def counting(name: str, limit: str | None, cores: int) -> Container:
+    """Return a container with a CPU limit that requests so many cores."""
+    amounts = ({"cpu": limit} if limit else {}) | ({ISOLATED: str(cores)} if cores else {})
+    return container(name, amounts, amounts)
 
 
 def is_uncounted(pod: Any) -> bool:
-    """Say whether the agent would call a claim of this pod uncounted."""
+    """Say whether the agent would call a claim of this pod, or its pool, uncounted."""
     asked = read_pod(pod)
-    counts = counts_of(pod, asked)
-    found = CoreCounts(counts, 2)
-    return any(found.uncounted(claim) for claim in asked.claims if claim.smt is SMTPolicy.ISOLATE)
+    found = CoreCounts(counts_of(pod, asked), 2, asked.budget)
+    return any(found.uncounted(claim) for claim in asked.every_claim if claim.smt is SMTPolicy.ISOLATE)
 
 
 def test_policy_reads_pods_as_the_agent_does(held: Registered) -> None:
     """Scopes, words, shares, counts and eligibility: it refuses exactly what an agent would call uncounted."""
-    cluster = held.namespace(WITHOUT)
-    path = f"/api/v1/namespaces/{cluster.namespace}/pods?dryRun=All"
-    found = {}
-    with cluster.api.client() as client:
-        for pod in readings():
-            answer = client.post(path, json=pod)
-            assert answer.is_success or "corepin-counted" in answer.text, answer.text
-            found[json.dumps(pod)] = not answer.is_success
+    found = judged(held.namespace(WITHOUT), readings())
     assert found == {text: is_uncounted(json.loads(text)) for text in found}
     assert set(found.values()) == {True, False}
+
+
+def test_policy_reads_budgets_as_the_agent_does(held: Registered) -> None:
+    """Slices and pool are compared with all that lasting containers request, where the API server has pod-level CPU."""
+    cluster = held.namespace(WITHOUT)
+    knows = knows_budgets(cluster)
+    found = judged(cluster, budgets())
+    expected = {}
+    for text in found:
+        pod = json.loads(text)
+        if not knows:
+            del pod["spec"]["resources"]
+        expected[text] = is_uncounted(pod)
+    assert found == expected
+    assert set(found.values()) == {True, False}
+
+
+def knows_budgets(cluster: Cluster) -> bool:
+    """Return whether the API server has pod-level CPU."""
+    return "resources" in json.loads(cluster.create(budgeted(), *UNKNOWN, "-o=json").stdout)["spec"]
+
+
+def judged(cluster: Cluster, pods: Iterable[dict[str, Any]]) -> dict[str, bool]:
+    """Return whether the policy refuses each of these pods, which nothing else does."""
+    found = {}
+    with cluster.api.client() as client:
+        for pod in pods:
+            answer = client.post(f"/api/v1/namespaces/{cluster.namespace}/pods?dryRun=All", json=pod)
+            assert answer.is_success or "corepin-counted" in answer.text, answer.text
+            found[json.dumps(pod)] = not answer.is_success
+    return found
+
+
+def test_budget_whose_limits_a_limit_range_fills_in(held: Registered) -> None:
+    """The webhook adds the cores of the pool to one container, and the policy takes them for those of all."""
+    limits = {"limits": [{"type": "Container", "default": {"cpu": "1"}}]}
+    document = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "it"}, "spec": limits}
+    for labels in (WITH, WITHOUT):
+        cluster = held.namespace(labels)
+        cluster.created(document)
+        created = cluster.create(
+            budgeted(container("main"), container("side"), annotations={SMT: "isolate"}), *UNKNOWN
+        )
+        assert created.is_refused is (labels is WITHOUT), created.stderr
+
+
+def test_budget_that_no_webhook_completed_is_refused(held: Registered) -> None:
+    """The message names both sums; the cores may be on any container that lasts."""
+    cluster = held.namespace(WITHOUT)
+    refusal = cluster.create(budgeted(container("main"), annotations={SMT: "isolate"}), *UNKNOWN)
+    if knows_budgets(cluster):
+        text = "spec.containers: together they request 0 corepin.io/isolated-cores for 4 CPUs of the pod"
+        assert text in refusal.stderr
+    right = budgeted(counting("main", None, 4), container("side"), annotations={SMT: "isolate"})
+    assert not cluster.create(right, *UNKNOWN).is_refused
 
 
 def test_the_largest_pods_end_no_expression_in_an_error(held: Registered) -> None:
@@ -150,3 +277,27 @@ def test_the_largest_pods_end_no_expression_in_an_error(held: Registered) -> Non
     ):
         outcome = cluster.create(accepted, "--dry-run=server")
         assert not outcome.is_refused, outcome.stderr
+
+
+def test_the_largest_budgets_end_no_expression_in_an_error(held: Registered) -> None:
+    """As many containers as may claim, each with a slice and a word of its own, ordinary init containers or not."""
+    cluster = held.namespace(WITHOUT)
+    named = {
+        f"cpu-manager.corepin.io/container.c{number:049}": "exclusive" for number in range(MOST_CONTAINERS)
+    }
+    long = {f"{number:03x}{'a' * 250}/{'b' * 63}": "" for number in range(726)}
+    cpus = {"cpu": str(MOST_CONTAINERS)}
+    for cores, restart in itertools.product((0, 1), ({}, {"restartPolicy": "Always"})):
+        main, *init = [counting(f"c{number:049}", "1", cores) for number in range(MOST_CONTAINERS)]
+        pod = budgeted(
+            main,
+            init=[each | restart for each in init],
+            resources={"limits": cpus, "requests": cpus},
+            annotations={**named, **long, SMT: "isolate"},
+        )
+        outcome = cluster.create(pod, *UNKNOWN)
+        is_counted = bool(cores and (restart or not knows_budgets(cluster)))
+        assert outcome.is_refused is not is_counted, outcome.stderr[:2000]
+        assert not outcome.is_refused or "corepin.io/isolated-cores for" in outcome.stderr, outcome.stderr[
+            :2000
+        ]

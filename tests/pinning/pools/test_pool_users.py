@@ -208,6 +208,25 @@ def test_init_slices_are_counted_with_no_other() -> None:
     assert not started(document, "init", node=node).run_all().refusals
 
 
+@pytest.mark.parametrize(
+    ("lasting", "own", "refused"),
+    [(0, 0, {"init"}), (2, 0, {"init"}), (4, 0, set()), (0, 4, set())],
+)
+def test_init_slice_that_takes_more_than_all_that_last_is_counted(
+    lasting: int, own: int, refused: set[str]
+) -> None:
+    """It is counted by its own request, or by that of the lasting containers if these request as many."""
+    node = world(counted_claims=frozenset({SMTPolicy.ISOLATE}), uncounted_claims=UncountedClaims.REFUSE)
+    words = {**EXCLUSIVE, "smt-policy.corepin.io/container.init": "isolate"}
+    document = budgeted("a", 4, {"m": 2}, {"init": (4, "")}, words)
+    cores = {"init": own, "m": lasting}
+    for listed in (*document["spec"]["initContainers"], *document["spec"]["containers"]):
+        listed["resources"]["limits"]["corepin.io/isolated-cores"] = cores[listed["name"]]
+    put(node, document)
+    found = {refusal.owner.container for refusal in node.plan().refusals}
+    assert found == refused
+
+
 def test_a_refused_pool_names_what_its_pod_requests_and_takes() -> None:
     """Both numbers are those of slices and pool together."""
     node = counting(SMTPolicy.ISOLATE, {"m": 2, "p": None}, {"m": 2})
