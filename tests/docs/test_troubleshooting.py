@@ -259,10 +259,12 @@ def test_refusals_of_the_policies_are_documented() -> None:
         if isinstance(item, dict) and item.get("kind") == "ValidatingAdmissionPolicy"
     ]
     validations = [rule for item in policies for rule in item["spec"].get("validations", ())]
-    shown = {part for cell in first_cells("Refusals of the policies") for part in cell.split(HOLE) if part}
+    cells = first_cells("Refusals of the policies")
+    begins = {cell.partition(HOLE)[0].strip() for cell in cells} - {""}
+    shown = {part for cell in cells for part in cell.split(HOLE) if part}
     said_by = [rule.get("messageExpression") or rule["message"] for rule in validations]
     assert len(said_by) > 20
-    assert [text for text in said_by if not any(part.strip() in text for part in shown)] == []
+    assert [text for text in said_by if not any(begin in text for begin in begins)] == []
     assert [part for part in shown if not any(part.strip() in text for text in said_by)] == []
 
 
