@@ -1,4 +1,4 @@
-"""Which packages ship, what their modules import, and which of them go round in a circle."""
+"""The packages that ship, the imports of their modules, and import cycles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMES = frozenset(map(named, MODULES))
 
 @cache
 def imported(source: str) -> frozenset[str]:
-    """Return what a module imports anywhere in its text, also for type checking only: dotted names."""
+    """Return the dotted names of a module's imports, in functions and for type checking too."""
     return frozenset(_imported(ast.parse(source)))
 
 
@@ -53,7 +53,7 @@ def _imported(module: ast.Module) -> Iterator[str]:
 
 @cache
 def arrows() -> Mapping[str, frozenset[str]]:
-    """Return which of our modules each of them imports."""
+    """Return the imports of our modules among each other."""
     return {
         named(path): frozenset(map(_module, imported(path.read_text(encoding="utf-8"))))
         & NAMES - {named(path)}
@@ -81,7 +81,7 @@ def package(module: str) -> str:
 
 
 def between(part: Callable[[str], str]) -> dict[str, set[str]]:
-    """Return which parts, packages or rooms, each part imports."""
+    """Return the parts, packages or rooms, that each part imports."""
     found: dict[str, set[str]] = {}
     for module, others in arrows().items():
         found.setdefault(part(module), set()).update(set(map(part, others)) - {part(module)})

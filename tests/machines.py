@@ -30,7 +30,7 @@ OLD_NAMES = {"thread_siblings": "core_cpus", "core_siblings": "package_cpus"}  #
 
 
 def lscpu_text(name: str) -> str:
-    """Return what lscpu printed on the machine."""
+    """Return lscpu's output on the machine."""
     return (DATA / name / "lscpu.json").read_text()
 
 

@@ -340,7 +340,7 @@ def _by(threads: Iterable[Thread], key: Callable[[Thread], Key]) -> dict[Key, CP
 
 
 def lscpu(name: str) -> str:
-    """Return what the real lscpu prints for the machine's tree, one row a line."""
+    """Return the real lscpu's output for the machine's tree, one row per line."""
     with tempfile.TemporaryDirectory() as folder:
         root = materialise(name, Path(folder))
         (root / "proc").mkdir()

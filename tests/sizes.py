@@ -1,4 +1,4 @@
-"""How large a folder, a file, a class and a function may be, and what is larger all the same, with its reason."""
+"""Size limits of folders, files, classes and functions, and the exceptions with their reasons."""
 
 from __future__ import annotations
 

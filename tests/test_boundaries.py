@@ -1,4 +1,4 @@
-"""Which packages, rooms and files import which others, and how large each of these may be."""
+"""Imports between packages, rooms and files, and the size limits of these."""
 
 from __future__ import annotations
 

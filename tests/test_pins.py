@@ -1,4 +1,4 @@
-"""What is pinned in pins.toml, in the places that use it, and how it is renewed."""
+"""The pins of pins.toml in the places that use them, and their renewal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README says is true: its pod, its commands, its links and its names."""
+"""Statements of the README are true: its pod, its commands, its links and its names."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def wait_for_threads(pid: int, count: int) -> None:
 
 
 def masks(pid: int) -> set[frozenset[int]]:
-    """Return where the threads of a process may run."""
+    """Return the masks of a process's threads."""
     found = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):

@@ -123,7 +123,7 @@ async def serve(root: Path, folder: Path) -> None:
 
 
 def run(root: Path, folder: Path) -> None:
-    """Be the agent, in a process of its own, with its log in a file."""
+    """Run the agent in a process of its own, with its log in a file."""
     with (root / LOG).open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)

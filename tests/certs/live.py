@@ -86,7 +86,7 @@ class Replica:
 
     @property
     def address(self) -> Address:
-        """Return where it serves."""
+        """Return its address."""
         return Address(self.host.address, self.port)
 
     def bring(self, secret: Secret) -> None:

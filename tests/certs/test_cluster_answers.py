@@ -1,4 +1,4 @@
-"""What the API server, or something between, may answer the rotation."""
+"""Answers to the rotation, by the API server or something between."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def listening() -> Iterator[socket.socket]:
 
 
 def address_of(server: socket.socket) -> Address:
-    """Return where a socket listens."""
+    """Return the address of a listening socket."""
     return Address(*server.getsockname())
 
 

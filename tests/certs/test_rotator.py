@@ -1,4 +1,4 @@
-"""What the loop does around the steps: conflicts, killed writes, metrics, events that cannot be made."""
+"""The loop around the steps: conflicts, killed writes, metrics, events that cannot be created."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class World:
         self.events.append(event)
 
     def probe(self) -> dict[str, bytes | None]:
-        """Return what the replicas show."""
+        """Return the certificates that the replicas serve."""
         return {
             address: material.der(replica.leaf) if replica.answers and replica.leaf else None
             for address, replica in self.replicas.items()
@@ -177,7 +177,7 @@ class World:
 
     @property
     def trusted(self) -> Anchors:
-        """Return what every entry trusts."""
+        """Return the authorities in every entry."""
         held = [
             material.anchors_of(pem) for configuration in self.configured for pem in configuration.bundles
         ]

@@ -100,7 +100,7 @@ class PlayedNode:
         )
 
     def play(self, ended: threading.Event) -> None:
-        """Be the kubelet until the event; a failure is kept for the test."""
+        """Run as the kubelet until the event; a failure is kept for the test."""
         beats = 0
         try:
             while not ended.wait(_BEAT_SECONDS):
@@ -134,7 +134,7 @@ class PlayedNode:
                 self._send("PATCH", f"{path}/status", {"status": _status(pod, phase)})
 
     def _phase(self, pod: Any) -> str:
-        """Return how far a pod is; start its agent if it is one."""
+        """Return the phase of a pod; start its agent if it is one."""
         labels = pod["metadata"].get("labels") or {}
         component = labels.get("app.kubernetes.io/component")
         if labels.get("app.kubernetes.io/name") != "corepin" or component not in {"agent", "reset"}:

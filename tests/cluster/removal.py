@@ -21,7 +21,7 @@ def uninstall(cluster: Cluster, terminal: Shell) -> list[str]:
 
 
 def ours(node: Any, pods: Sequence[Any]) -> list[str]:
-    """Return what a node and pods still show of corepin, or of CMK."""
+    """Return what corepin or CMK left on a node and pods: labels, annotations, resources, conditions."""
     metadata = [
         f"{part}: {key}"
         for document in (node, *pods)

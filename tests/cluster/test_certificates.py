@@ -33,7 +33,7 @@ def bundles(cluster: Cluster) -> set[str]:
 
 
 def replicas(cluster: Cluster) -> set[tuple[str, int]]:
-    """Return who the webhook's pods are, and how often each was restarted."""
+    """Return the names of the webhook's pods with their restart counts."""
     return {
         (pod["metadata"]["uid"], status["restartCount"])
         for pod in cluster.pods_of("webhook")

@@ -84,7 +84,7 @@ def gate(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 def log(cluster: Cluster, name: str) -> str:
-    """Return what the gate of a pod has printed; nothing before it runs."""
+    """Return the output of a pod's gate; empty before it runs."""
     is_there = gate(cluster, name).keys() & {"running", "terminated"}
     return cluster.kubectl("logs", name, "-c", "corepin-gate") if is_there else ""
 

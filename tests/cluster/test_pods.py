@@ -115,7 +115,7 @@ def test_commands_of_the_guide_answer(cluster: Cluster) -> None:
 
 
 def owners(cluster: Cluster) -> Any:
-    """Return who owns CPUs of the node, as its agent says."""
+    """Return the owners of the node's CPUs, as published by its agent."""
     node = cluster.document()
     return json.loads(node["metadata"]["annotations"][STATUS_POOLS])["owners"]
 

@@ -68,7 +68,7 @@ def test_way_over_and_back(any_cluster: Cluster, tmp_path: Path) -> None:
 
 
 def own(cores: dict[str, int]) -> dict[str, str]:
-    """Return what this reader writes in the place of the guide's numbers and image."""
+    """Return the reader's own values for the guide's numbers and image."""
     return {
         "--num-exclusive-cores=4 --num-shared-cores=1": f"--num-exclusive-cores={cores[FIRST]} --num-shared-cores=0",
         f"registry.example/{NAME.rpartition('/')[2]}": NAME,  # of this version
@@ -166,7 +166,7 @@ def walk_back(cluster: Cluster, way: Walk, second: PlayedNode) -> None:
 
 
 def amounts(node: Any) -> set[str]:
-    """Return how many of CMK's cores a node has, by capacity and by what is allocatable."""
+    """Return capacity and allocatable of CMK's cores on a node."""
     return {node["status"][part].get(CORES, "0") for part in ("capacity", "allocatable")}
 
 
@@ -257,7 +257,7 @@ def cmk_remains(cluster: Cluster) -> list[str]:
 
 
 def marks(cluster: Cluster, node: Any) -> list[str]:
-    """Return what a node and the pods on it show of corepin or of CMK, but the pods' own words."""
+    """Return the marks of corepin or CMK on a node and its pods, except the pods' own annotations."""
     pods = [
         pod for pod in running_pods(cluster, "telco") if pod["spec"]["nodeName"] == node["metadata"]["name"]
     ]

@@ -1,4 +1,4 @@
-"""What every test of a command is given."""
+"""Fixtures of all tests of commands."""
 
 from __future__ import annotations
 

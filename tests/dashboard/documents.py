@@ -84,7 +84,7 @@ def node(name: str, topology: Topology | None = None, sets: Document | None = No
 
 
 def container(cpus: str, smt: str = "prefer", idle: str = "", **more: Any) -> Document:
-    """Return what an agent says of a container that is where it should be."""
+    """Return the status of a container that is on its CPUs."""
     return {
         "policy": "exclusive",
         "smtPolicy": smt,
@@ -99,7 +99,7 @@ def container(cpus: str, smt: str = "prefer", idle: str = "", **more: Any) -> Do
 
 
 def refused(message: str = "wanted 64 wholly free cores, found 2: ask for at most 2") -> Document:
-    """Return what an agent says of a container that got nothing and may not start without."""
+    """Return the status of a container that was refused CPUs and may not start without."""
     return {"pinned": False, "refusal": {"reason": "NotEnoughCPUs", "message": message, "blocksStart": True}}
 
 

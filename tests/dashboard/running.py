@@ -52,7 +52,7 @@ class Dashboard:
 
 
 def path_of(document: Document) -> str:
-    """Return where objects of this kind are."""
+    """Return the path of objects of this kind."""
     space = document["metadata"].get("namespace")
     return f"/api/v1/{f'namespaces/{space}/' if space else ''}{document['kind'].lower()}s"
 

@@ -31,7 +31,7 @@ HERE = "http://127.0.0.1:8084"
 
 
 def watching() -> Watching:
-    """Return what has seen some objects and watches nothing."""
+    """Return a state with some objects and without running watches."""
     found = Watching(Api(Access("https://api.test"), "tests"))
     found.cluster = KNOWN
     return found

@@ -24,13 +24,13 @@ def with_owner(*owners: Document, observes: bool = False) -> Node:
 
 
 def nodes_said(old: Node | None, new: Node | None) -> list[str]:
-    """Return what is said of a node."""
+    """Return the texts about a node."""
     before, after = ({it.name: it} if it else {} for it in (old, new))
     return [change.text for change in node_changes("now", before, after)]
 
 
 def pods_said(old: Document | None, new: Document) -> list[str]:
-    """Return what is said of a pod."""
+    """Return the texts about a pod."""
     before = {"default/web": a_pod(old)} if old else {}
     return [change.text for change in pod_changes("now", before, {"default/web": a_pod(new)}, {})]
 

@@ -26,7 +26,7 @@ def seen(on: str, uid: str = "", time: str = EARLY) -> Document:
 
 
 def home(*events: Document, known: Any = None, before: Document | None = None) -> str | None:
-    """Return where the pod is by its events."""
+    """Return the node of the pod by its events."""
     pods, older = {"default/web-0": a_pod(web())}, {"default/web-0": a_pod(before)} if before else {}
     return homes_of(pods, map(an_event, events), known or {}, older).get("default/web-0")
 

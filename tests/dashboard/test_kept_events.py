@@ -1,4 +1,4 @@
-"""Which events are kept when there are more than the page shows."""
+"""Eviction of events when there are more than the page shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def numbered(*events: Event) -> dict[str, Event]:
 
 
 def nodes_of(events: dict[str, Event]) -> Counter[str]:
-    """Return how many events each node has."""
+    """Return the number of events of each node."""
     return Counter(event.node for event in events.values())
 
 

@@ -1,4 +1,4 @@
-"""What the page says of a container whose CPUs are not quiet."""
+"""The page's text about a container whose CPUs are not quiet."""
 
 from __future__ import annotations
 

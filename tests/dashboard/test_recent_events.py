@@ -1,4 +1,4 @@
-"""What happened last: events and what the page saw, in one order."""
+"""Recent events: the agents' events and observed changes, in one order."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """Where all its files are."""
+        """The folder of all its files."""
         found = re.search(r"/\S*corepin-try-[^/\s]+", self.printed)
         assert found
         return Path(found[0])
@@ -63,7 +63,7 @@ class Session:
         return until(words, lambda: text if words in (text := self.type(command)) else None, SECONDS)
 
     def traces(self) -> list[str]:
-        """Return what is there of it: processes, mounts, cgroups, network namespaces, interfaces and files."""
+        """Return its remains: processes, mounts, cgroups, network namespaces, interfaces and files."""
         names = rf"\bcorepin-(?:test-)?{self.inner}-|\bcp{self.inner}x"
         own = re.compile(rf"{re.escape(str(self.folder))}|{names}")
         shown = [*self._processes(), *Path("/proc/self/mounts").read_text().splitlines()]

@@ -1,1 +1,1 @@
-"""What the pages of docs/, the README and the examples say is true."""
+"""Statements of the pages of docs/, the README and the examples are true."""

@@ -70,7 +70,7 @@ def cmk_objects(*kinds: str) -> Iterator[dict[str, Any]]:
 
 
 def rights(api: ApiServer) -> set[str]:
-    """Return what CMK's account may do, of all that its roles gave it."""
+    """Return the rights of CMK's account by all of its roles."""
     account = "--as=system:serviceaccount:cmk-namespace:cmk-serviceaccount"
 
     def may(what: str) -> bool:

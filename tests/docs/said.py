@@ -1,4 +1,4 @@
-"""What the programs say, read from their source: texts of messages, events and warnings in the log."""
+"""Texts of the programs, read from their source: messages, events and warnings in the log."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def returned(module: str, function: str) -> set[str]:
 
 
 def subjects(folder: str) -> set[str]:
-    """Return what `corepin doctor` looks at: the first arguments of its checks, some of which have a name."""
+    """Return the subjects of `corepin doctor`: the first arguments of its checks, or their constants."""
     named = {
         node.value.value
         for module in sorted(Path(folder).glob("*.py"))
@@ -102,7 +102,7 @@ def makers(*calls: str) -> set[str]:
 
 
 def loud_logs(*folders: str) -> set[str]:
-    """Return what programs log as a warning or worse."""
+    """Return the log events at the levels warning and above."""
     return {event for folder in folders for event in first_arguments(folder, *LOUD)}
 
 

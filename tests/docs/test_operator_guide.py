@@ -1,4 +1,4 @@
-"""What the operator guide's tables say of flags, annotations and variables is what the programs and manifests have."""
+"""The operator guide's tables of flags, annotations and variables equal those of programs and manifests."""
 
 from __future__ import annotations
 

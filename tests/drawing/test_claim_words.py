@@ -1,4 +1,4 @@
-"""What `corepin why` says of a ResourceClaim."""
+"""Texts of `corepin why` about a ResourceClaim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many CPUs are free beside devices, in words."""
+"""Texts about the number of CPUs that are free beside devices."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def counting(name: str, limit: str | None, cores: int) -> Container:
 
 
 def is_uncounted(pod: Any) -> bool:
-    """Say whether the agent would call a claim of this pod, or its pool, uncounted."""
+    """Return whether the agent would report a claim of this pod, or of its pool, as uncounted."""
     asked = read_pod(pod)
     found = CoreCounts(counts_of(pod, asked), 2, asked.budget)
     return any(found.uncounted(claim) for claim in asked.every_claim if claim.smt is SMTPolicy.ISOLATE)

@@ -37,7 +37,7 @@ class Archive:
 
     @cached_property
     def layers(self) -> list[list[tarfile.TarInfo]]:
-        """Return what each layer holds, the base first."""
+        """Return the content of each layer, the base first."""
         return [self._members(layer) for layer in self.manifest["Layers"]]
 
     def unpack(self, folder: Path) -> None:

@@ -83,7 +83,7 @@ def _cache() -> Path:
 
 
 def _places(cache: Path, context: Context) -> tuple[Path, Path]:
-    """Return where base and image of a context are kept."""
+    """Return the paths of base and image of a context in the cache."""
     recipe = f"{SUITE} {BASE} {_LEFT_BY_APT}"
     base = cache / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}" / "base.tar"
     return base, cache / f"image-{base.parent.name[5:]}-{context.digest}" / "image.tar"

@@ -1,4 +1,4 @@
-"""What pip needs on this machine, e.g. a CA or an index: for the build alone, in neither Dockerfile nor image."""
+"""Settings of pip on this machine, e.g. a CA or an index: for the build only, not in Dockerfile or image."""
 
 from __future__ import annotations
 

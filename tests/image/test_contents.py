@@ -1,4 +1,4 @@
-"""What is in the image, and what is not."""
+"""Content of the image, and files that it must not have."""
 
 from __future__ import annotations
 

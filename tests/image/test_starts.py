@@ -64,13 +64,13 @@ def account(folder: Path) -> dict[str, Path]:
 
 
 def webhook_mounts(folder: Path) -> dict[str, Path]:
-    """Return what the webhook needs: its certificate."""
+    """Return the mounts of the webhook: its certificate."""
     leaf = CA.create().issue_cert("corepin-webhook.corepin-system.svc")
     return {"/etc/corepin/tls": readable(folder / "tls", {"tls.crt": leaf.cert, "tls.key": leaf.key})}
 
 
 def agent_mounts(folder: Path) -> dict[str, Path]:
-    """Return what the agent needs of its host: here it may only read cgroups, and there is no runtime yet."""
+    """Return the agent's host mounts: here it may only read cgroups, and there is no runtime yet."""
     mounts = {there: folder / there.replace("/", "-") for there in ("/run/corepin", "/var/lib/corepin")}
     for here in mounts.values():
         here.mkdir()
@@ -80,7 +80,7 @@ def agent_mounts(folder: Path) -> dict[str, Path]:
 
 
 def guard_mounts(folder: Path) -> dict[str, Path]:
-    """Return what the guard needs of its host: here a folder without the runtime's socket."""
+    """Return the guard's host mounts: here a folder without the runtime's socket."""
     (folder / "nri").mkdir()
     return {"/var/run/nri": folder / "nri"}
 

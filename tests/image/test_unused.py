@@ -1,4 +1,4 @@
-"""What the locked packages bring and corepin does not use: image and plugin leave it out, and nothing imports it."""
+"""Unused parts of the locked packages: image and plugin leave them out, and no module imports them."""
 
 from __future__ import annotations
 

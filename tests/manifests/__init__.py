@@ -1,1 +1,1 @@
-"""What `manifests/` renders to, and what a real kube-apiserver does with it."""
+"""Rendered manifests, and their effect on a real kube-apiserver."""

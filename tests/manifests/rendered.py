@@ -46,7 +46,7 @@ Object = dict[str, Any]
 
 
 def text_of(folder: Path) -> str:
-    """Return what kubectl renders."""
+    """Return kubectl's rendering of a folder."""
     command = [str(require_servers().kubectl), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -56,12 +56,12 @@ def text_of(folder: Path) -> str:
 
 @cache
 def text(name: str) -> str:
-    """Return what an overlay renders to."""
+    """Return the rendering of an overlay."""
     return text_of(ROOT / name)
 
 
 def renamed(name: str, system: str, agent: str, folder: Path) -> str:
-    """Return what an overlay renders to with other namespaces; `folder` gets a copy of the manifests."""
+    """Return the rendering of an overlay with other namespaces; `folder` gets a copy of the manifests."""
     shutil.copytree(ROOT, folder / "manifests")
     names = folder / "manifests/base/names.yaml"
     changed = names.read_text().replace(f": {SYSTEM}", f": {system}").replace(f": {AGENT}", f": {agent}")

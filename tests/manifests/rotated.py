@@ -33,6 +33,6 @@ def bundles(api: ApiServer) -> set[str]:
 
 
 def issued(api: ApiServer) -> dict[str, bytes]:
-    """Return what the Secret holds."""
+    """Return the content of the Secret."""
     read = api.kubectl("-n", SYSTEM, "get", "secret", "corepin-webhook-tls", "-o", "json").stdout
     return {key: base64.b64decode(text) for key, text in json.loads(read).get("data", {}).items()}

@@ -279,7 +279,7 @@ def test_the_agents_own_reports_pass(installed: Installed) -> None:
 
 
 async def report(installed: Installed) -> None:
-    """Be the agent of a node: list and watch its pods, report everything, and reset it."""
+    """Act as the agent of a node: list and watch its pods, report everything, and reset it."""
     api = installed.agent_api()
     pods, changed = PodWatch(api, HERE_NODE), asyncio.Event()
     watching = asyncio.create_task(pods.watch(changed.set))

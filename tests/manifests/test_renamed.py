@@ -25,7 +25,7 @@ NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}
 
 @pytest.fixture(scope="module")
 def renamed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return what kustomize makes of the base with a prefix and a suffix for all names."""
+    """Return kustomize's rendering of the base with a prefix and a suffix for all names."""
     folder = tmp_path_factory.mktemp("renamed")
     shutil.copytree(ROOT, folder / "manifests")
     own = {"namePrefix": "my-", "nameSuffix": "-two", "resources": ["manifests/base"]}

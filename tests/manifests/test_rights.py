@@ -97,12 +97,12 @@ def wait_for_rules(installed: Installed, expected: set[Rule]) -> None:
 
 
 def rules(installed: Installed, caller: Caller, namespace: str) -> set[Rule]:
-    """Return what an account may do in a namespace, beyond what every account may."""
+    """Return the rights of an account in a namespace, beyond those of every account."""
     return rules_of(caller, namespace) - rules_of(installed.anybody, namespace)
 
 
 def rules_of(caller: Caller, namespace: str) -> set[Rule]:
-    """Return what the API server says that an account may do in a namespace."""
+    """Return the API server's list of an account's rights in a namespace."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",

@@ -172,7 +172,7 @@ def test_the_rotations_events_hold_nothing_up(what: str, installed: Installed) -
 
 
 def owned(installed: Installed, path: str) -> list[dict[str, Any]]:
-    """Return what the API server remembers of who wrote which fields."""
+    """Return the managed fields of an object in the API server."""
     found: list[dict[str, Any]] = installed.admin.send("GET", path).json()["metadata"]["managedFields"]
     return found
 

@@ -27,7 +27,7 @@ def corepin(node: Node, *arguments: str, manifest: str = "") -> subprocess.Compl
 
 
 def examined(node: Node, *flags: str) -> dict[str, dict[str, str]]:
-    """Return what `corepin doctor` says, by subject; of several the last."""
+    """Return the findings of `corepin doctor` by subject, of several the last."""
     flags = (*places(node.containerd, node.kubelet), "--socket", str(node.agent.socket), *flags)
     done = corepin(node, "doctor", *flags, "-o", "json")
     assert done.stderr == ""

@@ -51,7 +51,7 @@ class Proxy(socketserver.ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """Where the agent finds it."""
+        """Its URL for the agent."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     @contextmanager
@@ -157,5 +157,5 @@ def serve_proxy(port: int, authority: str) -> Iterator[Proxy]:
 
 
 def tally(requests: list[Request]) -> Counter[str]:
-    """Return how many requests of each kind there were: method and path without its query."""
+    """Return the number of requests of each kind: method and path without its query."""
     return Counter(f"{request.method} {request.path.partition('?')[0]}" for request in requests)

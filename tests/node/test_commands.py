@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def shown(node: Node, *arguments: str) -> str:
-    """Return what a command prints that works."""
+    """Return the output of a successful command."""
     done = corepin(node, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

@@ -1,4 +1,4 @@
-"""What the agent's pod mounts of its node, mounted by a real kubelet and containerd."""
+"""Mounts of the agent's pod, by a real kubelet and containerd."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_forced_deletion_frees_nothing_before_the_container_is_gone(node: Node) 
 
 
 def pods_named(node: Node, name: str) -> list[Any]:
-    """Return what the agent knows of a pod."""
+    """Return the agent's state of a pod."""
     return [pod for pod in node.agent.state()["pods"] if pod["name"] == name]
 
 

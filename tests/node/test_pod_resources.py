@@ -33,7 +33,7 @@ class Asked:
         self._assignments = KubeletAssignments(self._kubelet, self._runtime)
 
     async def exclusive(self) -> Mapping[str, CPUSet] | None:
-        """Return what the kubelet says."""
+        """Return the kubelet's answer."""
         return await self._kubelet.exclusive()
 
     async def held(self) -> dict[str, HeldCPUs]:
@@ -45,7 +45,7 @@ class Asked:
         return {names[owner.pod_uid]: found for owner, found in held.items()}
 
     async def recorded(self) -> dict[str, CPUSet]:
-        """Return what the runtime has in its records, by the names of pods."""
+        """Return the runtime's records, by the names of pods."""
         listed = [seen for seen in await self._runtime.containers() if seen.pid]
         cpus = await self._runtime.recorded_cpus(seen.id for seen in listed)
         return {seen.pod: cpus.get(seen.id, EMPTY) for seen in listed}

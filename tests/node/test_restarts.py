@@ -184,7 +184,7 @@ def checkpoints(node: Node) -> list[Any]:
 
 
 def ours(node: Node) -> list[Any]:
-    """Return what the agent knows of containers that hold CPUs."""
+    """Return the agent's state of containers that hold CPUs."""
     return [
         container
         for pod in node.agent.state()["pods"]

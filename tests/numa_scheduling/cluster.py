@@ -162,7 +162,7 @@ class Cluster:
 
 
 def unschedulable(shown: Any) -> str:
-    """Return what the scheduler says of a pod that fits nowhere."""
+    """Return the scheduler's message about a pod that fits nowhere."""
     for condition in shown["status"].get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition["message"])

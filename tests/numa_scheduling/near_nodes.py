@@ -127,7 +127,7 @@ class Node:
 
 
 def _wanted(pod: Pod) -> dict[str, int]:
-    """Return how many devices of each kind a pod of one container asks for; the test writes it into the name."""
+    """Return the number of devices of each kind in a pod of one container, which the pod's name contains."""
     gpus, nics = ((pod["metadata"] or {})["name"] or "").split("-")[-2:]
     return {GPU: int(gpus), NIC: int(nics)}
 

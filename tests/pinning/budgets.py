@@ -71,11 +71,11 @@ def pool(node: World, uid: str = "a") -> CPUSet:
 
 
 def runs(node: World, name: str, uid: str = "a") -> CPUSet:
-    """Return where the kernel lets a container run."""
+    """Return the CPUs of a container in the kernel."""
     return union(seen.cpus for seen in node.live() if seen.owner == Owner(uid, name))
 
 
 def taken(node: World, uid: str = "a") -> int:
-    """Return how many CPUs the slices and the pool of a pod have."""
+    """Return the number of CPUs of a pod's slices and pool."""
     slices = (held for held in node.ledger.pods.get(uid, ()) if held.is_lasting_slice)
     return len(pool(node, uid)) + sum(len(held.cpus) for held in slices)

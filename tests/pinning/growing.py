@@ -16,5 +16,5 @@ def grown(
 
 
 def as_text(placement: Placement) -> str:
-    """Return what runs, and what idles after a stroke."""
+    """Return the running CPUs, and after a stroke the idle ones."""
     return f"{placement.cpus}/{placement.idle}"

@@ -48,7 +48,7 @@ class Model:
         return once(socket for node in self.nodes(free) for socket in in_order(self.socket, free, node))
 
     def parents(self, free: CPUs) -> list[CPUs]:
-        """Return what cores are listed by."""
+        """Return the units in whose order cores are listed."""
         return self.sockets(free) if self.nodes_first else self.nodes(free)
 
     def free_cores(self, free: CPUs) -> list[CPUs]:

@@ -1,4 +1,4 @@
-"""How texts of others are read."""
+"""Decoding of untrusted texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever pods may ask for."""
+"""Generated requests of pods."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class World:
         return node_sets(self.topology, self.topology.online, self.config)
 
     def observe(self) -> Observed:
-        """Return what the agent would see."""
+        """Return the agent's observation."""
         pods = tuple(SeenPod.of(document) for document in self.documents.values())  # type: ignore[arg-type]
         return Observed(
             self.topology,
@@ -210,7 +210,7 @@ class World:
         ]
 
     def present(self) -> list[SeenContainer]:
-        """Return what lives, and machines without live containers: what their pods keep for these counts for them."""
+        """Return the live containers, and machines without any, for which their pods keep CPUs."""
         live = self.live()
         inside = {container.sandbox for container in live}
         empty = [machine for key, machine in self.sandboxes.items() if key not in inside]
@@ -221,7 +221,7 @@ class World:
         ]
 
     def unowned(self, uid: str) -> CPUSet:
-        """Return where the containers of a pod run that hold nothing."""
+        """Return the CPUs of a pod's containers that hold none."""
         namespaces = {seen.owner.pod_uid: seen.namespace for seen in self.containers.values()}
         if self.api_answers:
             namespaces |= {key: it["metadata"]["namespace"] for key, it in self.documents.items()}
@@ -248,7 +248,7 @@ class World:
         return EMPTY if pools <= usual or not seen.is_running or seen.sandbox else usual
 
     def is_there(self, machine: SeenSandbox) -> bool:
-        """Say whether all threads of a machine, its vCPUs among them, have reached their CPUs."""
+        """Return whether all threads of a machine, its vCPUs among them, have reached their CPUs."""
         inside = [seen for seen in self.present() if seen.sandbox == machine.id]
         own = union(held.cpus for seen in inside if (held := self.ledger.of(seen.owner)))
         shared = self.unowned(machine.pod_uid)
@@ -275,7 +275,7 @@ class World:
         return planned
 
     def holds(self, uid: str, name: str = "c0") -> str:
-        """Return what a container holds, as text: "cpus", or "cpus idle idle"."""
+        """Return a container's CPUs as text: "cpus", or "cpus idle idle"."""
         assignment = self.ledger.of(Owner(uid, name))
         if assignment is None:
             return ""

@@ -39,7 +39,7 @@ def installed_server() -> Iterator[ApiServer]:
 
 
 def trust(server: ApiServer) -> ssl.SSLContext:
-    """Return what a client of the server trusts."""
+    """Return the TLS context of a client of the server."""
     return ssl.create_default_context(cafile=str(server.ca_file))
 
 

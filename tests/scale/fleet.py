@@ -22,7 +22,7 @@ SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What something cost: requests and answers of all agents together, and the API server's CPU time."""
+    """Cost of a phase: requests and answers of all agents together, and the API server's CPU time."""
 
     requests: Counter[str]  # by kind, as the wire names them
     received: Counter[str]  # bytes of the answers
@@ -35,11 +35,11 @@ class Cost:
         return sum(number for kind, number in self.requests.items() if not kind.startswith("watch "))
 
     def watched_bytes(self) -> int:
-        """Return what the watches brought."""
+        """Return the bytes of the watches."""
         return sum(size for kind, size in self.received.items() if kind.startswith("watch "))
 
     def received_bytes(self) -> int:
-        """Return what all answers brought, those of the watches too."""
+        """Return the bytes of all answers, including those of the watches."""
         return self.received.total()
 
 

@@ -19,7 +19,7 @@ TOPOLOGY: Final = regular(64)  # of every machine
 
 @dataclass
 class WithoutFiles(Simulated):
-    """What a simulated machine holds, without the tree in which it shows its CPUs."""
+    """The state of a simulated machine, without the tree of its CPUs."""
 
     def __post_init__(self) -> None:
         """Write nothing: the CPUs are known."""

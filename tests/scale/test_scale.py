@@ -19,7 +19,7 @@ TOLD: Final = ("PATCH pods", "POST events", "PATCH nodes/status", "PATCH configm
 
 
 async def costs(cluster: Cluster, count: int) -> tuple[Cost, Cost]:
-    """Return what it costs to start agents on so many new nodes, and to bring pods to them."""
+    """Return the cost of starting agents on this many new nodes, and of their pods."""
     async with asyncio.timeout(SECONDS), fleet(cluster, count) as nodes:
         return await nodes.cost(nodes.start()), await nodes.cost(nodes.fill(PODS))
 

@@ -73,7 +73,7 @@ class _Counted(httpx.AsyncByteStream):
 
 
 def kind_of(request: httpx.Request) -> tuple[str, str]:
-    """Return what kind of request this is, and of which resource."""
+    """Return the kind of a request, and its resource."""
     found = _PATH.fullmatch(request.url.path)
     if found is None:
         return f"{request.method} {request.url.path}", ""

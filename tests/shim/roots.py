@@ -31,7 +31,7 @@ class Root:
 
     @property
     def install_dir(self) -> Path:
-        """Where the command and the agent's socket are."""
+        """The folder of the command and the agent's socket."""
         return self.folder / "opt/bin"
 
     def write(self, path: str, text: str) -> None:

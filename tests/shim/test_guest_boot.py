@@ -80,7 +80,7 @@ class Case(NamedTuple):
 
 
 def status(vcpus: int, live: Mapping[str, CPUSet], to_come: Mapping[str, CPUSet] | None = None) -> bytes:
-    """Return what the agent writes on a pod whose containers hold these CPUs, each vCPU still on all of them."""
+    """Return the status of a pod whose containers hold these CPUs, each vCPU still on all of them."""
     cpus = union(live.values())
     masks = sandbox_masks(VMSeen((cpus,) * vcpus, cpus, cpus), cpus, cpus)
     places = [guest_id(index, 1, 1, is_apic=True) for index in range(VCPUS)]

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    """Return what is in a directory."""
+    """Return the names in a directory."""
     return sorted(path.name for path in folder.iterdir())
 
 

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return what a node of two sockets, eight cores and sixteen threads reported, booted with three isolated cores."""
+    """Return the report of a node with 2 sockets, 8 cores, 16 threads, booted with three isolated cores."""
     find_programs(VERSIONS[-1])
     if find(KUBELET, cache_folder()) is None:
         raise _missing("the kubelet is not built; run `python -m tests.environments.server`")
@@ -42,7 +42,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="session")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return what a node of three cores reported, on which interrupts and other settings are changed."""
+    """Return the report of a node with three cores, on which interrupts and other settings are changed."""
     find_programs(VERSIONS[-1])
     options = f"COREPIN_CACHE={cache_folder().parent}"
     options += " GRPC_ENABLE_FORK_SUPPORT=0"  # else forked processes have threads of gRPC

@@ -25,7 +25,7 @@ def affinities() -> dict[str, str]:
 
 
 def default_affinity() -> CPUSet:
-    """Return where an interrupt fires that is requested later."""
+    """Return the default affinity of interrupts requested later."""
     return CPUSet.of_mask(int((IRQ / "default_smp_affinity").read_text().replace(",", ""), 16))
 
 
@@ -38,7 +38,7 @@ def masks() -> dict[str, str]:
 
 
 def bounds() -> dict[str, str]:
-    """Return how long each CPU may take to leave an idle state, by its number; none where the kernel has no such file."""
+    """Return the latency bound of each CPU by its number; none if the kernel has no such file."""
     files = CPUS.glob(f"cpu[0-9]*/{BOUND}")
     return {file.parts[-3].removeprefix("cpu"): file.read_text().strip() for file in files}
 
@@ -51,7 +51,7 @@ def place_interrupts(cpus: CPUSet) -> None:
 
 
 def counts() -> dict[str, dict[str, int]]:
-    """Return how often each interrupt of a device has fired, by CPU; its key has its names too."""
+    """Return the count of each device interrupt by CPU; its key includes its names."""
     header, *rows = Path("/proc/interrupts").read_text().splitlines()
     columns = [name.removeprefix("CPU") for name in header.split()]
     split = [row.split() for row in rows]

@@ -136,7 +136,7 @@ def _memory(node: Node, name: str) -> str:
 
 
 def _told(name: str) -> Any:
-    """Return what the agent says of a container's devices and NUMA nodes."""
+    """Return a container's devices and NUMA nodes in the agent's state."""
     pods = (ask() or {}).get("pods", ())
     (container,) = (pod["containers"]["app"] for pod in pods if pod["name"] == name)
     return {key: container.get(key) for key in ("devices", "numaNodes")}

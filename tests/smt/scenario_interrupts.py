@@ -155,7 +155,7 @@ def load_a_driver(cpus: CPUSet) -> None:
 
 
 def inodes() -> dict[str, int]:
-    """Return what tells an interrupt from a later one with its number."""
+    """Return the identity of each interrupt, which a later one with its number does not have."""
     return {entry.name: entry.stat().st_ino for entry in Path("/sys/kernel/irq").iterdir()}
 
 

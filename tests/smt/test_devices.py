@@ -1,4 +1,4 @@
-"""Where containers with devices run on a machine whose kernel knows the devices' NUMA nodes."""
+"""CPUs of containers with devices on a machine whose kernel knows the devices' NUMA nodes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_missing_emulator_is_a_skip_except_in_ci(
 
 
 def snapshot(bystander: str, *, shared: str) -> dict[str, Any]:
-    """Return what a guest of eight CPUs would report of an owner of 2 and 3, 5 and its idle sibling 4."""
+    """Return the report of a guest of eight CPUs with an owner of 2 and 3, 5 and its idle sibling 4."""
     seen = {"owner": "2-3,5", "bystander": bystander}
     return {
         "pods": {pod: {"cpuset": cpus, "allowed": [cpus], "tasks": [1, 2]} for pod, cpus in seen.items()},

@@ -11,13 +11,13 @@ from tests.environments.guest.guest import Report
 
 
 def step(quiet: Report, name: str) -> dict[str, Any]:
-    """Return what was counted in one step."""
+    """Return the counts of one step."""
     (found,) = [it for it in quiet.all("interrupts") if it["step"] == name]
     return found
 
 
 def fired(counted: dict[str, Any], *, on_pod: bool) -> dict[str, int]:
-    """Return how often each interrupt fired on the pod's CPUs, or on all others."""
+    """Return the count of each interrupt on the pod's CPUs, or on all others."""
     mine = CPUSet.parse(counted["cpus"])
     sums = {
         name: sum(count for cpu, count in row.items() if (int(cpu) in mine) is on_pod)

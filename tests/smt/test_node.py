@@ -1,4 +1,4 @@
-"""What the kernel of an SMT machine shows while the agent gives its CPUs to containers."""
+"""The kernel's cpusets on an SMT machine while the agent assigns its CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel of an SMT machine shows of the threads of virtual machines. None of them runs: all are paused."""
+"""The kernel's masks of virtual machines' threads on an SMT machine. All machines are paused."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.smt.scenario_vms import UNION, A
 
 
 def step(node: Report, pod: str, name: str = "placed") -> dict[str, Any]:
-    """Return what was reported of a machine at one step."""
+    """Return the report about a machine in one step."""
     (found,) = (fact for fact in node.all("vm") if (fact["pod"], fact["step"]) == (pod, name))
     return found
 
 
 def seen(node: Report, pod: str, name: str = "placed") -> Seen:
-    """Return where the threads of a machine might run at one step."""
+    """Return the masks of a machine's threads in one step."""
     return Seen.of(step(node, pod, name)["seen"])
 
 

@@ -105,7 +105,7 @@ def seen(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 def said(pod: str, container: str) -> str:
-    """Return what the newest container of this name wrote, from the node's disk."""
+    """Return the log of the newest container of this name, from the node's disk."""
     folders = (KUBELET_FILES / "logs").glob(f"{NAMESPACE}_{pod}_*/{container}")
     newest = max(folders, key=lambda folder: folder.stat().st_mtime)
     lines = "".join(file.read_text() for file in sorted(newest.glob("*.log"))).splitlines(keepends=True)
@@ -156,7 +156,7 @@ def config(cluster: Cluster) -> dict[str, Any]:
 
 
 def holders(cluster: Cluster) -> dict[str, list[str]]:
-    """Return who holds each core of the exclusive pool that is not free."""
+    """Return the holders of each core of the exclusive pool that is not free."""
     return {
         cpus: tasks
         for lists in config(cluster)["exclusive"].values()
@@ -166,9 +166,9 @@ def holders(cluster: Cluster) -> dict[str, list[str]]:
 
 
 def wrapped(cluster: Cluster) -> dict[int, list[str]]:
-    """Return which wrapped command has which cores of the exclusive pool.
+    """Return the cores of the exclusive pool by wrapped command.
 
-    Until it is wrapped, its container stands there by the id of its first process, or by 1.
+    Until a command is wrapped, its container is listed by its first process, or by 1.
     """
     found: dict[int, list[str]] = {}
     for cpus, tasks in holders(cluster).items():
@@ -221,7 +221,7 @@ def without_webhook(cluster: Cluster) -> None:
 
 
 def is_injected(cluster: Cluster) -> bool:
-    """Say whether a pod of CMK's users gets its injection."""
+    """Return whether a pod of CMK's users is injected."""
     answer = cluster.client.post(USERS_PODS, params={"dryRun": "All"}, json=held()).raise_for_status()
     return CMK_INJECTED in answer.json()["metadata"].get("annotations", {})
 

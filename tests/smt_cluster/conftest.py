@@ -36,13 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return what the walk through a cluster on a machine of four cores with two threads each reported."""
+    """Return the report of the walk through a cluster on a machine of four cores with two threads each."""
     return _boot(request.config, "tests.smt_cluster.walk", tmp_path_factory, FOUR_CORES)
 
 
 @pytest.fixture(scope="session")
 def cmk_walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return what the walk with CMK's commands and pods on a machine of seven cores reported."""
+    """Return the report of the walk with CMK's commands and pods on a machine of seven cores."""
     built()  # the agent installs it
     return _boot(request.config, "tests.smt_cluster.cmk_walk", tmp_path_factory, SEVEN_CORES)
 

@@ -1,4 +1,4 @@
-"""What CMK's users see on a real cluster of one node with seven cores of two threads: their commands, their pods."""
+"""CMK's commands and pods on a real cluster of one node with seven cores of two threads."""
 
 from __future__ import annotations
 

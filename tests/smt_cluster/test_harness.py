@@ -15,7 +15,7 @@ PINNED = {"policy": "exclusive", "cpus": "2-3", "pinned": True}
 
 
 def seen(status: dict[str, Any], *allowed: str, cpuset: str = "2-3") -> dict[str, Any]:
-    """Return what would be seen of a pod with one container."""
+    """Return the observation of a pod with one container."""
     return {
         "told": {"main": status} if status else {},
         "resources": {"main": {}},

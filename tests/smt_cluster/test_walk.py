@@ -1,4 +1,4 @@
-"""What a real cluster of one node does on a machine whose cores have two threads: four cores, the first reserved."""
+"""A real cluster of one node on a machine of four cores with two threads each, the first reserved."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Look = dict[str, Any]
 
 
 def look(walk: Report, step: str) -> Look:
-    """Return what was seen at one moment."""
+    """Return the observation of one moment."""
     (found,) = [look for look in walk.all("look") if look["step"] == step]
     return found
 
 
 def cpus(seen: Look, pod: str, container: str = "main") -> CPUSet:
-    """Return where the kernel lets a container run: its cpuset, and the same for each of its two tasks."""
+    """Return the CPUs of a container: its cpuset, which must equal the masks of its two tasks."""
     kernel = seen["pods"][pod]["kernel"][container]
     assert kernel["allowed"] == [kernel["cpuset"]] * 2
     return CPUSet.parse(kernel["cpuset"])
@@ -55,7 +55,7 @@ def typed(walk: Report, command: str) -> dict[str, Any]:
 
 
 def published(seen: Look, resource: str) -> int:
-    """Return how many cores the node offers, as scheduler and kubelet read it."""
+    """Return the node's number of cores, as scheduler and kubelet read it."""
     node = seen["node"]
     assert node["capacity"][resource] == node["allocatable"][resource]
     return int(node["capacity"][resource])

@@ -41,7 +41,7 @@ def qemu() -> None:
 
 @pytest.fixture
 def start(qemu: None) -> Iterator[Callable[[Guest], Machine]]:
-    """Return what starts a machine without a pod, with every thread; all of them end with the test."""
+    """Return a function that starts a machine without a pod, with every thread; all end with the test."""
     with ExitStack() as stack:
         yield lambda guest: _started(stack, guest)
 

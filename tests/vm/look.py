@@ -13,7 +13,7 @@ from pinning.guests.threads import VMM
 
 
 def looked(pid: int) -> dict[str, object]:
-    """Return how vCPU threads were identified, and which they are, after each was put on the first CPU."""
+    """Return the source and ids of identified vCPU threads, after each was put on the first CPU."""
     found = read_threads(SharedReads(Roots()), VMM(pid, started(pid), "qemu"))
     for tid in found.vcpus:
         os.sched_setaffinity(tid, {0})

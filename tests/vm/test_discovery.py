@@ -184,7 +184,7 @@ def check_companions(found: VMThreads, sandbox: str) -> None:
 
 
 def processes_named(threads: Sequence[int], program: bytes, sandbox: str) -> int:
-    """Return how many processes threads are of; each is whole, and the program for this sandbox."""
+    """Return the number of processes of threads; each is whole, and the program for this sandbox."""
     processes = [tid for tid in threads if (PROC / str(tid) / "task" / str(tid)).exists() and is_first(tid)]
     for pid in processes:
         line = (PROC / str(pid) / "cmdline").read_bytes()
@@ -198,5 +198,5 @@ def processes_named(threads: Sequence[int], program: bytes, sandbox: str) -> int
 
 
 def is_first(tid: int) -> bool:
-    """Say whether a thread is the first of its process."""
+    """Return whether a thread is the first of its process."""
     return f"Tgid:\t{tid}\n" in (PROC / str(tid) / "status").read_text()

@@ -67,7 +67,7 @@ def unattended(qemu: None, containerd: Containerd, tmp_path: Path) -> Iterator[C
 
 
 def masks(machine: Machine) -> Seen:
-    """Return where its threads may run."""
+    """Return the masks of its threads."""
     return see(machine.truth())
 
 

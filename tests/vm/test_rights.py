@@ -1,4 +1,4 @@
-"""What the agent sees of a machine with the capabilities that the manifests give it, and no others."""
+"""The agent's reading of a machine with exactly the capabilities of the manifests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BASE, PROBE = MANIFESTS / "base/agent.yaml", MANIFESTS / "components/vm-probe/ag
 
 
 def capabilities(file: Path) -> list[str]:
-    """Return what a manifest gives the agent's container."""
+    """Return the capabilities of the agent's container in a manifest."""
     (document,) = yaml.safe_load_all(file.read_text())
     (container,) = document["spec"]["template"]["spec"]["containers"]
     given: list[str] = container["securityContext"]["capabilities"]["add"]
@@ -34,7 +34,7 @@ def capabilities(file: Path) -> list[str]:
 
 
 def look(machine: Machine, file: Path) -> Any:
-    """Return what a process of root finds that has the capabilities of a manifest."""
+    """Return the findings of a root process with the capabilities of a manifest."""
     kept = ",".join(["-all", *(f"+{name.lower()}" for name in capabilities(file))])
     command = ["setpriv", f"--bounding-set={kept}", "--no-new-privs", sys.executable, "-m", "tests.vm.look"]
     done = subprocess.run([*command, str(machine.pid)], capture_output=True, text=True, check=False)

@@ -41,7 +41,7 @@ def on(what: str, machine: Machine, cpus: CPUSet) -> None:
 
 
 def beside(node: ContainerdNode, name: str = "vm") -> CPUSet:
-    """Return where the shim and virtiofsd of a sandbox may run."""
+    """Return the masks of the shim and virtiofsd of a sandbox."""
     key = node.sandboxes[name].id
     lines = {pid: line for pid, line in command_lines() if key in line and "qemu" not in line}
     assert len(lines) == 3

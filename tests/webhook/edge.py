@@ -87,5 +87,5 @@ class Edge:
         return parsed
 
     def count(self, **labels: str) -> float | None:
-        """Return how many reviews were counted under these labels."""
+        """Return the number of reviews under these labels."""
         return self.metrics.registry.get_sample_value("corepin_webhook_reviews_total", labels)

@@ -77,7 +77,7 @@ CASES: Final = {
 
 
 def scaled(size: Mapping[str, int], factor: float) -> Mapping[str, int]:
-    """Return how large inputs are when all of them grow or shrink."""
+    """Return the sizes of inputs when all of them grow or shrink."""
     return {name: max(int(count * factor), 1) for name, count in size.items()}
 
 
@@ -99,5 +99,5 @@ def split_for_each_part(body: bytes) -> None:
 
 
 def is_last(text: str, part: str) -> bool:
-    """Say whether a part is the last one."""
+    """Return whether a part is the last one."""
     return text.split(";")[-1] == part

@@ -82,7 +82,7 @@ def filled(
 
 
 def _most_read(place: str, form: str) -> int:
-    """Return how many such pieces of an object are read; no limit where none is."""
+    """Return the most pieces of an object that are read; no limit if there is none."""
     if place == "unknown" and form != TEXT:
         return BODY_LIMIT
     objects, commas = form.count("{{"), 1 + form.count(",")

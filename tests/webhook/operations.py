@@ -42,7 +42,7 @@ class Walk(NamedTuple):
 
 
 def operations(work: Callable[[], object]) -> int:
-    """Return how many operations a call takes, without the collector, which comes when it likes."""
+    """Return the number of operations of a call, without the garbage collector, which runs at any time."""
     count = walked = 0  # walked: by the last instruction, unless it calls a function that is counted itself
 
     def enter(frame: FrameType, _event: str, _argument: Any) -> Callable[..., Any]:

@@ -106,7 +106,7 @@ class Server:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def page_faults(self) -> int:
-        """Return how often the process touched a page for the first time since it was mapped."""
+        """Return the number of the process's page faults."""
         stat = Path(f"/proc/{self.process.pid}/stat").read_text()
         return int(stat.rpartition(")")[2].split()[7])
 

@@ -1,4 +1,4 @@
-"""What an idle agent logs beside each runtime: nothing.
+"""Log of an idle agent beside each runtime: empty.
 
 `COREPIN_IDLE_SECONDS` sets for how long (5 by default): on CRI-O without events the runtime is polled once a second.
 """

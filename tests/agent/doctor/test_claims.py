@@ -1,4 +1,4 @@
-"""What `corepin doctor` says of ResourceClaims."""
+"""Findings of `corepin doctor` about ResourceClaims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `corepin doctor` says of the kubelet's topology manager."""
+"""Findings of `corepin doctor` about the kubelet's topology manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `corepin doctor` says of the CPUs that schedulers count beside devices."""
+"""Findings of `corepin doctor` about the CPUs that schedulers count beside devices."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Node:
         return Calls(socket, "pluginregistration.Registration", 30)
 
     async def register(self, *, ok: bool = True, error: str = "") -> None:
-        """Tell the driver whether it is registered."""
+        """Send the driver the result of its registration."""
         status = registration.RegistrationStatus(plugin_registered=ok, error=error)
         await self.registration().ask(
             "NotifyRegistrationStatus", status, registration.RegistrationStatusResponse
@@ -143,7 +143,7 @@ class Node:
         self.api.claims[name]["metadata"]["name"] = name
 
     def files(self) -> dict[str, Any]:
-        """Return what is in the CDI folder."""
+        """Return the content of the CDI folder."""
         return {path.name: json.loads(path.read_text()) for path in self.cdi.glob("*")}
 
 

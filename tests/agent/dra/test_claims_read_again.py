@@ -43,7 +43,7 @@ def unserved() -> dict[str, Any]:
 
 
 def unreadable() -> Any:
-    """Return what is no claim."""
+    """Return an invalid claim."""
     return []
 
 

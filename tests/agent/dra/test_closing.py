@@ -44,7 +44,7 @@ class Closing(Node):
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
-    """Return what was logged of claims that are left."""
+    """Return the log records about claims that are left."""
     return [vars(it)["facts"] for it in caplog.records if it.message == "claims left"]
 
 

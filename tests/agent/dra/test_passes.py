@@ -1,4 +1,4 @@
-"""When the driver learns of a pass: after the ledger is saved and others have left its CPUs, before the flush."""
+"""The driver's hook in a pass: after the ledger is saved and others have left its CPUs, before the flush."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the kubelet is asked for devices, and which answers count."""
+"""Requests for devices to the kubelet: their times, and the answers that count."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Scene:
         self.node.run(2)
 
     def cpus(self, uid: str) -> CPUSet:
-        """Return where the kernel has a container."""
+        """Return the CPUs of a container in the kernel."""
         return CPUSet.parse(self.node.cpus(self.containers[uid]))
 
     def homes(self) -> dict[str, CPUSet]:

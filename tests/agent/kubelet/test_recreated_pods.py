@@ -74,7 +74,7 @@ class Node:
         return next(self._ticks) / 100
 
     async def ask(self, pods: Collection[Name]) -> dict[Name, list[Named]]:
-        """Return what the kubelet lists now; the node may change while the answer is under way."""
+        """Return the kubelet's present list; the node may change before the answer arrives."""
         listed = [*self.ending, *([self.current] if self.current and self.current.steps else [])]
         answer = [] if self.is_empty else [Named(c=pod.devices) for pod in listed]
         for _ in range(self.random.choice([0, 0, 1, 3])):

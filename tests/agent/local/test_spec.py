@@ -1,4 +1,4 @@
-"""Which containers of a pod must start, and when the pod is finished, by Kubernetes' rules."""
+"""Containers of a pod that must start, and the end of the pod, by Kubernetes' rules."""
 
 from __future__ import annotations
 

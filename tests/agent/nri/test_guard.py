@@ -1,4 +1,4 @@
-"""Which containers the guard rejects, and its messages."""
+"""Containers that the guard rejects, and its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each runtime offers to plugins by its version, as code and operator guide have it."""
+"""NRI features of each runtime by version, equal in code and operator guide."""
 
 from __future__ import annotations
 

@@ -205,6 +205,6 @@ class FakeIrqbalance(Irqbalance):
 def kept_of(
     kernel: Interrupts, daemon: Irqbalance, folder: Path, monotonic: Callable[[], float] = lambda: 0.0
 ) -> Kept:
-    """Return what finds kept interrupts, and has irqbalance leave them alone."""
+    """Return the lookup of kept interrupts, with their ban in irqbalance."""
     ban = InterruptBan(daemon, Restorable(folder / FILE, "boot"), monotonic)
     return Kept(KeptLookup(kernel, monotonic), ban)

@@ -64,7 +64,7 @@ def write_node(folder: Path) -> dict[Path, str]:
 
 
 def keeper_of(folder: Path) -> QuietKeeper:
-    """Return what a new agent has; no irqbalance runs."""
+    """Return the keeper of a new agent; no irqbalance runs."""
 
     def saved(name: str) -> Restorable:
         return Restorable(folder / "state" / name, "boot")
@@ -115,7 +115,7 @@ def killed_agent(folder: Path, chance: random.Random) -> bool:
 
 
 def wrong_state(folder: Path, quiet: CPUSet) -> list[str]:
-    """Return what a new agent leaves on quiet CPUs."""
+    """Return the flaws that a new agent leaves on quiet CPUs."""
     result = keeper_of(folder).round(quiet, quiet)
     found = [] if result and not result.why_not else [f"round: {result}"]
     lists = {it: CPUSet.parse(it.read_text()) for it in folder.glob("irq/*/smp_affinity_list")}

@@ -1,4 +1,4 @@
-"""What keeps CPUs quiet, as it is built from the agent's flags and configuration."""
+"""`Quieting` as it is built from the agent's flags and configuration."""
 
 from __future__ import annotations
 

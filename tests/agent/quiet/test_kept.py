@@ -33,7 +33,7 @@ OWNER = Owner("web", "main")
 
 
 def keep(text: str, *globs: str, devices: tuple[Device, ...] = ()) -> Keep:
-    """Return what stays on CPUs of the container."""
+    """Return the interrupts that stay on CPUs of the container."""
     return Keep(OWNER, cpus(text), globs, devices)
 
 

@@ -1,4 +1,4 @@
-"""How a pass passes on the free devices, and how the kubelet chooses among them."""
+"""Free devices in a pass, with the kubelet's preference among them."""
 
 from __future__ import annotations
 

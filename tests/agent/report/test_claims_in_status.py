@@ -1,4 +1,4 @@
-"""What the agent reports of containers whose CPUs are those of ResourceClaims."""
+"""The agent's report of containers whose CPUs are those of ResourceClaims."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def write_tree(root: Path, sockets: list[list[Core]], isolated: str) -> Path:
 
 
 def pools(capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
-    """Return what the command prints."""
+    """Return the output of the command."""
     assert main(["cmk", "init", "--dry-run", *flags]) == 0
     return yaml.safe_load(capsys.readouterr().out)
 

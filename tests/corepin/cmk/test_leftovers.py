@@ -62,7 +62,7 @@ def definition(kind: str, labels: Any = None) -> dict[str, Any]:
 
 
 def of_cmk() -> list[dict[str, Any]]:
-    """Return what CMK's manifests, `cluster-init` and `reconfigure_setup` create."""
+    """Return the objects of CMK's manifests, `cluster-init` and `reconfigure_setup`."""
     ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node"}
     subjects = [{"kind": "ServiceAccount", "name": "cmk-serviceaccount", "namespace": CMK}]
     pods = (

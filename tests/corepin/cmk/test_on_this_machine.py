@@ -1,4 +1,4 @@
-"""What CMK's commands say of a process under `cmk isolate`, of a real agent and on this machine's kernel."""
+"""Output of CMK's commands about a process under `cmk isolate`, by a real agent and this machine's kernel."""
 
 from __future__ import annotations
 

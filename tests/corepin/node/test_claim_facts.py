@@ -25,7 +25,7 @@ def device(value: object, capacity: str = "dra.cpu/cpu") -> dict[str, Any]:
 def facts(
     tmp_path: Path, objects: dict[str, Any], monkeypatch: pytest.MonkeyPatch, node: str | None = "n1"
 ) -> ClaimFacts:
-    """Return what is found on a machine with these objects in the cluster."""
+    """Return the facts on a machine with these objects in the cluster."""
     args = Namespace(dra="on", kubelet_root=str(tmp_path / "k"), cdi_dir=str(tmp_path / "cdi"), context=None)
     with api_objects(tmp_path, objects) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))

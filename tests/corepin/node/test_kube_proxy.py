@@ -37,7 +37,7 @@ def proxy(api: ApiServer) -> Iterator[ConnectProxy]:
 
 @pytest.fixture
 def point(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Return what writes the admin's kubeconfig with another cluster, and lets commands use it."""
+    """Return a function that writes the admin's kubeconfig with another cluster, and lets commands use it."""
 
     def write(kubeconfig: Path | None = None, **cluster: str) -> Path:
         content = json.loads((kubeconfig or api.kubeconfig()).read_text())

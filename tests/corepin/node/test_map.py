@@ -61,7 +61,7 @@ spec: {containers: [{name: main, resources: {limits: {cpu: 2}}}]}
 
 
 def to_dict(state: NodeState) -> dict[str, Any]:
-    """Return what the socket says as values."""
+    """Return the socket's JSON as values."""
     return dict(json.loads(to_json(state)))
 
 

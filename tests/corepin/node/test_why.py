@@ -45,7 +45,7 @@ def shown(document: Pod, *others: Pod, **state: Any) -> tuple[dict[str, Any], li
 
 
 def served(pod: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what an API server has of a pod, by path."""
+    """Return an API server's objects about a pod, by path."""
     folder, name = "/api/v1/namespaces/default", pod["metadata"]["name"]
     return {
         f"{folder}/pods/{name}": pod,

@@ -79,7 +79,7 @@ def test_which_node_has_to_be_clear(
 
 
 def pods_on(node: str, namespace: str = "corepin-agent") -> str:
-    """Return where the agent of a node is asked for."""
+    """Return the path of the request for a node's agent."""
     selectors = f"labelSelector={SELECTOR}&fieldSelector=spec.nodeName={node},status.phase=Running"
     return f"/api/v1/namespaces/{namespace}/pods?{selectors}"
 

@@ -25,7 +25,7 @@ from webhook.config.settings import SidecarResources
 
 
 def config(*arguments: str) -> AgentConfig:
-    """Return what the flags mean."""
+    """Return the configuration of the flags."""
     return _config(cli.build_parser().parse_args(["agent", *arguments]))
 
 

@@ -15,7 +15,7 @@ from corepin.run.certs_run import Options, _pause, add_parser, options_of
 
 
 def options(*flags: str) -> Options:
-    """Return what the flags mean."""
+    """Return the options of the flags."""
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     return options_of(parser.parse_args(["run", *flags]))

@@ -26,17 +26,17 @@ SECONDS = 60
 
 
 def status(version: Any = 1, **containers: Any) -> str:
-    """Return what the agent writes on a pod."""
+    """Return the agent's status annotation of a pod."""
     return json.dumps({"version": version, "containers": containers})
 
 
 def of_pod(message: str, *, blocks: bool = True) -> str:
-    """Return what it writes on a pod whose pool did not get what it asks for, or whose annotations are invalid."""
+    """Return the status of a pod whose pool was refused, or whose annotations are invalid."""
     return json.dumps({"version": 1, "containers": {}, "refusal": refusal(message, blocks=blocks)["refusal"]})
 
 
 def refusal(message: str, *, blocks: bool = True) -> dict[str, Any]:
-    """Return what it writes of a container that did not get what it asks for."""
+    """Return the status of a container that was refused CPUs."""
     told = {"reason": "NotEnoughCPUs", "message": message, "blocksStart": blocks}
     return {"pinned": False, "refusal": told}
 

@@ -1,1 +1,1 @@
-"""What a real browser shows: Debian's Chromium, driven by Playwright."""
+"""The page in a real browser: Debian's Chromium, driven by Playwright."""

@@ -60,7 +60,7 @@ class Seen:
         return {int(cpu): (use, owner, sign) for cpu, use, owner, sign in drawn}
 
     def facts(self) -> dict[str, str]:
-        """Return what the details say."""
+        """Return the facts in the details."""
         script = "all => all.map(it => [it.children[0].textContent, it.children[1].textContent])"
         return dict(self.page.locator(".details .facts > div").evaluate_all(script))
 

@@ -53,7 +53,7 @@ MEASURE = r"""() => {
 
 
 def measured(page: Page) -> tuple[dict[str, float], int]:
-    """Return which texts stand out too little, and how many there are."""
+    """Return the texts with too little contrast, and the number of all."""
     found = page.evaluate(MEASURE)
     return found["bad"], found["count"]
 

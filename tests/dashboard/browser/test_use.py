@@ -1,4 +1,4 @@
-"""How the page is used: by keyboard alone, by links, by filters, on paper; and what hostile texts can do."""
+"""Use of the page: by keyboard alone, by links, by filters, on paper; and hostile texts without effect."""
 
 from __future__ import annotations
 

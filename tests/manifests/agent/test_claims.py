@@ -82,7 +82,7 @@ def write(caller: Caller, devices: list[dict[str, Any]] | None = None, **spec: A
 
 
 def request(amount: str | None, device_class: str = "cpu.corepin.io", **more: Any) -> dict[str, Any]:
-    """Return what a request of a claim asks for."""
+    """Return a claim with one request for an amount."""
     asked: dict[str, Any] = {"deviceClassName": device_class, **more}
     return asked if amount is None else {**asked, "capacity": {"requests": {DRA_CAPACITY: amount}}}
 

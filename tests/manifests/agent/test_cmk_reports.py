@@ -50,7 +50,7 @@ OLD_KIND = {  # as CMK itself made it, with an API that is gone
 
 
 def is_of_reports(it: Object) -> bool:
-    """Say whether the component has an object for its reports."""
+    """Return whether the component has an object for its reports."""
     return bool(it["metadata"]["name"] == POLICY or it["kind"] == "CustomResourceDefinition")
 
 

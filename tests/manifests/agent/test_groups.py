@@ -56,7 +56,7 @@ class Cluster:
             (self._folder / "node" / key).write_text(text)
 
     def files(self) -> ConfigFiles:
-        """Return what is mounted."""
+        """Return the mounted configuration files."""
         return ConfigFiles(self._folder / "node/config.yaml", lambda path: read_node_file(str(path)))
 
     def agent(self, node: str, caller: Caller, *, url: str = "", port: int = 0) -> AgentConfig:
@@ -68,7 +68,7 @@ class Cluster:
         return AgentConfig(node=node, state_dir=self._folder / node, api=api, listen=listen)
 
     def condition(self, node: str) -> Any:
-        """Return what the node says of its agent."""
+        """Return the node's condition about its agent."""
         shown = self.installed.admin.send("GET", f"{NODES}/{node}").json()
         found = [it for it in shown["status"]["conditions"] if it["type"] == "CorepinDegraded"]
         return found[0] if found else {"reason": "", "message": ""}
@@ -96,7 +96,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 
 
 def answered(port: int, path: str) -> tuple[int, str]:
-    """Return what an agent answers; nothing while it does not listen."""
+    """Return the agent's answer; empty while it does not listen."""
     try:
         response = plain_http.get(f"http://127.0.0.1:{port}{path}")
     except httpx.TransportError:

@@ -1,4 +1,4 @@
-"""What the agent's pod gets of its node, and what components add to that."""
+"""Mounts of the agent's pod, and those that components add."""
 
 from __future__ import annotations
 

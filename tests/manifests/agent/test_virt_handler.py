@@ -77,7 +77,7 @@ class Scene:
 
     @property
     def overwrites(self) -> float | None:
-        """Return how often the agent found its labels overwritten."""
+        """Return the agent's count of overwritten labels."""
         return self.metrics.registry.get_sample_value("corepin_agent_label_overwrites_total")
 
 
@@ -118,12 +118,12 @@ async def beside(handler: Handler, installed: Installed) -> AsyncIterator[Scene]
 
 
 def values(node: Any) -> set[str]:
-    """Return what the labels say."""
+    """Return the values of the labels."""
     return {node["metadata"]["labels"][label] for label in LABELS}
 
 
 def is_true(node: Any) -> bool:
-    """Say whether both labels are as the agent wants them."""
+    """Return whether both labels have the agent's values."""
     return values(node) == {"true"}
 
 

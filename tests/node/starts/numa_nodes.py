@@ -64,7 +64,7 @@ def plugins_folder(node: Node) -> Path:
 
 
 def allocatable(node: Node, resource: str) -> str:
-    """Return how many devices the scheduler may give out."""
+    """Return the number of allocatable devices."""
     return str(node.document()["status"]["allocatable"].get(resource, ""))
 
 

@@ -108,7 +108,7 @@ def sent(node: Node, container: str) -> str:
 
 
 def follows(node: Node, container: str, truth: Truth, cpus: CPUSet) -> bool:
-    """Say whether every thread is on what was sent; it is sent again when the kubelet sent its own once more."""
+    """Return whether every thread is on the sent CPUs; they are sent again if the kubelet wrote its own."""
     if sent(node, container) != str(cpus):
         update(node, container, cpus)
     return see(truth).is_all_on(cpus)

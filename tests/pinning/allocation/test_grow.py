@@ -40,12 +40,12 @@ THIRTY_TWO = machine(128, 2, lambda core: (core // 64, core // 4, core // 4))  #
 
 
 def per_node(topology: Topology, chosen: CPUSet) -> str:
-    """Return how many of the CPUs lie on each NUMA node."""
+    """Return the number of CPUs on each NUMA node."""
     return "/".join(str(len(chosen & node)) for node in topology.numa_nodes.values())
 
 
 def on_node(topology: Topology, node: int, count: int) -> CPUSet:
-    """Return whole cores of a node, the last ones, so that its order of cores is no help."""
+    """Return whole cores of a node, the last ones, so that its order of cores gives no advantage."""
     cores = [core.cpus for core in topology.cores if core.numa_node == node]
     return union(cores[-count // len(cores[0]) :])
 

@@ -1,4 +1,4 @@
-"""What must hold for every machine, every set of free CPUs and every claim."""
+"""Properties for every machine, every set of free CPUs and every claim."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_claim_fits_exactly_when_there_is_enough(
 
 
 def tried(act: Callable[[], T]) -> T | NotEnoughCPUs:
-    """Return what an attempt gives, or its refusal."""
+    """Return the result of an attempt, or its refusal."""
     try:
         return act()
     except NotEnoughCPUs as refused:
@@ -290,7 +290,7 @@ def test_another_policy_is_met_from_what_is_held(
 
 
 def uneven(topology: Topology) -> bool:
-    """Say whether the cores differ in how many CPUs they run."""
+    """Return whether the cores differ in their number of online CPUs."""
     return len({len(topology.online_cpus_of(core)) for core in topology.cores}) > 1
 
 

@@ -1,4 +1,4 @@
-"""What must hold when claims change their size, on every machine: one way to choose, and nothing better left out."""
+"""Properties of resized claims on every machine: one result, and no better one is missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the threads of a virtual machine run: KubeVirt's own cases, SMT policies on top, and what is refused."""
+"""CPUs of a virtual machine's threads: KubeVirt's own cases, SMT policies on top, and refusals."""
 
 from __future__ import annotations
 

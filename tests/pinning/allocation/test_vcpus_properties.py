@@ -1,4 +1,4 @@
-"""What holds for every virtual machine on every machine: each vCPU has one CPU, or there is an error."""
+"""Properties for every virtual machine on every machine: each vCPU has one CPU, or there is an error."""
 
 from __future__ import annotations
 
@@ -64,24 +64,24 @@ class VM:
 
     @property
     def whole(self) -> int:
-        """How many cores of the guest the cores of the machine can hold whole."""
+        """The number of guest cores that whole cores of the machine can hold."""
         return min(self.guest.all_cores, sum(len(part) // self.guest.threads for part in self.parts))
 
     @property
     def fits_vcpus(self) -> bool:
-        """Say whether every vCPU has a place."""
+        """Return whether every vCPU has room."""
         nodes = self.topology.numa_nodes.values()
         per_node = sum(len(cpus & self.usable) // self.guest.threads for cpus in nodes)
         return len(self.usable) >= self.guest.vcpus and (not self.strict or per_node >= self.guest.all_cores)
 
     @property
     def fits(self) -> bool:
-        """Say whether everything has a place."""
+        """Return whether all threads have room."""
         return self.fits_vcpus and len(self.usable) >= self.guest.vcpus + self.pool + self.emulators
 
     @property
     def is_kubevirts(self) -> bool:
-        """Say whether guest and machine are of a kind that KubeVirt knows: no core has more than two threads."""
+        """Return whether KubeVirt supports guest and machine: no core has more than two threads."""
         return self.guest.threads <= 2 >= max(map(len, self.parts))
 
     def placed(self) -> VCPUPlacement:

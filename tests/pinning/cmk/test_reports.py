@@ -1,4 +1,4 @@
-"""What `cmk describe`, `node-report` and `reconcile` say: shapes, order, process ids, and lists that meet."""
+"""Reports of `cmk describe`, `node-report` and `reconcile`: shapes, order, pids, and overlapping lists."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class ClaimWorld(World):
     drives: bool = True
 
     def observe(self) -> Observed:
-        """Return what the agent would see."""
+        """Return the agent's observation."""
         observed = super().observe()
         names = {(pod.namespace, name, pod.uid) for pod in observed.pods for name in pod.claim_names}
         seen = SeenClaims(

@@ -19,7 +19,7 @@ def world() -> ClaimWorld:
 
 
 def table_of(node: ClaimWorld) -> StartTable:
-    """Return what new containers get once everything is written."""
+    """Return the start table once everything is written."""
     node.run_all()
     return start_table(node.plan(), node.observe())
 

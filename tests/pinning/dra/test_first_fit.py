@@ -1,4 +1,4 @@
-"""What the scheduler allocates from published devices, to the CPU."""
+"""The scheduler's allocation from published devices, to the CPU."""
 
 from __future__ import annotations
 

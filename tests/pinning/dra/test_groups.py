@@ -43,7 +43,7 @@ def offer(
 
 
 def values(given: Offer) -> dict[str, int]:
-    """Return what is published."""
+    """Return the published values."""
     return dict(published_cpus(device_groups(given.topology, given.usable), given))
 
 

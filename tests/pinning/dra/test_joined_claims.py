@@ -31,7 +31,7 @@ class JoinedWorld(ClaimWorld):
     problems: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def observe(self) -> Observed:
-        """Return what the agent would see."""
+        """Return the agent's observation."""
         observed = super().observe()
         seen = observed.claims and replace(observed.claims, problems=dict(self.problems))
         return replace(observed, claims=seen)

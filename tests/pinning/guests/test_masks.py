@@ -53,7 +53,7 @@ def masks_of(machine: VMSeen, place: Launcher) -> VMMasks:
 
 
 def texts(masks: VMMasks) -> list[str]:
-    """Return where the vCPUs are to run."""
+    """Return the planned CPUs of the vCPUs."""
     return list(map(str, masks.vcpus))
 
 

@@ -1,4 +1,4 @@
-"""What holds for every VMI, however odd: an answer, no change of the input, one verdict before and after defaulting."""
+"""Properties for every VMI: an answer, no change of the input, one verdict before and after defaulting."""
 
 from __future__ import annotations
 

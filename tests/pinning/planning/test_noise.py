@@ -42,12 +42,12 @@ A, B = Owner("a", "c0"), Owner("b", "c0")
 def keep(
     cpus: str, *globs: str, owner: Owner = A, devices: tuple[Device, ...] = (), without: str = ""
 ) -> Keep:
-    """Return what stays on CPUs."""
+    """Return the interrupts that stay on CPUs."""
     return Keep(owner, CPUSet.parse(cpus), globs, devices, without)
 
 
 def may(cpus: str, home: str = "") -> Stay:
-    """Return where an interrupt may fire."""
+    """Return the CPUs on which an interrupt may fire."""
     return Stay(CPUSet.parse(cpus), CPUSet.parse(home))
 
 

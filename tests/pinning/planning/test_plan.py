@@ -1,4 +1,4 @@
-"""What the plan gives to claims: Crane's transitions, what does not fit, sizes and policies that change."""
+"""The plan for claims: Crane's transitions, claims without room, changed sizes and policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a node, in whatever order: the rules of docs/architecture.md hold at every instant."""
+"""Random events on a node, in any order: the rules of docs/architecture.md hold at every instant."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CONFIGS = st.builds(
 
 
 def fits(world: World) -> bool:
-    """Say whether the machine has the cores that the configured pools want."""
+    """Return whether the machine has enough cores for the configured pools."""
     try:
         check_machine(world.topology, world.topology.online, world.config)
     except BadContract:
@@ -90,7 +90,7 @@ def check_settled(world: World, planned: Plan) -> None:
 
 
 def never_meet(world: World, container: SeenContainer, other: SeenContainer) -> bool:
-    """Say whether two containers of one pod never run at the same time; the world may still show both."""
+    """Return whether two containers of one pod never run at the same time; the world may still show both."""
     held, theirs = world.ledger.of(container.owner), world.ledger.of(other.owner)
     return bool(held and theirs and not held.meets(theirs))
 

@@ -18,7 +18,7 @@ SHARE = Wish("2", policy="share")
 
 
 def of_machine(node: World, uid: str = "k") -> str:
-    """Return where the machine of a pod may run."""
+    """Return the planned CPUs of a pod's virtual machine."""
     return str(node.sandboxes[f"s-{uid}"].cpus)
 
 

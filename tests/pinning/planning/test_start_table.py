@@ -1,4 +1,4 @@
-"""What a container gets that is made now: its own CPUs, the shared set, or the reason why it does not start."""
+"""CPUs of a new container: its own, the shared set, or the reason why it may not start."""
 
 from __future__ import annotations
 

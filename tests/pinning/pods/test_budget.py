@@ -18,7 +18,7 @@ SMT = "smt-policy.corepin.io/"
 
 
 def read(*given: Any, **more: Any) -> Any:
-    """Return what a pod with a budget asks for."""
+    """Return the claims of a pod with a budget."""
     document: Any = budgeted("a", *given, **more)
     return read_pod(document)
 

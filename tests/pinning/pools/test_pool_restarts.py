@@ -1,4 +1,4 @@
-"""Which init containers of a pod with a pool have ended, while containers or the whole pod start again."""
+"""Ended init containers of a pod with a pool, while containers or the whole pod restart."""
 
 from __future__ import annotations
 

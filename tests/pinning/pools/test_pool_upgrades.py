@@ -90,7 +90,7 @@ def test_the_gate_holds_back_new_pods_and_is_not_named_for_running_ones() -> Non
 
 
 def lost(node: World, reported: dict[Owner, CPUSet] | None = None) -> Ledger:
-    """Return what is recovered without a checkpoint."""
+    """Return the ledger that is recovered without a checkpoint."""
     return recover(node.observe(), node.config, reported or {})
 
 

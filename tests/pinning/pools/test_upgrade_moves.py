@@ -36,7 +36,7 @@ Held = dict[Owner, CPUSet]
 
 
 def defaults(topology: Topology) -> NodeConfig:
-    """Return what an upgraded agent has without a configuration: its defaults, and the reserve of the older one."""
+    """Return the configuration of an upgraded agent: the defaults, and the reserve of the older agent."""
     reserved = lowest_core(topology, topology.cpus)
     return NodeConfig(reserved=reserved, reserve_source=ReserveSource.KEPT)
 

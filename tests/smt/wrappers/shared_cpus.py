@@ -51,7 +51,7 @@ def _grant(agent: WrappingAgent, cpus: int) -> None:
 
 
 def _is_settled(agent: WrappingAgent, shared: str) -> bool:
-    """Say whether the two threads are on the two parts, the second of which is the shared set."""
+    """Return whether the two threads are on the two parts, the second of which is the shared set."""
     container, cpus = agent.container("helped"), CPUSet.parse(shared)
     parts = sorted([container["cpus"], str(cpus)])
     return container.get("sharedCpus") == str(cpus) and masks(_pid(agent)) == parts

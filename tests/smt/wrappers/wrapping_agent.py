@@ -52,7 +52,7 @@ class WrappingAgent(CMKAgent):
         return time.monotonic() - began
 
     def _written(self) -> dict[str, str]:
-        """Return what each container wrote last."""
+        """Return the last line of each container."""
         return {log.name: log.read_text(encoding="utf-8")[-2000:] for log in self.logs.glob("*")}
 
     def end(self, *pods: str) -> None:
@@ -97,7 +97,7 @@ def cpuset_file(pid: int) -> Path:
 
 
 def masks(pid: int) -> list[str]:
-    """Return where each thread of a process may run."""
+    """Return the mask of each thread of a process."""
     return sorted(
         str(CPUSet(os.sched_getaffinity(int(task.name)))) for task in Path(f"/proc/{pid}/task").iterdir()
     )

@@ -1,4 +1,4 @@
-"""What a review does is counted, lines of Python and bytes of memory asked for, and grows no faster than its input.
+"""The work of a review is counted, lines of Python and bytes of memory, and grows no faster than its input.
 
 Both counts are the same beside a busy machine. test_doubling.py counts instructions, and each pair of inputs. Memory
 is looked at where a function or a turn of a loop ends: what `split`, `join` or `sorted` make in between counts. Three
@@ -47,7 +47,7 @@ LARGE: Final[Mapping[str, int]] = {
 
 
 class Cost(NamedTuple):
-    """How much a piece of work does."""
+    """The amount of work."""
 
     lines: int
     made: int  # bytes: at each look, the most that was there since the last one, above what was there then
@@ -132,12 +132,12 @@ def sizes(case: Case) -> Iterator[Mapping[str, int]]:
 
 
 def counted(case: Case, size: Mapping[str, int]) -> list[Cost]:
-    """Return what a review costs at a size, and after one and two doublings."""
+    """Return the costs of a review at a size, and after one and two doublings."""
     return [count(case.body(scaled(size, factor))) for factor in (1, 2, 4)]
 
 
 def grows_with_its_size(costs: list[Cost]) -> bool:
-    """Say whether the second doubling adds at most as many times what the first one added as a doubling may."""
+    """Return whether the second doubling adds at most the allowed multiple of what the first one added."""
     for first, second, third in zip(*costs, strict=True):
         if third - second > MOST_GROWTH * (second - first) + STEPS * second:
             return False
@@ -145,7 +145,7 @@ def grows_with_its_size(costs: list[Cost]) -> bool:
 
 
 def count(body: bytes, work: Callable[[bytes], None] = review) -> Cost:
-    """Return how many lines run for a body, and how much memory they ask for: two runs, or one would count the other."""
+    """Return the executed lines and requested memory for a body, each in a run of its own."""
     work(body)  # which builds once what is kept
     outer = sys.gettrace()  # of what measures the coverage
     gc.disable()

@@ -229,7 +229,7 @@ def like(count: int, limits: dict[str, str]) -> list[Any]:
 
 
 def taken(value: Any, seen: set[int]) -> int:
-    """Return how many bytes an object takes, with all that it holds."""
+    """Return the bytes of an object with all that it refers to."""
     if id(value) in seen:
         return 0
     seen.add(id(value))

@@ -51,7 +51,7 @@ def test_no_two_inputs_multiply(case: Case) -> None:
 
 
 def is_doubled(work: Measure, size: int) -> bool:
-    """Say whether a cost grows as a size does that doubles; a cost that the steps alone explain is measured once."""
+    """Return whether a cost grows as a doubled size; a cost that the steps alone explain is measured once."""
     double = work(2 * size)
     return is_linear(0, double, size) or is_linear(work(size), double, size)
 
@@ -63,7 +63,7 @@ def work_of(case: Case, inputs: Iterable[str], size: int) -> int:
 
 
 def grows_linearly(work: Measure, inputs: int = 1) -> bool:
-    """Say whether two doublings one after the other add twice as much; what each review takes anyway cancels out."""
+    """Return whether two doublings in a row add twice as much; the fixed cost of a review cancels out."""
     for size in SIZES:
         once, twice, four_times = (work(factor * size) for factor in (1, 2, 4))
         if is_linear(twice - once, four_times - twice, inputs * size):
@@ -72,7 +72,7 @@ def grows_linearly(work: Measure, inputs: int = 1) -> bool:
 
 
 def is_linear(cost: int, cost_of_double: int, entries: int) -> bool:
-    """Say whether a cost grows as a size does that doubles."""
+    """Return whether a cost grows linearly when a size doubles."""
     return cost_of_double <= MOST_GROWTH * max(cost, 0) + STEP * entries
 
 

@@ -293,7 +293,7 @@ def test_the_cluster_settings_of_kubevirt_are_heeded() -> None:
 
 
 def contained(small: Any, large: Any) -> bool:
-    """Say whether everything that one value says is said by the other, lists in the same order."""
+    """Return whether one value contains the other, lists in the same order."""
     if isinstance(small, dict):
         return all(
             value is None or (key in large and contained(value, large[key])) for key, value in small.items()

@@ -76,7 +76,7 @@ def with_token(*volumes: Any, **spec: Any) -> Any:
 
 
 def tokens(document: Any) -> int:
-    """Return how many volumes and mounts of tokens a pod has."""
+    """Return the number of token volumes and mounts of a pod."""
     text = json.dumps(document["spec"])
     return len(re.findall(r'"name": "kube-api-access-', text))
 

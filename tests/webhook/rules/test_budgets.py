@@ -30,7 +30,7 @@ PLAIN = load_settings(b"")
 
 
 def counts(document: Any, settings: bytes = NODES) -> dict[str, dict[str, int]]:
-    """Return what is counted for each container of a pod, after its plan; the plan of that changes nothing."""
+    """Return the counted resources of each container of a pod after its plan, which is idempotent."""
     read = load_settings(settings)
     operations = plan_mutation(document, read, Injection(BUILT_IN)).operations
     result = jsonpatch.apply_patch(copy.deepcopy(document), [dict(step) for step in operations])

@@ -23,7 +23,7 @@ UNKNOWN = b"numaCPUs: true"
 
 
 def counts(document: Any, settings: bytes) -> dict[str, int]:
-    """Return what is counted for the first container, as limit and as request alike."""
+    """Return the counted resources of the first container, equal in limits and requests."""
     resources = mutated(document, settings)["spec"]["containers"][0]["resources"]
     limits, requests = (resources.get(kind) or {} for kind in ("limits", "requests"))
     added = {name: int(limits[name]) for name in (WHOLE, NUMA, ISOLATED) if name in limits}

@@ -48,7 +48,7 @@ def patched(document: Any, mutations: Mutations = BUILT_IN) -> Any:
 
 
 def mounts(document: Any) -> dict[str, list[Any]]:
-    """Return what is mounted where the file belongs, by container."""
+    """Return the mounts at the file's path, by container."""
     spec = document["spec"]
     return {
         it["name"]: [mount for mount in it.get("volumeMounts") or () if mount["mountPath"] == CPUS_FOLDER]

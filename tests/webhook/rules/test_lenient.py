@@ -14,7 +14,7 @@ STACK = 2**19  # bytes; the stack of a process has 16 times as many
 
 
 class Read(msgspec.Struct):
-    """What is read."""
+    """The decoded part."""
 
     name: str
     deep: msgspec.Raw = msgspec.Raw(b"null")

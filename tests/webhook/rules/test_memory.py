@@ -1,4 +1,4 @@
-"""What admission says of bound memory: limits that no NUMA node has, and edits that move nothing."""
+"""Warnings about bound memory: limits above every NUMA node, and edits without effect."""
 
 from __future__ import annotations
 

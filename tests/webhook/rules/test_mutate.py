@@ -37,7 +37,7 @@ def applied(document: Any, mutations: Mutations = BUILT_IN, settings: Settings |
 
 
 def injected(document: Any, mutations: Mutations = BUILT_IN) -> bool:
-    """Say whether a pod gets the CMK contract."""
+    """Return whether a pod gets the CMK contract."""
     return (
         "annotations" in applied(document, mutations)["metadata"]
         and INJECTED.items() <= (applied(document, mutations)["metadata"]["annotations"] or {}).items()

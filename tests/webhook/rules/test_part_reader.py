@@ -23,7 +23,7 @@ STRANGE = msgspec.Raw(POD % (UNREAD, CROWD, b"{," * 300_000))
 
 
 class Entry(TypedDict, total=False):
-    """What stands in a list."""
+    """An entry of a list."""
 
     text: str
 

@@ -33,7 +33,7 @@ def applied(have: Any, want: Any) -> Any:
 
 
 def keeps(have: Any, after: Any) -> bool:
-    """Say whether everything that said something before still says it."""
+    """Return whether all values that were set stay unchanged."""
     if isinstance(have, dict):
         return isinstance(after, dict) and all(
             value is None or keeps(value, after.get(key)) for key, value in have.items()
@@ -84,7 +84,7 @@ def walked(path: str, have: Any, want: Any) -> list[Any]:
 
 
 def told_apart(entry: Any, by: str | None) -> Any:
-    """Return what an entry of a list is compared by: its name, or all that it says."""
+    """Return the identity of a list's entry: its name, or its whole value."""
     if not isinstance(entry, dict):
         return entry
     return entry.get(by) if by else {key: value for key, value in entry.items() if value not in (None, "")}

@@ -21,7 +21,7 @@ from webhook.rules.pod_parts import (
 
 
 class Entry(TypedDict, total=False):
-    """What stands in a list."""
+    """An entry of a list."""
 
     kept: int
     unread: int

@@ -73,7 +73,7 @@ def resized(document: Any, amounts: dict[str, tuple[str | None, str | None]]) ->
 
 
 def kept(before: Claim, after: Claim | None) -> bool:
-    """Say whether a container keeps what it was promised, in whatever size."""
+    """Return whether a container keeps its claimed kind of CPUs, in whatever number."""
     return after is not None and (before.policy, before.smt, before.numa, before.origin) == (
         after.policy,
         after.smt,

@@ -1,1 +1,1 @@
-"""Programs of a node, as they are, beside what keeps CPUs quiet."""
+"""Real programs of a node beside the keeper of quiet CPUs."""

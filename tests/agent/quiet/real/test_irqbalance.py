@@ -72,16 +72,16 @@ class Node:
 
     @property
     def log(self) -> Path:
-        """What its start said."""
+        """The log of its start."""
         return self.state / "irqbalance.log"
 
     @property
     def client(self) -> Irqbalance:
-        """What asks irqbalance."""
+        """A client of irqbalance."""
         return Irqbalance(self.folder, Path("/proc"), PATIENCE_SECONDS)
 
     def setup(self) -> Setup:
-        """Return what irqbalance answers to `setup`."""
+        """Return irqbalance's answer to `setup`."""
         daemon = self.client.with_socket()
         assert daemon
         return self.client.setup(daemon)
