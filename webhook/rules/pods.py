@@ -241,13 +241,21 @@ def _not_guaranteed(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
 def _not_injected(
     pod: Pod, pod_claims: PodClaims, settings: Settings, injection: Injection
 ) -> Iterator[Cause]:
-    message = "not injected: the mutating webhook was not called; create the pod again"
     certain = structs.replace(settings, whole_cores=False)  # another replica may not have seen the nodes yet
     missing = plan_injection(pod, pod_claims, certain, injection)
     if missing:
-        yield Cause(annotation_field(CMK_INJECTED), f"{message} (missing: {missing[0]['path']})")
+        yield Cause(annotation_field(CMK_INJECTED), _without(missing[0]["path"]))
     if plan_gate(pod, pod_claims, settings):
-        yield Cause("spec.initContainers", f"{message} (missing: {GATE_CONTAINER})")
+        yield Cause("spec.initContainers", _without(GATE_CONTAINER))
+
+
+def _without(part: str) -> str:
+    """Return the message about a part that the mutating webhook did not add; both causes look the same here."""
+    return (
+        f"not injected ({part} is missing): either the mutating webhook was not called: create the pod again once it"
+        " answers; or its replicas had different configurations or versions: create the pod again two minutes after"
+        " the change"
+    )
 
 
 def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[Cause]:

@@ -303,4 +303,4 @@ def test_pod_without_its_gate_is_refused() -> None:
     assert refused(document) == ["spec.initContainers"]
     answer = Decider(ON, BUILT_IN).validate(request(document))
     assert isinstance(answer, Denied)
-    assert answer.causes[0].message.endswith("create the pod again (missing: corepin-gate)")
+    assert answer.causes[0].message.startswith("not injected (corepin-gate is missing): either ")

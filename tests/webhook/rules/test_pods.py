@@ -105,10 +105,14 @@ def test_a_preset_count_without_a_claim_is_the_users_own() -> None:
 
 
 def test_a_missing_injection_is_refused_with_the_remedy() -> None:
-    """A pod that was created without the mutating webhook is refused, with the remedy to create it again."""
+    """It names both causes, as the replicas of the webhook may differ for a moment, and a remedy for each."""
     verdict = review_new_pod(pod(container("main", {CORES: "1"})), load_settings(b""), Injection(BUILT_IN))
     assert fields(verdict) == ["metadata.annotations[cmk.intel.com/resources-injected]"]
-    assert "create the pod again" in verdict.causes[0].message
+    assert verdict.causes[0].message == (
+        "not injected (/metadata/annotations is missing): either the mutating webhook was not called: create the pod"
+        " again once it answers; or its replicas had different configurations or versions: create the pod again two"
+        " minutes after the change"
+    )
 
 
 @pytest.mark.parametrize(
