@@ -26,6 +26,8 @@ INFRA: Final = "infra"
 SHARED: Final = "shared"
 EXCLUSIVE_POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS)
 
+# Processes in one report: containers may have 1024 wrappers each, and the API server refuses a ConfigMap above 1 MiB.
+MOST_TASKS: Final = 10_000
 INIT: Final = 1  # always exists, and a tool that takes it for a task cannot kill it
 Lists = dict[int, dict[str, list[int]]]  # by socket: CPU list, and the host pids that hold it
 
@@ -108,9 +110,13 @@ def reclaimed_lists(task: Task, topology: Topology, source: ExitSource) -> tuple
 
 
 def cmk_yaml(pools: Mapping[str, Lists]) -> str:
-    """Return the pools in the YAML of CMK's tools: sockets as numbers, lists comma-joined and quoted, tasks quoted."""
-    lines = []
-    for pool, sockets in pools.items():
+    """Return the pools in the YAML of CMK's tools: sockets as numbers, lists comma-joined and quoted, tasks quoted.
+
+    A comment says how many processes are left out.
+    """
+    kept, left_out = within_limit(pools)
+    lines = [f"# {left_out} processes are left out: at most {MOST_TASKS} are listed"] if left_out else []
+    for pool, sockets in kept.items():
         lines.append(f"{pool}:")
         for socket, lists in sockets.items():
             lines.append(f"  {socket}:{'' if lists else ' {}'}")
@@ -118,6 +124,27 @@ def cmk_yaml(pools: Mapping[str, Lists]) -> str:
                 f"    '{cpus}': [{', '.join(map(repr, map(str, tasks)))}]" for cpus, tasks in lists.items()
             ]
     return "\n".join(lines) + "\n"
+
+
+def within_limit(pools: Mapping[str, Lists]) -> tuple[Mapping[str, Lists], int]:
+    """Return the pools with at most MOST_TASKS processes, and the number of those left out.
+
+    Each list keeps the same number at most, and at least one, because an empty list means a free core.
+    """
+    counts = [
+        len(tasks) for sockets in pools.values() for lists in sockets.values() for tasks in lists.values()
+    ]
+    if sum(counts) <= MOST_TASKS:
+        return pools, 0
+    share = max(MOST_TASKS // sum(count > 0 for count in counts), 1)
+    kept = {
+        pool: {
+            socket: {cpus: tasks[:share] for cpus, tasks in lists.items()}
+            for socket, lists in sockets.items()
+        }
+        for pool, sockets in pools.items()
+    }
+    return kept, sum(max(count - share, 0) for count in counts)
 
 
 def _exclusive_cores(node: CMKNode) -> tuple[list[Core], list[Core]]:
@@ -145,9 +172,13 @@ def _by_core(node: CMKNode, cores: Iterable[Core], holders: Mapping[int, list[in
 def _holders(node: CMKNode) -> Mapping[int, list[int]]:
     """Return the processes that hold CPUs of each core, by core id."""
     holders: defaultdict[int, set[int]] = defaultdict(set)
+    tasks: defaultdict[str, list[Task]] = defaultdict(list)
+    for task in node.tasks:
+        if task.pool in EXCLUSIVE_POOLS:
+            tasks[task.container].append(task)
     for assignment in node.ledger:
         if assignment.is_exclusive:
-            own = [task for task in node.tasks if task.container == assignment.name]
+            own = tasks.get(assignment.name, [])
             first = node.pids.get(assignment.name) or INIT
             for core in {node.topology.core_of(cpu).id for cpu in assignment.footprint}:
                 holders[core].update(_on(node.topology.siblings(core), own, EXCLUSIVE_POOLS) or [first])

@@ -9,7 +9,7 @@ import json
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from pinning.cmk.pools import EXCLUSIVE_POOLS
+from pinning.cmk.pools import EXCLUSIVE_POOLS, within_limit
 from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
@@ -27,8 +27,13 @@ def report_text(report: Report) -> str:
 
 
 def describe(pools: Mapping[str, Lists]) -> Report:
-    """Return the pools with the CPU lists of all sockets, and the processes that hold them."""
-    return {"pools": {name: _pool(name, sockets) for name, sockets in pools.items()}}
+    """Return the pools with the CPU lists of all sockets, and the processes that hold them.
+
+    `dropped` is the number of processes that are left out; CMK's report was unbounded.
+    """
+    kept, left_out = within_limit(pools)
+    shown = {name: _pool(name, sockets) for name, sockets in kept.items()}
+    return ({"dropped": left_out} if left_out else {}) | {"pools": shown}
 
 
 def node_report(pools: Mapping[str, Lists], topology: Topology) -> Report:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from hypothesis import given
 
 from agent.report.cmk_node import TEXTS, cmk_node
+from kubeyaml.reader import read_yaml
 from pinning.cmk.pools import (
     EXCLUSIVE,
     INFRA,
     INIT,
+    MOST_TASKS,
     SHARED,
     CMKNode,
     ExitSource,
@@ -20,6 +22,7 @@ from pinning.cmk.pools import (
     cmk_pools,
     cmk_yaml,
     reclaimed_lists,
+    within_limit,
 )
 from pinning.cmk.reports import describe, node_report, reconcile_report, report_text
 from pinning.machine.cpuset import CPUSet
@@ -220,3 +223,39 @@ def test_reports_in_a_container_have_no_names_of_pods() -> None:
     assert not any(NAME in text for text in texts)
     lists = json.loads(TEXTS["describe"](state))["pools"]["exclusive"]["cpuLists"]
     assert [lists[cpus]["tasks"] for cpus in ("1,5", "2,6")] == [[7], [INIT]]
+
+
+def crowded(most: int) -> CMKNode:
+    """Return a node with so many wrappers in pool `shared` beside one on a core of its own."""
+    tasks = tuple(task(1_000_000 + at, SHARED, "0,4", f"default/b{at // 1024}/main") for at in range(most))
+    return cmk_node(state_of(TWO))._replace(tasks=(task(9, EXCLUSIVE, "1,5"), *tasks))
+
+
+def test_reports_of_a_hundred_thousand_wrappers_are_bounded() -> None:
+    """The API server refuses a ConfigMap above 1 MiB; both say how many are left out, and no held list looks free."""
+    pools = cmk_pools(crowded(100_000))
+    text, report = cmk_yaml(pools), describe(pools)
+    listed = MOST_TASKS // 3  # two exclusive lists are held too
+    assert len(text) < 2**17
+    assert text.startswith(f"# {100_000 - listed} processes are left out: at most {MOST_TASKS} are listed\n")
+    assert report["dropped"] == 100_000 - listed
+    assert list(report) == ["dropped", "pools"]
+    assert len(report["pools"][INFRA]["cpuLists"]["0,4"]["tasks"]) in {0, listed}
+    assert report["pools"][EXCLUSIVE]["cpuLists"]["1,5"]["tasks"] == [9]
+    ((_, read),) = read_yaml(text)
+    assert list(read) == list(pools)
+
+
+def test_reports_with_fewer_wrappers_are_whole() -> None:
+    """Nothing is said to be left out."""
+    pools = cmk_pools(crowded(100))
+    assert not cmk_yaml(pools).startswith("#")
+    assert "dropped" not in describe(pools)
+
+
+def test_more_held_lists_than_the_limit_keep_a_process_each() -> None:
+    """A list without one would be a free core."""
+    pools = {EXCLUSIVE: {0: {str(cpu): [1, 2] for cpu in range(MOST_TASKS)}}}
+    kept, left_out = within_limit(pools)
+    assert set(map(tuple, kept[EXCLUSIVE][0].values())) == {(1,)}
+    assert left_out == MOST_TASKS
