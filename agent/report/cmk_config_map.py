@@ -1,6 +1,7 @@
 """Mirror the pools of the node into the ConfigMap `cmk-config-<node>`, in Intel CMK's own YAML shape.
 
-It is a mirror: nothing reads it back.
+It is a mirror: nothing reads it back, and the agent's account may not. After a while it is written again all the same,
+because others may have deleted or changed it; the API server stores nothing where it is as it was.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from agent.clock import Clock
 from agent.report.cmk_node import cmk_node
+from agent.report.publisher import Later
 from apiserver.errors import Conflict, Gone
 from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.contract import CMK_CONFIG_MAP_PREFIX, PRODUCT
@@ -18,31 +21,42 @@ if TYPE_CHECKING:
     from apiserver.client import Api
 
 INTERVAL_SECONDS: Final = 2.0
+AGAIN_SECONDS: Final = 300.0  # between two writes of the same pools
 
 
 class PoolReport:
     """Writes the ConfigMap, at most once per interval."""
 
     def __init__(
-        self, api: Api, node: str, namespace: str, interval_seconds: float = INTERVAL_SECONDS
+        self,
+        api: Api,
+        node: str,
+        namespace: str,
+        clock: Clock = Clock(),
+        interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
         self._api = api
+        self._clock = clock
         self._name = CMK_CONFIG_MAP_PREFIX + node
         self._folder = f"/api/v1/namespaces/{namespace}/configmaps"
         self._interval = interval_seconds
         self._written: str | None = None
+        self._again = 0.0  # when the same pools are written again
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Write the pools if they changed, then wait for the interval, so that later changes are coalesced."""
+        """Write the pools if they changed, then wait for the interval, so that later changes are coalesced.
+
+        Raise Later for the next write of the same pools.
+        """
         if not state.is_synchronised:
             return
         text = cmk_yaml(cmk_pools(cmk_node(state)))
-        if text == self._written:
-            return
-        await self._write(text)
-        self._written = text
-        await asyncio.sleep(self._interval)
+        if text != self._written or self._clock.monotonic() >= self._again:
+            await self._write(text)
+            self._written, self._again = text, self._clock.monotonic() + AGAIN_SECONDS
+            await asyncio.sleep(self._interval)
+        raise Later("writes the ConfigMap again", max(self._again - self._clock.monotonic(), 0.0))
 
     async def reset(self) -> None:
         """Empty the ConfigMap."""

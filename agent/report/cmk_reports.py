@@ -1,6 +1,7 @@
 """Write Intel CMK's reports about the node as objects, under CMK's names; update them in place when they change.
 
-CMK deleted and recreated them every few seconds. Their names keep the dots of the node's name: CMK's dashes would give
+CMK deleted and recreated them every few seconds; here each is written again after some minutes, because others may have
+deleted it. Their names keep the dots of the node's name: CMK's dashes would give
 two nodes the same name.
 """
 
@@ -9,7 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.clock import Clock
+from agent.report.cmk_config_map import AGAIN_SECONDS
 from agent.report.cmk_node import cmk_node
+from agent.report.publisher import Later
 from apiserver.client import JSON_PATCH
 from apiserver.errors import Conflict, Gone
 from pinning.cmk.pools import cmk_pools
@@ -28,9 +32,16 @@ class CMKReports:
     """Writes the two objects of the node, at most once per interval."""
 
     def __init__(
-        self, api: Api, node: str, namespace: str, interval_seconds: float = INTERVAL_SECONDS
+        self,
+        api: Api,
+        node: str,
+        namespace: str,
+        clock: Clock = Clock(),
+        interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
         self._api = api
+        self._clock = clock
+        self._again = 0.0  # when the same reports are written again
         self._node = node
         self._folder = f"/apis/{CMK_GROUP_VERSION}/namespaces/{namespace}"
         self._interval = interval_seconds
@@ -38,13 +49,18 @@ class CMKReports:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Write the reports that changed, then wait for the interval, so that later changes are coalesced."""
+        """Write the reports that changed, then wait for the interval, so that later changes are coalesced.
+
+        Raise Later for the next write of the same reports.
+        """
         if not state.is_synchronised:
             return
         reports = (
             node_report(cmk_pools(cmk_node(state)), state.topology),
             reconcile_report(state.reclaimed, state.reclaims_dropped),
         )
+        if (now := self._clock.monotonic()) >= self._again:
+            self._written, self._again = {}, now + AGAIN_SECONDS
         changed = [
             (kind, report)
             for kind, report in zip(KINDS, reports, strict=True)
@@ -55,6 +71,7 @@ class CMKReports:
             self._written[kind] = report
         if changed:
             await asyncio.sleep(self._interval)
+        raise Later("writes the reports again", max(self._again - self._clock.monotonic(), 0.0))
 
     async def reset(self) -> None:
         """Empty the reports: the agent's account deletes nothing."""

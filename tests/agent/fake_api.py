@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import httpx
 
+from agent.node_state import NodeState
+from agent.report.publisher import Later, Reporter
 from apiserver.access import Access
 from apiserver.client import Api
 from pinning.pods.types import Pod
@@ -16,6 +19,13 @@ from pinning.pods.types import Pod
 SECONDS = 60.0
 NODE = "/api/v1/nodes/node-1"
 LISTED = {"nodes", "pods"}
+
+
+async def publish(report: Reporter, *states: NodeState) -> None:
+    """Publish states one after the other; a reporter may want to look again later."""
+    for state in states:
+        with suppress(Later):
+            await report.publish(state)
 
 
 class Call(NamedTuple):

@@ -18,6 +18,7 @@ from agent.report.pod_status import PodReport
 from apiserver.errors import Refused
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near_rooms import FreeDevices
+from tests.agent.fake_api import publish
 from tests.agent.states import EXCLUSIVE, state_of
 from tests.manifests.installed import (
     FORGED,
@@ -300,7 +301,7 @@ async def report(installed: Installed) -> None:
         gpu = FreeDevices({"nvidia.com/gpu": {CPUSet([0]): 1}})
         state = replace(state_of(*pods.pods().values(), node=HERE_NODE), free_devices=gpu)
         for reporter in reporters:
-            await reporter.publish(state)
+            await publish(reporter, state)
         assert listed
         assert all(reporter.writes for reporter in reporters)
         check_told(installed)

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.clock import Clock
 from agent.report.cmk_config_map import PoolReport
 from agent.report.cmk_node import cmk_node
+from agent.report.publisher import Later
 from apiserver.client import Api
 from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.pods.types import Pod
-from tests.agent.fake_api import FakeApiServer, run
+from tests.agent.fake_api import FakeApiServer, publish, run
 from tests.agent.states import EXCLUSIVE, bound, state_of
 from tests.pods import CORES, OTHER_CORES, container
 
@@ -106,9 +108,8 @@ def test_only_changed_pools_are_written_to_the_config_map(is_raced: bool, method
 
     async def act(api: Api) -> None:
         report = PoolReport(api, "node-1", "here", interval_seconds=0)
-        await report.publish(state_of(complete=False))
-        for state in (state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM)):
-            await report.publish(state)
+        states = state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM)
+        await publish(report, state_of(complete=False), *states)
 
     run(server, act)
     assert [call.method for call in server.calls] == methods
@@ -123,9 +124,9 @@ def test_writes_are_coalesced_for_the_interval() -> None:
         report = PoolReport(api, "node-1", "here", interval_seconds=0.2)
         clock = asyncio.get_running_loop().time
         start = clock()
-        await report.publish(state_of())
+        await publish(report, state_of())
         written = clock()
-        await report.publish(state_of())
+        await publish(report, state_of())
         waits.extend((written - start, clock() - written))
 
     run(FakeApiServer(), act)
@@ -141,3 +142,25 @@ def test_reset_of_a_deleted_config_map_is_no_error() -> None:
         await PoolReport(api, "node-1", "here").reset()
 
     run(FakeApiServer(), act)
+
+
+def test_config_map_that_others_delete_or_change_comes_back() -> None:
+    """The same pools are written again after five minutes, and not before, however many states come in between."""
+    server, now = FakeApiServer(), [0.0]
+
+    async def act(api: Api) -> None:
+        report = PoolReport(api, "node-1", "here", Clock(lambda: now[0]), interval_seconds=0)
+        await publish(report, state_of())
+        for change in (server.objects.clear, lambda: server.objects[PATH]["data"].update(config="x")):
+            change()
+            for wait in (300, 240, 180, 120, 60):
+                with pytest.raises(Later) as later:
+                    await report.publish(state_of())
+                assert later.value.seconds == wait
+                assert "exclusive" not in str(server.objects)
+                now[0] += 60
+            await publish(report, state_of())
+            assert "exclusive" in server.objects[PATH]["data"]["config"]
+        assert report.writes == 3
+
+    run(server, act)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from agent.clock import Clock
 from agent.node_state import NodeState
 from agent.report.cmk_reports import CMKReports
 from apiserver.client import Api
 from pinning.cmk.pools import Reclaimed
-from tests.agent.fake_api import FakeApiServer, run
+from tests.agent.fake_api import FakeApiServer, publish, run
 from tests.agent.states import bound, state_of
 from tests.pods import CORES, container
 
@@ -21,13 +22,12 @@ CLAIM = bound("a", container("main", {CORES: 1}))
 ENDED = (Reclaimed(3, "default/a/main", "exclusive", "1,5"),)
 
 
-def publish(server: FakeApiServer, *states: NodeState, reset: bool = False) -> None:
+def published(server: FakeApiServer, *states: NodeState, reset: bool = False) -> None:
     """Publish states one after the other."""
 
     async def act(api: Api) -> None:
         reports = CMKReports(api, "node-1.test", "here", interval_seconds=0)
-        for state in states:
-            await reports.publish(state)
+        await publish(reports, *states)
         if reset:
             await reports.reset()
 
@@ -38,7 +38,7 @@ def publish(server: FakeApiServer, *states: NodeState, reset: bool = False) -> N
 def test_both_reports_are_created_with_our_content(is_raced: bool, more: int) -> None:
     """Both reports get our content, also if another client created them, once the state is complete."""
     server = FakeApiServer(is_raced=is_raced)
-    publish(server, state_of(complete=False), state_of())
+    published(server, state_of(complete=False), state_of())
     assert [call.method for call in server.calls] == [*(["PATCH", "POST"] + ["PATCH"] * more)] * 2
     report = server.objects[f"{NODES}/node-1.test"]["spec"]["report"]
     assert report["description"]["pools"]["exclusive"]["cpuLists"]["1,5"]["tasks"] == []
@@ -48,10 +48,10 @@ def test_both_reports_are_created_with_our_content(is_raced: bool, more: int) ->
 def test_only_changed_reports_are_written() -> None:
     """Unchanged pools cost no request; a claim writes one report, an ended process the other."""
     server = FakeApiServer()
-    publish(server, state_of())
+    published(server, state_of())
     server.calls.clear()
     ended = replace(state_of(CLAIM), reclaimed=ENDED)
-    publish(server, state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM), ended, ended)
+    published(server, state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM), ended, ended)
     paths = [call.path for call in server.calls]
     assert paths == [f"{folder}/node-1.test" for folder in (NODES, RECONCILED) * 2]
     assert server.objects[f"{RECONCILED}/node-1.test"]["spec"]["report"]["reclaimedCpuLists"][0]["pid"] == 3
@@ -60,6 +60,25 @@ def test_only_changed_reports_are_written() -> None:
 def test_reset_empties_both_reports() -> None:
     """Reset empties both reports, and is no error without any."""
     server = FakeApiServer()
-    publish(server, state_of(CLAIM), reset=True)
+    published(server, state_of(CLAIM), reset=True)
     assert [it["spec"] for it in server.objects.values()] == [{}, {}]
-    publish(FakeApiServer(), reset=True)
+    published(FakeApiServer(), reset=True)
+
+
+def test_reports_that_others_delete_come_back() -> None:
+    """Both are written again after five minutes, and not before."""
+    server, now = FakeApiServer(), [0.0]
+
+    async def act(api: Api) -> None:
+        reports = CMKReports(api, "node-1.test", "here", Clock(lambda: now[0]), interval_seconds=0)
+        await publish(reports, state_of())
+        server.objects.clear()
+        for now[0] in (10.0, 299.0):
+            await publish(reports, state_of())
+            assert not server.objects
+        now[0] = 300.0
+        await publish(reports, state_of(), state_of())
+        assert sorted(server.objects) == [f"{NODES}/node-1.test", f"{RECONCILED}/node-1.test"]
+        assert reports.writes == 4
+
+    run(server, act)

@@ -16,6 +16,7 @@ from agent.report.node import NodeReport
 from agent.report.pod_status import PodReport
 from agent.report.publisher import Later, Reporter
 from pinning.pods.types import Pod
+from tests.agent.fake_api import publish
 from tests.agent.report.real_cluster import Agent, Cluster, run
 from tests.agent.states import EXCLUSIVE, ISOLATE
 from tests.environments.server.catalog import NEWEST
@@ -185,8 +186,7 @@ def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
     async def act(agent: Agent) -> None:
         await agent.count(1)
         report = PoolReport(agent.api, cluster.node, cluster.namespace, interval_seconds=0)
-        await report.publish(agent.state())
-        await report.publish(agent.state())
+        await publish(report, agent.state(), agent.state())
         assert report.writes == 1
         assert yaml.safe_load(config()["config"]) == {
             "exclusive": {0: {"1,5": []}, 1: {"2,6": ["1"], "3,7": ["1"]}},
@@ -197,7 +197,7 @@ def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
         again = PoolReport(agent.api, cluster.node, cluster.namespace, interval_seconds=0)
         await again.reset()
         assert config() == {}
-        await again.publish(agent.state())
+        await publish(again, agent.state())
         assert "config" in config()
 
     run(cluster, act)

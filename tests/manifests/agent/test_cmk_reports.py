@@ -13,6 +13,7 @@ import pytest
 
 from agent.report.cmk_reports import CMKReports
 from pinning.cmk.pools import ExitSource, Reclaimed
+from tests.agent.fake_api import publish
 from tests.agent.states import bound, state_of
 from tests.manifests.installed import HERE_NODE, PATIENCE_SECONDS, THERE_NODE, Installed
 from tests.manifests.rendered import AGENT, Object, objects
@@ -105,7 +106,7 @@ def test_the_agent_reports_and_kubectl_shows_it_by_cmks_names(reporting: Install
     async def main() -> None:
         api = reporting.agent_api()
         for _ in range(2):  # the second one is of an agent that starts again
-            await CMKReports(api, HERE_NODE, AGENT, interval_seconds=0).publish(STATE)
+            await publish(CMKReports(api, HERE_NODE, AGENT, interval_seconds=0), STATE)
             found = await asyncio.to_thread(shown, "cmk-nr")
             assert found["metadata"]["generation"] == 1
         await CMKReports(api, HERE_NODE, AGENT, interval_seconds=0).reset()
