@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +12,13 @@ import pytest
 import yaml
 
 from corepin.cli import main
-from pinning.machine.cpuset import CPUSet
+from pinning.dra.groups import Offer, slice_devices
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.topology import Topology
 from tests.docs.blocks import blocks, chapter
 from tests.machines import lscpu_text
 from tests.manifests.guide import shell
+from tests.pinning.machines import HYBRID
 
 if TYPE_CHECKING:
     from tests.environments.server.apiserver import ApiServer
@@ -82,6 +87,16 @@ def test_commands_work(api: ApiServer, tmp_path: Path) -> None:
         here.run(command)
     stored: Any = api.get("pod", "web")
     assert "qos.gocrane.io/cpu-manager" not in stored["metadata"]["annotations"]
+
+
+def test_attributes_of_claims_are_documented() -> None:
+    """The selector of a claim may name any attribute of a device, on a machine with several types of cores."""
+    cores = tuple(replace(core, core_type=f"type {len(core.cpus)}") for core in HYBRID.cores)
+    mixed = Topology(cores, HYBRID.online)
+    devices = slice_devices(Offer(mixed, mixed.online, EMPTY, EMPTY, mixed.online))
+    names = {name for device in devices for name in device["attributes"]}
+    assert len(names) == 8
+    assert names <= set(re.findall(r"`([\w.]+/\w+)`", chapter(PAGE, "CPUs as ResourceClaims")))
 
 
 def test_every_user_has_a_chapter() -> None:
