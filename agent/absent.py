@@ -169,6 +169,9 @@ class NoWrappers:
     def reset(self) -> None:
         """Drop nothing."""
 
+    def look(self) -> None:
+        """Check nothing, and never again."""
+
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
         """Return at once."""
 

@@ -137,10 +137,7 @@ class Cpusets(Protocol):
         ...
 
     def mems(self, cgroup: str) -> CPUSet:
-        """Return the NUMA nodes that the cgroup allocates memory from (effective); empty: unknown.
-
-        Raises Gone, Refused.
-        """
+        """Return the NUMA nodes of the cgroup's memory (effective); empty: unknown; raise Gone, Refused."""
         ...
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
@@ -402,10 +399,7 @@ class Wrappers(Protocol):
     """The commands that containers run under `cmk isolate`."""
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return the pools that containers use besides their own cores, while these run.
-
-        A pass calls it once, at its start.
-        """
+        """Return the pools that containers use besides their own cores while they run; a pass calls it once, at its start."""
         ...
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
@@ -418,6 +412,10 @@ class Wrappers(Protocol):
 
     def reset(self) -> None:
         """Drop all records and stop serving (uninstall)."""
+        ...
+
+    def look(self) -> float | None:
+        """Check that requests still reach the socket; return the seconds until the next check, None for never."""
         ...
 
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     )
     from agent.quiet.execs import ExecWatch
     from agent.quiet.watch import NoiseWatch
+    from agent.reconcile.agenda import Agenda
     from agent.reconcile.checkpoint import Saved
     from agent.report.publisher import Reporter
     from agent.vm_interfaces import BootingMachines, VirtualMachines
@@ -89,28 +90,30 @@ async def _work(config: AgentConfig, files: ConfigFiles | None) -> None:
         await wait_for_newer(config, str(problem))
     gc.collect()
     gc.freeze()  # objects loaded so far stay, so garbage collections need not visit them
-    serving = agent.serve(Listeners(config.listen, config.socket))
-    await (_serve_until_outdated(serving, config.kubelet_state) if config.kubelet_state else serving)
+    serving, agenda = agent.serve(Listeners(config.listen, config.socket)), agent.trigger.agenda
+    await (_serve_until_outdated(serving, agenda, config.kubelet_state) if config.kubelet_state else serving)
 
 
-async def _serve_until_outdated(work: Coroutine[object, object, None], state: Path) -> None:
+async def _serve_until_outdated(work: Coroutine[object, object, None], agenda: Agenda, state: Path) -> None:
     """Serve until the kubelet's state file is replaced; then raise Refused, to read it in a new container."""
-    serving, looking = asyncio.create_task(work), asyncio.create_task(_outdated(MountedState(state)))
+    mounted, outdated = MountedState(state), asyncio.get_running_loop().create_future()
+
+    def look() -> float | None:
+        reason = mounted.replaced()
+        if reason:
+            outdated.set_result(reason)
+        return None if reason else LOOK_SECONDS
+
+    agenda.add_poll("kubelet's mounted state", look, 0.0)
+    serving = asyncio.create_task(work)
     try:
-        await asyncio.wait((serving, looking), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((serving, outdated), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             return await serving
-        raise Refused(f"{await looking}: the agent ends, and reads the new file when it is started again")
+        raise Refused(f"{outdated.result()}: the agent ends, and reads the new file when it is started again")
     finally:
         serving.cancel()
-        looking.cancel()
-        await asyncio.wait((serving, looking))
-
-
-async def _outdated(mounted: MountedState) -> str:
-    while not (reason := mounted.replaced()):
-        await asyncio.sleep(LOOK_SECONDS)
-    return reason
+        await asyncio.wait((serving,))
 
 
 async def reset(config: AgentConfig, files: ConfigFiles | None = None) -> None:

@@ -39,12 +39,13 @@ class KernelCpusets:
 
     def read(self, cgroup: str) -> CPUSet:
         """Return the cgroup's effective CPUs; raise Gone if the cgroup does not exist."""
+        file = self._usual_file(cgroup)
+        # Asked first, because the cgroup of a kubelet that does not run is looked for every second.
+        if not (self._files.has(file) or self._hierarchy.has(cgroup)):
+            raise Gone(f"{self._folder(cgroup)} is not there any more")
         try:
-            return self._files.read_cpus(self._usual_file(cgroup))
+            return self._files.read_cpus(file)
         except Gone:
-            # Asked first, because the cgroup of a kubelet that does not run is looked for every second.
-            if not self._hierarchy.has(cgroup):
-                raise
             return self._effective(self._folder(cgroup))
 
     def _usual_file_of(self, cgroup: str) -> str:

@@ -55,6 +55,7 @@ class NodeMachine:
         self._read_at: CPUSet | None = None  # the online CPUs when `_known` was read
         self._pod_root = ""  # the one that was there last
         self._usable = EMPTY
+        self._usable_of: tuple[Topology, tuple[str, CPUSet]] | None = None  # what `_usable` follows from
         self._lost = pod_cpus  # CPUs that the pod root lost when they went offline
         self._id = cache(partial(_read_id, root))
 
@@ -99,12 +100,16 @@ class NodeMachine:
         On cgroup v1 a CPU that goes offline leaves every cpuset for good. This adds it to the pod root again when it is
         back; writing a container's cpuset widens the cgroups in between.
         """
-        online, (cgroup, had) = topology.online, self._read_pod_root()
+        root = self._read_pod_root()
+        if self._usable_of and self._usable_of[0] is topology and self._usable_of[1] == root:
+            return self._usable  # the usual case of a poll
+        online, (cgroup, had) = topology.online, root
         back = (self._lost & online) - had
         if back and self._widen and self._cpusets.version == V1 and cgroup != NO_POD_ROOT:
             had = self._give_back(self._widen, cgroup, back)
         self._lost = (self._lost | self._usable) - (online - (back - had))
         self._usable = had & online
+        self._usable_of = None if back else (topology, root)  # what could not be given back is tried again
         return self._usable
 
     def _give_back(self, widen: Callable[[str, CPUSet], None], cgroup: str, cpus: CPUSet) -> CPUSet:

@@ -26,6 +26,10 @@ class OpenFiles:
         self._handles: dict[str, int] = {}
         self._writable: dict[str, int] = {}
 
+    def has(self, path: str) -> bool:
+        """Return whether a file is open for reads."""
+        return path in self._handles
+
     def read_cpus(self, path: str) -> CPUSet:
         """Return a cgroup file's CPU list; raise Gone or Refused."""
         handle = self._handles.get(path)

@@ -7,13 +7,13 @@ them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
 
 from pinning.contract import KubeletPolicy
 from pinning.json_text import parse_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MEMORY_STATE: Final = "memory_manager_state"
 LOOK_SECONDS: Final = 2.0  # between two looks whether a mounted file was replaced
@@ -31,12 +31,19 @@ def read_memory_policy(state: Path) -> KubeletPolicy:
 
 def versions(state: Path) -> tuple[tuple[int, int] | None, ...]:
     """Return inode and time of writing of both files, None for an absent one; they change when the kubelet writes."""
-    return tuple(_version(path) for path in (state, state.with_name(MEMORY_STATE)))
+    cpus, memory = _files(state)
+    return _version(cpus), _version(memory)
 
 
-def _version(path: Path) -> tuple[int, int] | None:
+@lru_cache(maxsize=4)
+def _files(state: Path) -> tuple[str, str]:
+    """Return the paths of both files as text; cached, because they are looked at every second."""
+    return str(state), str(state.with_name(MEMORY_STATE))
+
+
+def _version(path: str) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        found = os.stat(path)  # noqa: PTH116 half of the time of Path.stat
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
@@ -53,21 +60,20 @@ class MountedState:
     """
 
     def __init__(self, state: Path) -> None:
-        files = (state, state.with_name(MEMORY_STATE))
         # without links from the start: an odd file system
-        self._files = [path for path in files if _links(path)]
+        self._files = [path for path in _files(state) if _links(path)]
 
     def replaced(self) -> str:
         """Return the file that the kubelet has replaced; empty if none."""
         for path in self._files:
-            if _links(path) == 0 and _named(path) is KubeletPolicy.NONE:
+            if _links(path) == 0 and _named(Path(path)) is KubeletPolicy.NONE:
                 return f"{path}: the kubelet has replaced this file since it was mounted, so its policy may be another"
         return ""
 
 
-def _links(path: Path) -> int | None:
+def _links(path: str) -> int | None:
     try:
-        return path.stat().st_nlink
+        return os.stat(path).st_nlink  # noqa: PTH116 as above
     except OSError:
         return None
 

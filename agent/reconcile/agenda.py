@@ -2,7 +2,8 @@
 
 One timer of the event loop is set to the look that is due first. The agenda awaits no I/O and no look: each due look runs
 in a task of its own, so that a long one delays no other. Short looks are plain functions and run at once, because a task
-and its turn of the loop cost more than they do. A due retry or sweep requests a pass, and moves nothing by itself.
+and its turn of the loop cost more than they do. What is polled may also run a little early beside another look, because
+a wake of an idle process costs more than most polls. A due retry or sweep requests a pass, and moves nothing by itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final, TypeAlias
 
 CRASHED_SECONDS: Final = 5.0  # until a look that crashed is due again
 RECONCILE: Final = "reconcile"
+EARLY_SECONDS: Final = 0.1  # by which a poll may run before it is due, if another look wakes the process then
 
 # Returns the seconds until it is due again; None: when it is asked for.
 Look: TypeAlias = Callable[[], Coroutine[object, object, float | None]]
@@ -32,6 +34,7 @@ class Agenda:
         self._looks: dict[str, Look] = {}
         self._short: dict[str, ShortLook] = {}
         self._due: dict[str, float] = {}
+        self._early: dict[str, float] = {}  # seconds by which a look may run before it is due
         self._running: set[str] = set()
         self._begin: Callable[[str], object] | None = (
             None  # begins a look; None while the agenda does not run
@@ -50,6 +53,11 @@ class Agenda:
         self._short[key] = look
         if seconds is not None:
             self.within(key, seconds)
+
+    def add_poll(self, key: str, look: ShortLook, seconds: float | None = None) -> None:
+        """Add a short look that may run up to EARLY_SECONDS before it is due, beside another one."""
+        self._early[key] = EARLY_SECONDS
+        self.add_short(key, look, seconds)
 
     def within(self, key: str, seconds: float) -> None:
         """Make a look due within some seconds; later requests never delay it."""
@@ -78,9 +86,11 @@ class Agenda:
                 self._disarm()
 
     def take_due(self) -> list[str]:
-        """Return the keys of the looks that are due; the caller runs them."""
-        now = self._monotonic()
-        keys = [key for due, key in self.due() if due <= now]
+        """Return the keys of the looks that are due, and of polls that may join them; the caller runs them."""
+        now, waiting = self._monotonic(), self.due()
+        if not waiting or waiting[0][0] > now:
+            return []
+        keys = [key for due, key in waiting if due - self._early.get(key, 0.0) <= now]
         for key in keys:
             del self._due[key]
             self._running.add(key)

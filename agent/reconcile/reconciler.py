@@ -188,7 +188,8 @@ class Reconciler:
         agenda = self._trigger.agenda
         request_pass = self._trigger.request_pass
         poll = MachinePoll(self._interfaces.machine, request_pass, self._settings.policy_versions)
-        agenda.add_short("machine", poll.look, 0.0)
+        agenda.add_poll("machine", poll.look, 0.0)
+        agenda.add_poll("socket of wrappers", self._interfaces.wrappers.look, 0.0)
         agenda.add(TALLIES, lambda: self.tallies.look(show_proofs))
         agenda.add("missing pods", self.observer.missing_pods.ask_again, AGAIN_SECONDS)
         yield from self.between_passes.watches()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Request
     from agent.wrappers.registry import Claim, Process
+    from agent.wrappers.server import Listener
     from agent.wrappers.store import Kept, Store
     from pinning.cmk.pools import Task
     from pinning.contract import PoolUse
@@ -114,6 +115,8 @@ class WrapperService:
         self._passes = PassWaiter()
         self._view: NodeView | None = None  # None before the first pass
         self._is_ending = False  # this agent is stopping
+        self._listener: Listener | None = None
+        self._lost_place = asyncio.Event()  # another file has the listener's place
         # Tasks reported since the last pass.
         self._tasks: dict[Process, tuple[Claim, tuple[Task, ...]]] = {}
         self._follower = Follower(self._claims, edges.affinities)
@@ -197,27 +200,36 @@ class WrapperService:
             self._save()
         changed()
 
+    def look(self) -> float:
+        """Check that the socket file is still in place; return the seconds until the next check."""
+        if self._listener and not self._listener.is_in_place():
+            self._lost_place.set()
+        return LOOK_SECONDS
+
     async def _serve(self) -> None:
-        """Serve one socket while it is in its place."""
+        """Serve one socket until `look` finds that it is not in its place."""
         try:
-            listener = listen(self._folder, SOCKET)
+            listener = self._listener = listen(self._folder, SOCKET)
         except AgentError as error:
             logger.warning("no wrapper is answered", extra={"facts": {"reason": str(error)}})
             await asyncio.sleep(LOOK_SECONDS)
             return
+        self._lost_place.clear()
         serving = asyncio.create_task(Server(self, self._bounds, self._edges.peer_of).serve(listener.socket))
+        replaced = asyncio.create_task(self._lost_place.wait())
         try:
-            while listener.is_in_place():
-                await asyncio.wait([serving], timeout=LOOK_SECONDS)
-                if serving.done():
-                    serving.result()
+            await asyncio.wait([serving, replaced], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
             logger.warning("socket of wrappers made anew", extra={"facts": {"folder": str(self._folder)}})
         except asyncio.CancelledError:
             self._is_ending = True
             raise
         finally:
+            self._listener = None
             serving.cancel()
-            await asyncio.wait([serving])
+            replaced.cancel()
+            await asyncio.wait([serving, replaced])
             listener.close()
 
     def origin_of(self, pid: int) -> Origin:

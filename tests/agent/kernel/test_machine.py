@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from unittest.mock import patch
@@ -91,6 +92,29 @@ def test_a_look_at_the_machine_reads_the_online_cpus_once(node: Node) -> None:
     with patch.object(NodeMachine, "online", autospec=True, side_effect=NodeMachine.online) as online:
         look()
     assert online.call_count == 1
+
+
+def test_a_look_at_an_unchanged_machine_computes_nothing(node: Node) -> None:
+    """The usable CPUs are computed when the online CPUs or those of the pod root changed, not every second."""
+    node.show("kubepods", CPUSet.parse("2-9"))
+    look = MachinePoll(node.machine(), lambda within=0.0: None).look
+    look()
+    with patch.object(CPUSet, "__sub__", autospec=True, side_effect=CPUSet.__sub__) as computed:
+        look()
+        assert computed.call_count == 0
+        node.show("kubepods", CPUSet.parse("2-5"))
+        look()
+        assert computed.call_count > 0
+
+
+def test_a_missing_pod_root_is_looked_for_without_opening_files(node: Node) -> None:
+    """The agent looks for it every second: one call of the kernel for each of its two names."""
+    machine = node.machine()
+    topology = machine.topology()
+    machine.universe(topology)
+    with patch.object(os, "open", side_effect=os.open) as opened:
+        assert machine.universe(topology) == ONLINE
+    assert not [call for call in opened.call_args_list if "kubepods" in str(call.args[0])]
 
 
 def test_cpu_without_topology_is_read_again(node: Node) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from agent import main as agent_main
 from agent.errors import Refused
+from agent.reconcile.agenda import Agenda
 
 
-async def work(state: Path, mounted: Path, change: str) -> None:
-    """Change the kubelet's file while the agent runs, and run on until the agent can have noticed."""
+async def work(agenda: Agenda, state: Path, mounted: Path, change: str) -> None:
+    """Run the agenda and change the kubelet's file while the agent runs, and run on until the agent can have noticed."""
+    looking = asyncio.create_task(agenda.run())
     await asyncio.sleep(0.01)
     if change == "replaced":
         new = state.with_name("new")
@@ -26,6 +28,7 @@ async def work(state: Path, mounted: Path, change: str) -> None:
         state.unlink()
     assert mounted.exists()
     await asyncio.sleep(0.5)
+    looking.cancel()
 
 
 def main(folder: Path, policy: str, change: str) -> str:
@@ -36,7 +39,8 @@ def main(folder: Path, policy: str, change: str) -> str:
     mounted.touch()
     subprocess.run(["mount", "--bind", state, mounted], check=True)
     try:
-        asyncio.run(agent_main._serve_until_outdated(work(state, mounted, change), mounted))
+        agenda = Agenda()
+        asyncio.run(agent_main._serve_until_outdated(work(agenda, state, mounted, change), agenda, mounted))
     except Refused as problem:
         return str(problem)
     return "worked on"

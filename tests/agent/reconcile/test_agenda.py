@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
 
-from agent.reconcile.agenda import CRASHED_SECONDS, Agenda
+from agent.reconcile.agenda import CRASHED_SECONDS, EARLY_SECONDS, Agenda
+
+LATE_SECONDS = 0.002  # by which a timer expires after it is due
 
 
 class Looks:
@@ -53,6 +57,35 @@ def test_look_returns_seconds_until_its_next_run(looks: Looks) -> None:
     """The next run is due the returned number of seconds after the look's end."""
     looks.agenda.add("a", looks.look("a", again=5.0), 0.0)
     assert (looks.at(1.0), looks.at(5.9), looks.at(6.0)) == (["a"], [], ["a"])
+
+
+def test_poll_joins_a_look_that_is_due(looks: Looks) -> None:
+    """A poll runs up to EARLY_SECONDS early beside another look, and otherwise when it is due; no other look runs early."""
+    looks.agenda.add_poll("poll", partial(_noted, looks, "poll", 1.0), 1.0)
+    looks.agenda.add_short("short", partial(_noted, looks, "short", 9.0), 1.0 + EARLY_SECONDS / 2)
+    assert (looks.at(1.0 - EARLY_SECONDS / 2), looks.at(1.0)) == ([], ["poll"])
+    assert looks.at(1.0 + EARLY_SECONDS / 2) == ["short"]
+    looks.agenda.within("short", 2.0 - EARLY_SECONDS - looks.now)
+    assert looks.at(2.0 - EARLY_SECONDS) == ["short", "poll"]
+
+
+def test_polls_of_different_periods_share_wakes() -> None:
+    """A poll each second and two each two seconds wake an idle process once a second, however late its timer is."""
+    looks, wakes = Looks(), 0
+    for key, seconds in (("machine", 1.0), ("socket", 2.0), ("state", 2.0)):
+        looks.agenda.add_poll(key, partial(_noted, looks, key, seconds), 0.0)
+    ran: Counter[str] = Counter()
+    while looks.now < 600.0:
+        wakes += 1
+        ran.update(looks.at(looks.agenda.due()[0][0] + LATE_SECONDS))
+    assert wakes <= 600 / (1.0 - EARLY_SECONDS) + 1
+    assert ran["machine"] >= 600 / (1.0 + LATE_SECONDS)
+    assert min(ran["socket"], ran["state"]) >= 600 / (2.0 + LATE_SECONDS)
+
+
+def _noted(looks: Looks, key: str, seconds: float) -> float:
+    looks.ran.append(key)
+    return seconds
 
 
 def test_later_request_never_postpones_a_look(looks: Looks) -> None:

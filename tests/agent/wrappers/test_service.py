@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from agent.wrappers.service import LOOK_SECONDS
 from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
@@ -260,7 +261,7 @@ def test_claims_are_dropped_when_their_container_exits(tmp_path: Path) -> None:
 
 
 def test_a_socket_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
-    """A removed or replaced socket is created again within seconds."""
+    """A removed or replaced socket is created again after the next look, and no timer of the service wakes the agent."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
@@ -268,6 +269,7 @@ def test_a_socket_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
         async with scene.agent(), scene.container() as container:
             place.unlink()
             place.symlink_to("/dev/null")
+            assert scene.keeper.look() == LOOK_SECONDS
             await scene.until(place.is_socket)
             assert not place.is_symlink()
             assert (await container.ask(isolate("infra"))).word == "ok"

@@ -45,6 +45,9 @@ class Wrapped:
     def reset(self) -> None:
         """Do nothing, because there is nothing to forget."""
 
+    def look(self) -> None:
+        """Check nothing, because there is no socket."""
+
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
         """Do nothing, because no process requests a pool."""
 
