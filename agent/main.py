@@ -266,13 +266,13 @@ def _container_watch(config: AgentConfig, runtime: CRI, devices: Devices) -> Con
     roots = pod_roots(config.kubelet_cgroup_root)
     if config.nri is None:
         return CgroupWatcher(config.cgroup_root, runtime, roots)
-    from agent.nri.container_watch import BirthOwners, NriContainerWatch
+    from agent.nri.container_watch import NriContainerWatch, StartedOwners
     from agent.nri.plugin import Plugin
     from pinning.pods.vm_handlers import is_vm_handler
 
     plugin = Plugin(is_vm_handler, put=put_process)
     plugin.sandbox_started = devices.sandbox_started
-    cgroups = CgroupWatcher(config.cgroup_root, BirthOwners(plugin, runtime), roots)
+    cgroups = CgroupWatcher(config.cgroup_root, StartedOwners(plugin, runtime), roots)
     return NriContainerWatch(config.nri, plugin, cgroups, runtime.largest_environments)
 
 

@@ -41,38 +41,40 @@ class KubeletAssignments:
     def __init__(self, kubelet: Kubelet, records: Records) -> None:
         self._kubelet = kubelet
         self._records = records
-        self._told: dict[str, CPUSet] = {}  # by container id
+        self._answers: dict[str, CPUSet] = {}  # by container id
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
         """Return the CPUs of live containers, given each one's cpuset; containers in VMs have none."""
         live = [(seen, cpus) for seen, cpus in containers if seen.state is not State.EXITED]
         self._remember([seen for seen, _ in live], await self._kubelet.exclusive() or {})
-        unread = [seen.id for seen, _ in live if seen.in_vm and not self._told.get(seen.id)]
+        unread = [seen.id for seen, _ in live if seen.in_vm and not self._answers.get(seen.id)]
         recorded = await self._records.recorded_cpus(unread)
         held = {
             Owner(seen.pod_uid, seen.name): _held(
-                self._told.get(seen.id), cpus or recorded.get(seen.id, EMPTY)
+                self._answers.get(seen.id), cpus or recorded.get(seen.id, EMPTY)
             )
             for seen, cpus in sorted(live, key=lambda pair: (pair[0].state is State.RUNNING, pair[0].id))
         }
         return {owner: found for owner, found in held.items() if found.cpus}
 
-    def _remember(self, live: list[RuntimeContainer], told: Mapping[str, CPUSet]) -> None:
+    def _remember(self, live: list[RuntimeContainer], answer: Mapping[str, CPUSet]) -> None:
         """Store the kubelet's answer, except for names of two pods: one was force-deleted and still runs."""
         pods = Counter((namespace, pod) for namespace, pod, _ in {_pod(seen) for seen in live})
         known = {
-            seen.id: (told if pods[_pod(seen)[:2]] == 1 else {}).get(seen.full_name, self._told.get(seen.id))
+            seen.id: (answer if pods[_pod(seen)[:2]] == 1 else {}).get(
+                seen.full_name, self._answers.get(seen.id)
+            )
             for seen in live
         }
-        self._told = {key: cpus for key, cpus in known.items() if cpus is not None}
+        self._answers = {key: cpus for key, cpus in known.items() if cpus is not None}
 
 
 def _pod(container: RuntimeContainer) -> tuple[str, str, str]:
     return container.namespace, container.pod, container.pod_uid
 
 
-def _held(told: CPUSet | None, confined: CPUSet) -> HeldCPUs:
+def _held(answer: CPUSet | None, confined: CPUSet) -> HeldCPUs:
     """Return a container's own CPUs, otherwise its cpuset."""
-    if told:
-        return HeldCPUs(told, is_exclusive=True)
-    return HeldCPUs(confined, is_exclusive=None if told is None else False)
+    if answer:
+        return HeldCPUs(answer, is_exclusive=True)
+    return HeldCPUs(confined, is_exclusive=None if answer is None else False)

@@ -35,10 +35,10 @@ class LocalContainer:
         """Return a container with an id of its own."""
         return cls(f"{pod_uid}/{name}/{secrets.token_hex(8)}", name, f"{pod_cgroup}/{name}")
 
-    def known_by(self, told: str) -> str:
+    def known_by(self, named: str) -> str:
         """Return the id in its process's environment if it belongs to this pod and name, else its own."""
         prefix, _, _ = self.id.rpartition("/")
-        return told if re.fullmatch(rf"{re.escape(prefix)}/[0-9a-f]{{16}}", told) else self.id
+        return named if re.fullmatch(rf"{re.escape(prefix)}/[0-9a-f]{{16}}", named) else self.id
 
     @property
     def state(self) -> State:

@@ -39,7 +39,7 @@ AGAIN_SECONDS: Final = 30.0  # after the runtime was out of reach
 logger = logging.getLogger(__name__)
 
 
-class BirthOwners:
+class StartedOwners:
     """Looks up owners among the containers created over NRI, without asking the runtime."""
 
     def __init__(self, plugin: Plugin, others: Owners) -> None:

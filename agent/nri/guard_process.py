@@ -74,14 +74,14 @@ class Changes:
     """Logs when the guard becomes active, and why it is not."""
 
     def __init__(self) -> None:
-        self._told: str | None = None
+        self._logged: str | None = None
 
     def tell(self, status: Status) -> None:
         """Log a status unless it equals the last one logged."""
         problem = obstacle(status)
-        if problem == self._told:
+        if problem == self._logged:
             return
-        self._told = problem
+        self._logged = problem
         if problem:
             logger.warning("nothing is guarded", extra={"facts": {"reason": problem}})
         else:

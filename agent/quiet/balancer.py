@@ -30,7 +30,7 @@ _KEY: Final = "ban"
 logger = logging.getLogger(__name__)
 
 
-class Told(NamedTuple):
+class BanState(NamedTuple):
     """Whether irqbalance keeps off quiet CPUs."""
 
     reason: str = ""  # why it may move interrupts onto them; empty: it does not run, or is banned
@@ -70,8 +70,8 @@ class Balancer:
         self._saved = RestorableValue(saved, _KEY, _parse, _text)
         self._monotonic = monotonic
         self._last: tuple[Daemon, CPUSet] | None = None  # of the last request
-        self._answer = Told()
-        self._heard: LastAnswer[Told] = LastAnswer()
+        self._answer = BanState()
+        self._heard: LastAnswer[BanState] = LastAnswer()
         self._again = 0.0  # when the next request is due
         self._settled = 0.0  # when irqbalance has acted by its ban
         self._searched = -LOOK_SECONDS
@@ -90,19 +90,19 @@ class Balancer:
     def _ban(self) -> _Ban | None:
         return self._saved.value
 
-    def keep_off(self, quiet: CPUSet) -> Told:
+    def keep_off(self, quiet: CPUSet) -> BanState:
         """Ban irqbalance from these CPUs; without any, restore the list from before."""
         try:
             self._saved.read()
         except Refused as error:
-            return Told(str(error))
+            return BanState(str(error))
         quiet = quiet if self._is_told else EMPTY
         daemon = self._find(is_needed=bool(quiet))
         if daemon is None or not (quiet or self._ban):
             self._last = None
-            return Told()
+            return BanState()
         if daemon.socket is None:
-            return Told(self._unreachable(daemon, quiet))
+            return BanState(self._unreachable(daemon, quiet))
         now = self._monotonic()
         if self._last != (daemon, quiet) or now >= self._again:
             self._last, self._again = (daemon, quiet), now + LOOK_SECONDS
@@ -134,22 +134,22 @@ class Balancer:
             f" IRQBALANCE_BANNED_CPULIST={quiet}"
         )
 
-    def _ask(self, daemon: Daemon, quiet: CPUSet, now: float) -> Told:
+    def _ask(self, daemon: Daemon, quiet: CPUSet, now: float) -> BanState:
         """Compare irqbalance's list with the wanted one, and send that if it differs."""
         self._writes = self._writes.at(now)
         if self._writes.is_conflict(_KEY):
             reason = "another program keeps replacing the CPUs that irqbalance must not use"
-            return Told(reason, is_conflict=True)
+            return BanState(reason, is_conflict=True)
         try:
             setup = self._irqbalance.setup(daemon)
         except Unavailable as error:
-            told = self._heard.holds(daemon, frozenset(quiet), now)
-            return Told(_unasked(error)) if told is None else told
+            state = self._heard.holds(daemon, frozenset(quiet), now)
+            return BanState(_unasked(error)) if state is None else state
         self._heard.drop()
-        told = Told(self._corrected(daemon, setup, quiet, now))
-        if told.reason or quiet <= setup.banned:  # else the list that was sent is not in force yet
-            self._heard.keep(daemon, frozenset(quiet), told, now)
-        return told
+        state = BanState(self._corrected(daemon, setup, quiet, now))
+        if state.reason or quiet <= setup.banned:  # else the list that was sent is not in force yet
+            self._heard.keep(daemon, frozenset(quiet), state, now)
+        return state
 
     def _corrected(self, daemon: Daemon, setup: Setup, quiet: CPUSet, now: float) -> str:
         """Return why irqbalance does not get the list, or does not take it over."""
@@ -165,9 +165,9 @@ class Balancer:
         """Lift the ban, which takes effect at irqbalance's next interval; return whether none is left."""
         self._writes, self._last, self._is_lifted = ForeignWrites(), None, False
         self._heard.drop()  # a ban that cannot be lifted now is an error at once
-        told = self.keep_off(EMPTY)
-        if told.reason:
-            logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": told.reason}})
+        state = self.keep_off(EMPTY)
+        if state.reason:
+            logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": state.reason}})
             return False
         if self._is_lifted:
             self._keep(None)  # an uninstall does not wait for the interval

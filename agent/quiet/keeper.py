@@ -15,7 +15,7 @@ from pinning.machine.interrupts import Quiet, hindrance
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.quiet.balancer import Balancer, Told
+    from agent.quiet.balancer import Balancer, BanState
     from agent.quiet.interfaces import Interrupts, Part
     from agent.quiet.interrupt_ban import InterruptBan, Unkept
     from agent.quiet.kept import Keeps, KeptLookup
@@ -119,25 +119,25 @@ class QuietKeeper:
             quiet, keeps = Quiet(EMPTY, quiet.online), frozenset()
         stays = self._kept.lookup.follow(keeps)
         unkept = self._kept.leave(keeps)  # first, because irqbalance moves what is not in its list
-        told = self._tell(quiet.cpus | self._banned)
-        moved = self._mover.round(quiet, may_take=not told.reason, is_settled=told.is_settled, stays=stays)
-        self.has_settled = told.is_settled and not self._mover.has_moved
+        state = self._keep_off(quiet.cpus | self._banned)
+        moved = self._mover.round(quiet, may_take=not state.reason, is_settled=state.is_settled, stays=stays)
+        self.has_settled = state.is_settled and not self._mover.has_moved
         if not moved.is_steady:
             return None
         if self._banned != quiet.cpus:
-            self._tell(quiet.cpus)
+            self._keep_off(quiet.cpus)
         if stays and self._mover.has_moved:
             unkept = self._kept.leave(keeps)  # some may have got their CPUs back just now
         failed = f"interrupts that could not be moved: {'; '.join(moved.failed)}" if moved.failed else ""
         foreign = (
             f"another program moves interrupts back: {', '.join(moved.conflicts)}" if moved.conflicts else ""
         )
-        fault = reason or told.reason or foreign or failed
-        conflicts = (*([IRQBALANCE] if told.is_conflict else []), *moved.conflicts)
+        fault = reason or state.reason or foreign or failed
+        conflicts = (*([IRQBALANCE] if state.is_conflict else []), *moved.conflicts)
         is_off = bool(self._why_still) and not fault
         why = fault or self._why_still
         kept = self._kept.lookup.shown(keeps, unkept, self._mover.crowded.reasons)
-        return QuietResult(cpus, why, moved.managed, conflicts, told.reason, is_off=is_off, kept=kept)
+        return QuietResult(cpus, why, moved.managed, conflicts, state.reason, is_off=is_off, kept=kept)
 
     def restore(self) -> bool:
         """Restore every original value, the last part first; return whether nothing is left to restore."""
@@ -155,7 +155,7 @@ class QuietKeeper:
                 is_done = False
         return is_done and self.is_idle
 
-    def _tell(self, cpus: CPUSet) -> Told:
-        told = self._balancer.keep_off(cpus)
+    def _keep_off(self, cpus: CPUSet) -> BanState:
+        state = self._balancer.keep_off(cpus)
         self._banned = cpus
-        return told
+        return state

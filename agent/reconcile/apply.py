@@ -67,7 +67,7 @@ class Applier:
         self._writable = False
         self.created_updates = CreatedUpdates(self._send)
         self._sandboxes = sandboxes
-        self._mover = SandboxMover(sandboxes, self._told, clock)
+        self._mover = SandboxMover(sandboxes, self._sent, clock)
 
     async def apply(
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
@@ -210,7 +210,7 @@ class Applier:
         error = await self._tell(record, cpus)
         return self._failed(record, error) if error else self._read_back(record, cpus, Path.RUNTIME)
 
-    async def _told(self, record: ContainerRecord, cpus: CPUSet) -> bool:
+    async def _sent(self, record: ContainerRecord, cpus: CPUSet) -> bool:
         """Send the CPUs of a container in a virtual machine to the runtime; return whether it accepted them."""
         if error := await self._tell(record, cpus):
             return self._failed(record, error)

@@ -164,50 +164,52 @@ def _seen(record: MachineRecord, sent: list[CPUSet], *, is_missed: bool) -> Seen
 
 
 class SandboxMover:
-    """Moves one machine. `tell` sends the CPUs of one container to the runtime, and returns whether it accepted them."""
+    """Moves one machine. `send` sends one container's CPUs to the runtime; True if it accepted them."""
 
     def __init__(
         self,
         sandboxes: Sandboxes,
-        tell: Callable[[ContainerRecord, CPUSet], Awaitable[bool]],
+        send: Callable[[ContainerRecord, CPUSet], Awaitable[bool]],
         clock: Clock,
     ) -> None:
         self._sandboxes = sandboxes
-        self._tell = tell
+        self._send = send
         self._clock = clock
 
     async def move(self, sandbox_id: str, target: SandboxSet, containers: Iterable[ContainerRecord]) -> bool:
         """Move a machine with its live containers; return whether it runs nowhere else now."""
         record = self._sandboxes.records[sandbox_id]
         live = [container for container in containers if container.seen.state is not State.EXITED]
-        found, are_told = self._confine(record, target), True
-        if told := _told(record, live, found, target):
-            are_told = all(await asyncio.gather(*(self._tell(container, target.cpus) for container in told)))
+        found, are_accepted = self._confine(record, target), True
+        if due := _to_send(record, live, found, target):
+            are_accepted = all(
+                await asyncio.gather(*(self._send(container, target.cpus) for container in due))
+            )
             found = self._confine(record, target)
         if found is None:
-            return self._note_lost(record, are_told=are_told)
-        self._note(record, live, found, target, are_told=are_told)
+            return self._note_lost(record, are_accepted=are_accepted)
+        self._note(record, live, found, target, are_accepted=are_accepted)
         return found.cpus <= target.cpus
 
     def _confine(self, record: MachineRecord, target: SandboxSet) -> VMCPUs | None:
         return self._sandboxes.vms.confine(record, target.own, target.others)
 
-    def _note_lost(self, record: MachineRecord, *, are_told: bool) -> bool:
+    def _note_lost(self, record: MachineRecord, *, are_accepted: bool) -> bool:
         """Record a lost machine.
 
         Return whether it counts as moved: after the wait the runtime's answer is the only evidence.
         """
-        record.is_refused = not are_told
+        record.is_refused = not are_accepted
         now = self._clock.monotonic()
         until = self._sandboxes.missed_until(record, now)
         if until > now:
             record.retry.failed(NOT_FOUND, now, latest=until)
             return False
-        if are_told:
+        if are_accepted:
             record.retry.reset()
         else:
             record.retry.failed(NOT_TAKEN, now)
-        return are_told
+        return are_accepted
 
     def _note(
         self,
@@ -216,7 +218,7 @@ class SandboxMover:
         found: VMCPUs,
         target: SandboxSet,
         *,
-        are_told: bool,
+        are_accepted: bool,
     ) -> None:
         """Record where the threads were read back, and the containers for which that is right."""
         for container in live:
@@ -225,13 +227,13 @@ class SandboxMover:
                 container.was_right(target.cpus, seconds_in_vm(container, self._clock))
         if not target.is_reached(found.cpus, found.vcpus):
             record.retry.failed(_difference(found, target), self._clock.monotonic())
-        elif are_told:
+        elif are_accepted:
             record.retry.reset()
         else:
             record.retry.failed(NOT_TAKEN, self._clock.monotonic())
 
 
-def _told(
+def _to_send(
     record: MachineRecord, live: list[ContainerRecord], found: VMCPUs | None, target: SandboxSet
 ) -> list[ContainerRecord]:
     """Return the containers to update in the runtime: a cpuset that it accepted before stays in effect until replaced."""

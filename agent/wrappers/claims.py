@@ -59,7 +59,7 @@ class LiveClaims:
         self._pidfds: dict[Process, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # None: `watch` has not started
         self._changed: Callable[[], None] = lambda: None
-        self._is_told = True  # no change since the last call of `_changed`
+        self._is_notified = True  # no change since the last call of `_changed`
 
     def restore(self, claims: Sequence[Claim]) -> tuple[Claim, ...]:
         """Restore the last agent's claims whose processes still run; return the others.
@@ -113,17 +113,17 @@ class LiveClaims:
         if claim is not self.registry.of(claim.process):
             self.registry.put(claim)
             self._took(claim)
-            self._tell()
+            self._notify()
         return claim
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Coalesce change notifications per loop iteration."""
-        if self._loop and self._is_told:
-            self._is_told = False
-            self._loop.call_soon(self._told)
+        if self._loop and self._is_notified:
+            self._is_notified = False
+            self._loop.call_soon(self._notify_now)
 
-    def _told(self) -> None:
-        self._is_told = True
+    def _notify_now(self) -> None:
+        self._is_notified = True
         self._changed()
 
     def _hold(self, peer: Peer) -> None:
@@ -147,7 +147,7 @@ class LiveClaims:
         claim = self.registry.release(process)
         if claim:
             self._ended(claim, is_killed)
-            self._tell()
+            self._notify()
 
     def keep(self, containers: Collection[str]) -> None:
         """Release the claims in all containers except these, because the others have ended."""

@@ -227,8 +227,10 @@ def _sandbox(
 
 def _is_settled(seen: SeenSandbox, writer: _Writer) -> bool:
     """Return whether all threads are on their CPUs and the runtime has recorded the cpuset of every container."""
-    is_told = all(cpus == writer.target.cpus for cpus in seen.sent)
-    return is_told and writer.sandbox is not None and writer.sandbox.is_reached(writer.current, seen.vcpus)
+    is_recorded = all(cpus == writer.target.cpus for cpus in seen.sent)
+    return (
+        is_recorded and writer.sandbox is not None and writer.sandbox.is_reached(writer.current, seen.vcpus)
+    )
 
 
 def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:

@@ -45,7 +45,7 @@ from pinning.pods.budget import (
 )
 from pinning.pods.core_counts import beyond_any_machine
 from pinning.pods.crio import is_disabled, unfollowed
-from pinning.pods.eligible import OWN_CORES, ineligible, nobody_eligible, policy_of
+from pinning.pods.eligible import OWN_CORES, ineligible, none_eligible, policy_of
 from pinning.pods.launcher import is_dedicated_launcher, is_launcher
 from pinning.pods.qos import in_effect
 from pinning.pods.quantity import parse_quantity, rounded_up, whole
@@ -262,15 +262,14 @@ class PodClaims:
         for member, claim in self.beyond:
             yield beyond_any_machine(member, claim.resource)
         if not self.budget:
-            yield from nobody_eligible(self.members, self.policies, has_claims=bool(self._asked))
+            yield from none_eligible(self.members, self.policies, has_claims=bool(self._asked))
         filled = {claim.container for claim in self.budget.filled} if self.budget else set()
         yield from misplaced(self.members, self.policies, self._exclusive | filled, self.machine)
 
     def every_warning(self) -> Iterator[Cause]:
         """Yield all warnings for its owner, except about annotations that a cause is already about."""
         refused = {
-            cause.field
-            for cause in nobody_eligible(self.members, self.policies, has_claims=bool(self._asked))
+            cause.field for cause in none_eligible(self.members, self.policies, has_claims=bool(self._asked))
         }
         yield from self.policies.warnings
         for member in self.members:

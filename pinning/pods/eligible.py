@@ -45,7 +45,7 @@ def policy_of(container: str, policies: PolicyAnnotations) -> tuple[CPUPolicy | 
     return None, None
 
 
-def nobody_eligible(
+def none_eligible(
     listed: tuple[Member, ...], policies: PolicyAnnotations, *, has_claims: bool
 ) -> Iterator[Cause]:
     """Refuse a pod-wide policy for which no container is eligible; warn if only some are not."""

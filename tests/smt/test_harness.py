@@ -8,7 +8,7 @@ import pytest
 
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest import setup
-from tests.environments.guest.facts import nobodys, owned_twice
+from tests.environments.guest.facts import lost_cpus, owned_twice
 from tests.environments.guest.guest import GuestFailed, Report, _Files, _run, last_lines, read_facts
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def test_cpu_of_two_pods_is_found(bystander: str, twice: str) -> None:
 
 def test_lost_cpu_is_found() -> None:
     """An online CPU that is neither owned nor shared is detected."""
-    assert nobodys(snapshot("0", shared="0-1,6-7")) == CPUSet()
-    assert nobodys(snapshot("0", shared="0-1,6")) == CPUSet((7,))
+    assert lost_cpus(snapshot("0", shared="0-1,6-7")) == CPUSet()
+    assert lost_cpus(snapshot("0", shared="0-1,6")) == CPUSet((7,))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.environments.guest.facts import (
     SOCKETS,
     cpus,
     idle,
-    nobodys,
+    lost_cpus,
     others,
     owned_twice,
     shared,
@@ -109,7 +109,7 @@ def test_bystander_runs_on_the_rest(node: Report) -> None:
     taken = cpus(seen, "prefer") | whole_cores(cpus(seen, "require") | cpus(seen, "isolate"))
 
     assert cpus(seen, "bystander") == shared(seen) == CPUSet.parse(seen["online"]) - taken
-    assert owned_twice(seen) == nobodys(seen) == CPUSet()
+    assert owned_twice(seen) == lost_cpus(seen) == CPUSet()
 
 
 def test_removed_pods_give_everything_back(node: Report) -> None:
@@ -158,7 +158,7 @@ def test_cpu_back_online_is_idle_for_the_owner_of_its_core(node: Report) -> None
     assert cpus(back, "whole") == cpus(offline, "whole")
     assert gone <= idle(back, "whole")
     assert not whole_cores(cpus(back, "whole")) & cpus(back, "bystander")
-    assert owned_twice(back) == nobodys(back) == CPUSet()
+    assert owned_twice(back) == lost_cpus(back) == CPUSet()
 
 
 def test_bystander_is_never_on_exclusive_cpus(node: Report) -> None:
@@ -175,7 +175,7 @@ def test_kills_leave_no_cpu_owned_twice_and_none_lost(node: Report) -> None:
 
     assert len(kills) == 10
     assert [kill["number"] for kill in kills if owned_twice(kill)] == []
-    assert [kill["number"] for kill in kills if nobodys(kill)] == []
+    assert [kill["number"] for kill in kills if lost_cpus(kill)] == []
 
 
 def test_kills_move_no_running_container(node: Report) -> None:
@@ -217,4 +217,4 @@ def test_container_waits_for_free_isolated_cores(node: Report) -> None:
     assert CPUSet.parse(late["first"]) == mine
     assert [len(mine), len(whole_cores(mine))] == [4, 8]
     assert not whole_cores(mine) & others(late, "late")
-    assert owned_twice(late) == nobodys(late) == CPUSet()
+    assert owned_twice(late) == lost_cpus(late) == CPUSet()

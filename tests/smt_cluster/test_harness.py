@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.environments.guest.cluster import is_as_told
+from tests.environments.guest.cluster import is_as_reported
 from tests.environments.guest.installed import WORKLOADS, write_overlay
 from tests.environments.guest.start import CONTROLLERS
 
@@ -41,7 +41,7 @@ def seen(status: dict[str, Any], *allowed: str, cpuset: str = "2-3") -> dict[str
 )
 def test_settled_means_kernel_and_agent_agree(pod: dict[str, Any], policy: str | None, settled: bool) -> None:
     """A pod is settled when its policy is the expected one and both processes run where the agent says."""
-    assert is_as_told(pod, policy, shared="0-1") is settled
+    assert is_as_reported(pod, policy, shared="0-1") is settled
 
 
 def test_overlay_names_every_workload(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class Decider:
         if _is_mirror(pod) or _crowded(pod):
             return Allowed()
         plan = plan_mutation(pod, self.settings, self.injection)
-        warnings = sentences(plan.warnings)
+        warnings = warning_texts(plan.warnings)
         if not plan.operations:
             return Allowed(warnings)
         return Patched(plan.operations, warnings, AUDIT_INJECTED)
@@ -134,13 +134,13 @@ class Decider:
                 return Allowed()
             raise
         if not verdict.causes:
-            return Allowed(sentences(verdict.warnings))
+            return Allowed(warning_texts(verdict.warnings))
         return Denied(
             kind=request.kind.kind,
             group=request.kind.group,
             name=name_of(request),
             causes=verdict.causes,
-            warnings=sentences(verdict.warnings),
+            warnings=warning_texts(verdict.warnings),
             audit={"refused": str(min(len(verdict.causes), MOST_REPORTED))},
         )
 
@@ -176,7 +176,7 @@ def _crowded(pod: Pod) -> Verdict | None:
     return Verdict((Cause("spec.containers", message),))
 
 
-def sentences(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
+def warning_texts(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
     """Return the warnings as shown to users."""
     return tuple(f"{warning.field}: {PRODUCT}: {warning.message}" for warning in warnings)
 

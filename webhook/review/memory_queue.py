@@ -100,7 +100,7 @@ class MemoryQueue:
         granted = wanted.granted = asyncio.get_running_loop().create_future()
         self.waiting.append(wanted)
         if len(self.waiting) > MOST_WAITING:
-            self._drop(self._last_of_the_greediest())
+            self._drop(self._newest_of_busiest_peer())
         self._grant_waiting()
         self._watch()
         try:
@@ -136,7 +136,7 @@ class MemoryQueue:
             if wanted.granted and not wanted.granted.done():
                 wanted.granted.set_result(None)
 
-    def _last_of_the_greediest(self) -> Reservation:
+    def _newest_of_busiest_peer(self) -> Reservation:
         """Return the newest body of the peer with the most waiting bodies."""
         counts = Counter(wanted.peer for wanted in self.waiting)
         return max(reversed(self.waiting), key=lambda wanted: counts[wanted.peer])

@@ -24,7 +24,7 @@ Operation = Mapping[str, object]  # one step of a JSON Patch (RFC 6902)
 
 UNPROCESSABLE = 422  # the API server's own code for an invalid object
 UNNAMED = "(no name)"
-NAME_TOLD = 260  # characters: the longest name, and the dots of a generateName
+NAME_LIMIT = 260  # characters: the longest name, and the dots of a generateName
 CAUSES_ROOM = 48 * 1024  # bytes for the causes of a refusal, which stays below 64 kB in total
 MESSAGE_LIMIT = 1000  # events are truncated at 1024 characters
 CAUSES_TOLD = 10
@@ -110,7 +110,7 @@ def _response(answer: Answer) -> dict[str, Any]:
 
 def message(denied: Denied) -> str:
     """Return one sentence that is complete alone, because events of controllers show nothing else."""
-    head = f"{PRODUCT} refuses {denied.kind} {_one_line(truncate(denied.name or UNNAMED, NAME_TOLD))}: "
+    head = f"{PRODUCT} refuses {denied.kind} {_one_line(truncate(denied.name or UNNAMED, NAME_LIMIT))}: "
     texts: list[str] = []
     room = MESSAGE_LIMIT - len(head) - len("; and 1000000 more")
     for cause in denied.causes[:CAUSES_TOLD]:
@@ -149,7 +149,7 @@ def _count(found: int, shown: int) -> str:
 def _status(denied: Denied) -> dict[str, Any]:
     details: dict[str, Any] = {
         "kind": denied.kind,
-        "name": truncate(denied.name or UNNAMED, NAME_TOLD),
+        "name": truncate(denied.name or UNNAMED, NAME_LIMIT),
         "causes": _causes(denied.causes),
     }
     if denied.group:
@@ -164,15 +164,15 @@ def _status(denied: Denied) -> dict[str, Any]:
 
 
 def _causes(causes: tuple[Cause, ...]) -> list[dict[str, str]]:
-    causes_told: list[dict[str, str]] = []
+    shown: list[dict[str, str]] = []
     room = CAUSES_ROOM
     for cause in causes[:MOST_REPORTED]:
         written = _cause(cause)
         room -= len(_encode(written))
-        if causes_told and room < 0:
+        if shown and room < 0:
             break
-        causes_told.append(written)
-    return causes_told
+        shown.append(written)
+    return shown
 
 
 def _cause(cause: Cause) -> dict[str, str]:

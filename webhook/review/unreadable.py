@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pinning.errors import Cause
-from webhook.review.handler import CHANGING, JUDGED_OF_PODS, POD, name_of, sentences
+from webhook.review.handler import CHANGING, JUDGED_OF_PODS, POD, name_of, warning_texts
 from webhook.review.response import Allowed, Answer, Denied
 from webhook.rules.raw_json import OBJECT
 from webhook.rules.vms import KINDS
@@ -32,7 +32,7 @@ def answer(endpoint: str, request: Request, error: Malformed) -> Answer:
     field = error.path.removeprefix(OBJECT).lstrip(".") or WHOLE
     if kind in TEMPLATES:
         message = f"cannot be read: {error.why}; pods of it may be refused"
-        return Allowed(sentences((Cause(field, message),)))
+        return Allowed(warning_texts((Cause(field, message),)))
     message = f"cannot be read: {error.why}; change it or leave it out"
     return Denied(request.kind.kind, name_of(request), (Cause(field, message),), audit=REFUSED, group=kind[0])
 

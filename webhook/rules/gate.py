@@ -73,7 +73,7 @@ def is_gate_volume(volume: Volume) -> bool:
 def taken_names(pod: Pod) -> Iterator[Cause]:
     """Refuse a container with the gate's name that differs from the one the webhook adds to this pod."""
     for member in members(pod):
-        if member.name == GATE_CONTAINER and not (member.is_gate and _is_told(member, pod)):
+        if member.name == GATE_CONTAINER and not (member.is_gate and _knows_restart_policy(member, pod)):
             message = f"{GATE_CONTAINER} is the name of an init container of corepin's own: choose another"
             yield Cause(f"{member.path}.name", message)
 
@@ -82,7 +82,7 @@ def _has_one(pod: Pod) -> bool:
     return any(member.name == GATE_CONTAINER for member in members(pod))
 
 
-def _is_told(member: Member, pod: Pod) -> bool:
+def _knows_restart_policy(member: Member, pod: Pod) -> bool:
     """Return whether a container has the pod's restart policy in its environment, as the gate does.
 
     Other webhooks may change everything else of the gate.

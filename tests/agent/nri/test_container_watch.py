@@ -16,7 +16,7 @@ from agent.errors import Gone
 from agent.interfaces import NewContainer
 from agent.node_state import LargeEnvironment, NodeState, StartWay
 from agent.node_state import Path as Way
-from agent.nri.container_watch import SWITCH_SECONDS, BirthOwners, EnvironmentSearch, NriContainerWatch
+from agent.nri.container_watch import SWITCH_SECONDS, EnvironmentSearch, NriContainerWatch, StartedOwners
 from agent.nri.plugin import COVERED_SECONDS, Plugin
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
@@ -232,7 +232,7 @@ def test_owner_of_a_container_is_known_from_nri(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.watch.publish(scene.table())
         scene.plugin.create_container(B, container("c0", "b"))
-        owners = BirthOwners(scene.plugin, Nobody())
+        owners = StartedOwners(scene.plugin, Nobody())
         assert await owners.owner("b-c0") == owners.known("b-c0") == Owner("uid-b", "c0")
         assert await owners.created(["a-c0"]) == {"a-c0": None}
         assert scene.watch.owners is scene.cgroups.owners
@@ -254,7 +254,7 @@ def test_runtime_is_not_asked_about_sandboxes_while_it_asks(tmp_path: Path) -> N
             calls.append(container_id)
             return Owner("uid-x", "c0")
 
-    owners = BirthOwners(plugin, Others())
+    owners = StartedOwners(plugin, Others())
 
     async def asked(seconds: float) -> bool:
         now[0] += seconds

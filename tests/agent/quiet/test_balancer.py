@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Refused, Unavailable
-from agent.quiet.balancer import FILE, LOOK_SECONDS, MOST_SENDS, Balancer, Told
+from agent.quiet.balancer import FILE, LOOK_SECONDS, MOST_SENDS, Balancer, BanState
 from agent.quiet.irqbalance import MOST_BYTES, Daemon, Irqbalance, Setup
 from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import EMPTY
@@ -179,7 +179,7 @@ class Beside:
         saved = Restorable(self.folder / FILE, "boot")
         self.balancer = Balancer(self.daemon, saved, lambda: self.now, is_told=self.is_told)
 
-    def ask(self, quiet: str, seconds: float = 10.0) -> Told:
+    def ask(self, quiet: str, seconds: float = 10.0) -> BanState:
         """Request a ban, some time after the last request."""
         self.now += seconds
         told = self.balancer.keep_off(cpus(quiet))
@@ -217,7 +217,7 @@ def test_without_an_earlier_ban_the_environment_is_restored(beside: Beside) -> N
 def test_existing_ban_is_not_sent(beside: Beside) -> None:
     """A ban of the operator that has all quiet CPUs stays."""
     beside.daemon.banned = beside.daemon.pending = cpus("4-7")
-    assert beside.ask("4-5") == Told()
+    assert beside.ask("4-5") == BanState()
     beside.ask("")
     assert (beside.daemon.bans, beside.balancer.has_banned) == ([], False)
 
@@ -274,7 +274,7 @@ def test_ended_irqbalance_needs_no_restore(beside: Beside) -> None:
     beside.ask("4")
     beside.daemon.daemon = None
     for _ in range(7):
-        assert beside.ask("4") == Told()
+        assert beside.ask("4") == BanState()
     assert not beside.balancer.has_banned
     assert beside.daemon.searches == 2
     assert beside.balancer.restore()
@@ -305,7 +305,7 @@ def test_ignored_ban_is_an_error(beside: Beside) -> None:
     assert reasons == [""] * MOST_SENDS + ["irqbalance (7) does not take over the CPUs that it must not use"]
     beside.daemon.is_deaf = False
     beside.ask("4")
-    assert beside.ask("4") == Told("", is_settled=False)
+    assert beside.ask("4") == BanState("", is_settled=False)
 
 
 def test_third_replaced_ban_is_a_conflict(beside: Beside) -> None:
@@ -387,7 +387,7 @@ def test_ban_in_a_list_that_another_program_extended_is_lifted(beside: Beside) -
         beside.ask("4-5", LOOK_SECONDS)
         beside.ask("4-5", LOOK_SECONDS)
         beside.daemon.banned = beside.daemon.pending = beside.daemon.banned | cpus("7")
-    assert beside.ask("4-5", LOOK_SECONDS) == Told()
+    assert beside.ask("4-5", LOOK_SECONDS) == BanState()
     beside.ask("", LOOK_SECONDS)
     beside.ask("", LOOK_SECONDS)
     assert (str(beside.daemon.banned), beside.balancer.has_banned) == ("7", False)

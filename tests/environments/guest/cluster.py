@@ -166,10 +166,12 @@ class Cluster:
         if pools.get("universe") != online() or pools["owners"].keys() != owners:
             return False
         pods = {name: self.pod(name) for name in self.wanted}
-        return all(is_as_told(pods[name], policy, pools["shared"]) for name, policy in self.wanted.items())
+        return all(
+            is_as_reported(pods[name], policy, pools["shared"]) for name, policy in self.wanted.items()
+        )
 
 
-def is_as_told(pod: Mapping[str, Any], policy: str | None, shared: str) -> bool:
+def is_as_reported(pod: Mapping[str, Any], policy: str | None, shared: str) -> bool:
     """Return whether `main` has its policy, and every container its reported CPUs or the shared set."""
     statuses, seen = pod["told"], pod["kernel"]
     if seen.keys() != pod["resources"].keys() or (statuses.get(MAIN) or {}).get("policy") != policy:

@@ -55,7 +55,7 @@ def owned_twice(snapshot: Snapshot) -> CPUSet:
     return twice
 
 
-def nobodys(snapshot: Snapshot) -> CPUSet:
+def lost_cpus(snapshot: Snapshot) -> CPUSet:
     """Return the online CPUs that are neither shared, nor owned, nor kept idle: the lost ones."""
     held = union(
         CPUSet.parse(container["cpus"]) | CPUSet.parse(container["idle"])
