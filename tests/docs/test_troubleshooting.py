@@ -217,6 +217,14 @@ def test_causes_of_refused_prepares_are_documented_and_exist() -> None:
     assert words == set(refusals.Cause)
 
 
+def test_reasons_of_held_starts_are_documented() -> None:
+    """Whatever the agent says over NRI about a container that it does not let start is among the symptoms."""
+    texts = {it for it in said.texts("pinning/planning/start_table.py") if len(it.split()) >= ENOUGH_WORDS}
+    described = pieces("Symptoms")
+    assert len(texts) > 5
+    assert {text for text in texts if not any(text.strip(EDGES) in piece for piece in described)} == set()
+
+
 def test_alerts_are_documented_and_exist() -> None:
     """The table has each alert of the monitoring component, and no other."""
     document = yaml.safe_load(Path("manifests/components/monitoring/alerts.yaml").read_text(encoding="utf-8"))
