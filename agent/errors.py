@@ -6,6 +6,7 @@ AgentError
   +- Gone          the container or pod does not exist any more; nothing to do
   +- Refused       the request was refused; the message has reason and remedy
   |    +- Managed  the kernel alone chooses the CPUs of this interrupt
+  +- TooMany       a container made more cgroups than are looked at
   +- Unsettled     threads start faster than they are moved; the next pass continues
 
 Errors of the API server are not among them: see `apiserver.errors.APIError`.
@@ -44,6 +45,10 @@ class Unimplemented(Refused):
 
 class Managed(Refused):
     """The kernel alone chooses the CPUs of this interrupt."""
+
+
+class TooMany(AgentError):
+    """A look reached its bound: not all tasks of a container are known."""
 
 
 class Unsettled(AgentError):

@@ -252,7 +252,7 @@ def _states(container: ContainerState) -> Iterator[str]:
         return
     if container.proof.cpus != container.cpus or container.proof.outside:
         yield "drift"
-    elif container.has_cpus:
+    elif container.has_cpus and not container.proof.unread:
         yield "proven"
     if container.proof.narrowed:
         yield "narrowed"

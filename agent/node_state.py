@@ -196,6 +196,7 @@ class Proof:
     path: Path = Path.FOUND
     outside: int = 0  # tasks allowed on CPUs that are not theirs: drift
     narrowed: int = 0  # tasks allowed on fewer CPUs than they could be
+    unread: str = ""  # why not all of its tasks were looked at; empty: they were
     window_seconds: float | None = None  # from the start of the container until its cpuset was right
     tally: Tally | None = None  # of one that runs on more than it owns: its tasks, kept apart by their masks
     split_seconds: float | None = None  # from when it was widened until none of its tasks was new

@@ -75,6 +75,7 @@ def container(
         devices_unknown=state.devices_unknown,
         intruders=state.intruders,
         uncounted=state.uncounted,
+        not_proven=state.proof.unread if state.proof else "",
         origin=Origin.DRA if state.claims else "",
         claims=tuple(truncate(name, NAME) for name in state.claims[:MOST_CLAIMS]),
         more_claims=len(state.claims[MOST_CLAIMS:]),

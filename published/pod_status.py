@@ -132,6 +132,7 @@ class Container(Part, frozen=True):
     devices_unknown: str = ""  # why its devices are not known
     intruders: tuple[str, ...] = ()
     uncounted: str = ""
+    not_proven: str = ""  # why not all of its tasks were looked at
     noise: Noise | None = None  # None: nothing to report
     execs: Execs | None = None  # None: no exec was seen
     not_quiet: str = ""  # why its CPUs are not kept quiet, where its pod asks for that

@@ -7,8 +7,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import Gone, Refused
-from agent.kernel.cgroupfs import CPUS, V1, read_cpus, subfolders, write_text
+from agent.errors import Gone, Refused, TooMany
+from agent.kernel.cgroupfs import CPUS, V1, is_crowded, read_cpus, subfolders, write_text
 from agent.kernel.open_files import OpenFiles
 from agent.kernel.tasks import tasks_below
 from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
@@ -98,9 +98,12 @@ class KernelCpusets:
             self._move(cgroup, cpus)
 
     def _move(self, cgroup: str, cpus: CPUSet) -> None:
-        """Move a cgroup with its children; the file of one without children stays open for the next move."""
+        """Move a cgroup with its children; the file of one without children stays open for the next move.
+
+        On v2 a child has no CPU that its parent lacks: where there are too many of them, they are left as they are.
+        """
         folder = self._folder(cgroup)
-        if not subfolders(folder):
+        if not subfolders(folder, 1) or (self.version != V1 and is_crowded(folder)):
             self._files.write(self.file(cgroup), _text(cpus))
             return
         try:
@@ -110,10 +113,15 @@ class KernelCpusets:
 
     def _move_keeping_pins(self, cgroup: str, cpus: CPUSet) -> None:
         folder = self._folder(cgroup)
-        pins = save_pins(tasks_below(folder, self._hierarchy.tasks), self.read(cgroup))
+        try:
+            pins = save_pins(tasks_below(folder, self._hierarchy.tasks), self.read(cgroup))
+        except TooMany:  # then its threads lose the masks that they chose
+            self._move(cgroup, cpus)
+            return
         self._move(cgroup, cpus)
         if pins:
-            restore_pins(pins, tasks_below(folder, self._hierarchy.tasks), cpus)
+            with suppress(TooMany):
+                restore_pins(pins, tasks_below(folder, self._hierarchy.tasks), cpus)
 
     def widen(self, cgroup: str, cpus: CPUSet) -> None:
         """Add CPUs to a v1 cgroup and its ancestors, top-down, and leave its children unchanged.

@@ -53,6 +53,7 @@ class Moved(NamedTuple):
 
     masks: Mapping[int, CPUSet]  # affinities read back from the threads that were set, without exited ones
     is_settled: bool  # False: a bound was reached, so some thread may be elsewhere
+    reason: str = ""  # which one, where threads do not outrun the move
 
 
 class Threads(Protocol):

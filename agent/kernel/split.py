@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import AgentError, Gone, Unsettled
+from agent.errors import AgentError, Gone, TooMany, Unsettled
 from agent.kernel.affinity import EVERYWHERE, KERNEL
-from agent.kernel.mover import Bound, ListedThreads, Listing, move_threads
+from agent.kernel.mover import Bound, ListedThreads, Listing, Moved, move_threads
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.task_parts import Parts, Tally, follow, is_away
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from agent.interfaces import Cpusets
     from agent.kernel.affinity import Affinities
-    from agent.kernel.mover import Moved
     from pinning.machine.cpuset import CPUSet
 
 BOUND: Final = Bound(rounds=100, listed=65_536)  # of one container's move
@@ -102,9 +101,12 @@ class KernelSplit:
         """Move the tasks to their parts; tasks that they start inherit the masks."""
         usable = self._cpusets.read(cgroup)
         threads = _TurnThreads(lambda: self._tasks(cgroup), turn)
-        return move_threads(
-            threads, lambda task, mask: self._wanted(task, mask, turn, usable), self._affinities, BOUND
-        )
+        try:
+            return move_threads(
+                threads, lambda task, mask: self._wanted(task, mask, turn, usable), self._affinities, BOUND
+            )
+        except TooMany as error:  # the cpuset is written all the same, and confines them
+            return Moved({}, is_settled=False, reason=str(error))
 
     def _wanted(self, task: int, mask: CPUSet, turn: _Turn, usable: CPUSet) -> CPUSet | None:
         """Return the CPUs to set for one task; None if its mask is right already."""
@@ -118,7 +120,8 @@ class KernelSplit:
 
 def _check(moved: Moved) -> None:
     if not moved.is_settled:
-        raise Unsettled(f"its tasks start others faster than they are moved: {len(moved.masks)} were moved")
+        outrun = f"its tasks start others faster than they are moved: {len(moved.masks)} were moved"
+        raise Unsettled(moved.reason or outrun)
 
 
 class _Turn:

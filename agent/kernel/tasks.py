@@ -6,14 +6,14 @@ import os
 import time
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.errors import Gone, Unsettled
+from agent.errors import Gone, TooMany, Unsettled
 from agent.interfaces import StartState, StrayTasks
 from agent.kernel.affinity import EVERYWHERE, read_affinity
-from agent.kernel.cgroupfs import PROCS, ids_below, read_text, subfolders
+from agent.kernel.cgroupfs import MOST_CGROUPS, PROCS, ids_in, read_text, walk
 from agent.kernel.mover import ListedThreads, move_threads
 from agent.kernel.procfs import is_alive, started
 from pinning.machine.cpuset import EMPTY
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # per second
+CROWDED = f"not all of its tasks are looked at: it has made more than {MOST_CGROUPS} cgroups"
 # Names of runc's processes in a container's cgroup before they execute the container's command: runc re-executes itself
 # from /proc/self/exe or a numbered descriptor, and names its stages. "": the process has exited.
 _RUNC = ("", "runc", "exe", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]")
@@ -61,21 +62,21 @@ class KernelTasks:
         """
         folder = self._hierarchy.folder(cgroup)
         own = map(int, read_text(folder / PROCS).split())
-        return start_state_of(chain(own, *(ids_below(child, PROCS) for child in subfolders(folder))))
+        return start_state_of(chain(own, ids_in(islice(walk(folder), 1, MOST_CGROUPS), PROCS)))
 
 
 def tasks_below(folder: Path, tasks_file: str) -> list[int]:
     """Return the ids of all tasks of a cgroup and of all cgroups below it; raise Gone if it does not exist.
 
-    A container that may write its cgroup nests as many as it likes, so this does not recurse.
+    Raise TooMany if there are more than MOST_CGROUPS.
     """
     tasks = [int(task) for task in read_text(f"{folder}/{tasks_file}").split()]
-    waiting = subfolders(folder)[::-1]
-    while waiting:
-        child = waiting.pop()
+    found = list(walk(folder))
+    if len(found) > MOST_CGROUPS:
+        raise TooMany(CROWDED)
+    for child in found[1:]:
         with suppress(Gone):
             tasks += map(int, read_text(f"{child}/{tasks_file}").split())
-            waiting += subfolders(child)[::-1]
     return tasks
 
 

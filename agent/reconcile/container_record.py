@@ -202,7 +202,14 @@ class ContainerRecord:
         if self.proof is None:
             return False
         before, self._compared_at = self.proof, self._placement
-        self.proof = replace(before, outside=outside, narrowed=narrowed, tally=tally)
+        self.proof = replace(before, outside=outside, narrowed=narrowed, tally=tally, unread="")
+        return self.proof != before
+
+    def not_compared(self, reason: str) -> bool:
+        """Record why not all of its tasks are looked at; return whether that is new."""
+        before = self.proof
+        self.compared(0, 0)
+        self.proof = self.proof and replace(self.proof, unread=reason)
         return self.proof != before
 
     def was_right(self, cpus: CPUSet, seconds: float | None) -> None:

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.errors import AgentError
+from agent.errors import AgentError, TooMany
 from pinning.planning.observed import Owner
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def _prove(record: ContainerRecord, cgroups: Cgroups, vm_tasks: frozenset[int]) 
         if record.is_new and record.seen.pid and not is_first_placed and record.proof.cpus <= record.wanted:
             _widen(record, record.cgroup, tasks)
         stray = tasks.stray_tasks(record.cgroup, record.wanted)
+    except TooMany as error:
+        return record.not_compared(str(error))
     except AgentError:  # the container exits, or the next sweep reads it again
         return False
     return record.compared(len(stray.outside), len(set(stray.narrowed) - vm_tasks))
@@ -78,6 +80,8 @@ def prove_parts(record: ContainerRecord, cgroups: Cgroups) -> bool:
     try:
         tally = cgroups.split.look(record.cgroup, record.parts)
         stray = cgroups.tasks.stray_tasks(record.cgroup, record.wanted)
+    except TooMany as error:
+        return record.not_compared(str(error))
     except AgentError:
         return False
     return record.compared(len(stray.outside), 0, tally)

@@ -187,6 +187,8 @@ def _disturbances(container: Container) -> Iterator[str]:
     """Yield the noise that is kept off a container's CPUs, and the noise that is not."""
     if container.quiet:
         yield f"{'other ' * bool(container.kept)}interrupts kept off"
+    if container.not_proven:
+        yield f"not proven: {container.not_proven}"
     if container.not_quiet:
         yield f"not kept quiet: {container.not_quiet}"
     if container.kept:

@@ -80,7 +80,7 @@ class Cluster:
             f"{pod.key}/{name}"
             for pod in self.pods.values()
             for name, container in (pod.status.containers if pod.status else {}).items()
-            if container.pinned
+            if container.pinned and not container.not_proven
         }
         return {
             node.name: sum(

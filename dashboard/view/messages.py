@@ -52,7 +52,7 @@ def health_of(container: Container | None) -> str:
         return PENDING
     if container.drift or container.intruders or container.uncounted:
         return TROUBLE
-    return OK if container.pinned else PENDING
+    return OK if container.pinned and not container.not_proven else PENDING
 
 
 def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
@@ -107,6 +107,8 @@ def proof(container: Container | None, owner: Owner | None = None) -> str:
     troubles = [f"{name} may run on its CPUs" for name in container.intruders]
     if container.drift:
         troubles.insert(0, "tasks of it may run outside of its CPUs")
+    if container.not_proven:
+        troubles.append(f"not proven, {container.not_proven}")
     if container.applied is None or not (container.pinned or troubles):
         troubles.append("not proven yet, not seen on its CPUs")
     if troubles:

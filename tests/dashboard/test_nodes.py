@@ -68,6 +68,14 @@ def test_node_says_how_many_claims_the_scheduler_does_not_count() -> None:
     assert row.notes == ("1 container whose cores the scheduler does not count", "1 pod waiting for CPUs")
 
 
+def test_container_whose_tasks_are_not_all_looked_at_is_not_proven() -> None:
+    """The kernel confirmed its CPUs, and it is counted among those that are not proven all the same."""
+    said = container("1") | {"notProven": "too many cgroups"}
+    home = node("n", MACHINE, pools(MACHINE, {"default/web/main": owner("1")}))
+    (row,) = overview(cluster(home, pod("web", {"main": said})), Filter()).rows
+    assert (row.health, row.notes) == ("pending", ("1 container not proven yet",))
+
+
 def test_sums_are_those_of_the_rows(known: Cluster) -> None:
     """A filter changes the rows and not the sums."""
     everything, some = overview(known, Filter()), overview(known, Filter(node="n1"))

@@ -84,6 +84,7 @@ def test_pod_says_why(said: Document, words: str) -> None:
             "tasks of it may run outside of its CPUs; a/b/c may run on its CPUs",
             "trouble",
         ),
+        ({"notProven": "too many cgroups"}, "not proven, too many cgroups", "pending"),
     ],
 )
 def test_pod_says_how_far_it_is_proven(change: Document, proof: str, health: str) -> None:

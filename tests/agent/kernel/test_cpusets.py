@@ -12,7 +12,7 @@ import pytest
 
 from agent.errors import Gone, Refused
 from agent.interfaces import StrayTasks
-from agent.kernel.cgroupfs import Hierarchy, find_hierarchy, read_cpus, translated
+from agent.kernel.cgroupfs import MOST_CGROUPS, Hierarchy, find_hierarchy, read_cpus, translated
 from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.environments.node.cgroup_trees import (
@@ -216,6 +216,21 @@ def test_cgroups_nested_deeper_than_the_stack_are_refused(
         folder = make_cgroup(folder / "d", version)
     with small_stack(100), pytest.raises(Refused, match="nested too deeply"):
         cgroups.cpusets.write(ONE, CPUSet.parse("1,5"))
+
+
+@pytest.mark.parametrize("release", [NEW_KERNEL, "6.1.0"])
+def test_container_of_many_cgroups_is_moved_all_the_same(
+    tmp_path: Path, cpuset: Path, version: int, release: str
+) -> None:
+    """On v2 by its own cgroup, which confines those below; on v1 each of them would keep it from leaving its CPUs."""
+    for number in range(MOST_CGROUPS):
+        make_cgroup(cpuset / ONE[1:] / str(number), version)
+    found = opened(tmp_path, release)
+    found.cpusets.write(ONE, CPUSet.parse("4-6"))
+    found.watch.close()
+    assert written(cpuset / ONE[1:]) == CPUSet.parse("4-6")
+    below = {str(written(cpuset / ONE[1:] / str(number))) for number in range(MOST_CGROUPS)}
+    assert below == {"4-6" if version == 1 else "0-7"}
 
 
 def test_every_task_of_the_subtree_is_compared(

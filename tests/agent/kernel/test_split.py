@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.errors import Gone, Refused, Unsettled
+from agent.errors import Gone, Refused, TooMany, Unsettled
 from agent.kernel.affinity import Affinities
 from agent.kernel.split import BOUND, KernelSplit
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -278,6 +278,23 @@ def test_incomplete_move_is_reported_and_the_cpuset_written(forgets: bool) -> No
     )
     kernel.split.move(CGROUP, NO_PARTS, after)
     assert set(kernel.masks()) == {"2-3"}
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_container_of_many_cgroups_leaves_its_cpus(*, forgets: bool) -> None:
+    """Its tasks are not moved one by one; its cpuset is written all the same, and the reason is said."""
+    kernel = Kernel(EVERY, forgets=forgets)
+    kernel.start("", "0-1")
+
+    def crowded(cgroup: str) -> list[int]:
+        raise TooMany("more than 1024 cgroups")
+
+    kernel.split = KernelSplit(
+        crowded, kernel, Affinities(kernel.mask, kernel.put, lambda _: True), forgets_pins=forgets
+    )
+    with pytest.raises(Unsettled, match="more than 1024 cgroups"):
+        kernel.split.move(CGROUP, NO_PARTS, parts_of(CPUSet.parse("2-4"), CPUSet.parse("2-3")))
+    assert str(kernel.cpus) == "2-4"
 
 
 def test_tasks_of_removed_cgroups_are_forgotten() -> None:

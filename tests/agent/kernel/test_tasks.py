@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import Gone
-from agent.kernel.cgroupfs import V2, Hierarchy
+import agent.kernel.cgroupfs
+import agent.kernel.tasks
+from agent.errors import Gone, TooMany
+from agent.kernel.cgroupfs import MOST_CGROUPS, V2, Hierarchy, read_text
 from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.tasks import KernelTasks, start_state_of
 from tests.environments.node.cgroup_trees import small_stack
@@ -95,6 +97,49 @@ def test_cgroups_may_be_nested_deeper_than_the_stack(tmp_path: Path) -> None:
         (deepest / "cgroup.threads").write_text("7\n")
         assert tasks.below("/one") == [7]
         assert tasks.start_state("/one").has_begun
+
+
+def crowd(folder: Path, first: int, children: int, nested: int = 0) -> KernelTasks:
+    """Make a container's cgroup with so many children, each with so many of its own."""
+    cgroup_of(folder, first)
+    folders = [folder, *(folder / str(at) for at in range(children))]
+    folders += [it / str(at) for it in folders[1:] for at in range(nested)]
+    for found in folders:
+        found.mkdir(exist_ok=True)
+        (found / "cgroup.threads").write_text(f"{first}\n")
+        (found / "cgroup.procs").write_text(f"{first}\n")
+    hierarchy = Hierarchy(V2, folder.parent, folder.parent)
+    return KernelTasks(hierarchy, KernelCpusets(hierarchy))
+
+
+@pytest.mark.parametrize("nested", [0, MOST_CGROUPS // 2 + 1], ids=["flat", "nested"])
+def test_look_at_a_container_of_many_cgroups_is_bounded(
+    tmp_path: Path, nested: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may make as many as it likes where it may write its cgroup: of 50,000 a look took 1.0 to 1.4 s of CPU time."""
+    tasks = crowd(tmp_path / "one", os.getpid(), 2 if nested else 2 * MOST_CGROUPS, nested)
+    reads: list[object] = []
+
+    def read(path: Path | str) -> str:
+        reads.append(path)
+        return read_text(path)
+
+    for module in (agent.kernel.tasks, agent.kernel.cgroupfs):
+        monkeypatch.setattr(module, "read_text", read)
+    with pytest.raises(TooMany, match="more than 1024 cgroups"):
+        tasks.below("/one")
+    assert len(reads) == 1
+    assert tasks.start_state("/one").has_begun
+    assert len(reads) < 2 * MOST_CGROUPS
+
+
+def test_as_many_cgroups_as_are_looked_at_are_no_crowd(tmp_path: Path) -> None:
+    """The container's own is one of them."""
+    tasks = crowd(tmp_path / "one", os.getpid(), MOST_CGROUPS - 1)
+    assert len(tasks.below("/one")) == MOST_CGROUPS
+    (tmp_path / "one/more").mkdir()
+    with pytest.raises(TooMany):
+        tasks.below("/one")
 
 
 def test_container_without_processes_has_not_begun() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.errors import Refused, Unavailable
+from agent.errors import Refused, TooMany, Unavailable
 from agent.interfaces import StrayTasks
+from agent.metrics import _states as states
 from agent.node_state import Path
+from agent.published_parts import container as published
 from agent.reconcile.reconciler import Settings
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig
@@ -25,6 +27,29 @@ def test_stray_tasks_are_in_the_state(node: FakeNode) -> None:
     assert container(state, "a").proof.narrowed == 2
     assert container(state, "b").proof.outside == 1
     assert node.runner.run(node.agent.reconciler.sweep(lambda: False)) == (True, False)
+
+
+def test_container_of_many_cgroups_is_not_proven(node: FakeNode) -> None:
+    """Its state has the reason until it has fewer, also of one whose tasks were counted before."""
+    owner, _ = pinned_pair(node)
+    sweep(node)
+    assert "proven" in states(container(node.run(), "a"))
+    compare = node.cgroups.stray_tasks
+
+    def crowded(cgroup: str, cpus: CPUSet) -> StrayTasks:
+        if cgroup == node.cgroup(owner):
+            raise TooMany("more than 1024 cgroups")
+        return compare(cgroup, cpus)
+
+    node.cgroups.stray_tasks = crowded  # type: ignore[method-assign]
+    for is_news in (True, False):
+        assert node.runner.run(node.agent.reconciler.sweep(lambda: False)) == (True, is_news)
+    found = container(node.run(), "a")
+    assert (found.proof.unread, list(states(found))) == ("more than 1024 cgroups", [])
+    assert published(found, None, cpus="", applied=None, refusal=None).not_proven == found.proof.unread
+    node.cgroups.stray_tasks = compare  # type: ignore[method-assign]
+    sweep(node)
+    assert "proven" in states(container(node.run(), "a"))
 
 
 def sweep(node: FakeNode) -> None:

@@ -260,6 +260,7 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
     ("told", "shown"),
     [
         pytest.param({"quiet": True}, "as the kernel says, interrupts kept off", id="quiet"),
+        pytest.param({"notProven": "too many cgroups"}, "not proven: too many cgroups", id="not proven"),
         pytest.param({"notQuiet": "no component"}, "not kept quiet: no component", id="not"),
         pytest.param(
             {"quiet": True, "kept": ["25 (eth1)"]},
