@@ -10,6 +10,7 @@ import logging
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.clock import Clock
@@ -80,6 +81,8 @@ class Agent:
         )
         if parts.saved:
             self.reconciler.resume(parts.saved)
+        if parts.noise:
+            parts.noise.sleep = partial(self.trigger.agenda.pause, "noise")
         followed = parts.execs.follow if parts.execs else lambda _: None
         levels = lambda: parts.noise.levels if parts.noise else {}  # noqa: E731
         self._levels = LevelPublisher(self.publisher, levels, parts.quieting, followed)

@@ -59,6 +59,15 @@ class Agenda:
         self._early[key] = EARLY_SECONDS
         self.add_short(key, look, seconds)
 
+    async def pause(self, key: str, seconds: float) -> None:
+        """Wait for some seconds, or up to EARLY_SECONDS less beside a look, instead of setting a timer for this alone."""
+        over = asyncio.get_running_loop().create_future()
+        self.add_poll(key, lambda: over.set_result(None), seconds)
+        try:
+            await over
+        finally:
+            self.cancel(key)
+
     def within(self, key: str, seconds: float) -> None:
         """Make a look due within some seconds; later requests never delay it."""
         due = self._monotonic() + seconds

@@ -69,6 +69,25 @@ def test_poll_joins_a_look_that_is_due(looks: Looks) -> None:
     assert looks.at(2.0 - EARLY_SECONDS) == ["short", "poll"]
 
 
+def test_pause_ends_beside_a_look(looks: Looks) -> None:
+    """A pause ends when a look runs shortly before its end, without a timer of its own; a cancelled one asks for nothing."""
+
+    async def scenario() -> None:
+        looks.agenda.add_short("short", partial(_noted, looks, "short", 9.0), 10.0 - EARLY_SECONDS / 2)
+        pauses = [asyncio.create_task(looks.agenda.pause(key, 10.0)) for key in ("noise", "cancelled")]
+        await asyncio.sleep(0)
+        pauses[1].cancel()
+        await asyncio.wait(pauses[1:])
+        looks.now = 10.0 - EARLY_SECONDS / 2
+        due = looks.agenda.take_due()
+        assert due == ["short", "noise"]
+        for key in due:
+            await looks.agenda.look(key)
+        await pauses[0]
+
+    asyncio.run(scenario())
+
+
 def test_polls_of_different_periods_share_wakes() -> None:
     """A poll each second and two each two seconds wake an idle process once a second, however late its timer is."""
     looks, wakes = Looks(), 0
