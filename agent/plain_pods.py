@@ -67,10 +67,14 @@ def soonest(waits: Iterable[float | None]) -> float | None:
     return min((wait for wait in waits if wait is not None), default=None)
 
 
-def seconds_for_pod(change: PodChange, seen: Callable[[Pod], SeenPod] = SeenPod.of) -> float | None:
+def seconds_for_pod(
+    change: PodChange, seen: Callable[[Pod], SeenPod] = SeenPod.of, *, asks_first: bool = False
+) -> float | None:
     """Return the seconds within which a pass must follow a change of the API; None: no pass is needed.
 
-    `seen` returns the parsed pod, which may come from a cache.
+    `seen` returns the parsed pod, which may come from a cache. `asks_first`: the runtime asks for the CPUs of each
+    container that it creates. Those of a new plain pod are the same before and after a pass, and another pass follows
+    their start.
     """
     versions = change.before, change.after
     before, after = (_read(pod, seen) if pod else None for pod in versions)
@@ -82,7 +86,9 @@ def seconds_for_pod(change: PodChange, seen: Callable[[Pod], SeenPod] = SeenPod.
         is_plain(pod, read[0]) for pod, read in zip(versions, (before, after), strict=True) if pod and read
     ):
         return NOW
-    return SETTLE_SECONDS if after is None or after[0].is_final else GATHER_SECONDS
+    if after is None or after[0].is_final or (before is None and asks_first):
+        return SETTLE_SECONDS
+    return GATHER_SECONDS
 
 
 def is_plain(pod: Pod, seen: SeenPod) -> bool:

@@ -186,7 +186,8 @@ class BetweenPasses:
         if change.uid in self._read_at:
             return GATHER_SECONDS
         self._read_at[change.uid] = now
-        wait = seconds_for_pod(change, self._observer.seen_pod)
+        asks_first = self._interfaces.container_watch.start_way.path is Path.NRI
+        wait = seconds_for_pod(change, self._observer.seen_pod, asks_first=asks_first)
         return GATHER_SECONDS if wait is None and is_holder else wait
 
     def _containers_changed(self) -> None:

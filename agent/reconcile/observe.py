@@ -139,9 +139,12 @@ class Observer:
         return any(it.owner.pod_uid == pod_uid and it.seen.state is not State.EXITED for it in records)
 
     def runs_no_machine(self, pod_uid: str) -> bool:
-        """Say whether the last observation had this pod, and no virtual machine runs in it."""
+        """Say whether no virtual machine runs in this pod, which the last observation had, or which is plain."""
         known = self._pods.get(pod_uid)
-        return known is not None and not (known[1].is_vm or self._may_be_in_vm(known[1]))
+        if known is None:  # a plain pod waits for the start of its containers
+            shown = self._interfaces.pods.pods().get(pod_uid)
+            return shown is not None and is_plain(shown, self.seen_pod(shown))
+        return not (known[1].is_vm or self._may_be_in_vm(known[1]))
 
     def _may_be_in_vm(self, pod: SeenPod) -> bool:
         return bool(pod.runtime_class) and pod.runtime_class not in self.host_classes

@@ -65,6 +65,22 @@ def test_wait_of_a_change(before: Any, after: Any, seconds: float | None) -> Non
     assert seconds_for_pod(PodChange("a", before, after)) == seconds
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "seconds"),
+    [
+        pytest.param(None, PLAIN, SETTLE_SECONDS, id="plain-comes"),
+        pytest.param(PLAIN, pod(Wish("600m")), GATHER_SECONDS, id="plain-resized"),
+        pytest.param(None, OWNER, NOW, id="owner-comes"),
+        pytest.param(None, pod(annotations={CRANE_CPU_MANAGER: "none"}), NOW, id="policy-none"),
+    ],
+)
+def test_wait_of_a_change_where_the_runtime_asks_first(
+    before: Any, after: Any, seconds: float | None
+) -> None:
+    """A new plain pod can wait, because its containers get the same CPUs from the table of the last pass."""
+    assert seconds_for_pod(PodChange("a", before, after), asks_first=True) == seconds
+
+
 def test_pod_with_a_runtime_class_is_not_plain() -> None:
     """Its machine must be confined while it boots, before the runtime lists it."""
     document = pod()

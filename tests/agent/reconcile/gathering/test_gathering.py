@@ -74,7 +74,7 @@ def told(node: FakeNode, key: str, state: State, uid: str) -> None:
 @pytest.mark.parametrize(
     ("act", "waits"),
     [
-        pytest.param(lambda node: node.add("new", PLAIN), [GATHER_SECONDS], id="plain-comes"),
+        pytest.param(lambda node: node.add("new", PLAIN), [SETTLE_SECONDS], id="plain-comes"),
         pytest.param(lambda node: node.documents.pop("plain"), [SETTLE_SECONDS], id="plain-goes"),
         pytest.param(lambda node: node.add("new", TWO), [NOW], id="owner-comes"),
         pytest.param(lambda node: node.documents.pop("owner"), [NOW], id="owner-goes"),
@@ -94,6 +94,22 @@ def test_change_of_the_api(node: FakeNode, act: Callable[[FakeNode], object], wa
     assert requested(node, change) == waits
 
 
+def test_plain_pod_comes_and_starts_with_one_pass(node: FakeNode, watch: FakeWatch) -> None:
+    """Where the runtime asks for CPUs, the pass after the start of its container is the only one; else it is known before."""
+
+    def come(_: Agent) -> None:
+        for uid, watch.holds in (("asked", True), ("not-asked", False)):
+            node.add(uid, PLAIN)
+            node.pods.changed()
+            table = watch.tables[-1]
+            assert table is not None
+            watch.births[uid] = table.shared
+            told(node, uid, State.RUNNING, uid)
+
+    waits = requested(node, come)
+    assert waits == [SETTLE_SECONDS, GATHER_SECONDS, GATHER_SECONDS, GATHER_SECONDS]
+
+
 @pytest.mark.usefixtures("watch")
 def test_pod_that_changes_all_the_time_delays_no_other(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
@@ -101,9 +117,9 @@ def test_pod_that_changes_all_the_time_delays_no_other(
     """Many changes of one pod within 50 ms are coalesced; a new owner among them gets a pass at once."""
     read: list[str] = []
 
-    def reading(change: PodChange, seen: Callable[[Any], SeenPod]) -> float | None:
+    def reading(change: PodChange, seen: Callable[[Any], SeenPod], **options: bool) -> float | None:
         read.append(change.uid)
-        return seconds_for_pod(change, seen)
+        return seconds_for_pod(change, seen, **options)
 
     def flood(_: Agent) -> None:
         read.clear()
