@@ -240,6 +240,10 @@ def _proofs(status: PodStatus) -> Iterator[Entry]:
             whom = f"{name}, but for threads that were moved," if container.shared_cpus else name
             message = f"the kernel keeps {whom} on CPUs {applied.cpus}, {path}"
             yield Entry(applied.time, "proof", message + _window(applied.window_seconds))
+        if container.not_proven:
+            yield Entry(
+                "", "proof", f"it is not proven where all tasks of {name} run: {container.not_proven}"
+            )
         if container.not_quiet:
             yield Entry("", "proof", f"the CPUs of {name} are not kept quiet: {container.not_quiet}")
         if container.not_kept:

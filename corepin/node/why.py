@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,7 @@ from corepin.flags import add_output_flag
 from corepin.node.kube_api import add_context_flag, current_namespace, get
 from corepin.terminal import columns
 from logs.printable import json_text, plain
+from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
     import argparse
@@ -27,6 +29,7 @@ The output is a timeline: the pod's claims, what the webhook added, the node, th
 the proof read back from the kernel. The last lines say what the pod waits for. The command needs the rights to get
 the pod and to list the events of its namespace; the API server deletes events after an hour.
 """
+_NAME: Final = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # what the API server takes as the name of a pod
 _TIME: Final = len("2026-11-20T10:00:00Z")
 _STAGE: Final = len("admission")
 
@@ -63,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
 def _read(args: argparse.Namespace) -> tuple[Any, list[Any]]:
     """Return the pod and its own events, without those of an older pod of that name."""
     namespace, _, name = args.pod.rpartition("/")
+    if not _NAME.fullmatch(name):  # an empty one would name all pods of the namespace
+        raise CommandFailed(f"{truncate(args.pod, NAME)!r} names no pod: write POD or NAMESPACE/POD")
     namespace = args.namespace or namespace or current_namespace(args.context)
     what, folder = f"pod {namespace}/{name}", f"/api/v1/namespaces/{quote(namespace, safe='')}"
     pod = get(f"{folder}/pods/{quote(name, safe='')}", what, args.context)

@@ -105,7 +105,7 @@ def _look(status: Path) -> tuple[str, ...] | None:
 def _write(log: Path, words: str) -> None:
     """Write the termination message; if that fails the kubelet shows the last output."""
     with suppress(OSError):
-        log.write_bytes(words.encode()[:MESSAGE_LIMIT])
+        log.write_bytes(harmless(words).encode()[:MESSAGE_LIMIT])
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

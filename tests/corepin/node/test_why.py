@@ -141,12 +141,14 @@ def test_cpus_that_are_not_quiet_are_among_the_proofs() -> None:
     status["containers"]["main"] |= {
         "notQuiet": "no irqbalance",
         "notKept": "no interrupt has a name like eth1",
+        "notProven": "too many cgroups",
     }
     pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
     entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
 
     assert ("proof", "the CPUs of main are not kept quiet: no irqbalance") in entries
     assert ("proof", "the irq-policy of main: no interrupt has a name like eth1") in entries
+    assert ("proof", "it is not proven where all tasks of main run: too many cgroups") in entries
     assert any("noise quiet, interrupts devices eth1" in message for _, message in entries)
 
 
@@ -406,6 +408,19 @@ def test_failures_are_one_line(
     first, second = capsys.readouterr().err.splitlines()
     assert first == "corepin why: pod default/none: the API server answered 404 (Not Found)"
     assert "by another version of corepin" in second
+
+
+@pytest.mark.parametrize("name", ["", "ns/", "/", ".", "ns/..", "a?b"])
+def test_name_of_no_pod_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """As an unset variable of a shell: with an empty name the API server would list all pods."""
+    pods = {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
+    paths = [f"/api/v1/namespaces/{namespace}/pods/" for namespace in ("default", "ns")]
+    with api_objects(tmp_path, dict.fromkeys(paths, pods)) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert main(["why", name]) == 2
+    assert capsys.readouterr().err == f"corepin why: {name!r} names no pod: write POD or NAMESPACE/POD\n"
 
 
 def test_refused_pod_shows_what_to_do(

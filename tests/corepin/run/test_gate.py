@@ -111,6 +111,14 @@ def test_refusal_ends_it(tmp_path: Path, restart_policy: str) -> None:
     assert (tmp_path / "log").read_text() == "main: wanted 4 wholly free cores"
 
 
+def test_termination_message_is_printable(tmp_path: Path) -> None:
+    """`kubectl describe` prints it; a lone surrogate, which JSON can hold, has no bytes at all."""
+    swap(tmp_path, status(main=refusal("no \ud800 room \x1b[2J")))
+    with waiting(tmp_path, "Always") as process:
+        assert process.wait(SECONDS) == 1
+    assert (tmp_path / "log").read_text() == r"main: no \ud800 room \x1b[2J"
+
+
 def test_refusal_of_what_runs_once_is_waited_for(tmp_path: Path) -> None:
     """In a pod that is not restarted the gate prints a refusal once and waits for CPUs."""
     swap(tmp_path, status(main=refusal("no room")))
