@@ -110,9 +110,10 @@ class Metrics:
         self.passes = self._counter("rounds", "Passes of the reconcile loop.")
         self.errors = self._counter("round_errors", "Passes that failed and were tried again.")
         self.writes = self._counter("cpuset_writes", "Cpusets written, by result.", "result")
-        self.rewrites = self._counter("foreign_rewrites", "Cpusets that somebody else rewrote.")
+        self.rewrites = self._counter("foreign_rewrites", "Cpusets that another program rewrote.")
         self.label_overwrites = self._counter(
-            "label_overwrites", "Times that somebody else overwrote labels of the node that the agent keeps."
+            "label_overwrites",
+            "Times that another program overwrote labels of the node that the agent keeps.",
         )
         self.rebuilds = self._counter("rebuilds", "Ledgers rebuilt because no checkpoint could be used.")
         self.boot_exposed_seconds = self._counter(

@@ -91,7 +91,7 @@ def _of_drivers(cluster: ClusterFacts, *, has_room: bool | None) -> Iterator[Che
         yield finding("claims", message, "uninstall one of the two drivers on this node")
     elif DRA_DRIVER in cluster.drivers:
         count = cluster.drivers[DRA_DRIVER]
-        yield ok("claims", f"the scheduler sees {count} CPUs of this node, those that claims hold included")
+        yield ok("claims", f"the scheduler sees {count} CPUs of this node, including those that claims hold")
     elif has_room is False:
         message = (
             "no CPUs of this node are published, because containers without claims leave no core to them"

@@ -222,7 +222,7 @@ def translated(error: OSError, file: Path | str, text: str = "") -> Gone | Refus
     if name == CPUS and _lacks_controller(folder):
         remedy = "the kubelet or the runtime must enable it (+cpuset in cgroup.subtree_control above)"
         return Refused(f"{file} is missing because the cpuset controller is off for this cgroup: {remedy}")
-    return Gone(f"{folder} is not there any more")
+    return Gone(f"{folder} does not exist any more")
 
 
 def _refusal(error: OSError, tried: str) -> str:

@@ -42,7 +42,7 @@ class KernelCpusets:
         file = self._usual_file(cgroup)
         # Asked first, because the cgroup of a kubelet that does not run is looked for every second.
         if not (self._files.has(file) or self._hierarchy.has(cgroup)):
-            raise Gone(f"{self._folder(cgroup)} is not there any more")
+            raise Gone(f"{self._folder(cgroup)} does not exist any more")
         try:
             return self._files.read_cpus(file)
         except Gone:
@@ -60,7 +60,7 @@ class KernelCpusets:
             # Asked again, because a cgroup may be removed between the question and the reads.
             if self.version != V1 and folder != self._hierarchy.cpuset and folder.is_dir():
                 return self._effective(folder.parent)
-        raise Gone(f"{folder} is not there any more")
+        raise Gone(f"{folder} does not exist any more")
 
     def mems(self, cgroup: str) -> CPUSet:
         """Return the NUMA nodes that the cgroup allocates memory from (effective); raise Gone, Refused."""

@@ -75,7 +75,7 @@ class AffinityCgroups:
         if cgroup == "/":
             return self._usable
         if cgroup not in self._given:
-            raise Gone(f"{cgroup} is not there any more")
+            raise Gone(f"{cgroup} does not exist any more")
         return self._given[cgroup]
 
     def mems(self, cgroup: str) -> CPUSet:

@@ -105,7 +105,7 @@ class LocalRuntime:
                     self._cgroups.bind_memory(container.cgroup, mems)
                 pod.start(container)
                 return
-        raise Gone(f"container {container_id} is not there any more")
+        raise Gone(f"container {container_id} does not exist any more")
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever a process exits or a container is due to start, until cancelled."""
@@ -192,7 +192,7 @@ def open_local(pods: PodsDir, cgroup_root: Path, state_dir: Path) -> tuple[Local
 
 
 def _open_affinity(pods: PodsDir, root: str, logs: Path | None, why: str) -> tuple[LocalRuntime, Cgroups]:
-    logger.warning("affinity only: nobody is kept off", extra={"facts": {"reason": why}})
+    logger.warning("affinity only, CPUs are not isolated", extra={"facts": {"reason": why}})
     affinity = AffinityCgroups(root)
     cgroups = Cgroups(affinity, affinity, NoCpusetWatch(), NoQuotas(), KernelSplit(affinity.tasks, affinity))
     return LocalRuntime(pods, affinity, affinity, root=root, logs=logs), cgroups

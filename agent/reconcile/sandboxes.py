@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 LOST_SECONDS: Final = 30.0  # for which actions wait for lost machines: these may run on any CPU
 WINDOW_SECONDS: Final = 600.0  # node-wide, whichever machines are lost, and however often one returns
 SLOT_SECONDS: Final = 10.0  # of that time that expire together
-NOT_FOUND: Final = (
-    "its threads are not found, so that nobody can say where it runs: look at the log of the agent"
-)
+NOT_FOUND: Final = "its threads are not found, so that its CPUs are unknown: look at the log of the agent"
 NOT_TAKEN: Final = "the runtime did not take the CPUs of every container"
 
 

@@ -45,7 +45,7 @@ AFFINITY_ALONE: Final = (
     " would choose how many vCPUs it has"
 )
 STILL_TOLD: Final = (
-    "Kata took cpusets for its containers, and goes on being told them, though none has a CPU limit: by these it may"
+    "Kata accepted cpusets for its containers, and still gets them, though none has a CPU limit: by these it may"
     " choose how many vCPUs the machine has"
 )
 UNSETTLED: Final = "it starts threads faster than they are moved: some may run elsewhere until a later look"

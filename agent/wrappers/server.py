@@ -88,7 +88,7 @@ class Listener:
         try:
             found = os.fstat(file)
             if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
-                raise PermissionError(f"somebody else writes to {self._place.parent}")
+                raise PermissionError(f"another program writes to {self._place.parent}")
             os.chmod(f"/proc/self/fd/{file}", MODE)  # noqa: PTH101 the file itself, whatever its name stands for now
             return found.st_ino
         finally:

@@ -255,14 +255,14 @@ class WrapperService:
     async def _isolated(self, peer: Peer, request: Request) -> str:
         want = read_want(request.values)
         if self._newest().state.observes:
-            raise Denied("corepin only observes this node, and gives nobody CPUs: ask on another node")
+            raise Denied("corepin only observes this node, and assigns no CPUs: ask on another node")
         path = self._edges.cgroup_of(peer.process.pid, self._edges.hierarchy.version)
         if peer.has_ended():  # its pid may be reused
-            raise Gone("nobody waits for an answer")
+            raise Gone("the process that asked has exited")
         await self._passes.until_shared(path, lambda: self._is_listed(path), UNKNOWN_SECONDS)
         found = self._found(peer.process.pid, path)
         if found is None:
-            raise Denied("your process is in no container of a pod of this node, as far as its cgroup tells")
+            raise Denied("your process is in no container of a pod of this node, by its cgroup")
         return await self._isolator.isolate(peer, self._newest().containers[found], want)
 
     def _found(self, pid: int, path: str) -> str | None:

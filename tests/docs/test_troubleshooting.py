@@ -129,8 +129,11 @@ NOT_SHOWN = {
     *("claims need a kubelet of Kubernetes 1.36 or later", "it was missing, or not as it was written"),
     *("how a process ended is not known", "the runtime does not say"),
     # of connections that are closed, and of a socket that the agent cannot make
-    *("nobody waits for an answer", "the node's connections are taken, and this container has its share"),
-    *("; name another --cmk-install-dir", "no socket in ", "somebody else writes to "),
+    *(
+        "the process that asked has exited",
+        "the node's connections are taken, and this container has its share",
+    ),
+    *("; name another --cmk-install-dir", "no socket in ", "another program writes to "),
     # what irqbalance is sent, and a text of which the page has the words before the hole
     *("settings ban irqs ", "settings ban irqs NONE", "the bound of CPU {}"),
 }

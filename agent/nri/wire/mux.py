@@ -33,7 +33,7 @@ class FrameReader(Buffer):
             return None
         connection, length = header
         if connection not in (PLUGIN, RUNTIME):
-            raise ProtocolError(f"a frame of the connection {connection}, which nobody opened")
+            raise ProtocolError(f"a frame of the connection {connection}, which is not open")
         if length > PAYLOAD_LIMIT:
             raise ProtocolError(f"a frame of {length} bytes, more than {PAYLOAD_LIMIT}")
         payload = self._cut(_HEADER.size, length)

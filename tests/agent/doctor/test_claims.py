@@ -30,7 +30,7 @@ def said(
 
 def test_good_node_has_one_line() -> None:
     """It says what the scheduler sees."""
-    message = "the scheduler sees 14 CPUs of this node, those that claims hold included"
+    message = "the scheduler sees 14 CPUs of this node, including those that claims hold"
     assert said(HERE) == [(Verdict.OK, message)]
 
 

@@ -157,8 +157,8 @@ def test_empty_set_is_never_written(cgroups: OpenCgroups, cpuset: Path) -> None:
         pytest.param(errno.EBUSY, Refused, "a cgroup below it", id="child-holds-it"),
         pytest.param(errno.ERANGE, Refused, "no CPU of that number", id="beyond-the-kernel"),
         pytest.param(errno.EIO, Refused, "Input/output error", id="anything-else"),
-        pytest.param(errno.ENOENT, Gone, "not there any more", id="gone"),
-        pytest.param(errno.ENODEV, Gone, "not there any more", id="gone-while-open"),
+        pytest.param(errno.ENOENT, Gone, "does not exist any more", id="gone"),
+        pytest.param(errno.ENODEV, Gone, "does not exist any more", id="gone-while-open"),
     ],
 )
 def test_kernel_errors_have_a_remedy(tmp_path: Path, error: int, kind: type[Exception], words: str) -> None:

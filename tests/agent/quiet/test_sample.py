@@ -51,7 +51,7 @@ class Node:
     def listed(self, cgroup: str) -> Sequence[int]:
         """Return the tasks of a cgroup."""
         if cgroup not in self.tasks:
-            raise Gone(f"{cgroup} is not there any more")
+            raise Gone(f"{cgroup} does not exist any more")
         return self.tasks[cgroup]
 
     def sample(self, *containers: Measured, before: Sample | None = None) -> Sample:
@@ -138,7 +138,7 @@ def test_counts_of_cpus_are_known_without_a_cgroup(node: Node) -> None:
     assert [(it.interrupts, it.wait_seconds, it.other_slices) for it in noise.values()] == [
         (0, None, None)
     ] * 2
-    assert "is not there any more" in noise[WEB.owner].unknown[0]
+    assert "does not exist any more" in noise[WEB.owner].unknown[0]
     assert "runs in a virtual machine" in noise[kata.owner].unknown[0]
 
 

@@ -235,10 +235,7 @@ def test_a_process_of_no_container_gets_no_cpus(tmp_path: Path) -> None:
         scene = Scene(tmp_path, cmk_pod())
         async with scene.agent(), scene.container("unknown") as container:
             asked = await container.ask(isolate("infra"))
-            assert (
-                asked.text
-                == "your process is in no container of a pod of this node, as far as its cgroup tells"
-            )
+            assert asked.text == "your process is in no container of a pod of this node, by its cgroup"
             assert scene.passes > 0
             assert (await container.ask("cmk 1 describe\n\n")).text == "0\n"
 

@@ -162,7 +162,7 @@ def test_close_after_synchronization_names_no_events(served: Served, parts: int)
 @table(
     "sent, reason",
     {
-        "connection": (struct.pack(">II", 7, 4), "a frame of the connection 7, which nobody opened"),
+        "connection": (struct.pack(">II", 7, 4), "a frame of the connection 7, which is not open"),
         "long-frame": (struct.pack(">II", 1, 2**31), "a frame of 2147483648 bytes"),
         "long-message": (
             struct.pack(">IIIIBB", 1, 10, 2**31, 1, 1, 0),

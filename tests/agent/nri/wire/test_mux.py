@@ -51,8 +51,8 @@ def test_longest_frame_is_accepted() -> None:
     [
         pytest.param((1, 4 * 2**20 + 11), "a frame of 4194315 bytes, more than 4194314", id="too-long"),
         pytest.param((1, 2**32 - 1), "a frame of 4294967295 bytes", id="longest"),
-        pytest.param((0, 4), "the connection 0, which nobody opened", id="reserved"),
-        pytest.param((3, 4), "the connection 3, which nobody opened", id="unknown"),
+        pytest.param((0, 4), "the connection 0, which is not open", id="reserved"),
+        pytest.param((3, 4), "the connection 3, which is not open", id="unknown"),
     ],
 )
 def test_bad_header_is_refused_at_once(header: tuple[int, int], reason: str) -> None:
