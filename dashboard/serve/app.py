@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from weakref import ReferenceType, ref
 
 from fastapi import FastAPI
 from starlette.responses import PlainTextResponse, Response
@@ -20,7 +21,7 @@ from dashboard.view.pods import pod_page, pods
 from dashboard.view.recent_events import history
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Hashable
 
     import msgspec
     from fastapi.telemetry import TelemetryConfig
@@ -43,6 +44,7 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 # values of Sec-Fetch-Site; `same-site` is any port of localhost
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 MOST_VIEWERS: Final = 100
+MOST_SHARED: Final = 8  # views of one state that are kept; one of 1,000 nodes has about a megabyte
 MOST_TEXT: Final = 253  # of a filter: the longest valid name
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 HEADERS: Final = (
@@ -99,15 +101,19 @@ def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
     """Return the application; `hosts` are accepted names besides those of this machine."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
     viewers: set[object] = set()
+    shown = ShownViews()
 
-    def answer(request: Request, view: View) -> Response:
+    def answer(request: Request, key: Hashable, view: View) -> Response:
+        def once(cluster: Cluster) -> msgspec.Struct | None:
+            return shown.of(cluster, key, view)
+
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             if request.headers.get("sec-fetch-site", "none") not in OWN_SITES:
                 return PlainTextResponse("another site may not hold streams of this page\n", 403)
             if len(viewers) >= MOST_VIEWERS:
                 return PlainTextResponse("too many viewers: close one\n", 503, {"retry-after": "5"})
-            return Viewing(stream(watching, view), viewers)
-        content = view(watching.cluster)
+            return Viewing(stream(watching, once), viewers)
+        content = once(watching.cluster)
         return Response(encode(content), 404 if content is None else 200, media_type="application/json")
 
     _add_views(app, answer)
@@ -123,27 +129,49 @@ def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
     return Guarded(app, hosts)
 
 
-def _add_views(app: FastAPI, answer: Callable[[Request, View], Response]) -> None:
+class ShownViews:
+    """The last views of the newest state: viewers with the same filter share one, because a large one takes 30 ms."""
+
+    def __init__(self) -> None:
+        self._cluster: ReferenceType[Cluster] | None = None  # an older state must not stay in memory
+        self._views: dict[Hashable, msgspec.Struct | None] = {}
+
+    def of(self, cluster: Cluster, key: Hashable, view: View) -> msgspec.Struct | None:
+        """Return the view of a state, made once."""
+        if self._cluster is None or self._cluster() is not cluster:
+            self._cluster, self._views = ref(cluster), {}
+        if key not in self._views:
+            self._views[key] = view(cluster)
+        content = self._views[key]
+        if len(self._views) > MOST_SHARED:
+            del self._views[next(iter(self._views))]
+        return content
+
+
+def _add_views(app: FastAPI, answer: Callable[[Request, Hashable, View], Response]) -> None:
     def wanted(request: Request) -> Filter:
         asked = request.query_params
         return Filter(*(asked.get(name, "")[:MOST_TEXT] for name in ("namespace", "pod", "policy", "node")))
 
     async def nodes(request: Request) -> Response:
-        return answer(request, lambda cluster: overview(cluster, wanted(request)))
+        chosen = wanted(request)
+        return answer(request, ("nodes", chosen), lambda cluster: overview(cluster, chosen))
 
     async def node(request: Request) -> Response:
-        name = request.path_params["name"]
-        return answer(request, lambda cluster: node_page(cluster, name, wanted(request)))
+        name, chosen = request.path_params["name"], wanted(request)
+        return answer(request, ("node", name, chosen), lambda cluster: node_page(cluster, name, chosen))
 
     async def all_pods(request: Request) -> Response:
-        return answer(request, lambda cluster: pods(cluster, wanted(request)))
+        chosen = wanted(request)
+        return answer(request, ("pods", chosen), lambda cluster: pods(cluster, chosen))
 
     async def pod(request: Request) -> Response:
         names = request.path_params["namespace"], request.path_params["name"]
-        return answer(request, lambda cluster: pod_page(cluster, *names))
+        return answer(request, ("pod", *names), lambda cluster: pod_page(cluster, *names))
 
     async def changes(request: Request) -> Response:
-        return answer(request, lambda cluster: history(cluster, wanted(request)))
+        chosen = wanted(request)
+        return answer(request, ("changes", chosen), lambda cluster: history(cluster, chosen))
 
     app.add_route("/api/nodes", nodes)
     app.add_route("/api/nodes/{name}", node)
