@@ -453,7 +453,7 @@ class Devices(Protocol):
         ...
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Find devices until cancelled; ask for a pass when some are known."""
+        """Find devices until cancelled; request a pass when some are known."""
         ...
 
 

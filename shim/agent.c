@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 enum {
-    PATIENCE_SECONDS = 30, /* unless CMK_LOCK_TIMEOUT says another number: until an agent can be reached */
-    ANSWER_SECONDS = 40,   /* once it has the request; it promises 30 */
+    PATIENCE_SECONDS = 30, /* wait for an agent; CMK_LOCK_TIMEOUT overrides it */
+    ANSWER_SECONDS = 40,   /* wait for its answer after the request; it promises 30 */
     QUIET_SECONDS = 1,
     PAUSE_MILLISECONDS = 20,
 };
@@ -30,7 +30,7 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-/* The socket lies beside the binary, in the install directory. */
+/* The socket is beside the binary, in the install directory. */
 static const char *socket_folder(void)
 {
     static char path[PATH_MAX];
@@ -47,7 +47,7 @@ static struct sockaddr_un address(void)
     struct sockaddr_un socket = {.sun_family = AF_UNIX};
     const char *folder = socket_folder();
     if (strlen(folder) + sizeof name > sizeof socket.sun_path)
-        folder = "/opt/bin"; /* no socket could have been made there */
+        folder = "/opt/bin"; /* no socket path would fit there */
     strcpy(socket.sun_path, folder);
     strcat(socket.sun_path, name);
     return socket;
@@ -103,7 +103,7 @@ static size_t read_all(int sock, char *bytes, size_t room)
 static struct answer talk(int sock, const char *request)
 {
     enum { ROOM = HEAD_MOST + BODY_MOST + 1 };
-    static char bytes[ROOM + 1]; /* and a zero; pages that are not needed are never there */
+    static char bytes[ROOM + 1]; /* and a zero; unused pages are never allocated */
     size_t length = send_all(sock, request) ? read_all(sock, bytes, ROOM) : 0;
     bytes[length] = '\0';
     return answer_read(bytes, length);

@@ -1,4 +1,4 @@
-/* Ask the agent of the node. */
+/* Client of the node's agent. */
 #ifndef AGENT_H
 #define AGENT_H
 
@@ -8,7 +8,7 @@
    ANSWER_ERROR it has told what is wrong. */
 struct answer agent_ask(const char *request);
 
-/* Say whether an agent can be reached at this moment. */
+/* Return whether an agent can be reached now. */
 int agent_is_there(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the agent answers, read. Pure. The protocol is described in agent/wrappers/protocol.py. */
+/* Parser of the agent's answers. Pure. The protocol is described in agent/wrappers/protocol.py. */
 #ifndef ANSWER_H
 #define ANSWER_H
 
@@ -10,19 +10,19 @@ enum {
 };
 
 enum answer_kind {
-    ANSWER_PARTIAL, /* the agent ended in the middle: ask again */
-    ANSWER_GARBLED, /* this is not the protocol */
+    ANSWER_PARTIAL, /* the agent exited in the middle: ask again */
+    ANSWER_GARBLED, /* not of this protocol */
     ANSWER_OK,
     ANSWER_ERROR,
 };
 
 struct answer {
     enum answer_kind kind;
-    char *body; /* ends in a zero, and holds no other */
+    char *body; /* zero-terminated, without other zeros */
     size_t length;
 };
 
-/* Read all that came, `length` bytes with a zero after them; the body stays where it is. */
+/* Parse `length` received bytes, followed by a zero; the body is not copied. */
 struct answer answer_read(char *bytes, size_t length);
 
 /* Cut the next line `NAME=VALUE` off a body, and return its name; NULL at the end. A line without `=` has no value:

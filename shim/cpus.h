@@ -11,7 +11,7 @@ struct cpus {
     bool has[CPUS_MOST];
 };
 
-/* Read the kernel's form, e.g. "0-3,8"; false for anything else, and for numbers that are too high. */
+/* Parse a kernel CPU list, e.g. "0-3,8"; false for any other text, and for numbers that are too high. */
 bool cpus_parse(const char *text, struct cpus *cpus);
 
 bool cpus_is_empty(const struct cpus *cpus);

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 enum {
-    PATIENCE_SECONDS = 100,  /* unless CMK_MAP_SECONDS says another number; a kubelet may write 90 s late */
+    PATIENCE_SECONDS = 100,  /* CMK_MAP_SECONDS overrides it; a kubelet may write 90 s late */
     STATUS_MOST = 256 << 10, /* of all annotations of an object */
     DAY_SECONDS = 86400,
     LOOKS_A_SECOND = 4,
@@ -25,7 +25,7 @@ bool guest_is_here(void)
     return access(STATUS, F_OK) == 0;
 }
 
-/* Read the status anew; no value while there is none, or while it is being replaced. */
+/* Read the status again; no value if it does not exist or is being replaced. */
 static struct json read_status(void)
 {
     static char text[STATUS_MOST];
@@ -46,7 +46,7 @@ static long patience(void)
     return is_number ? seconds : PATIENCE_SECONDS;
 }
 
-/* Wait until the CPUs of this container are known; return why they are not when the time is over. */
+/* Wait until the CPUs of this container are known; return the reason after the timeout. */
 static const char *wait_for_vcpus(bool is_exclusive, struct vcpus *vcpus)
 {
     const struct timespec pause = {.tv_nsec = 1000000000L / LOOKS_A_SECOND};
@@ -114,7 +114,7 @@ bool guest_isolate(bool is_exclusive, bool is_pinned)
     }
     if (!reason) {
         struct cpus rest = less(vcpus.online, &vcpus.owned);
-        others = cpus_is_empty(&rest) ? vcpus.online : rest; /* where all are owned there is no other place */
+        others = cpus_is_empty(&rest) ? vcpus.online : rest; /* if all are owned, the others share them */
         assigned = is_exclusive ? vcpus.own : others;
         if (is_pinned && !pin(&assigned))
             reason = "the kernel of this guest does not let it run there alone";

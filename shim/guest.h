@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-/* Say whether this is a container of a Kata pod, which has the status of its pod in a file. */
+/* Return whether this is a container of a Kata pod, which has a file with the pod's status. */
 bool guest_is_here(void);
 
 /* Pin this process to CPUs of its container as soon as the status says which these are, and set CMK's environment.

@@ -20,7 +20,7 @@ bool init_is_wanted(bool *is_valid)
     return is_set && getpid() == 1;
 }
 
-/* Faults of this program end it. */
+/* Faults of this program must end it. */
 static sigset_t all_but_faults(void)
 {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
@@ -31,7 +31,7 @@ static sigset_t all_but_faults(void)
     return signals;
 }
 
-/* Collect every process that ended; exit as the command did when it is among them. */
+/* Reap every child; exit with the command's exit code if it is among them. */
 static void collect(pid_t command)
 {
     int status;
@@ -40,26 +40,26 @@ static void collect(pid_t command)
             _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
 }
 
-/* Signals are blocked, and wait until this loop takes them: none is lost between two turns. */
+/* Signals are blocked and fetched by this loop, so that none is lost between two iterations. */
 static _Noreturn void watch_over(pid_t command, const sigset_t *signals)
 {
     for (;;) {
         int number = sigwaitinfo(signals, NULL);
         if (number == SIGCHLD)
             collect(command);
-        else if (number > 0 && number != SIGTTIN && number != SIGTTOU) /* these two mean this process's terminal */
+        else if (number > 0 && number != SIGTTIN && number != SIGTTOU) /* these two concern this process's terminal */
             kill(command, number);
     }
 }
 
-/* A terminal sends its signals to one group: without its own the command would get them twice. */
+/* A terminal sends signals to a process group: in the same group the command would get them twice. */
 static void lead_the_terminal(void)
 {
     if (setpgid(0, 0) == 0 && isatty(STDIN_FILENO))
         tcsetpgrp(STDIN_FILENO, getpid());
 }
 
-/* The child begins where this process was put. */
+/* Reset the affinity that the child inherits from this process. */
 static void use_all_cpus(void)
 {
     cpu_set_t all;
@@ -71,7 +71,7 @@ bool init_start(void)
 {
     sigset_t signals = all_but_faults(), before;
     sigprocmask(SIG_BLOCK, &signals, &before);
-    signal(SIGCHLD, SIG_DFL); /* where it is ignored, the kernel collects children and keeps their codes */
+    signal(SIGCHLD, SIG_DFL); /* if it is ignored, the kernel reaps children and their exit codes are lost */
     pid_t child = fork();
     if (child > 0)
         watch_over(child, &signals);

@@ -16,7 +16,7 @@
 enum { POOL, SOCKET_ID, NO_AFFINITY, REQUEST_MOST = 1024 };
 
 struct wish {
-    const char *pool, *socket, *cores; /* cores may be NULL: not said */
+    const char *pool, *socket, *cores; /* cores may be NULL: not given */
     bool is_pinned;
 };
 
@@ -34,7 +34,7 @@ static bool is_exclusive(const struct wish *wish)
     return strncmp(wish->pool, "exclusive", strlen("exclusive")) == 0;
 }
 
-/* Say whether a text can be sent as a value. */
+/* Return whether a text can be sent as a value. */
 static bool is_plain(const char *text)
 {
     for (; *text; text++)
@@ -60,7 +60,7 @@ static bool is_valid(const struct wish *wish)
     return true;
 }
 
-/* Put what the agent assigned into the environment; false where a line is not of this protocol. */
+/* Set the environment variables of the agent's answer; false for a line outside of the protocol. */
 static bool take_lines(char *body)
 {
     char *name, *value;
@@ -103,7 +103,7 @@ static bool ask(const struct wish *wish)
     return true;
 }
 
-/* Move this process off the cores that the command is to have for itself: to its pool, or with the system's work. */
+/* Move this process off the cores that only the command may use: to its pool, or to the shared set. */
 static bool step_aside(const struct wish *wish, bool is_in_guest)
 {
     if (is_in_guest)
@@ -126,7 +126,7 @@ static int become(char **command)
     return reason == ENOENT ? NOT_FOUND : CANNOT_EXECUTE;
 }
 
-/* Drop the first `--` where it only ends the options: before the command, or between it and its arguments. */
+/* Drop the first `--` if it only ends the options: before the command, or between it and its arguments. */
 static char **command_of(char **words)
 {
     if (words[0] && strcmp(words[0], "--") == 0)
@@ -157,7 +157,7 @@ int isolate(char **words)
         .is_pinned = !options[NO_AFFINITY].value,
     };
     if (strcmp(wish.pool, "infra") == 0)
-        wish.socket = "-1"; /* CMK did not look at --socket-id there */
+        wish.socket = "-1"; /* CMK ignored --socket-id there */
     bool is_known, is_init = init_is_wanted(&is_known);
     if (!is_known || !is_valid(&wish))
         return FAILED;

@@ -4,7 +4,7 @@
 
 enum { USAGE = -1 };
 
-/* Become the command. Return an exit code where that is not possible; USAGE where the words are wrong. */
+/* Execute the command. Return an exit code if that fails; USAGE for wrong arguments. */
 int isolate(char **words);
 
 #endif

@@ -24,7 +24,7 @@ static const char *skip_string(const char *at, const char *end)
     return NULL;
 }
 
-/* Numbers and words: what they are is looked at only where one is read. */
+/* Numbers and words are skipped here, and checked when one is read. */
 static const char *skip_word(const char *at, const char *end)
 {
     static const char letters[] = "0123456789+-.Eabcdefghijklmnopqrstuvwxyz";
@@ -64,7 +64,7 @@ static const char *skip_members(const char *at, const char *end, int depth)
     }
 }
 
-/* Return what follows a value, NULL where there is none. */
+/* Return the position after a value; NULL without a value. */
 static const char *skip_value(const char *at, const char *end, int depth)
 {
     if (at == end || depth == DEEPEST)
@@ -85,7 +85,7 @@ struct json json_text(const char *text, size_t length)
     return (struct json){start, after};
 }
 
-/* Below, every value is part of one that json_text() has walked through: what is skipped never ends too early. */
+/* Below, every value is part of a text that json_text() has checked, so that skipping never passes its end. */
 
 bool json_next(struct json whole, const char **at, struct json *name, struct json *value)
 {

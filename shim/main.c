@@ -69,7 +69,7 @@ static int usage(void)
     return FAILED;
 }
 
-/* Say whether an option stands before the arguments of a command. */
+/* Return whether an option is before the arguments of a command. */
 static int has_option(char **words, const char *name)
 {
     for (; *words && strcmp(*words, "--") != 0; words++)

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Return the option that a word names, whole or by a beginning that no other one has; NULL for none. */
+/* Return the option of a word, by its name or a unique prefix; NULL for none. */
 static struct option *find(const char *word, size_t length, struct option *options)
 {
     struct option *found = NULL;
@@ -24,7 +24,7 @@ static struct option *find(const char *word, size_t length, struct option *optio
     return is_ambiguous ? NULL : found;
 }
 
-/* Take one option, and its value; return the last word that belongs to it, NULL where something is wrong. */
+/* Parse one option with its value; return its last word, NULL for an error. */
 static char **take(char **word, struct option *options)
 {
     const char *equals = strchr(*word, '=');

@@ -6,10 +6,10 @@
 #include <stdbool.h>
 
 struct option {
-    const char *name;     /* with its dashes */
+    const char *name;     /* with dashes */
     bool has_value;
-    const char *obsolete; /* why it does nothing, for a warning; NULL: it does something */
-    const char *value;    /* found; NULL: the option is not there. "" of one without a value */
+    const char *obsolete; /* the warning for an option without effect; NULL: it has an effect */
+    const char *value;    /* as given; NULL: the option is absent; "" for one without a value */
 };
 
 /* Fill in the values of options, the last of which has no name. What is left of `words` are the positional ones,

@@ -30,7 +30,7 @@ static bool print_once(const char *verb)
     return fwrite(answer.body, 1, answer.length, stdout) == answer.length && fflush(stdout) == 0;
 }
 
-/* Read `30`, `1.5s` or `500ms`; negative where it is none of these. */
+/* Parse `30`, `1.5s` or `500ms`; negative for any other text. */
 static double seconds_of(const char *text)
 {
     char *unit;

@@ -1,4 +1,4 @@
-/* The verbs that print what the agent knows: describe, node-report, reconcile. */
+/* The verbs that print reports of the agent: describe, node-report, reconcile. */
 #ifndef REPORT_H
 #define REPORT_H
 
@@ -6,7 +6,7 @@
 
 bool is_report(const char *verb);
 
-/* Print the agent's text, again and again with --interval. Return an exit code, or USAGE. */
+/* Print the agent's report, repeatedly with --interval. Return an exit code, or USAGE. */
 int report(const char *verb, char **words);
 
 #endif

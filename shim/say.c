@@ -7,7 +7,7 @@
 
 enum { LONGEST = 2048 };
 
-/* Replace what would move the cursor or end the line: some of it comes from command lines and files. */
+/* Replace control characters, because texts come from command lines and files. */
 static void make_plain(char *text)
 {
     for (; *text; text++)
@@ -28,5 +28,5 @@ void say(const char *format, ...)
     size_t length = strlen(line);
     line[length++] = '\n';
     if (write(STDERR_FILENO, line, length) < 0)
-        return; /* nobody reads, and there is nobody else to tell */
+        return; /* stderr is closed, so the message is lost */
 }

@@ -5,14 +5,14 @@
 
 static const char SYSFS[] = "/sys/devices/system/cpu";
 
-/* Where the kernel of the guest shows a CPU: it numbers them in its own way. */
+/* A CPU's place in the guest's topology; the guest's kernel has numbers of its own. */
 struct place {
     int socket, core, thread;
 };
 
 struct guest {
     struct cpus online;
-    struct place places[CPUS_MOST]; /* of those that are online */
+    struct place places[CPUS_MOST]; /* of the online ones */
 };
 
 static bool read_line(const char *path, char *line, int room)
@@ -59,7 +59,7 @@ static bool read_guest(struct guest *guest)
     return true;
 }
 
-/* Return the CPU that stands at a place which the map names; -1 for none. */
+/* Return the CPU at a place; -1 for none. */
 static int find_cpu(const struct guest *guest, struct json wanted)
 {
     struct place at;
@@ -127,7 +127,7 @@ static const char *read_containers(const struct guest *guest, struct json status
     return NULL;
 }
 
-/* Copy a string without its quotes; false for every other value, and for one that is too long. */
+/* Copy a string without its quotes; false for another value, and for one that is too long. */
 static bool copy_string(struct json value, char *text, size_t room)
 {
     size_t length = value.start ? (size_t)(value.end - value.start) : 0;
@@ -138,7 +138,7 @@ static bool copy_string(struct json value, char *text, size_t room)
     return true;
 }
 
-/* Return how many CPUs all containers hold together, those too that have not been made yet. */
+/* Return the number of CPUs of all containers, including those that were not created yet. */
 static int count_held(struct json status)
 {
     struct json name, value;

@@ -1,4 +1,4 @@
-/* Which CPUs of this guest the containers of its pod own, as the agent wrote it on the pod. */
+/* CPUs of this guest that the containers of its pod own, from the pod's status annotation. */
 #ifndef VCPUS_H
 #define VCPUS_H
 
@@ -9,8 +9,8 @@ struct vcpus {
     struct cpus own;    /* of one container */
     struct cpus owned;  /* of all of them together */
     struct cpus online;
-    bool is_claimed;    /* the container asks for CPUs of its own */
-    bool is_final;      /* why its CPUs are not known stays so */
+    bool is_claimed;    /* the container claims CPUs */
+    bool is_final;      /* the reason for unknown CPUs is final */
 };
 
 /* Read the annotation status.corepin.io/cpus. `container` may be NULL where only one has vCPUs. Return NULL, or why

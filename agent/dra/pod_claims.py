@@ -127,7 +127,7 @@ class PodClaims:
         return key in self._wanted and (key not in self._read or self._read[key].pods != self._wanted[key])
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Read claims until cancelled; ask for a pass when some are known."""
+        """Read claims until cancelled; request a pass when some are known."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read_new(request_pass))
             group.create_task(self._read_again(request_pass))

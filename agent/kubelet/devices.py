@@ -2,7 +2,7 @@
 
 The kubelet allocates the devices of a pod before it makes the pod's sandbox, and names containers without the uid of
 their pod. It is asked while a pod waits for its devices, beside the passes, with backoff and a rate limit: its own
-limit of 100 calls a second is for all clients together. An answer asks for a pass.
+limit of 100 calls a second is for all clients together. An answer requests a pass.
 """
 
 from __future__ import annotations

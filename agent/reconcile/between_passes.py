@@ -168,7 +168,7 @@ class BetweenPasses:
         self._request(soonest(wait for wait, _ in waits))
 
     def _moves_others(self, change: PodChange) -> bool:
-        """Say whether a change likely grants or frees CPUs: a deleted pod holds them until its last container exits."""
+        """Return whether a change likely grants or frees CPUs; a deleted pod keeps its CPUs until it exits."""
         return change.after is not None or not self._observer.lives(change.uid)
 
     def _wait_for_pod(self, change: PodChange) -> float | None:

@@ -87,7 +87,7 @@ class ContainerRecord:
 
     @property
     def is_running(self) -> bool:
-        """Say whether it runs."""
+        """Return whether it runs."""
         return self.seen.state is State.RUNNING
 
     @property
@@ -187,7 +187,7 @@ class ContainerRecord:
 
     @property
     def is_compared(self) -> bool:
-        """Say whether its tasks were compared with the CPUs that it has now, and none ran outside of them."""
+        """Return whether its tasks were compared with its present CPUs, and none ran outside of them."""
         return self._compared_at == self._placement and not (self.proof and self.proof.outside)
 
     @property

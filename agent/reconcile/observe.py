@@ -139,7 +139,7 @@ class Observer:
         return any(it.owner.pod_uid == pod_uid and it.seen.state is not State.EXITED for it in records)
 
     def runs_no_machine(self, pod_uid: str) -> bool:
-        """Say whether no virtual machine runs in this pod, which the last observation had, or which is plain."""
+        """Return whether no virtual machine runs in this pod, by the last observation or because it is plain."""
         known = self._pods.get(pod_uid)
         if known is None:  # a plain pod waits for the start of its containers
             shown = self._interfaces.pods.pods().get(pod_uid)
