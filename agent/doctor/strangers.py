@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.doctor.check import finding, ok
@@ -63,9 +64,11 @@ def stranger(cgroup: str, others: CPUSet, pods: Mapping[str, str]) -> Stranger:
         return Stranger("the root cgroup", move)
     top = _SLICE.match(cgroup)
     if top is None:
-        return Stranger(f"cgroup {cgroup}", f"echo {others} > /sys/fs/cgroup{cgroup}/cpuset.cpus")
+        return Stranger(
+            f"cgroup {cgroup}", f"echo {others} > {shlex.quote(f'/sys/fs/cgroup{cgroup}/cpuset.cpus')}"
+        )
     units = _UNIT.findall(cgroup)
-    move = f"systemctl set-property {top[1]} AllowedCPUs={others} (with --runtime until the next boot)"
+    move = f"systemctl set-property {shlex.quote(top[1])} AllowedCPUs={others} (with --runtime until the next boot)"
     return Stranger(f"{units[-1]} in {cgroup.rpartition(units[-1])[0]}" if units else cgroup, move)
 
 

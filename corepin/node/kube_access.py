@@ -10,6 +10,7 @@ import ssl
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from apiserver.access import Access
 from apiserver.errors import Unavailable
@@ -148,13 +149,28 @@ def kube_settings(context: str | None) -> Any:
     from kubernetes import client, config
 
     settings = client.Configuration()
-    try:
+    with readable_kubeconfig():
         config.load_kube_config(  # type: ignore[no-untyped-call]
             kubeconfig(), context=context, client_configuration=settings
         )
+        urlsplit(settings.host)  # ValueError, as when it is used
+    return settings
+
+
+@contextmanager
+def readable_kubeconfig() -> Iterator[None]:
+    """Raise CommandFailed for a kubeconfig that is missing, incomplete or damaged."""
+    import yaml
+    from kubernetes import config
+
+    try:
+        yield
     except (config.ConfigException, OSError) as error:
         raise no_cluster(error) from error
-    return settings
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
+        # The package checks neither the types of values nor the syntax, and raises what comes of it.
+        reason = " ".join(str(error).split())
+        raise no_cluster(Exception(f"the kubeconfig {kubeconfig()} is damaged: {reason}")) from error
 
 
 def is_in_a_pod() -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from apiserver.pages import shallow
 from corepin.errors import CommandFailed
-from corepin.node.kube_access import cluster_client, is_in_a_pod, kubeconfig, no_cluster
+from corepin.node.kube_access import cluster_client, is_in_a_pod, kubeconfig, readable_kubeconfig
 from pinning.errors import BadJSON
 from pinning.json_text import parse_json
 
@@ -62,9 +62,7 @@ def current_namespace(context: str | None = None) -> str:
         with suppress(OSError):
             return OWN_NAMESPACE.read_text().strip()
         return DEFAULT_NAMESPACE
-    try:
+    with readable_kubeconfig():
         contexts, current = config.list_kube_config_contexts(kubeconfig())  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError) as error:
-        raise no_cluster(error) from error
-    named = next((it for it in contexts if it["name"] == context), current)
-    return named["context"].get("namespace") or DEFAULT_NAMESPACE
+        named = next((it for it in contexts if it["name"] == context), current)
+        return str(named["context"].get("namespace") or DEFAULT_NAMESPACE)

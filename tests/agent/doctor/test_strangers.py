@@ -36,6 +36,16 @@ SLICE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.re
         "a slice": ("/user.slice", "/user.slice", "set-property user.slice "),
         "without systemd": ("/", "the root cgroup", "taskset -apc 0-1 PID"),
         "made by hand": ("/batch", "cgroup /batch", "echo 0-1 > /sys/fs/cgroup/batch/cpuset.cpus"),
+        "named by a user": (
+            "/lxc/1000/a;reboot;$(id)",
+            "cgroup /lxc/1000/a;reboot;$(id)",
+            "echo 0-1 > '/sys/fs/cgroup/lxc/1000/a;reboot;$(id)/cpuset.cpus'",
+        ),
+        "a slice named by a user": (
+            "/a;reboot;.slice/x.service",
+            "x.service in /a;reboot;.slice/",
+            "systemctl set-property 'a;reboot;.slice' ",
+        ),
         "a pod": (f"{SLICE}/cri-containerd-ab.scope", "pod team/web", "corepin map"),
         "a pod with cgroupfs": (f"/kubepods/pod{UID}/ab", "pod team/web", "corepin map"),
         "a pod that the agent does not know": (

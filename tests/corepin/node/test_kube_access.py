@@ -13,6 +13,7 @@ import trustme
 
 from apiserver.access import Access
 from apiserver.errors import Unavailable
+from corepin.cli import main
 from corepin.errors import CommandFailed
 from corepin.node.kube_access import cluster_access
 from corepin.node.kube_api import current_namespace
@@ -114,3 +115,50 @@ def test_context_is_one_of_a_kubeconfig_in_a_pod_too(monkeypatch: pytest.MonkeyP
     assert isinstance(cluster_access(), Access)
     with pytest.raises(CommandFailed, match="no cluster can be asked"):
         cluster_access("three")
+
+
+GOOD: dict[str, Any] = {
+    "current-context": "x",
+    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    "clusters": [{"name": "c", "cluster": {"server": "https://api.test:6443"}}],
+    "users": [{"name": "u", "user": {}}],
+}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"a: [", id="syntax"),
+        pytest.param(b"a:\n\t- b", id="tab"),
+        pytest.param(b"\xff\xfe\x00", id="binary"),
+        pytest.param(b"5", id="number"),
+        pytest.param(b"[1]", id="list"),
+        pytest.param({**GOOD, "users": 5}, id="users"),
+        pytest.param(
+            {**GOOD, "users": [{"name": "u", "user": {"auth-provider": {"name": "gcp"}}}]}, id="provider"
+        ),
+        pytest.param({**GOOD, "clusters": [{"name": "c", "cluster": {"server": 5}}]}, id="server"),
+        pytest.param({**GOOD, "clusters": [{"name": "c", "cluster": {"server": "https://[::1"}}]}, id="URL"),
+    ],
+)
+def test_damaged_kubeconfig_is_an_error_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: Any
+) -> None:
+    """The package that reads it raises whatever its content leads to."""
+    file = tmp_path / "config"
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    for command in (["why", "web"], ["map", "--node", "n1"]):
+        assert main(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"no cluster can be asked (the kubeconfig {file} is damaged: " in line
+
+
+def test_namespace_of_a_context_may_be_written_as_a_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """YAML reads it so, and it is a valid name."""
+    contexts = [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": 5}}]
+    (tmp_path / "config").write_text(json.dumps({**GOOD, "contexts": contexts}))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    assert current_namespace() == "5"
