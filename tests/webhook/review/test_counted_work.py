@@ -3,7 +3,8 @@
 Both counts are the same beside a busy machine. test_doubling.py counts instructions, and each pair of inputs. Memory
 is looked at where a function or a turn of a loop ends: what `split`, `join` or `sorted` make in between counts. Three
 sizes are compared, so that what a review costs anyway hides nothing. Each input grows alone, beside more containers,
-and with all others; other pairs are not counted here.
+and with all others; other pairs are not counted here. What two inputs cost together is measured at the largest size
+alone where it is the sum of what each costs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.webhook.growing import (
 from tests.webhook.sized import MACHINE_INPUTS, POD_INPUTS, machine, pod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
 MOST_GROWTH: Final = 2.3  # for each doubling; what grows with the body alone stays at 2
@@ -99,8 +100,14 @@ KEPT: Final = {
 @pytest.mark.parametrize("case", (CASES | KEPT).values(), ids=CASES | KEPT)
 def test_twice_the_input_is_twice_what_is_counted(case: Case) -> None:
     """Lines and memory grow no faster than each input alone, beside more containers, and all together."""
+    nothing, alone = count(case.body({})), dict[str, Cost]()
     for size in sizes(case):
-        costs = counted(case, size)
+        largest = count(case.body(scaled(size, 4)))
+        if len(size) == 1:
+            alone |= dict.fromkeys(size, largest)
+        elif len(size) == 2 and adds_up(largest, [alone[name] for name in size], nothing):
+            continue  # each of the two has been measured
+        costs = [*(count(case.body(scaled(size, factor))) for factor in (1, 2)), largest]
         if not grows_with_its_size(
             costs
         ):  # a step, as where bodies begin to be counted, is there at one size
@@ -113,6 +120,22 @@ def test_cost_is_linear_in_the_number_of_containers(case: Case, begin: int) -> N
     """The cost of thousands of containers is linear in their number, read or refused."""
     costs = counted(case, {"containers": begin})
     assert grows_with_its_size(costs), costs
+
+
+@pytest.mark.parametrize(
+    ("product", "adds"),
+    [
+        pytest.param(0, True, id="sum"),
+        pytest.param(1, False, id="product"),
+        pytest.param(-1, True, id="less than the sum"),
+    ],
+)
+def test_cost_of_two_inputs_together_is_detected(product: int, adds: bool) -> None:
+    """A product of two inputs is more than what each of them costs alone, in lines or in memory."""
+    nothing, one, other, both = 500, 500 + 40 * 100, 500 + 7 * 64, 500 + 40 * 100 + 7 * 64
+    for more in ((100 * 64 * product, 0), (0, 100 * 64 * product)):
+        together = Cost(both + more[0], both + more[1])
+        assert adds_up(together, [Cost(one, one), Cost(other, other)], Cost(nothing, nothing)) is adds
 
 
 def test_quadratic_work_inside_text_methods_is_counted() -> None:
@@ -140,6 +163,14 @@ def grows_with_its_size(costs: list[Cost]) -> bool:
     """Return whether the second doubling adds at most the allowed multiple of what the first one added."""
     for first, second, third in zip(*costs, strict=True):
         if third - second > MOST_GROWTH * (second - first) + STEPS * second:
+            return False
+    return True
+
+
+def adds_up(both: Cost, alone: Sequence[Cost], nothing: Cost) -> bool:
+    """Say whether two inputs together cost what each costs alone, but for the steps of half the size."""
+    for together, one, other, none in zip(both, *alone, nothing, strict=True):
+        if together - one - other + none > STEPS * together / 2:
             return False
     return True
 
