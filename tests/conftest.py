@@ -1,8 +1,5 @@
 """Fixtures and options of all tests."""
 
-import os
-from pathlib import Path
-
 import pytest
 from hypothesis import Phase, is_hypothesis_test, settings
 
@@ -29,25 +26,16 @@ keep_from_children()
 # The first test of these waits until a machine has booted, a cluster runs or the image is built.
 _SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 2100, "node": 1500}
 
-# The only folders whose tests are counted for coverage, as scripts/test says; all if it is not set. Counting makes a
-# test that computes twice as slow.
-_COVERED = [Path(__file__).parents[1] / folder for folder in os.environ.get("COREPIN_COVERED", "").split()]
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the tests that start whole machines longer than the others until they are taken for hung.
 
     What Hypothesis draws is not counted for coverage, which would make thousands of examples more than twice as slow,
-    and a line covered or not by chance: the tests that say what a line is for have to reach it. Nor are tests outside
-    of COREPIN_COVERED.
+    and a line covered or not by chance: the tests that say what a line is for have to reach it.
     """
     for item in items:
-        if is_hypothesis_test(getattr(item, "obj", None)) or not _is_covered(item):
+        if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("no_cover")
         limits = [limit for marker, limit in _SECONDS_WITH_SETUP.items() if item.get_closest_marker(marker)]
         if limits and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(max(limits)))
-
-
-def _is_covered(item: pytest.Item) -> bool:
-    return not _COVERED or any(item.path.is_relative_to(folder) for folder in _COVERED)

@@ -28,3 +28,11 @@ def test_what_gives_way_is_nicer_in_its_session_and_as_a_session() -> None:
     assert said[0] == str(min(os.nice(0) + 5, 19))
     if AUTOGROUP.exists() and os.geteuid() == 0:  # others may have to wait until they may write it again
         assert said[-1] == "5"
+
+
+def test_what_counts_coverage_runs_only_what_decides() -> None:
+    """One queue counts coverage, that of the tests of what decides; the other tests without servers are beside it."""
+    counting = re.findall(r"^.*\s--cov\s.*$", SCRIPT, re.MULTILINE)
+    others = re.findall(r"^start plain .*$", SCRIPT, re.MULTILINE)
+    assert [("${decides[@]}" in line, "$serverless" in line) for line in counting] == [(True, True)]
+    assert [("${decides[@]/#/--ignore=}" in line, "$serverless" in line) for line in others] == [(True, True)]
