@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from corepin.errors import CommandFailed
-
-if TYPE_CHECKING:
-    import argparse
 
 PREFIX: Final = "COREPIN_"
 HIGHEST_PORT: Final = 65535
@@ -37,6 +35,13 @@ def add_optional_flag(parser: argparse._ActionsContainer, flag: str, metavar: st
         default=os.environ.get(variable(flag)) or None,
         help=f"{text} ({variable(flag)})",
     )
+
+
+def filled(text: str) -> str:
+    """Return the value of a flag that must not be empty, as it is with an unset variable of a shell."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: write a name, or leave the flag out")
+    return text
 
 
 def add_output_flag(parser: argparse._ActionsContainer, json: str) -> None:

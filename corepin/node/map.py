@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from corepin.documents import write_painted
 from corepin.errors import CommandFailed
-from corepin.flags import add_output_flag
+from corepin.flags import add_output_flag, filled
 from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.kube_api import add_context_flag
 from corepin.node.kube_node import read_node
@@ -48,7 +48,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "map", help="show every core of a node with its owner", description=DESCRIPTION, epilog=EPILOG
     )
     add_socket_flag(parser)
-    parser.add_argument("--node", metavar="NAME", help="a node of the cluster, instead of this machine")
+    parser.add_argument(
+        "--node", metavar="NAME", type=filled, help="a node of the cluster, instead of this machine"
+    )
     add_context_flag(parser)
     add_ways(parser)
     return parser

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from corepin.documents import write_error, write_out
 from corepin.errors import CommandFailed
-from corepin.flags import add_output_flag
+from corepin.flags import add_output_flag, filled
 from corepin.node.kube_api import NotFound, add_context_flag, get
 from corepin.node.kube_node import only_node
 from logs.printable import harmless, harmless_json
@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "doctor", help="find problems that prevent pinning", description=DESCRIPTION, epilog=EPILOG
     )
-    parser.add_argument("--node", metavar="NAME", help="a node of the cluster")
+    parser.add_argument("--node", metavar="NAME", type=filled, help="a node of the cluster")
     place = f"namespace of the agents (default: {AGENT_NAMESPACE})"
     parser.add_argument("-n", "--namespace", metavar="NAME", default=AGENT_NAMESPACE, help=place)
     add_context_flag(parser)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from corepin.flags import filled
 from corepin.node import map as node_map
 from corepin.node.kube_api import add_context_flag
 from corepin.node.kube_node import only_node
@@ -25,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=node_map.DESCRIPTION,
         epilog=EPILOG,
     )
-    parser.add_argument("--node", metavar="NAME", help="a node of the cluster")
+    parser.add_argument("--node", metavar="NAME", type=filled, help="a node of the cluster")
     add_context_flag(parser)
     node_map.add_ways(parser)
     return parser

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from corepin.cli import kubectl, main
 from corepin.errors import CommandFailed
 from corepin.flags import address, optional_address, remote_address
 
@@ -48,3 +51,20 @@ def test_where_others_listen_is_a_whole_address(text: str) -> None:
     assert remote_address("--replicas", "[::1]:1", "a:1") == ("::1", 1)
     with pytest.raises(CommandFailed, match=r"--replicas: .* write for example a:1$"):
         remote_address("--replicas", text, "a:1")
+
+
+@pytest.mark.parametrize(
+    ("command", "verb"),
+    [
+        pytest.param(main, "map", id="another machine's map would be this one's"),
+        pytest.param(kubectl, "map", id="plugin"),
+        pytest.param(kubectl, "doctor", id="doctor of the plugin"),
+    ],
+)
+def test_empty_name_of_a_node_is_no_missing_flag(
+    command: Callable[[list[str]], int], verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is what an unset variable of a shell leaves."""
+    with pytest.raises(SystemExit, match="2"):
+        command([verb, "--node", ""])
+    assert "--node: it is empty: write a name, or leave the flag out" in capsys.readouterr().err
