@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.own_pods import memory_kills, unready_guards
+from pinning.contract import ASKING_MARKS
 from pinning.planning.observed import SeenPod
 from pinning.pods.annotations import is_policy_key
 from pinning.pods.claims import Origin
@@ -73,8 +74,8 @@ def seconds_for_pod(
     """Return the seconds within which a pass must follow a change of the API; None: no pass is needed.
 
     `seen` returns the parsed pod, which may come from a cache. `asks_first`: the runtime asks for the CPUs of each
-    container that it creates. Those of a new plain pod are the same before and after a pass, and another pass follows
-    their start.
+    container that it creates. Those of a new plain pod without marks are the same before and after a pass, and another
+    pass follows their start.
     """
     versions = change.before, change.after
     before, after = (_read(pod, seen) if pod else None for pod in versions)
@@ -86,18 +87,19 @@ def seconds_for_pod(
         is_plain(pod, read[0]) for pod, read in zip(versions, (before, after), strict=True) if pod and read
     ):
         return NOW
-    if after is None or after[0].is_final or (before is None and asks_first):
-        return SETTLE_SECONDS
-    return GATHER_SECONDS
+    is_new = before is None and asks_first and ASKING_MARKS.isdisjoint(_annotations(change.after))
+    return SETTLE_SECONDS if after is None or after[0].is_final or is_new else GATHER_SECONDS
 
 
 def is_plain(pod: Pod, seen: SeenPod) -> bool:
     """Return whether a pod requests nothing that a pass could grant, refuse or confine."""
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    asks = (
-        seen.claims or seen.claim_uses or seen.causes or seen.warnings or any(map(is_policy_key, annotations))
-    )
+    has_policy = any(map(is_policy_key, _annotations(pod)))
+    asks = seen.claims or seen.claim_uses or seen.causes or seen.warnings or has_policy
     return not (asks or seen.is_vm or seen.runtime_class)
+
+
+def _annotations(pod: Pod | None) -> Mapping[str, str]:
+    return ((pod or {}).get("metadata") or {}).get("annotations") or {}
 
 
 def keeps_cpus(seen: SeenPod) -> bool:

@@ -58,6 +58,8 @@ STATUS_TOPOLOGY = "status.corepin.io/topology"  # on nodes
 STATUS_POOLS = "status.corepin.io/pools"  # on nodes
 GUARDED = "guard.corepin.io/pod"  # its containers must not start without a cpuset set by the agent
 GUARDED_VALUE = "true"
+# Annotations of pods whose containers are held back until the agent knows the pod.
+ASKING_MARKS = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 
 REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # NRI's default validator reads it on pods
 NRI_PLUGIN = "corepin"  # the agent's name among NRI's plugins

@@ -15,9 +15,7 @@ from agent.nri.versions import names_process
 from agent.nri.wire import CPUSET_CPUS, Event, PluginName, Reject
 from agent.nri.wire import nri_pb2 as pb
 from pinning.contract import (
-    CMK_INJECTED,
-    CMK_MUTATE,
-    GUARDED,
+    ASKING_MARKS,
     KUBEVIRT_LABEL,
     NRI_PLUGIN,
     NRI_PLUGIN_INDEX,
@@ -37,7 +35,6 @@ KEPT_SECONDS: Final = 60.0  # a container that no listing has shown by then was 
 COVERED_SECONDS: Final = 10.0  # by then a pass has listed the containers made before the runtime asked
 UNNAMED: Final = "unnamed"  # if two plugins set one cpuset, the creation fails and the error names neither
 _SOURCE: Final = "kubernetes.io/config.source"  # written by the kubelet; not "api": a static pod
-_ASKS: Final = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 
 
 class StartedContainer(NamedTuple):
@@ -234,7 +231,7 @@ def _asks(pod: pb.PodSandbox) -> bool:
     if pod.annotations.get(_SOURCE, "api") != "api":
         return False
     is_vm = pod.labels.get(KUBEVIRT_LABEL) == VIRT_LAUNCHER
-    return is_vm or any(key in _ASKS or is_policy_key(key) for key in pod.annotations)
+    return is_vm or any(key in ASKING_MARKS or is_policy_key(key) for key in pod.annotations)
 
 
 def _adjust(adjust: pb.ContainerAdjustment, start: Start, environment: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from agent.plain_pods import (
     seconds_for_pod,
     soonest,
 )
-from pinning.contract import CRANE_CPU_MANAGER, KUBEVIRT_LABEL, VIRT_LAUNCHER
+from pinning.contract import CMK_MUTATE, CRANE_CPU_MANAGER, GUARDED, KUBEVIRT_LABEL, VIRT_LAUNCHER
 from pinning.planning.observed import SeenPod
 from tests.pinning.world import Wish, pod_document
 
@@ -72,12 +72,14 @@ def test_wait_of_a_change(before: Any, after: Any, seconds: float | None) -> Non
         pytest.param(PLAIN, pod(Wish("600m")), GATHER_SECONDS, id="plain-resized"),
         pytest.param(None, OWNER, NOW, id="owner-comes"),
         pytest.param(None, pod(annotations={CRANE_CPU_MANAGER: "none"}), NOW, id="policy-none"),
+        pytest.param(None, pod(annotations={CMK_MUTATE: "true"}), GATHER_SECONDS, id="cmk-without-cores"),
+        pytest.param(None, pod(annotations={GUARDED: "true"}), GATHER_SECONDS, id="held-back-until-known"),
     ],
 )
 def test_wait_of_a_change_where_the_runtime_asks_first(
     before: Any, after: Any, seconds: float | None
 ) -> None:
-    """A new plain pod can wait, because its containers get the same CPUs from the table of the last pass."""
+    """A new plain pod can wait, because its containers get the same CPUs from the last table; marked ones are held back."""
     assert seconds_for_pod(PodChange("a", before, after), asks_first=True) == seconds
 
 
