@@ -1,4 +1,4 @@
-"""Docstrings and comments say who acts: plain words, as CONTRIBUTING.md asks for."""
+"""Docstrings, comments, messages and pages say who acts: plain words, as CONTRIBUTING.md asks for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.docs import said
+from tests.docs.blocks import FENCE
 from tests.layout import MODULES
 
 if TYPE_CHECKING:
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 TESTS = sorted(path for folder in ("bench", "demo", "tests") for path in Path(folder).rglob("*.py"))
 WORDS = re.compile(
     r"\b(whoever|whomever|nobody|somebody|anybody|everybody|shall|told|meanwhile|those who)\b", re.IGNORECASE
+)
+
+SPOKEN = 2  # words: shorter texts are keys and names
+PAGES = [Path(name) for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
+    Path("docs").glob("*.md")
 )
 
 
@@ -45,6 +52,22 @@ def riddles(source: str) -> list[str]:
 def test_prose_names_who_acts(path: Path) -> None:
     """No docstring or comment has a word of the list where the field has a noun."""
     assert riddles(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=str)
+def test_pages_name_who_acts(path: Path) -> None:
+    """No page has such a word, except in code."""
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text(encoding="utf-8")))
+    assert [line for line in text.splitlines() if WORDS.search(line)] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_messages_name_who_acts(path: Path) -> None:
+    """No text of several words that a user may read has such a word."""
+    if not WORDS.search(path.read_text(encoding="utf-8")):
+        return
+    spoken = {text for text in said.texts(str(path)) if len(text.split()) > SPOKEN}
+    assert {text for text in spoken if WORDS.search(text)} == set()
 
 
 @pytest.mark.parametrize(
