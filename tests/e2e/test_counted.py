@@ -24,6 +24,7 @@ from tests.environments.cluster.registered import (
     wait_until,
 )
 from tests.environments.cluster.registration import INSTANCE
+from tests.environments.server.catalog import NEWEST
 from tests.pods import CORES, CPU_MANAGER, SMT, container
 
 POLICY = Path(__file__).parents[2] / "manifests" / "components" / "counted" / "policy.yaml"
@@ -277,6 +278,25 @@ def test_the_largest_pods_end_no_expression_in_an_error(held: Registered) -> Non
     ):
         outcome = cluster.create(accepted, "--dry-run=server")
         assert not outcome.is_refused, outcome.stderr
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_machine_of_a_launcher_is_beside_the_budget(held: Registered) -> None:
+    """Any user may write the marks of a launcher: the cores of its container and those of the pool are both counted."""
+    cpus = {"cpu": "4", "memory": "2Gi"}  # a launcher is to be Guaranteed
+    amounts = {"limits": cpus, "requests": cpus}
+    for words in ({}, {"cpu-manager.corepin.io/container.compute": "exclusive"}):
+        launcher = launcher_document(
+            container("side"), annotations={SMT: "isolate", **words}, resources=amounts
+        )
+        for labels, cores, is_refused in (
+            (WITH, 0, False),
+            (WITHOUT, 0, True),
+            (WITHOUT, 4, True),
+            (WITHOUT, 8, False),
+        ):
+            launcher["spec"]["containers"][1] = counting("side", None, cores)
+            assert held.namespace(labels).create(launcher, "--dry-run=server").is_refused is is_refused
 
 
 def test_the_largest_budgets_end_no_expression_in_an_error(held: Registered) -> None:
