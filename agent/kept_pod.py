@@ -17,6 +17,7 @@ from pinning.contract import (
     CRIO_FOLLOWED,
     EXCLUSIVE_CORES,
     EXCLUSIVE_NON_ISOLCPUS_CORES,
+    FILLED_IN,
     ISOLATED_CORES,
     KUBEVIRT_LABEL,
     LIMIT_RANGER,
@@ -269,10 +270,10 @@ def _annotations(given: dict[str, str], containers: Collection[str | None]) -> I
 
 
 def _filled_in(given: dict[str, str], containers: Collection[str | None]) -> dict[str, str]:
-    """Return LimitRanger's annotation about the CPU limits of containers of the pod."""
-    if LIMIT_RANGER not in given:
+    """Return what LimitRanger's annotation and the webhook's say of CPU limits of the pod's containers, as the first one."""
+    if LIMIT_RANGER not in given and FILLED_IN not in given:
         return {}
-    named = filled_in({"metadata": {"annotations": {LIMIT_RANGER: given[LIMIT_RANGER]}}})
+    named = filled_in({"metadata": {"annotations": given}})
     found = [name for name in named if name in containers]
     return {LIMIT_RANGER: filled_in_annotation(found)} if found else {}
 

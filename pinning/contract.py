@@ -60,6 +60,8 @@ GUARDED = "guard.corepin.io/pod"  # its containers must not start without a cpus
 GUARDED_VALUE = "true"
 # Annotations of pods whose containers are held back until the agent knows the pod.
 ASKING_MARKS = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
+# On pods, with commas: containers whose CPU limits a LimitRange filled in.
+FILLED_IN = "limit-ranger.corepin.io/containers"
 
 REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # NRI's default validator reads it on pods
 NRI_PLUGIN = "corepin"  # the agent's name among NRI's plugins

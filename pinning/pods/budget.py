@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pinning.contract import LIMIT_RANGER, CPUPolicy, SMTPolicy
+from pinning.contract import FILLED_IN, LIMIT_RANGER, CPUPolicy, SMTPolicy
 from pinning.errors import Cause
 from pinning.lazy import lazy
 from pinning.pods.allocated import pod_as_allocated
@@ -112,14 +112,16 @@ def _fixed_cpu(pod: Pod) -> Fraction | None:
 
 
 def filled_in(pod: Pod) -> frozenset[str]:
-    """Return the containers whose CPU limit a LimitRange filled in, by the annotation of the API server.
+    """Return the containers whose CPU limit a LimitRange filled in, by the annotations of API server and webhook.
 
-    It reads "LimitRanger plugin set: cpu, memory request for container a; cpu limit for init container b".
+    The first reads "LimitRanger plugin set: cpu, memory request for container a; cpu limit for init container b". If a
+    webhook adds containers, the API server runs the plugin again, which writes the annotation for these alone.
     """
-    annotation = ((pod.get("metadata") or {}).get("annotations") or {}).get(LIMIT_RANGER)
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    annotation, kept = annotations.get(LIMIT_RANGER), annotations.get(FILLED_IN)
+    found = set(kept.split(",")) if kept else set()
     if not annotation:
-        return frozenset()
-    found = set()
+        return frozenset(found)
     for part in annotation.removeprefix(_FILLED).split("; "):
         kinds, is_limit, container = part.partition(" limit for ")
         if is_limit and "cpu" in kinds.split(", "):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from pinning.contract import QoSClass
+from pinning.pods.claims import read_pod
 from pinning.pods.qos import pod_amounts, qos_class
 from tests.e2e.conftest import CMK, DOWN_OPEN, MESHED
 from tests.environments.cluster.registered import (
@@ -19,7 +21,7 @@ from tests.environments.cluster.registered import (
 )
 from tests.environments.cluster.registration import INSTANCE
 from tests.environments.server.catalog import NEWEST
-from tests.pods import CORES, CPU_MANAGER, container
+from tests.pods import CORES, CPU_MANAGER, SMT, container
 
 ENFORCE = "pod-security.kubernetes.io/enforce"
 LIMIT_RANGE = {
@@ -48,6 +50,27 @@ def with_limit_range(cluster: Cluster) -> Cluster:
         lambda: "256Mi" in cluster.create(probe, "--dry-run=server", "-o=json").stdout,
     )
     return cluster
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_limit_range_that_runs_again_makes_no_slices(registered: Registered) -> None:
+    """A later webhook adds a sidecar, LimitRanger fills in its limit and forgets the others: all stay in the pool."""
+    cluster = registered.namespace({MESHED: ""})
+    limits = {"limits": [{"type": "Container", "default": {"cpu": "1"}}]}
+    cluster.created({**LIMIT_RANGE, "spec": limits})
+    for words in ({SMT: "isolate"}, {CPU_MANAGER: "exclusive"}):
+        pod = pod_document("it", container("main"), container("side"), annotations=words)
+        pod["spec"]["resources"] = {"limits": {"cpu": "4"}, "requests": {"cpu": "4"}}
+        outcome = cluster.create(pod, "--dry-run=server", "-o=json")
+        assert not outcome.is_refused, outcome.stderr
+        stored = json.loads(outcome.stdout)
+        ranged = stored["metadata"]["annotations"]["kubernetes.io/limit-ranger"]
+        assert ranged.endswith("cpu limit for container proxy")
+        assert "main" not in ranged
+        pool = read_pod(stored).pool
+        assert pool
+        assert pool.pool
+        assert (pool.count, pool.pool.lasting) == (4, ("main", "side", "proxy"))
 
 
 def test_values_of_a_limit_range_are_left_alone(cluster: Cluster) -> None:

@@ -21,6 +21,7 @@ from pinning.contract import (
     CMK_TAINT_KEY,
     CMK_TAINT_VALUE,
     CONTAINER_VARIABLE,
+    FILLED_IN,
     GATE_RESTART_POLICY,
     LIMIT_RANGER,
     MIRROR_POD,
@@ -81,7 +82,7 @@ class Mutations:
     def annotations(self) -> frozenset[str]:
         """Return the annotations that affect the additions, besides corepin's own."""
         added = self.per_pod.get("metadata", {}).get("annotations", {})
-        return frozenset({CMK_MUTATE, MIRROR_POD, LIMIT_RANGER, *added})
+        return frozenset({CMK_MUTATE, MIRROR_POD, LIMIT_RANGER, FILLED_IN, *added})
 
     @cached_property
     def variables(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from pinning.contract import CMK_MUTATE, CMK_MUTATE_TRUE
+from pinning.contract import CMK_MUTATE, CMK_MUTATE_TRUE, FILLED_IN
 from pinning.errors import Cause
 from pinning.pods.claims import PodClaims, read_pod
 from pinning.truncate import few
@@ -50,7 +50,8 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
     guest_file = plan_guest_file(pod, _reads_cpus(pod, pod_claims), injection.mutations.volumes)
     core_limits = plan_core_limits(pod_claims)
-    more = merged({POD: plan_nri_annotations(pod_claims, settings)}, core_limits, limits, guest_file)
+    annotations = joined(plan_nri_annotations(pod_claims, settings), _keep_filled_in(pod_claims))
+    more = merged({POD: annotations}, core_limits, limits, guest_file)
     operations = plan_injection(pod, pod_claims, settings, injection, more)
     operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):
@@ -72,6 +73,14 @@ def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
             return True
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     return annotations.get(CMK_MUTATE) in CMK_MUTATE_TRUE
+
+
+def _keep_filled_in(pod_claims: PodClaims) -> Fragment:
+    """Return the record of CPU limits that a LimitRange filled in, which LimitRanger forgets when it fills in further ones."""
+    filled = pod_claims.pod_level.filled if pod_claims.pod_level else ()
+    if not filled:
+        return {}
+    return {"metadata": {"annotations": {FILLED_IN: ",".join(claim.container for claim in filled)}}}
 
 
 def _reads_cpus(pod: Pod, pod_claims: PodClaims) -> tuple[Member, ...]:

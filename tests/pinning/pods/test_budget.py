@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pinning.contract import LIMIT_RANGER, NoisePolicy
+from pinning.contract import FILLED_IN, LIMIT_RANGER, NoisePolicy
 from pinning.pods.budget import filled_in, filled_in_annotation
 from pinning.pods.claims import read_pod
 from pinning.pods.resources import Role
@@ -236,6 +236,15 @@ def test_filled_in_limits_are_read_from_the_annotation(text: str, found: set[str
     if found:
         document["metadata"]["annotations"] = {LIMIT_RANGER: filled_in_annotation(found)}
         assert filled_in(document) == found
+
+
+def test_filled_in_limits_of_an_earlier_run_are_those_that_the_webhook_kept() -> None:
+    """LimitRanger runs again for containers that a webhook adds, and its annotation then names these alone."""
+    again = "LimitRanger plugin set: cpu limit for container proxy"
+    document: Any = {"metadata": {"annotations": {FILLED_IN: "a,b", LIMIT_RANGER: again}}}
+    assert filled_in(document) == {"a", "b", "proxy"}
+    document["metadata"]["annotations"].pop(LIMIT_RANGER)
+    assert filled_in(document) == {"a", "b"}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from unittest.mock import Mock
 import jsonpatch
 import pytest
 
-from pinning.contract import GATE_CONTAINER, GUARDED
+from pinning.contract import FILLED_IN, GATE_CONTAINER, GUARDED, LIMIT_RANGER
 from pinning.pods import claims
+from pinning.pods.claims import read_pod
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
 from tests.tables import table
@@ -128,6 +129,28 @@ def test_a_pod_whose_pool_must_fit_is_marked_and_gated() -> None:
     result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
     assert result["spec"]["initContainers"][0]["name"] == GATE_CONTAINER
     assert GUARDED in result["metadata"]["annotations"]
+
+
+def test_limits_of_a_limit_range_are_recorded_for_its_next_run() -> None:
+    """Another webhook adds a container, LimitRanger fills in its limit and names it alone; the pool stays as it was."""
+    document: Any = budgeted("a", 4, {"m": 1, "log": 1}, annotations=ISOLATE)
+    document["metadata"]["annotations"] |= {LIMIT_RANGER: _FILLED + "m; cpu limit for container log"}
+    document = _mutated(document)
+    assert document["metadata"]["annotations"][FILLED_IN] == "m,log"
+    proxy = {"name": "proxy", "resources": {"limits": {"cpu": "1"}}}
+    document["spec"]["containers"].append(proxy)
+    document["metadata"]["annotations"][LIMIT_RANGER] = _FILLED + "proxy"
+    assert _mutated(document) == document
+    assert review_new_pod(document, PLAIN, Injection(BUILT_IN)).causes == ()
+    assert read_pod(document).slices == ()
+
+
+_FILLED = "LimitRanger plugin set: cpu limit for container "
+
+
+def _mutated(document: Any) -> Any:
+    operations = plan_mutation(document, PLAIN, Injection(BUILT_IN)).operations
+    return jsonpatch.apply_patch(document, [dict(step) for step in operations])
 
 
 @pytest.mark.parametrize(

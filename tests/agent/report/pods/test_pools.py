@@ -17,7 +17,7 @@ from agent.report.events import Reason, events_between
 from agent.report.extended_resources import node_resources
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import to_json
-from pinning.contract import LIMIT_RANGER
+from pinning.contract import FILLED_IN, LIMIT_RANGER
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, SeenPod
 from tests.agent.states import WHEN, state_of
@@ -144,6 +144,8 @@ def test_decoder_keeps_the_fields_that_a_budget_needs() -> None:
     )
     assert kept["status"]["allocatedResources"] == {"cpu": "3"}
     assert SeenPod.of(kept) == SeenPod.of(document)
+    document["metadata"]["annotations"] |= {LIMIT_RANGER: "", FILLED_IN: "m,x"}
+    assert SeenPod.of(PodDecoder().decode(msgspec.json.encode(document))) == SeenPod.of(document)
     document["spec"]["resources"] = None
     plain: Any = PodDecoder().decode(msgspec.json.encode(document))
     assert LIMIT_RANGER not in plain["metadata"]["annotations"]
