@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 PLACE: Final = "https://releases.example/corepin"  # URL of a release's files; none has been published
 SUMS: Final = "SHA256SUMS"
-OURS: Final = ("corepin", "kubectl-corepin-", SUMS)  # prefix of the names of its files
+KREW: Final = "corepin.yaml"
+# Names of its files. One without a version, as of krew's manifest, is anybody's unless the sums of that release list it.
+VERSIONED: Final = re.compile(r"(?:kubectl-)?corepin-[0-9].*|kubectl-corepin-.*")
 
 
 def main() -> int:
@@ -43,7 +46,7 @@ def main() -> int:
                 forget_image(source.folder)
             args.into.mkdir(parents=True, exist_ok=True)
             before = sizes(args.into)
-            build(source, args.into, args.url)
+            build(source, args.into, args.url.rstrip("/"))
     except (ReleaseFailed, BuildFailed) as failure:
         sys.stderr.write(f"release: {failure}\n")
         return 1
@@ -69,11 +72,21 @@ def make_room(dist: Path) -> None:
     """Empty the folder of the previous release; raise ReleaseFailed if it may hold other files."""
     dist.mkdir(parents=True, exist_ok=True)
     there = sorted(dist.iterdir())
+    listed = _listed(dist / SUMS)
     for path in there:
-        if not (path.is_file() and path.name.startswith(OURS)):
+        if not (path.is_file() and (VERSIONED.fullmatch(path.name) or path.name in listed)):
             raise ReleaseFailed(f"{path} is no file of a release: take it away, or name another folder")
     for path in there:
         path.unlink()
+
+
+def _listed(sums: Path) -> frozenset[str]:
+    """Return the files that the sums of a release list, and these; none if there are no sums, or another project's."""
+    if not sums.is_file():
+        return frozenset()
+    names = [line.partition("  ")[2] for line in sums.read_text(errors="replace").splitlines()]
+    is_ours = all(VERSIONED.fullmatch(name) or name == KREW for name in names)
+    return frozenset([*names, SUMS]) if is_ours else frozenset()
 
 
 def build_python(source: Source, dist: Path) -> None:
@@ -107,7 +120,7 @@ def build_krew(source: Source, dist: Path, url: str) -> None:
         with tempfile.TemporaryDirectory(prefix="corepin-plugin-") as work:
             archives[machine] = build_plugin(source, wheel, Path(work), dist, machine)
     text = manifest(source.version, archives, f"{url}/v{source.version}")
-    (dist / "corepin.yaml").write_text(text, encoding="utf-8")
+    (dist / KREW).write_text(text, encoding="utf-8")
 
 
 def write_sums(dist: Path) -> None:

@@ -47,15 +47,35 @@ def test_release_takes_away_nothing_but_another_release(tmp_path: Path) -> None:
     release, home = tmp_path / "dist", tmp_path / "home"
     make_room(release)
     (release / "corepin-1.2.3.tgz").touch()
-    (release / SUMS).touch()
+    (release / "corepin-1.2.3-py3-none-any.whl").touch()
+    (release / "kubectl-corepin-1.2.3-linux-amd64.tar.gz").touch()
+    (release / "corepin.yaml").touch()
+    write_sums(release)
     make_room(release)
     assert list(release.iterdir()) == []
     home.mkdir()
     for name in ("corepin.yaml", "thesis"):
         (home / name).touch()
-    with pytest.raises(ReleaseFailed, match="thesis is no file of a release"):
+    with pytest.raises(ReleaseFailed, match=r"corepin\.yaml is no file of a release"):
         make_room(home)
     assert len(list(home.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        pytest.param({"corepin.yaml": "webhook: {replicas: 3}"}, id="values of the chart"),
+        pytest.param({"corepin-notes.txt": "", SUMS: ""}, id="sums that do not list it"),
+        pytest.param({SUMS: "00  thesis.pdf\n"}, id="sums of something else"),
+    ],
+)
+def test_release_keeps_files_that_only_have_such_a_name(tmp_path: Path, there: dict[str, str]) -> None:
+    """An operator keeps values of the chart under the name of krew's manifest."""
+    for name, text in there.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ReleaseFailed, match="is no file of a release"):
+        make_room(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == there
 
 
 def test_second_build_gives_the_same_bytes(source: Source, dist: Path, tmp_path: Path) -> None:
