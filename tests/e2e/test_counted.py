@@ -254,8 +254,13 @@ def test_budget_that_no_webhook_completed_is_refused(held: Registered) -> None:
     if knows_budgets(cluster):
         text = "spec.containers: together they request 0 corepin.io/isolated-cores for 4 CPUs of the pod"
         assert text in refusal.stderr
-    right = budgeted(counting("main", None, 4), container("side"), annotations={SMT: "isolate"})
+    right = budgeted(
+        counting("own", "1", 1), counting("main", None, 3), container("side"), annotations={SMT: "isolate"}
+    )
     assert not cluster.create(right, *UNKNOWN).is_refused
+    completed = held.namespace(WITH).create(right, *UNKNOWN, "-o=json")  # the webhook adds none to these
+    listed = json.loads(completed.stdout)["spec"]["containers"]
+    assert [it["resources"].get("requests", {}).get(ISOLATED) for it in listed] == ["1", "3", None]
 
 
 def test_the_largest_pods_end_no_expression_in_an_error(held: Registered) -> None:
