@@ -43,6 +43,11 @@ def bounds() -> dict[str, str]:
     return {file.parts[-3].removeprefix("cpu"): file.read_text().strip() for file in files}
 
 
+def limit(cpu: int, bound: str) -> None:
+    """Set how long a CPU may take to leave an idle state."""
+    (CPUS / f"cpu{cpu}" / BOUND).write_text(bound)
+
+
 def place_interrupts(cpus: CPUSet) -> None:
     """Let every interrupt that can be moved fire on these CPUs alone."""
     for number in affinities():

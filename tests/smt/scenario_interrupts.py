@@ -1,4 +1,4 @@
-"""Inside the guest: interrupts of devices, and on which CPUs they fire while a pod asks for quiet ones."""
+"""Inside the guest: interrupts of devices and idle states of CPUs, without and with a pod that asks for quiet ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from agent.quiet.interrupts import KernelInterrupts
 from pinning.contract import CRANE_CPU_MANAGER, IRQ_POLICY, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.inside import (
+    CPUS,
     SECONDS,
     WORK,
     Node,
@@ -27,9 +28,11 @@ from tests.smt.quiet_files import (
     KERNELS,
     WORKQUEUES,
     affinities,
+    bounds,
     busiest,
     counts,
     default_affinity,
+    limit,
     masks,
     place_interrupts,
     settings,
@@ -37,9 +40,10 @@ from tests.smt.quiet_files import (
 )
 from tests.smt.scenario_strangers import strangers
 
-CONFIG = "reserved: 0-1\nquiet: {interrupts: true, workqueues: true}\n"
+CONFIG = "reserved: 0-1\nquiet: {interrupts: true, workqueues: true, powerLatency: 20}\n"
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 QUIET = {**EXCLUSIVE, f"{NOISE_POLICY}/pod": "quiet"}
+MOST = "20"  # microseconds, as configured
 LEFT_ALONE = "4"  # a CPU that is not the pod's, and not reserved
 
 
@@ -48,7 +52,7 @@ def main() -> None:
     report("boot", kernel=os.uname().release)
     with running_node(VERSIONS[-1]) as node:
         (WORK / "config.yaml").write_text(CONFIG)
-        files = {"--irq": IRQ, "--workqueues": WORKQUEUES, "--config": WORK / "config.yaml"}
+        files = {"--irq": IRQ, "--workqueues": WORKQUEUES, "--power": CPUS, "--config": WORK / "config.yaml"}
         node.agent.arguments += [str(word) for flag in files.items() for word in flag]
         node.agent.start()
         node.add("hot", 2, EXCLUSIVE)
@@ -56,6 +60,7 @@ def main() -> None:
         cpus = CPUSet.parse(node.cpuset("hot"))
         strangers(node, cpus)
         place_interrupts(cpus)
+        limit(max(cpus), "100")  # the other one has no bound
         originals = settings()
         tell("before", cpus)
         ask_for_quiet(node, cpus)
@@ -87,6 +92,7 @@ def tell(step: str, cpus: CPUSet, use: str = "") -> None:
         affinities=affinities(),
         default=str(default_affinity()),
         masks=masks(),
+        bounds=bounds(),
         quiet=(ask() or {}).get("quiet"),
     )
 
@@ -121,8 +127,11 @@ def until_off(cpus: CPUSet) -> None:
 
 
 def are_narrow(cpus: CPUSet) -> bool:
-    """Return whether the default and the masks are without the CPUs."""
-    return all(it.isdisjoint(cpus) for it in (default_affinity(), *map(CPUSet.parse, masks().values())))
+    """Return whether the default and the masks are without the CPUs, and these enter no deep idle state."""
+    lists = [default_affinity(), *map(CPUSet.parse, masks().values())]
+    return all(it.isdisjoint(cpus) for it in lists) and all(
+        bound == MOST for cpu, bound in bounds().items() if int(cpu) in cpus
+    )
 
 
 def ask_for_quiet(node: Node, cpus: CPUSet) -> None:

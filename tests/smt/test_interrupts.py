@@ -87,6 +87,22 @@ def test_quiet_without_an_agent_and_with_the_next(quiet: Report) -> None:
     assert_quiet(step(quiet, "next agent"))
 
 
+def test_quiet_cpus_enter_no_deep_idle_state(quiet: Report) -> None:
+    """The kernel shows the operator's bound for quiet CPUs alone: for one without a bound, and for one with a looser one."""
+    before, now = step(quiet, "before"), step(quiet, "quiet")
+    mine = {str(cpu) for cpu in CPUSet.parse(now["cpus"])}
+
+    assert {cpu: before["bounds"][cpu] for cpu in mine} == dict(zip(sorted(mine), ("0", "100"), strict=True))
+    assert now["bounds"] == {**before["bounds"], **dict.fromkeys(mine, "20")}
+    assert [part.get("reason", "") for part in now["quiet"]["parts"]] == ["", ""]
+
+
+@pytest.mark.parametrize("when", ["kept", "driver", "offline", "online", "no agent", "next agent"])
+def test_bounds_stay_while_cpus_are_quiet(quiet: Report, when: str) -> None:
+    """Hotplug of another CPU, the end of an agent and the start of the next one leave what was written."""
+    assert step(quiet, when)["bounds"] == step(quiet, "quiet")["bounds"]
+
+
 def test_settings_are_back_when_the_pod_ends(quiet: Report) -> None:
     """When the pod ends all settings, the default affinity too, are restored."""
     ended = quiet.one("ended")
@@ -102,7 +118,7 @@ def test_settings_are_back_after_kill_and_reset(quiet: Report) -> None:
     changed = {name for name, text in reset["originals"].items() if taken[name] != text}
 
     assert {"irq default", "cpumask", "writeback/cpumask"} < changed
-    assert any(name.startswith("irq ") for name in changed - {"irq default"})
+    assert {name.partition(" ")[0] for name in changed} >= {"irq", "cpu"}
     assert reset["status"] == 0
     assert {name: reset["settings"][name] for name in reset["originals"]} == reset["originals"]
     assert freed  # with their numbers requested again, by interrupts with other inodes
