@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ ISOLATED = "4-7,12-13"
 THREE_CORES = GuestMachine(
     "6,sockets=1,cores=3,threads=2", "2G", seconds=1800.0, devices=("-device", "virtio-rng-pci")
 )
+QUIET_KILLS = int(os.environ.get("COREPIN_QUIET_KILLS", "3"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
@@ -44,7 +47,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return the report of a node with three cores, on which interrupts and other settings are changed."""
     find_programs(VERSIONS[-1])
-    options = f"COREPIN_CACHE={cache_folder().parent}"
+    options = f"COREPIN_CACHE={cache_folder().parent} QUIET_KILLS={QUIET_KILLS}"
     options += " GRPC_ENABLE_FORK_SUPPORT=0"  # else forked processes have threads of gRPC
     folder = tmp_path_factory.mktemp("quiet-")
-    return boot("tests.smt.scenario_interrupts", folder, machine=THREE_CORES, kernel_options=options)
+    machine = replace(THREE_CORES, seconds=THREE_CORES.seconds + 60.0 * QUIET_KILLS)
+    return boot("tests.smt.scenario_interrupts", folder, machine=machine, kernel_options=options)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.inside import CPUS
+from tests.environments.guest.inside import CPUS, online
 
 IRQ: Final = Path("/proc/irq")
 WORKQUEUES: Final = Path("/sys/devices/virtual/workqueue")
@@ -89,3 +89,16 @@ def settings() -> dict[str, str]:
         **masks(),
         **{f"cpu {number}": bound for number, bound in bounds().items()},
     }
+
+
+def quieted(originals: dict[str, str], quiet: CPUSet, most: int) -> dict[str, str]:
+    """Return what the settings are while CPUs are quiet, and enter no idle state that takes longer than `most`."""
+    return {name: _quieted(name, text, quiet, most) for name, text in originals.items()}
+
+
+def _quieted(name: str, text: str, quiet: CPUSet, most: int) -> str:
+    kind, _, number = name.partition(" ")
+    if kind == "cpu":
+        return str(min(int(text) or most, most)) if int(number) in quiet else text
+    rest = CPUSet.parse(text) - quiet
+    return str(rest or CPUSet.parse(online()) - quiet)

@@ -38,6 +38,7 @@ from tests.smt.quiet_files import (
     settings,
     traffic,
 )
+from tests.smt.scenario_quiet_kills import kills
 from tests.smt.scenario_strangers import strangers
 
 CONFIG = "reserved: 0-1\nquiet: {interrupts: true, workqueues: true, powerLatency: 20}\n"
@@ -71,6 +72,7 @@ def main() -> None:
         killed(node, cpus)
         ended(node, originals)
         reset(node, originals)
+        kills(node)
 
 
 def tell(step: str, cpus: CPUSet, use: str = "") -> None:
