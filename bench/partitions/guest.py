@@ -17,8 +17,7 @@ from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.inside import SECONDS, WORK, Node, report, running_node
 from tests.environments.node.containerd import VERSIONS
-from tests.smt.quiet_files import IRQ, WORKQUEUES, affinities, place_interrupts
-from tests.smt.scenario_interrupts import reaches
+from tests.smt.quiet_files import IRQ, WORKQUEUES, affinities, place_interrupts, reaches
 
 if TYPE_CHECKING:
     from collections.abc import Callable

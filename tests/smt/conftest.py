@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests import debian
 from tests.environments.guest.guest import WITH_DEVICES, GuestMachine, Report, boot
 from tests.environments.node.containerd import VERSIONS, _missing, find_programs
 from tests.environments.process.cmk_agent import built
@@ -19,6 +21,7 @@ THREE_CORES = GuestMachine(
     "6,sockets=1,cores=3,threads=2", "2G", seconds=1800.0, devices=("-device", "virtio-rng-pci")
 )
 QUIET_KILLS = int(os.environ.get("COREPIN_QUIET_KILLS", "3"))
+IRQBALANCE_ROUNDS = int(os.environ.get("COREPIN_IRQBALANCE_ROUNDS", "0"))  # 10 take 20 seconds
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
@@ -48,7 +51,12 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return the report of a node with three cores, on which interrupts and other settings are changed."""
     find_programs(VERSIONS[-1])
     options = f"COREPIN_CACHE={cache_folder().parent} QUIET_KILLS={QUIET_KILLS}"
+    if IRQBALANCE_ROUNDS:
+        with suppress(debian.NotInstalled):  # its test says that it is skipped
+            program = debian.unpack("irqbalance") / "usr/sbin/irqbalance"
+            options += f" IRQBALANCE={program} IRQBALANCE_ROUNDS={IRQBALANCE_ROUNDS}"
     options += " GRPC_ENABLE_FORK_SUPPORT=0"  # else forked processes have threads of gRPC
     folder = tmp_path_factory.mktemp("quiet-")
-    machine = replace(THREE_CORES, seconds=THREE_CORES.seconds + 60.0 * QUIET_KILLS)
+    more = 60.0 * QUIET_KILLS + 10.0 * IRQBALANCE_ROUNDS
+    machine = replace(THREE_CORES, seconds=THREE_CORES.seconds + more)
     return boot("tests.smt.scenario_interrupts", folder, machine=machine, kernel_options=options)

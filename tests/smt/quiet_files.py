@@ -24,6 +24,17 @@ def affinities() -> dict[str, str]:
     }
 
 
+def reaches(cpus: CPUSet) -> dict[str, str]:
+    """Return the interrupts with a driver that may fire on CPUs."""
+    return {
+        number: text
+        for number, text in affinities().items()
+        if number not in KERNELS
+        and any(entry.is_dir() for entry in (IRQ / number).iterdir())
+        and not CPUSet.parse(text).isdisjoint(cpus)
+    }
+
+
 def default_affinity() -> CPUSet:
     """Return the default affinity of interrupts requested later."""
     return CPUSet.of_mask(int((IRQ / "default_smp_affinity").read_text().replace(",", ""), 16))
@@ -67,6 +78,16 @@ def counts() -> dict[str, dict[str, int]]:
     }
 
 
+def grown(before: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Return how often each interrupt has fired since, by CPU; those that have not are left out."""
+    rows = {
+        name: {cpu: count - before.get(name, {}).get(cpu, 0) for cpu, count in row.items()}
+        for name, row in counts().items()
+    }
+    fired = {name: {cpu: count for cpu, count in row.items() if count} for name, row in rows.items()}
+    return {name: row for name, row in fired.items() if row}
+
+
 def traffic() -> None:
     """Ask the host for the size of its file system, which it answers by an interrupt each time."""
     for _ in range(REQUESTS):
@@ -77,8 +98,8 @@ def busiest() -> str:
     """Return the interrupt that fires most when the host is asked."""
     before = counts()
     traffic()
-    grown = {key: sum(row.values()) - sum(before.get(key, {}).values()) for key, row in counts().items()}
-    return max(grown, key=lambda key: grown[key]).partition(":")[0]
+    sums = {key: sum(row.values()) for key, row in grown(before).items()}
+    return max(sums, key=lambda key: sums[key]).partition(":")[0]
 
 
 def settings() -> dict[str, str]:

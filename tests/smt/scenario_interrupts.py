@@ -25,19 +25,21 @@ from tests.environments.guest.inside import (
 from tests.environments.node.containerd import VERSIONS
 from tests.smt.quiet_files import (
     IRQ,
-    KERNELS,
     WORKQUEUES,
     affinities,
     bounds,
     busiest,
     counts,
     default_affinity,
+    grown,
     limit,
     masks,
     place_interrupts,
+    reaches,
     settings,
     traffic,
 )
+from tests.smt.scenario_irqbalance import balanced
 from tests.smt.scenario_quiet_kills import kills
 from tests.smt.scenario_strangers import strangers
 
@@ -72,6 +74,7 @@ def main() -> None:
         killed(node, cpus)
         ended(node, originals)
         reset(node, originals)
+        balanced(node)
         kills(node)
 
 
@@ -80,17 +83,11 @@ def tell(step: str, cpus: CPUSet, use: str = "") -> None:
     use_devices(use)  # a written affinity holds from the next interrupt on
     before = counts()
     use_devices(use)
-    after = counts()
-    fired = {
-        name: {cpu: count - before.get(name, {}).get(cpu, 0) for cpu, count in row.items()}
-        for name, row in after.items()
-    }
-    fired = {name: {cpu: count for cpu, count in row.items() if count} for name, row in fired.items()}
     report(
         "interrupts",
         step=step,
         cpus=str(cpus),
-        fired={name: row for name, row in fired.items() if row},
+        fired=grown(before),
         affinities=affinities(),
         default=str(default_affinity()),
         masks=masks(),
@@ -106,17 +103,6 @@ def use_devices(file: str) -> None:
         with Path(file).open("rb", buffering=0) as device:
             for _ in range(20):
                 device.read(64)
-
-
-def reaches(cpus: CPUSet) -> dict[str, str]:
-    """Return the interrupts with a driver that may fire on CPUs."""
-    return {
-        number: text
-        for number, text in affinities().items()
-        if number not in KERNELS
-        and any(entry.is_dir() for entry in (IRQ / number).iterdir())
-        and not CPUSet.parse(text).isdisjoint(cpus)
-    }
 
 
 def until_off(cpus: CPUSet) -> None:
