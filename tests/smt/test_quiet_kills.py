@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.environments.guest.guest import Report
 from tests.smt.conftest import QUIET_KILLS
+
+pytestmark = pytest.mark.skipif(not QUIET_KILLS, reason="COREPIN_QUIET_KILLS is not set")
 
 
 def test_next_agent_makes_everything_right(quiet: Report) -> None:
