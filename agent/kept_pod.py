@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 
 from pinning.contract import (
+    ASKING_MARKS,
     CONTAINER_SCOPE,
     CPUMANAGER_LABELS,
     CRANE_CPU_MANAGER,
@@ -260,6 +261,8 @@ def _annotations(given: dict[str, str], containers: Collection[str | None]) -> I
     for key, value in given.items():
         if key == STATUS_CPUS:
             yield key, value
+        elif key in ASKING_MARKS:
+            yield key, ""  # the key counts, as it does for the runtime's questions
         elif key.partition("/")[0] in CRIO_FOLLOWED:
             if key in CRIO_FOLLOWED or key.partition("/")[2] in containers:
                 yield key, value[:LONGEST_VALUE]

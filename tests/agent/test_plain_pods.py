@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from agent.kept_pod import PodDecoder
 from agent.plain_pods import (
     GATHER_SECONDS,
     MOST_PARSED,
@@ -19,7 +21,14 @@ from agent.plain_pods import (
     seconds_for_pod,
     soonest,
 )
-from pinning.contract import CMK_MUTATE, CRANE_CPU_MANAGER, GUARDED, KUBEVIRT_LABEL, VIRT_LAUNCHER
+from pinning.contract import (
+    CMK_INJECTED,
+    CMK_MUTATE,
+    CRANE_CPU_MANAGER,
+    GUARDED,
+    KUBEVIRT_LABEL,
+    VIRT_LAUNCHER,
+)
 from pinning.planning.observed import SeenPod
 from tests.pinning.world import Wish, pod_document
 
@@ -30,6 +39,11 @@ def pod(wish: Wish | None = None, *, phase: str = "Running", **metadata: Any) ->
     document["status"] = {"phase": phase}
     document["metadata"] |= metadata
     return document
+
+
+def kept(document: Any) -> Any:
+    """Return the parts of a pod that the agent's watch keeps."""
+    return document and PodDecoder().decode(json.dumps(document).encode())
 
 
 PLAIN = pod()
@@ -63,6 +77,7 @@ OWNER = pod(Wish("1", policy="exclusive"))
 def test_wait_of_a_change(before: Any, after: Any, seconds: float | None) -> None:
     """A pod with a current or earlier request for CPUs, or one that may be held back, gets a pass at once."""
     assert seconds_for_pod(PodChange("a", before, after)) == seconds
+    assert seconds_for_pod(PodChange("a", kept(before), kept(after))) == seconds
 
 
 @pytest.mark.parametrize(
@@ -73,6 +88,7 @@ def test_wait_of_a_change(before: Any, after: Any, seconds: float | None) -> Non
         pytest.param(None, OWNER, NOW, id="owner-comes"),
         pytest.param(None, pod(annotations={CRANE_CPU_MANAGER: "none"}), NOW, id="policy-none"),
         pytest.param(None, pod(annotations={CMK_MUTATE: "true"}), GATHER_SECONDS, id="cmk-without-cores"),
+        pytest.param(None, pod(annotations={CMK_INJECTED: "true"}), GATHER_SECONDS, id="cmk-was-injected"),
         pytest.param(None, pod(annotations={GUARDED: "true"}), GATHER_SECONDS, id="held-back-until-known"),
     ],
 )
@@ -80,7 +96,7 @@ def test_wait_of_a_change_where_the_runtime_asks_first(
     before: Any, after: Any, seconds: float | None
 ) -> None:
     """A new plain pod can wait, because its containers get the same CPUs from the last table; marked ones are held back."""
-    assert seconds_for_pod(PodChange("a", before, after), asks_first=True) == seconds
+    assert seconds_for_pod(PodChange("a", kept(before), kept(after)), asks_first=True) == seconds
 
 
 def test_pod_with_a_runtime_class_is_not_plain() -> None:
