@@ -39,7 +39,7 @@ def budgeted(
             "uid": uid,
             "namespace": "test",
             "creationTimestamp": f"2026-01-01T00:{created // 60:02}:{created % 60:02}Z",
-            "annotations": EXCLUSIVE if annotations is None else annotations,
+            "annotations": dict(EXCLUSIVE if annotations is None else annotations),
             "labels": {},
         },
         "spec": {

@@ -161,13 +161,29 @@ def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
 def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
     """Warn that a resize does not change what the scheduler counts for the container."""
     was = _by_container(before, partial(_needs, before, settings=settings))
+    right = frozenset(_right_together(after, settings))
     for member, need in _miscounted(after, settings):
-        if need in was.get(member.name, ()):
+        if need in was.get(member.name, ()) or (need.resource in right and member.role is not Role.INIT):
             continue
         given = member.requests[need.resource]
         message = f"the scheduler still counts {shown(given)} {need.unit} for container {member.called}"
         remedy = GROWN if need.least > parse_quantity(given) else SHRUNK
         yield Cause(_field(member, need), f"{message}, and {need.policy} now takes {need.amount}; {remedy}")
+
+
+def _right_together(pod_claims: PodClaims, settings: Settings) -> Iterator[str]:
+    """Yield the resources of which the lasting containers of a pod with a budget request together what its claims take.
+
+    The scheduler adds their requests up, and a resize inside the budget moves CPUs between a slice and the pool.
+    """
+    if not pod_claims.budget:
+        return
+    lasting = [member for member in pod_claims.members if member.role is not Role.INIT]
+    needs = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
+    for need in _added(need for member in lasting for need in needs.get(member.name, ())):
+        given = sum(whole(member.requests.get(need.resource, 0)) or 0 for member in lasting)
+        if need.least <= given <= need.most:
+            yield need.resource
 
 
 def _field(member: Member, need: Need) -> str:

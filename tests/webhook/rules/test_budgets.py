@@ -15,6 +15,7 @@ from pinning.pods.claims import read_pod
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
 from tests.tables import table
+from tests.webhook.rules.mutated import mutated
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
@@ -169,6 +170,44 @@ def test_a_resize_of_the_budget_is_reviewed(cpu: str, refused: bool) -> None:
         )
     else:
         assert fields(verdict.warnings) == ([FIELD] if cpu == "2" else [])
+
+
+@table(
+    "words, settings, budget, slice_, init, expected",
+    {
+        "inside the budget": (ISOLATE, b"", 6, 1, 2, []),
+        "up to the whole budget": (ISOLATE, b"", 6, 6, 2, []),
+        "of slice and budget": (
+            ISOLATE,
+            b"",
+            7,
+            1,
+            2,
+            ["2 cores for container m", "4 cores for container log"],
+        ),
+        "of the budget": (ISOLATE, b"", 7, 2, 2, ["4 cores for container log"]),
+        "of an init container": (ISOLATE, b"", 6, 1, 3, ["2 cores for container init"]),
+        "inside the budget, as many cores": (REQUIRE, NODES, 6, 4, 2, []),
+        "inside the budget, with two idle CPUs": (REQUIRE, NODES, 6, 1, 2, ["2 cores for container log"]),
+        "where the number of threads is unknown": (REQUIRE, b"", 6, 1, 2, []),
+        "of CPUs of one NUMA node": ({**SINGLE, **ISOLATE}, NODES, 6, 1, 2, []),
+    },
+)
+def test_a_resize_warns_only_if_the_pod_has_another_sum_counted(
+    words: dict[str, str], settings: bytes, budget: int, slice_: int, init: int, expected: list[str]
+) -> None:
+    """The scheduler adds up what slices and pool request, so that a resize inside the budget changes no sum."""
+    inits: Any = {"init": (2, "")}
+    old = mutated(budgeted("a", 6, {"m": 2, "log": None}, inits, words), NODES)
+    new = copy.deepcopy(old)
+    new["spec"]["resources"] = {kind: {"cpu": str(budget)} for kind in ("limits", "requests")}
+    for listed, cpus in (("containers", slice_), ("initContainers", init)):
+        new["spec"][listed][0]["resources"]["limits"]["cpu"] = str(cpus)
+    warnings = review_changed_pod(old, new, load_settings(settings)).warnings
+    counted = [it.message for it in warnings if it.message.startswith("the scheduler still counts")]
+    assert [message.partition(",")[0] for message in counted] == [
+        f"the scheduler still counts {text}" for text in expected
+    ]
 
 
 def test_a_resize_to_a_fraction_takes_nothing_from_a_pod_whose_pool_is_empty() -> None:
