@@ -24,7 +24,7 @@ WORDS = re.compile(
 )
 
 SPOKEN = 2  # words: shorter texts are keys and names
-PAGES = [Path(name) for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
+PAGES = [Path(name) for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
     Path("docs").glob("*.md")
 )
 
