@@ -16,6 +16,7 @@ from agent.kernel.procfs import STATE, stat_fields
 
 START_SECONDS = 60.0  # three on an idle machine
 STOP_SECONDS = 10.0
+TREE = Path(__file__).parents[3]  # the checkout, or a worktree of it, whose tests run
 _POLL_SECONDS = 0.05
 
 
@@ -79,11 +80,11 @@ class Daemon:
 
 @contextmanager
 def running(name: str, command: Sequence[str], log_file: Path) -> Iterator[Daemon]:
-    """Run `command` until the block ends."""
+    """Run `command` until the block ends; a program of corepin is that of this tree, wherever it is installed from."""
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             dies_with_parent(command),
-            env=plain_environment(),
+            env=plain_environment() | {"PYTHONPATH": str(TREE)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

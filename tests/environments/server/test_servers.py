@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+import pinning
 from tests.environments.server.apiserver import ApiServer, KubectlFailed
 from tests.environments.server.catalog import NEWEST
-from tests.environments.server.daemon import DaemonFailed, plain_environment
+from tests.environments.server.daemon import DaemonFailed, plain_environment, running
 from tests.environments.server.start import require_servers, start_servers
 
 POD = """
@@ -105,3 +106,12 @@ def test_servers_know_how_often_to_collect_garbage(monkeypatch: pytest.MonkeyPat
     for name in ("GOGC", "GOMAXPROCS", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "400")
     assert plain_environment().keys() & {"GOGC", "GOMAXPROCS", "HTTPS_PROXY"} == {"GOGC", "GOMAXPROCS"}
+
+
+def test_a_program_of_corepin_is_that_of_the_tests(tmp_path: Path) -> None:
+    """A worktree shares the environment of another checkout, and its tests start the worktree's own programs."""
+    log_file = tmp_path / "log"
+    code = "import pinning; print(*pinning.__path__)"
+    with running("python", [sys.executable, "-SP", "-c", code], log_file) as daemon:
+        assert daemon.process.wait() == 0, log_file.read_text()
+    assert log_file.read_text().split() == [str(Path(pinning.__file__).parent)]
