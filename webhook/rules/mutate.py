@@ -1,7 +1,8 @@
 """Mutation plan for a new pod: CMK contract, scheduler counts, sidecar limits, NRI annotations, guest file, gate. Pure.
 
 A plan is a list of JSON Patch operations with warnings. It is minimal and idempotent: planning for the patched pod
-gives no operation. Only the API token of an account that the webhook sets is removed; everything else is added.
+gives no operation. It removes only the API token of an account that the webhook sets, and replaces only the record of
+limits that a LimitRange filled in; everything else is added.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pinning.contract import CMK_MUTATE, CMK_MUTATE_TRUE, FILLED_IN
 from pinning.errors import Cause
+from pinning.pods.budget import filled_in
 from pinning.pods.claims import PodClaims, read_pod
 from pinning.truncate import few
 from webhook.rules.account import plan_account, plan_token, warn_token
@@ -20,7 +22,7 @@ from webhook.rules.gate import plan_gate
 from webhook.rules.guest_file import plan_guest_file
 from webhook.rules.injection import NOTHING, joined, merged
 from webhook.rules.nri_annotations import plan_nri_annotations
-from webhook.rules.patch import Operation, clashes, missing, wanted
+from webhook.rules.patch import Operation, add, clashes, escaped, missing, wanted
 from webhook.rules.sidecars import plan_limits
 
 if TYPE_CHECKING:
@@ -50,9 +52,9 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
     guest_file = plan_guest_file(pod, _reads_cpus(pod, pod_claims), injection.mutations.volumes)
     core_limits = plan_core_limits(pod_claims)
-    annotations = joined(plan_nri_annotations(pod_claims, settings), _keep_filled_in(pod_claims))
-    more = merged({POD: annotations}, core_limits, limits, guest_file)
+    more = merged({POD: plan_nri_annotations(pod_claims, settings)}, core_limits, limits, guest_file)
     operations = plan_injection(pod, pod_claims, settings, injection, more)
+    operations += _keep_filled_in(pod, pod_claims)
     operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):
         return Plan(tuple(operations), few(limit_warnings))
@@ -75,12 +77,18 @@ def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
     return annotations.get(CMK_MUTATE) in CMK_MUTATE_TRUE
 
 
-def _keep_filled_in(pod_claims: PodClaims) -> Fragment:
-    """Return the record of CPU limits that a LimitRange filled in, which LimitRanger forgets when it fills in further ones."""
-    filled = pod_claims.pod_level.filled if pod_claims.pod_level else ()
-    if not filled:
-        return {}
-    return {"metadata": {"annotations": {FILLED_IN: ",".join(claim.container for claim in filled)}}}
+def _keep_filled_in(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
+    """Yield the record of CPU limits that a LimitRange filled in, which LimitRanger forgets when it fills in further ones.
+
+    A record that lacks containers is completed: it is of a pod that this one was copied from.
+    """
+    if not pod_claims.pod_level or not pod_claims.pod_level.filled:
+        return
+    kept = ((pod.get("metadata") or {}).get("annotations") or {}).get(FILLED_IN, "").split(",")
+    known = filled_in(pod)
+    names = [member.name for member in pod_claims.members if member.name in known]
+    if not set(names).issubset(kept):
+        yield add(f"/metadata/annotations/{escaped(FILLED_IN)}", ",".join(names))
 
 
 def _reads_cpus(pod: Pod, pod_claims: PodClaims) -> tuple[Member, ...]:

@@ -141,9 +141,33 @@ def test_limits_of_a_limit_range_are_recorded_for_its_next_run() -> None:
     proxy = {"name": "proxy", "resources": {"limits": {"cpu": "1"}}}
     document["spec"]["containers"].append(proxy)
     document["metadata"]["annotations"][LIMIT_RANGER] = _FILLED + "proxy"
+    document = _mutated(document)
+    assert document["metadata"]["annotations"][FILLED_IN] == "m,log,proxy"
     assert _mutated(document) == document
     assert review_new_pod(document, PLAIN, Injection(BUILT_IN)).causes == ()
     assert read_pod(document).slices == ()
+
+
+@table(
+    "record",
+    {"of other containers": "gone,log", "of some": "m", "empty": "", "unreadable": "[m, log]"},
+)
+def test_a_record_of_limits_that_was_copied_is_completed(record: str) -> None:
+    """A pod that was copied brings a record; what a LimitRange fills in now is kept over its next run all the same."""
+    words = {**ISOLATE, FILLED_IN: record, LIMIT_RANGER: _FILLED + "m; cpu limit for container log"}
+    document = _mutated(budgeted("a", 4, {"m": 1, "log": 1}, annotations=words))
+    assert document["metadata"]["annotations"][FILLED_IN] == "m,log"
+    document["metadata"]["annotations"][LIMIT_RANGER] = _FILLED + "proxy"
+    assert read_pod(document).slices == ()
+    assert _mutated(document) == document
+
+
+@pytest.mark.parametrize("record", ["m,log", "log,m,m,gone"])
+def test_a_record_of_all_limits_is_left_as_it_is(record: str) -> None:
+    """A record is replaced only if a container is missing."""
+    words = {**ISOLATE, FILLED_IN: record, LIMIT_RANGER: _FILLED + "m; cpu limit for container log"}
+    document = _mutated(budgeted("a", 4, {"m": 1, "log": 1}, annotations=words))
+    assert document["metadata"]["annotations"][FILLED_IN] == record
 
 
 _FILLED = "LimitRanger plugin set: cpu limit for container "
