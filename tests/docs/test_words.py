@@ -25,7 +25,7 @@ WORDS = re.compile(
 
 SPOKEN = 2  # words: shorter texts are keys and names
 PAGES = [Path(name) for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
-    Path("docs").glob("*.md")
+    Path("docs").rglob("*.md")
 )
 
 
