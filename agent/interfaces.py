@@ -311,7 +311,9 @@ class ContainerWatch(Protocol):
 class StartState(NamedTuple):
     """The start state of a container."""
 
-    seconds: float | None  # age of its oldest process, the runtime's own at first; None if there is none
+    seconds: (
+        float | None
+    )  # age of its oldest process, the runtime's own at first; None if there is none, or it is not known
     has_begun: bool  # its command runs, or may run
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,11 +58,15 @@ class KernelTasks:
     def start_state(self, cgroup: str) -> StartState:
         """Return the start state of the cgroup's container.
 
-        Raise Gone. crun puts a container's processes into a child of the container's cgroup.
+        Raise Gone. crun puts a container's processes into a child of the container's cgroup. Only a container that has
+        begun makes more cgroups than are looked at; its age is not known, because its oldest process may be in any of them.
         """
         folder = self._hierarchy.folder(cgroup)
         own = map(int, read_text(folder / PROCS).split())
-        return start_state_of(chain(own, ids_in(islice(walk(folder), 1, MOST_CGROUPS), PROCS)))
+        below = list(walk(folder))[1:]
+        if len(below) >= MOST_CGROUPS:
+            return StartState(None, has_begun=True)
+        return start_state_of(chain(own, ids_in(below, PROCS)))
 
 
 def tasks_below(folder: Path, tasks_file: str) -> list[int]:

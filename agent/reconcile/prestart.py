@@ -253,7 +253,9 @@ class PreStartPinner:
                 self._touched(container, is_written and not start.has_begun)
             if not is_written:
                 return False
-        if start.seconds is None or not (target.is_planned or start.has_begun):
+        if start.seconds is None:
+            return start.has_begun  # since when is not known
+        if not (target.is_planned or start.has_begun):
             return False
         self._note(container, target, start.seconds if start.has_begun else 0.0)
         return True

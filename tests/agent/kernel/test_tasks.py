@@ -129,8 +129,21 @@ def test_look_at_a_container_of_many_cgroups_is_bounded(
     with pytest.raises(TooMany, match="more than 1024 cgroups"):
         tasks.below("/one")
     assert len(reads) == 1
-    assert tasks.start_state("/one").has_begun
+    assert tasks.start_state("/one") == (None, True)
     assert len(reads) < 2 * MOST_CGROUPS
+
+
+def test_container_whose_processes_are_in_cgroups_that_are_not_read_has_begun(tmp_path: Path) -> None:
+    """Its age is not known: `created` and without an unpinned time would be a proof of what was not seen."""
+    folder = tmp_path / "one"
+    tasks = crowd(folder, os.getpid(), MOST_CGROUPS)
+    for procs in folder.rglob("cgroup.procs"):
+        procs.write_text("")
+    assert tasks.start_state("/one") == (None, True)
+    (folder / "0/cgroup.procs").unlink()
+    (folder / "0/cgroup.threads").unlink()
+    (folder / "0").rmdir()
+    assert tasks.start_state("/one") == (None, False)
 
 
 def test_as_many_cgroups_as_are_looked_at_are_no_crowd(tmp_path: Path) -> None:

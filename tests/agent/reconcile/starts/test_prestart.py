@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 ALL, OWN = CPUSet.parse("0-3"), CPUSet.parse("1")
 NEW_OWNER = Owner("uid", "main")
 NEW = NewContainer("one", NEW_OWNER, "/kubepods/pod1/one")
-NOBODY, HELD, RUNNING = (
+NOBODY, HELD, RUNNING, CROWD = (
     StartState(None, has_begun=False),
     StartState(0.02, has_begun=False),
     StartState(0.03, has_begun=True),
+    StartState(None, has_begun=True),
 )
 
 
@@ -39,9 +40,11 @@ class Cgroup:
     cpus: CPUSet = ALL
     overwrites: int = 0  # of our writes, by a runtime that fills an empty cpuset
     writes: list[CPUSet] = field(default_factory=list)
+    looks: int = 0
 
     def start_state(self, _: str) -> StartState:
         """Return the next stage."""
+        self.looks += 1
         if not self.stages:
             raise Gone("one")
         stage, self.stages = self.stages[0], self.stages[1:] or self.stages
@@ -125,6 +128,15 @@ def test_command_that_ran_before_the_look_has_an_unpinned_time() -> None:
     pinner, touched = pinned(cgroup)
     assert seconds(pinner, OWN) == 0.03
     assert touched[-1] == (NEW, False)
+
+
+@pytest.mark.parametrize("cpus", [ALL, OWN])
+def test_command_that_ran_for_an_unknown_time_is_not_waited_for(cpus: CPUSet) -> None:
+    """Each look at a container of many cgroups takes 25 ms, and the next one would find out no more."""
+    cgroup = Cgroup([NOBODY, CROWD] if cpus == ALL else [CROWD], cpus=cpus)
+    right = pinned(cgroup)[0].taken("one", OWN)
+    assert right is None or right.seconds is None
+    assert cgroup.looks == (2 if cpus == ALL else 1)
 
 
 def test_unpinned_time_is_of_the_written_cpus() -> None:
