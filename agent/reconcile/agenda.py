@@ -61,10 +61,10 @@ class Agenda:
 
     async def pause(self, key: str, seconds: float) -> None:
         """Wait for some seconds, or up to EARLY_SECONDS less beside a look, instead of setting a timer for this alone."""
-        over = asyncio.get_running_loop().create_future()
-        self.add_poll(key, lambda: over.set_result(None), seconds)
+        over = asyncio.Event()  # a look may come in the turn in which the waiting task is cancelled
+        self.add_poll(key, over.set, seconds)
         try:
-            await over
+            await over.wait()
         finally:
             self.cancel(key)
 

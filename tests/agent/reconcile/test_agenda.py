@@ -88,6 +88,25 @@ def test_pause_ends_beside_a_look(looks: Looks) -> None:
     asyncio.run(scenario())
 
 
+def test_pause_that_is_cancelled_as_it_ends_is_no_crash(
+    looks: Looks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the agent ends: its look is begun before the cancelled task runs."""
+
+    async def scenario() -> None:
+        pause = asyncio.create_task(looks.agenda.pause("noise", 10.0))
+        await asyncio.sleep(0)
+        pause.cancel()
+        looks.now = 10.0
+        for key in looks.agenda.take_due():
+            await looks.agenda.look(key)
+        await asyncio.wait([pause])
+        assert looks.agenda.due() == []
+
+    asyncio.run(scenario())
+    assert caplog.messages == []
+
+
 def test_polls_of_different_periods_share_wakes() -> None:
     """A poll each second and two each two seconds wake an idle process once a second, however late its timer is."""
     looks, wakes = Looks(), 0
