@@ -46,6 +46,7 @@ class AgentFacts:
     exclusive: CPUSet  # including the idle siblings
     shared: CPUSet = EMPTY
     claimable: CPUSet = EMPTY  # that ResourceClaims may take, held or not
+    claimed: CPUSet = EMPTY  # that ResourceClaims hold
     runtime: str = ""  # name and version when the runtime last answered
     kubelet: KubeletPolicy = KubeletPolicy.UNKNOWN
     observes: bool = False
@@ -169,12 +170,13 @@ def _claims(facts: Facts) -> Iterator[Check]:
 
 
 def _has_room(facts: Facts) -> bool | None:
-    """Return whether the agent would publish CPUs for claims if no claim held any; None: not known."""
+    """Return whether the agent would publish CPUs, those that claims hold among them; None: not known."""
     agent = facts.agent
     if agent is None or facts.topology is None:
         return None
     topology = facts.topology.with_online(agent.allocatable | agent.reserved)
-    offer = Offer(topology, agent.claimable, EMPTY, agent.exclusive, agent.shared | agent.exclusive)
+    held = agent.exclusive | agent.claimed
+    offer = Offer(topology, agent.claimable, agent.claimed, held - agent.claimed, agent.shared | held)
     return any(published_cpus(device_groups(topology, agent.claimable), offer).values())
 
 

@@ -101,7 +101,7 @@ def _of_drivers(cluster: ClusterFacts, *, has_room: bool | None) -> Iterator[Che
         message = "no CPUs of this node are published: every core is held, or a feature gate is off"
         yield unknown("claims", message, f"start the agent, which knows what is held; {_PUBLISHES_NONE}")
     else:
-        message = "no CPUs of this node are published, although cores are free"
+        message = "no CPUs of this node are published, although claims hold cores or could get free ones"
         yield finding("claims", message, _PUBLISHES_NONE)
 
 

@@ -103,6 +103,9 @@ def agent_facts(state: AgentState) -> AgentFacts:
         exclusive=union(exclusive_cpus(state).values()),
         shared=CPUSet.parse(state.sets.shared),
         claimable=CPUSet.parse(state.sets.exclusive_pool) & CPUSet.parse(state.sets.allocatable),
+        claimed=union(
+            CPUSet.parse(part["cpus"]) for grant in state.ledger.get("claims", ()) for part in grant["parts"]
+        ),
         runtime=state.runtime,
         kubelet=KubeletPolicy(state.kubelet)
         if state.kubelet in set(KubeletPolicy)

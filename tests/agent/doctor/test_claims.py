@@ -72,7 +72,7 @@ def test_observing_agent_serves_none() -> None:
         "gate off": (
             HERE._replace(cluster=GOOD._replace(drivers={})),
             Verdict.FINDING,
-            "no CPUs of this node are published, although cores are free",
+            "no CPUs of this node are published, although claims hold cores or could get free ones",
         ),
         "second driver": (
             HERE._replace(cluster=GOOD._replace(drivers={"dra.cpu": 16, "cpu.corepin.io": 14})),
@@ -117,6 +117,24 @@ def test_node_whose_cores_are_held_has_nothing_to_fix(
     ((found, words),) = said(HERE._replace(cluster=GOOD._replace(drivers={})), has_room=has_room)
     assert found is verdict
     assert message in words
+
+
+def test_node_whose_cores_are_held_by_claims_has_to_publish_them() -> None:
+    """The scheduler subtracts what claims hold by itself, and takes a node without a slice for one without a driver."""
+    machine = smt_machine(2)
+    held = machine.siblings_of(CPUSet([1]))
+    agent = replace(
+        AGENT,
+        allocatable=held,
+        reserved=machine.online - held,
+        exclusive=held,
+        shared=machine.online - held,
+        claimable=held,
+        claimed=held,
+    )
+    claims = HERE._replace(cluster=GOOD._replace(drivers={}))
+    facts = replace(FINE, topology=machine, agent=agent, claims=claims)
+    assert [it.verdict for it in examine(facts) if it.subject == "claims"] == [Verdict.FINDING]
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,12 @@ from agent.doctor.programs import pods_of_verb
 from agent.node_state import MemoryKill, Path, PodState
 from agent.serve.state_json import agent_state
 from pinning.contract import KubeletPolicy
+from pinning.dra.claims import ClaimGrant
 from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
+from tests.pinning.dra.claiming import claim
 from tests.pods import container
 
 if TYPE_CHECKING:
@@ -65,6 +68,12 @@ def test_strict_reserved_is_read_from_the_state() -> None:
     assert not agent_facts(agent_state(state_of())).is_strict
     pools = replace(strict, pools=StaticPools(exclusive_cores=2))
     assert not agent_facts(agent_state(state_of(config=pools))).is_strict
+
+
+def test_cpus_of_claims_are_read_from_the_ledger() -> None:
+    """Also those of a claim that no container uses."""
+    ledger = Ledger().grant(ClaimGrant(claim("x", 2), (CPUSet.parse("1,5"),)))
+    assert agent_facts(agent_state(replace(state_of(), ledger=ledger))).claimed == CPUSet.parse("1,5")
 
 
 def test_runtime_reason_and_memory_kills_are_read_from_the_state() -> None:
