@@ -75,11 +75,14 @@ def test_claim_without_cpus_of_this_node_is_prepared_without_devices(
 
 
 @pytest.mark.parametrize(
-    ("problem", "reason"),
-    [(Unavailable("down"), "the API server does not answer"), (Refused("403: forbidden"), "cannot be read")],
+    ("problem", "seconds", "reason"),
+    [
+        (Unavailable("down"), 0.05, "the API server does not answer"),
+        (Refused("403: forbidden"), 40.0, "cannot be read"),  # an answer, and not a timeout under load
+    ],
 )
 def test_prepare_is_refused_while_the_allocation_is_not_known(
-    tmp_path: Path, problem: Exception, reason: str
+    tmp_path: Path, problem: Exception, seconds: float, reason: str
 ) -> None:
     """The pod that had the claim is gone, so it may have been allocated anew: the ledger is no answer."""
 
@@ -87,7 +90,7 @@ def test_prepare_is_refused_while_the_allocation_is_not_known(
         node.add("x", 1)
         await node.prepare("x")
         node.api.problem = problem
-        node.driver.book._wait_seconds = 0.05
+        node.driver.book._wait_seconds = seconds
         answer = (await node.prepare("x"))["x"]
         assert len(answer.devices) == 0
         assert re.search(reason, answer.error)
