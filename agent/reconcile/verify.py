@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from agent.reconcile.observe import Observer
 
 AT_ONCE: Final = 8  # containers between two yields to the event loop
+TURN_SECONDS: Final = 0.02  # CPU time until a further yield: a container with a thousand cgroups takes longer
 POLL_SECONDS: Final = 2.0  # between two rounds of counting tasks by part
 REST: Final = 50.0  # seconds for each second of counting, so that many threads cost at most 2 % of a core
 MOST_SHOWN: Final = 8  # in one round: programs that change their masks all the time cost 4 requests a second
@@ -39,19 +41,22 @@ async def prove_tasks(
     cgroups: Cgroups,
     vm_tasks: Callable[[str], frozenset[int]],
     is_wanted_elsewhere: Callable[[], bool],
+    cpu_time: Callable[[], float] = time.thread_time,
 ) -> Sweep:
     """Compare the tasks of each container with its planned CPUs, until other work is pending.
 
     A first process that started narrower is widened, once: later changes are its own choice. The threads of a
     container's virtual machine (`vm_tasks`) are on fewer CPUs because this agent, or libvirt, pinned them.
     """
-    is_news = False
+    is_news, begun = False, cpu_time()
     for number, record in enumerate(records, 1):
         is_news |= _prove(record, cgroups, vm_tasks(record.seen.id))
-        if number % AT_ONCE == 0:
+        may_end = number % AT_ONCE == 0
+        if may_end or cpu_time() - begun > TURN_SECONDS:
             await asyncio.sleep(0)
-            if is_wanted_elsewhere():
-                return Sweep(is_whole=False, is_news=is_news)
+            begun = cpu_time()
+        if may_end and is_wanted_elsewhere():
+            return Sweep(is_whole=False, is_news=is_news)
     return Sweep(is_whole=True, is_news=is_news)
 
 

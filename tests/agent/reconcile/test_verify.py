@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from agent.errors import Refused, TooMany, Unavailable
@@ -10,6 +11,7 @@ from agent.metrics import _states as states
 from agent.node_state import Path
 from agent.published_parts import container as published
 from agent.reconcile.reconciler import Settings
+from agent.reconcile.verify import TURN_SECONDS, Sweep, prove_tasks
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig
 from tests.agent.fakes import FakeNode
@@ -50,6 +52,26 @@ def test_container_of_many_cgroups_is_not_proven(node: FakeNode) -> None:
     node.cgroups.stray_tasks = compare  # type: ignore[method-assign]
     sweep(node)
     assert "proven" in states(container(node.run(), "a"))
+
+
+def test_slow_looks_leave_turns_to_other_work(node: FakeNode) -> None:
+    """A container may have a thousand cgroups, and a pod eight such containers: a sweep yields between them."""
+    pinned_pair(node)
+    now, before_look, turns = 0.0, list[int](), list[str]()
+
+    def look(cgroup: str, _: object) -> StrayTasks:
+        nonlocal now
+        now += 2 * TURN_SECONDS
+        before_look.append(len(turns))
+        asyncio.get_running_loop().call_soon(turns.append, cgroup)
+        return StrayTasks()
+
+    node.cgroups.stray_tasks = look  # type: ignore[assignment]
+    reconciler = node.agent.reconciler
+    records, cgroups = reconciler.observer.records.values(), reconciler._interfaces.cgroups
+    proving = prove_tasks(records, cgroups, lambda _: frozenset(), lambda: True, lambda: now)
+    assert node.runner.run(proving) == Sweep(is_whole=True, is_news=False)
+    assert before_look == list(range(len(records)))
 
 
 def sweep(node: FakeNode) -> None:
