@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from tests.environments.cluster.registered import (
 )
 from tests.environments.cluster.registration import INSTANCE
 from tests.environments.server.catalog import NEWEST
+from tests.environments.server.catalog import POLICY as EVALUATOR
+from tests.environments.server.daemon import plain_environment
+from tests.environments.server.start import require
 from tests.pods import CORES, CPU_MANAGER, SMT, container
 
 POLICY = Path(__file__).parents[2] / "manifests" / "components" / "counted" / "policy.yaml"
@@ -148,6 +152,27 @@ def budgets() -> Iterator[dict[str, Any]]:
             yield pod
 
 
+def requested_budgets() -> Iterator[dict[str, Any]]:
+    """Yield pods with a pod-level request alone, as Kubernetes 1.34 to 1.36 store them: many limits and counts."""
+    for request, own, beside, first, lasting in itertools.product(
+        ("4", "6", "3500m"),
+        ("2", "500m", None),
+        ("1", "3500m", None),
+        (None, "2", "5", "1"),
+        (0, 1, 2, 3, 4, 6),
+    ):
+        restart = {"restartPolicy": "Always"} if first == "1" else {}
+        init = [counting("first", first, 0) | restart] if first else []
+        pod = budgeted(
+            counting("main", own, 0),
+            counting("side", beside, lasting),
+            resources={"requests": {"cpu": request}},
+            annotations={SMT: "isolate"},
+            init=init,
+        )
+        yield pod
+
+
 def counted_budgets() -> Iterator[dict[str, Any]]:
     """Yield pods with a budget of 4, a slice of 2 and many counts on each container."""
     for own, beside in itertools.product((0, 1, 2, 4, 10**15), (0, 1, 2, 4, 10**15)):
@@ -216,6 +241,28 @@ def test_policy_reads_budgets_as_the_agent_does(held: Registered) -> None:
         expected[text] = is_uncounted(pod)
     assert found == expected
     assert set(found.values()) == {True, False}
+
+
+@pytest.mark.server
+def test_policy_reads_a_budget_without_a_limit_as_the_agent_does(tmp_path: Path) -> None:
+    """Where the API server fills in no pod-level limit, it is what the agent takes for it: the request."""
+    [program] = require(EVALUATOR)
+    policy, _ = yaml.safe_load_all(POLICY.read_text())
+    (tmp_path / "policy").write_text(json.dumps(policy))
+    pods = [*readings(), *budgets(), *requested_budgets()]
+    done = subprocess.run(
+        [program, tmp_path / "policy"],
+        input="".join(map(json.dumps, pods)),
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    refusals = list(map(json.loads, done.stdout.splitlines()))
+    assert all("corepin.io/isolated-cores for" in text for text in refusals if text)
+    found = {json.dumps(pod): bool(text) for pod, text in zip(pods, refusals, strict=True)}
+    assert found == {text: is_uncounted(json.loads(text)) for text in found}
 
 
 def knows_budgets(cluster: Cluster) -> bool:

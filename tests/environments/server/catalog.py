@@ -131,6 +131,9 @@ KUBE_APISERVER = {
     version: Server("kube-apiserver", module, "cmd/kube-apiserver") for version, module in KUBERNETES.items()
 }
 
+# The API server's own judgement of pods by a ValidatingAdmissionPolicy, without a server.
+POLICY = Server("policy", OwnModule(HERE / "kubernetes-1.37", "k8s.io/kubernetes"))
+
 HELM = Server("helm", Module(HERE / "helm", "helm.sh/helm/v4"), "cmd/helm")
 KREW = Server("krew", Module(HERE / "krew", "sigs.k8s.io/krew"), "cmd/krew")
 
@@ -179,6 +182,7 @@ API_SERVERS = (
     KUBE_APISERVER[NEWEST],
     KUBECTL,
     KUBE_APISERVER[OLDEST],
+    POLICY,
     HELM,
     KREW,
     TOPOLOGY_SCHEDULER,

@@ -68,6 +68,7 @@ def test_catalog_versions_come_from_go_mod() -> None:
         "kube-apiserver 1.37.1",
         "kubectl 1.37.1",
         "kube-apiserver 1.30.14",
+        "policy 1.37.1",
         "helm 4.3.1",
         "krew 0.4.4",
         "topology-aware-scheduler 0.34.7",
