@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from time import perf_counter
 
 from agent.kubelet.device_list import Name, Named
 
@@ -20,7 +19,7 @@ class Told:
 
     async def ask(self, pods: Iterable[Name]) -> dict[Name, list[Named]]:
         """Return the devices of the requested pods, or raise the error."""
-        self.at.append(perf_counter())
+        self.at.append(asyncio.get_running_loop().time())
         self.hook()
         await asyncio.sleep(0)
         if self.error:

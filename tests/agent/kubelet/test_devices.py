@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import pairwise
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -34,6 +33,7 @@ from pinning.planning.observed import (
     SeenPod,
     State,
 )
+from tests.agent import virtual_time
 from tests.agent.kubelet.fake_list import Told
 from tests.pinning.machines import FLAT
 
@@ -68,7 +68,7 @@ class Scene:
 
     def __init__(self, config: NodeConfig = DEFAULT) -> None:
         self.kubelet, self.metrics, self.passes = Told(), Metrics(), 0
-        self.keeper = KubeletDevices(self.kubelet, self.metrics, config)  # type: ignore[arg-type]
+        self.keeper = KubeletDevices(self.kubelet, self.metrics, config, virtual_time.now)  # type: ignore[arg-type]
 
     def request_pass(self) -> None:
         """Count a requested pass."""
@@ -95,7 +95,7 @@ class Scene:
 
 
 def stage(scenario: Callable[[Scene], Awaitable[None]], config: NodeConfig = DEFAULT) -> Scene:
-    """Run a scenario beside the devices' task."""
+    """Run a scenario beside the devices' task, in virtual time."""
     scene = Scene(config)
 
     async def run() -> None:
@@ -106,7 +106,7 @@ def stage(scenario: Callable[[Scene], Awaitable[None]], config: NodeConfig = DEF
         assert not work.done()
         work.cancel()
 
-    asyncio.run(run())
+    virtual_time.run(run())
     return scene
 
 
@@ -357,7 +357,7 @@ def test_failed_call_is_retried(
         assert scene.passes == 1
         scene.kubelet.error = None
         scene.tell(NEAR)
-        await scene.calls(len(scene.kubelet.at) + 1)  # a fourth one may have failed beside load
+        await scene.calls(len(scene.kubelet.at) + 1)
         assert (scene.known, scene.passes) == ({Owner("u", "c"): (NEAR,)}, 2)
 
     scene = stage(scenario)
@@ -438,8 +438,7 @@ def test_calls_are_rate_limited() -> None:
 
     async def scenario(scene: Scene) -> None:
         pods: list[SeenPod] = []
-        start = perf_counter()
-        while perf_counter() < start + 2:
+        while virtual_time.now() < 2:
             pods.append(seen(f"u{len(pods)}", f"p{len(pods)}"))
             scene.see(*pods)
             await asyncio.sleep(0.01)

@@ -24,12 +24,14 @@ SILENT = "the kubelet does not report which CPUs it assigned"
 ONE = pod("a", {"main": [2, 3]})
 
 
-def play(tmp_path: Path, scenario: Callable[[FakeKubelet, PodResources], Awaitable[None]]) -> None:
-    """Run a scenario with a kubelet that does not serve yet, and a client with a timeout of 0.1 s."""
+def play(
+    tmp_path: Path, scenario: Callable[[FakeKubelet, PodResources], Awaitable[None]], seconds: float = 0.1
+) -> None:
+    """Run a scenario with a kubelet that does not serve yet, and a client with a timeout in seconds."""
 
     async def run() -> None:
         fake = FakeKubelet(tmp_path / "kubelet.sock")
-        client = PodResources(fake.socket, timeout_seconds=0.1)
+        client = PodResources(fake.socket, timeout_seconds=seconds)
         await scenario(fake, client)
 
     asyncio.run(run())
@@ -131,19 +133,27 @@ def test_invalid_answers_are_none(tmp_path: Path, answer: bytes) -> None:
     play(tmp_path, scenario)
 
 
-def test_timeout_and_rate_limit_of_the_kubelet_are_none(tmp_path: Path) -> None:
-    """A timeout and a refusal by the kubelet's rate limit are None."""
+def test_timeout_of_the_kubelet_is_none(tmp_path: Path) -> None:
+    """The answer of a kubelet that hangs is None."""
 
     async def scenario(fake: FakeKubelet, client: PodResources) -> None:
         async with fake.serving():
             fake.hangs = True
             assert await client.exclusive() is None
-            fake.hangs = False
-            fake.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-            assert await client.exclusive() is None
-            assert fake.asked == 2
 
     play(tmp_path, scenario)
+
+
+def test_rate_limit_of_the_kubelet_is_none(tmp_path: Path) -> None:
+    """A refusal by the kubelet's rate limit is None, and the call is not repeated."""
+
+    async def scenario(fake: FakeKubelet, client: PodResources) -> None:
+        async with fake.serving():
+            fake.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            assert await client.exclusive() is None
+            assert fake.asked == 1
+
+    play(tmp_path, scenario, seconds=60)
 
 
 def test_socket_is_beside_the_kubelets_state() -> None:

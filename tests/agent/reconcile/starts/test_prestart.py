@@ -17,6 +17,7 @@ from agent.reconcile.prestart import LONGEST_PAUSE, NAME_PAUSE, PreStartPinner, 
 from agent.reconcile.start_cpus import StartCPUs, Unplanned
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner
+from tests.agent import virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -76,7 +77,7 @@ def pinned(
     async def run() -> PreStartPinner:
         cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
         target = None if cpus is None else StartCPUs(cpus)
-        pinner = PreStartPinner(cgroups, NoOwners(), Clock(), lambda _: target, note)
+        pinner = PreStartPinner(cgroups, NoOwners(), Clock(virtual_time.now), lambda _: target, note)
         pinner.pin(NEW)
         pinner.pin(NEW)
         assert pinner.is_pinning("one")
@@ -84,7 +85,7 @@ def pinned(
             await asyncio.sleep(0.001)
         return pinner
 
-    return asyncio.run(run()), touched
+    return virtual_time.run(run()), touched
 
 
 def seconds(pinner: PreStartPinner, cpus: CPUSet) -> float | None:
@@ -199,14 +200,18 @@ def pinned_by_pod(
     async def run() -> PreStartPinner:
         cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
         pinner = PreStartPinner(
-            cgroups, listing, Clock(), targets.__getitem__, lambda container, _: touched.append(container)
+            cgroups,
+            listing,
+            Clock(virtual_time.now),
+            targets.__getitem__,
+            lambda container, _: touched.append(container),
         )
         pinner.pin(NEW._replace(owner="uid"))
         while pinner.is_pinning("one"):
             await asyncio.sleep(0.001)
         return pinner
 
-    return asyncio.run(run()), touched
+    return virtual_time.run(run()), touched
 
 
 def test_container_is_pinned_unnamed_if_its_pod_has_one_cpuset() -> None:
@@ -260,7 +265,7 @@ def test_container_of_another_set_than_its_pod_is_pinned_again() -> None:
         while pinner.is_pinning("one"):
             await asyncio.sleep(0.001)
 
-    asyncio.run(name())
+    virtual_time.run(name())
     assert cgroup.writes == [OWN, ALL]
 
 
@@ -274,7 +279,7 @@ def test_sandbox_with_a_process_gets_its_own_cpuset_back() -> None:
             pinner = PreStartPinner(
                 Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup),  # type: ignore[arg-type]
                 listing,
-                Clock(),
+                Clock(virtual_time.now),
                 targets.__getitem__,
                 lambda *_: None,
             )
@@ -286,7 +291,7 @@ def test_sandbox_with_a_process_gets_its_own_cpuset_back() -> None:
             while len(cgroup.writes) < 2:
                 await asyncio.sleep(0.001)
 
-        asyncio.run(asyncio.wait_for(story(listing, cgroup, targets), 60.0))
+        virtual_time.run(asyncio.wait_for(story(listing, cgroup, targets), 60.0))
         assert cgroup.writes == [targets["uid"].cpus, own]
 
 
@@ -299,7 +304,7 @@ def test_only_the_sandboxs_unchanged_cpuset_is_restored() -> None:
             pinner = PreStartPinner(
                 Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup),  # type: ignore[arg-type]
                 listing,
-                Clock(),
+                Clock(virtual_time.now),
                 {"uid": StartCPUs(OWN)}.__getitem__,  # type: ignore[arg-type]
                 lambda *_: None,
             )
@@ -314,7 +319,7 @@ def test_only_the_sandboxs_unchanged_cpuset_is_restored() -> None:
                 await asyncio.sleep(0.001)
             assert cgroup.writes == [OWN]
 
-    asyncio.run(story())
+    virtual_time.run(story())
 
 
 @dataclass
@@ -371,7 +376,7 @@ def test_one_question_serves_all_that_wait() -> None:
         found = await asyncio.gather(*(question.name(name, 60.0, is_urgent=True) for name in names))
         assert found == [Owner("uid", name) for name in names]
 
-    asyncio.run(story())
+    virtual_time.run(story())
     gaps = [after - before for before, after in pairwise(crowd.times)]
     assert len(crowd.times) == len(names)
     assert min(gaps) > 0.9 * NAME_PAUSE
@@ -384,14 +389,14 @@ def asks_of(containers: int, target: StartCPUs | Unplanned | None, seconds: floa
     async def story() -> float:
         cgroup, loop = Cgroup([HELD]), asyncio.get_running_loop()
         cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
-        pinner = PreStartPinner(cgroups, crowd, Clock(), lambda _: target, lambda *_: None)
+        pinner = PreStartPinner(cgroups, crowd, Clock(virtual_time.now), lambda _: target, lambda *_: None)
         began = loop.time()
         for number in range(containers):
             pinner.pin(NewContainer(f"c{number}", "uid", "/x"))
         await asyncio.sleep(seconds)
         return len(crowd.times) / (loop.time() - began)
 
-    return asyncio.run(story())
+    return virtual_time.run(story())
 
 
 def test_asks_do_not_grow_with_the_containers_that_start() -> None:
@@ -419,7 +424,7 @@ def test_urgent_container_does_not_wait_for_a_slow_question(monkeypatch: pytest.
         is_created = True
         assert await question.name("b", 0.3, is_urgent=True) == NEW_OWNER
 
-    asyncio.run(story())
+    virtual_time.run(story())
 
 
 def test_container_of_a_virtual_machine_is_left() -> None:
