@@ -161,18 +161,19 @@ def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
 def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
     """Warn that a resize does not change what the scheduler counts for the container."""
     was = _by_container(before, partial(_needs, before, settings=settings))
-    right = frozenset(_right_together(after, settings))
+    together = dict(_together(after, settings))
     for member, need in _miscounted(after, settings):
-        if need in was.get(member.name, ()) or (need.resource in right and member.role is not Role.INIT):
-            continue
         given = member.requests[need.resource]
         message = f"the scheduler still counts {shown(given)} {need.unit} for container {member.called}"
         remedy = GROWN if need.least > parse_quantity(given) else SHRUNK
+        of_pod = remedy if member.role is Role.INIT else together.get(need.resource, remedy)
+        if need in was.get(member.name, ()) or of_pod != remedy:
+            continue
         yield Cause(_field(member, need), f"{message}, and {need.policy} now takes {need.amount}; {remedy}")
 
 
-def _right_together(pod_claims: PodClaims, settings: Settings) -> Iterator[str]:
-    """Yield the resources of which the lasting containers of a pod with a budget request together what its claims take.
+def _together(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the resources of a pod with a budget, with the remedy if its lasting containers request another sum than they take.
 
     The scheduler adds their requests up, and a resize inside the budget moves CPUs between a slice and the pool.
     """
@@ -182,8 +183,7 @@ def _right_together(pod_claims: PodClaims, settings: Settings) -> Iterator[str]:
     needs = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
     for need in _added(need for member in lasting for need in needs.get(member.name, ())):
         given = sum(whole(member.requests.get(need.resource, 0)) or 0 for member in lasting)
-        if need.least <= given <= need.most:
-            yield need.resource
+        yield need.resource, GROWN if given < need.least else SHRUNK if given > need.most else ""
 
 
 def _field(member: Member, need: Need) -> str:

@@ -201,14 +201,8 @@ def test_a_resize_of_the_budget_is_reviewed(cpu: str, refused: bool) -> None:
     {
         "inside the budget": (ISOLATE, b"", 6, 1, 2, []),
         "up to the whole budget": (ISOLATE, b"", 6, 6, 2, []),
-        "of slice and budget": (
-            ISOLATE,
-            b"",
-            7,
-            1,
-            2,
-            ["2 cores for container m", "4 cores for container log"],
-        ),
+        "of slice and budget, to more": (ISOLATE, b"", 7, 1, 2, ["4 cores for container log"]),
+        "of slice and budget, to fewer": (ISOLATE, b"", 5, 3, 2, ["4 cores for container log"]),
         "of the budget": (ISOLATE, b"", 7, 2, 2, ["4 cores for container log"]),
         "of an init container": (ISOLATE, b"", 6, 1, 3, ["2 cores for container init"]),
         "inside the budget, as many cores": (REQUIRE, NODES, 6, 4, 2, []),
@@ -220,7 +214,7 @@ def test_a_resize_of_the_budget_is_reviewed(cpu: str, refused: bool) -> None:
 def test_a_resize_warns_only_if_the_pod_has_another_sum_counted(
     words: dict[str, str], settings: bytes, budget: int, slice_: int, init: int, expected: list[str]
 ) -> None:
-    """The scheduler adds up what slices and pool request, so that a resize inside the budget changes no sum."""
+    """The scheduler adds up what slices and pool request: a warning is about what is larger or smaller as the sum is."""
     inits: Any = {"init": (2, "")}
     old = mutated(budgeted("a", 6, {"m": 2, "log": None}, inits, words), NODES)
     new = copy.deepcopy(old)
