@@ -60,11 +60,12 @@ def build(source: Source, dist: Path, url: str) -> None:
     make_room(dist)
     build_python(source, dist)
     build_chart(source, dist)
-    build_krew(source, dist, url)
     image = dist / f"corepin-{source.version}-image.tar"
     normalise(build_image(source.folder), image, f"docker.io/library/corepin:{source.version}", source.epoch)
     text = bill(parts_of(image), source.version)
     (dist / f"corepin-{source.version}-image.cdx.json").write_text(text, encoding="utf-8")
+    # Last, because its manifest belongs to a release only with the sums: after a failure the folder could not be emptied.
+    build_krew(source, dist, url)
     write_sums(dist)
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.release.__main__ import SUMS, build_chart, build_python, make_room, write_sums
+import scripts.release.__main__ as release
+from scripts.release.__main__ import KREW, SUMS, build_chart, build_python, make_room, write_sums
 from scripts.release.source import EPOCH, ReleaseFailed, Source, committed, run
 from scripts.release.version import named, version_of, write
+from tests.image.build import BuildFailed
 from tests.layout import PACKAGES
 
 ROOT = Path()
@@ -59,6 +61,25 @@ def test_release_takes_away_nothing_but_another_release(tmp_path: Path) -> None:
     with pytest.raises(ReleaseFailed, match=r"corepin\.yaml is no file of a release"):
         make_room(home)
     assert len(list(home.iterdir())) == 2
+
+
+def test_release_is_built_again_after_an_image_that_failed(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has to be taken away by hand, as it would be for a manifest of krew without sums."""
+
+    def no_image(*_: object) -> Path:
+        raise BuildFailed("no network")
+
+    def krew(_: Source, dist: Path, url: str) -> None:
+        (dist / KREW).write_text(url)
+
+    monkeypatch.setattr(release, "build_python", lambda *_: None)
+    monkeypatch.setattr(release, "build_image", no_image)
+    monkeypatch.setattr(release, "build_krew", krew)
+    for _ in range(2):
+        with pytest.raises(BuildFailed):
+            release.build(source, tmp_path, "https://files.test")
 
 
 @pytest.mark.parametrize(
