@@ -1,4 +1,4 @@
-"""A firmware of 64 KiB on which every processor runs forever: a guest that is busy at once, without a kernel."""
+"""A firmware of 64 KiB without a kernel: every processor computes for a moment at once, and halts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ if TYPE_CHECKING:
 
 _SIZE: Final = 0x10000  # it ends where processors start: sixteen bytes below 4 GiB
 _ROOT: Final = 0xFFFF0000  # where it begins
-_FOREVER: Final = bytes.fromhex("eb fe")  # jmp $
+_ROUNDS: Final = (2**29).to_bytes(4, "little")  # about a second of CPU time under TCG
+_HALT: Final = bytes.fromhex("f4 eb fd")  # hlt, and again after an interrupt that cannot be masked
+_COMPUTE: Final = (
+    bytes.fromhex("b9") + _ROUNDS + bytes.fromhex("49  75 fd") + _HALT
+)  # ecx counts down, 32 bits
+_COMPUTE_16: Final = bytes.fromhex("66 b9") + _ROUNDS + bytes.fromhex("66 49  75 fc") + _HALT  # in real mode
 _OTHERS: Final = 0xF000  # where the other processors start: the page that the first one names
 _GDT, _GDT_REGISTER, _FLAT = 0x40, 0x58, 0x18
 _START: Final = (
@@ -22,7 +27,7 @@ _START: Final = (
     + bytes.fromhex("08 00")
     + bytes.fromhex("66 b8 10 00  8e d8")  # ds: all of the memory
     + bytes.fromhex("c7 05 00 03 e0 fe  ff 46 0c 00")  # to the local APIC: all others start in page 0xff
-    + _FOREVER
+    + _COMPUTE
 )
 _SEGMENTS: Final = bytes(8) + bytes.fromhex("ff ff 00 00 00 9a cf 00  ff ff 00 00 00 92 cf 00")
 
@@ -34,7 +39,7 @@ def write_firmware(path: Path) -> Path:
         (0, _START),
         (_GDT, _SEGMENTS),
         (_GDT_REGISTER, (len(_SEGMENTS) - 1).to_bytes(2, "little") + (_ROOT + _GDT).to_bytes(4, "little")),
-        (_OTHERS, _FOREVER),
+        (_OTHERS, _COMPUTE_16),
         (0xFFF0, bytes.fromhex("e9 0d 00")),  # the first instruction: jmp to the beginning
     ):
         rom[place : place + len(part)] = part
