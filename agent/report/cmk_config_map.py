@@ -1,7 +1,7 @@
 """Mirror the pools of the node into the ConfigMap `cmk-config-<node>`, in Intel CMK's own YAML shape.
 
-It is a mirror: nothing reads it back, and the agent's account may not. After a while it is written again all the same,
-because others may have deleted or changed it; the API server stores nothing where it is as it was.
+The agent's account may not read it. So it is written again every AGAIN_SECONDS, in case it was deleted or changed; the API
+server stores nothing if it is unchanged.
 """
 
 from __future__ import annotations

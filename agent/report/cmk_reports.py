@@ -1,8 +1,7 @@
 """Write Intel CMK's reports about the node as objects, under CMK's names; update them in place when they change.
 
-CMK deleted and recreated them every few seconds; here each is written again after some minutes, because others may have
-deleted it. Their names keep the dots of the node's name: CMK's dashes would give
-two nodes the same name.
+CMK deleted and recreated them every few seconds. Here each is written again every AGAIN_SECONDS, in case it was deleted.
+Their names keep the dots of the node's name, because CMK's dashes would give two nodes the same name.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PLACE: Final = "https://releases.example/corepin"  # URL of a release's files; none has been published
 SUMS: Final = "SHA256SUMS"
 KREW: Final = "corepin.yaml"
-# Names of its files. One without a version, as of krew's manifest, is anybody's unless the sums of that release list it.
+# Names of a release's files. One without a version, such as krew's manifest, counts only if SHA256SUMS lists it.
 VERSIONED: Final = re.compile(r"(?:kubectl-)?corepin-[0-9].*|kubectl-corepin-.*")
 
 
