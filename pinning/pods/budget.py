@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 BUDGET_FIELD: Final = "spec.resources.limits[cpu]"
 _WHOLE_CORES: Final = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
 _FILLED: Final = "LimitRanger plugin set: "
+# Of an annotation: requests and limits of the 200 containers that a pod with a budget may have.
+_MOST_PARTS: Final = 400
 
 
 class PoolUser(NamedTuple):
@@ -117,16 +119,26 @@ def filled_in(pod: Pod) -> frozenset[str]:
     The first reads "LimitRanger plugin set: cpu, memory request for container a; cpu limit for init container b". If a
     webhook adds containers, the API server runs the plugin again, which writes the annotation for these alone.
     """
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    annotation, kept = annotations.get(LIMIT_RANGER), annotations.get(FILLED_IN)
-    found = set(kept.split(",")) if kept else set()
-    if not annotation:
-        return frozenset(found)
-    for part in annotation.removeprefix(_FILLED).split("; "):
+    text = ((pod.get("metadata") or {}).get("annotations") or {}).get(LIMIT_RANGER)
+    if not text:
+        return kept_names(pod)
+    found = set()
+    for part in _parts(text.removeprefix(_FILLED), "; "):
         kinds, is_limit, container = part.partition(" limit for ")
-        if is_limit and "cpu" in kinds.split(", "):
+        if is_limit and ", cpu, " in f", {kinds}, ":
             found.add(container.rpartition(" ")[2])
-    return frozenset(found)
+    return kept_names(pod).union(found)
+
+
+def kept_names(pod: Pod) -> frozenset[str]:
+    """Return the containers that the webhook's annotation names."""
+    text = ((pod.get("metadata") or {}).get("annotations") or {}).get(FILLED_IN)
+    return frozenset(_parts(text, ",")) if text else frozenset()
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    """Return the first parts of a text: before a pod is admitted, its annotations have up to 3 MiB."""
+    return text.split(separator, _MOST_PARTS)[:_MOST_PARTS]
 
 
 def filled_in_annotation(containers: Collection[str]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pinning.contract import CMK_MUTATE, CMK_MUTATE_TRUE, FILLED_IN
 from pinning.errors import Cause
-from pinning.pods.budget import filled_in
+from pinning.pods.budget import filled_in, kept_names
 from pinning.pods.claims import PodClaims, read_pod
 from pinning.truncate import few
 from webhook.rules.account import plan_account, plan_token, warn_token
@@ -84,10 +84,9 @@ def _keep_filled_in(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
     """
     if not pod_claims.pod_level or not pod_claims.pod_level.filled:
         return
-    kept = ((pod.get("metadata") or {}).get("annotations") or {}).get(FILLED_IN, "").split(",")
     known = filled_in(pod)
     names = [member.name for member in pod_claims.members if member.name in known]
-    if not set(names).issubset(kept):
+    if not kept_names(pod).issuperset(names):
         yield add(f"/metadata/annotations/{escaped(FILLED_IN)}", ",".join(names))
 
 

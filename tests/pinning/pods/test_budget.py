@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -245,6 +246,24 @@ def test_filled_in_limits_of_an_earlier_run_are_those_that_the_webhook_kept() ->
     assert filled_in(document) == {"a", "b", "proxy"}
     document["metadata"]["annotations"].pop(LIMIT_RANGER)
     assert filled_in(document) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("key", "part", "between"),
+    [(FILLED_IN, "{:x}", ","), (LIMIT_RANGER, "cpu limit for {:x}", "; ")],
+)
+def test_the_first_parts_of_an_annotation_are_read(key: str, part: str, between: str) -> None:
+    """No annotation takes much more memory than its text, because one of 3 MiB is only refused after the webhook."""
+    every = range(3 * 2**20 // len(part.format(10**5) + between))
+    document: Any = {"metadata": {"annotations": {key: between.join(map(part.format, every))}}}
+    tracemalloc.start()
+    try:
+        found = filled_in(document)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == {f"{number:x}" for number in range(400)}
+    assert peak < 8 * 2**20
 
 
 @pytest.mark.parametrize(
