@@ -251,7 +251,7 @@ def _states(container: ContainerState) -> Iterator[str]:
     """Yield the states of a running container: proven, drift, narrowed, compromised."""
     if container.proof is None:
         return
-    if container.proof.cpus != container.cpus or container.proof.outside:
+    if container.proof.cpus != container.wanted or container.proof.outside:
         yield "drift"
     elif container.has_cpus and not container.proof.unread:
         yield "proven"

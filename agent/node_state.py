@@ -275,10 +275,14 @@ class ContainerState:
         return self.proof.cpus if self.proof else None
 
     @property
+    def wanted(self) -> CPUSet:
+        """The effective cpuset by the plan: with the pools that it may use, or that of the sandbox it runs in."""
+        return self.sandbox.cpus if self.sandbox else self.cpus | self.others
+
+    @property
     def is_pinned(self) -> bool:
         """Return whether it holds CPUs, and the kernel confirmed that it runs on them."""
-        wanted = self.sandbox.cpus if self.sandbox else self.cpus | self.others
-        return self.has_cpus and self.applied == wanted
+        return self.has_cpus and self.applied == self.wanted
 
     @property
     def has_cpus(self) -> bool:

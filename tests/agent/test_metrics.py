@@ -6,9 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from agent.metrics import Metrics
-from agent.node_state import NodeState
+from agent.metrics import Metrics, _states
+from agent.node_state import ContainerState, NodeState, Proof
+from pinning.contract import CPUPolicy
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.run_sets import SandboxSet
 from tests.agent.states import state_of
+
+OWN, POOL = CPUSet.parse("1,5"), CPUSet.parse("0,2-4")
+HOLDER = ContainerState("main", CPUPolicy.EXCLUSIVE, cpus=OWN)
 
 
 def test_gauges_show_the_newest_state_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +40,21 @@ def test_gauges_show_the_newest_state_when_they_are_read(monkeypatch: pytest.Mon
 def test_gauges_are_empty_before_the_first_pass() -> None:
     """Nothing is known yet."""
     assert Metrics().registry.get_sample_value("corepin_agent_cpus", {"set": "online"}) is None
+
+
+@pytest.mark.parametrize(
+    ("container", "found", "states"),
+    [
+        (HOLDER, OWN, ["proven"]),
+        (HOLDER, OWN | POOL, ["drift"]),
+        (replace(HOLDER, others=POOL), OWN | POOL, ["proven"]),
+        (replace(HOLDER, others=POOL), OWN, ["drift"]),
+        (replace(HOLDER, sandbox=SandboxSet(OWN, POOL)), OWN | POOL, ["proven"]),
+        (replace(HOLDER, sandbox=SandboxSet(OWN, POOL)), OWN, ["drift"]),
+    ],
+)
+def test_a_container_on_all_cpus_that_it_may_use_has_not_drifted(
+    container: ContainerState, found: CPUSet, states: list[str]
+) -> None:
+    """Its cpuset has the pools that it may use too, and that of a sandbox the CPUs of its other containers."""
+    assert list(_states(replace(container, proof=Proof(found, "now")))) == states

@@ -9,6 +9,7 @@ import pytest
 
 from agent.errors import Refused
 from agent.interfaces import PassedContainer
+from agent.metrics import _states as states
 from agent.node_state import NodeState
 from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
@@ -71,6 +72,7 @@ def test_its_tasks_stay_on_its_own_cpus(node: FakeNode, mixed: str) -> None:
     state = container(node.run(), "a")
     assert (str(state.cpus), str(state.others)) == ("1,5", "0,2-4,6-7")
     assert state.is_pinned
+    assert list(states(state)) == ["proven"]
     assert state.proof
     assert state.proof.split_seconds == 0.0
 
