@@ -275,7 +275,13 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
     if assignment is None:
         cpus = sandbox.cpus if sandbox else result.run_sets.unowned(owner.pod_uid)
         return ContainerState(
-            owner.container, cpus=cpus, sandbox=sandbox, proof=proof, refusal=refusal, uncounted=uncounted
+            owner.container,
+            cpus=cpus,
+            others=_pools(owner, result) - cpus,
+            sandbox=sandbox,
+            proof=proof,
+            refusal=refusal,
+            uncounted=uncounted,
         )
     holding, observed = _holding(assignment, result), result.observed
     own = proof.cpus - (holding.others - holding.cpus) if proof else None
@@ -302,8 +308,14 @@ def _pooled(owner: Owner, cpus: CPUSet, result: PassResult) -> ContainerState:
         numa=pool.numa,
         core_type=pool.core_type,
         cpus=cpus,
+        others=_pools(owner, result),
         numa_nodes=tuple(node for node, inside in nodes.items() if inside & cpus),
     )
+
+
+def _pools(owner: Owner, result: PassResult) -> CPUSet:
+    """Return the CPUs of the pools that a container may use, or of the shared set; in a machine those are not its own."""
+    return EMPTY if result.sandbox(owner) else result.run_sets.of(owner).others
 
 
 def _holding(assignment: Assignment, result: PassResult) -> ContainerState:
@@ -315,7 +327,7 @@ def _holding(assignment: Assignment, result: PassResult) -> ContainerState:
         numa=assignment.numa,
         core_type=assignment.core_type,
         cpus=assignment.cpus,
-        others=EMPTY if result.sandbox(owner) else result.run_sets.of(owner).others,
+        others=_pools(owner, result),
         idle=assignment.idle,
         numa_nodes=tuple(node for node, cpus in nodes.items() if cpus & assignment.cpus),
         claims=result.plan.ledger.claim_names(assignment.device_claims),

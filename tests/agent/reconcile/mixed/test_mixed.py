@@ -265,6 +265,25 @@ def test_a_wrapped_container_is_widened_while_it_is_wrapped(node: FakeNode) -> N
     assert [node.cpus(number) for number in (owner, sharer, other)] == ["0-1,3-5,7", "0,3-4,7", "0,4"]
     assert node.tasks.masks(tasks) == ["1,5", "0,4", "0,4"]
     assert str(container(state, "a").others) == "0,3-4,7"
+    wrapped = container(state, "b")
+    assert (str(wrapped.cpus), str(wrapped.others), list(states(wrapped))) == ("0,4", "3,7", [])
+
+
+def test_a_wrapped_container_of_a_pods_pool_is_pinned(node: FakeNode) -> None:
+    """It may use the pool that it asked for besides the CPUs of its pod, and so it has not drifted."""
+    node.settings = replace(node.settings, config=NodeConfig(pools=StaticPools(2, 1)))
+    node.wrappers = Wrapped({Owner("a", "c0"): frozenset({PoolUse(SharedPool.SHARED)})})
+    node.new_agent()
+    node.add("a", PLAIN)
+    node.documents["a"]["metadata"]["annotations"]["cpu-manager.corepin.io/pod"] = "exclusive"
+    node.documents["a"]["spec"]["resources"] = {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
+    number = node.start("a")
+    node.tasks.start(number, "")
+    found = container(node.run(), "a")
+
+    assert (str(found.cpus), str(found.others), node.cpus(number)) == ("1,5", "3,7", "1,3,5,7")
+    assert found.is_pinned
+    assert list(states(found)) == ["proven"]
 
 
 def test_strict_threads_ignore_pool_uses_of_owners(node: FakeNode) -> None:
