@@ -32,7 +32,7 @@ from pinning.contract import (
 from pinning.planning.requests import totals
 from pinning.pods.annotations import is_misspelt, is_policy_key
 from pinning.pods.budget import filled_in, filled_in_annotation
-from pinning.pods.claims import MOST_CONTAINERS
+from pinning.pods.crowd import MOST_CONTAINERS
 from pinning.pods.device_claims import MOST_CLAIMS
 from pinning.pods.identity import CONFIG_HASH
 from pinning.pods.near_counts import MOST_KINDS

@@ -57,7 +57,7 @@ def asks(
     """
     kinds, threads = config.counted_claims, observed.topology.smt
     found, last = [], None
-    for pod in observed.by_age:
+    for pod in (_as_started(pod, ledger) for pod in observed.by_age):
         counts = CoreCounts(pod.counts, threads, pod.budget) if kinds and pod.counts else None
         for claim, owner, wanted in _parts(pod, ledger, outside):
             if last is None or not has_same_words(claim, last):
@@ -65,6 +65,18 @@ def asks(
             missing = counts.uncounted(claim) if counts and claim.smt in kinds else ""
             found.append(Ask(pod, claim, owner, policies, missing, wanted))
     return tuple(found)
+
+
+def _as_started(pod: SeenPod, ledger: Ledger) -> SeenPod:
+    """Return the pod with the containers in its pool that run there and got their first CPU limit since."""
+    pool = ledger.pools.get(pod.uid) if pod.budget else None
+    if not pod.budget or not pool or not pool.claim.pool:
+        return pod
+    users = pod.budget.staying(pool.claim.pool.users)
+    if not users:
+        return pod
+    budget = pod.budget.with_users(users)
+    return replace(pod, claims=budget.claims, budget=budget)
 
 
 def _parts(pod: SeenPod, ledger: Ledger, outside: Collection[Owner]) -> Iterable[tuple[Claim, Owner, int]]:

@@ -135,7 +135,12 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
 def _pool_to_dict(pool: Assignment) -> dict[str, Any]:
     purpose = pool.claim.pool or PodPool(0)
     users = [
-        {"container": user.container, "place": user.start_index, "role": str(user.role)}
+        {
+            "container": user.container,
+            "place": user.start_index,
+            "role": str(user.role),
+            **({"bare": True} if user.is_bare else {}),
+        }
         for user in purpose.users
     ]
     saved = {**_assignment_to_dict(pool), "budget": purpose.budget, "containers": users}
@@ -144,7 +149,9 @@ def _pool_to_dict(pool: Assignment) -> dict[str, Any]:
 
 def _pool_from_dict(saved: Mapping[str, Any]) -> Assignment:
     users = (
-        PoolUser(_text(user["container"]), _whole(user["place"]), Role(user["role"]))
+        PoolUser(
+            _text(user["container"]), _whole(user["place"]), Role(user["role"]), user.get("bare") is True
+        )
         for user in saved["containers"]
     )
     part = _assignment_from_dict(saved)

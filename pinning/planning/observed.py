@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pinning.contract import GATE_CONTAINER, STATUS_CPUS
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
-from pinning.pods.claims import MOST_CONTAINERS, count_containers, read_pod
+from pinning.pods.claims import read_pod
 from pinning.pods.counted import counts_of
+from pinning.pods.crowd import MOST_CONTAINERS, count_containers
 from pinning.pods.device_claims import claim_names, claim_uses
 from pinning.pods.identity import name_of, runtime_uid
 from pinning.pods.launcher import is_launcher

@@ -23,6 +23,8 @@ from pinning.planning.invariants import problems
 from pinning.planning.ledger import POOL_INDEX, Assignment, Ledger
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner, SeenContainer, State
+from pinning.pods.budget import PoolUser
+from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +49,10 @@ def recover(observed: Observed, config: NodeConfig, reported: Mapping[Owner, CPU
     signs = _Signs(observed, config, sets, reported)
     for pod in observed.by_age:
         for claim in pod.claims:
-            ledger = _first(ledger, _candidates(pod, claim, signs), sets)
+            candidates = _candidates(pod, claim, signs)
+            if pod.budget and claim.can_be_slice:  # where several run there, it is the pool
+                candidates = (it for it in candidates if not _is_shared_in_pod(it, signs))
+            ledger = _first(ledger, candidates, sets)
         if pod.budget:
             ledger = _with_pool(ledger, pod, pod.budget, signs)
     return ledger
@@ -68,14 +73,27 @@ def _with_pool(ledger: Ledger, pod: SeenPod, budget: Budget, signs: _Signs) -> L
     If none is evident, the slices of containers whose CPU limit a LimitRange filled in are looked for first: an
     earlier agent may have given some, and the pool is smaller beside them.
     """
-    grown = _first(ledger, _pools(ledger, pod, budget, budget.slices, signs), signs.sets)
-    if grown.pools.get(pod.uid) or not budget.filled:
+    for parts in (budget, _before_first_limits(ledger, pod, budget)):
+        grown = _first(ledger, _pools(ledger, pod, parts, parts.slices, signs), signs.sets)
+        if grown.pools.get(pod.uid):
+            return grown
+    if not budget.filled:
         return grown
     for claim in budget.filled:
         alone = (it for it in _candidates(pod, claim, signs) if _is_alone_in_pod(it, signs))
         grown = _first(grown, alone, signs.sets)
     kept = [claim for claim in budget.filled if grown.of(Owner(pod.uid, claim.container))]
     return _first(grown, _pools(grown, pod, budget, [*budget.slices, *kept], signs), signs.sets)
+
+
+def _before_first_limits(ledger: Ledger, pod: SeenPod, budget: Budget) -> Budget:
+    """Return the budget with all lasting containers in the pool that have no evident slice: their limits may be new."""
+    users = [
+        PoolUser(claim.container, pod.start_order.index(claim.container), claim.role, is_bare=True)
+        for claim in budget.slices
+        if claim.role is not Role.INIT and not ledger.of(Owner(pod.uid, claim.container))
+    ]
+    return budget.with_users(budget.staying(users))
 
 
 def _pools(
@@ -117,13 +135,20 @@ def _common(sets: Sequence[CPUSet]) -> CPUSet:
 
 def _is_alone_in_pod(candidate: Assignment, signs: _Signs) -> bool:
     """Return whether an assignment has as many CPUs as its claim, and no other container of its pod runs there."""
-    mates = (
-        seen
-        for seen in signs.observed.live
-        if seen.owner.pod_uid == candidate.owner.pod_uid and seen.owner != candidate.owner
-    )
     is_exact = len(candidate.cpus) == candidate.claim.count
-    return is_exact and all(seen.cpus.isdisjoint(candidate.cpus) for seen in mates)
+    return is_exact and all(seen.cpus.isdisjoint(candidate.cpus) for seen in _mates(candidate, signs))
+
+
+def _is_shared_in_pod(candidate: Assignment, signs: _Signs) -> bool:
+    """Return whether another container of the pod runs on the same CPUs."""
+    return any(seen.cpus == candidate.cpus for seen in _mates(candidate, signs))
+
+
+def _mates(candidate: Assignment, signs: _Signs) -> Iterator[SeenContainer]:
+    """Yield the other live containers of an assignment's pod."""
+    for seen in signs.observed.live:
+        if seen.owner.pod_uid == candidate.owner.pod_uid and seen.owner != candidate.owner:
+            yield seen
 
 
 def _first(ledger: Ledger, candidates: Iterator[Assignment], sets: NodeSets) -> Ledger:

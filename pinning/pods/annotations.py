@@ -141,6 +141,10 @@ class PolicyAnnotations:
         numa = self.numa.of(container)
         return self.memory.value if numa and numa.value is NUMAPolicy.SINGLE else NUMAMemory.FREE
 
+    def names(self, container: str) -> bool:
+        """Return whether an annotation asks for CPUs for this container by its name."""
+        return self.cpu.is_named(container) or self.smt.is_named(container)
+
     def shares(self, container: str) -> bool:
         """Return whether a container may also run on the shared set."""
         annotation = self.shared.of(container)

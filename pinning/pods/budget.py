@@ -36,6 +36,7 @@ class PoolUser(NamedTuple):
     container: str
     start_index: int
     role: Role
+    is_bare: bool = False  # it had no CPU limit when it came to the pool
 
 
 class _Purpose(NamedTuple):

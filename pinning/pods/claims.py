@@ -6,7 +6,7 @@ warnings (inform its owner); the agent, which cannot refuse a pod, uses the clai
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +30,6 @@ from pinning.pods.allocated import members_as_allocated
 from pinning.pods.annotations import (
     NO_POLICY_ANNOTATIONS,
     PolicyAnnotations,
-    is_policy_key,
     read_policy_annotations,
 )
 from pinning.pods.budget import (
@@ -45,19 +44,12 @@ from pinning.pods.budget import (
 )
 from pinning.pods.core_counts import beyond_any_machine
 from pinning.pods.crio import is_disabled, unfollowed
+from pinning.pods.crowd import crowded
 from pinning.pods.eligible import OWN_CORES, ineligible, none_eligible, policy_of
 from pinning.pods.launcher import is_dedicated_launcher, is_launcher
 from pinning.pods.qos import in_effect
 from pinning.pods.quantity import parse_quantity, rounded_up, whole
-from pinning.pods.resources import (
-    CORE_RESOURCES,
-    MOST_CPUS,
-    Member,
-    Role,
-    members,
-    unreadable,
-    whole_cpus,
-)
+from pinning.pods.resources import MOST_CPUS, Member, Role, unreadable, whole_cpus
 from pinning.pods.shared_cpus import KATA, machine_of, misplaced, unlimited, unshared
 from pinning.pods.warnings import beside_claims, idle_words, neighbours, unbound, uncounted
 from pinning.truncate import few
@@ -66,8 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from pinning.pods.types import Pod
-
-MOST_CONTAINERS = 200  # per pod that claims CPUs: the agent keeps a kilobyte for each
 
 
 class Origin(StrEnum):
@@ -135,6 +125,7 @@ class Budget:
     slices: tuple[Claim, ...] = ()  # those that are parts of the budget
     # Claims of containers whose CPU limit a LimitRange filled in: only those that hold CPUs already have slices.
     filled: tuple[Claim, ...] = ()
+    policies: PolicyAnnotations = field(default=NO_POLICY_ANNOTATIONS, compare=False)
 
     @property
     def users(self) -> tuple[PoolUser, ...]:
@@ -158,6 +149,31 @@ class Budget:
         outside = {claim.container for claim in slices}.union(containers)
         purpose = (self.rest.pool or PodPool(self.cpus)).without(outside)
         return replace(self.rest, count=left_of(self.cpus, slices), pool=purpose)
+
+    def staying(self, users: Iterable[PoolUser]) -> tuple[PoolUser, ...]:
+        """Return the users of the pod's pool that stay there: those with their first CPU limit that no annotation names.
+
+        A resize fills in limits of a LimitRange that is younger than the pod, and no record of that is stored.
+        """
+        bare = {user.container: user for user in users if user.is_bare}
+        names = [it.container for it in self.slices if it.container in bare] if bare else []
+        return tuple([bare[name] for name in names if not self.policies.names(name)])
+
+    def with_users(self, users: Collection[PoolUser]) -> Budget:
+        """Return the budget with these containers in the pool instead of on slices."""
+        names = {user.container for user in users}
+        slices = tuple([claim for claim in self.slices if claim.container not in names])
+        together = sorted((*self.users, *users), key=lambda user: user.start_index)
+        purpose = (self.rest.pool or PodPool(self.cpus))._replace(
+            users=tuple(together),
+            irq_devices=self.policies.irq_devices_of([user.container for user in together]),
+        )
+        return replace(
+            self,
+            rest=_pool_claim(purpose, left_of(self.cpus, slices), self.policies),
+            claims=tuple([claim for claim in self.claims if claim.container not in names]),
+            slices=slices,
+        )
 
 
 def left_of(budget: int, slices: Iterable[Claim]) -> int:
@@ -318,29 +334,6 @@ class PodClaims:
         return (*self.claims, *(claim for _, claim in self.beyond))
 
 
-def count_containers(pod: Pod) -> int:
-    """Return the number of a pod's containers that may claim CPUs."""
-    spec = pod.get("spec") or {}
-    return len(spec.get("containers") or ()) + len(spec.get("initContainers") or ())
-
-
-def crowded(pod: Pod) -> tuple[Cause, ...]:
-    """Refuse a pod that asks for CPUs in any way and has too many containers."""
-    if count_containers(pod) <= MOST_CONTAINERS or not _asks(pod):
-        return ()
-    message = f"at most {MOST_CONTAINERS} may be in a pod that asks for CPUs of its own: use several pods"
-    return (Cause("spec.containers", message),)
-
-
-def _asks(pod: Pod) -> bool:
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    return (
-        any(map(is_policy_key, annotations))
-        or is_dedicated_launcher(pod)
-        or any(not CORE_RESOURCES.isdisjoint(member.requests) for member in members(pod))
-    )
-
-
 def read_pod(pod: Pod) -> PodClaims:
     """Return the claims of a pod; causes and warnings are computed lazily."""
     if crowd := crowded(pod):
@@ -396,10 +389,7 @@ def _unnamed_of(
     return tuple(
         claim
         for claim in claims
-        if claim.can_be_slice
-        and claim.container in in_range
-        and not policies.cpu.is_named(claim.container)
-        and not policies.smt.is_named(claim.container)
+        if claim.can_be_slice and claim.container in in_range and not policies.names(claim.container)
     )
 
 
@@ -409,7 +399,7 @@ def _budget(asked: PodClaims, pod_level: _PodLevel) -> Budget:
     )
     users = tuple(
         [
-            PoolUser(member.name, at, member.role)
+            PoolUser(member.name, at, member.role, member.limits.get("cpu") is None)
             for at, member in enumerate(pod_level.members)
             if member.name not in holding and not member.is_gate
         ]
@@ -418,7 +408,7 @@ def _budget(asked: PodClaims, pod_level: _PodLevel) -> Budget:
     irq_devices = asked.policies.irq_devices_of([user.container for user in users])
     purpose = PodPool(pod_level.cpus, users, pod_level.may_have_others, irq_devices)
     rest = _pool_claim(purpose, left_of(pod_level.cpus, slices), asked.policies)
-    return Budget(pod_level.cpus, rest, asked.claims, slices, pod_level.filled)
+    return Budget(pod_level.cpus, rest, asked.claims, slices, pod_level.filled, asked.policies)
 
 
 def _pool_claim(pool: PodPool, count: int, policies: PolicyAnnotations) -> Claim:

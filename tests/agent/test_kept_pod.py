@@ -18,7 +18,7 @@ from pinning.contract import FAMILIES, STATUS_CPUS
 from pinning.planning.ledger import Ledger
 from pinning.planning.observed import SeenPod
 from pinning.planning.requests import overcommit, requested, sidecars
-from pinning.pods.claims import MOST_CONTAINERS
+from pinning.pods.crowd import MOST_CONTAINERS
 from pinning.pods.identity import runtime_uid
 from pinning.pods.resources import READ, members
 from pinning.pods.types import Pod

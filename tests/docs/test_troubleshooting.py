@@ -28,6 +28,7 @@ PODS = (
     "pinning/pods/claims.py",
     "pinning/pods/eligible.py",
     "pinning/pods/core_counts.py",
+    "pinning/pods/crowd.py",
     "pinning/pods/crio.py",
     "pinning/pods/irq_policy.py",
     "pinning/pods/resources.py",

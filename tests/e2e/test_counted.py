@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from pinning.contract import SMTPolicy
-from pinning.pods.claims import MOST_CONTAINERS, read_pod
+from pinning.pods.claims import read_pod
 from pinning.pods.counted import CoreCounts, counts_of
+from pinning.pods.crowd import MOST_CONTAINERS
 from pinning.pods.types import Container
 from tests.e2e.conftest import DOWN_OPEN
 from tests.environments.cluster.registered import (

@@ -9,7 +9,13 @@ import pytest
 from pinning.contract import FAMILIES, IRQ_POLICY
 from tests.e2e import already_there
 from tests.e2e.already_there import CRANE, LEAVING, NOT_GUARANTEED, NOT_INJECTED, WRONG_WORD
-from tests.environments.cluster.registered import Cluster, Outcome, Registered, pod_document
+from tests.environments.cluster.registered import (
+    Cluster,
+    Outcome,
+    Registered,
+    pod_document,
+    wait_until,
+)
 from tests.environments.server.catalog import NEWEST
 from tests.pods import CORES, CPU_MANAGER, NUMA, SMT, container
 
@@ -169,3 +175,33 @@ def test_resize_of_the_pod_itself(cluster: Cluster) -> None:
     accepted = resized("3")
     assert not accepted.is_refused, accepted.stderr
     assert cluster.stored("pod", "it")["spec"]["resources"]["limits"]["cpu"] == "3"
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_resize_beside_a_limit_range_that_is_younger_than_the_pod(cluster: Cluster) -> None:
+    """The API server fills in limits and stores no record of that, so the webhook warns what the agent does."""
+    pod = pod_document("it", container("main", "2"), container("log"), annotations={CPU_MANAGER: "exclusive"})
+    amounts = {"limits": {"cpu": "4"}, "requests": {"cpu": "4"}}
+    cluster.created({**pod, "spec": {**pod["spec"], "resources": amounts}})
+    defaults = [{"type": "Container", "default": {"cpu": "1"}}]
+    limits = {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "young"},
+        "spec": {"limits": defaults},
+    }
+    assert not cluster.create(limits).is_refused
+    patch = json.dumps({"spec": {"resources": {"limits": {"cpu": "5"}, "requests": {"cpu": "5"}}}})
+
+    def filled_in() -> bool:
+        outcome = cluster.run(
+            "patch", "pod", "it", "--subresource=resize", "--patch", patch, "--dry-run=server"
+        )
+        return "container log had no CPU limit until now" in outcome.stderr
+
+    wait_until("the API server knows the LimitRange", filled_in)
+    outcome = cluster.run("patch", "pod", "it", "--subresource=resize", "--patch", patch)
+    assert outcome.warned_fields == ["spec.containers[1].resources.limits[cpu]"], outcome.stderr
+    stored = cluster.stored("pod", "it")
+    assert stored["spec"]["containers"][1]["resources"]["limits"] == {"cpu": "1"}
+    assert "limit-ranger" not in json.dumps(stored["metadata"]["annotations"])

@@ -11,7 +11,7 @@ import msgspec
 from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
 from pinning.kubevirt.review import Kind
-from pinning.pods.claims import count_containers, crowded
+from pinning.pods.crowd import count_containers, crowded
 from pinning.pods.types import Pod
 from pinning.truncate import MOST_REPORTED
 from webhook.review.decision_cache import DecisionCache, pod_key, reader

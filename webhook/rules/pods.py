@@ -13,8 +13,11 @@ from pinning.contract import (
     CMK_MUTATE,
     CMK_MUTATE_TRUE,
     CMK_NUM_CORES,
+    CONTAINER_SCOPE,
+    CPU_MANAGER,
     GATE_CONTAINER,
     LAUNCHER_CONTAINER,
+    CPUPolicy,
     QoSClass,
     SMTPolicy,
 )
@@ -84,7 +87,12 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
     before, after = read_pod(old), read_pod(new)
     causes = few(added(_causes(before, settings), _causes(after, settings)))
     warnings = added(_warnings(old, before, settings), _warnings(new, after, settings))
-    told = chain(warnings, recounted(before, after, settings), edited_memory(before, after))
+    told = chain(
+        warnings,
+        _first_limits(before, after),
+        recounted(before, after, settings),
+        edited_memory(before, after),
+    )
     return Verdict(causes or few(_lost(old, new, before, after)), few(told))
 
 
@@ -256,6 +264,20 @@ def _without(part: str) -> str:
         " answers; or its replicas had different configurations or versions: create the pod again two minutes after"
         " the change"
     )
+
+
+def _first_limits(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
+    """Warn about containers of a pool that get their first CPU limit: a LimitRange fills one in at any resize."""
+    if not before.budget or not after.budget:
+        return
+    for user in after.budget.staying(before.budget.users):
+        member, key = after.member_called(user.container), f"{CPU_MANAGER}/{CONTAINER_SCOPE}{user.container}"
+        message = (
+            f"container {member.called} had no CPU limit until now, and a LimitRange fills in one at any resize: it stays in"
+            f" the pool of its pod if it runs there; annotate {key}: {CPUPolicy.EXCLUSIVE} to make it a slice, or"
+            f" {CPUPolicy.NONE} to keep it in the pool in any case"
+        )
+        yield Cause(f"{member.path}.resources.limits[cpu]", message)
 
 
 def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[Cause]:

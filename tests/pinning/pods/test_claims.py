@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinning.contract import CPUPolicy, DevicePolicy, NUMAPolicy, QoSClass, QuotaPolicy, SMTPolicy
-from pinning.pods.claims import MOST_CONTAINERS, Claim, Origin, read_pod
+from pinning.pods.claims import Claim, Origin, read_pod
+from pinning.pods.crowd import MOST_CONTAINERS
 from pinning.pods.qos import qos_class
 from pinning.pods.resources import Role
 from tests.pods import (

@@ -379,6 +379,50 @@ def test_the_slice_of_a_filled_in_limit_stays_and_no_new_one_is_made() -> None:
     assert len(pool(new)) == 1
 
 
+def test_a_first_limit_makes_no_slice_of_a_container_that_runs_in_the_pool() -> None:
+    """A LimitRange that is younger than the pod fills in limits at any resize, and nothing records that."""
+    node = started(budgeted("a", 4, {"m": 2, "log": None, "web": "500m"}), "m", "log", "web")
+    before = node.ledger
+    filled: dict[str, str | int | None] = {"m": 2, "log": 1, "web": "500m"}
+    for budget in (4, 5, 4):
+        put(node, budgeted("a", budget, filled))
+        assert not node.run_all().refusals
+        assert (node.holds("a", "log"), runs(node, "log")) == ("", pool(node))
+        assert len(pool(node)) == budget - 2
+        node.ledger = ledger_from_dict(ledger_to_dict(node.ledger))
+    assert node.ledger.held == before.held
+    assert node.plan().ledger == node.ledger
+    put(node, budgeted("a", 4, filled, annotations={**EXCLUSIVE, f"{CONTAINER}log": "exclusive"}))
+    node.run_all()
+    assert (len(pool(node)), bool(node.holds("a", "log"))) == (1, True)
+    new = started(budgeted("a", 4, filled), "m", "log", "web")
+    assert (len(pool(new)), bool(new.holds("a", "log"))) == (1, True)
+
+
+def test_a_container_of_the_pool_with_a_limit_becomes_a_slice() -> None:
+    """A resize of a limit that was there is the user's own."""
+    node = started(budgeted("a", 4, {"m": 2, "log": None, "web": "500m"}), "m", "log", "web")
+    put(node, budgeted("a", 4, {"m": 2, "log": None, "web": 1}))
+    node.run_all()
+    assert (len(pool(node)), bool(node.holds("a", "web"))) == (1, True)
+
+
+def test_a_container_that_stays_in_the_pool_keeps_the_policies_of_its_interrupts() -> None:
+    """The pool is claimed as before the resize, alone or with others, and counted as what it is."""
+    words = {
+        **EXCLUSIVE,
+        "irq-policy.corepin.io/container.log": "devices",
+        "smt-policy.corepin.io/pod": "require",
+    }
+    node = started(budgeted("a", 4, {"m": 2, "log": None}, annotations=words), "m", "log")
+    before = node.ledger.pools["a"]
+    put(node, budgeted("a", 4, {"m": 2, "log": 1}, annotations=words))
+    node.run_all()
+    assert node.ledger.pools["a"] == before
+    assert before.claim.pool
+    assert before.claim.pool.irq_devices == ("log",)
+
+
 def test_the_checkpoint_keeps_pools_beside_assignments() -> None:
     """An earlier agent reads the assignments alone; its checkpoint gives the slices back unchanged."""
     node = started(budgeted("a", 5, {"m": 2, "n": 1, "p": None}, {"i": (None, "")}), "m", "n", "p")

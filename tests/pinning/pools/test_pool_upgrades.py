@@ -197,3 +197,24 @@ def test_the_slice_of_a_filled_in_limit_is_recovered() -> None:
         if seen.owner.container in "pl":
             new.containers[key] = replace(seen, cpus=CPUSet([min(seen.cpus)]))
     assert [held.owner.container for held in lost(new).of_pod("a")] == ["m"]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_pool_is_recovered_with_containers_that_got_their_first_limit_there(limit: int) -> None:
+    """They run where the rest of the pool runs, also on as many CPUs as their limits say, so they have no slices."""
+    node = running(budgeted("a", 4, {"m": 2, "p": None, "l": None}), "m", "p", "l")
+    put(node, budgeted("a", 4, {"m": 2, "p": limit, "l": None}))
+    node.run_all()
+    assert lost(node) == node.ledger
+    named = {**EXCLUSIVE, "cpu-manager.corepin.io/container.p": "exclusive"}
+    put(node, budgeted("a", 4, {"m": 2, "p": 1, "l": None}, annotations=named))
+    assert not lost(node).pools
+
+
+def test_all_containers_of_a_recovered_pool_may_have_their_first_limit() -> None:
+    """The pool is the whole budget, and stays it."""
+    node = running(budgeted("a", 4, {"p": None, "l": None}), "p", "l")
+    put(node, budgeted("a", 4, {"p": 1, "l": 1}))
+    node.run_all()
+    assert lost(node) == node.ledger
+    assert len(pool(node)) == 4

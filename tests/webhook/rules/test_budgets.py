@@ -228,6 +228,26 @@ def test_a_resize_warns_only_if_the_pod_has_another_sum_counted(
     ]
 
 
+@table(
+    "old, new, words, warned",
+    {
+        "a first limit": ({"log": None}, {"log": 1}, {}, True),
+        "a limit that was there": ({"log": "500m"}, {"log": 1}, {}, False),
+        "a first limit that makes no slice": ({"log": None}, {"log": "500m"}, {}, False),
+        "a container that is named": ({"log": None}, {"log": 1}, {"container.log": "exclusive"}, False),
+        "no budget before": ({"log": None}, {"log": 1}, {"pod": "share"}, False),
+    },
+)
+def test_a_resize_warns_of_a_first_cpu_limit(old: Any, new: Any, words: Any, warned: bool) -> None:
+    """A LimitRange that is younger than the pod fills in limits at any resize: the agent keeps the container in the pool."""
+    annotations = {**EXCLUSIVE, **{f"cpu-manager.corepin.io/{scope}": word for scope, word in words.items()}}
+    before: Any = budgeted("a", 4, {"m": 2, **old}, annotations=annotations)
+    after: Any = budgeted("a", 5, {"m": 2, **new}, annotations=annotations)
+    warnings = [it for it in review_changed_pod(before, after, PLAIN).warnings if "LimitRange" in it.message]
+    assert fields(warnings) == (["spec.containers[1].resources.limits[cpu]"] if warned else [])
+    assert not warned or "cpu-manager.corepin.io/container.log: exclusive" in warnings[0].message
+
+
 def test_a_resize_to_a_fraction_takes_nothing_from_a_pod_whose_pool_is_empty() -> None:
     """A budget whose CPUs are all slices may be resized to a fraction."""
     old: Any = budgeted("a", 4, {"m": 4, "p": None})

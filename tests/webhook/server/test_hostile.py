@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pinning.planning.observed import SeenPod
-from pinning.pods.claims import MOST_CONTAINERS
+from pinning.pods.crowd import MOST_CONTAINERS
 from tests.pods import CORES, CPU_MANAGER, DEDICATED, LAUNCHER, OTHER_CORES, container, pod
 from tests.webhook.clients import CA, client, connected, ended, request_head, tls_flags
 from tests.webhook.edge import Edge
