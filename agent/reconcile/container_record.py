@@ -206,9 +206,12 @@ class ContainerRecord:
         return self.proof != before
 
     def not_compared(self, reason: str) -> bool:
-        """Record why not all of its tasks are looked at; return whether that is new."""
+        """Record why not all of its tasks are looked at; return whether that is new.
+
+        Tasks that were seen outside of its CPUs count until a whole look finds none, or its CPUs change.
+        """
         before = self.proof
-        self.compared(0, 0)
+        self.compared(before.outside if before else 0, 0)
         self.proof = self.proof and replace(self.proof, unread=reason)
         return self.proof != before
 

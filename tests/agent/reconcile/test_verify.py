@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from unittest.mock import Mock
 
 from agent.errors import Refused, TooMany, Unavailable
 from agent.interfaces import StrayTasks
@@ -49,6 +50,26 @@ def test_container_of_many_cgroups_is_not_proven(node: FakeNode) -> None:
     found = container(node.run(), "a")
     assert (found.proof.unread, list(states(found))) == ("more than 1024 cgroups", [])
     assert published(found, None, cpus="", applied=None, refusal=None).not_proven == found.proof.unread
+    node.cgroups.stray_tasks = compare  # type: ignore[method-assign]
+    sweep(node)
+    assert "proven" in states(container(node.run(), "a"))
+
+
+def test_drift_of_a_container_stays_known_where_its_tasks_are_read_no_more(node: FakeNode) -> None:
+    """A container that creates many cgroups does not hide what was seen: it drifts until a whole look finds no task outside."""
+    owner, _ = pinned_pair(node)
+    node.cgroups.strays[node.cgroup(owner)] = StrayTasks(outside=(13,))
+    sweep(node)
+    compare = node.cgroups.stray_tasks
+    node.cgroups.stray_tasks = Mock(side_effect=TooMany("1024 cgroups or more"))  # type: ignore[method-assign]
+    for is_news in (True, False):
+        assert node.runner.run(node.agent.reconciler.sweep(lambda: False)) == (True, is_news)
+    found = container(node.run(), "a")
+    assert found.proof is not None
+    assert (found.proof.outside, found.proof.unread) == (1, "1024 cgroups or more")
+    assert list(states(found)) == ["drift"]
+    assert published(found, None, cpus="", applied=None, refusal=None).drift
+    node.cgroups.strays.clear()
     node.cgroups.stray_tasks = compare  # type: ignore[method-assign]
     sweep(node)
     assert "proven" in states(container(node.run(), "a"))
