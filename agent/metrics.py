@@ -248,13 +248,15 @@ def _pinning(vm: VMState) -> str:
 
 
 def _states(container: ContainerState) -> Iterator[str]:
-    """Yield the states of a running container: proven, drift, narrowed, compromised."""
+    """Yield the states of a running container: proven, not_proven, drift, narrowed, compromised."""
     if container.proof is None:
         return
     if container.proof.cpus != container.wanted or container.proof.outside:
         yield "drift"
     elif container.has_cpus and not container.proof.unread:
         yield "proven"
+    if container.has_cpus and container.proof.unread:
+        yield "not_proven"
     if container.proof.narrowed:
         yield "narrowed"
     if container.intruders:

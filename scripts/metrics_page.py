@@ -53,7 +53,8 @@ LABELS: Final = {
     "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `pod` (pools of pods), `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
     "path": "`nri` (the container was made so), `cgroup` (written there), `runtime` (by CRI), `affinity` (by the threads of its virtual machine), or `found` (it was so)",
-    "state": "`proven`, `narrowed` (tasks use a part by their own choice), `drift`, `compromised`, `failing`, `fought`",
+    "state": "`proven`, `not_proven` (not all of its tasks are looked at), `narrowed` (tasks use a part by their own"
+    " choice), `drift`, `compromised`, `failing`, `fought`",
     "kind": "of the load: `requested` and `there`; of the cost: `idle_cpus`, `sidecar_millicores`, `sidecar_bytes`",
     "namespace": "of the pod",
     "pod": "the pod's name",

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # per second
-CROWDED = f"not all of its tasks are looked at: it has made more than {MOST_CGROUPS} cgroups"
+CROWDED = (
+    f"not all of its tasks are looked at: it has made {MOST_CGROUPS} cgroups or more; let it remove those that it does not"
+    " use, or take away its right to write its cgroup"
+)
 # Names of runc's processes in a container's cgroup before they execute the container's command: runc re-executes itself
 # from /proc/self/exe or a numbered descriptor, and names its stages. "": the process has exited.
 _RUNC = ("", "runc", "exe", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]")
