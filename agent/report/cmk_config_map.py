@@ -1,7 +1,7 @@
 """Mirror the pools of the node into the ConfigMap `cmk-config-<node>`, in Intel CMK's own YAML shape.
 
 The agent's account may not read it. So it is written again every AGAIN_SECONDS, in case it was deleted or changed; the API
-server stores nothing if it is unchanged.
+server stores nothing if it is unchanged. Each node does that at a time of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from agent.clock import Clock
 from agent.report.cmk_node import cmk_node
 from agent.report.publisher import Later
+from agent.report.turns import next_turn
 from apiserver.errors import Conflict, Gone
 from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.contract import CMK_CONFIG_MAP_PREFIX, PRODUCT
@@ -37,6 +38,7 @@ class PoolReport:
     ) -> None:
         self._api = api
         self._clock = clock
+        self._node = node
         self._name = CMK_CONFIG_MAP_PREFIX + node
         self._folder = f"/api/v1/namespaces/{namespace}/configmaps"
         self._interval = interval_seconds
@@ -54,7 +56,8 @@ class PoolReport:
         text = cmk_yaml(cmk_pools(cmk_node(state)))
         if text != self._written or self._clock.monotonic() >= self._again:
             await self._write(text)
-            self._written, self._again = text, self._clock.monotonic() + AGAIN_SECONDS
+            self._written = text
+            self._again = next_turn(self._node, self._clock.monotonic(), AGAIN_SECONDS)
             await asyncio.sleep(self._interval)
         raise Later("writes the ConfigMap again", max(self._again - self._clock.monotonic(), 0.0))
 

@@ -13,6 +13,7 @@ from agent.clock import Clock
 from agent.report.cmk_config_map import AGAIN_SECONDS
 from agent.report.cmk_node import cmk_node
 from agent.report.publisher import Later
+from agent.report.turns import next_turn
 from apiserver.client import JSON_PATCH
 from apiserver.errors import Conflict, Gone
 from pinning.cmk.pools import cmk_pools
@@ -59,7 +60,7 @@ class CMKReports:
             reconcile_report(state.reclaimed, state.reclaims_dropped),
         )
         if (now := self._clock.monotonic()) >= self._again:
-            self._written, self._again = {}, now + AGAIN_SECONDS
+            self._written, self._again = {}, next_turn(self._node, now, AGAIN_SECONDS)
         changed = [
             (kind, report)
             for kind, report in zip(KINDS, reports, strict=True)

@@ -18,6 +18,7 @@ from agent.clock import Clock
 from agent.report.node_types import Node
 from agent.report.numa_cpus import zone_cpus
 from agent.report.publisher import Later
+from agent.report.turns import next_turn
 from apiserver.errors import APIError, Gone
 from apiserver.pages import decode_any
 from pinning.contract import NUMA_CPUS, PRODUCT
@@ -113,7 +114,7 @@ class TopologyReport:
         self._interval = interval_seconds
         self._node: Node | None = None
         self._there: Topology | None = None
-        self._looked = 0.0
+        self._look_again = 0.0
         self._complaint = ""  # why the agent publishes no object
         self._logged = ""
         self.writes = 0
@@ -131,7 +132,8 @@ class TopologyReport:
             self._logged = ""
             self.writes += 1
             await asyncio.sleep(self._interval)
-        raise Later("looks at the topology again", LOOK_SECONDS, refused=bool(self._complaint))
+        wait = max(self._look_again - self._clock.monotonic(), 0.0)
+        raise Later("looks at the topology again", wait, refused=bool(self._complaint))
 
     async def reset(self) -> None:
         """Remove the object."""
@@ -157,10 +159,10 @@ class TopologyReport:
     async def _newest_node(self) -> Node:
         """Return the node; read it and the object again after a while."""
         now = self._clock.monotonic()
-        if self._node is None or now - self._looked >= LOOK_SECONDS:
+        if self._node is None or now >= self._look_again:
             self._node = await decode_any(_node, await self._api.get(self._node_path))
             self._there = await self._read()
-            self._looked, self._complaint = now, ""
+            self._look_again, self._complaint = next_turn(self._name, now, LOOK_SECONDS), ""
         return self._node
 
     async def _read(self) -> Topology | None:

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from agent.clock import Clock
-from agent.report.cmk_config_map import PoolReport
+from agent.report.cmk_config_map import AGAIN_SECONDS, PoolReport
 from agent.report.cmk_node import cmk_node
 from agent.report.publisher import Later
+from agent.report.turns import next_turn
 from apiserver.client import Api
 from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.machine.cpuset import CPUSet
@@ -146,7 +147,7 @@ def test_reset_of_a_deleted_config_map_is_no_error() -> None:
 
 def test_config_map_that_others_delete_or_change_comes_back() -> None:
     """The same pools are written again after five minutes, and not before, however many states come in between."""
-    server, now = FakeApiServer(), [0.0]
+    server, now = FakeApiServer(), [next_turn("node-1", 0, AGAIN_SECONDS)]
 
     async def act(api: Api) -> None:
         report = PoolReport(api, "node-1", "here", Clock(lambda: now[0]), interval_seconds=0)
@@ -156,7 +157,7 @@ def test_config_map_that_others_delete_or_change_comes_back() -> None:
             for wait in (300, 240, 180, 120, 60):
                 with pytest.raises(Later) as later:
                     await report.publish(state_of())
-                assert later.value.seconds == wait
+                assert later.value.seconds == pytest.approx(wait)
                 assert "exclusive" not in str(server.objects)
                 now[0] += 60
             await publish(report, state_of())

@@ -8,7 +8,9 @@ import pytest
 
 from agent.clock import Clock
 from agent.node_state import NodeState
+from agent.report.cmk_config_map import AGAIN_SECONDS
 from agent.report.cmk_reports import CMKReports
+from agent.report.turns import next_turn
 from apiserver.client import Api
 from pinning.cmk.pools import Reclaimed
 from tests.agent.fake_api import FakeApiServer, publish, run
@@ -67,16 +69,17 @@ def test_reset_empties_both_reports() -> None:
 
 def test_reports_that_others_delete_come_back() -> None:
     """Both are written again after five minutes, and not before."""
-    server, now = FakeApiServer(), [0.0]
+    begun = next_turn("node-1.test", 0, AGAIN_SECONDS)
+    server, now = FakeApiServer(), [begun]
 
     async def act(api: Api) -> None:
         reports = CMKReports(api, "node-1.test", "here", Clock(lambda: now[0]), interval_seconds=0)
         await publish(reports, state_of())
         server.objects.clear()
-        for now[0] in (10.0, 299.0):
+        for now[0] in (begun + 10, begun + 299):
             await publish(reports, state_of())
             assert not server.objects
-        now[0] = 300.0
+        now[0] = begun + 300.001
         await publish(reports, state_of(), state_of())
         assert sorted(server.objects) == [f"{NODES}/node-1.test", f"{RECONCILED}/node-1.test"]
         assert reports.writes == 4
