@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.docs.blocks import blocks
-from tests.manifests.rendered import ROOT, text_of
+from tests.manifests.rendered import ROOT, parsed, text_of
 
 GUIDE = Path("docs/operator-guide.md")
 pytestmark = pytest.mark.server  # for kubectl
@@ -28,7 +28,7 @@ def test_patch_of_the_guide_leaves_nothing_of_containerd(tmp_path: Path) -> None
     (tmp_path / "my-corepin").mkdir()
     (tmp_path / "my-corepin/kustomization.yaml").write_text(head + patch, encoding="utf-8")
 
-    documents = yaml.safe_load_all(text_of(tmp_path / "my-corepin"))
+    documents = parsed(text_of(tmp_path / "my-corepin"))
     (pod,) = (
         it["spec"]["template"]["spec"]
         for it in documents

@@ -19,7 +19,7 @@ from tests.environments.server.catalog import HELM, KUBECTL, KUBERNETES
 from tests.environments.server.start import require, start_servers
 from tests.environments.waiting import until_equal
 from tests.manifests.guide import blocks, section, shell
-from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, renamed, text_of
+from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, parsed, renamed, text_of
 from tests.manifests.rotated import bundles, issued, rotate
 
 pytestmark = pytest.mark.server  # for helm and kubectl
@@ -41,7 +41,7 @@ def rendered(*args: str) -> list[Object]:
     done = helm("template", "corepin", str(CHART), *args)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    return [it for it in yaml.safe_load_all(done.stdout) if it]
+    return [it for it in parsed(done.stdout) if it]
 
 
 def of_overlay(name: str) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def test_components_go_together_as_files_of_values_do(names: tuple[str, ...], tm
     folder = {"resources": ["../manifests/base"], "components": components}
     (tmp_path / "mine/kustomization.yaml").write_text(yaml.safe_dump(folder))
     flags = [flag for name in names for flag in of_overlay(name)]
-    expected = list(yaml.safe_load_all(text_of(tmp_path / "mine")))
+    expected = parsed(text_of(tmp_path / "mine"))
     assert by_identity(rendered(*flags)) == by_identity(expected)
 
 
@@ -129,7 +129,7 @@ def test_components_go_together_as_files_of_values_do(names: tuple[str, ...], tm
 def test_other_namespaces_reach_every_place(name: str, tmp_path: Path) -> None:
     """With other namespaces it is what kustomize renders with them in names.yaml, where none of the old ones is left."""
     others = ("--set", "namespaces.system=one,namespaces.agent=two")
-    expected = list(yaml.safe_load_all(renamed(name, "one", "two", tmp_path)))
+    expected = parsed(renamed(name, "one", "two", tmp_path))
     assert by_identity(rendered(*of_overlay(name), *others)) == by_identity(expected)
 
 

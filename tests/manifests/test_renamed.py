@@ -15,7 +15,7 @@ from tests.environments.server.start import start_servers
 from tests.environments.waiting import until
 from tests.manifests.conftest import client_of
 from tests.manifests.installed import AS_AGENT, NODES, Caller
-from tests.manifests.rendered import AGENT, ROOT, SYSTEM, text_of
+from tests.manifests.rendered import AGENT, ROOT, SYSTEM, parsed, text_of
 
 pytestmark = pytest.mark.server
 
@@ -72,7 +72,7 @@ def test_renamed_accounts_are_held(who: str, path: str, policy: str, callers: di
 
 def test_every_binding_follows_its_policy(renamed: str) -> None:
     """Every policy has its binding."""
-    every = list(yaml.safe_load_all(renamed))
+    every = parsed(renamed)
     policies = {it["metadata"]["name"] for it in every if it["kind"] == "ValidatingAdmissionPolicy"}
     bindings = [it for it in every if it["kind"] == "ValidatingAdmissionPolicyBinding"]
     assert len(policies) == 6
