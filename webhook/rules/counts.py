@@ -110,8 +110,7 @@ def _by_container(
         return {}
     found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
     pool = pod_claims.pool
-    carrier = pod_claims.carrier
-    if pool is None or not carrier:
+    if pool is None or not pod_claims.carrier:
         return found
     pooled = [need for need in needs_of(pool) if need.resource != NUMA_CPUS] if pool.count else []
     if _is_of_one_node(pool):
@@ -121,8 +120,29 @@ def _by_container(
         for claim in pod_claims.slices:
             others = (need for need in found[claim.container] if need.resource != NUMA_CPUS)
             found[claim.container] = tuple(others)
+    carrier = _carrier(pod_claims, pool, found, pooled)
     found[carrier] = tuple(_added((*found.get(carrier, ()), *pooled)))
     return found
+
+
+def _carrier(
+    pod_claims: PodClaims, pool: Claim, own: Mapping[str, Iterable[Need]], pooled: Iterable[Need]
+) -> str:
+    """Return the container that requests the pool's counts: one that requests more than its own already.
+
+    A webhook that is called later may put a container in front, and both would be counted if that one requested them too.
+    """
+    users = pool.pool.lasting if pool.pool else ()
+    lasting = [member for member in pod_claims.members if member.role is not Role.INIT]
+    lasting.sort(key=lambda member: member.name not in users)
+    for need in pooled:
+        for member in lasting:
+            alone = max(
+                (it.most for it in own.get(member.name, ()) if it.resource == need.resource), default=0
+            )
+            if (whole(member.requests.get(need.resource, 0)) or 0) > alone:
+                return member.name
+    return pod_claims.carrier
 
 
 def _added(needs: Iterable[Need]) -> Iterator[Need]:

@@ -98,6 +98,42 @@ def test_init_containers_count_nothing_of_the_pool() -> None:
     assert found == {"init": {WHOLE: 1}, "side": {WHOLE: 1, NUMA: 4}, "m": {WHOLE: 1}}
 
 
+@table(
+    "listed, words, expected",
+    {
+        "a container without a slice": ({"m": None}, ISOLATE, {"m": {ISOLATED: 4}}),
+        "of one NUMA node": ({"m": None}, {**ISOLATE, **SINGLE}, {"m": {ISOLATED: 4, NUMA: 8}}),
+        "by whole cores": ({"m": None}, REQUIRE, {"m": {WHOLE: 2}}),
+        "a slice": ({"a": 2}, ISOLATE, {"a": {ISOLATED: 4}}),
+        "slices of one NUMA node": ({"a": 2, "b": 2}, SINGLE, {"a": {NUMA: 4}, "b": {}}),
+    },
+)
+def test_a_container_added_later_requests_nothing_of_the_pool_again(
+    listed: Any, words: Any, expected: Any
+) -> None:
+    """Another webhook puts a container in front, and the API server calls this one again: one request is enough."""
+    document: Any = budgeted("a", 4, listed, annotations=words)
+    operations = plan_mutation(document, load_settings(NODES), Injection(BUILT_IN)).operations
+    first = jsonpatch.apply_patch(document, [dict(step) for step in operations])
+    for where in ("initContainers", "containers"):
+        again = copy.deepcopy(first)
+        again["spec"][where].insert(0, {"name": "proxy", "restartPolicy": SIDECAR})
+        assert counts(again) == {"proxy": {}, **expected}
+
+
+def test_a_users_request_for_the_pool_is_judged_where_it_is() -> None:
+    """It may be on any container of the pool, which is not requested a second time."""
+    for given, is_right in ((3, True), (4, False)):
+        document: Any = budgeted("a", 5, {"m": 2, "log": None, "web": None}, annotations=ISOLATE)
+        amount = {kind: {ISOLATED: given} for kind in ("limits", "requests")}
+        document["spec"]["containers"][2]["resources"] = amount
+        document = _mutated(document)
+        assert "resources" not in document["spec"]["containers"][1]
+        causes = review_new_pod(document, PLAIN, Injection(BUILT_IN)).causes
+        field = "spec.containers[2].resources.requests[corepin.io/isolated-cores]"
+        assert fields(causes) == ([] if is_right else [field])
+
+
 def test_a_wrong_request_for_the_pool_is_refused() -> None:
     """A user's wrong request for the pool is refused with the right amount."""
     document: Any = budgeted("a", 5, {"m": 2, "log": None}, annotations=ISOLATE)
