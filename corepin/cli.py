@@ -54,9 +54,10 @@ def kubectl(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(program: str, verbs: Sequence[str], given: Sequence[str]) -> int:
-    args = build_parser(_meant(verbs, given), program).parse_args(given)
+    args, unknown = build_parser(_meant(verbs, given), program).parse_known_args(given)
     run: Callable[[argparse.Namespace], int] = args.run
     try:
+        _refuse(unknown, f"{program} {args.verb}")
         return run(args)
     except CommandFailed as error:
         from corepin.documents import write_error
@@ -64,6 +65,12 @@ def _run(program: str, verbs: Sequence[str], given: Sequence[str]) -> int:
 
         write_error(f"{program} {args.verb}: {plain(str(error))}")
         return FAILED
+
+
+def _refuse(unknown: Sequence[str], command: str) -> None:
+    """Raise CommandFailed for words that the verb does not take; argparse would show the usage of `corepin` alone."""
+    if unknown:
+        raise CommandFailed(f"{' '.join(unknown)!r} is not accepted: `{command} --help` lists what is")
 
 
 def _meant(verbs: Sequence[str], given: Sequence[str]) -> Sequence[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.errors import CommandFailed
+from corepin.flags import filled
 from corepin.json_text import is_json, read_json
 from drawing.spans import Painted
 from kubeyaml.reader import SIZE_LIMIT, BadYAML, decode_text, read_yaml
@@ -129,6 +130,7 @@ def add_file_flag(parser: argparse.ArgumentParser, *, required: bool = True) -> 
         "-f",
         "--filename",
         metavar="FILE",
+        type=filled,
         action="append",
         required=required,
         help="YAML or JSON file, - for standard input; may be repeated",
@@ -137,7 +139,7 @@ def add_file_flag(parser: argparse.ArgumentParser, *, required: bool = True) -> 
 
 def read_documents(source: str) -> list[Document]:
     """Return the non-empty documents of a file; raise CommandFailed naming file and line."""
-    shown = _shown(source)
+    shown = shown_source(source)
     documents = [
         Document(shown, line, _object(content, shown, line)) for line, content in read_values(source)
     ]
@@ -148,17 +150,18 @@ def read_documents(source: str) -> list[Document]:
 
 def read_values(source: str) -> list[tuple[int, Any]]:
     """Return the values of a file's non-empty documents with their lines; raise CommandFailed if one is invalid."""
-    parsed = _parsed(read_text(source), _shown(source))
+    parsed = _parsed(read_text(source), shown_source(source))
     return [(line, content) for line, content in parsed if content is not None]
 
 
 def read_text(source: str) -> str:
     """Return the text of a file up to the size limit, or of standard input; else raise CommandFailed."""
-    shown = _shown(source)
+    shown = shown_source(source)
     return _decoded(_read(source, shown), shown)
 
 
-def _shown(source: str) -> str:
+def shown_source(source: str) -> str:
+    """Return the name of a source for messages."""
     return "standard input" if source == STDIN else source
 
 

@@ -183,9 +183,11 @@ ROOMS = {
     "corepin.terminal": (),
     "corepin.json_text": ("kubeyaml",),
     "corepin.documents": (
-        *("corepin.errors", "corepin.json_text", "drawing.spans", "kubeyaml", "logs.printable"),
+        *("corepin.errors", "corepin.flags", "corepin.json_text", "drawing.spans", "kubeyaml"),
+        "logs.printable",
     ),
     "corepin.node_file": ("corepin.documents", "corepin.errors", "pinning"),
+    "corepin.__main__": ("corepin.cli",),
     "corepin.cli": (
         *("corepin.documents", "corepin.errors", "logs.printable"),  # it finds the verbs by their names
     ),

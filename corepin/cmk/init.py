@@ -36,7 +36,7 @@ FLAGS: Final = {  # by key of the configuration
     "pools.shared_cores": "--num-shared-cores",
     "pools.exclusive_non_isolcpus": "--excl-non-isolcpus",
 }
-DESCRIPTION = "Show how CMK's numbers would cut a machine into pools, in the shape of its ConfigMap. Nothing is written."
+DESCRIPTION = "Show the pools that CMK's numbers would make of a machine, in the shape of its ConfigMap. Nothing is written."
 EPILOG = """\
 CMK left to infra what was left over; corepin reserves whole cores for it first, by default that of the lowest CPU outside of isolcpus.
 """
@@ -45,7 +45,10 @@ CMK left to infra what was left over; corepin reserves whole cores for it first,
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
-        "init", help="show how CMK's numbers would cut a machine", description=DESCRIPTION, epilog=EPILOG
+        "init",
+        help="show the pools that CMK's numbers would make of a machine",
+        description=DESCRIPTION,
+        epilog=EPILOG,
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="look, and write nothing: the only way it works"

@@ -66,7 +66,7 @@ POLL_SECONDS: Final = 0.5
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
-        "uninstall", help="take corepin from some nodes or from all", description=DESCRIPTION, epilog=EPILOG
+        "uninstall", help="remove corepin from some nodes or from all", description=DESCRIPTION, epilog=EPILOG
     )
     add_host_flags(parser)
     parser.add_argument("--apply", action="store_true", help="do it, and wait for it")
@@ -77,7 +77,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what would be done, or do it."""
+    """Print the pods that would reset the nodes, or create them (`--apply`)."""
     warn_obsolete(args, OBSOLETE)
     hosts, namespace = read_hosts(args.host_list), namespace_name(args.namespace)
     with kube_client() as api:

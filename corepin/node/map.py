@@ -31,7 +31,7 @@ DESCRIPTION = "Show every core of a node with its owner."
 EPILOG = """\
 Without --node the agent on this machine answers over its local socket, and each container is shown with the CPUs that
 the kernel lets it use. With --node the annotations of that node are read through the kubeconfig: they hold the machine
-and the owners of its CPUs.
+and the owners of its CPUs. Exit code: 0 shown, 2 the agent or the node could not be read.
 """
 LOCAL_SECONDS: Final = 0.5  # between two reads
 CLUSTER_SECONDS: Final = 2.0

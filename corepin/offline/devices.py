@@ -52,9 +52,10 @@ def notes_on(topology: Topology, devices: Iterable[Device]) -> Iterator[str]:
     for resource, nodes in sorted(lacking.items()):
         if nodes:
             yield (
-                f"{truncate(resource, KEY)} on NUMA node{'s' * (len(nodes) > 1)} {CPUSet(nodes)}: this machine, of NUMA"
-                f" node{'s' * (len(topology.numa_nodes) > 1)} {CPUSet(topology.numa_nodes)}, has no known CPUs near;"
-                " for the nearest of a node of memory alone give --topology a directory"
+                f"{truncate(resource, KEY)} on NUMA node{'s' * (len(nodes) > 1)} {CPUSet(nodes)}: no CPUs of this"
+                f" machine are known to be near, so that such a device counts as one without a node; name NUMA nodes of"
+                f" {CPUSet(topology.numa_nodes)}, or, if it is a node with memory and no CPUs, give --topology a directory,"
+                " which has the distances between nodes"
             )
 
 

@@ -10,9 +10,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corepin.documents import add_file_flag, read_documents, read_text, write_error, write_out, write_painted
+from corepin.documents import (
+    add_file_flag,
+    read_documents,
+    read_text,
+    shown_source,
+    write_error,
+    write_out,
+    write_painted,
+)
 from corepin.errors import CommandFailed
-from corepin.flags import add_output_flag
+from corepin.flags import add_output_flag, filled
 from corepin.node.kube_api import add_context_flag
 from logs.printable import json_text, plain
 
@@ -32,11 +40,12 @@ DESCRIPTION = "Show which CPUs pods and ResourceClaims would get on a machine, a
 EPILOG = """\
 Workloads count as many pods as they have replicas (a DaemonSet one, a Job those that run at once), virtual machines
 their launcher with the CPU of each vCPU; other kinds are ignored. Objects whose controller is among the documents are
-not counted again: give the output of `kubectl get deploy,rs,pods -o yaml` as it is. Documents are taken as events in their order: one of the same
-kind, namespace and name again is an update, one with metadata.deletionTimestamp is gone. With -o json one line is
-printed after each pod that comes, changes or goes, and after each claim; the text shows the machine after the last one. The file for
---topology is made by
+not counted again, so the output of `kubectl get deploy,rs,pods -o yaml` can be given as it is. Documents are events in
+their order: a second one of the same kind, namespace and name is an update, one with metadata.deletionTimestamp a
+deletion. With -o json one line is printed after each pod that is created, changed or deleted, and after each claim; the
+text shows the machine after the last one. The file for --topology is made by
   LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE
+Exit code: 0 planned, also where claims are refused, 2 a file, a flag or the node could not be read.
 """
 
 
@@ -50,11 +59,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     machine.add_argument(
         "--topology",
         metavar="FILE|DIR",
+        type=filled,
         help="the machine: JSON of lscpu, - for standard input, or a directory that stands for /, with a copy of sys",
     )
     machine.add_argument(
         "--node",
         metavar="NAME",
+        type=filled,
         help="a node of the cluster, as its agent published it, as if no container held CPUs there",
     )
     add_context_flag(parser)
@@ -63,7 +74,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="LIST",
         help='reserved CPUs, which no claim gets, e.g. "0-1,8" (default: the core of the lowest CPU that is not isolated)',
     )
-    parser.add_argument("--config", metavar="FILE", help="the node's configuration, as the agent reads it")
+    parser.add_argument(
+        "--config", metavar="FILE", type=filled, help="the node's configuration, as the agent reads it"
+    )
     _add_devices_and_claims(parser)
     add_output_flag(parser, "one JSON line after each event")
     return parser
@@ -82,6 +95,7 @@ def _add_devices_and_claims(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices",
         metavar="FILE",
+        type=filled,
         help="which of these devices pods get, by their NUMA nodes, e.g. {default/web: {main: {nvidia.com/gpu: [1]}}}",
     )
     parser.add_argument(
@@ -89,8 +103,8 @@ def _add_devices_and_claims(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         action="append",
         default=[],
-        help="a ResourceClaim of N CPUs of class cpu.corepin.io or dra.cpu that comes to the node after the pods of -f, which"
-        " may be left out then; may be repeated",
+        help="a ResourceClaim of N CPUs of class cpu.corepin.io or dra.cpu, allocated after the pods of -f; with it -f may be"
+        " left out; may be repeated",
     )
 
 
@@ -208,7 +222,7 @@ def read_machine(given: str) -> Topology:
     try:
         return read_lscpu(text)
     except PinningError as problem:
-        raise CommandFailed(f"{given}: {problem}") from problem
+        raise CommandFailed(f"{shown_source(given)}: {problem}") from problem
 
 
 def _read_config(given: str | None, reserved: str | None, published: NodeConfig | None) -> NodeConfig:
@@ -228,7 +242,7 @@ def _read_config(given: str | None, reserved: str | None, published: NodeConfig 
     try:
         cpus = CPUSet.parse(reserved)
     except BadCPUList as problem:
-        raise CommandFailed(f'--reserved: {problem}: write for example "0-1,8"') from problem
+        raise CommandFailed(f'--reserved: {problem}; a list is for example "0-1,8"') from problem
     if not cpus:
         raise CommandFailed('--reserved: the list is empty: name CPUs such as "0,8", or leave the flag out')
     return replace(config, reserved=cpus, reserve_source=ReserveSource.CONFIGURED)

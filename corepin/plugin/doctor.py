@@ -22,7 +22,7 @@ EPILOG = """\
 `corepin doctor` runs in the pod of the node's agent, by `kubectl exec`. Nothing is changed. Without --node the only node
 that has an agent is meant. Only a pod of the agents' namespace whose controller is a DaemonSet there is trusted with
 the terminal and the exit code: any user may set the agent's labels. Exit code: 0 no problem, 1 problems found,
-2 it could not look.
+2 the checks failed.
 """
 SELECTOR: Final = f"app.kubernetes.io/name={PRODUCT},app.kubernetes.io/component=agent"
 CONTAINER: Final = "agent"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 The annotations of the node are read: they hold the machine and the owners of its CPUs. Without --node the only node
-that has an agent is meant.
+that has an agent is meant. Exit code: 0 shown, 2 the node could not be read.
 """
 
 

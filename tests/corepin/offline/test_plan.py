@@ -379,8 +379,8 @@ def test_a_numa_node_that_the_machine_lacks_is_a_note(
     given = ["plan", "-f", pods, "--topology", machine(tmp_path), "--device"]
     assert main([*given, "nvidia.com/gpu=77+90,0,-1"]) == 0
     assert (
-        "corepin plan: nvidia.com/gpu on NUMA nodes 77,90: this machine, of NUMA nodes 0-1, has no known CPUs near"
-        in capsys.readouterr().err
+        "corepin plan: nvidia.com/gpu on NUMA nodes 77,90: no CPUs of this machine are known to be near, so that such a"
+        " device counts as one without a node; name NUMA nodes of 0-1, or" in capsys.readouterr().err
     )
     assert main([*given, "nvidia.com/gpu=0,-1"]) == 0
     assert not capsys.readouterr().err

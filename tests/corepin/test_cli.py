@@ -1,0 +1,72 @@
+"""The command itself: how it is started, and words that no verb has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from corepin.cli import VERBS, build_parser, kubectl, main
+
+
+def test_packages_run_without_an_installed_command() -> None:
+    """`python -m corepin` is the command, with its exit code."""
+    found = subprocess.run(
+        [sys.executable, "-m", "corepin", "validate", "-f", "/nowhere/pod.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    error = "corepin validate: /nowhere/pod.yaml: there is no such file: check the path, or write - for standard input\n"
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", error)
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "prog", "word"),
+    [
+        pytest.param(main, ["validate", "-f", "a", "b"], "corepin validate", "b", id="a file without -f"),
+        pytest.param(main, ["map", "--color"], "corepin map", "--color", id="a flag of other programs"),
+        pytest.param(main, ["cmk", "leftovers", "a b", "c"], "corepin cmk", "a b c", id="behind an action"),
+        pytest.param(kubectl, ["why", "a", "b"], "kubectl corepin why", "b", id="the plugin"),
+    ],
+)
+def test_unknown_word_names_the_verb(
+    command: Callable[[list[str]], int],
+    given: list[str],
+    prog: str,
+    word: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The error names the verb, the word, and the help that lists the accepted words."""
+    assert command(given) == 2
+    assert capsys.readouterr().err == f"{prog}: {word!r} is not accepted: `{prog} --help` lists what is\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["validate", "-f", ""],
+        ["inject", "-f", ""],
+        ["plan", "-f", "", "--claim", "1"],
+        ["plan", "--topology", ""],
+        ["plan", "--node", ""],
+        ["plan", "--config", ""],
+        ["plan", "--devices", ""],
+    ],
+    ids=" ".join,
+)
+def test_empty_file_name_is_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An unset variable of a shell does not stand for the current directory."""
+    with pytest.raises(SystemExit, match="2"):
+        main(given)
+    assert ": it is empty: write a name, or leave the flag out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["validate", "inject", "plan", "map", "why", "doctor"])
+def test_help_states_the_exit_codes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts need them."""
+    with pytest.raises(SystemExit, match="0"):
+        build_parser(VERBS).parse_args([verb, "--help"])
+    assert "exit code: 0" in " ".join(capsys.readouterr().out.lower().split())
