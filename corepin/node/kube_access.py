@@ -58,7 +58,8 @@ def cluster_client(context: str | None, seconds: float) -> Iterator[httpx.Client
         raise no_cluster(error) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CommandFailed(
-            f"the API server is out of reach: {str(error) or type(error).__name__}"
+            f"the API server is out of reach: {access.url}: {str(error) or type(error).__name__}:"
+            " see that this address is right, and that this machine reaches it"
         ) from error
 
 
@@ -165,11 +166,15 @@ def readable_kubeconfig() -> Iterator[None]:
 
     try:
         yield
-    except (config.ConfigException, OSError) as error:
+    except config.ConfigException as error:
+        raise no_cluster(Exception(f"the kubeconfig {kubeconfig()}: {error}")) from error
+    except OSError as error:
         raise no_cluster(error) from error
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
         # The package checks neither the types of values nor the syntax, and raises what comes of it.
         reason = " ".join(str(error).split())
+        if isinstance(error, TypeError | AttributeError):
+            reason = f"a value in it has the wrong type ({reason})"
         raise no_cluster(Exception(f"the kubeconfig {kubeconfig()} is damaged: {reason}")) from error
 
 

@@ -27,7 +27,8 @@ DESCRIPTION = "Show why a pod has its CPUs, or why it waits."
 EPILOG = """\
 The output is a timeline: the pod's claims, what the webhook added, the node, the agent's decision or refusal, and
 the proof read back from the kernel. The last lines say what the pod waits for. The command needs the rights to get
-the pod and to list the events of its namespace; the API server deletes events after an hour.
+the pod and to list the events of its namespace; the API server deletes events after an hour. Exit
+code: 0 shown, 2 the pod or its events could not be read.
 """
 _NAME: Final = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # what the API server takes as the name of a pod
 _TIME: Final = len("2026-11-20T10:00:00Z")
@@ -66,8 +67,11 @@ def run(args: argparse.Namespace) -> int:
 def _read(args: argparse.Namespace) -> tuple[Any, list[Any]]:
     """Return the pod and its own events, without those of an older pod of that name."""
     namespace, _, name = args.pod.rpartition("/")
-    if not _NAME.fullmatch(name):  # an empty one would name all pods of the namespace
+    if not _NAME.fullmatch(name) or "/" in namespace:  # an empty name would name all pods of the namespace
         raise CommandFailed(f"{truncate(args.pod, NAME)!r} names no pod: write POD or NAMESPACE/POD")
+    if args.namespace and namespace and args.namespace != namespace:
+        names = f"{truncate(args.pod, NAME)!r} and --namespace {truncate(args.namespace, NAME)!r}"
+        raise CommandFailed(f"{names} name two namespaces: leave one out")
     namespace = args.namespace or namespace or current_namespace(args.context)
     what, folder = f"pod {namespace}/{name}", f"/api/v1/namespaces/{quote(namespace, safe='')}"
     pod = get(f"{folder}/pods/{quote(name, safe='')}", what, args.context)

@@ -154,6 +154,32 @@ def test_damaged_kubeconfig_is_an_error_in_one_line(
         assert f"no cluster can be asked (the kubeconfig {file} is damaged: " in line
 
 
+def test_missing_kubeconfig_and_silent_server_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both are values that the user has to look at, and neither need be the one that the user thinks of."""
+    file = tmp_path / "config"
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    assert main(["why", "web"]) == 2
+    assert f"no cluster can be asked (the kubeconfig {file}: " in capsys.readouterr().err
+    server = "https://127.0.0.1:1"
+    file.write_text(json.dumps({**GOOD, "clusters": [{"name": "c", "cluster": {"server": server}}]}))
+    assert main(["why", "web"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"corepin why: the API server is out of reach: {server}: ")
+    assert error.endswith(": see that this address is right, and that this machine reaches it\n")
+
+
+def test_wrong_type_in_a_kubeconfig_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The words of Python alone would not say that it is about the file's content."""
+    (tmp_path / "config").write_text("hello world")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    assert main(["why", "web"]) == 2
+    assert f"{tmp_path / 'config'} is damaged: a value in it has the wrong type (" in capsys.readouterr().err
+
+
 def test_namespace_of_a_context_may_be_written_as_a_number(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

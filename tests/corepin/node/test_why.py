@@ -410,7 +410,7 @@ def test_failures_are_one_line(
     assert "by another version of corepin" in second
 
 
-@pytest.mark.parametrize("name", ["", "ns/", "/", ".", "ns/..", "a?b"])
+@pytest.mark.parametrize("name", ["", "ns/", "/", ".", "ns/..", "a?b", "a/b/c"])
 def test_name_of_no_pod_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -421,6 +421,13 @@ def test_name_of_no_pod_is_refused(
         monkeypatch.setenv("KUBECONFIG", str(config))
         assert main(["why", name]) == 2
     assert capsys.readouterr().err == f"corepin why: {name!r} names no pod: write POD or NAMESPACE/POD\n"
+
+
+def test_two_namespaces_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither of them may be ignored: a pod of that name may exist in both."""
+    assert main(["why", "a/web", "-n", "b"]) == 2
+    error = "corepin why: 'a/web' and --namespace 'b' name two namespaces: leave one out\n"
+    assert capsys.readouterr().err == error
 
 
 def test_refused_pod_shows_what_to_do(
