@@ -48,7 +48,7 @@ LABELS: Final = {
     "files": "`configuration` or `certificate`",
     "endpoint": "`mutate` or `validate`",
     "outcome": "`allowed`, `patched`, `denied`, `unreadable` (an answer about an object that cannot be read), `rejected` (no review, or not taken), `failed` (a bug)",
-    "reason": "of a review: the reason of the first cause, `malformed`, `too_large`, `content_type`, `busy` (too many large bodies at once), `slow` (a body that arrived too slowly while others waited) or `bug`, or empty; of a refusal, or of a claim that is not prepared: see [troubleshooting.md](troubleshooting.md)",
+    "reason": "of a review: empty, the reason of its first cause, or `malformed`, `too_large`, `content_type`, `busy`, `slow` or `bug`; of a claim: see [troubleshooting.md](troubleshooting.md#why-a-claim-is-not-fulfilled)",
     "vcpus": "`one_to_one` (each vCPU has a CPU of its own) or `together` (the pod's status says why)",
     "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `pod` (pools of pods), `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
