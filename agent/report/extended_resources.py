@@ -19,17 +19,18 @@ from pinning.contract import (
     WHOLE_CORES,
 )
 from pinning.machine.cpuset import union
-from pinning.planning.pod_pools import charged
+from pinning.planning.pod_pools import NO_SHARED_CHARGE, shared_charge
 from pinning.planning.requests import fulfilled, requested
 from pinning.pods.identity import by_runtime_uid
 from pinning.pods.phase import is_final
-from pinning.pods.resources import members
+from pinning.pods.resources import Role, members
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.node_state import NodeState
     from pinning.machine.cpuset import CPUSet
+    from pinning.pods.resources import Member
     from pinning.pods.types import Pod
 
 RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES, WHOLE_CORES, NUMA_CPUS)
@@ -64,16 +65,28 @@ def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: 
     asked = {name for container in containers for name in container.requests}
     for resource in asked & claimed.keys():
         claimed[resource] += requested(containers, resource)
-        held[resource] += fulfilled(containers, resource, _held(state, uid, resource))
+        held[resource] += fulfilled(containers, resource, _held(state, uid, resource, containers))
 
 
-def _held(state: NodeState, uid: str, resource: str) -> dict[str, int]:
-    """Return the cores, or CPUs, charged to each container of a pod."""
-    is_in_cpus = resource == NUMA_CPUS or resource.startswith(NEAR_CPUS)
-    footprints = charged(state.ledger, uid, is_whole=is_in_cpus)
-    if is_in_cpus:
-        return {name: len(cpus) for name, cpus in footprints.items()}
-    return {name: len(state.topology.cores_of(cpus)) for name, cpus in footprints.items()}
+def _held(state: NodeState, uid: str, resource: str, containers: Iterable[Member]) -> dict[str, int]:
+    """Return the cores, or CPUs, charged to each container of a pod.
+
+    What the parts of a budget hold is charged to those that request it, in their order.
+    """
+    is_near = resource.startswith(NEAR_CPUS)
+    is_in_cpus = is_near or resource == NUMA_CPUS
+
+    def size(cpus: CPUSet) -> int:
+        return len(cpus) if is_in_cpus else len(state.topology.cores_of(cpus))
+
+    held = {it.owner.container: size(it.footprint) for it in state.ledger.pods.get(uid, ())}
+    together = NO_SHARED_CHARGE if is_near else shared_charge(state.ledger, uid, is_whole=is_in_cpus)
+    left = size(together.cpus)
+    for member in containers:
+        if member.name in together.containers and member.role is not Role.INIT:
+            held[member.name] = min(requested((member,), resource), left)
+            left -= held[member.name]
+    return held
 
 
 def _free(state: NodeState, resource: str) -> int:

@@ -125,21 +125,30 @@ def _start_indexes(ledger: Ledger, uid: str) -> dict[str, int]:
     return users | {held.owner.container: held.start_index for held in ledger.pods.get(uid, ())}
 
 
-def charged(ledger: Ledger, uid: str, *, is_whole: bool) -> dict[str, CPUSet]:
-    """Return the CPUs charged to each container of a pod; those of its pool to the one that requests their count.
+class SharedCharge(NamedTuple):
+    """CPUs that the scheduler counts by what some containers of a pod with a budget request together."""
 
-    With `is_whole` that one is charged with slices too, if the budget is to be on one NUMA node.
+    cpus: CPUSet
+    containers: frozenset[str]
+
+
+NO_SHARED_CHARGE: Final = SharedCharge(EMPTY, frozenset())
+
+
+def shared_charge(ledger: Ledger, uid: str, *, is_whole: bool) -> SharedCharge:
+    """Return the CPUs of a pod's pool and of the lasting slices under its policy, and the containers that may request them.
+
+    One container requests the pool's, it may have any place in the pod, and a resize moves CPUs between the parts. With
+    `is_whole` the slices under another policy are among them too, if the budget is to be on one NUMA node.
     """
-    found = {held.owner.container: held.footprint for held in ledger.pods.get(uid, ())}
     pool = ledger.pools.get(uid)
     purpose = pool.claim.pool if pool else None
     if not pool or not purpose:
-        return found
-    lasting = [held for held in ledger.pods.get(uid, ()) if held.is_lasting_slice]
-    carrier = next(iter(purpose.lasting), lasting[0].owner.container if lasting else "")
-    parts = lasting if is_whole and pool.numa is NUMAPolicy.SINGLE else []
-    found[carrier] = union((found.get(carrier, EMPTY), pool.footprint, *(part.footprint for part in parts)))
-    return found
+        return NO_SHARED_CHARGE
+    every = is_whole and pool.numa is NUMAPolicy.SINGLE
+    parts = [it for it in ledger.pods.get(uid, ()) if it.is_lasting_slice and (every or it.smt is pool.smt)]
+    containers = frozenset({*purpose.lasting, *(part.owner.container for part in parts)})
+    return SharedCharge(union((pool.footprint, *(part.footprint for part in parts))), containers)
 
 
 def shared_users(ledger: Ledger, uid: str) -> Iterator[str]:

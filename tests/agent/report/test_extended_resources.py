@@ -96,6 +96,46 @@ def test_resized_isolated_pods(before: list[int], after: list[int], numbers: tup
     assert (published[ISOLATED], offered(state, pods)[ISOLATED]) == numbers
 
 
+def budgeted(*containers: Any, words: Mapping[str, str] = ISOLATE) -> Pod:
+    """Return a pod with a budget of two CPUs."""
+    document = bound("a", *containers, annotations=words)
+    amounts: Any = {kind: {"cpu": "2"} for kind in ("limits", "requests")}
+    return {**document, "spec": {**(document["spec"] or {}), "resources": amounts}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "resource"),
+    [
+        pytest.param([budgeted(container("m", {ISOLATED: 2}))], ISOLATED, id="on its only container"),
+        pytest.param(
+            [budgeted(container("proxy"), container("m", {ISOLATED: 2}))],
+            ISOLATED,
+            id="another container is in front of the one that requests the pool",
+        ),
+        pytest.param(
+            [budgeted(container("proxy"), container("m", {NUMA: 2}), words=SINGLE)],
+            NUMA,
+            id="of one NUMA node",
+        ),
+        pytest.param(
+            [
+                budgeted(container("m", {"cpu": 2, ISOLATED: 2}), container("log")),
+                budgeted(container("m", {"cpu": 1, ISOLATED: 2}), container("log")),
+            ],
+            ISOLATED,
+            id="the pool got a CPU of a slice",
+        ),
+    ],
+)
+def test_the_parts_of_a_budget_are_counted_together(pods: list[Pod], resource: str) -> None:
+    """What is free stays offered, whichever container requests the count of the pool."""
+    state = state_of(machine=SMALL, ledger=Ledger())
+    for pod in pods:
+        state = state_of(pod, machine=SMALL, ledger=state.ledger)
+    assert not state.refusals
+    assert offered(state, pods[-1:])[resource] == (1 if resource == ISOLATED else 4)
+
+
 def test_containers_that_reuse_cores_are_not_counted_twice() -> None:
     """Cores that an init and a main container use in turn count once."""
     pod = bound("a", container("main", {CORES: 2}))

@@ -14,7 +14,7 @@ from pinning.planning.invariants import problems
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import UncountedClaims
 from pinning.planning.observed import Owner, State
-from pinning.planning.pod_pools import charged, mems_of, shared_users, starting_cpus
+from pinning.planning.pod_pools import NO_SHARED_CHARGE, mems_of, shared_charge, shared_users, starting_cpus
 from pinning.planning.start_table import Start, start_table
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, taken
 from tests.pinning.nodes import SNC
@@ -144,21 +144,18 @@ def test_share_and_pool_together_never_exceed_the_budget() -> None:
     )
 
 
-def test_the_scheduler_counts_the_pool_on_one_container() -> None:
-    """Charged are the pool and its carrier, for a single NUMA node all slices too."""
-    annotations = {**EXCLUSIVE, "numa-policy.corepin.io/pod": "single"}
-    node = started(budgeted("a", 4, {"m": 2, "p": None}, annotations=annotations), "m", "p")
-    assert {name: len(held) for name, held in charged(node.ledger, "a", is_whole=False).items()} == {
-        "m": 2,
-        "p": 2,
+def test_the_scheduler_counts_the_parts_of_a_budget_together() -> None:
+    """These are the pool and the slices under its policy, for a single NUMA node all slices."""
+    annotations = {
+        **EXCLUSIVE,
+        "numa-policy.corepin.io/pod": "single",
+        "smt-policy.corepin.io/container.m": "require",
     }
-    assert {name: len(held) for name, held in charged(node.ledger, "a", is_whole=True).items()} == {
-        "m": 2,
-        "p": 4,
-    }
-    sliced = started(budgeted("a", 4, {"m": 2}), "m")
-    assert {name: len(held) for name, held in charged(sliced.ledger, "a", is_whole=False).items()} == {"m": 4}
-    assert charged(Ledger(), "a", is_whole=True) == {}
+    node = started(budgeted("a", 5, {"m": 2, "s": 1, "p": None}, annotations=annotations), "m", "s", "p")
+    for is_whole, cpus, containers in ((False, 3, ["p", "s"]), (True, 5, ["m", "p", "s"])):
+        found = shared_charge(node.ledger, "a", is_whole=is_whole)
+        assert (len(found.cpus), sorted(found.containers)) == (cpus, containers)
+    assert shared_charge(Ledger(), "a", is_whole=True) == NO_SHARED_CHARGE
 
 
 def counting(smt: SMTPolicy, containers: dict[str, int | None], requested: dict[str, int]) -> World:
