@@ -17,12 +17,12 @@ from pinning.contract import (
     QoSClass,
 )
 from pinning.errors import Cause
-from pinning.pods.qos import qos_class
-from pinning.pods.resources import Member, has_any, members
+from pinning.pods.qos import pod_amounts, qos_class
+from pinning.pods.resources import COMPUTE, Member, has_any, members
 from webhook.rules.patch import Operation, add
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pinning.pods.claims import PodClaims
     from pinning.pods.types import Pod, PodSpec, Volume
@@ -126,19 +126,21 @@ def _gate(pod: Pod, settings: Settings, volume: str) -> dict[str, Any]:
         "securityContext": SECURITY,
         "volumeMounts": [{"name": volume, "mountPath": GATE_FOLDER, "readOnly": True}],
     }
-    if _states_compute(pod):
-        amounts = {
-            "cpu": str(settings.gate_resources.cpu),
-            "memory": str(settings.gate_resources.memory),
-        }
+    if stated := _stated(pod):
+        resources = {"cpu": settings.gate_resources.cpu, "memory": settings.gate_resources.memory}
+        amounts = {name: str(resources[name]) for name in COMPUTE if name in stated}
         gate["resources"] = {"requests": amounts, "limits": amounts}
     return gate
 
 
-def _states_compute(pod: Pod) -> bool:
-    """Return whether the gate states CPU and memory.
+def _stated(pod: Pod) -> Collection[str]:
+    """Return which of CPU and memory the gate states, so that the pod keeps its QoS class and its pod-level limits.
 
-    If it does, it changes neither the pod's QoS class nor its own limit at pod level.
+    A missing pod-level limit is filled in if every container has one: a pod that only requests CPUs as a whole would lose
+    its budget by a gate without one.
     """
-    is_pod_level = has_any((pod.get("spec") or {}).get("resources") or {})
-    return not is_pod_level and qos_class(pod) is not QoSClass.BEST_EFFORT
+    pod_level = (pod.get("spec") or {}).get("resources") or {}
+    if not has_any(pod_level):
+        return () if qos_class(pod) is QoSClass.BEST_EFFORT else COMPUTE
+    amounts = pod_amounts(pod)
+    return amounts.limits.keys() - (pod_level.get("limits") or {}).keys() if amounts else ()

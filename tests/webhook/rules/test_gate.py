@@ -12,6 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pinning.contract import GATE_CONTAINER, QoSClass
+from pinning.pods.budget import budget_of
 from pinning.pods.claims import read_pod
 from pinning.pods.qos import qos_class
 from tests.pods import CORES, CPU_MANAGER, SMT, container, fields, launcher, pod
@@ -222,6 +223,24 @@ def test_gate_states_nothing_where_its_containers_need_not(document: Any) -> Non
     """The gate states no resources where they would change the QoS class or exceed the pod's limits."""
     (gate,) = gates(applied(document))
     assert "resources" not in gate
+
+
+@table(
+    "requests, limits, stated",
+    {
+        "both": ({"cpu": "4"}, {}, {"cpu": "200m", "memory": "64Mi"}),
+        "cpu beside a limit of memory": ({"cpu": "4"}, {"memory": "1Gi"}, {"cpu": "200m"}),
+    },
+)
+def test_gate_lets_the_api_server_fill_in_the_pods_limit(requests: Any, limits: Any, stated: Any) -> None:
+    """A pod-level limit is filled in only if every container has one; without it the pod would have no budget."""
+    main = container("main", {"cpu": "2", "memory": "1Gi"})
+    document = pod(main, annotations=ISOLATE, resources={"requests": requests, "limits": limits})
+    result = applied(document)
+    (gate,) = gates(result)
+    assert gate["resources"]["limits"] == gate["resources"]["requests"] == stated
+    assert budget_of(result) == budget_of(document) == 4
+    assert refused(result) == []
 
 
 def test_the_operator_sets_the_resources_of_the_gate() -> None:
