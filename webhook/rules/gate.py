@@ -18,11 +18,12 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.pods.qos import pod_amounts, qos_class
-from pinning.pods.resources import COMPUTE, Member, has_any, members
+from pinning.pods.quantity import parse_quantity
+from pinning.pods.resources import Member, has_any, is_quantity, members
 from webhook.rules.patch import Operation, add
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pinning.pods.claims import PodClaims
     from pinning.pods.types import Pod, PodSpec, Volume
@@ -126,21 +127,24 @@ def _gate(pod: Pod, settings: Settings, volume: str) -> dict[str, Any]:
         "securityContext": SECURITY,
         "volumeMounts": [{"name": volume, "mountPath": GATE_FOLDER, "readOnly": True}],
     }
-    if stated := _stated(pod):
-        resources = {"cpu": settings.gate_resources.cpu, "memory": settings.gate_resources.memory}
-        amounts = {name: str(resources[name]) for name in COMPUTE if name in stated}
+    if amounts := _amounts(pod, settings):
         gate["resources"] = {"requests": amounts, "limits": amounts}
     return gate
 
 
-def _stated(pod: Pod) -> Collection[str]:
-    """Return which of CPU and memory the gate states, so that the pod keeps its QoS class and its pod-level limits.
+def _amounts(pod: Pod, settings: Settings) -> dict[str, str]:
+    """Return the CPU and memory that the gate states, so that the pod keeps its QoS class and its pod-level limits.
 
     A missing pod-level limit is filled in if every container has one: a pod that only requests CPUs as a whole would lose
-    its budget by a gate without one.
+    its budget by a gate without one. No container may request more than its pod does.
     """
+    own = {"cpu": str(settings.gate_resources.cpu), "memory": str(settings.gate_resources.memory)}
     pod_level = (pod.get("spec") or {}).get("resources") or {}
     if not has_any(pod_level):
-        return () if qos_class(pod) is QoSClass.BEST_EFFORT else COMPUTE
-    amounts = pod_amounts(pod)
-    return amounts.limits.keys() - (pod_level.get("limits") or {}).keys() if amounts else ()
+        return {} if qos_class(pod) is QoSClass.BEST_EFFORT else own
+    amounts, requests = pod_amounts(pod), pod_level.get("requests") or {}
+    filled = amounts.limits.keys() - (pod_level.get("limits") or {}).keys() if amounts else ()
+    most = {name: str(requests[name]) for name in filled if name in requests and is_quantity(requests[name])}
+    return {
+        name: min(own[name], most.get(name, own[name]), key=parse_quantity) for name in own if name in filled
+    }

@@ -230,6 +230,11 @@ def test_gate_states_nothing_where_its_containers_need_not(document: Any) -> Non
     {
         "both": ({"cpu": "4"}, {}, {"cpu": "200m", "memory": "64Mi"}),
         "cpu beside a limit of memory": ({"cpu": "4"}, {"memory": "1Gi"}, {"cpu": "200m"}),
+        "no more than the pod requests": (
+            {"cpu": "4", "memory": "48Mi"},
+            {},
+            {"cpu": "200m", "memory": "48Mi"},
+        ),
     },
 )
 def test_gate_lets_the_api_server_fill_in_the_pods_limit(requests: Any, limits: Any, stated: Any) -> None:
