@@ -27,10 +27,10 @@ from pinning.pods.claims import read_pod
 from pinning.pods.types import Pod
 from webhook.config.mutations import BUILT_IN
 from webhook.config.reload import Revision
-from webhook.config.settings import Settings
+from webhook.config.settings import NodeShape, Settings
 from webhook.metrics import Metrics, ReviewMeter
 from webhook.review import wire
-from webhook.review.app import ReviewEndpoint
+from webhook.review.app import Decisions, ReviewEndpoint
 from webhook.review.handler import Decider
 from webhook.review.log import ReviewLog
 
@@ -38,12 +38,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pinning.pods.types import ResourceList
+    from webhook.review.response import Answer
+    from webhook.review.wire import Request
 
 PODS = 110
 PASS_LIMIT, REVIEW_LIMIT = 1.2, 1.1
 CONTAINERS: dict[str, ResourceList] = {"main": {"cpu": "1"}, "helper": {}, "log": {}}
 BUDGET: ResourceList = {"cpu": "2"}
 ROUNDS = 40
+SHAPE = NodeShape(name="node", cores=64, threads_per_core=2)  # with it the cores of `require` are counted
+RULES: dict[str, Callable[[Decisions, Request], Answer]] = {
+    "mutate": lambda it, request: it.mutate(request),
+    "validate": lambda it, request: it.validate(request),
+}
 
 
 def pod(number: int, *, has_budget: bool) -> Pod:
@@ -123,34 +130,34 @@ def reviews(*, has_budget: bool) -> dict[str, Callable[[], object]]:
     """Return the reviews to compare, by name: from the body to the answer."""
     text, text_of_cores = (body(has_budget=has_budget, owns_cores=it) for it in (False, True))
     decider = Decider(Settings(), BUILT_IN)
-    rules = {
-        "mutate": lambda it, request: it.mutate(request),
-        "validate": lambda it, request: it.validate(request),
-    }
-    endpoints = {
-        name: ReviewEndpoint(
-            name,
-            decide,
-            lambda: Revision(1, decider),
-            ReviewMeter(Metrics(), name),
-            ReviewLog(lambda _: None),
-        )
-        for name, decide in rules.items()
-    }
+    counting = Decider(Settings(node_shapes=(SHAPE,)), BUILT_IN)
     document = msgspec.json.Decoder(Pod).decode(wire.decode(text).object)
+    known = {
+        f"{name} a pod like the last one": partial(endpoint(name, decider).review, text) for name in RULES
+    }
+    anew = {f"{name} a pod like no other": decided_anew(name, decider, text) for name in RULES}
+    cores = {f"  {name} one with `require`": decided_anew(name, decider, text_of_cores) for name in RULES}
+    counted = {f"  {name} and count its cores": decided_anew(name, counting, text_of_cores) for name in RULES}
+    return {**known, **anew, "  of it: read the claims": lambda: read_pod(document), **cores, **counted}
 
-    def decided_anew(name: str, text: bytes) -> Callable[[], object]:
-        def act() -> object:
-            for cache in (decider._mutated, decider._judged):  # noqa: SLF001 a user has no other pod each time
-                cache._kept.clear()  # noqa: SLF001
-            return endpoints[name].review(text)
 
-        return act
+def decided_anew(name: str, decider: Decider, text: bytes) -> Callable[[], object]:
+    """Return a review whose answer is not cached, because a user has another pod each time."""
+    reviewed = endpoint(name, decider)
 
-    known = {f"{name} a pod like the last one": partial(endpoints[name].review, text) for name in rules}
-    anew = {f"{name} a pod like no other": decided_anew(name, text) for name in rules}
-    cores = {f"  {name} one with `require`": decided_anew(name, text_of_cores) for name in rules}
-    return {**known, **anew, "  of it: read the claims": lambda: read_pod(document), **cores}
+    def act() -> object:
+        for cache in (decider._mutated, decider._judged):  # noqa: SLF001 the caches that a review reads
+            cache._kept.clear()  # noqa: SLF001
+        return reviewed.review(text)
+
+    return act
+
+
+def endpoint(name: str, decider: Decider) -> ReviewEndpoint:
+    """Return the endpoint of the webhook that decides by these rules."""
+    revision: Revision[Decisions] = Revision(1, decider)
+    meter = ReviewMeter(Metrics(), name)
+    return ReviewEndpoint(name, RULES[name], lambda: revision, meter, ReviewLog(lambda _: None))
 
 
 def best_of_both(one: Callable[[], object], other: Callable[[], object], rounds: int) -> tuple[float, float]:

@@ -227,9 +227,12 @@ class PodClaims:
 
     @property
     def must_fit(self) -> bool:
-        """Return whether a container of the pod must not start unpinned. Without placement policies no pool must fit."""
-        claims = self.every_claim if self.policies.states_placement else self.claims
-        return any(claim.must_fit for claim in claims)
+        """Return whether a container of the pod must not start unpinned; the pool is computed only if it decides."""
+        if any(claim.must_fit for claim in self.claims):
+            return True
+        smt, devices = self.policies.smt.pod, self.policies.devices.pod
+        is_strict = (smt and smt.value in OWN_CORES) or (devices and devices.value is DevicePolicy.REQUIRE)
+        return bool(is_strict and self.pool and self.pool.count)
 
     @property
     def carrier(self) -> str:

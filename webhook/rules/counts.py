@@ -35,6 +35,7 @@ from webhook.rules.injection import Counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from pinning.pods.annotations import PolicyAnnotations
     from pinning.pods.claims import Claim, PodClaims
     from pinning.pods.resources import Member
     from webhook.config.mutations import Fragment
@@ -92,14 +93,25 @@ def counts_of_pod(pod_claims: PodClaims, settings: Settings) -> Mapping[str, tup
         near = _near(pod_claims, claim, settings) if settings.near_cpus else ()
         return (Need(it.name, "", it.number, it.number) for it in counts_of(claim, settings, near))
 
+    counts_pool = _counts_pools(pod_claims.policies, settings)
     return {
-        container: tuple(Counted(need.resource, need.least) for need in needs)
-        for container, needs in _by_container(pod_claims, counted).items()
+        container: tuple([Counted(need.resource, need.least) for need in needs])
+        for container, needs in _by_container(pod_claims, counted, counts_pool=counts_pool).items()
     }
 
 
+def _counts_pools(policies: PolicyAnnotations, settings: Settings) -> bool:
+    """Return whether a pool under these policies is counted; if not, its budget need not be computed."""
+    smt, numa = policies.smt.pod, policies.numa.pod
+    if settings.numa_cpus and numa and numa.value is NUMAPolicy.SINGLE:
+        return True
+    if smt and smt.value is SMTPolicy.REQUIRE:
+        return bool(settings.whole_cores and settings.threads)
+    return bool(smt and smt.value is SMTPolicy.ISOLATE and settings.isolated_cores)
+
+
 def _by_container(
-    pod_claims: PodClaims, needs_of: Callable[[Claim], Iterator[Need]]
+    pod_claims: PodClaims, needs_of: Callable[[Claim], Iterator[Need]], *, counts_pool: bool = True
 ) -> dict[str, tuple[Need, ...]]:
     """Return the resources that the claims of a pod take, by the container that requests them.
 
@@ -109,7 +121,7 @@ def _by_container(
     if not (pod_claims.policies.states_placement or any(it.origin is Origin.CMK for it in pod_claims.claims)):
         return {}
     found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
-    pool = pod_claims.pool
+    pool = pod_claims.pool if counts_pool else None
     if pool is None or not pod_claims.carrier:
         return found
     pooled = [need for need in needs_of(pool) if need.resource != NUMA_CPUS] if pool.count else []

@@ -200,13 +200,16 @@ def test_a_pod_must_fit_if_one_of_its_parts_must(
     assert found.must_fit is any(claim.must_fit for claim in found.every_claim)
 
 
-def test_the_budget_of_a_pod_without_placement_policies_is_not_needed_to_say_that_it_may_start() -> None:
+def test_the_budget_is_computed_only_if_the_pool_decides_whether_a_pod_must_fit() -> None:
     """Every new pod is asked, and cutting the budget costs as much as reading the claims of two containers."""
-    plain, placed = (
-        read(4, {"m": 2, "p": None}, annotations=it) for it in (EXCLUSIVE, {f"{SMT}pod": "require"})
-    )
-    assert (plain.must_fit, placed.must_fit) == (False, True)
-    assert ("budget" in vars(plain), "budget" in vars(placed)) == (False, True)
+    asked: list[tuple[Any, Any]] = [
+        ({"m": 2, "p": None}, EXCLUSIVE),
+        ({"m": 2, "p": None}, {f"{SMT}pod": "require"}),
+        ({"p": None}, {**EXCLUSIVE, f"{SMT}pod": "require"}),
+    ]
+    plain, of_slice, of_pool = (read(4, containers, annotations=it) for containers, it in asked)
+    assert (plain.must_fit, of_slice.must_fit, of_pool.must_fit) == (False, True, True)
+    assert ["budget" in vars(it) for it in (plain, of_slice, of_pool)] == [False, False, True]
 
 
 def test_a_container_that_is_named_still_needs_whole_cpus() -> None:

@@ -67,15 +67,26 @@ def test_the_first_container_without_a_slice_counts_the_pool(
     assert counts(budgeted("a", 5, {"m": 2, "log": None, "web": None}, annotations=annotations)) == expected
 
 
-@pytest.mark.parametrize(("policies", "is_cut"), [(EXCLUSIVE, False), (REQUIRE, True), (SINGLE, True)])
-def test_mutation_cuts_the_budget_only_beside_placement_policies(
-    policies: dict[str, str], is_cut: bool, monkeypatch: pytest.MonkeyPatch
+@table(
+    "policies, settings, is_cut",
+    {
+        "no placement policy": (EXCLUSIVE, NODES, False),
+        "require": (REQUIRE, NODES, True),
+        "require, threads per core unknown": (REQUIRE, b"", False),
+        "isolate": (ISOLATE, b"", True),
+        "isolate, not counted": (ISOLATE, b"{isolatedCores: false}", False),
+        "single": (SINGLE, NODES, True),
+        "single, not counted": (SINGLE, b"", False),
+    },
+)
+def test_mutation_cuts_the_budget_only_where_the_pool_is_counted(
+    policies: dict[str, str], settings: bytes, is_cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without them nothing is counted for the pool, and no pool must fit."""
+    """Otherwise a mutation needs no pool, because a slice decides whether a container of the pod must fit."""
     cut = Mock(side_effect=claims._budget)
     monkeypatch.setattr(claims, "_budget", cut)
-    document: Any = budgeted("a", 5, {"m": 2, "log": None}, annotations=policies)
-    plan_mutation(document, PLAIN, Injection(BUILT_IN))
+    document: Any = budgeted("a", 5, {"m": 2, "log": None}, annotations={**EXCLUSIVE, **policies})
+    plan_mutation(document, load_settings(settings), Injection(BUILT_IN))
     assert cut.called is is_cut
 
 
