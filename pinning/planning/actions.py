@@ -89,13 +89,14 @@ class _Writer(NamedTuple):
 class _Leavers:
     """The writes that vacate CPUs. All writes that gain the same CPUs share one, so that their number does not square."""
 
-    def __init__(self, writes: list[_Write]) -> None:
+    def __init__(self, writes: list[_Write], later: list[_Write] | None = None) -> None:
+        """Take the writes, and those of them that are no shrinks if the caller has them."""
         self.writes = writes
-        self._open = _after_shrinks(writes)
+        self._open = _after_shrinks(writes) if later is None else later
 
     def without(self, writer: _Writer) -> _Leavers:
         """Return those of other containers."""
-        return _Leavers([write for write in self.writes if write.writer is not writer])
+        return _Leavers(_of_others(self.writes, writer), _of_others(self._open, writer))
 
     def are_in(self, ready: set[_Write]) -> bool:
         """Return whether all are in `ready`, which only grows and has every shrink; each is looked up once."""
@@ -133,6 +134,10 @@ class _Write:
         if target is None or self.cpus == target.cpus:
             return target
         return SandboxSet(EMPTY, self.cpus)
+
+
+def _of_others(writes: list[_Write], writer: _Writer) -> list[_Write]:
+    return [write for write in writes if write.writer is not writer]
 
 
 def _after_shrinks(writes: list[_Write]) -> list[_Write]:
@@ -319,10 +324,13 @@ def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:
 def _link(writes: list[_Write]) -> None:
     """Make each write wait for the writes that leave the CPUs it needs, and for the previous write of its container."""
     leaving: dict[int, list[_Write]] = {}
+    later: dict[int, list[_Write]] = {}  # those that are no shrinks: most plans have few
     left_by: dict[str, int] = {}
     for write in writes:
         if write.leaves:
             leaving.setdefault(write.leaves, []).append(write)
+            if write.kind is not Kind.SHRINK:
+                later.setdefault(write.leaves, []).append(write)
             left_by[write.writer.id] = left_by.get(write.writer.id, 0) | write.leaves
     before: dict[str, _Write] = {}
     leavers: dict[int, _Leavers] = {}
@@ -332,13 +340,14 @@ def _link(writes: list[_Write]) -> None:
         if write.needs:
             found = leavers.get(write.needs)
             if found is None:
-                found = leavers[write.needs] = _leavers(leaving, write.needs)
+                found = _Leavers(_leaving(leaving, write.needs), _leaving(later, write.needs))
+                leavers[write.needs] = found
             is_leaver = left_by.get(write.writer.id, 0) & write.needs
             write.leavers = found.without(write.writer) if is_leaver else found
 
 
-def _leavers(leaving: Mapping[int, list[_Write]], needs: int) -> _Leavers:
-    return _Leavers([other for mask, others in leaving.items() if mask & needs for other in others])
+def _leaving(writes: Mapping[int, list[_Write]], needs: int) -> list[_Write]:
+    return [other for mask, others in writes.items() if mask & needs for other in others]
 
 
 def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge: CPUSet) -> None:

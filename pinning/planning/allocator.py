@@ -140,14 +140,13 @@ class Allocator:
         held: Placement | None = None,
     ) -> Placement:
         """Return what `_search` finds; raise NotEnoughCPUs, for an equal claim on the same CPUs without a search."""
-        equal = replace(claim, container="", role=Role.MAIN)  # neither decides which CPUs it gets
-        key = equal, policies, free, count, beside, reusable, keep, held
-        if key in self.refused:
-            raise NotEnoughCPUs(*self.refused[key])
+        asked = claim, policies, free, count, beside, reusable, keep, held
+        if self.refused and (refusal := self.refused.get(_key(*asked))):
+            raise NotEnoughCPUs(*refusal)
         try:
-            return self._search(claim, policies, free, count, beside, reusable, keep, held)
+            return self._search(*asked)
         except NotEnoughCPUs as problem:
-            self.refused[key] = problem.wanted, problem.found, problem.detail, problem.remedies
+            self.refused[_key(*asked)] = problem.wanted, problem.found, problem.detail, problem.remedies
             raise
 
     def _search(
@@ -326,6 +325,11 @@ class Allocator:
         if numa is NUMAPolicy.DISTRIBUTED:
             return "spread"
         return "packed" if self.config.pools else self.config.sort
+
+
+def _key(claim: Claim, *searched: object) -> object:
+    """Return the key of a search; the container's name and role do not decide which CPUs it finds."""
+    return (replace(claim, container="", role=Role.MAIN), *searched)
 
 
 def _beside_devices(
