@@ -16,7 +16,7 @@ from pathlib import Path
 from random import randrange
 from typing import TYPE_CHECKING, Any
 
-from tests.environments.guest.setup import install, virtme_run
+from tests.environments.guest.setup import install, modules_of, virtme_run
 from tests.environments.server.daemon import plain_environment, terminated_with_parent
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ def _prepare(scenario: str, kernel_options: str) -> tuple[Path, str]:
     """Return kernel and options; first compile the modules of the guest, which cannot write files."""
     for package in CHECKOUT.glob("*/__init__.py"):
         compileall.compile_dir(package.parent, quiet=2)
-    return install(), f"{_kernel_options(scenario)} {kernel_options}"
+    kernel = install()
+    return kernel, f"{_kernel_options(scenario, kernel)} {kernel_options}"
 
 
 @dataclass(frozen=True)
@@ -316,10 +317,11 @@ def _command(kernel: Path, machine: GuestMachine, files: _Files, kernel_options:
     return terminated_with_parent(timed)
 
 
-def _kernel_options(scenario: str) -> str:
+def _kernel_options(scenario: str, kernel: Path) -> str:
     """Return the kernel's command line; unknown options become the environment of the first program."""
     ours = {
         "init": CHECKOUT / "tests/environments/guest/init.sh",
+        "MODULES": modules_of(kernel),
         "CHECKOUT": CHECKOUT,
         "PYTHON": sys.executable,
         "SCENARIO": scenario,

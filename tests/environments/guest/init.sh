@@ -11,6 +11,8 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/r
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
+# those of another kernel than the host's, before what is in /tmp is hidden
+[ "$MODULES" = /lib/modules ] || mount --bind "$MODULES" /lib/modules
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 for folder in /dev/shm /run; do mount -t tmpfs tmpfs "$folder"; done
