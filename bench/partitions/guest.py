@@ -15,7 +15,8 @@ from bench.partitions.answers import answers
 from bench.partitions.cgroups import CGROUPS, move_all, partition, process
 from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.inside import SECONDS, WORK, Node, report, running_node
+from tests.environments.guest.inside import WORK, Node, report, running_node
+from tests.environments.guest.polling import wait_until
 from tests.environments.node.containerd import VERSIONS
 from tests.smt.quiet_files import IRQ, WORKQUEUES, affinities, place_interrupts, reaches
 
@@ -120,20 +121,14 @@ def one_round(node: Node, cpus: CPUSet, owner: list[int], originals: dict[str, s
 
 def until_quiet(cpus: CPUSet) -> None:
     """Wait until only interrupts of the disk's queues, which the kernel manages, may fire on the CPUs."""
-    deadline = time.monotonic() + SECONDS
-    while any(not has_disk(number) for number in reaches(cpus)):
-        if time.monotonic() > deadline:
-            raise TimeoutError(reaches(cpus))
-        time.sleep(0.2)
+    if not wait_until(lambda: all(map(has_disk, reaches(cpus)))):
+        raise TimeoutError(reaches(cpus))
 
 
 def until_original(originals: dict[str, str]) -> None:
     """Wait until interrupts have their affinities from before CPUs were quiet."""
-    deadline = time.monotonic() + SECONDS
-    while not originals.items() <= affinities().items():
-        if time.monotonic() > deadline:
-            raise TimeoutError(str(affinities()))
-        time.sleep(0.2)
+    if not wait_until(lambda: originals.items() <= affinities().items()):
+        raise TimeoutError(str(affinities()))
 
 
 def has_disk(number: str) -> bool:

@@ -18,7 +18,18 @@ from tests.environments.server.catalog import KUBELET
 
 ISOLATED = "4-7,12-13"
 THREE_CORES = GuestMachine(
-    "6,sockets=1,cores=3,threads=2", "2G", seconds=1800.0, devices=("-device", "virtio-rng-pci")
+    "6,sockets=1,cores=3,threads=2",
+    "2G",
+    seconds=1800.0,
+    devices=(
+        *("-device", "virtio-rng-pci"),
+        *(
+            "-drive",
+            "file=null-co://,if=none,id=empty,format=raw",
+            "-device",
+            "nvme,drive=empty,serial=empty",
+        ),
+    ),
 )
 QUIET_KILLS = int(os.environ.get("COREPIN_QUIET_KILLS", "0"))  # 3 take 35 seconds
 IRQBALANCE_ROUNDS = int(os.environ.get("COREPIN_IRQBALANCE_ROUNDS", "0"))  # 10 take 20 seconds

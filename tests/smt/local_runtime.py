@@ -13,7 +13,8 @@ from agent.local.pods_dir import PodsDir
 from agent.local.runtime import LocalRuntime, open_local
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
-from tests.environments.guest.inside import SECONDS, report
+from tests.environments.guest.inside import report
+from tests.environments.guest.polling import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     from agent.interfaces import RuntimeContainer
@@ -45,7 +46,7 @@ async def _steps() -> None:
     source = PodsDir(file.parent)
     source.look()
     runtime, cgroups = open_local(source, CGROUPS, FOLDER)
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(ANSWER_SECONDS):
         container = await _running(runtime)
         while not log.read_text().endswith("waiting\n"):  # then the two that stay are there, and grep is gone
             await asyncio.sleep(0.01)

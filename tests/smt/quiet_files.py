@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -14,6 +16,9 @@ IRQ: Final = Path("/proc/irq")
 WORKQUEUES: Final = Path("/sys/devices/virtual/workqueue")
 BOUND: Final = "power/pm_qos_resume_latency_us"
 KERNELS: Final = frozenset({"0", "2"})  # timer and cascade, which the kernel does not move
+QUEUE: Final = re.compile(
+    r"nvme\d+q[1-9]\d*"
+)  # of a disk; its interrupt is managed: the kernel alone places it
 REQUESTS: Final = 200
 
 
@@ -24,14 +29,31 @@ def affinities() -> dict[str, str]:
     }
 
 
+def managed() -> dict[str, str]:
+    """Return the names of the interrupts that the kernel alone places, by number."""
+    names = {number: [entry.name for entry in (IRQ / number).iterdir()] for number in affinities()}
+    return {number: name for number, found in names.items() for name in found if QUEUE.fullmatch(name)}
+
+
+def refusal(number: str) -> str:
+    """Return the kernel's error when an interrupt is to be moved; empty if it was."""
+    file = IRQ / number / "smp_affinity_list"
+    try:
+        file.write_text(file.read_text())
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return ""
+
+
 def reaches(cpus: CPUSet) -> dict[str, str]:
-    """Return the interrupts with a driver that may fire on CPUs."""
+    """Return the movable interrupts with a driver that may fire on CPUs."""
     return {
         number: text
         for number, text in affinities().items()
         if number not in KERNELS
-        and any(entry.is_dir() for entry in (IRQ / number).iterdir())
         and not CPUSet.parse(text).isdisjoint(cpus)
+        and any(entry.is_dir() for entry in (IRQ / number).iterdir())
+        and number not in managed()
     }
 
 
@@ -104,8 +126,9 @@ def busiest() -> str:
 
 def settings() -> dict[str, str]:
     """Return all that is changed for quiet CPUs."""
+    fixed = KERNELS | managed().keys()
     return {
-        **{f"irq {number}": cpus for number, cpus in affinities().items() if number not in KERNELS},
+        **{f"irq {number}": cpus for number, cpus in affinities().items() if number not in fixed},
         "irq default": str(default_affinity()),
         **masks(),
         **{f"cpu {number}": bound for number, bound in bounds().items()},

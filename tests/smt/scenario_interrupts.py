@@ -13,7 +13,6 @@ from pinning.contract import CRANE_CPU_MANAGER, IRQ_POLICY, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.inside import (
     CPUS,
-    SECONDS,
     WORK,
     Node,
     ask,
@@ -22,6 +21,7 @@ from tests.environments.guest.inside import (
     running_node,
     switch,
 )
+from tests.environments.guest.polling import wait_until
 from tests.environments.node.containerd import VERSIONS
 from tests.smt.quiet_files import (
     IRQ,
@@ -33,9 +33,11 @@ from tests.smt.quiet_files import (
     default_affinity,
     grown,
     limit,
+    managed,
     masks,
     place_interrupts,
     reaches,
+    refusal,
     settings,
     traffic,
 )
@@ -53,6 +55,7 @@ LEFT_ALONE = "4"  # a CPU that is not the pod's, and not reserved
 def main() -> None:
     """Report where interrupts fire: without quiet CPUs, with them, and afterwards."""
     report("boot", kernel=os.uname().release)
+    load_a_disk()
     with running_node(VERSIONS[-1]) as node:
         (WORK / "config.yaml").write_text(CONFIG)
         files = {"--irq": IRQ, "--workqueues": WORKQUEUES, "--power": CPUS, "--config": WORK / "config.yaml"}
@@ -76,6 +79,25 @@ def main() -> None:
         reset(node, originals)
         balanced(node)
         kills(node)
+
+
+def load_a_disk() -> None:
+    """Load the driver of a disk, and report the interrupts of its queues and how the kernel refuses to move them."""
+    subprocess.run(["modprobe", "nvme"], check=True)
+    wait_until(lambda: len(managed()) == os.cpu_count())
+    files = {number: IRQ / number / "smp_affinity_list" for number in managed()}
+    report(
+        "managed",
+        queues={
+            number: {
+                "name": name,
+                "cpus": files[number].read_text().strip(),
+                "mode": f"{files[number].stat().st_mode & 0o777:o}",
+                "error": refusal(number),
+            }
+            for number, name in managed().items()
+        },
+    )
 
 
 def tell(step: str, cpus: CPUSet, use: str = "") -> None:
@@ -107,10 +129,8 @@ def use_devices(file: str) -> None:
 
 def until_off(cpus: CPUSet) -> None:
     """Wait until all is kept off the CPUs, or for too long: what is reported then shows it."""
-    began = deadline = time.monotonic()
-    deadline += SECONDS
-    while (reaches(cpus) or not are_narrow(cpus)) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    began = time.monotonic()
+    wait_until(lambda: not reaches(cpus) and are_narrow(cpus))
     report("waited", seconds=round(time.monotonic() - began, 1), reaches=reaches(cpus))
 
 
@@ -133,9 +153,7 @@ def keep_one(node: Node, cpus: CPUSet) -> None:
     number = busiest()
     kernel = KernelInterrupts(IRQ, Path("/sys"))
     node.edit("hot", 2, {**QUIET, f"{IRQ_POLICY}/pod": kernel.name(number)})
-    deadline = time.monotonic() + SECONDS
-    while kernel.affinity(number).isdisjoint(cpus) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_until(lambda: not kernel.affinity(number).isdisjoint(cpus))
     tell("kept", cpus)
     devices = {path.name: kernel.of_device(path.name) for path in Path("/sys/bus/pci/devices").iterdir()}
     report("kept", number=number, devices=devices)
@@ -184,9 +202,7 @@ def off_and_on(cpus: CPUSet) -> None:
 
 def until_settled() -> None:
     """Wait until the agent has seen that all CPUs are online."""
-    deadline = time.monotonic() + SECONDS
-    while (ask() or {}).get("sets", {}).get("universe") != online() and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_until(lambda: (ask() or {}).get("sets", {}).get("universe") == online())
 
 
 def killed(node: Node, cpus: CPUSet) -> None:
@@ -209,9 +225,7 @@ def ended(node: Node, originals: dict[str, str]) -> None:
 
 def until_original(originals: dict[str, str]) -> None:
     """Wait until everything is as it was before, or for too long."""
-    deadline = time.monotonic() + SECONDS
-    while not originals.items() <= settings().items() and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_until(lambda: originals.items() <= settings().items())
 
 
 def reset(node: Node, originals: dict[str, str]) -> None:

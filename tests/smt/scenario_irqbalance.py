@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.quiet.irqbalance import Irqbalance
 from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.environments.guest.inside import SECONDS, WORK, Node, online, report
+from tests.environments.guest.inside import WORK, Node, online, report
+from tests.environments.guest.polling import ANSWER_SECONDS, wait_until
 from tests.smt.quiet_files import counts, default_affinity, grown, place_interrupts, reaches, traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 EXCLUSIVE: Final = {CRANE_CPU_MANAGER: "exclusive"}
 QUIET: Final = {**EXCLUSIVE, f"{NOISE_POLICY}/pod": "quiet"}
@@ -24,6 +25,7 @@ POD: Final = "beside"
 FOLDER: Final = Path("/run/irqbalance")
 LOG: Final = WORK / "irqbalance.log"
 INTERVAL: Final = 1  # second, the least
+MOVED_BACK: Final = "interrupts moved by another program"  # in the agent's log
 ROUND: Final = "-" * 77  # what it logs at the begin of each
 
 
@@ -31,7 +33,7 @@ class Balancing:
     """The irqbalance of the guest."""
 
     def __init__(self) -> None:
-        self._client = Irqbalance(FOLDER, Path("/proc"), SECONDS)
+        self._client = Irqbalance(FOLDER, Path("/proc"), ANSWER_SECONDS)
 
     def banned(self) -> CPUSet | None:
         """Return the CPUs that it must not use; None while it has no socket."""
@@ -55,32 +57,74 @@ def balanced(node: Node) -> None:
     everywhere = CPUSet.parse(online())
     place_interrupts(everywhere - cpus)
     with running() as balancing:
-        until(lambda: bool(reaches(cpus)) and default_affinity() == everywhere)
+        wait_until(lambda: bool(reaches(cpus)) and default_affinity() == everywhere)
         tell("before", cpus, balancing)
         node.edit(POD, 1, QUIET)
-        until(lambda: balancing.banned() == cpus and cpus.isdisjoint(default_affinity()))
+        wait_until(lambda: balancing.banned() == cpus and cpus.isdisjoint(default_affinity()))
         after = balancing.rounds() + 2  # it has acted by the ban
-        until(lambda: balancing.rounds() >= after and not reaches(cpus))
+        wait_until(lambda: balancing.rounds() >= after and not reaches(cpus))
         balance(cpus, balancing)
         node.remove(POD)
-        until(
+        wait_until(
             lambda: balancing.banned() == EMPTY and bool(reaches(cpus)) and default_affinity() == everywhere
         )
         tell("ended", cpus, balancing)
     node.agent.kill()
+    ignored(node)
+
+
+def ignored(node: Node) -> None:
+    """Report what irqbalance does with the interrupts of quiet CPUs if it is not told to keep off them."""
+    config = WORK / "config.yaml"
+    before = config.read_text()
+    config.write_text(before.replace("quiet: {", "quiet: {irqbalance: ignore, "))
+    node.agent.start()
+    node.add(POD, 1, EXCLUSIVE)
+    node.settle()
+    cpus = CPUSet.parse(node.cpuset(POD))
+    place_interrupts(cpus)  # so that the agent moves all of them
+    node.edit(POD, 1, QUIET)
+    wait_until(lambda: not reaches(cpus) and cpus.isdisjoint(default_affinity()))
+    kept_off = not reaches(cpus)
+    seen = len(moved_back())
+    reached: set[str] = set()
+
+    def is_undone() -> bool:
+        reached.update(reaches(cpus))  # until the agent's next round
+        return bool(reached) or len(moved_back()) > seen
+
+    with running() as balancing:
+        wait_until(is_undone)
+        tell(
+            "ignored",
+            cpus,
+            balancing,
+            kept_off=kept_off,
+            reached=sorted(reached),
+            moved_back=moved_back()[seen:],
+        )
+    node.remove(POD)
+    wait_until(lambda: default_affinity() == CPUSet.parse(online()))
+    node.agent.kill()
+    config.write_text(before)
+
+
+def moved_back() -> list[str]:
+    """Return the lines of the log in which agents say that another program moved interrupts back."""
+    return [line for line in (WORK / "agent.log").read_text().splitlines() if MOVED_BACK in line]
 
 
 @contextmanager
 def running() -> Iterator[Balancing]:
     """Run irqbalance until the block ends."""
-    FOLDER.mkdir()
+    FOLDER.mkdir(exist_ok=True)
     words = [os.environ["IRQBALANCE"], "--foreground", "--debug", f"--interval={INTERVAL}"]
     with (
         LOG.open("wb") as log,
         subprocess.Popen(["stdbuf", "-oL", *words], stdout=log, stderr=log) as process,
     ):
         balancing = Balancing()
-        until(lambda: balancing.banned() is not None)
+        wait_until(lambda: balancing.banned() is not None)
         try:
             yield balancing
         finally:
@@ -97,10 +141,15 @@ def balance(cpus: CPUSet, balancing: Balancing) -> None:
     use_devices()  # a written affinity holds from the next interrupt on
     report("irqbalance begins")  # the same for the device of reports
     before = counts()
-    deadline = time.monotonic() + SECONDS + 10 * (end - began)
-    while balancing.rounds() < end and time.monotonic() < deadline:
+
+    def has_balanced(rounds: int) -> bool:
         use_devices()
-        reached |= reaches(cpus).keys()
+        reached.update(reaches(cpus))
+        return balancing.rounds() >= rounds
+
+    for rounds in range(began + 1, end + 1):
+        if not wait_until(partial(has_balanced, rounds)):
+            break
     tell(
         "quiet",
         cpus,
@@ -129,10 +178,3 @@ def tell(step: str, cpus: CPUSet, balancing: Balancing, **values: object) -> Non
         reaches=reaches(cpus),
         **values,
     )
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for a state, or for too long: what is reported then shows it."""
-    deadline = time.monotonic() + SECONDS
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.1)

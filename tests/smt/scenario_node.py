@@ -6,14 +6,14 @@ import os
 import random
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.kernel.sysfs import read_topology
 from pinning.contract import CRANE_CPU_MANAGER
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.inside import OWNER, SECONDS, Node, ask, overlap, report, running_node, switch
+from tests.environments.guest.inside import OWNER, Node, ask, overlap, report, running_node, switch
+from tests.environments.guest.polling import wait_until
 from tests.environments.node.containerd import VERSIONS
 from tests.smt.local_runtime import local_runtime
 from tests.smt.scenario_devices import devices
@@ -190,7 +190,7 @@ def births_over_nri(node: Node) -> None:
     node.agent.kill()
     node.agent.arguments += ["--nri", str(node.containerd.nri_socket)]
     node.agent.start()
-    _until(lambda: (ask() or {}).get("startPath") == "nri")
+    wait_until(lambda: (ask() or {}).get("startPath") == "nri")
     node.add("require", 3, {OWNER: "require"})
     node.add("isolate", 2, {OWNER: "isolate"})
     node.add("plain", 0, {})
@@ -206,13 +206,6 @@ def births_over_nri(node: Node) -> None:
     node.start("late")
     node.settle()
     report("late", first=node.first("late"), **node.snapshot())
-
-
-def _until(look: Callable[[], object]) -> None:
-    """Wait until something is true, or for too long: what is reported then shows it."""
-    deadline = time.monotonic() + SECONDS
-    while not look() and time.monotonic() < deadline:
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

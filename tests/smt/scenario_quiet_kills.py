@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from agent.quiet.taken import FILE
 from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet, union
-from tests.environments.guest.inside import SECONDS, WORK, Node, online, report
+from tests.environments.guest.inside import WORK, Node, online, report
+from tests.environments.guest.polling import wait_until
 from tests.smt.quiet_files import IRQ, affinities, limit, quieted, settings
 
 if TYPE_CHECKING:
@@ -86,10 +87,14 @@ class Churn:
 
     def until_right(self) -> dict[str, tuple[str, str]]:
         """Wait until nothing is wrong, or for too long; return what is."""
-        deadline = time.monotonic() + SECONDS
-        while (found := self.wrong()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return found
+        found: list[dict[str, tuple[str, str]]] = []
+
+        def is_right() -> bool:
+            found.append(self.wrong())
+            return not found[-1]
+
+        wait_until(is_right, rest=0.05)
+        return found[-1]
 
     def measure(self) -> dict[bool, float]:
         """Measure how long a change takes, because agents are killed within that time."""
@@ -128,9 +133,7 @@ class Churn:
             moment = self._chance.random() * span
             time.sleep(moment)
             return f"{moment:.2f} s after the change"
-        deadline = time.monotonic() + SECONDS
-        while changed_at() == records and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: changed_at() != records, rest=0.001)
         moment = self._chance.random() * ROUND_SECONDS
         time.sleep(moment)
         return f"{moment:.2f} s after the records"

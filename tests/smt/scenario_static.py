@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.environments.guest.inside import SECONDS, WORK, ask, report
+from tests.environments.guest.inside import WORK, ask, report
+from tests.environments.guest.polling import wait_until
 from tests.environments.node.containerd import IMAGE
 from tests.environments.node.kubelet import start_kubelet
 from tests.environments.server.build import cache_folder, find
@@ -83,9 +83,7 @@ def find_qemu() -> int | None:
 def tell(machine: Machine) -> None:
     """Report where the threads may run as soon as each vCPU has a CPU, or after too long."""
     truth = machine.truth()
-    deadline = time.monotonic() + SECONDS
-    while not told(Asking(), NAME).get("oneToOne") and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: told(Asking(), NAME).get("oneToOne"))
     cgroup = (PROC / str(truth.pid) / "cgroup").read_text().strip().removeprefix("0::")
     cpuset = Path(f"/sys/fs/cgroup{cgroup}/cpuset.cpus.effective").read_text().strip()
     state = ask() or {}

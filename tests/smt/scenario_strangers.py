@@ -18,7 +18,8 @@ from cri_api.v1 import api_pb2
 
 from corepin.cli import main as corepin
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.inside import POD_ROOT, SECONDS, WORK, Node, online, report
+from tests.environments.guest.inside import POD_ROOT, WORK, Node, online, report
+from tests.environments.guest.polling import wait_until
 from tests.smt.quiet_files import IRQ, WORKQUEUES, busiest, place_interrupts
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def entered(node: Node, name: str) -> Iterator[None]:
     """Run a process in a pod's container that was started from outside, as `kubectl exec` does."""
     before = processes(node, name)
     container = node.cgroup(name).name
-    request = api_pb2.ExecSyncRequest(container_id=container, cmd=EXEC, timeout=int(SECONDS))
+    request = api_pb2.ExecSyncRequest(container_id=container, cmd=EXEC, timeout=0)
     call = partial(node.containerd.call, "ExecSync", request, api_pb2.ExecSyncResponse)
     with beside(call):
         pid = new_shell(node, name, before)
@@ -184,13 +185,13 @@ def entered(node: Node, name: str) -> Iterator[None]:
 
 def new_shell(node: Node, name: str, before: set[int]) -> int:
     """Return the shell in a pod's container that was not there before; wait for it."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        for pid in processes(node, name) - before:
-            if name_of(pid) == "sh":  # and no longer the runtime's, which becomes it
-                return pid
-        time.sleep(0.05)
-    raise TimeoutError("no process entered the container")
+
+    def shells() -> list[int]:  # and none that is still the runtime's, which becomes one
+        return [pid for pid in processes(node, name) - before if name_of(pid) == "sh"]
+
+    if not wait_until(shells):
+        raise TimeoutError("no process entered the container")
+    return shells()[0]
 
 
 def processes(node: Node, name: str) -> set[int]:

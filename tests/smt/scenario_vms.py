@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from typing import TYPE_CHECKING, Any
 
 from pinning.contract import SMT_POLICY
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.inside import SECONDS, WORK, ask, report
+from tests.environments.guest.inside import WORK, ask, report
+from tests.environments.guest.polling import wait_until
 from tests.environments.vm.guests import Guest
 from tests.environments.vm.kata.sandbox import WITHOUT_CPUSET
 from tests.environments.vm.nodes import PERIOD, ContainerdNode, Manifests
@@ -96,10 +96,14 @@ def shared() -> CPUSet:
 
 def until_seen(truth: Truth, is_so: Callable[[Seen], bool]) -> Seen:
     """Poll until a condition holds, or for too long: the following report shows which."""
-    deadline = time.monotonic() + SECONDS
-    while not is_so(seen := see(truth)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return seen
+    seen: list[Seen] = []
+
+    def is_seen() -> bool:
+        seen.append(see(truth))
+        return is_so(seen[-1])
+
+    wait_until(is_seen)
+    return seen[-1]
 
 
 def tell(pods: ContainerdNode, pod: str, step: str, seen: Seen, **more: object) -> None:

@@ -52,6 +52,23 @@ def test_none_fires_on_quiet_cpus(quiet: Report) -> None:
     assert now["quiet"].get("reason", "") == ""
 
 
+def test_interrupts_that_the_kernel_places_are_listed(quiet: Report) -> None:
+    """Each queue of a disk has one that cannot be moved; the agent names those on the pod's CPUs, which is no failure."""
+    queues, now = quiet.one("managed")["queues"], step(quiet, "quiet")
+    release = quiet.one("boot")["kernel"]
+    version = tuple(int(part) for part in release.split(".")[:2])
+    mine = CPUSet.parse(now["cpus"])
+
+    refused = {(it["mode"], it["error"]) for it in queues.values()}
+    assert refused == {("444", "EPERM") if version >= (6, 12) else ("644", "EIO")}, release
+    assert len(now["quiet"]["managed"]) == len(mine)
+    assert set(now["quiet"]["managed"]) == {
+        f"{number} ({it['name']})"
+        for number, it in queues.items()
+        if not CPUSet.parse(it["cpus"]).isdisjoint(mine)
+    }
+
+
 def test_named_interrupts_stay(quiet: Report) -> None:
     """An interrupt that `irq-policy` names fires on the pod's CPUs, and no other does; its device has it, too."""
     now, kept = step(quiet, "kept"), quiet.one("kept")

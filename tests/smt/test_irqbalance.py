@@ -48,3 +48,12 @@ def test_it_uses_them_again_when_the_pod_has_ended(quiet: Report) -> None:
 
     assert (ended["banned"], ended["default"]) == ("", ALL)
     assert ended["reaches"]
+
+
+def test_it_undoes_what_it_is_not_told(quiet: Report) -> None:
+    """With `irqbalance: ignore` it is not banned, and moves interrupts back onto quiet CPUs: the ban is what holds."""
+    ignored = step(quiet, "ignored")
+
+    assert ignored["kept_off"]
+    assert ignored["banned"] == ""
+    assert ignored["reached"] or ignored["moved_back"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from random import randrange
 from typing import TYPE_CHECKING, Any
 
+from tests.environments.guest.runnable import RunnableClock
 from tests.environments.guest.setup import install, modules_of, virtme_run
 from tests.environments.server.daemon import plain_environment, terminated_with_parent
 
@@ -26,9 +27,13 @@ CHECKOUT = Path(__file__).parents[3]
 SILENT_SECONDS = 180.0  # between two lines of a booting kernel: less than ten on a busy machine
 BOOTS = 3
 # Message of a kernel whose emulated timers have stopped; repeated each minute of a grace period.
-STALLED = re.compile(r"rcu_preempt kthread starved for \d+ jiffies! (g\d+)")
+STALLED = re.compile(r"rcu_preempt kthread starved for (\d+) jiffies! (g\d+)")
+JIFFIES = 250.0  # a second
 # Message for each CPU in turn, endlessly, while one waits for an interrupt that the emulation has lost.
-LOCKED = re.compile(r"soft lockup - CPU#\d+ stuck for \d{3,}s")
+LOCKED = re.compile(r"soft lockup - CPU#\d+ stuck for (\d{3,})s")
+# The kernel writes both, too, after a time in which the host gave the machine no CPU. Of 16 busy CPUs beside four
+# loops on two CPUs each has a tenth.
+LEAST_SHARE = 0.03
 BOOTED = "booted"  # message of the first program
 PORT = "corepin.facts"  # the virtio port on which the scenario reports
 _SPEED = "mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1 cryptomgr.notests=1"  # the guest runs no untrusted code
@@ -36,6 +41,7 @@ _CONSOLE = "earlyprintk=ttyS1 console=ttyS1"  # safe: no untrusted code runs
 # Two checks that depend on ticks, which are late on a busy host: a check that panics without them, and each
 # CPU's calibration of its delay loop. The loops of a CPU of 4 GHz are long enough for any.
 _TIMER = "no_timer_check lpj=16000000"
+BACKSTOP = 10.0  # times the seconds in which it may run: wall time until it is ended without this process
 _POLL_SECONDS = 0.2
 _NOISE = "TCG doesn't support requested feature"
 
@@ -117,7 +123,7 @@ def boot(
     kernel, options = _prepare(scenario, kernel_options)
     for attempt in range(BOOTS):
         files = _Files(directory / str(attempt))
-        _run(_command(kernel, machine, files, options), files, machine.seconds)
+        _run(_command(kernel, machine, files, options, BACKSTOP), files, machine.seconds)
         if files.has_booted() and not files.has_stalled:
             return Report(read_facts(files.facts.read_text()), last_lines(files.said()))
         sys.stderr.write(f"start {attempt + 1} of the machine came to nothing:\n{last_lines(files.said())}\n")
@@ -133,8 +139,9 @@ def running_guest(
     for attempt in range(BOOTS):
         files = _Files(directory / str(attempt))
         with _running(_command(kernel, machine, files, options), files) as process:
-            if _comes_up(process, files):
-                yield Guest(process, files)
+            clock = RunnableClock(process.pid)
+            if _comes_up(process, files, clock):
+                yield Guest(process, files, clock)
                 return
     raise GuestFailed(f"none of {BOOTS} starts came up:\n{last_lines(files.said())}")
 
@@ -153,12 +160,13 @@ class Guest:
 
     process: subprocess.Popen[bytes]
     _files: _Files
+    _clock: RunnableClock
 
     def facts(self) -> dict[str, list[dict[str, Any]]]:
         """Return the facts reported so far; fail if the machine has ended or lost its timers."""
         if self.process.poll() is not None:
             raise self.failure("the machine ended by itself")
-        if self._files.repeats_a_stall():
+        if self._files.repeats_a_stall(self._clock):
             raise self.failure("the machine's timers have stopped")
         return read_facts(self._files.facts.read_text())
 
@@ -173,6 +181,8 @@ class _Files:
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
         self.has_stalled = False
+        self.stalls: list[str] = []  # the grace periods that the kernel could not end, once per message
+        self._is_locked, self._judged = False, 0
         self.facts, self.console, self.qemu = (
             directory / name for name in ("facts.jsonl", "console.log", "qemu.log")
         )
@@ -188,18 +198,28 @@ class _Files:
         """Return the size of the guest's output."""
         return self.console.stat().st_size + self.facts.stat().st_size
 
-    def stalls(self) -> list[str]:
-        """Return the grace periods that the kernel could not end, once per message."""
-        return STALLED.findall(self.console.read_text(errors="replace"))
+    def _judge(self, clock: RunnableClock) -> None:
+        """Read new messages of stalls and lock-ups; those of a machine that had no CPU do not count."""
+        new = self.console.read_bytes()[self._judged :]
+        lines = new[: new.rfind(b"\n") + 1]
+        self._judged += len(lines)
+        text = lines.decode(errors="replace")
+        self.stalls += [
+            period
+            for jiffies, period in STALLED.findall(text)
+            if clock.share(int(jiffies) / JIFFIES) >= LEAST_SHARE
+        ]
+        if any(clock.share(float(seconds)) >= LEAST_SHARE for seconds in LOCKED.findall(text)):
+            self._is_locked = True
 
-    def repeats_a_stall(self) -> bool:
+    def repeats_a_stall(self, clock: RunnableClock) -> bool:
         """Return whether it reported one grace period twice, or a CPU locked for over a hundred seconds."""
-        stalls = self.stalls()
-        return len(stalls) != len(set(stalls)) or self.is_locked()
+        return self.is_locked(clock) or len(self.stalls) != len(set(self.stalls))
 
-    def is_locked(self) -> bool:
+    def is_locked(self, clock: RunnableClock) -> bool:
         """Return whether a CPU was locked for more than a hundred seconds."""
-        return LOCKED.search(self.console.read_text(errors="replace")) is not None
+        self._judge(clock)
+        return self._is_locked
 
     def said(self) -> str:
         """Return the output of QEMU and the guest."""
@@ -209,8 +229,9 @@ class _Files:
 def _run(command: list[str], files: _Files, seconds: float) -> None:
     """Run one guest to its end, or until it is silent for too long before its first program starts."""
     with _running(command, files) as guest:
-        if _comes_up(guest, files):
-            _comes_to_its_end(guest, files, seconds + 30)
+        clock = RunnableClock(guest.pid)
+        if _comes_up(guest, files, clock):
+            _comes_to_its_end(guest, files, clock, seconds + 30)
 
 
 @contextmanager
@@ -226,34 +247,36 @@ def _running(command: list[str], files: _Files) -> Iterator[subprocess.Popen[byt
         _end(guest)
 
 
-def _comes_up(guest: subprocess.Popen[bytes], files: _Files) -> bool:
+def _comes_up(guest: subprocess.Popen[bytes], files: _Files, clock: RunnableClock) -> bool:
     """Wait for the first program; return False if the machine ends, stalls or locks up before."""
-    size, deadline = 0, time.monotonic() + SILENT_SECONDS
+    size, deadline = 0, clock.seconds() + SILENT_SECONDS
     while not files.has_booted():
-        if guest.poll() is not None or time.monotonic() > deadline:
+        if guest.poll() is not None or clock.seconds() > deadline:
             return files.has_booted()
         if (now := files.console.stat().st_size) != size:
-            size, deadline = now, time.monotonic() + SILENT_SECONDS
-            if files.is_locked():
+            size, deadline = now, clock.seconds() + SILENT_SECONDS
+            if files.is_locked(clock):
                 return False
         time.sleep(_POLL_SECONDS)
     return True
 
 
-def _comes_to_its_end(guest: subprocess.Popen[bytes], files: _Files, seconds: float) -> None:
+def _comes_to_its_end(
+    guest: subprocess.Popen[bytes], files: _Files, clock: RunnableClock, seconds: float
+) -> None:
     """Wait until the machine ends, its time is over, or its kernel has stalled for good.
 
     It has stalled if it reports one grace period twice or a CPU locked for long, or reports once and is
-    silent for too long.
+    silent for too long. Times are those in which it could run.
     """
-    over = time.monotonic() + seconds
-    size, silent = 0, time.monotonic() + SILENT_SECONDS
-    while guest.poll() is None and time.monotonic() < over and not files.has_stalled:
+    over = clock.seconds() + seconds
+    size, silent = 0, clock.seconds() + SILENT_SECONDS
+    while guest.poll() is None and clock.seconds() < over and not files.has_stalled:
         if (now := files.size()) != size:
-            size, silent = now, time.monotonic() + SILENT_SECONDS
-            files.has_stalled = files.repeats_a_stall()
-        elif time.monotonic() > silent:
-            files.has_stalled = bool(files.stalls())
+            size, silent = now, clock.seconds() + SILENT_SECONDS
+            files.has_stalled = files.repeats_a_stall(clock)
+        elif clock.seconds() > silent:
+            files.has_stalled = bool(files.stalls)
         time.sleep(_POLL_SECONDS)
 
 
@@ -286,7 +309,9 @@ def _end(guest: subprocess.Popen[bytes]) -> None:
         guest.wait()
 
 
-def _command(kernel: Path, machine: GuestMachine, files: _Files, kernel_options: str) -> list[str]:
+def _command(
+    kernel: Path, machine: GuestMachine, files: _Files, kernel_options: str, backstop: float = 1.0
+) -> list[str]:
     """Return the command line: `timeout` ends the machine when it hangs, and when this process dies.
 
     virtme-run builds the initramfs and exports the host's root. Its own first program waits up to a minute for udev,
@@ -313,7 +338,7 @@ def _command(kernel: Path, machine: GuestMachine, files: _Files, kernel_options:
         *("-append", kernel_options),
     ]
     run = [*virtme, *emulated, *nodes, "--script-sh", "true", "--qemu-opts", *qemu]
-    timed = ["timeout", "--signal=TERM", "--kill-after=10", str(machine.seconds), *run]
+    timed = ["timeout", "--signal=TERM", "--kill-after=10", str(machine.seconds * backstop), *run]
     return terminated_with_parent(timed)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from cri_api.v1 import api_pb2
 from pinning.contract import CRANE_CPU_MANAGER, SMT_POLICY
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.guest import PORT
+from tests.environments.guest.polling import ANSWER_SECONDS, wait_until
 from tests.environments.node import containerd as containers
 from tests.environments.node.containerd import Containerd, Pod, start_containerd
 from tests.environments.server import daemon
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from multiprocessing.connection import Connection
 
-SECONDS = 300.0  # for actions of one to ten seconds
 POD_ROOT = "/kubepods"
 WORK = Path("/tmp/node")
 CPUS = Path("/sys/devices/system/cpu")
@@ -92,11 +91,14 @@ class Node:
 
     def start(self, name: str) -> None:
         """Start the container of a pod; if NRI refuses it, retry as the kubelet does, and report the last error."""
-        deadline = time.monotonic() + SECONDS
-        while refused := self.create(name):
-            if time.monotonic() > deadline:
-                raise TimeoutError(refused)
-            time.sleep(0.1)
+        refusals = [""]
+
+        def is_started() -> bool:
+            refusals.append(self.create(name))
+            return not refusals[-1]
+
+        if not wait_until(is_started):
+            raise TimeoutError(refusals[-1])
 
     def create(self, name: str) -> str:
         """Start the container of a pod and return "", or NRI's reason for refusing it."""
@@ -114,17 +116,13 @@ class Node:
         """Show a pod that does not fit, and return why its container is not created after the refusal."""
         self.edit(name, cpus, annotations)
         self._pods[name] = self.containerd.run_pod(name, _uid(name), annotations)
-        deadline = time.monotonic() + SECONDS
-        while not (ask() or {}).get("refusals") and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: (ask() or {}).get("refusals"))
         return self.create(name)
 
     def first(self, name: str) -> str:
         """Return the CPUs that a pod's container logged first."""
         log = self.containerd.directory / "logs" / _uid(name) / "app.log"
-        deadline = time.monotonic() + SECONDS
-        while not (log.exists() and log.read_text().endswith("\n")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
         return log.read_text().split()[-1]
 
     def edit(
@@ -202,12 +200,8 @@ class Node:
 
     def settle(self) -> None:
         """Wait until agent and kernel agree on every pod; after a timeout the next snapshot shows why not."""
-        deadline = time.monotonic() + SECONDS
-        while not self.is_settled():
-            if time.monotonic() > deadline:
-                report("unsettled", wanted=self.wanted, state=_without_topology(ask()), **self.snapshot())
-                return
-            time.sleep(0.1)
+        if not wait_until(self.is_settled):
+            report("unsettled", wanted=self.wanted, state=_without_topology(ask()), **self.snapshot())
 
     def is_settled(self) -> bool:
         """Return whether the agent shows every pod as wanted, and the kernel agrees."""
@@ -287,8 +281,7 @@ def overlap(first: str, other: str) -> CPUSet:
 @contextmanager
 def running_node(version: str = containers.VERSIONS[0]) -> Iterator[Node]:
     """Start containerd and the process that starts agents; the scenario starts the agent."""
-    containers._SECONDS = SECONDS
-    daemon.START_SECONDS = SECONDS
+    containers._SECONDS = daemon.START_SECONDS = ANSWER_SECONDS
     (WORK / "pods").mkdir(parents=True)
     _make_pod_root()
     with ExitStack() as stack:

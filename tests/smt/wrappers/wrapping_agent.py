@@ -14,7 +14,8 @@ from agent.kernel.cgroupfs import find_hierarchy
 from agent.wrappers.peer import cgroup_of
 from demo.webhook import DemoFailed
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.inside import SECONDS, Agent, report
+from tests.environments.guest.inside import Agent, report
+from tests.environments.guest.polling import wait_until
 from tests.environments.process.cmk_agent import CMKAgent
 
 if TYPE_CHECKING:
@@ -44,11 +45,9 @@ class WrappingAgent(CMKAgent):
     def until(self, what: str, is_so: Callable[[], bool]) -> float:
         """Wait until something is so."""
         began = time.monotonic()
-        while not is_so():
-            if time.monotonic() - began > SECONDS:
-                report("unsettled", wanted=what, written=self._written(), state=self.state())
-                raise DemoFailed(f"the agent: {what}: not within {SECONDS:.0f} s")
-            time.sleep(0.05)
+        if not wait_until(is_so, rest=0.05):
+            report("unsettled", wanted=what, written=self._written(), state=self.state())
+            raise DemoFailed(f"the agent: {what}: not within {time.monotonic() - began:.0f} s")
         return time.monotonic() - began
 
     def _written(self) -> dict[str, str]:
