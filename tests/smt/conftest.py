@@ -31,8 +31,8 @@ THREE_CORES = GuestMachine(
         ),
     ),
 )
-QUIET_KILLS = int(os.environ.get("COREPIN_QUIET_KILLS", "0"))  # 3 take 35 seconds
-IRQBALANCE_ROUNDS = int(os.environ.get("COREPIN_IRQBALANCE_ROUNDS", "0"))  # 10 take 20 seconds
+QUIET_KILLS = int(os.environ.get("COREPIN_QUIET_KILLS", "1"))
+IRQBALANCE_ROUNDS = int(os.environ.get("COREPIN_IRQBALANCE_ROUNDS", "2"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied

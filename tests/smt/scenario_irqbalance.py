@@ -74,7 +74,7 @@ def balanced(node: Node) -> None:
 
 
 def ignored(node: Node) -> None:
-    """Report what irqbalance does with the interrupts of quiet CPUs if it is not told to keep off them."""
+    """Report what irqbalance does with the interrupts of quiet CPUs if the agent does not ban it."""
     config = WORK / "config.yaml"
     before = config.read_text()
     config.write_text(before.replace("quiet: {", "quiet: {irqbalance: ignore, "))

@@ -7,7 +7,7 @@ import pytest
 from tests.environments.guest.guest import Report
 from tests.smt.conftest import QUIET_KILLS
 
-pytestmark = pytest.mark.skipif(not QUIET_KILLS, reason="COREPIN_QUIET_KILLS is not set")
+pytestmark = pytest.mark.skipif(not QUIET_KILLS, reason="COREPIN_QUIET_KILLS is 0")
 
 
 def test_next_agent_makes_everything_right(quiet: Report) -> None:
