@@ -71,7 +71,7 @@ def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: 
 def _held(state: NodeState, uid: str, resource: str, containers: Iterable[Member]) -> dict[str, int]:
     """Return the cores, or CPUs, charged to each container of a pod.
 
-    What the parts of a budget hold is charged to those that request it, in their order.
+    What the pool and slices of a budget hold is charged to containers that request more than they hold alone, in order.
     """
     is_near = resource.startswith(NEAR_CPUS)
     is_in_cpus = is_near or resource == NUMA_CPUS
@@ -83,9 +83,12 @@ def _held(state: NodeState, uid: str, resource: str, containers: Iterable[Member
     together = NO_SHARED_CHARGE if is_near else shared_charge(state.ledger, uid, is_whole=is_in_cpus)
     left = size(together.cpus)
     for member in containers:
-        if member.name in together.containers and member.role is not Role.INIT:
-            held[member.name] = min(requested((member,), resource), left)
-            left -= held[member.name]
+        asked, alone = requested((member,), resource), held.get(member.name, 0)
+        if member.name in together.containers:
+            alone = 0
+        if member.role is not Role.INIT and asked > alone:
+            given = min(asked, left)
+            held[member.name], left = max(alone, given), left - given
     return held
 
 

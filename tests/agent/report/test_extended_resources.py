@@ -27,6 +27,7 @@ from tests.pods import CORES, OTHER_CORES, container
 ISOLATED = "corepin.io/isolated-cores"
 WHOLE, NUMA = "corepin.io/whole-cores", "corepin.io/numa-cpus"
 REQUIRE = {"smt-policy.corepin.io/pod": "require"}
+OF_M = "smt-policy.corepin.io/container.m"
 SINGLE = {**EXCLUSIVE, "numa-policy.corepin.io/pod": "single"}
 SMALL = smt_machine(4)  # core 0 is reserved
 ISOLCPUS = smt_machine(8, isolated="5-7,13-15")
@@ -125,6 +126,12 @@ def budgeted(*containers: Any, words: Mapping[str, str] = ISOLATE) -> Pod:
             ISOLATED,
             id="the pool got a CPU of a slice",
         ),
+        pytest.param(
+            [budgeted(container("m", {"cpu": 1, ISOLATED: 1, WHOLE: 1}), words={**REQUIRE, OF_M: "isolate"})],
+            WHOLE,
+            id="on a slice under another policy",
+        ),
+        pytest.param([budgeted(container("m", {CORES: 1, ISOLATED: 2}))], ISOLATED, id="beside cores of CMK"),
     ],
 )
 def test_the_parts_of_a_budget_are_counted_together(pods: list[Pod], resource: str) -> None:
@@ -133,7 +140,7 @@ def test_the_parts_of_a_budget_are_counted_together(pods: list[Pod], resource: s
     for pod in pods:
         state = state_of(pod, machine=SMALL, ledger=state.ledger)
     assert not state.refusals
-    assert offered(state, pods[-1:])[resource] == (1 if resource == ISOLATED else 4)
+    assert offered(state, pods[-1:])[resource] == (4 if resource == NUMA else free(state, resource))
 
 
 def test_containers_that_reuse_cores_are_not_counted_twice() -> None:
