@@ -470,7 +470,7 @@ class Pausable(Protocol):
 class StatePublisher(Protocol):
     """Passes node states to the reporters."""
 
-    def tell(self, state: NodeState) -> None:
+    def submit(self, state: NodeState) -> None:
         """Store the newest state."""
         ...
 

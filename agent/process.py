@@ -114,12 +114,12 @@ class Agent:
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
             if self._parts.noise:
-                counting = self._parts.noise.run(lambda: self.publisher.state, self._levels.tell_again)
+                counting = self._parts.noise.run(lambda: self.publisher.state, self._levels.submit_again)
                 group.create_task(counting)
             if self._parts.execs:
                 group.create_task(self._parts.execs.run())
             if self._parts.quieting:
-                group.create_task(self._parts.quieting.run(self._levels.tell_again))
+                group.create_task(self._parts.quieting.run(self._levels.submit_again))
             await self.loop.run()
 
     async def reset(self) -> None:

@@ -122,15 +122,15 @@ class StopWatch:
     def __init__(self, agent: Agent, interfaces: Interfaces) -> None:
         self.delivered = self.read_back = Moment.now()
         self._last = 0.0  # read, on the clock: asking for CPU time costs more than a read
-        self._tell, self._watch, self._read = (
-            agent.publisher.tell,
+        self._submit, self._watch, self._read = (
+            agent.publisher.submit,
             interfaces.pods.watch,
             interfaces.cgroups.cpusets.read,
         )
         self.machine = interfaces.machine
         self._news = asyncio.Event()
         self._state: NodeState | None = None
-        agent.publisher.tell = self._received  # type: ignore[method-assign]
+        agent.publisher.submit = self._received  # type: ignore[method-assign]
         interfaces.pods.watch = self._watched  # type: ignore[method-assign]
         interfaces.cgroups.cpusets.read = self._was_read  # type: ignore[method-assign]
 
@@ -148,7 +148,7 @@ class StopWatch:
 
     def _received(self, state: NodeState) -> None:
         self._state, self.read_back = state, Moment(self._last, time.process_time())
-        self._tell(state)
+        self._submit(state)
         self._news.set()
 
     async def until(self, policy: str, count: int) -> None:

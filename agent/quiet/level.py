@@ -93,17 +93,17 @@ class LevelPublisher:
         self._followed = followed
         self._last: NodeState | None = None
 
-    def tell(self, state: NodeState) -> None:
+    def submit(self, state: NodeState) -> None:
         """Store the newest state."""
         self._last = state
         state = self._quieting.add(state) if self._quieting else state
-        self._publisher.tell(with_levels(state, self._levels()))
+        self._publisher.submit(with_levels(state, self._levels()))
         self._followed(state)
 
-    def tell_again(self) -> None:
+    def submit_again(self) -> None:
         """Publish the last state again, with the newest levels."""
         if self._last:
-            self.tell(self._last)
+            self.submit(self._last)
 
     def paused(self) -> AbstractContextManager[None]:
         """Start no report inside of the block."""

@@ -74,18 +74,18 @@ class Loop:
         state = await self._reconciler.run_pass()
         if state is None:
             return WAIT_SECONDS
-        self._tell(state)
+        self._submit(state)
         self._metrics.show(state)
         return await self._prove(state)
 
-    def _tell(self, state: NodeState) -> None:
+    def _submit(self, state: NodeState) -> None:
         """Publish the result of a pass, with the wrappers that run now."""
         self._passed = state
-        self._publisher.tell(self._reconciler.with_wrappers(state))
+        self._publisher.submit(self._reconciler.with_wrappers(state))
 
     def _show_wrappers(self) -> None:
         if self._passed:
-            self._tell(self._passed)
+            self._submit(self._passed)
 
     def _show_proofs(self, proofs: Mapping[Owner, Proof]) -> None:
         """Publish newer proofs of some containers, without a pass, because no action follows from them."""
@@ -93,7 +93,7 @@ class Loop:
             state = with_proofs(self._passed, proofs)
             if self._proven is self._passed:
                 self._proven = state
-            self._tell(state)
+            self._submit(state)
 
     def _failed(self, event: str, reason: str) -> float:
         """Count a failure; return the backoff in seconds."""

@@ -58,7 +58,7 @@ class Publisher:
         self._free = asyncio.Event()
         self._free.set()
 
-    def tell(self, state: NodeState) -> None:
+    def submit(self, state: NodeState) -> None:
         """Store a state; publish it if it changed."""
         if state == self.state:
             return

@@ -128,7 +128,7 @@ class Told:
     def __init__(self) -> None:
         self.states: list[NodeState] = []
 
-    def tell(self, state: NodeState) -> None:
+    def submit(self, state: NodeState) -> None:
         """Record a state."""
         self.states.append(state)
 
@@ -145,8 +145,8 @@ def test_changed_level_is_published_with_the_last_state(counted: Counted) -> Non
     counted.watch.limits = ((NoiseKind.INTERRUPTS, 0.5),)
     told, rounds = Told(), iter(range(1, 5))
     publisher = LevelPublisher(told, lambda: counted.watch.levels)
-    publisher.tell_again()  # there is no state yet
-    publisher.tell(STATE)
+    publisher.submit_again()  # there is no state yet
+    publisher.submit(STATE)
 
     async def sleep(_: float) -> None:
         if (number := next(rounds, None)) is None:
@@ -157,7 +157,7 @@ def test_changed_level_is_published_with_the_last_state(counted: Counted) -> Non
     states = iter([STATE, STATE, STATE, None])
     counted.watch.sleep = sleep
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(counted.watch.run(lambda: next(states), publisher.tell_again))
+        asyncio.run(counted.watch.run(lambda: next(states), publisher.submit_again))
 
     levels = [{pod.name: pod.containers[0].noise for pod in state.pods} for state in told.states]
     assert [it["web"] and it["web"].kind for it in levels] == [None, NoiseKind.INTERRUPTS, None]

@@ -185,7 +185,7 @@ def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
         node.runtime.containers = slowly  # type: ignore[method-assign]
         agent.trigger.request_pass()
         await begun.wait()
-        agent.publisher.tell(replace(reports.states[-1], runtime="new"))
+        agent.publisher.submit(replace(reports.states[-1], runtime="new"))
         for _ in range(10):
             await asyncio.sleep(0)
         assert len(reports.states) == count

@@ -45,7 +45,7 @@ def waits(*failures: Exception, metrics: Metrics | None = None) -> list[float]:
     async def main() -> None:
         reporter = Reporter(failures)
         publisher = Publisher([reporter], metrics or Metrics(), sleep)
-        publisher.tell(STATE)
+        publisher.submit(STATE)
         running = asyncio.create_task(publisher.run())
         try:
             async with asyncio.timeout(60):
@@ -120,7 +120,7 @@ def test_new_state_does_not_wait_for_a_refused_part() -> None:
         running = asyncio.create_task(publisher.run())
         async with asyncio.timeout(60):
             for state in (STATE, other):
-                publisher.tell(state)
+                publisher.submit(state)
                 await reporter.taken.wait()
                 reporter.taken.clear()
         running.cancel()

@@ -314,7 +314,7 @@ class Sink:
 
     last: NodeState | None = None
 
-    def tell(self, state: NodeState) -> None:
+    def submit(self, state: NodeState) -> None:
         """Record a state."""
         self.last = state
 
@@ -322,7 +322,7 @@ class Sink:
 def test_published_states_have_the_quiet_result() -> None:
     """The publisher of noise levels adds it."""
     sink = Sink()
-    LevelPublisher(sink, dict, Quieting(None, NO_COMPONENT)).tell(STATE)  # type: ignore[arg-type]
+    LevelPublisher(sink, dict, Quieting(None, NO_COMPONENT)).submit(STATE)  # type: ignore[arg-type]
     assert sink.last
     assert quiet_of(sink.last) == NO_COMPONENT
 
