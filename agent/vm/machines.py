@@ -67,7 +67,7 @@ class _CachedMachine:
 
     def take(self, threads: VMThreads, count: int) -> None:
         """Store a listing and its thread count; a new thread may get its name a moment later."""
-        is_settled = bool(threads.told_by) and threads == self.threads
+        is_settled = bool(threads.identified_by) and threads == self.threads
         self.threads, self.unlisted = threads, ""
         self.settled_at = count if is_settled and not self.missing_vcpus else 0
 
@@ -405,7 +405,7 @@ class _Turn:
 def _missing(count: int, machine: _CachedMachine) -> str:
     """Return why some vCPUs were not found; empty if all were, or none can be identified."""
     expected = machine.expected_vcpus
-    if not machine.threads.told_by or count >= expected:
+    if not machine.threads.identified_by or count >= expected:
         return ""
     return f"{count} of its {expected} vCPUs are found: the others start or end just now"
 

@@ -100,7 +100,7 @@ def _read_own(reads: SharedReads, vmm: VMM, known: VMThreads | None) -> VMThread
         if (count := process.count()) > MOST_THREADS:
             raise Refused(f"its {count} threads are too many to look at")
         tasks = process.names(_settled(known))
-        if known and known.told_by and _are_same(known, tasks):
+        if known and known.identified_by and _are_same(known, tasks):
             return replace(known, threads=known.own)
         names = {task.tid: name for task, name in tasks.items()}
         probed = _probed(known, tasks)
@@ -124,7 +124,7 @@ def _settled(known: VMThreads | None) -> dict[int, tuple[Task, str]]:
     """
     if known is None:
         return {}
-    is_final = bool(known.told_by)
+    is_final = bool(known.identified_by)
     return {
         thread.tid: (thread.task, thread.name if is_final and thread.role is not Role.EMULATOR else "")
         for thread in known.own
@@ -133,7 +133,7 @@ def _settled(known: VMThreads | None) -> dict[int, tuple[Task, str]]:
 
 def _probed(known: VMThreads | None, tasks: Container[Task]) -> dict[int, int]:
     """Return the vCPUs that an earlier probe found and that still exist; others may be missing."""
-    if known is None or known.told_by in ("debugfs", "names"):
+    if known is None or known.identified_by in ("debugfs", "names"):
         return {}
     threads = (thread for thread in known.threads if thread.task in tasks)
     return {thread.tid: thread.index for thread in threads if thread.index is not None}

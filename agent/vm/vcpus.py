@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.vm.process import Process
-    from pinning.guests.threads import Kind, ToldBy
+    from pinning.guests.threads import Kind, IdentifiedBy
 
 _VCPU: Final = "vcpu"
 _RUN: Final = "0xae80"  # KVM_RUN, the request of ioctl(2) that runs a vCPU
@@ -26,7 +26,7 @@ _PERMISSION: Final = "the system calls of its threads may not be read (component
 class Answer(NamedTuple):
     """Identified vCPUs and their source. Source "": identification is incomplete, for the reason given."""
 
-    by: ToldBy
+    by: IdentifiedBy
     indexes: Mapping[int, int]  # thread to index
     reason: str = ""
     # vCPUs that KVM created, if another source names them; includes unplugged ones. 0: unknown

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 Kind = Literal[
     "qemu", "cloud-hypervisor", "firecracker", "dragonball", "stratovirt", "openvmm", "crosvm", "other"
 ]
-ToldBy = Literal["debugfs", "names", "probe", ""]  # how the vCPUs were identified; "": they were not
+IdentifiedBy = Literal["debugfs", "names", "probe", ""]  # how the vCPUs were identified; "": they were not
 
 
 class Role(StrEnum):
@@ -97,7 +97,7 @@ class VMThreads:
 
     vmm: VMM
     threads: tuple[VMThread, ...]  # ascending by id
-    told_by: ToldBy
+    identified_by: IdentifiedBy
     reason: str = ""  # why vCPUs are not identified
     own_count: int = 0  # number of threads of the process, compared with a later count
     notes: tuple[str, ...] = ()  # threads left out, with the reason
@@ -116,7 +116,7 @@ class VMThreads:
     @cached_property
     def vcpus(self) -> tuple[int, ...]:
         """Return the ids of the vCPU threads in their order; none if they are not identified."""
-        if not self.told_by:
+        if not self.identified_by:
             return ()
         found = (thread for thread in self.threads if thread.role is Role.VCPU)
         return tuple(
@@ -127,7 +127,7 @@ class VMThreads:
         """Return the guest's position of each vCPU in their order; none if they are not identified."""
         by_tid = {thread.tid: thread.index for thread in self.threads}
         indexes = [by_tid[tid] for tid in self.vcpus]
-        is_apic = self.told_by != "names"
+        is_apic = self.identified_by != "names"
         return tuple(
             guest_id(index, cores, threads, is_apic=is_apic) for index in indexes if index is not None
         )

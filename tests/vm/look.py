@@ -17,7 +17,7 @@ def looked(pid: int) -> dict[str, object]:
     found = read_threads(SharedReads(Roots()), VMM(pid, started(pid), "qemu"))
     for tid in found.vcpus:
         os.sched_setaffinity(tid, {0})
-    return {"toldBy": found.told_by, "reason": found.reason, "vcpus": found.vcpus}
+    return {"toldBy": found.identified_by, "reason": found.reason, "vcpus": found.vcpus}
 
 
 if __name__ == "__main__":

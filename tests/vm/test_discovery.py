@@ -55,7 +55,7 @@ def test_threads_of_a_paused_machine(start: Start, vcpus: int) -> None:
     truth = machine.truth()
     found = read_threads(look(), vmm_of(machine))
     check(found, truth)
-    assert (found.told_by, found.reason) == ("names", "")
+    assert (found.identified_by, found.reason) == ("names", "")
     assert count_threads(look().roots, vmm_of(machine)) == found.own_count == len(tasks(machine.pid))
 
 
@@ -73,7 +73,7 @@ def test_unnamed_threads_are_not_guessed(start: Start) -> None:
     machine = start(Guest(4, iothreads=("iothread1",), is_named=False))
     truth = machine.truth()
     found = read_threads(look(), vmm_of(machine))
-    assert (found.told_by, found.vcpus, found.of(Role.VCPU)) == ("", (), ())
+    assert (found.identified_by, found.vcpus, found.of(Role.VCPU)) == ("", (), ())
     assert "no thread is called a vCPU" in found.reason
     assert {thread.tid for thread in found.threads} == set(truth.all)
 

@@ -221,7 +221,7 @@ def test_thread_named_like_its_parent_is_read_again(host: FakeHost) -> None:
 
     second = rescan_threads(host.look, first)
 
-    assert (first.told_by, second.told_by) == ("", "names")
+    assert (first.identified_by, second.identified_by) == ("", "names")
     assert (second.vcpus, second.of(Role.WORKER)) == ((308, 309), (310, 311))
 
 

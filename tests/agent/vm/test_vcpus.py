@@ -33,7 +33,7 @@ def test_debugfs_is_preferred_to_names(host: FakeHost) -> None:
 
     found = seen(host)
 
-    assert (found.told_by, found.vcpus, found.reason) == ("debugfs", (2156, 2155), "")
+    assert (found.identified_by, found.vcpus, found.reason) == ("debugfs", (2156, 2155), "")
     assert found.of(Role.EMULATOR) == (2150, 2152)
 
 
@@ -44,7 +44,7 @@ def test_machine_may_belong_to_another_thread(host: FakeHost) -> None:
     host.machine("901-20", {0: 902})
     host.machine("90-20", {0: 90})
 
-    assert seen(host, VMM(900, 500, "cloud-hypervisor")).told_by == "debugfs"
+    assert seen(host, VMM(900, 500, "cloud-hypervisor")).identified_by == "debugfs"
 
 
 def test_unplugged_vcpu_is_ignored(host: FakeHost) -> None:
@@ -69,13 +69,13 @@ def test_incomplete_debugfs_falls_back_to_names(host: FakeHost, vcpus: dict[int,
     """If debugfs lacks a vCPU's thread, names are used; without names there is a reason."""
     host.process(2150, threads=NAMED)
     host.machine("2150-13", vcpus)
-    assert (seen(host).told_by, seen(host).vcpus) == ("names", (2155, 2156))
+    assert (seen(host).identified_by, seen(host).vcpus) == ("names", (2155, 2156))
 
     for task in NAMED:
         host.end(2150, task)
         host.thread(2150, task, "qemu-system-x86")
 
-    assert (seen(host).told_by, seen(host).vcpus) == ("", ())
+    assert (seen(host).identified_by, seen(host).vcpus) == ("", ())
     assert seen(host).reason.startswith(why)
 
 
@@ -93,7 +93,7 @@ def test_names_are_used_without_debugfs(host: FakeHost, tmp_path: Path) -> None:
     host.process(2150, threads=NAMED)
     look = SharedReads(Roots(host.roots.proc, tmp_path / "nowhere"))
 
-    assert read_threads(look, QEMU).told_by == "names"
+    assert read_threads(look, QEMU).identified_by == "names"
 
 
 def test_name_of_the_first_thread_is_ignored(host: FakeHost) -> None:
@@ -126,7 +126,7 @@ def test_probe_identifies_threads_in_kvm_run(host: FakeHost) -> None:
     host.thread(2150, 2156, "qemu-system-x86", call="16 0x1d 0xae80 0x0")
     host.open_vcpus(2150, {28: 4, 29: 0})
 
-    assert (seen(host).told_by, seen(host).vcpus) == ("probe", (2156, 2155))
+    assert (seen(host).identified_by, seen(host).vcpus) == ("probe", (2156, 2155))
 
 
 def test_probe_ignores_kernel_workers(host: FakeHost) -> None:
@@ -136,7 +136,7 @@ def test_probe_ignores_kernel_workers(host: FakeHost) -> None:
     host.thread(2150, 2155, "qemu-system-x86", call=RUN)
     host.open_vcpus(2150, {28: 0})
 
-    assert (seen(host).told_by, seen(host).vcpus) == ("probe", (2155,))
+    assert (seen(host).identified_by, seen(host).vcpus) == ("probe", (2155,))
 
 
 def test_probe_uses_earlier_reads(host: FakeHost) -> None:
@@ -146,7 +146,7 @@ def test_probe_uses_earlier_reads(host: FakeHost) -> None:
     host.thread(2150, 2156, "qemu-system-x86", call="running")
     host.open_vcpus(2150, {28: 0, 29: 1})
     first = seen(host)
-    assert (first.told_by, first.vcpus, first.of(Role.VCPU)) == ("", (), (2155,))
+    assert (first.identified_by, first.vcpus, first.of(Role.VCPU)) == ("", (), (2155,))
     assert first.reason.endswith("of 2 vCPUs 1 were seen to run")
 
     for task, call in ((2155, "running"), (2156, "16 0x1d 0xae80 0x0")):
@@ -165,7 +165,7 @@ def test_probe_ignores_other_system_calls(host: FakeHost, call: str) -> None:
     host.thread(2150, 2155, "qemu-system-x86", call=call)
     host.open_vcpus(2150, {28: 0})
 
-    assert (seen(host).told_by, seen(host).of(Role.VCPU)) == ("", ())
+    assert (seen(host).identified_by, seen(host).of(Role.VCPU)) == ("", ())
 
 
 def test_reason_names_all_failed_methods(host: FakeHost) -> None:
@@ -174,7 +174,7 @@ def test_reason_names_all_failed_methods(host: FakeHost) -> None:
 
     found = seen(host)
 
-    assert (found.told_by, len(found.threads)) == ("", 4)
+    assert (found.identified_by, len(found.threads)) == ("", 4)
     assert found.reason == (
         "KVM's debugfs shows no machine of it; no thread is called a vCPU; it has no vCPU of KVM open"
     )
@@ -186,7 +186,7 @@ def test_names_of_an_unknown_vmm_are_ignored(host: FakeHost) -> None:
 
     found = seen(host, VMM(2150, 500, "other"))
 
-    assert (found.told_by, found.of(Role.EMULATOR)) == ("", (2150, 2155))
+    assert (found.identified_by, found.of(Role.EMULATOR)) == ("", (2150, 2155))
     assert "the program is none whose vCPUs have known names" in found.reason
 
 
@@ -197,7 +197,7 @@ def test_debugfs_is_used_for_every_kind_of_vmm(host: FakeHost) -> None:
 
     found = seen(host, VMM(2150, 500, "other"))
 
-    assert (found.told_by, found.vcpus) == ("debugfs", (2156, 2155))
+    assert (found.identified_by, found.vcpus) == ("debugfs", (2156, 2155))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root drops a right")

@@ -79,7 +79,7 @@ def test_kvm_tells_vcpus_and_its_own_threads(machine: tuple[VMM, socket.socket],
     vmm, monitor = machine
     until("two vCPUs", lambda: len(read(vmm, debugfs).vcpus) == 2)
     found = read(vmm, debugfs)
-    assert found.told_by == "debugfs"
+    assert found.identified_by == "debugfs"
     names = {thread.tid: thread.name for thread in found.threads}
     assert [names[tid] for tid in found.of(Role.PIT)] == [f"kvm-pit/{vmm.pid}"]
     kernels = {tid for tid, name in names.items() if name == "kvm-nx-lpage-re"}
