@@ -60,7 +60,7 @@ def topologies(draw: DrawFn, *, offline: bool = True, max_cores_per_cache: int =
     isolated = draw(cpu_sets(every)) if draw(_SELDOM) else EMPTY
     nodes = CPUSet(fact.numa_node for fact in facts)
     told = draw(st.none() | st.just(nodes | CPUSet([99])) | cpu_sets(nodes)) if draw(_SELDOM) else None
-    topology = replace(assemble(facts, (every - gone) or every, isolated), told_memory=told)
+    topology = replace(assemble(facts, (every - gone) or every, isolated), known_memory_nodes=told)
     return replace(topology, distances=draw(_distances(nodes | CPUSet([99])))) if draw(_SELDOM) else topology
 
 

@@ -78,7 +78,7 @@ class NodeMachine:
         usable = EMPTY
         with suppress(Gone, Refused):
             usable = topology.memory_nodes & self._cpusets.mems(self.pod_root())
-        return replace(topology, told_memory=usable) if usable else topology
+        return replace(topology, known_memory_nodes=usable) if usable else topology
 
     def pod_root(self) -> str:
         """Return the cgroup above all pods; the root cgroup until the kubelet has created its own."""

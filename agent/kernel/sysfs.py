@@ -55,7 +55,7 @@ def read_topology(root: Path) -> Topology:
     topology = assemble(facts, online, read_cpus(system / "cpu/isolated") or EMPTY)
     memory = _memory(system / "node")
     told = read_cpus(system / "node/has_memory") or None  # a list of nodes, in the same form
-    return replace(topology, told_memory=told, memory=memory, distances=_distances(system / "node"))
+    return replace(topology, known_memory_nodes=told, memory=memory, distances=_distances(system / "node"))
 
 
 def read_cpus(path: Path) -> CPUSet | None:

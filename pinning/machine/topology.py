@@ -59,7 +59,7 @@ class Topology:
     cores: tuple[Core, ...]
     online: CPUSet
     isolated: CPUSet = EMPTY  # excluded from the kernel's scheduler domains (isolcpus)
-    told_memory: CPUSet | None = None  # NUMA nodes with memory; None if the reader cannot know
+    known_memory_nodes: CPUSet | None = None  # NUMA nodes with memory; None if the reader cannot know
     # Bytes of each NUMA node, if known: they differ slightly between machines of one kind.
     memory: Mapping[int, int] = field(default_factory=dict, compare=False)
     # The kernel's distance from each NUMA node to each, itself included; empty if not known. It names no machine.
@@ -87,7 +87,7 @@ class Topology:
     @cached_property
     def memory_nodes(self) -> CPUSet:
         """NUMA nodes with memory; if unknown, those with CPUs."""
-        return CPUSet(self.numa_nodes) if self.told_memory is None else self.told_memory
+        return CPUSet(self.numa_nodes) if self.known_memory_nodes is None else self.known_memory_nodes
 
     @cached_property
     def beside_memory(self) -> CPUSet:
@@ -207,11 +207,13 @@ class Topology:
         whole = assemble(facts, self.online, self.isolated)
         # a node may go offline with its last CPU
         distances = max(self.distances, previous.distances, key=len)
-        return replace(whole, told_memory=self.told_memory, memory=self.memory, distances=distances)
+        return replace(
+            whole, known_memory_nodes=self.known_memory_nodes, memory=self.memory, distances=distances
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the machine as CPU lists that JSON can encode, short enough for an annotation."""
-        told = {} if self.told_memory is None else {"memoryNodes": str(self.told_memory)}
+        told = {} if self.known_memory_nodes is None else {"memoryNodes": str(self.known_memory_nodes)}
         return {
             "online": str(self.online),
             "isolated": str(self.isolated),

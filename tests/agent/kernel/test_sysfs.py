@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def as_lscpu_tells(topology: Topology) -> Topology:
     """Remove the fields that lscpu does not have: core type, isolcpus and nodes with memory."""
     cores = tuple(replace(core, core_type=None) for core in topology.cores)
-    return replace(topology, cores=cores, isolated=EMPTY, told_memory=None)
+    return replace(topology, cores=cores, isolated=EMPTY, known_memory_nodes=None)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -118,7 +118,7 @@ def test_sizes_of_memory_are_read_and_kept(tmp_path: Path) -> None:
 
     assert (read.memory, str(read.memory_nodes)) == ({0: 2 * 2**20, 1: 0}, "0")
     fewer = read_topology(materialise("qemu-2s4c2t-offline", tmp_path / "fewer"))
-    now = replace(fewer, told_memory=read.told_memory, memory=read.memory).remembering(read)
+    now = replace(fewer, known_memory_nodes=read.known_memory_nodes, memory=read.memory).remembering(read)
     assert (now.memory, now.memory_nodes) == (read.memory, read.memory_nodes)
     assert Topology.from_dict(read.to_dict()).memory_nodes == read.memory_nodes
 

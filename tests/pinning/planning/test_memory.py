@@ -24,7 +24,7 @@ def mems(node: World, uid: str = "a") -> str:
 
 def with_memory(node: World, nodes: str) -> World:
     """Return the node with memory on these NUMA nodes only."""
-    node.topology = replace(node.topology, told_memory=CPUSet.parse(nodes))
+    node.topology = replace(node.topology, known_memory_nodes=CPUSet.parse(nodes))
     return node
 
 
