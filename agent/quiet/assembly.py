@@ -38,14 +38,16 @@ def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Q
     node, store = config.config, taken.TakenStore(saved[taken.FILE])
     interrupts = KernelInterrupts(config.irq, config.root / "sys")
     irqbalance = Irqbalance(config.irqbalance, config.root / "proc")
-    tells = balancer.Balancer(irqbalance, saved[balancer.FILE], monotonic, is_told=node.tells_irqbalance)
+    cpu_ban = balancer.Balancer(
+        irqbalance, saved[balancer.FILE], monotonic, is_managed=node.manages_irqbalance
+    )
     mover = InterruptMover(interrupts, store, monotonic)
     ban = interrupt_ban.InterruptBan(
-        irqbalance, saved[interrupt_ban.FILE], monotonic, is_told=node.tells_irqbalance
+        irqbalance, saved[interrupt_ban.FILE], monotonic, is_managed=node.manages_irqbalance
     )
     kept = Kept(KeptLookup(interrupts, monotonic), ban)
     why_still = "" if node.quiet_interrupts else SWITCHED_OFF
-    keeper = QuietKeeper(interrupts, mover, tells, kept, _parts(config, saved), why_still)
+    keeper = QuietKeeper(interrupts, mover, cpu_ban, kept, _parts(config, saved), why_still)
     return Quieting(keeper, "" if node.keeps_quiet else SWITCHED_OFF)
 
 

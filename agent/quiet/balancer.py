@@ -62,10 +62,10 @@ class Balancer:
         saved: Restorable,
         monotonic: Callable[[], float],
         *,
-        is_told: bool = True,
+        is_managed: bool = True,
     ) -> None:
         self._irqbalance = irqbalance
-        self._is_told = is_told  # False: the operator has configured it
+        self._is_managed = is_managed  # False: the operator configures irqbalance, so nothing is sent
         # While its file cannot be used, no ban may be sent.
         self._saved = RestorableValue(saved, _KEY, _parse, _text)
         self._monotonic = monotonic
@@ -96,7 +96,7 @@ class Balancer:
             self._saved.read()
         except Refused as error:
             return BanState(str(error))
-        quiet = quiet if self._is_told else EMPTY
+        quiet = quiet if self._is_managed else EMPTY
         daemon = self._find(is_needed=bool(quiet))
         if daemon is None or not (quiet or self._ban):
             self._last = None

@@ -56,10 +56,10 @@ class InterruptBan:
         saved: Restorable,
         monotonic: Callable[[], float],
         *,
-        is_told: bool = True,
+        is_managed: bool = True,
     ) -> None:
         self._irqbalance = irqbalance
-        self._is_told = is_told  # False: the operator has configured it
+        self._is_managed = is_managed  # False: the operator configures irqbalance, so nothing is sent
         # While its file cannot be used, no list may be sent.
         self._saved = RestorableValue(saved, _KEY, _parse, _text)
         self._monotonic = monotonic
@@ -84,7 +84,7 @@ class InterruptBan:
 
         Its list takes the first ones if it has no room for all.
         """
-        wanted = dict.fromkeys(map(int, numbers if self._is_told else ()))
+        wanted = dict.fromkeys(map(int, numbers if self._is_managed else ()))
         try:
             self._saved.read()
             return self._leave(wanted)

@@ -110,7 +110,7 @@ class NodeConfig:
     quiet_interrupts: bool = False  # keep interrupts off the CPUs of containers under `quiet`
     quiet_workqueues: bool = False  # keep unbound workqueues off these CPUs
     quiet_latency: int | None = None  # longest wakeup latency of these CPUs in microseconds; None: unchanged
-    tells_irqbalance: bool = True  # of quiet CPUs; False: the operator has configured it
+    manages_irqbalance: bool = True  # send its bans over the socket; False: the operator has configured it
     kubelet_binds_memory: bool = False  # detected by the agent: the kubelet's Memory Manager policy is Static
 
     @property
@@ -180,7 +180,7 @@ def read_node_config(given: object) -> NodeConfig:
         quiet_interrupts=quiet.flag("interrupts"),
         quiet_workqueues=quiet.flag("workqueues"),
         quiet_latency=quiet.latency("powerLatency"),
-        tells_irqbalance=quiet.word("irqbalance", Irqbalance.TELL) is Irqbalance.TELL,
+        manages_irqbalance=quiet.word("irqbalance", Irqbalance.TELL) is Irqbalance.TELL,
     )
 
 

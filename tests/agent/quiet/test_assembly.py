@@ -96,8 +96,8 @@ async def shown_round(quieting: Quieting) -> None:
     await asyncio.wait([work])
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_told: bool) -> None:
+@pytest.mark.parametrize("is_managed", [True, False])
+def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_managed: bool) -> None:
     """With `quiet.irqbalance: ignore` interrupts are moved; else not beside one that does not answer."""
     for folder in ("irq/40", "run", "proc", "sys/devices/system/cpu"):
         (tmp_path / folder).mkdir(parents=True)
@@ -107,7 +107,7 @@ def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_told: bool) 
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-7")
     (tmp_path / "run/irqbalance7.sock").touch()
     process(tmp_path / "proc", 7)
-    config = NodeConfig(quiet_interrupts=True, tells_irqbalance=is_told)
+    config = NodeConfig(quiet_interrupts=True, manages_irqbalance=is_managed)
     agent = AgentConfig(
         "n", tmp_path, irq=tmp_path / "irq", irqbalance=tmp_path / "run", root=tmp_path, config=config
     )
@@ -115,5 +115,5 @@ def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_told: bool) 
     quieting = quieting_of(agent, node.state_dir, node.machine)
     quieting.add(STATE)
     asyncio.run(shown_round(quieting))
-    assert affinity.read_text().strip().startswith("0-7" if is_told else "0,2-4,6-7")
+    assert affinity.read_text().strip().startswith("0-7" if is_managed else "0,2-4,6-7")
     node.close()

@@ -167,17 +167,17 @@ def test_interrupts_to_leave_alone_are_numbers_with_an_end(client: Irqbalance) -
 class Beside:
     """An agent beside an irqbalance."""
 
-    def __init__(self, folder: Path, *, is_told: bool = True) -> None:
+    def __init__(self, folder: Path, *, is_managed: bool = True) -> None:
         self.folder = folder
         self.daemon = FakeIrqbalance()
         self.now = 0.0
-        self.is_told = is_told
+        self.is_managed = is_managed
         self.start()
 
     def start(self) -> None:
         """Start a new agent."""
         saved = Restorable(self.folder / FILE, "boot")
-        self.balancer = Balancer(self.daemon, saved, lambda: self.now, is_told=self.is_told)
+        self.balancer = Balancer(self.daemon, saved, lambda: self.now, is_managed=self.is_managed)
 
     def ask(self, quiet: str, seconds: float = 10.0) -> BanState:
         """Request a ban, some time after the last request."""
@@ -325,7 +325,7 @@ def test_irqbalance_of_the_operator_is_not_banned(tmp_path: Path) -> None:
     """An earlier ban is removed."""
     beside = Beside(tmp_path)
     beside.ask("4")
-    beside.is_told = False
+    beside.is_managed = False
     beside.start()
     assert beside.ask("4").reason == ""
     assert (beside.daemon.bans, beside.daemon.searches) == (["4", ""], 0)

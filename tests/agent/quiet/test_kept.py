@@ -321,9 +321,9 @@ def test_reset_takes_kept_interrupts_from_irqbalances_list(scene: Scene) -> None
 class Beside:
     """An agent that has irqbalance leave interrupts alone."""
 
-    def __init__(self, folder: Path, *, is_told: bool = True) -> None:
+    def __init__(self, folder: Path, *, is_managed: bool = True) -> None:
         self.folder = folder
-        self.is_told = is_told
+        self.is_managed = is_managed
         self.daemon = FakeIrqbalance()
         self.now = 0.0
         self.unkept = Unkept()  # by the last answer
@@ -332,7 +332,7 @@ class Beside:
     def start(self) -> None:
         """Start a new agent."""
         saved = Restorable(self.folder / FILE, "boot")
-        self.ban = InterruptBan(self.daemon, saved, lambda: self.now, is_told=self.is_told)
+        self.ban = InterruptBan(self.daemon, saved, lambda: self.now, is_managed=self.is_managed)
 
     def leave(self, *numbers: str, seconds: float = LOOK_SECONDS) -> str:
         """Ask, a minute after the last request; return why irqbalance may move some."""
@@ -421,7 +421,7 @@ def test_the_list_ends_before_irqbalance_would_cut_it(beside: Beside) -> None:
 
 def test_irqbalance_of_the_operator_is_left_alone(tmp_path: Path) -> None:
     """With `ignore` its own configuration has the list."""
-    beside = Beside(tmp_path, is_told=False)
+    beside = Beside(tmp_path, is_managed=False)
     assert (beside.leave("25"), beside.daemon.lists) == ("", [])
 
 

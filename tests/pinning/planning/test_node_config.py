@@ -83,7 +83,7 @@ def test_every_key_is_read() -> None:
         quiet_interrupts=True,
         quiet_workqueues=True,
         quiet_latency=20,
-        tells_irqbalance=False,
+        manages_irqbalance=False,
     )
 
 
