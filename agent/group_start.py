@@ -125,10 +125,10 @@ class GroupStart:
 
     async def wait(
         self,
-        tell: Callable[[Waiting], Awaitable[None]],
+        report: Callable[[Waiting], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> str:
-        """Return the group once it has a file; `tell` gets the reason for the wait, after the API server was asked."""
+        """Return the group once it has a file; `report` gets the reason for the wait, after the API server was asked."""
         looks, is_due = 0, True
         while isinstance(chosen := await self.choose(is_fresh=is_due), Waiting):
             if chosen != self.waiting:
@@ -136,7 +136,7 @@ class GroupStart:
                 logger.error("waiting for the configuration of this node", extra={"facts": facts})
             self.waiting = chosen
             if is_due:
-                await tell(chosen)
+                await report(chosen)
             await sleep(LOOK_SECONDS)
             looks += 1
             is_due = looks % (SILENT_LOOKS if self._labelled is None else LOOKS) == 0

@@ -92,8 +92,8 @@ def measure(rounds: int, *, passes: bool) -> tuple[Times, Times, Times]:
         for runtime in (ours, theirs):
             runtime.synchronized()
         pairs = [(create(ours, number), create(theirs, number)) for number in range(rounds)]
-        told = process.communicate("end\n")[0]
-    ends = json.loads(told)
+        output = process.communicate("end\n")[0]
+    ends = json.loads(output)
     how = f"while {ends['passes']} passes ran" if passes else "in peace"
     return (
         Times(f"the agent's handler, {how}", ends["handler"]),

@@ -91,10 +91,10 @@ class FollowedList:
             known = any(container.sandbox in gone for container in self.containers.values())
             return bool(gone) and not known and not (gone & self.containers.keys())
         known_ids = {key for key, each in self.containers.items() if each.sandbox == sandbox.id}
-        told = {status.id for status in event.containers_statuses}
+        listed = {status.id for status in event.containers_statuses}
         # CRI-O's events have no status of any container, not even of the one that they are about
-        is_about = event.container_id in told | gone | {sandbox.id}
-        return is_about and known_ids - gone <= told and not is_vm_handler(sandbox.runtime_handler)
+        is_about = event.container_id in listed | gone | {sandbox.id}
+        return is_about and known_ids - gone <= listed and not is_vm_handler(sandbox.runtime_handler)
 
 
 def _is_deleted(event: listing_pb2.ContainerEvent) -> bool:
@@ -109,8 +109,8 @@ def _sandbox(status: listing_pb2.EventSandbox) -> ListedSandbox:
 def _listed(
     status: listing_pb2.ContainerStatus, sandbox: str, known: Mapping[str, ListedContainer]
 ) -> ListedContainer:
-    told, before = state_of(status.state), known.get(status.id)
-    latest = max(told, before.state, key=_ORDER.index) if before else told
+    state, before = state_of(status.state), known.get(status.id)
+    latest = max(state, before.state, key=_ORDER.index) if before else state
     return ListedContainer(status.id, sandbox, status.metadata.name, latest, status.created_at)
 
 

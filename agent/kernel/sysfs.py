@@ -54,8 +54,10 @@ def read_topology(root: Path) -> Topology:
             facts.append(fact)
     topology = assemble(facts, online, read_cpus(system / "cpu/isolated") or EMPTY)
     memory = _memory(system / "node")
-    told = read_cpus(system / "node/has_memory") or None  # a list of nodes, in the same form
-    return replace(topology, known_memory_nodes=told, memory=memory, distances=_distances(system / "node"))
+    with_memory = read_cpus(system / "node/has_memory") or None  # a list of nodes, in the same form
+    return replace(
+        topology, known_memory_nodes=with_memory, memory=memory, distances=_distances(system / "node")
+    )
 
 
 def read_cpus(path: Path) -> CPUSet | None:

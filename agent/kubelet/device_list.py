@@ -100,9 +100,9 @@ def devices_of(container: ContainerResources) -> Entries | None:
     for entry in container.devices:
         if len(entry.device_ids) > MOST_ENTRIES or len(entry.topology.nodes) > MOST_ENTRIES:
             return None
-        told = {node.ID for node in entry.topology.nodes if 0 <= node.ID <= HIGHEST_NODE}
+        near = {node.ID for node in entry.topology.nodes if 0 <= node.ID <= HIGHEST_NODE}
         for device in entry.device_ids:
-            nodes.setdefault((entry.resource_name[:LONGEST_NAME], device), set()).update(told)
+            nodes.setdefault((entry.resource_name[:LONGEST_NAME], device), set()).update(near)
         if len(nodes) + len(claimed) > MOST_ENTRIES:
             return None
     devices = (

@@ -327,16 +327,16 @@ class KubeletDevices:
             logger.warning("devices not known", extra={"facts": {"reason": reason}})
         self._reason = reason
 
-    def _answer(self, uid: str, waiting: _Waiting, told: list[Named], asked: float) -> Named | None:
+    def _answer(self, uid: str, waiting: _Waiting, listed: list[Named], asked: float) -> Named | None:
         """Return the devices of a pod by container, None if the answer does not count for it.
 
         Several pods of one name may follow each other, and a pod is listed without its devices for a moment: then an
         answer counts that was asked for after the pod's sandbox was seen, because the kubelet allocates devices
         before.
         """
-        if len(told) != 1:
+        if len(listed) != 1:
             return None
-        named = {container: told[0].get(container, ()) for container in waiting.containers}
+        named = {container: listed[0].get(container, ()) for container in waiting.containers}
         is_whole = all(waiting.is_whole(container, entries) for container, entries in named.items())
         is_late = self._sandboxes.is_before(uid, asked)
         return named if is_late or (is_whole and self._sandboxes.is_single(waiting.name)) else None

@@ -219,9 +219,9 @@ class NriContainerWatch:
             self._plugin.doubt_last_answer()
         self._was_connected = status.is_connected
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._tell, status)
+            self._loop.call_soon_threadsafe(self._log_and_notify, status)
 
-    def _tell(self, status: Status) -> None:
+    def _log_and_notify(self, status: Status) -> None:
         facts = {"runtime": status.runtime, "validates": status.validates, "reason": status.reason}
         if status.is_connected:
             logger.info("NRI connected", extra={"facts": facts})

@@ -37,7 +37,7 @@ def run(socket_path: Path, guard: Guard, listen: tuple[str, int] | None, replace
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    client = Client(socket_path, GUARD, guard, masks=(GUARD_EVENTS,), changed=Changes().tell)
+    client = Client(socket_path, GUARD, guard, masks=(GUARD_EVENTS,), changed=Changes().log)
     health = Health(listen, lambda: obstacle(client.status)) if listen else None
     if health:
         threading.Thread(target=health.serve_forever, name="health", daemon=True).start()
@@ -76,7 +76,7 @@ class Changes:
     def __init__(self) -> None:
         self._logged: str | None = None
 
-    def tell(self, status: Status) -> None:
+    def log(self, status: Status) -> None:
         """Log a status unless it equals the last one logged."""
         problem = obstacle(status)
         if problem == self._logged:

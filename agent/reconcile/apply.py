@@ -207,17 +207,17 @@ class Applier:
                     record.split(after)
 
     async def _send(self, record: ContainerRecord, cpus: CPUSet) -> bool:
-        error = await self._tell(record, cpus)
+        error = await self._update_cpus(record, cpus)
         return self._failed(record, error) if error else self._read_back(record, cpus, Path.RUNTIME)
 
     async def _sent(self, record: ContainerRecord, cpus: CPUSet) -> bool:
         """Send the CPUs of a container in a virtual machine to the runtime; return whether it accepted them."""
-        if error := await self._tell(record, cpus):
+        if error := await self._update_cpus(record, cpus):
             return self._failed(record, error)
         record.retry.reset()
         return True
 
-    async def _tell(self, record: ContainerRecord, cpus: CPUSet) -> Exception | None:
+    async def _update_cpus(self, record: ContainerRecord, cpus: CPUSet) -> Exception | None:
         self._runtime_sync.forget(record.seen.id)
         if record.cgroup:
             self._cgroups.watch.expect(record.cgroup, cpus)

@@ -35,11 +35,11 @@ class LogReport:
             logger.info("last-level caches", extra={"facts": {"alignUncore": self._aligns}})
         if state.observes != self._observes:
             self._observes = state.observes
-            self._tell_mode(state)
+            self._log_mode(state)
         is_asked_for = state.start_path is Path.NRI or state.start_reason
         start_path = state.start_path if is_asked_for and not state.observes else None
         if start_path is not self._start_path:
-            self._tell_start_path(start_path, state.start_reason)
+            self._log_start_path(start_path, state.start_reason)
             self._start_path = start_path
         is_news = not set(state.other_plugins) <= set(self._other_plugins)
         self._other_plugins = state.other_plugins
@@ -47,7 +47,7 @@ class LogReport:
             facts = {"plugins": ", ".join(state.other_plugins), "remedy": ONE_PLUGIN}
             logger.warning("other programs set the cpusets of new containers", extra={"facts": facts})
 
-    def _tell_start_path(self, path: Path | None, reason: str) -> None:
+    def _log_start_path(self, path: Path | None, reason: str) -> None:
         facts = {"path": str(path), "reason": reason}
         if path is Path.NRI:
             logger.info("containers start on their CPUs", extra={"facts": facts})
@@ -56,7 +56,7 @@ class LogReport:
         elif path:
             logger.info("containers are moved when they start", extra={"facts": facts})
 
-    def _tell_mode(self, state: NodeState) -> None:
+    def _log_mode(self, state: NodeState) -> None:
         if state.observes:
             is_static = state.kubelet is KubeletPolicy.STATIC
             facts = {"kubelet": str(state.kubelet), "remedy": KUBELET_REMEDY if is_static else CONFIGURED}

@@ -104,9 +104,9 @@ def _read_own(reads: SharedReads, vmm: VMM, known: VMThreads | None) -> VMThread
             return replace(known, threads=known.own)
         names = {task.tid: name for task, name in tasks.items()}
         probed = _probed(known, tasks)
-        told = identify_vcpus(process, vmm.kind, names, reads.machines_of(frozenset(names)), probed)
-    threads = tuple(_own_thread(vmm, task, name, told.indexes) for task, name in tasks.items())
-    return VMThreads(vmm, threads, told.by, told.reason, len(threads), kvm_vcpus=told.kvm_vcpus)
+        found = identify_vcpus(process, vmm.kind, names, reads.machines_of(frozenset(names)), probed)
+    threads = tuple(_own_thread(vmm, task, name, found.indexes) for task, name in tasks.items())
+    return VMThreads(vmm, threads, found.by, found.reason, len(threads), kvm_vcpus=found.kvm_vcpus)
 
 
 def _are_same(known: VMThreads, tasks: Mapping[Task, str]) -> bool:

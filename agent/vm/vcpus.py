@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.vm.process import Process
-    from pinning.guests.threads import Kind, IdentifiedBy
+    from pinning.guests.threads import IdentifiedBy, Kind
 
 _VCPU: Final = "vcpu"
 _RUN: Final = "0xae80"  # KVM_RUN, the request of ioctl(2) that runs a vCPU

@@ -86,12 +86,12 @@ class NodeDevices:
         for key, (_, document) in here.items():
             if key not in self.held:
                 lacking[key] = self._give(key, document)
-        told = {
+        given = {
             Owner(pod.uid, container): tuple(self.devices[index] for index in indices)
             for key, (pod, document) in here.items()
             for container, indices in self._of_containers(key, document).items()
         }
-        return told, {key: why for key, why in lacking.items() if why}
+        return given, {key: why for key, why in lacking.items() if why}
 
     @property
     def free(self) -> tuple[Device, ...]:

@@ -64,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
         problem = f"--restart-policy: {args.restart_policy[:60]!r} is none"
         raise CommandFailed(f"{problem}: write one of {', '.join(RESTART_POLICIES)}")
     signal.signal(signal.SIGTERM, _leave)  # pid 1 of a container ignores it without a handler
-    told = ""
+    printed = ""
     while (refusals := _look(Path(args.status))) != ():
         words = WAITING if refusals is None else "\n".join(refusals)
-        if words != told:
+        if words != printed:
             print(harmless(words), flush=True)
-            told = words
+            printed = words
         if refusals and args.restart_policy != NEVER:
             _write(Path(args.termination_log), words)
             return REFUSED

@@ -136,5 +136,5 @@ class Watching:
             node_changes(time, old.nodes, new.nodes),
             pod_changes(time, old.pods, new.pods, new.node_of),
         )
-        told = (change._replace(text=change.text[:MOST_MESSAGE]) for change in seen)
-        return tuple(islice(chain(told, old.changes), KEPT))
+        shown = (change._replace(text=change.text[:MOST_MESSAGE]) for change in seen)
+        return tuple(islice(chain(shown, old.changes), KEPT))

@@ -90,9 +90,9 @@ def _notes(cluster: Cluster, pod: Pod | None, node: str) -> Iterator[str]:
 
 
 def _cards(pod: Pod | None, held: dict[str, Owner]) -> Iterator[ContainerCard]:
-    told = pod.status.containers if pod and pod.status else {}
-    for name in sorted(told.keys() | held.keys(), key=reading_order):
-        container, owner = told.get(name), held.get(name)
+    reported = pod.status.containers if pod and pod.status else {}
+    for name in sorted(reported.keys() | held.keys(), key=reading_order):
+        container, owner = reported.get(name), held.get(name)
         reason = why(container) if container else _unexplained(owner)
         yield ContainerCard(name, _health(container, owner), reason, tuple(_facts(container, owner)))
 

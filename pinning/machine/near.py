@@ -146,8 +146,8 @@ def rings(topology: Topology, nodes: CPUSet) -> tuple[CPUSet, ...]:
     def distance(node: int) -> tuple[int, bool]:
         if node in nodes:
             return -1, False
-        told = [row[node] for home in nodes if node in (row := topology.distances.get(home, {}))]
-        return min(told, default=0), node not in beside
+        known = [row[node] for home in nodes if node in (row := topology.distances.get(home, {}))]
+        return min(known, default=0), node not in beside
 
     groups: dict[tuple[int, bool], list[int]] = {}
     for node in sorted(topology.numa_nodes, key=distance):

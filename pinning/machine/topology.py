@@ -213,7 +213,7 @@ class Topology:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the machine as CPU lists that JSON can encode, short enough for an annotation."""
-        told = {} if self.known_memory_nodes is None else {"memoryNodes": str(self.known_memory_nodes)}
+        memory = {} if self.known_memory_nodes is None else {"memoryNodes": str(self.known_memory_nodes)}
         return {
             "online": str(self.online),
             "isolated": str(self.isolated),
@@ -223,7 +223,7 @@ class Topology:
             "uncoreCaches": _as_text(self.uncore_caches),
             "l2Caches": _as_text(self.l2_caches),
             "coreTypes": {name: str(cpus) for name, cpus in self.core_types.items()},
-            **told,
+            **memory,
             **({"distances": _distances_as_text(self.distances)} if self.distances else {}),
         }
 
@@ -350,9 +350,11 @@ def _restored(saved: Mapping[str, Any]) -> Topology:
         return Core(first, cpus, package, numa_node, cache, l2, types.get(first))
 
     online, isolated = CPUSet.parse(saved["online"]), CPUSet.parse(saved["isolated"])
-    told = CPUSet.parse(saved["memoryNodes"]) if "memoryNodes" in saved else None
+    with_memory = CPUSet.parse(saved["memoryNodes"]) if "memoryNodes" in saved else None
     distances = distances_of({int(node): row for node, row in saved.get("distances", {}).items()})
-    return Topology(tuple(map(core, siblings)), online & known, isolated & known, told, distances=distances)
+    return Topology(
+        tuple(map(core, siblings)), online & known, isolated & known, with_memory, distances=distances
+    )
 
 
 def _place_of_cpu(groups: Mapping[str, str]) -> dict[int, int]:

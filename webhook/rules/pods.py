@@ -87,13 +87,13 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
     before, after = read_pod(old), read_pod(new)
     causes = few(added(_causes(before, settings), _causes(after, settings)))
     warnings = added(_warnings(old, before, settings), _warnings(new, after, settings))
-    told = chain(
+    found = chain(
         warnings,
         _first_limits(before, after),
         recounted(before, after, settings),
         edited_memory(before, after),
     )
-    return Verdict(causes or few(_lost(old, new, before, after)), few(told))
+    return Verdict(causes or few(_lost(old, new, before, after)), few(found))
 
 
 def added(before: Iterable[Cause], after: Iterable[Cause]) -> Iterator[Cause]:

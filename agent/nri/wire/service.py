@@ -94,17 +94,17 @@ class PluginService:
 
     def _update_pod(self, payload: bytes) -> bytes:
         request = decoded(pb.UpdatePodSandboxRequest, payload)
-        return self._tell(Event.UPDATE_POD_SANDBOX, request.pod, pb.KnownContainer())
+        return self._pass_event(Event.UPDATE_POD_SANDBOX, request.pod, pb.KnownContainer())
 
     def _lifecycle(self, event: Event, payload: bytes) -> bytes:
         request = decoded(pb.LifecycleRequest, payload)
-        return self._tell(event, request.pod, request.container)
+        return self._pass_event(event, request.pod, request.container)
 
     def _state_change(self, payload: bytes) -> bytes:
         change = decoded(pb.StateChangeEvent, payload)
-        return self._tell(change.event, change.pod, change.container)
+        return self._pass_event(change.event, change.pod, change.container)
 
-    def _tell(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> bytes:
+    def _pass_event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> bytes:
         self._handlers.event(event, pod, container)
         return b""
 

@@ -117,7 +117,7 @@ def test_each_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     changes = Changes()
     for status in (AWAY, AWAY, GUARDING, GUARDING, AWAY):
-        changes.tell(status)
+        changes.log(status)
     assert [record.getMessage() for record in caplog.records] == [
         "nothing is guarded",
         "guarding",
