@@ -102,5 +102,10 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version
 
-        print(f"corepin {version('corepin')}")
+        from corepin.documents import write_out
+
+        try:
+            write_out(f"corepin {version('corepin')}\n")
+        except CommandFailed as error:
+            parser.exit(FAILED, f"{parser.prog}: {error}\n")
         parser.exit()

@@ -175,7 +175,8 @@ def write_out(text: str) -> None:
 
 def write_error(text: str) -> None:
     """Print text on standard error, escaped for terminals."""
-    print(harmless(text), file=sys.stderr)
+    if sys.stderr is not None:  # `2>&-`: print would write into the output instead
+        print(harmless(text), file=sys.stderr)
 
 
 def write_painted(text: Painted) -> None:

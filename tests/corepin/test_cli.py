@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from corepin.cli import VERBS, build_parser, kubectl, main
+from tests.corepin.documents import POD
 
 
 def test_packages_run_without_an_installed_command() -> None:
@@ -42,6 +45,28 @@ def test_unknown_word_names_the_verb(
     """The error names the verb, the word, and the help that lists the accepted words."""
     assert command(given) == 2
     assert capsys.readouterr().err == f"{prog}: {word!r} is not accepted: `{prog} --help` lists what is\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--version", "validate -f pod.yaml", "plan -f pod.yaml --topology /", "cmk leftovers --help"],
+)
+@pytest.mark.parametrize("output", [">&-", ">/dev/full"])
+def test_output_that_cannot_be_written_is_no_traceback(given: str, output: str, tmp_path: Path) -> None:
+    """The error is one line, with exit code 2; argparse prints its help only if it can."""
+    (tmp_path / "pod.yaml").write_text(POD)
+    found = subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {output}', "-", sys.executable, "-m", "corepin", *given.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    is_help = given.endswith("--help")
+    assert "Traceback" not in found.stderr
+    assert is_help or (found.returncode, found.stderr.count("\n")) == (2, 1)
+    assert is_help or "standard output" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -387,3 +387,12 @@ def test_names_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.Captur
 
     assert main(["validate", "-f", source]) == 0
     assert "Pod team/a\\x1b[31m\\n: valid" in capsys.readouterr().out
+
+
+def test_closed_standard_error_leaves_the_output_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A warning within the YAML of `inject 2>&- | kubectl apply -f -` would damage it."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["inject", "-f", str(tmp_path / "nowhere.yaml")]) == 2
+    assert capsys.readouterr().out == ""

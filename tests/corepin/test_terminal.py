@@ -44,6 +44,12 @@ def test_a_pipe_has_no_colour() -> None:
     assert not wants_colour(io.StringIO(), {"TERM": "xterm"})
 
 
+def test_closed_output_is_no_terminal() -> None:
+    """A stream is None if the shell closed it (`>&-`): the error about it comes from the write."""
+    assert not wants_colour(None, {"TERM": "xterm"})
+    assert (columns(None, {}), columns(None, {"COLUMNS": "100"})) == (80, 100)
+
+
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
