@@ -98,49 +98,51 @@ def test_resized_isolated_pods(before: list[int], after: list[int], numbers: tup
 
 
 def budgeted(*containers: Any, words: Mapping[str, str] = ISOLATE) -> Pod:
-    """Return a pod with a budget of two CPUs."""
+    """Return a pod with a budget of four CPUs."""
     document = bound("a", *containers, annotations=words)
-    amounts: Any = {kind: {"cpu": "2"} for kind in ("limits", "requests")}
+    amounts: Any = {kind: {"cpu": "4"} for kind in ("limits", "requests")}
     return {**document, "spec": {**(document["spec"] or {}), "resources": amounts}}
 
 
 @pytest.mark.parametrize(
     ("pods", "resource"),
     [
-        pytest.param([budgeted(container("m", {ISOLATED: 2}))], ISOLATED, id="on its only container"),
+        pytest.param([budgeted(container("m", {ISOLATED: 4}))], ISOLATED, id="on its only container"),
         pytest.param(
-            [budgeted(container("proxy"), container("m", {ISOLATED: 2}))],
+            [budgeted(container("proxy"), container("m", {ISOLATED: 4}))],
             ISOLATED,
             id="another container is in front of the one that requests the pool",
         ),
         pytest.param(
-            [budgeted(container("proxy"), container("m", {NUMA: 2}), words=SINGLE)],
+            [budgeted(container("proxy"), container("m", {NUMA: 4}), words=SINGLE)],
             NUMA,
             id="of one NUMA node",
         ),
         pytest.param(
             [
-                budgeted(container("m", {"cpu": 2, ISOLATED: 2}), container("log")),
-                budgeted(container("m", {"cpu": 1, ISOLATED: 2}), container("log")),
+                budgeted(container("m", {"cpu": 3, ISOLATED: 3}), container("log", {ISOLATED: 1})),
+                budgeted(container("m", {"cpu": 1, ISOLATED: 3}), container("log", {ISOLATED: 1})),
             ],
             ISOLATED,
-            id="the pool got a CPU of a slice",
+            id="the pool got CPUs of a slice",
         ),
         pytest.param(
-            [budgeted(container("m", {"cpu": 1, ISOLATED: 1, WHOLE: 1}), words={**REQUIRE, OF_M: "isolate"})],
+            [budgeted(container("m", {"cpu": 1, ISOLATED: 1, WHOLE: 2}), words={**REQUIRE, OF_M: "isolate"})],
             WHOLE,
             id="on a slice under another policy",
         ),
-        pytest.param([budgeted(container("m", {CORES: 1, ISOLATED: 2}))], ISOLATED, id="beside cores of CMK"),
+        pytest.param([budgeted(container("m", {CORES: 1, ISOLATED: 4}))], ISOLATED, id="beside cores of CMK"),
     ],
 )
 def test_the_parts_of_a_budget_are_counted_together(pods: list[Pod], resource: str) -> None:
     """What is free stays offered, whichever container requests the count of the pool."""
-    state = state_of(machine=SMALL, ledger=Ledger())
+    machine = smt_machine(8)
+    state = state_of(machine=machine, ledger=Ledger())
     for pod in pods:
-        state = state_of(pod, machine=SMALL, ledger=state.ledger)
+        state = state_of(pod, machine=machine, ledger=state.ledger)
     assert not state.refusals
-    assert offered(state, pods[-1:])[resource] == (4 if resource == NUMA else free(state, resource))
+    rest = len(state.free & state.exclusive_pool) if resource == NUMA else free(state, resource)
+    assert 0 < rest == offered(state, pods[-1:])[resource]
 
 
 def test_containers_that_reuse_cores_are_not_counted_twice() -> None:
