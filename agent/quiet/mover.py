@@ -193,7 +193,7 @@ class InterruptMover:
             decision = decision._replace(write=affinity)  # shows whether the kernel lets it be moved
         now.seen[number] = affinity
         if decision.write is not None and self._is_managed(number):
-            self._report_fixed(now, number)
+            self._report_fixed(now, number, decision.taken)
             now.born.pop(number, None)
             decision = Decision(None)
         if decision != Decision(record):
@@ -259,8 +259,13 @@ class InterruptMover:
             return True
         return number in self._fixed and self._fixed[number] == self._interrupts.name(number)
 
-    def _report_fixed(self, now: _Round, number: str) -> None:
-        """Report an interrupt that the kernel alone places, if it may fire on quiet CPUs."""
+    def _report_fixed(self, now: _Round, number: str, taken: Taken | None) -> None:
+        """Report an interrupt that the kernel alone places, if it may fire on quiet CPUs.
+
+        One without an action never fires, as the timer 0 and the cascade 2 of most machines.
+        """
+        if taken is None or not taken.name:
+            return
         if not now.seen[number].isdisjoint(now.quiet.cpus - now.stays.get(number, NO_STAY).may):
             now.managed.append(number)
 
@@ -300,7 +305,7 @@ class InterruptMover:
             now.done[number] = None
         except Refused as error:
             if isinstance(error, Managed) and number not in now.ours | {DEFAULT}:
-                self._report_fixed(now, number)
+                self._report_fixed(now, number, decision.taken)
                 self._fixed[number] = decision.taken.name if decision.taken else ""
                 now.done[number] = None
                 return

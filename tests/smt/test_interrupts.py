@@ -8,7 +8,6 @@ import pytest
 
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.guest import Report
-from tests.smt.quiet_files import KERNELS
 
 
 def step(quiet: Report, name: str) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def test_interrupts_that_the_kernel_places_are_listed(quiet: Report) -> None:
         if not CPUSet.parse(it["cpus"]).isdisjoint(mine)
     }
     assert len(beside) == len(mine)  # one for each CPU
-    assert set(now["quiet"]["managed"]) - KERNELS == beside
+    assert set(now["quiet"]["managed"]) == beside
 
 
 def test_named_interrupts_stay(quiet: Report) -> None:

@@ -35,6 +35,16 @@ def test_managed_interrupts_are_reported_and_skipped(node: Node, fixed: str) -> 
     assert not node.mover.has_taken
 
 
+@pytest.mark.parametrize("fixed", ["managed", "read_only"])
+def test_managed_interrupt_that_has_no_action_is_not_reported(node: Node, fixed: str) -> None:
+    """No driver uses it, so it does not fire; most machines have the timer 0 and the cascade 2 as such."""
+    getattr(node.kernel, fixed).add("26")
+    node.kernel.names["26"] = ""
+    for _ in range(3):
+        assert node.round("4-5") == Moved()
+    assert node.shown()["26"] == "4"
+
+
 def test_number_of_a_managed_interrupt_is_moved_for_another_driver(node: Node) -> None:
     """What the kernel refused holds for that driver's interrupt alone."""
     node.kernel.managed.add("26")
@@ -151,6 +161,7 @@ def test_number_of_reported_managed_interrupts_is_limited(node: Node) -> None:
     """If all are managed, only the default is changed."""
     for number in range(100, 100 + MOST_NAMES + 3):
         node.kernel.affinities[str(number)] = cpus("5")
+        node.kernel.names[str(number)] = "nvme0q1"
     node.kernel.read_only = set(node.kernel.affinities) - {DEFAULT}
     managed = node.round("4-5").managed
     assert len(managed) == MOST_NAMES + 1
