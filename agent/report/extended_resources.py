@@ -87,8 +87,8 @@ def _held(state: NodeState, uid: str, resource: str, containers: Iterable[Member
         if member.name in together.containers:
             alone = 0
         if member.role is not Role.INIT and asked > alone:
-            given = min(asked, left)
-            held[member.name], left = max(alone, given), left - given
+            given = min(asked - alone, left)
+            held[member.name], left = alone + given, left - given
     return held
 
 

@@ -132,6 +132,11 @@ def budgeted(*containers: Any, words: Mapping[str, str] = ISOLATE) -> Pod:
             id="on a slice under another policy",
         ),
         pytest.param([budgeted(container("m", {CORES: 1, ISOLATED: 4}))], ISOLATED, id="beside cores of CMK"),
+        pytest.param(
+            [budgeted(container("m", {CORES: 1, NUMA: 6}), words=SINGLE)],
+            NUMA,
+            id="beside cores of CMK on the same NUMA node",
+        ),
     ],
 )
 def test_the_parts_of_a_budget_are_counted_together(pods: list[Pod], resource: str) -> None:
