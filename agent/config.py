@@ -50,7 +50,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The flags of `corepin agent`, read. `root` stands for the host's `/`."""
+    """The parsed flags of `corepin agent`. `root` is where the host's `/` is mounted."""
 
     node: str
     state_dir: Path

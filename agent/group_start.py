@@ -32,7 +32,7 @@ MEMORY: Final = "cpu-group"  # in the state directory
 ASK_SECONDS: Final = 5.0  # longest wait for the API server at start
 LOOK_SECONDS: Final = 5.0  # between two checks of the files
 LOOKS: Final = 12  # checks between two requests to the API server
-SILENT_LOOKS: Final = 3  # the same if it did not answer
+SILENT_LOOKS: Final = 3  # checks between two requests while the API server does not answer
 
 logger = logging.getLogger(__name__)
 

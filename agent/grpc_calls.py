@@ -177,8 +177,8 @@ class Fields:
 
     def __init__(self, exchange: Exchange, length: int) -> None:
         self._exchange = exchange
-        self._left = length  # after the field that is read now
-        self._unread = 0  # of that field
+        self._left = length  # bytes after the current field
+        self._unread = 0  # bytes of the current field
 
     async def next(self) -> int | None:
         """Return the number of the next field with bytes, a string or a message, None at the end; raise DecodeError."""

@@ -73,7 +73,7 @@ class ContainerExecs(NamedTuple):
     """The processes that entered a container by exec since the agent began to count."""
 
     entered: int = 0
-    placed: int = 0  # those that were seen alive and put on `cpus`
+    placed: int = 0  # processes that were found alive and moved to `cpus`
     cpus: CPUSet = EMPTY  # where they are put; empty: they run where the container runs
     seconds: float | None = (
         None  # the longest time from the start of one until it was put there; None: none was
@@ -101,7 +101,7 @@ class KeptInterrupts(NamedTuple):
 
     cpus: CPUSet
     numbers: frozenset[str] = frozenset()
-    names: tuple[str, ...] = ()  # of the first ones, with their numbers
+    names: tuple[str, ...] = ()  # of the first interrupts, with their numbers
     note: str = ""  # parts of the policy without an interrupt, and interrupts that may be moved
 
 
@@ -198,7 +198,7 @@ class Proof:
     narrowed: int = 0  # tasks allowed on fewer CPUs than they could be
     unread: str = ""  # why not all of its tasks were looked at; empty: they were
     window_seconds: float | None = None  # from the start of the container until its cpuset was right
-    tally: Tally | None = None  # of one that runs on more than it owns: its tasks, kept apart by their masks
+    tally: Tally | None = None  # of a container with CPUs besides its own: its tasks by affinity
     split_seconds: float | None = None  # from when it was widened until none of its tasks was new
 
 
@@ -260,7 +260,9 @@ class ContainerState:
     kept: KeptInterrupts | None = (
         None  # None: no interrupt is to stay on its CPUs, or no round has looked yet
     )
-    devices: tuple[DeviceKind, ...] = ()  # of one that holds CPUs: known ones, and whether it runs near them
+    devices: tuple[
+        DeviceKind, ...
+    ] = ()  # known devices of a container with CPUs, and whether it runs near them
     devices_unknown: str = (
         ""  # why the devices of one that holds CPUs are not known; empty: they are, or it has none
     )

@@ -16,7 +16,7 @@ class TokenBucket:
     full_at: float = 0.0  # when the bucket is full again
 
     def wait(self, now: float, burst: int | None = None) -> float:
-        """Return the seconds until a turn may begin, 0 and less: now; of a bucket of another size if `burst` is given."""
+        """Return the seconds until a token is free, 0 or less if one is; `burst` overrides the size of the bucket."""
         return self.full_at - now - ((burst or self.burst) - 1) * self.seconds - _ROUNDING
 
     def spend(self, now: float) -> None:

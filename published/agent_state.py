@@ -81,7 +81,7 @@ class KeptInterrupts(Part, frozen=True):
     container: str = ""  # namespace/pod/container, or namespace/pod
     cpus: str = ""
     numbers: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # of the first ones, with their numbers
+    names: tuple[str, ...] = ()  # of the first interrupts, with their numbers
     note: str = ""  # parts of the policy without an interrupt, and interrupts that may be moved
 
 

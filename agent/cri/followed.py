@@ -21,7 +21,7 @@ _ORDER: Final = (State.CREATED, State.RUNNING, State.EXITED)
 
 
 class FollowedList:
-    """The last list, and what events changed since. Virtual machines are not followed: with one it is never current."""
+    """The last list with the changes of later events; never current on nodes with virtual machines."""
 
     def __init__(self) -> None:
         self.containers: dict[str, ListedContainer] = {}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from agent.doctor.check import Check
 
-OLDEST_KUBELET: Final = (1, 34)  # that calls drivers of version v1
+OLDEST_KUBELET: Final = (1, 34)  # first version that calls drivers by the API v1
 _PUBLISHES_NONE: Final = (
     "if the agent's log has `no CPUs published for claims`, do what its reason says, such as to switch on"
     " DRAConsumableCapacity of API server and scheduler"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.doctor.check import Check
     from pinning.machine.cpuset import CPUSet
 
-_LISTED: Final = 8  # of many, so that the answer stays readable
+_LISTED: Final = 8  # cgroups at most, so that the output stays readable
 _NAMED: Final = 3  # programs of one cgroup
 _UNIT: Final = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap)(?=/|$)")
 _SLICE: Final = re.compile(r"/([^/]+\.(?:slice|scope))(?=/|$)")

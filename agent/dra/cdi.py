@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _PREFIX: Final = f"{CDI_KIND.replace('/', '-')}_{CDI_PREFIX}"
 _ANNOTATION: Final = "corepin.io/claim"  # for an agent whose checkpoint is lost
 _SUFFIX: Final = ".json"
-_MOST_BYTES: Final = 64 * 2**10  # of a file that an earlier agent wrote
-MOST_FILES: Final = 4096  # that are looked at
+_MOST_BYTES: Final = 64 * 2**10  # of an existing file; larger ones are written again
+MOST_FILES: Final = 4096  # read from the folder at most
 
 
 class CDIFiles:
@@ -53,7 +53,7 @@ class CDIFiles:
             return False
         path, content = self._path(grant.claim.uid), _content(grant)
         beside = path.with_name(f".{path.name}.new")
-        beside.unlink(missing_ok=True)  # of a write that was cut short
+        beside.unlink(missing_ok=True)  # left by an interrupted write
         try:
             _write_new(beside, content)
             beside.replace(path)

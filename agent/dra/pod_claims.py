@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from agent.dra.reader import ClaimReader
     from pinning.planning.observed import SeenPod
 
-PATIENCE_SECONDS: Final = 5.0  # so long containers that name unread claims wait with what else they ask for
-AGAIN_SECONDS: Final = (1.0, 60.0)  # before reads that are repeated: the first delay and the longest
+PATIENCE_SECONDS: Final = 5.0  # how long an unread claim delays the other requests of its containers
+AGAIN_SECONDS: Final = (1.0, 60.0)  # first and longest delay between repeated reads (exponential backoff)
 EACH_SECONDS: Final = 0.2  # at least, between two repeated reads of one namespace
 PASS_SECONDS: Final = 0.05  # between two passes for pods whose claims are known, while others are still read
 NO_ANSWER: Final = "the API server does not answer"
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class _Read(NamedTuple):
     """The last read of a claim."""
 
-    pods: frozenset[str]  # that named it then
+    pods: frozenset[str]  # that named the claim when it was read
     claim: DeviceClaim | None
     problem: str = ""  # why the claim cannot be read or served
 
@@ -139,7 +139,7 @@ class PodClaims:
             await self._read_in_turn(request_pass)
             self._has_complete = False
             request_pass()
-            self._queue_unread()  # those for which the API server gave no answer
+            self._queue_unread()  # claims for which the API server gave no answer
 
     async def _read_in_turn(self, request_pass: Callable[[], None]) -> None:
         """Read the unread claims, round-robin over the namespaces."""

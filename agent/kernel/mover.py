@@ -53,7 +53,7 @@ class Moved(NamedTuple):
 
     masks: Mapping[int, CPUSet]  # affinities read back from the threads that were set, without exited ones
     is_settled: bool  # False: a bound was reached, so some thread may be elsewhere
-    reason: str = ""  # which one, where threads do not outrun the move
+    reason: str = ""  # which bound, unless threads were created faster than moved
 
 
 class Threads(Protocol):

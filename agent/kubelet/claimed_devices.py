@@ -37,7 +37,7 @@ LONGEST_SECONDS: Final = 30.0  # between two lists that fail
 LONGEST_MISSING: Final = 4.0  # between two lists that lack a device
 # A restarted kubelet deletes all slices of its node, and drivers publish them again.
 MISSING_SECONDS: Final = 7.0
-REMEMBERED_SECONDS: Final = 600.0  # that a device is missing, or has no node
+REMEMBERED_SECONDS: Final = 600.0  # how long a missing device, or one without a NUMA node, is cached
 MOST_DRIVERS: Final = 64  # of one node: further ones are not looked up
 MOST_MISSING: Final = 4096
 NO_GROUP: Final = (

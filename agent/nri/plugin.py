@@ -65,7 +65,7 @@ class Plugin:
             True  # the runtime names the process that is to be moved to its own CPUs before it starts
         )
         self.validates = False  # whether the runtime validates every creation with plugins
-        self.other_plugins: frozenset[str] = frozenset()  # that were seen to set cpusets
+        self.other_plugins: frozenset[str] = frozenset()  # plugins that set cpusets too, by name
         self.sandbox_started: Callable[[str], None] = lambda _: None  # gets the uid of its pod
         # since when the runtime asks before each creation, on `clock`; set by the watch
         self.asked_since = math.inf

@@ -16,7 +16,7 @@ class Support(NamedTuple):
 
     title: str  # how its makers write its name
     nri: Version  # plugins can set a container's CPUs before it starts
-    nri_default: Version  # the same without a setting
+    nri_default: Version  # NRI is on by default
     validators: Version  # NRI 0.10: plugins can refuse what other plugins did, which the guard needs
     pid: Version  # plugins are shown the process of a container that starts; (): by every version
 

@@ -23,17 +23,17 @@ FILE: Final = "irqbalance.json"  # in the state directory
 LOOK_SECONDS: Final = (
     60.0  # between requests to an irqbalance that has the right ban, or that does not answer
 )
-SETTLE_INTERVALS: Final = 2  # of irqbalance after its ban was read back
-MOST_SENDS: Final = 6  # of a ban that is not read back
+SETTLE_INTERVALS: Final = 2  # of irqbalance to wait after its ban was read back
+MOST_SENDS: Final = 6  # requests for one ban before it counts as refused
 _KEY: Final = "ban"
 
 logger = logging.getLogger(__name__)
 
 
 class BanState(NamedTuple):
-    """Whether irqbalance keeps off quiet CPUs."""
+    """Whether the quiet CPUs are banned in irqbalance."""
 
-    reason: str = ""  # why it may move interrupts onto them; empty: it does not run, or is banned
+    reason: str = ""  # why irqbalance may use quiet CPUs; empty: it does not run, or its ban is in force
     is_settled: bool = True  # False: it may still act by its old list
     is_conflict: bool = False  # another program keeps replacing its list
 
@@ -116,7 +116,7 @@ class Balancer:
             banned = Daemon(self._ban.pid, self._ban.started)
             if self._irqbalance.runs(banned):
                 return banned  # its socket cannot be reached, and its ban is in force
-            self._keep(None)  # its ban ended with it
+            self._keep(None)  # irqbalance exited, and its ban with it
         if daemon or not is_needed:
             return daemon
         now = self._monotonic()

@@ -36,7 +36,7 @@ MOST_RETRY_SECONDS: Final = 300.0  # while the runtime answers with errors, each
 # delayed.
 SHARE: Final = 0.1
 CONTAINER_SHARE: Final = (
-    0.05  # of one container: its tenant controls how often execs enter, and what a move costs
+    0.05  # for one container: its tenant controls how often execs enter, and what a move costs
 )
 SPAN_SECONDS: Final = 1.0
 MOST_KEPT: Final = 256  # processes of one container that wait for a move, or move again with it: the newest
@@ -114,8 +114,8 @@ class _Budget:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._paid_at = 0.0  # when the moves so far have used no more than their share
-        self._paid_of: dict[str, float] = {}  # the same by container
+        self._paid_at = 0.0  # when the CPU time of past moves falls below SHARE
+        self._paid_of: dict[str, float] = {}  # by container: when it falls below CONTAINER_SHARE
 
     def wait(self, key: str) -> float:
         """Return the seconds until a process of a container may be moved; 0 or less: now."""

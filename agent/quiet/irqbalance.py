@@ -53,7 +53,7 @@ class Setup(NamedTuple):
     interval_seconds: int
     interrupts: frozenset[int] = (
         frozenset()
-    )  # that it must not move; those of its policy scripts are not among them
+    )  # interrupts banned over the socket, without those of its policy scripts
 
 
 class Irqbalance:

@@ -32,7 +32,7 @@ class Kept(NamedTuple):
     """The interrupts that stay on quiet CPUs by the `irq-policy` of pods."""
 
     lookup: KeptLookup
-    ban: InterruptBan  # they must not be moved by irqbalance
+    ban: InterruptBan  # bans these interrupts in irqbalance
 
     def leave(self, keeps: Keeps) -> Unkept:
         """Ban these interrupts in irqbalance; return which it may still move."""
@@ -77,8 +77,8 @@ class QuietKeeper:
     def round(self, cpus: CPUSet, fully: CPUSet, keeps: Keeps = frozenset()) -> QuietResult | None:
         """Do one round; return its result, None if the machine changed and another round is due.
 
-        `cpus` are kept free of interrupts, `fully` get the other parts too; `keeps` are the interrupts that
-        stay.
+        `cpus` are kept free of interrupts, and `fully` also of unbound workqueues and deep idle states; `keeps` are
+        the interrupts that stay.
         """
         self.has_settled = True
         if self._why_still and not self._has_moved:

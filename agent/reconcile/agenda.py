@@ -60,7 +60,7 @@ class Agenda:
         self.add_short(key, look, seconds)
 
     async def pause(self, key: str, seconds: float) -> None:
-        """Wait for some seconds, or up to EARLY_SECONDS less beside a look, instead of setting a timer for this alone."""
+        """Wait for some seconds; up to EARLY_SECONDS less if a look is due then, to share its timer (timer coalescing)."""
         over = asyncio.Event()  # a look may come in the turn in which the waiting task is cancelled
         self.add_poll(key, over.set, seconds)
         try:

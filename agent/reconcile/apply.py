@@ -91,7 +91,7 @@ class Applier:
         awaited = {at for after in shared.values() for at in after}
         awaited.update(at for action in actions for at in action.follows)
         results: list[Result] = []
-        undone: dict[int, list[Result]] = {}  # of the actions in each `after`
+        undone: dict[int, list[Result]] = {}  # failed results by the id of an `after`
         async with asyncio.TaskGroup() as group:
             for number, action in enumerate(actions):
                 key = id(action.after)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pinning.contract import SMTPolicy
     from pinning.guests.masks import IOThread, VMMasks, VMSeen
 
-# of vCPUs, first thread, all threads, I/O threads and vhost threads, and the threads' ids
+# affinities of vCPUs, first thread, all threads, I/O threads and vhost threads; then the thread ids
 Masks: TypeAlias = tuple[tuple[CPUSet, ...], CPUSet, CPUSet, "tuple[IOThread, ...]", CPUSet, frozenset[int]]
 
-STARTING_SECONDS: Final = 2.0  # in which a machine that was never found is no failure
+STARTING_SECONDS: Final = 2.0  # grace period of a new machine: not found is no failure yet
 
 
 class VMTarget(NamedTuple):
@@ -77,7 +77,7 @@ class MachineRecord:
         self.place, self.target = place, target
 
     def leave(self) -> None:
-        """Leave its threads alone from now on."""
+        """Stop pinning the threads of the machine."""
         self.target, self.is_due, self.vcpus, self.state = NO_TARGET, True, None, None
 
     @property

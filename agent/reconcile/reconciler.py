@@ -76,9 +76,9 @@ class Settings:
     kubelet_state: Path | None = None  # the kubelet's cpu_manager_state
     # the policy at start, if the state file does not name it
     kubelet_policy: KubeletPolicy = KubeletPolicy.UNKNOWN
-    memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # the same for its Memory Manager
-    group: str = ""  # of nodes, for which the configuration is; empty: none
-    topology_manager: str = ""  # the policy of the kubelet's at start; empty: not known
+    memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # policy of the kubelet's Memory Manager at start
+    group: str = ""  # node group of the configuration; empty: none
+    topology_manager: str = ""  # policy of the kubelet's topology manager at start; empty: unknown
 
     def free_devices(self, kinds: Kinds | None, config: NodeConfig) -> FreeDevices | None:
         """Return the free devices with the kubelet's preference for NUMA nodes; None if they are not known.

@@ -54,7 +54,7 @@ class PassResult:
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
     unready_guards: tuple[Owner, ...] = ()
     first_pids: Mapping[str, int] = field(default_factory=dict)  # by namespace/pod/container
-    cgroups: Mapping[Owner, str] = field(default_factory=dict)  # of the same, if known
+    cgroups: Mapping[Owner, str] = field(default_factory=dict)  # of these containers, if known
 
     @cached_property
     def shared(self) -> CPUSet:

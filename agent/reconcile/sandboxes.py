@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from agent.vm_interfaces import VMCPUs
     from pinning.planning.run_sets import SandboxSet
 
-LOST_SECONDS: Final = 30.0  # for which actions wait for lost machines: these may run on any CPU
-WINDOW_SECONDS: Final = 600.0  # node-wide, whichever machines are lost, and however often one returns
-SLOT_SECONDS: Final = 10.0  # of that time that expire together
+LOST_SECONDS: Final = 30.0  # budget of waits for lost machines, which may run on any CPU
+WINDOW_SECONDS: Final = 600.0  # of the budget: node-wide, so that machines that come and go cannot extend it
+SLOT_SECONDS: Final = 10.0  # granularity with which used budget expires
 NOT_FOUND: Final = "its threads are not found, so that its CPUs are unknown: look at the log of the agent"
 NOT_TAKEN: Final = "the runtime did not take the CPUs of every container"
 

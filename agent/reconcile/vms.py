@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LOOK: Final = "machines"  # its key on the agenda
 POLL_SECONDS: Final = 5.0  # between two readings of the thread counts
 SWEEP_SECONDS: Final = 59.0  # minimum between two readings of every thread: each second sweep of the agent
-SOON_SECONDS: Final = 1.0  # the same while a machine waits for its pins
+SOON_SECONDS: Final = 1.0  # between two readings while a machine waits for its pins
 # Rate limit for reading a machine that starts and ends threads: a reading costs 25 to 100 microseconds a thread.
 REST_SECONDS_A_THREAD: Final = 0.004
 FREE_THREADS: Final = 1_000  # threads without rate limit: guests of hundreds of vCPUs have fewer

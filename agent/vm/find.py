@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.vm.shared_reads import Command, Roots, SharedReads
     from pinning.guests.threads import GuestShape, Kind
 
-# of a guest with hundreds of devices; the program that starts the process controls the size
+# enough for a guest with hundreds of devices; bounded, because users control the command line
 MOST_COMMAND_BYTES: Final = 2**19
 MOST_PROCESSES: Final = 256  # candidates per container or sandbox; KubeVirt's have a dozen
 _FIRST_WORDS: Final = 64  # libvirt's guest name is the third
@@ -37,7 +37,7 @@ class Sandbox:
 
     id: str
     pid: int = 0  # of its VMM, as the runtime reports; 0: unknown
-    cgroups: tuple[str, ...] = ()  # that may hold its processes: its own, and Kata's overhead cgroup
+    cgroups: tuple[str, ...] = ()  # of its processes: the sandbox's own, and Kata's overhead cgroup
 
 
 def find_container_vmm(reads: SharedReads, cgroup: str) -> VMM | None:

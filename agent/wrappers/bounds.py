@@ -186,7 +186,7 @@ class Refusals:
 
 
 class Bounds(Generic[Ticket]):
-    """The limits of one node; they outlive the socket."""
+    """The rate and connection limits of one node; kept when the socket is created again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.connections = Connections()

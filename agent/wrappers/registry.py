@@ -51,7 +51,7 @@ class Claim:
     process: Process
     holder: Holder
     want: Want
-    cpus: CPUSet = EMPTY  # of its container's own; empty in a pool
+    cpus: CPUSet = EMPTY  # taken from its container's own CPUs; empty in a pool
     # The claim of the `cmk isolate` that executed this one, in the same process: it keeps its cores until then.
     outer: Claim | None = None
 

@@ -41,7 +41,7 @@ Used = tuple["Owner", frozenset["PoolUse"]]  # the pools that a container uses b
 class Kept(NamedTuple):
     """State of the wrappers of a node."""
 
-    claims: tuple[Claim, ...] = ()  # of two with a common core the later one counts
+    claims: tuple[Claim, ...] = ()  # of two claims to one core the later one wins
     uses: Mapping[str, Used] = {}  # of containers with wrappers, by id
     pools: Mapping[PoolUse, CPUSet] = {}  # CPUs of the pools with running processes
     reclaimed: tuple[Reclaimed, ...] = ()

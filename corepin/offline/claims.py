@@ -84,7 +84,7 @@ def _nodes(topology: Topology, cpus: CPUSet) -> list[int]:
 
 
 class ClaimsOnNode(NamedTuple):
-    """The claims of a node so far, with ledger and refusals of pods after the last one."""
+    """The claims planned so far on a node, and the ledger and refused pods after the last one."""
 
     claims: tuple[PlannedClaim, ...]
     ledger: Ledger

@@ -49,7 +49,7 @@ class Beside:
         return nodes_of(self.homes)
 
     def near(self, topology: Topology) -> list[CPUSet]:
-        """Return the CPUs of each home."""
+        """Return the CPUs near each device (its home), in the order of the homes."""
         return [cpus_near(topology, home.nodes) for home in self.homes]
 
     def outward(self, topology: Topology) -> list[CPUSet]:

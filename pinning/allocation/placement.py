@@ -128,7 +128,7 @@ class _Claim:
         return self._tiers(self._beside(own, room) & ~own, EMPTY)
 
     def _counted(self, cpus: int) -> int:
-        """Return the charged CPUs that the policy counts."""
+        """Return the charged CPUs that the picker counts: one of each core under `isolate`."""
         return self._charged(cpus) & self._picker().tables.online
 
     def _picker(self) -> Picker:

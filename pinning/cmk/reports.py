@@ -50,7 +50,7 @@ def reconcile_report(reclaimed: Iterable[Reclaimed], dropped: int = 0) -> Report
     """Return the CPU lists that were freed because their processes exited without releasing them.
 
     `dropped` is the number of older entries that were discarded; CMK's report was unbounded. `source` says how the
-    exit is known; CMK did not tell.
+    exit is known; CMK did not report it.
     """
     lists = [
         {"cpus": entry.cpus, "pid": entry.pid, "pool": entry.pool}

@@ -96,7 +96,7 @@ class ClaimGrant:
         return union(self.cpus)
 
     def of(self, request: str) -> CPUSet:
-        """Return the CPUs of one request; of all with an empty name."""
+        """Return the CPUs of one request, or of the whole claim if the name is empty."""
         return union(
             cpus
             for part, cpus in zip(self.claim.parts, self.cpus, strict=True)
@@ -112,7 +112,7 @@ class ClaimGrant:
 
 
 class ClaimTimes(NamedTuple):
-    """When the kubelet prepared a claim, or since when it has CPUs without that; RFC 3339 in UTC."""
+    """When a claim got its CPUs and when the kubelet prepared it; RFC 3339 in UTC."""
 
     prepared: str = ""  # empty: not yet, or before this agent was started
     since: str = ""  # from when on it has CPUs and waits for the kubelet

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pinning.machine.topology import Core, Topology
 
-MOST_DEVICES: Final = 128  # of a slice
+MOST_DEVICES: Final = 128  # in one ResourceSlice: the API server's limit
 
 
 class DeviceGroup(NamedTuple):
@@ -21,9 +21,9 @@ class DeviceGroup(NamedTuple):
     device: str
     numa_node: int
     package: int
-    kind: str  # of core, where a NUMA node has several; empty: it has one
+    kind: str  # core type, on NUMA nodes with several; empty: the node has one
     threads: int  # per core: claims are rounded up to a multiple
-    cpus: CPUSet  # of whole cores that claims may take, held or not
+    cpus: CPUSet  # whole cores that claims may hold, free or held
 
 
 class Offer(NamedTuple):

@@ -61,7 +61,7 @@ class VMMasks:
     """Planned masks of the threads of one virtual machine."""
 
     vcpus: tuple[CPUSet, ...]  # in order of the vCPUs
-    emulator: CPUSet  # of all threads without another role: main thread, workers, vhost
+    emulator: CPUSet  # threads without another role: main thread, workers, vhost
     iothreads: tuple[CPUSet, ...]
     pit: CPUSet  # of the kernel's timer thread
     aside: CPUSet  # of helper processes: the shim and virtiofsd

@@ -18,17 +18,17 @@ LEAST_OTHERS: Final = 2  # online CPUs for interrupts; the vectors of a single o
 
 
 class Stay(NamedTuple):
-    """Quiet CPUs on which one interrupt may fire nevertheless."""
+    """Quiet CPUs on which one interrupt is allowed by an `irq-policy`."""
 
     may: CPUSet = EMPTY
-    home: CPUSet = EMPTY  # of these CPUs: it fires on them alone; empty: it fires elsewhere too
+    home: CPUSet = EMPTY  # subset of `may` to which it is confined; empty: it may fire elsewhere too
 
     def allowed(self, cpus: CPUSet) -> Stay:
-        """Return the same with further CPUs on which it may fire."""
+        """Return a copy that allows further CPUs."""
         return self._replace(may=self.may | cpus)
 
     def at_home(self, cpus: CPUSet) -> Stay:
-        """Return the same with further CPUs on which alone it fires."""
+        """Return a copy that confines the interrupt to further CPUs."""
         return Stay(self.may | cpus, self.home | cpus)
 
 
@@ -41,7 +41,7 @@ class Quiet:
 
     cpus: CPUSet
     online: CPUSet
-    stay: Stay = NO_STAY  # of the interrupt in question
+    stay: Stay = NO_STAY  # exceptions for the current interrupt
 
     @property
     def others(self) -> CPUSet:

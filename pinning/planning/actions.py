@@ -121,7 +121,7 @@ class _Write:
     needs: int = 0  # CPUs that all others must have left before
     home: CPUSet = EMPTY  # CPUs for the unmoved tasks of a container that also uses pools
     leavers: _Leavers = field(default_factory=lambda: _NO_LEAVERS)
-    previous: _Write | None = None  # of the same container
+    previous: _Write | None = None  # earlier write of the same container
 
     def is_free(self, ready: set[_Write]) -> bool:
         """Return whether it waits for nothing but what is ready."""

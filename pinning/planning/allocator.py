@@ -71,7 +71,7 @@ def has_same_words(claim: Claim, other: Claim) -> bool:
         and claim.numa is other.numa
         and claim.core_type is other.core_type
         and claim.policy is other.policy
-        and claim.resource == other.resource  # of CMK claims alone
+        and claim.resource == other.resource  # set for CMK claims only
     )
 
 

@@ -72,7 +72,7 @@ class ClaimPlanner:
 
     @cached_property
     def deferred(self) -> frozenset[Owner]:
-        """Containers that name a claim that may hold CPUs, because it was not read yet."""
+        """Containers with a claim that has not been read yet, and so may hold CPUs."""
         observed = self._draft.observed
         if observed.claims is None:
             return frozenset()

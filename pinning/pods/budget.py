@@ -53,7 +53,7 @@ class PodPool(_Purpose):
     """
 
     def user(self, container: str) -> PoolUser | None:
-        """Return a container of the pool, None for any other."""
+        """Return the pool's record of a container; None if the container does not run in the pool."""
         return self._by_name.get(container)
 
     def without(self, containers: Collection[str]) -> PodPool:

@@ -26,8 +26,8 @@ FIRST_WAIT: Final = 0.1  # seconds
 LONGEST_WAIT: Final = 2.0  # short, because containers start unpinned until then and a connection is cheap
 # only another runtime accepts events that this one refused, and each try is logged
 REFUSED_WAIT: Final = 60.0
-NOT_LISTED_WAIT: Final = 4.0  # at first: a race with a restart is over by then
-LONGEST_NOT_LISTED_WAIT: Final = 60.0  # also at first, if the runtime has crashed
+NOT_LISTED_WAIT: Final = 4.0  # first delay after a failed list: a race with a restart is over by then
+LONGEST_NOT_LISTED_WAIT: Final = 60.0  # longest delay; also the first one if the runtime has crashed
 CRASHED: Final = "it has crashed by that"
 _EXIT_SECONDS: Final = 0.5  # in which a crashed runtime closes its socket
 _CONNECT_SECONDS: Final = 5.0

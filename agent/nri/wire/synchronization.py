@@ -15,7 +15,7 @@ LETTERS_LIMIT: Final = 8 * 2**20  # of what is kept: 20,000 entries of four hund
 
 @dataclass
 class Parts:
-    """Joins the parts. Entries are decoded one by one and copied, so that none keeps its part in memory."""
+    """Joins the messages of one Synchronize. Entries are decoded one by one and copied, so that none keeps its part in memory."""
 
     pods: list[pb.KnownPodSandbox] = field(default_factory=list)
     containers: list[pb.KnownContainer] = field(default_factory=list)

@@ -43,7 +43,7 @@ IMAGE = "localhost/busybox:test"
 VERSIONS = ("1.6", "2.4")  # as the configuration knows them
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 FOREVER = ("/bin/sleep", "1000000")
-_SECONDS = 60.0  # a tenth of a second on an idle machine
+_SECONDS = 60.0  # for containerd's socket; a tenth of a second on an idle machine
 _numbers = count(1)
 
 

@@ -25,7 +25,7 @@ class HostMissing(Exception):
 
 
 class SkippedHostMissing(HostMissing, SkipTest):
-    """The same outside CI, where pytest skips the test."""
+    """A network namespace cannot be created outside CI: pytest skips the test."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Shim:
         return {1: self._pid, 2: container.exit_status or 0, 3: wire.timestamp(container.exited_at)}
 
     def do_connect(self, _: wire.Request) -> dict[int, wire.Value]:
-        """Return this process."""
+        """Return the pids of the shim and of the sandbox."""
         return {1: os.getpid(), 2: self._pid, 3: "kata"}
 
     def do_pids(self, call: wire.Request) -> dict[int, wire.Value]:
