@@ -83,7 +83,8 @@ def test_slice_and_pool_are_real_cpusets(node: ContainerdNode) -> None:
     node.settled({one: own, two: own, bystander: node.all - own})
     assert pool(node) == str(own)
 
-    write(node, EXCLUSIVE, limit="1")  # all of the budget is a slice
+    # All of the budget is a slice. Without its annotation the container would stay in the pool.
+    write(node, EXCLUSIVE | {f"cpu-manager.corepin.io/container.{NAME}": "exclusive"}, limit="1")
     until_equal("empty pool", lambda: pool(node), "")
     node.settled({one: own, two: node.all - own, bystander: node.all - own})
 
