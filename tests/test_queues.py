@@ -6,17 +6,38 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.conftest import FOLDERS
+
+if TYPE_CHECKING:
+    import pytest
 
 SCRIPT = Path("scripts/test").read_text()
-EMULATED = re.findall(r"tests/\w+", re.findall(r"^emulated=\((.*?)\)", SCRIPT, re.MULTILINE)[0])
 AUTOGROUP = Path("/proc/self/autogroup")
 MARKED = [path for path in Path("tests").rglob("*.py") if re.search(r"mark\.smt\b", path.read_text())]
+
+
+def folders(queue: str) -> set[str]:
+    """Return the folders of a queue."""
+    (listed,) = re.findall(rf"^{queue}=\((.*?)\)", SCRIPT, re.MULTILINE)
+    return set(listed.split())
 
 
 def test_emulated_machines_are_in_the_one_queue_that_starts_them() -> None:
     """Tests of emulated machines are in the one queue that starts them; the other queues skip them."""
     assert MARKED
-    assert [str(path) for path in MARKED if "/".join(path.parts[:2]) not in EMULATED] == []
+    assert [str(path) for path in MARKED if "/".join(path.parts[:2]) not in folders("emulated")] == []
+
+
+def test_queues_have_the_folders_of_all_their_tests(request: pytest.FixtureRequest) -> None:
+    """No collected test is in a folder that its queue leaves out; where all are collected, as in `make test`, none at all."""
+    collected = request.config.stash[FOLDERS]
+    machines, servers = ("nodes", "runtimes", "vms"), ("shared", "apart")
+    for kind, queues in (("machines", machines), ("servers", servers)):
+        named = [folders(queue) for queue in queues]
+        assert collected[kind] - set().union(*named) == set()
+        assert sum(map(len, named)) == len(set().union(*named)), "a folder is in two queues"
 
 
 def test_what_gives_way_is_nicer_in_its_session_and_as_a_session() -> None:
