@@ -33,7 +33,7 @@ def test_emulated_machines_are_in_the_one_queue_that_starts_them() -> None:
 def test_queues_have_the_folders_of_all_their_tests(request: pytest.FixtureRequest) -> None:
     """No collected test is in a folder that its queue leaves out; where all are collected, as in `make test`, none at all."""
     collected = request.config.stash[FOLDERS]
-    machines, servers = ("nodes", "runtimes", "vms"), ("shared", "apart")
+    machines, servers = ("nodes", "clusters", "runtimes", "vms"), ("shared", "apart")
     for kind, queues in (("machines", machines), ("servers", servers)):
         named = [folders(queue) for queue in queues]
         assert collected[kind] - set().union(*named) == set()

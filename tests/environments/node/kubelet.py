@@ -13,23 +13,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.environments.node.containerd import CGROUP_ROOT
 from tests.environments.server.daemon import Daemon, free_port, running
+from tests.environments.server.last_use import until_last_use
 from tests.environments.server.mount_points import mount_points
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tests.environments.server.apiserver import ApiServer
 
 # Sysctls that every kubelet sets, whatever its configuration, and the folders that it uses outside of its
 # own.
-_SYSCTLS: Final = (
-    "vm/overcommit_memory",
-    "vm/panic_on_oom",
-    "kernel/panic",
-    "kernel/panic_on_oops",
-    "kernel/keys/root_maxkeys",
-    "kernel/keys/root_maxbytes",
+_SYSCTLS: Final = tuple(
+    Path("/proc/sys", name)
+    for name in (
+        "vm/overcommit_memory",
+        "vm/panic_on_oom",
+        "kernel/panic",
+        "kernel/panic_on_oops",
+        "kernel/keys/root_maxkeys",
+        "kernel/keys/root_maxbytes",
+    )
 )
+_RECORD: Final = Path("/run/corepin-tests.sysctls")  # their values before the first kubelet, as JSON
+_IN_USE: Final = Path("/run/corepin-tests.sysctls-in-use")
 _FOLDERS: Final = tuple(map(Path, ("/var/lib/kubelet", "/var/log/containers", "/var/log/pods")))
 _numbers = count(1)
 
@@ -103,7 +109,7 @@ def start_kubelet(
         folder.mkdir(parents=True, exist_ok=True)
     config = {**_config(kubelet, runtime, cgroup), **settings}
     (directory / "config.json").write_text(json.dumps(config, indent=2))
-    with _undone(), kubelet.stack:
+    with sysctls_kept(), kubelet.stack:
         _make_cgroup(cgroup)
         kubelet.start()
         yield kubelet
@@ -179,13 +185,19 @@ def folders_apart(directory: Path) -> Iterator[tuple[str, ...]]:
 
 
 @contextmanager
-def _undone() -> Iterator[None]:
-    """Restore what a kubelet changes outside of its folders."""
-    files = [path for name in _SYSCTLS if (path := Path("/proc/sys") / name).exists()]
-    before = {path: path.read_text() for path in files}
-    try:
+def sysctls_kept(
+    files: Iterable[Path] = _SYSCTLS, record: Path = _RECORD, in_use: Path = _IN_USE
+) -> Iterator[None]:
+    """Restore what kubelets change outside of their folders, when the last of those on this machine ends."""
+    with until_last_use(record, in_use, lambda text: text or _values(files), _restore):
         yield
-    finally:
-        for path, text in before.items():
-            with suppress(OSError):
-                path.write_text(text)
+
+
+def _values(files: Iterable[Path]) -> str:
+    return json.dumps({str(path): path.read_text() for path in files if path.exists()})
+
+
+def _restore(text: str) -> None:
+    for path, value in json.loads(text).items():
+        with suppress(OSError):
+            Path(path).write_text(value)

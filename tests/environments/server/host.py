@@ -5,19 +5,23 @@ Endpoints of a Service may not be loopback addresses, and tests send nothing to 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 from unittest import SkipTest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_numbers = count(os.getpid())  # simultaneous runs of the tests have hosts with different addresses
+_NUMBERS: Final = 256
+_LOCKS: Final = Path("/run")
+_numbers = count(os.getpid())
 
 
 class HostMissing(Exception):
@@ -47,7 +51,26 @@ def host_apart() -> Iterator[Host]:
     """Create a test host, and remove it with all its interfaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise _missing("a network namespace needs root and iproute2")
-    number = next(_numbers) % 256
+    with own_number(next(_numbers)) as number, _made(number) as host:
+        yield host
+
+
+@contextmanager
+def own_number(first: int, locks: Path = _LOCKS) -> Iterator[int]:
+    """Yield a number that no other host of this machine has, also of simultaneous runs: addresses are made of it."""
+    for number in ((first + step) % _NUMBERS for step in range(_NUMBERS)):
+        with (locks / f"corepin-tests.host-{number}").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield number
+            return
+    raise _missing(f"all {_NUMBERS} networks of test hosts are in use")
+
+
+@contextmanager
+def _made(number: int) -> Iterator[Host]:
     name, interface = f"corepin-{os.getpid()}-{number}", f"cp{os.getpid()}x{number}"
     near, far = f"10.231.{number}.1", f"10.231.{number}.2"
     ip("netns", "add", name)
