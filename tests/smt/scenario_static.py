@@ -17,9 +17,9 @@ from tests.environments.server.catalog import KUBELET
 from tests.environments.vm.guests import Guest
 from tests.environments.vm.machines import Machine, SocketsFolder
 from tests.environments.vm.pods import SOCKETS, launcher_command, launcher_pod, mount_host
+from tests.environments.vm.published_vm import published_vm
 from tests.environments.vm.seen import see
 from tests.environments.vm.threads import PROC, qemus
-from tests.environments.vm.told import told
 
 if TYPE_CHECKING:
     from tests.environments.guest.inside import Node
@@ -83,7 +83,7 @@ def find_qemu() -> int | None:
 def tell(machine: Machine) -> None:
     """Report where the threads may run as soon as each vCPU has a CPU, or after too long."""
     truth = machine.truth()
-    wait_until(lambda: told(Asking(), NAME).get("oneToOne"))
+    wait_until(lambda: published_vm(Asking(), NAME).get("oneToOne"))
     cgroup = (PROC / str(truth.pid) / "cgroup").read_text().strip().removeprefix("0::")
     cpuset = Path(f"/sys/fs/cgroup{cgroup}/cpuset.cpus.effective").read_text().strip()
     state = ask() or {}
@@ -91,7 +91,7 @@ def tell(machine: Machine) -> None:
         *("static",),
         seen=see(truth).to_dict(),
         cpuset=cpuset,
-        told=told(Asking(), NAME),
+        told=published_vm(Asking(), NAME),
         sets=state.get("sets"),
         observes=state.get("observes"),
     )

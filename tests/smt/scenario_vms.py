@@ -13,8 +13,8 @@ from tests.environments.vm.guests import Guest
 from tests.environments.vm.kata.sandbox import WITHOUT_CPUSET
 from tests.environments.vm.nodes import PERIOD, ContainerdNode, Manifests
 from tests.environments.vm.pods import EXCLUSIVE
+from tests.environments.vm.published_vm import published_vm
 from tests.environments.vm.seen import Seen, see
-from tests.environments.vm.told import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,7 @@ def tell(pods: ContainerdNode, pod: str, step: str, seen: Seen, **more: object) 
         pod=pod,
         step=step,
         seen=seen.to_dict(),
-        told=told(pods.agent, pod),
+        told=published_vm(pods.agent, pod),
         shared=str(shared()),
         **more,
     )

@@ -16,8 +16,8 @@ from pinning.machine.cpuset import CPUSet
 from tests.environments.vm.guests import Guest
 from tests.environments.vm.machines import keep_house
 from tests.environments.vm.pods import SOCKETS
+from tests.environments.vm.published_vm import published_vm, until_published, until_reason
 from tests.environments.vm.seen import Seen, see
-from tests.environments.vm.told import told, until_reason, until_told
 from tests.environments.waiting import SECONDS, until, until_equal
 from tests.vm.migration import MIGRATION, halfway
 
@@ -40,7 +40,7 @@ def launched(nodes: Both, name: str, guest: Guest, cpus: int = 0) -> list[tuple[
 
 def pinned(node: Launchers, machine: Machine, cpus: list[int]) -> None:
     """Wait until the agent says that each vCPU has its CPU, and check that it is so."""
-    until_told(node.agent, machine.name, vcpus=[str(cpu) for cpu in cpus], oneToOne=True)
+    until_published(node.agent, machine.name, vcpus=[str(cpu) for cpu in cpus], oneToOne=True)
     assert see(machine.truth()).one_each() == cpus
 
 
@@ -67,13 +67,13 @@ class TestOnOneCPU:
         for node, machine in launched(launchers, "fits", Guest(1, iothreads=("iothread1",)).running()):
             pinned(node, machine, [1])
             assert see(machine.truth()).is_all_on(own)
-            said = told(node.agent, "fits")
+            said = published_vm(node.agent, "fits")
             assert said["cpus"] == said["emulator"] == str(own)
 
     def test_machine_with_more_vcpus_than_cpus_is_reported(self, launchers: Both) -> None:
         """Its vCPUs share the CPUs there are, none runs elsewhere, and the agent reports the reason."""
         for node, machine in launched(launchers, "crowded", Guest(2).running(), cpus=1):
-            until_told(node.agent, "crowded", cpus="1", oneToOne=False)
+            until_published(node.agent, "crowded", cpus="1", oneToOne=False)
             until_reason(node.agent, "wanted 2 CPUs", "crowded")
             until("confined", lambda machine=machine: see(machine.truth()).is_all_on(CPUSet((1,))))  # type: ignore[misc]
 
@@ -97,7 +97,7 @@ class TestOnBothCPUs:
         """Once the guest runs, each vCPU has a CPU; the emulator and an iothread keep both."""
         for node, machine in launched(launchers, "pair", Guest(2, iothreads=("iothread1",)).running()):
             pinned(node, machine, [0, 1])
-            seen, said = see(machine.truth()), told(node.agent, "pair")
+            seen, said = see(machine.truth()), published_vm(node.agent, "pair")
             assert {*seen.others, *seen.iothreads.values()} == {"0-1"}
             assert (said["emulator"], said["iothreads"]) == ("0-1", ["0-1"])
 
@@ -169,7 +169,7 @@ class TestOnBothCPUs:
         machines = launched(launchers, "grows", Guest(1, most=4).running(), cpus=2)
         firsts = []
         for node, machine in machines:
-            until_told(node.agent, "grows", oneToOne=True)
+            until_published(node.agent, "grows", oneToOne=True)
             firsts += see(machine.truth()).one_each() or []
             with machine.talk() as talker:
                 talker.plug()
@@ -184,10 +184,10 @@ class TestOnBothCPUs:
             keep_house(container.hierarchy, container.folder, CPUSet((0,)), truth)
             os.sched_setaffinity(truth.vcpus[0], {1})  # as libvirt does
             pinned(node, machine, [1])
-            until_told(node.agent, "housed", emulator="0")
+            until_published(node.agent, "housed", emulator="0")
             seen = see(machine.truth())
             assert {*seen.others, *seen.iothreads.values()} == {"0"}
-            assert "iothread" in told(node.agent, "housed")["note"]
+            assert "iothread" in published_vm(node.agent, "housed")["note"]
 
     def test_waits_for_a_guest_are_bounded(self, waited: tuple[Launchers, Machine, Machine]) -> None:
         """A guest that does not run is pinned after half a minute; unidentified vCPUs are not, with a reason."""
@@ -195,4 +195,4 @@ class TestOnBothCPUs:
         pinned(node, paused, [0, 1])
         until_reason(node.agent, "no thread is called", "unnamed", 2 * SECONDS)
         assert see(unnamed.truth()).is_all_on(BOTH)
-        assert told(node.agent, "unnamed")["vcpus"] == []
+        assert published_vm(node.agent, "unnamed")["vcpus"] == []

@@ -17,9 +17,9 @@ from tests.environments.vm.guests import Guest
 from tests.environments.vm.kata.sandbox import BOOTED, CGROUP_ONLY
 from tests.environments.vm.nodes import PERIOD
 from tests.environments.vm.pods import EXCLUSIVE
+from tests.environments.vm.published_vm import published_vm, until_published, until_reason
 from tests.environments.vm.seen import see
 from tests.environments.vm.threads import allowed, tasks
-from tests.environments.vm.told import told, until_reason, until_told
 from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def test_sandbox_runs_on_what_its_containers_own(sandboxes: ContainerdNode, word
     sandboxes.start("vm", "side", quota=PERIOD // 2)
     on("with an owner", machine, OWN)
     until_equal("shim and virtiofsd", lambda: beside(sandboxes), OWN)
-    until_told(sandboxes.agent, cpus="1", oneToOne=True)
-    assert told(sandboxes.agent)["vcpus"] == ["1"]
+    until_published(sandboxes.agent, cpus="1", oneToOne=True)
+    assert published_vm(sandboxes.agent)["vcpus"] == ["1"]
     until_equal("sent", lambda: (sent(sandboxes), sent(sandboxes, "side")), ("1", "1"))
     sandboxes.remove("vm")
 
@@ -102,7 +102,7 @@ def test_different_vcpu_count_is_reported(sandboxes: ContainerdNode) -> None:
     sandboxes.start("vm", "app", quota=PERIOD)
     on("with an owner", machine, OWN)
     until_reason(sandboxes.agent, "it has 2 vCPUs")
-    assert told(sandboxes.agent)["oneToOne"] is False
+    assert published_vm(sandboxes.agent)["oneToOne"] is False
 
 
 def test_threads_without_names_are_confined_too(sandboxes: ContainerdNode) -> None:
@@ -118,7 +118,7 @@ def test_sandbox_that_may_grow_is_sent_no_cpuset(sandboxes: ContainerdNode) -> N
     machine = sandboxes.sandbox("vm", Guest(1, most=4), {"app": 1}, EXCLUSIVE, OVERHEAD)
     sandboxes.start("vm", "app")
     on("with an owner", machine, OWN)
-    until_told(sandboxes.agent, oneToOne=True)
+    until_published(sandboxes.agent, oneToOne=True)
     assert sent(sandboxes) == ""
 
 
@@ -126,12 +126,12 @@ def test_plugged_vcpu_is_confined(sandboxes: ContainerdNode) -> None:
     """A hot-plugged vCPU is confined to the containers' CPUs."""
     machine = sandboxes.sandbox("vm", Guest(1, most=4), {"app": 1}, EXCLUSIVE, OVERHEAD)
     sandboxes.start("vm", "app")
-    until_told(sandboxes.agent, oneToOne=True)
+    until_published(sandboxes.agent, oneToOne=True)
     with machine.talk() as talker:
         talker.plug()
-    until_told(sandboxes.agent, vcpus=["1", "1"])
+    until_published(sandboxes.agent, vcpus=["1", "1"])
     on("with two vCPUs", machine, OWN)
-    assert told(sandboxes.agent)["oneToOne"] is False
+    assert published_vm(sandboxes.agent)["oneToOne"] is False
 
 
 def test_end_of_the_owner_gives_its_cpus_back(sandboxes: ContainerdNode) -> None:
@@ -162,7 +162,7 @@ def test_booting_machine_leaves_what_others_own(
 ) -> None:
     """Before its sandbox is READY every thread is on the shared CPUs; once it is, the machine gets what it claims."""
     sandboxes.launch("owner", Guest(1))
-    until_told(sandboxes.agent, "owner", oneToOne=True)
+    until_published(sandboxes.agent, "owner", oneToOne=True)
     booted = tmp_path / "booted"
     sandboxes.bind("vm", Guest(2), {"app": 0}, words={**words, BOOTED: str(booted)})
     with ThreadPoolExecutor(1) as background:
@@ -198,7 +198,7 @@ def test_booting_machine_leaves_what_nri_grants(nri_sandboxes: ContainerdNode, t
             until("its vCPUs", lambda: len(tasks(qemu)) > BOOT_THREADS)
             assert union(allowed(tid) for tid in tasks(qemu)) == BOTH
             node.launch("owner", Guest(1))
-            until_told(node.agent, "owner", oneToOne=True)
+            until_published(node.agent, "owner", oneToOne=True)
             assert {allowed(tid) for tid in tasks(qemu)} == {SHARED}
             assert not booting.done()
         finally:
@@ -218,7 +218,7 @@ def test_sandbox_of_the_local_runtime(local_node: LocalNode) -> None:
     free = local_node.sandbox("free", Guest(2, iothreads=("io0",)), {})
     on("alone", free, BOTH)
     machine = local_node.sandbox("vm", Guest(1, iothreads=("io0",)))
-    until_told(local_node.agent, cpus="1", vcpus=["1"], oneToOne=True)
+    until_published(local_node.agent, cpus="1", vcpus=["1"], oneToOne=True)
     on("with an owner", machine, OWN)
     on("beside an owner", free, SHARED)
     local_node.remove("vm")
@@ -229,7 +229,7 @@ def test_reset_frees_every_thread_of_a_local_sandbox(local_node: LocalNode) -> N
     """The command runs after the agent, which it knows nothing of: vCPUs, I/O threads and vhost get every CPU back."""
     guest = Guest(1, iothreads=("io0",), vsock=VSOCK if VHOST.exists() else 0)
     machine = local_node.sandbox("vm", guest)
-    until_told(local_node.agent, cpus="1", vcpus=["1"], oneToOne=True)
+    until_published(local_node.agent, cpus="1", vcpus=["1"], oneToOne=True)
     on("with an owner", machine, OWN)
     local_node.agent.kill()
     try:
@@ -254,7 +254,7 @@ class TestShared:
         """With `vmThreads: shared` only vCPUs are on the container's CPU, all other threads on the shared one."""
         machine = sandboxes.sandbox("vm", Guest(1, iothreads=("io0",)), {"app": 1}, EXCLUSIVE)
         sandboxes.start("vm", "app", quota=PERIOD)
-        until_told(sandboxes.agent, oneToOne=True)
+        until_published(sandboxes.agent, oneToOne=True)
         seen = see(machine.truth())
         assert seen.vcpus == ("1",)
         assert {*seen.others, *seen.iothreads.values()} == {"0"}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tests.environments.node.containerd import Containerd, Pod
     from tests.environments.vm.guests import Guest
-    from tests.environments.vm.told import ReportsState
+    from tests.environments.vm.published_vm import ReportsState
 
 COMPUTE = "compute"
 PERIOD = 100_000  # of the quota

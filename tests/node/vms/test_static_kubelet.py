@@ -22,9 +22,9 @@ from tests.environments.vm.kata.install import HANDLER
 from tests.environments.vm.kata.sandbox import CGROUP_ONLY
 from tests.environments.vm.machines import Machine, SocketsFolder
 from tests.environments.vm.pods import SOCKETS, kata_annotations, launcher_command, launcher_pod, mount_host
+from tests.environments.vm.published_vm import published_vm, until_published
 from tests.environments.vm.seen import see
 from tests.environments.vm.threads import qemus
-from tests.environments.vm.told import told, until_told
 from tests.environments.waiting import until
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_launcher_is_pinned_inside_the_kubelet_s_cpus(static: Node) -> None:
     machine = launcher(static, Guest(1, iothreads=("iothread1",)))
     own = static.running("vm").cpus
     assert len(own) == 1
-    until_told(static.agent, cpus=str(own), oneToOne=True)
+    until_published(static.agent, cpus=str(own), oneToOne=True)
     assert see(machine.truth()).is_all_on(own)
     machine.clean()
 
@@ -135,8 +135,8 @@ def test_launcher_is_pinned_inside_the_kubelet_s_cpus(static: Node) -> None:
 def test_sandbox_is_pinned_inside_the_kubelet_s_cpus(static: Node) -> None:
     """A sandbox's threads, also outside of the cgroup with the kubelet's cpuset, run on the kubelet's CPUs."""
     machine = sandbox(static, Guest(1, iothreads=("io0",)), cpu="1")
-    until_told(static.agent, oneToOne=True)
-    own = CPUSet.parse(told(static.agent)["cpus"])
+    until_published(static.agent, oneToOne=True)
+    own = CPUSet.parse(published_vm(static.agent)["cpus"])
     assert len(own) == 1
     until("confined", lambda: see(machine.truth()).is_all_on(own))
 

@@ -18,24 +18,24 @@ class ReportsState(Protocol):
         ...
 
 
-def told(agent: ReportsState, pod: str = "vm") -> Mapping[str, Any]:
+def published_vm(agent: ReportsState, pod: str = "vm") -> Mapping[str, Any]:
     """Return the published virtual machine of a pod; empty without one."""
     found = [known.get("vm") for known in (agent.state() or {}).get("pods", ()) if known["name"] == pod]
     return found[0] or {} if found else {}
 
 
-def until_told(agent: ReportsState, pod: str = "vm", **fields: object) -> None:
+def until_published(agent: ReportsState, pod: str = "vm", **fields: object) -> None:
     """Wait until these fields of a pod's virtual machine are published; fail with the last state."""
     last: Mapping[str, Any] = {}
 
     def is_so() -> bool:
         nonlocal last
-        last = told(agent, pod)
+        last = published_vm(agent, pod)
         return all(last.get(name) == value for name, value in fields.items())
 
     try:
         until(
-            f"told {fields}", is_so, 2 * SECONDS
+            f"published {fields}", is_so, 2 * SECONDS
         )  # a machine that does not run is placed after half a minute
     except AssertionError as error:
         raise AssertionError(f"{error}: {last}") from error
@@ -43,4 +43,4 @@ def until_told(agent: ReportsState, pod: str = "vm", **fields: object) -> None:
 
 def until_reason(agent: ReportsState, part: str, pod: str = "vm", seconds: float = SECONDS) -> None:
     """Wait until the reason why vCPUs are not pinned one to one contains this text."""
-    until(f"told {part!r}", lambda: part in told(agent, pod).get("reason", ""), seconds)
+    until(f"published {part!r}", lambda: part in published_vm(agent, pod).get("reason", ""), seconds)
