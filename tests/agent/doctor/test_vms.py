@@ -121,7 +121,7 @@ def kubelet(places: Places) -> Iterator[FakeKubelet]:
     socket = socket_beside(places.kubelet_state)
     socket.parent.mkdir()
     fake = FakeKubelet(socket)
-    fake.tell(pod("a", {"main": [1]}))
+    fake.lists(pod("a", {"main": [1]}))
     started, loop = threading.Event(), asyncio.new_event_loop()
     over = asyncio.Event()
 

@@ -20,13 +20,13 @@ from agent.kubelet.podresources_pb2 import (
 )
 
 GPU, NIC = "nvidia.com/gpu", "example.com/nic"
-Told = Mapping[str, Iterable[int]]  # the CPUs of containers
+CPUsOf = Mapping[str, Iterable[int]]  # the CPUs of containers
 
 
-def pod(name: str, containers: Told, cpus: Iterable[int] = ()) -> PodResources:
+def pod(name: str, containers: CPUsOf, cpus: Iterable[int] = ()) -> PodResources:
     """Return a pod in the kubelet's answer; `cpus` are the pod-level CPUs."""
-    told = [ContainerResources(name=key, cpu_ids=list(ids)) for key, ids in containers.items()]
-    return PodResources(namespace="ns", name=name, containers=told, cpu_ids=list(cpus))
+    resources = [ContainerResources(name=key, cpu_ids=list(ids)) for key, ids in containers.items()]
+    return PodResources(namespace="ns", name=name, containers=resources, cpu_ids=list(cpus))
 
 
 def entry(resource: str, device: str, *nodes: int) -> ContainerDevices:
@@ -54,7 +54,7 @@ class FakeKubelet:
         self.hangs = False
         self.asked = 0
 
-    def tell(self, *pods: PodResources) -> None:
+    def lists(self, *pods: PodResources) -> None:
         """Answer with these pods from now on."""
         self.answer = ListPodResourcesResponse(pod_resources=pods).SerializeToString()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from agent.kubelet.device_list import Name, Named
 
 
-class Told:
+class FakeList:
     """A fake kubelet that records the times of its calls."""
 
     def __init__(self) -> None:

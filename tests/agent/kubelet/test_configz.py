@@ -124,8 +124,8 @@ def test_strict_cpu_reservation_is_read(word: str | None, is_strict: bool) -> No
 
 def test_the_topology_managers_policy_is_read() -> None:
     """As the kubelet has it, shortened; empty where it says none."""
-    told = document(topologyManagerPolicy="best-effort")
-    assert read_configz(told, FLAT).topology_manager == "best-effort"
+    configz = document(topologyManagerPolicy="best-effort")
+    assert read_configz(configz, FLAT).topology_manager == "best-effort"
     assert read_configz(document(), FLAT).topology_manager == ""
     assert len(read_configz(document(topologyManagerPolicy="x" * 9999), FLAT).topology_manager) < 200
 

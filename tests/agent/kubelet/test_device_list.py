@@ -97,7 +97,7 @@ def test_only_requested_pods_are_read(tmp_path: Path) -> None:
 
     async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
         gpu = entry(GPU, "x", 1)
-        fake.tell(listed("a", gpu), listed("b", gpu), listed("a", namespace="other"), listed("a"))
+        fake.lists(listed("a", gpu), listed("b", gpu), listed("a", namespace="other"), listed("a"))
         assert await client.ask({("ns", "a"), ("ns", "z")}) == {("ns", "a"): [{"c": (NEAR,)}, {"c": ()}]}
 
     play(tmp_path, scenario)
@@ -134,7 +134,7 @@ def test_a_container_with_very_many_devices_is_not_decoded(tmp_path: Path) -> No
 
     async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
         many = listed("b", *(entry("e.com/v", f"{at:030}", 0) for at in range(60_000)))
-        fake.tell(listed("a", entry(GPU, "x", 1)), many)
+        fake.lists(listed("a", entry(GPU, "x", 1)), many)
         assert len(fake.answer) > ANSWER_BYTES * 0.6
         assert await client.ask({("ns", "a"), ("ns", "b")}) == {
             ("ns", "a"): [{"c": (NEAR,)}],
@@ -149,7 +149,7 @@ def test_a_long_list_does_not_block_the_event_loop(tmp_path: Path) -> None:
 
     async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
         names = [f"p{at}" for at in range(40)]
-        fake.tell(*(listed(name, *(entry(GPU, str(at), 1) for at in range(250))) for name in names))
+        fake.lists(*(listed(name, *(entry(GPU, str(at), 1) for at in range(250))) for name in names))
         turns = 0
 
         async def tick() -> None:

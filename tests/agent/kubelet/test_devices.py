@@ -34,7 +34,7 @@ from pinning.planning.observed import (
     State,
 )
 from tests.agent import virtual_time
-from tests.agent.kubelet.fake_list import Told
+from tests.agent.kubelet.fake_list import FakeList
 from tests.pinning.machines import FLAT
 
 GPU = "nvidia.com/gpu"
@@ -67,14 +67,14 @@ class Scene:
     """The devices with their kubelet; `passes` counts the requested passes."""
 
     def __init__(self, config: NodeConfig = DEFAULT) -> None:
-        self.kubelet, self.metrics, self.passes = Told(), Metrics(), 0
+        self.kubelet, self.metrics, self.passes = FakeList(), Metrics(), 0
         self.keeper = KubeletDevices(self.kubelet, self.metrics, config, virtual_time.now)  # type: ignore[arg-type]
 
     def request_pass(self) -> None:
         """Count a requested pass."""
         self.passes += 1
 
-    def tell(self, *devices: Device, name: str = "a") -> None:
+    def lists(self, *devices: Device, name: str = "a") -> None:
         """Set the devices of a pod's container in the kubelet."""
         self.kubelet.pods[("ns", name)] = [{"c": devices}]
 
@@ -114,7 +114,7 @@ def test_answer_with_devices_counts_at_once() -> None:
     """An answer with devices counts at once, requests a pass, and ends the calls."""
 
     async def scenario(scene: Scene) -> None:
-        scene.tell(NEAR)
+        scene.lists(NEAR)
         scene.see(seen("u"))
         assert list(scene.keeper.unknown()) == [Owner("u", "c")]
         await scene.calls(1)
@@ -184,7 +184,7 @@ def test_pool_of_a_pod_needs_the_kubelets_answer() -> None:
     )
 
     async def scenario(scene: Scene) -> None:
-        scene.tell(NEAR)
+        scene.lists(NEAR)
         scene.see(pod)
         assert set(scene.keeper.unknown()) == {Owner("u", "c")}
         await scene.calls(1)
@@ -208,7 +208,7 @@ def test_answer_without_devices_counts_after_the_sandbox_started() -> None:
     """A pod may be listed before its devices, so an empty answer counts only after the sandbox started."""
 
     async def scenario(scene: Scene) -> None:
-        scene.tell()
+        scene.lists()
         scene.see(seen("u"))
         await scene.calls(2)
         assert scene.known == {}
@@ -229,7 +229,7 @@ def test_answer_requested_before_the_sandbox_does_not_count() -> None:
             known.append(scene.known)
             scene.see(seen("u"), live=["u"])
 
-        scene.tell()
+        scene.lists()
         scene.kubelet.hook = show
         scene.see(seen("u"))
         await scene.calls(2)
@@ -243,7 +243,7 @@ def test_answer_without_the_pod_changes_nothing() -> None:
     """A restarted kubelet lists no pods at first: known devices are kept, and calls continue."""
 
     async def scenario(scene: Scene) -> None:
-        scene.tell(NEAR)
+        scene.lists(NEAR)
         scene.see(seen("u"), live=["u"])
         await scene.calls(1)
         scene.kubelet.pods = {}
@@ -261,7 +261,7 @@ def test_recreated_pod_does_not_get_stale_devices(before: str) -> None:
     """For a pod with a reused name only an answer after the start of the new sandbox counts."""
 
     async def scenario(scene: Scene) -> None:
-        scene.tell(NEAR)
+        scene.lists(NEAR)
         if before == "runtime":
             scene.see(names={"old": ("ns", "a")})
         else:
@@ -271,7 +271,7 @@ def test_recreated_pod_does_not_get_stale_devices(before: str) -> None:
         scene.see(seen("new"))
         await scene.calls(calls + 2)
         assert Owner("new", "c") not in scene.known
-        scene.tell(Device(GPU, CPUSet([0])))
+        scene.lists(Device(GPU, CPUSet([0])))
         scene.keeper.sandbox_started("new")
         await scene.calls(len(scene.kubelet.at) + 1)
         assert scene.known[Owner("new", "c")] == (Device(GPU, CPUSet([0])),)
@@ -295,7 +295,7 @@ def test_devices_are_kept_until_the_pod_is_deleted() -> None:
     """Devices of a pod without live containers are kept until the API deletes the pod."""
 
     async def scenario(scene: Scene) -> None:
-        scene.tell(NEAR)
+        scene.lists(NEAR)
         scene.see(seen("u"), live=["u"])
         await scene.calls(1)
         scene.see(seen("u"))
@@ -356,7 +356,7 @@ def test_failed_call_is_retried(
         assert reason in scene.keeper.unknown()[Owner("u", "c")]
         assert scene.passes == 1
         scene.kubelet.error = None
-        scene.tell(NEAR)
+        scene.lists(NEAR)
         await scene.calls(len(scene.kubelet.at) + 1)
         assert (scene.known, scene.passes) == ({Owner("u", "c"): (NEAR,)}, 2)
 
@@ -398,7 +398,7 @@ def test_passes_for_alternating_errors_are_rate_limited() -> None:
     """The first error requests a pass, and later ones at most one in ten seconds."""
 
     async def run() -> None:
-        clock, kubelet, passes = SetClock(), Told(), list[int]()
+        clock, kubelet, passes = SetClock(), FakeList(), list[int]()
         keeper = KubeletDevices(kubelet, Metrics(), clock=clock)  # type: ignore[arg-type]
         keeper.follow(observed(seen("u")), {})
         errors = [Unavailable("slow"), Refused("junk"), TooLarge("12 MB"), None]
@@ -420,7 +420,7 @@ def test_missing_devices_are_reported_after_five_seconds() -> None:
 
     async def run() -> None:
         clock, owner = SetClock(), Owner("u", "c")
-        keeper = KubeletDevices(Told(), Metrics(), clock=clock)  # type: ignore[arg-type]
+        keeper = KubeletDevices(FakeList(), Metrics(), clock=clock)  # type: ignore[arg-type]
         keeper.follow(observed(seen("u")), {})
         reasons, passes = [], []
         for second in (0.0, LATE_SECONDS - 1, LATE_SECONDS, LATE_SECONDS + 1):

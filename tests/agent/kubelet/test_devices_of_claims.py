@@ -20,7 +20,7 @@ from agent.metrics import Metrics
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
 from pinning.planning.observed import DEVICES_NOT_NAMED, Observed, Owner, SeenPod
-from tests.agent.kubelet.fake_list import Told
+from tests.agent.kubelet.fake_list import FakeList
 from tests.pinning.machines import FLAT
 
 DRIVER, NIC = "gpu.example.com", "example.com/nic"
@@ -76,11 +76,11 @@ class Scene:
     """The devices with kubelet and slices; `passes` counts the requested passes."""
 
     def __init__(self, *, looks_up: bool = True) -> None:
-        self.kubelet, self.slices, self.passes = Told(), Slices(), 0
+        self.kubelet, self.slices, self.passes = FakeList(), Slices(), 0
         claims: Any = self.slices if looks_up else None
         self.keeper = KubeletDevices(self.kubelet, Metrics(), claims=claims)  # type: ignore[arg-type]
 
-    def tell(self, *entries: Device | ClaimedDevice) -> None:
+    def lists(self, *entries: Device | ClaimedDevice) -> None:
         """Set what the kubelet lists of the container."""
         self.kubelet.pods[("ns", "a")] = [{"c": entries}]
 
@@ -149,7 +149,7 @@ def test_device_of_a_claim_has_the_node_of_its_slice() -> None:
 
     async def scenario(scene: Scene) -> None:
         scene.slices.addresses[GPU] = "0000:41:00.0"
-        scene.tell(CPUS, GPU)
+        scene.lists(CPUS, GPU)
         scene.see(pod("gpu", "cpus"))
         assert dict(scene.keeper.unknown()) == {OWNER: DEVICES_NOT_NAMED}
         await scene.calls()
@@ -163,7 +163,7 @@ def test_answer_without_all_claims_waits_for_the_sandbox() -> None:
     """A claim that is not prepared yet may have devices; one that the kubelet never lists is not known."""
 
     async def scenario(scene: Scene) -> None:
-        scene.tell(Device(NIC, CPUSet([0])), GPU)
+        scene.lists(Device(NIC, CPUSet([0])), GPU)
         scene.see(pod("gpu", "nic", plugin=True))
         await scene.calls(2)
         assert scene.known is None
@@ -179,13 +179,13 @@ def test_early_answer_is_asked_for_again_at_the_sandbox() -> None:
     """A claim of two drivers is prepared in parts, so that the kubelet is asked once more."""
 
     async def scenario(scene: Scene) -> None:
-        scene.tell(GPU)
+        scene.lists(GPU)
         scene.see(pod("gpu"))
         await scene.calls()
         first = scene.known
         assert first == (Device(DRIVER, CPUSet([1])),)
         scene.see(pod("gpu"))
-        scene.tell(GPU, OTHER)
+        scene.lists(GPU, OTHER)
         scene.keeper.sandbox_started("u")
         assert scene.keeper.unknown() == {}
         await scene.calls()
@@ -204,7 +204,7 @@ def test_equal_answer_at_the_sandbox_requests_no_pass() -> None:
     """Without NRI the runtime shows the sandbox in a pass."""
 
     async def scenario(scene: Scene) -> None:
-        scene.tell(GPU)
+        scene.lists(GPU)
         scene.see(pod("gpu"))
         await scene.calls()
         scene.keeper.follow(Observed(FLAT, FLAT.online, (pod("gpu"),)), {"u": ("ns", "a")})
@@ -219,7 +219,7 @@ def test_pod_waits_for_slices_with_their_reason() -> None:
 
     async def scenario(scene: Scene) -> None:
         scene.slices.nodes, scene.slices.why = {}, "the ResourceSlices cannot be read: no right"
-        scene.tell(GPU)
+        scene.lists(GPU)
         scene.see(pod("gpu"))
         await scene.calls()
         assert (scene.known, scene.keeper.unknown()[OWNER]) == (None, scene.slices.why)
@@ -247,7 +247,7 @@ def test_without_the_component_claims_cause_no_call(seen: SeenPod, known: tuple[
     """Claims that a pod names are not waited for; those behind an extended resource are devices without a node."""
 
     async def scenario(scene: Scene) -> None:
-        scene.tell(GPU)
+        scene.lists(GPU)
         scene.see(seen)
         await asyncio.sleep(0.05)
         assert bool(scene.kubelet.at) is (known is not None)

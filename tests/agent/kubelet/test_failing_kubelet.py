@@ -73,7 +73,7 @@ def test_every_failure_has_its_reason_and_the_next_answer_counts(tmp_path: Path)
             device = ContainerDevices(
                 resource_name=GPU, device_ids=["x"], topology=TopologyInfo(nodes=[NUMANode(ID=1)])
             )
-            fake.tell(
+            fake.lists(
                 Pod(namespace="ns", name="a", containers=[ContainerResources(name="c", devices=[device])])
             )
             await until(lambda: agent.known() == {OWNER: (Device(GPU, CPUSet([1])),)})

@@ -51,7 +51,7 @@ def observed(*names: str, phase: str = "Running", gpus: int = 1) -> Observed:
     return Observed(MACHINE, MACHINE.online, seen)
 
 
-class Told:
+class FakeFreeDevices:
     """A kubelet whose answers the test chooses; each call takes a minute of the fake clock."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Scene:
     """The watch with its kubelet; `passes` counts the requested passes."""
 
     def __init__(self) -> None:
-        self.kubelet, self.passes = Told(), 0
+        self.kubelet, self.passes = FakeFreeDevices(), 0
         clock = lambda: self.kubelet.now  # noqa: E731 - a name for what is passed on
         self.watch = FreeDeviceWatch(self.kubelet, Metrics(), clock)  # type: ignore[arg-type]
 

@@ -18,13 +18,13 @@ OWN, SHARED = CPUSet([2, 3]), CPUSet([0, 1])
 class Others:
     """A fake kubelet and a fake runtime."""
 
-    told: Mapping[str, CPUSet] | None = None
+    kubelet_cpus: Mapping[str, CPUSet] | None = None
     recorded: Mapping[str, CPUSet] = field(default_factory=dict)
     asked: list[tuple[str, ...]] = field(default_factory=list)
 
     async def exclusive(self) -> Mapping[str, CPUSet] | None:
         """Return the kubelet's CPUs."""
-        return self.told
+        return self.kubelet_cpus
 
     async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
         """Return the runtime's CPUs and record the requested ids."""
@@ -87,7 +87,7 @@ def test_kubelets_cpus_are_kept_while_it_is_silent() -> None:
     others = Others({"ns/p/main": OWN})
     assignments = KubeletAssignments(others, others)
     read(assignments, (container("main-1"), OWN))
-    others.told = None
+    others.kubelet_cpus = None
     assert read(assignments, (container("main-1"), SHARED)) == {"main": HeldCPUs(OWN, is_exclusive=True)}
     assert read(assignments, (container("main-2"), SHARED)) == {"main": HeldCPUs(SHARED, is_exclusive=None)}
     assert read(assignments, (container("main-1"), SHARED)) == {"main": HeldCPUs(SHARED, is_exclusive=None)}
@@ -99,7 +99,7 @@ def test_deleted_pod_does_not_get_the_cpus_of_its_successor() -> None:
     others = Others({"ns/p/main": OWN})
     assignments = KubeletAssignments(others, others)
     read(assignments, (old, OWN))
-    others.told = {"ns/p/main": CPUSet([4, 5])}
+    others.kubelet_cpus = {"ns/p/main": CPUSet([4, 5])}
     both = asyncio.run(assignments.read([(old, OWN), (new, SHARED)]))
     assert both == {
         Owner("u", "main"): HeldCPUs(OWN, is_exclusive=True),

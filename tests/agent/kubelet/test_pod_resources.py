@@ -37,7 +37,7 @@ def play(
     asyncio.run(run())
 
 
-def told(*pods: Pod) -> dict[str, str]:
+def exclusive(*pods: Pod) -> dict[str, str]:
     """Return the CPUs parsed from an answer, by container."""
     named = chain.from_iterable(own_cpus(each) for each in pods)
     return {name: str(cpus) for name, cpus in agreed(named).items()}
@@ -45,7 +45,7 @@ def told(*pods: Pod) -> dict[str, str]:
 
 def test_exclusive_cpus_are_listed_by_container() -> None:
     """Containers have their exclusive CPUs, and those in the shared set have none."""
-    assert told(pod("a", {"main": [3, 2], "side": []}), pod("b", {"main": []})) == {
+    assert exclusive(pod("a", {"main": [3, 2], "side": []}), pod("b", {"main": []})) == {
         "ns/a/main": "2-3",
         "ns/a/side": "",
         "ns/b/main": "",
@@ -55,12 +55,14 @@ def test_exclusive_cpus_are_listed_by_container() -> None:
 def test_pod_level_cpus_belong_to_its_other_containers() -> None:
     """Pod-level CPUs that no container owns belong to the pod's other containers."""
     whole = pod("a", {"main": [2], "one": [], "two": []}, cpus=[2, 4, 5])
-    assert told(whole) == {"ns/a/main": "2", "ns/a/one": "4-5", "ns/a/two": "4-5"}
+    assert exclusive(whole) == {"ns/a/main": "2", "ns/a/one": "4-5", "ns/a/two": "4-5"}
 
 
 def test_duplicate_pods_count_only_where_they_agree() -> None:
     """While a pod replaces another of the same name, only equal entries count."""
-    assert told(pod("a", {"main": [2], "side": []}), pod("a", {"main": [3], "side": []})) == {"ns/a/side": ""}
+    assert exclusive(pod("a", {"main": [2], "side": []}), pod("a", {"main": [3], "side": []})) == {
+        "ns/a/side": ""
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,16 +77,16 @@ def test_duplicate_pods_count_only_where_they_agree() -> None:
 def test_impossible_cpus_are_an_error(cpus: list[int]) -> None:
     """One impossible CPU makes the whole answer invalid."""
     with pytest.raises(BadCPUList):
-        told(ONE, pod("b", {"main": cpus}))
+        exclusive(ONE, pod("b", {"main": cpus}))
     with pytest.raises(BadCPUList):
-        told(pod("b", {"main": []}, cpus=cpus))
+        exclusive(pod("b", {"main": []}, cpus=cpus))
 
 
 def test_client_reconnects_to_the_kubelet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without the kubelet the answer is None, which is logged once for each outage."""
 
     async def scenario(fake: FakeKubelet, client: PodResources) -> None:
-        fake.tell(ONE, pod("b", {"main": []}))
+        fake.lists(ONE, pod("b", {"main": []}))
         expected = {"ns/a/main": CPUSet([2, 3]), "ns/b/main": EMPTY}
         assert await client.exclusive() is None
         assert await client.exclusive() is None
@@ -127,7 +129,7 @@ def test_invalid_answers_are_none(tmp_path: Path, answer: bytes) -> None:
         async with fake.serving():
             fake.answer = answer
             assert await client.exclusive() is None
-            fake.tell(ONE)
+            fake.lists(ONE)
             assert await answered(client) == {"ns/a/main": CPUSet([2, 3])}
 
     play(tmp_path, scenario)
