@@ -38,7 +38,7 @@ class Recorder:
     """Handlers that record their calls; `failure` is raised once, and `pause` is waited for."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[object, ...]] = []
+        self.calls: list[tuple[object, ...]] = []
         self.updates: list[pb.ContainerUpdate] = []
         self.reason = ""
         self.failure: Exception | None = None
@@ -47,38 +47,38 @@ class Recorder:
 
     def configure(self, request: pb.ConfigureRequest) -> None:
         """Record the runtime."""
-        self._tell("configure", request.runtime_name, request.request_timeout)
+        self._record("configure", request.runtime_name, request.request_timeout)
 
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
     ) -> list[pb.ContainerUpdate]:
         """Record all names."""
-        self._tell("synchronize", [pod.name for pod in pods], [container.name for container in containers])
+        self._record("synchronize", [pod.name for pod in pods], [container.name for container in containers])
         return self.updates
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
         """Give the container two CPUs."""
-        self._tell("create", pod.name, container.name)
+        self._record("create", pod.name, container.name)
         return created("2-3", *self.updates)
 
     def update_container(
         self, pod: pb.PodSandbox, container: pb.Container, wanted: pb.LinuxResources
     ) -> pb.UpdateContainerResponse:
         """Reset the container to its CPUs."""
-        self._tell("update", pod.name, container.name, wanted.cpu.cpus)
+        self._record("update", pod.name, container.name, wanted.cpu.cpus)
         return pb.UpdateContainerResponse(update=[update(container.id, "2-3")])
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
         """Return the reason."""
-        self._tell("validate", request.container.name, request.adjust.linux.resources.cpu.cpus)
+        self._record("validate", request.container.name, request.adjust.linux.resources.cpu.cpus)
         return self.reason
 
     def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
         """Record the event."""
-        self._tell(event, pod.name, container.name)
+        self._record(event, pod.name, container.name)
 
-    def _tell(self, *facts: object) -> None:
-        self.told.append(facts)
+    def _record(self, *facts: object) -> None:
+        self.calls.append(facts)
         if self.pause is not None:
             self.paused.set()
             self.pause.wait(60)

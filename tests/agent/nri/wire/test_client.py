@@ -65,7 +65,7 @@ def test_plugin_reconnects_to_a_restarted_runtime(path: Path) -> None:
                 assert changes.until(is_connected=True) == CONNECTED
             assert changes.until(is_connected=False).reason == "the runtime closed the connection"
 
-    assert [told for told in handlers.told if told[0] == "synchronize"] == [
+    assert [call for call in handlers.calls if call[0] == "synchronize"] == [
         ("synchronize", [name], []) for name in ("a", "b", "c")
     ]
 

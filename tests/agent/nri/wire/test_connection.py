@@ -68,7 +68,7 @@ def test_request_of_any_length_arrives(ready: Served) -> None:
     """A request of almost 4 MiB is received."""
     ready.runtime.create(pod("a", annotations={"long": "x" * (4 * 2**20 - 1000)}), container("c", "a"))
 
-    assert ready.handlers.told[-1] == ("create", "a", "c")
+    assert ready.handlers.calls[-1] == ("create", "a", "c")
 
 
 def test_reject_of_a_handler_is_the_error_of_the_request(ready: Served) -> None:
@@ -179,13 +179,13 @@ def test_close_after_synchronization_names_no_events(served: Served, parts: int)
 )
 def test_protocol_error_ends_the_connection(ready: Served, sent: bytes, reason: str) -> None:
     """The connection ends with the reason, without an answer or a call of a handler."""
-    told = len(ready.handlers.told)
+    before = len(ready.handlers.calls)
     ready.runtime.send(sent)
 
     assert ready.reason().startswith(reason)
     with pytest.raises(Gone):
         ready.runtime.receive()
-    assert len(ready.handlers.told) == told
+    assert len(ready.handlers.calls) == before
 
 
 def test_registration_without_an_answer_times_out() -> None:

@@ -21,7 +21,7 @@ LONG = pod("a", annotations={"long": "x" * MESSAGE})
 class Forgetful(Recorder):
     """Handlers that record nothing."""
 
-    def _tell(self, *_: object) -> None:
+    def _record(self, *_: object) -> None:
         pass
 
 

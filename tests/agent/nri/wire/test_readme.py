@@ -46,20 +46,20 @@ def test_example_plugin_works(
 
 def test_deadlines_on_the_page_are_those_of_the_code() -> None:
     """The page has the deadline of each step and the waits between retries."""
-    told = re.search(
+    found = re.search(
         r"registration\s+(\d+) s, .* (\d+) s, .* (\d+) s, .* (\d+) s, .* (\d+) s", PAGE.replace("\n", " ")
     )
 
-    assert told is not None
-    assert tuple(map(float, told.groups())) == Limits()
+    assert found is not None
+    assert tuple(map(float, found.groups())) == Limits()
     assert (client.FIRST_WAIT, client.LONGEST_WAIT) == (0.1, 2.0)
 
 
 def test_every_module_is_listed_on_the_page() -> None:
     """The table lists the files of the folder, except the shared ones."""
-    told = set(re.findall(r"`([\w.]+\.(?:py|proto))`", PAGE))
+    found = set(re.findall(r"`([\w.]+\.(?:py|proto))`", PAGE))
 
-    assert told == {path.name for path in FOLDER.glob("*.p[yr]*") if not path.match("*_pb2.py*")} - {
+    assert found == {path.name for path in FOLDER.glob("*.p[yr]*") if not path.match("*_pb2.py*")} - {
         "__init__.py",
         "buffer.py",
     }

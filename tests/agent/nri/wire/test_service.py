@@ -57,7 +57,7 @@ def test_configure_returns_the_events(service: PluginService, handlers: Recorder
     assert said.events == 0x24A9
     assert service.runtime == "cri-o 1.34.1"
     assert service.stage is Stage.CONFIGURED
-    assert handlers.told == [("configure", "cri-o", 2000)]
+    assert handlers.calls == [("configure", "cri-o", 2000)]
 
 
 def test_parts_of_synchronize_are_joined(service: PluginService, handlers: Recorder) -> None:
@@ -76,7 +76,7 @@ def test_parts_of_synchronize_are_joined(service: PluginService, handlers: Recor
 
     assert [part.more for part in said] == [True, True, False]
     assert [len(part.update) for part in said] == [0, 0, 1]
-    assert handlers.told == [("synchronize", ["a", "b"], ["c", "d"])]
+    assert handlers.calls == [("synchronize", ["a", "b"], ["c", "d"])]
     assert service.stage is Stage.SYNCHRONIZED
 
 
@@ -105,7 +105,7 @@ def test_create_and_update_are_answered_by_the_handlers(service: PluginService, 
 
     assert adjusted.adjust.linux.resources.cpu.cpus == "2-3"
     assert updated.update[0].linux.resources.cpu.cpus == "2-3"
-    assert handlers.told == [("create", "a", "c"), ("update", "a", "c", "0-9")]
+    assert handlers.calls == [("create", "a", "c"), ("update", "a", "c", "0-9")]
 
 
 @pytest.mark.parametrize("reason", ["", "no cpuset of ours"], ids=["passes", "rejected"])
@@ -131,7 +131,7 @@ def test_events_of_both_styles_reach_the_handler(
 
     assert answer(service, method, dedicated.SerializeToString()) == b""
     assert answer(service, "StateChange", change.SerializeToString()) == b""
-    assert handlers.told == [(event, "a", "c")] * 2
+    assert handlers.calls == [(event, "a", "c")] * 2
 
 
 def test_changed_pod_is_an_event(service: PluginService, handlers: Recorder) -> None:
@@ -140,14 +140,14 @@ def test_changed_pod_is_an_event(service: PluginService, handlers: Recorder) -> 
     overhead = resources("0-3").SerializeToString()
 
     assert answer(service, "UpdatePodSandbox", asked + bytes([0x12, len(overhead)]) + overhead) == b""
-    assert handlers.told == [(Event.UPDATE_POD_SANDBOX, "a", "")]
+    assert handlers.calls == [(Event.UPDATE_POD_SANDBOX, "a", "")]
 
 
 def test_unknown_event_reaches_the_handler(service: PluginService, handlers: Recorder) -> None:
     """An event number that is not known is passed on."""
     answer(service, "StateChange", pb.StateChangeEvent(event=99).SerializeToString())
 
-    assert handlers.told == [(99, "", "")]
+    assert handlers.calls == [(99, "", "")]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_payload_that_is_no_protobuf_is_refused(
     with pytest.raises(ProtocolError, match="3 bytes are no"):
         answer(service, method, b"\x0a\x7fx")
 
-    assert handlers.told == []
+    assert handlers.calls == []
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "StartContainer"])
@@ -201,7 +201,7 @@ def test_unknown_fields_are_ignored(service: PluginService, handlers: Recorder) 
 
     answer(service, "CreateContainer", asked + b"\xfa\x01\x03new")
 
-    assert handlers.told == [("create", "a", "c")]
+    assert handlers.calls == [("create", "a", "c")]
 
 
 def test_second_configure_resets_nothing(service: PluginService) -> None:

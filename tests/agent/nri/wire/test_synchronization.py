@@ -18,8 +18,8 @@ def test_parts_are_joined_in_order() -> None:
     assert not parts.add(
         pb.SynchronizeRequest(pods=[pod("c")], containers=[container("d", "b")]).SerializeToString()
     )
-    assert [told.name for told in parts.pods] == ["b", "a", "c"]
-    assert [told.name for told in parts.containers] == ["d"]
+    assert [entry.name for entry in parts.pods] == ["b", "a", "c"]
+    assert [entry.name for entry in parts.containers] == ["d"]
 
 
 def test_undeclared_fields_are_not_kept() -> None:
