@@ -163,10 +163,10 @@ class World:
             if container.owner.pod_uid == uid:
                 self.stop(container.id)
 
-    def boot(self, uid: str, *, tells_vcpus: bool = False) -> str:
+    def boot(self, uid: str, *, has_known_vcpus: bool = False) -> str:
         """Start the virtual machine of a pod, on every CPU that is online: its containers run there from now on."""
         key, online = f"s-{uid}", self.topology.online
-        self.sandboxes[key] = SeenSandbox(key, uid, online, online if tells_vcpus else EMPTY)
+        self.sandboxes[key] = SeenSandbox(key, uid, online, online if has_known_vcpus else EMPTY)
         return key
 
     def halt(self, uid: str) -> None:

@@ -133,7 +133,7 @@ class Node(RuleBasedStateMachine):
         namespace = "system" if kind == "system" else "test"
         self.world.add(uid, wishes[:1] if vm else wishes, vm=vm, namespace=namespace)
         if kind.startswith("kata"):
-            self.world.boot(uid, tells_vcpus=kind != "kata")
+            self.world.boot(uid, has_known_vcpus=kind != "kata")
         if state:
             self.start_or_restart(uid, state)
         self.plan_and_act(order, stop_after)

@@ -22,10 +22,10 @@ def of_machine(node: World, uid: str = "k") -> str:
     return str(node.sandboxes[f"s-{uid}"].cpus)
 
 
-def kata(node: World, *wishes: Wish, tells_vcpus: bool = False) -> World:
+def kata(node: World, *wishes: Wish, has_known_vcpus: bool = False) -> World:
     """Run the pod k in a machine, all of its containers live."""
     node.add("k", list(wishes))
-    node.boot("k", tells_vcpus=tells_vcpus)
+    node.boot("k", has_known_vcpus=has_known_vcpus)
     for number in range(len(wishes)):
         node.start("k", f"c{number}")
     node.run_all()
@@ -117,7 +117,7 @@ def test_an_edit_moves_the_whole_machine() -> None:
 
 def test_vcpus_and_other_threads_apart() -> None:
     """`vmThreads: shared`: the machine may use both sets, and its vCPUs only what is held."""
-    node = kata(world(vm_threads=VMThreadsPolicy.SHARED), EXCLUSIVE, tells_vcpus=True)
+    node = kata(world(vm_threads=VMThreadsPolicy.SHARED), EXCLUSIVE, has_known_vcpus=True)
     assert node.sandboxes["s-k"] == SeenSandbox("s-k", "k", CPUSet.parse("0-15"), CPUSet.parse("1,9"))
     node.add("a", [EXCLUSIVE])
     number = node.start("a", "c0")
@@ -137,7 +137,7 @@ def test_vcpus_and_other_threads_apart() -> None:
 
 def test_others_wait_until_the_vcpus_have_left() -> None:
     """CPUs that a machine gives back are in use until its vCPUs have moved, though its other threads stay there."""
-    node = kata(world(vm_threads=VMThreadsPolicy.SHARED), Wish("4", policy="exclusive"), tells_vcpus=True)
+    node = kata(world(vm_threads=VMThreadsPolicy.SHARED), Wish("4", policy="exclusive"), has_known_vcpus=True)
     node.add("a", [PLAIN])
     number = node.start("a", "c0")
     node.run_all()

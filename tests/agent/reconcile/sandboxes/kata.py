@@ -41,7 +41,7 @@ class KataMachine:
     vcpus: int = 2
     has_quota: bool = True
     is_fixed: bool = False
-    tells_vcpus: bool = True
+    has_known_vcpus: bool = True
     forgets: bool = False  # as kernels before 6.2: a new cpuset resets the affinities of its threads
     cpuset: CPUSet = EMPTY  # of its cgroup; empty if it was never written
     told: dict[str, CPUSet] = field(default_factory=dict)  # cpusets sent by container, until it is removed
@@ -100,7 +100,7 @@ class KataMachine:
 
     def seen(self) -> VMSeen:
         """Return the current affinities."""
-        ranked = [self.allowed(thread) for thread in self.ranked()] if self.tells_vcpus else []
+        ranked = [self.allowed(thread) for thread in self.ranked()] if self.has_known_vcpus else []
         return VMSeen(
             vcpus=tuple(ranked),
             main=self.allowed("emulator"),
@@ -109,7 +109,7 @@ class KataMachine:
             seconds=100.0,
             has_run=True,
             is_fixed=self.is_fixed,
-            reason="" if self.tells_vcpus else "nothing tells them apart",
+            reason="" if self.has_known_vcpus else "nothing tells them apart",
             vhost=self.allowed("vhost"),
             guest_ids=tuple(GuestID(number, 0, 0) for number in range(len(ranked))),
         )

@@ -31,7 +31,7 @@ WISHES = st.sampled_from(
     ]
 )
 KINDS = st.fixed_dictionaries(
-    {"has_quota": st.booleans(), "tells_vcpus": st.booleans(), "vcpus": st.sampled_from([1, 2, 3, 4])}
+    {"has_quota": st.booleans(), "has_known_vcpus": st.booleans(), "vcpus": st.sampled_from([1, 2, 3, 4])}
 )
 ADDED = st.tuples(st.just("add"), st.lists(WISHES, min_size=1, max_size=3), st.none() | KINDS)
 EVENTS = st.one_of(
@@ -116,7 +116,7 @@ class Life:
         for machine in self.node.kata.machines.values():
             own = union(held.cpus for held in self.holders(machine))
             assert machine.cpus() == self.goal(machine, own, state.shared)
-            if machine.tells_vcpus:
+            if machine.has_known_vcpus:
                 assert union(map(machine.allowed, machine.ranked())) == (own or state.shared)
             assert all(machine.told.values())
             if not machine.has_quota:
@@ -131,7 +131,7 @@ class Life:
 
     def goal(self, machine: KataMachine, own: CPUSet, shared: CPUSet) -> CPUSet:
         """Return the target CPUs of a machine."""
-        is_apart = self.node.config.vm_threads is VMThreadsPolicy.SHARED and machine.tells_vcpus
+        is_apart = self.node.config.vm_threads is VMThreadsPolicy.SHARED and machine.has_known_vcpus
         return own | shared if own and is_apart else own or shared
 
     def holders(self, machine: KataMachine) -> list[Assignment]:

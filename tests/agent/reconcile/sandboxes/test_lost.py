@@ -208,13 +208,13 @@ def test_next_poll_pins_vcpus_that_are_known_again(node: FakeNode) -> None:
     node.start("a")
     node.run()
     keeper = node.agent.reconciler.vms
-    machine.tells_vcpus = False
+    machine.has_known_vcpus = False
     machine.masks["shim"] = CPUSet.parse("1,5")
     node.runner.run(keeper.poll())
     assert machine.shown()["vcpu0"] == "1,5"
     assert keeper.pause() == SOON_SECONDS
 
-    machine.tells_vcpus = True
+    machine.has_known_vcpus = True
     node.runner.run(keeper.poll())
     assert machine.shown()["vcpu0"] == "1"
     node.runner.run(keeper.poll())

@@ -221,7 +221,7 @@ def test_unidentified_vcpus_stay_on_the_owned_cpus(node: FakeNode) -> None:
     node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
     node.new_agent()
     node.add("a", TWO)
-    machine = node.kata.boot("a", tells_vcpus=False)
+    machine = node.kata.boot("a", has_known_vcpus=False)
     node.start("a")
     node.run()
 
