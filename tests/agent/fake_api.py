@@ -163,7 +163,7 @@ class NodeApi(FakeApiServer):
         """Change the node as another program."""
         self.put(NODE, merged(self.node, parts))
 
-    def tell(self) -> None:
+    def send_node(self) -> None:
         """Send the node to the watch."""
         self.watch.lines.put_nowait(json.dumps({"type": "MODIFIED", "object": self.node}).encode() + b"\n")
 

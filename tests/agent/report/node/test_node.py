@@ -66,7 +66,7 @@ def test_zeroed_resources_are_restored_with_retries() -> None:
         server.written.clear()
         server.failures = [503, 500]
         server.others(status={"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}})
-        server.tell()
+        server.send_node()
         await server.written.wait()
         assert server.node["status"]["capacity"][CORES] == "3"
         assert server.patches[-1][0] == "/api/v1/nodes/node-1/status"
@@ -89,7 +89,7 @@ def test_zeroed_resources_are_restored_while_observing() -> None:
         assert server.node["status"]["allocatable"][CORES] == "2"
         server.written.clear()
         server.others(status={"capacity": {}, "allocatable": {CORES: "0"}})
-        server.tell()
+        server.send_node()
         await server.written.wait()
         assert server.node["status"]["allocatable"][CORES] == "2"
         await report.reset()
@@ -109,7 +109,7 @@ def test_numbers_are_kept_while_the_runtime_is_away() -> None:
         await report.publish(state_of(complete=False))
         server.written.clear()
         server.others(status={"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}})
-        server.tell()
+        server.send_node()
         await server.written.wait()
         assert server.node["status"]["allocatable"][CORES] == "3"
         await report.reset()
@@ -169,13 +169,13 @@ def test_changed_group_label_is_a_condition_until_restored() -> None:
         ):
             server.written.clear()
             server.others(metadata={"labels": {group: label}})
-            server.tell()
+            server.send_node()
             await server.written.wait()
             assert condition(server)["reason"] == "GroupChanged"
             assert words in condition(server)["message"]
         server.written.clear()
         server.others(metadata={"labels": {group: "big"}})
-        server.tell()
+        server.send_node()
         await server.written.wait()
         assert condition(server)["reason"] == "NotDegraded"
         await report.reset()

@@ -115,7 +115,7 @@ def test_rate_limited_labels_are_restored_when_the_window_ends() -> None:
         for number in range(WRITES + 1):
             server.written.clear()
             server.others(metadata={"labels": FALSE})
-            server.tell()
+            server.send_node()
             await server.written.wait()
             assert OURS.items() <= server.node["metadata"]["labels"].items(), number
         assert report.writes == WRITES + 2  # once for each overwrite, plus the first write
@@ -138,12 +138,12 @@ def test_other_fields_do_not_wait_for_rate_limited_labels() -> None:
         server.written.clear()
         zero = {"cmk.intel.com/exclusive-cores": "0"}
         server.others(metadata={"labels": FALSE}, status={"capacity": zero, "allocatable": zero})
-        server.tell()
+        server.send_node()
         await server.written.wait()
         assert server.node["status"]["capacity"]["cmk.intel.com/exclusive-cores"] == "3"
         assert FALSE.items() <= server.node["metadata"]["labels"].items()
         time.now += WINDOW_SECONDS
-        server.tell()
+        server.send_node()
         while not OURS.items() <= server.node["metadata"]["labels"].items():
             await asyncio.sleep(0)
         await report.reset()
@@ -151,7 +151,7 @@ def test_other_fields_do_not_wait_for_rate_limited_labels() -> None:
     async def overwritten(server: NodeApi) -> None:
         server.written.clear()
         server.others(metadata={"labels": FALSE})
-        server.tell()
+        server.send_node()
         await server.written.wait()
 
     run(server, act)
