@@ -43,7 +43,7 @@ class Noting:
     """Handlers that record their calls and give every container CPUs 2-3."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, str, str]] = []
+        self.events: list[tuple[int, str, str]] = []
         self.synchronized: list[tuple[list[str], list[str]]] = []
         self.updates: list[pb.ContainerUpdate] = []
         self.decide: Callable[[pb.CreateContainerResponse], object] = lambda _: None
@@ -80,7 +80,7 @@ class Noting:
 
     def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
         """Record the event."""
-        self.told.append((event, pod.id, container.id))
+        self.events.append((event, pod.id, container.id))
 
 
 @contextmanager
@@ -151,9 +151,9 @@ def test_events_arrive_in_both_styles(nri: NRIRuntime, handlers: Noting, mask: i
             of_pod = command.endswith("Sandbox")
             nri.do(command, pod=pod("a"), **({} if of_pod else {"container": container("a")}))
     wanted = [event for event in TOLD.values() if mask == EVERYTHING or mask >> (event - 1) & 1]
-    assert [event for event, _, _ in handlers.told] == wanted
-    assert {pod_id for _, pod_id, _ in handlers.told} == {"sandbox-a"}
-    assert {key for event, _, key in handlers.told if event > Event.REMOVE_POD_SANDBOX} == {"a-main"}
+    assert [event for event, _, _ in handlers.events] == wanted
+    assert {pod_id for _, pod_id, _ in handlers.events} == {"sandbox-a"}
+    assert {key for event, _, key in handlers.events if event > Event.REMOVE_POD_SANDBOX} == {"a-main"}
 
 
 def test_created_container_gets_cpus_and_environment(nri: NRIRuntime, client: Client) -> None:
