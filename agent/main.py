@@ -8,6 +8,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import disable_created_metrics
@@ -33,7 +34,8 @@ from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.cgroups import open_cgroups
 from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NO_POD_ROOT, NodeMachine, machine_id
-from agent.kubelet.policy import LOOK_SECONDS, MountedState
+from agent.kernel.machine_watch import KernelMachineWatch
+from agent.kubelet.policy import LOOK_SECONDS, MountedState, state_files
 from agent.metrics import Metrics
 from agent.process import Agent, Listeners, Parts, run_until_signal
 from agent.quiet.assembly import quieting_of
@@ -45,7 +47,6 @@ from pinning.planning.node_sets import check_machine
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from pathlib import Path
 
     from agent.claim_interfaces import DeviceClaims
     from agent.config import AgentConfig
@@ -183,10 +184,9 @@ async def build(config: AgentConfig) -> Agent:
     chosen = (*reporters(config, api, interfaces.pods, metrics), *_slices(config, api, claims))
     noise, execs = _noise_watch(config, metrics), _exec_watch(config, runtime, metrics)
     quieting = quieting_of(config, state_dir, machine)
-    parts = Parts(
-        interfaces, settings, state_dir, saved, chosen, metrics, noise=noise, execs=execs, quieting=quieting
-    )
-    return Agent(parts)
+    watch = _machine_watch(config, cgroups.cpusets, machine)
+    parts = Parts(interfaces, settings, state_dir, saved, chosen, metrics, machine_watch=watch)
+    return Agent(replace(parts, noise=noise, execs=execs, quieting=quieting))
 
 
 def _machine(config: AgentConfig, cpusets: Cpusets, saved: Saved | None) -> NodeMachine:
@@ -198,6 +198,18 @@ def _machine(config: AgentConfig, cpusets: Cpusets, saved: Saved | None) -> Node
     if saved is None or saved.boot_id != machine.boot_id():
         return machine
     return make(known=saved.topology, pod_cpus=saved.universe)
+
+
+def _machine_watch(config: AgentConfig, cpusets: Cpusets, machine: NodeMachine) -> KernelMachineWatch | None:
+    """Return the watch of this kernel's CPUs and cgroups and of the kubelet's state; None on a simulated machine."""
+    if config.root != Path("/") or not isinstance(cpusets, KernelCpusets):
+        return None
+    kubelet = state_files(config.kubelet_state) if config.kubelet_state else ()
+    try:
+        return KernelMachineWatch(lambda: (*map(cpusets.file, machine.cgroups), *kubelet))
+    except Refused as error:
+        logger.warning("no inotify, polling", extra={"facts": {"what": "machine", "reason": str(error)}})
+        return None
 
 
 def _warn_without_pod_root(machine: NodeMachine, config: AgentConfig) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agent.quiet.execs import ExecWatch
     from agent.quiet.quieting import Quieting
     from agent.quiet.watch import NoiseWatch
+    from agent.reconcile.between_passes import MachineWatch
     from agent.reconcile.checkpoint import Saved, StateDir
     from agent.reconcile.reconciler import Settings
     from agent.report.publisher import Reporter
@@ -61,6 +62,7 @@ class Parts:
     noise: NoiseWatch | None = None  # None: nothing is counted
     execs: ExecWatch | None = None  # None: the runtime reports none
     quieting: Quieting | None = None  # None: no CPU is kept quiet
+    machine_watch: MachineWatch | None = None  # None: the machine is polled every second
 
 
 class Agent:
@@ -78,6 +80,7 @@ class Agent:
             parts.clock,
             self.trigger,
             pausable=(self.publisher,),
+            machine_watch=parts.machine_watch,
         )
         if parts.saved:
             self.reconciler.resume(parts.saved)

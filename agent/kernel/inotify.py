@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 OVERFLOW: Final = -1  # watch number of IN_Q_OVERFLOW: the kernel dropped events
 MODIFY: Final = 0x2
+ATTRIB: Final = 0x4  # also a link that was removed
 CLOSE_WRITE: Final = 0x8
 MOVED_FROM: Final = 0x40
 MOVED_TO: Final = 0x80

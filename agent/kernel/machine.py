@@ -80,6 +80,14 @@ class NodeMachine:
             usable = topology.memory_nodes & self._cpusets.mems(self.pod_root())
         return replace(topology, known_memory_nodes=usable) if usable else topology
 
+    @property
+    def cgroups(self) -> tuple[str, ...]:
+        """The cgroup above all pods that was found last, and those above it, which decide its CPUs; none if none was."""
+        parts = self._pod_root.split("/")
+        return (
+            tuple("/".join(parts[:length]) for length in range(2, len(parts) + 1)) if self._pod_root else ()
+        )
+
     def pod_root(self) -> str:
         """Return the cgroup above all pods; the root cgroup until the kubelet has created its own."""
         return self._read_pod_root()[0]

@@ -31,12 +31,12 @@ def read_memory_policy(state: Path) -> KubeletPolicy:
 
 def versions(state: Path) -> tuple[tuple[int, int] | None, ...]:
     """Return inode and time of writing of both files, None for an absent one; they change when the kubelet writes."""
-    cpus, memory = _files(state)
+    cpus, memory = state_files(state)
     return _version(cpus), _version(memory)
 
 
 @lru_cache(maxsize=4)
-def _files(state: Path) -> tuple[str, str]:
+def state_files(state: Path) -> tuple[str, str]:
     """Return the paths of both files as text; cached, because they are looked at every second."""
     return str(state), str(state.with_name(MEMORY_STATE))
 
@@ -61,7 +61,7 @@ class MountedState:
 
     def __init__(self, state: Path) -> None:
         # without links from the start: an odd file system
-        self._files = [path for path in _files(state) if _links(path)]
+        self._files = [path for path in state_files(state) if _links(path)]
 
     def replaced(self) -> str:
         """Return the file that the kubelet has replaced; empty if none."""

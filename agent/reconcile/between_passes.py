@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.errors import AgentError, Refused
 from agent.node_state import Path, StartWay
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.interfaces import Interfaces, Machine, NewContainer, RequestPass, RuntimeChange
     from agent.plain_pods import PodChange
+    from agent.reconcile.agenda import Agenda
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from agent.reconcile.observe import Observer
     from agent.reconcile.start_cpus import PlannedStarts
@@ -34,7 +35,12 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
     from pinning.pods.types import Pod
 
+MACHINE: Final = "machine"  # key of the looks at the machine on the agenda
 POLL_SECONDS: Final = 1.0  # poll interval of the machine
+# the same while the kernel reports its changes; for CPUs that a partition of cgroups takes, of which it reports nothing
+REPORTED_SECONDS: Final = 10.0
+SOON_SECONDS: Final = 0.05  # from an event of the kernel to a look: CPUs go offline one after the other
+CLOSE_LOOKS: Final = 5  # with POLL_SECONDS after an event: cgroups follow hotplug a moment later
 
 logger = logging.getLogger(__name__)
 
@@ -88,23 +94,59 @@ def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> N
         logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
 
 
+class MachineWatch(Protocol):
+    """Events of the kernel about the machine."""
+
+    def follow(self) -> bool:
+        """Watch what the machine is read from now; return whether every change is reported."""
+        ...
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after each event until cancelled."""
+        ...
+
+
 class MachinePoll:
-    """Requests a pass when the machine's CPUs or the kubelet's policies change, for which there is no event.
+    """Requests a pass when the machine's CPUs or the kubelet's policies change.
 
     `policies` returns another value once the kubelet has written them. A static kubelet never corrects a container that
     it created while the agent still acted, so the agent must not wait for a change of a pod.
     """
 
     def __init__(
-        self, machine: Machine, request_pass: RequestPass, policies: Callable[[], object] = lambda: None
+        self,
+        machine: Machine,
+        request_pass: RequestPass,
+        policies: Callable[[], object] = lambda: None,
+        watch: MachineWatch | None = None,
     ) -> None:
         self._machine = machine
         self._request_pass = request_pass
         self._policies = policies
+        self._watch = watch
         self._last: tuple[Topology, CPUSet, object] | None = None
+        self._close_looks = CLOSE_LOOKS
+
+    def begun(self, agenda: Agenda) -> Iterator[Coroutine[object, object, None]]:
+        """Add the looks to the agenda; yield the watch of events that ask for one."""
+        agenda.add_poll(MACHINE, self.look, 0.0)
+
+        def changed() -> None:
+            self.noticed()
+            agenda.within(MACHINE, SOON_SECONDS)
+
+        if self._watch:
+            yield self._watch.watch(changed)
+
+    def noticed(self) -> None:
+        """Note an event of the kernel: some looks follow each other closely."""
+        self._close_looks = CLOSE_LOOKS
 
     def look(self) -> float:
         """Read the machine; return the seconds until the next look."""
+        is_reported = (
+            self._watch is not None and self._watch.follow()
+        )  # first, so that a later change is an event
         try:
             topology = self._machine.topology()
             seen = (topology, self._machine.universe(topology), self._policies())
@@ -113,8 +155,10 @@ class MachinePoll:
             return POLL_SECONDS
         if self._last not in (None, seen):
             self._request_pass()
+            self.noticed()
         self._last = seen
-        return POLL_SECONDS
+        self._close_looks -= 1
+        return REPORTED_SECONDS if is_reported and self._close_looks < 0 else POLL_SECONDS
 
 
 class BetweenPasses:

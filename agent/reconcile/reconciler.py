@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from agent.metrics import Metrics
     from agent.node_state import NodeState, Proof
     from agent.reconcile.agenda import Trigger
+    from agent.reconcile.between_passes import MachineWatch
     from agent.reconcile.verify import Sweep
     from pinning.machine.near_rooms import Kinds
     from pinning.planning.actions import Action
@@ -129,6 +130,7 @@ class Reconciler:
         clock: Clock,
         trigger: Trigger,
         pausable: Iterable[Pausable] = (),
+        machine_watch: MachineWatch | None = None,
     ) -> None:
         self.metrics = metrics
         self._trigger, request_pass = trigger, trigger.request_pass
@@ -138,6 +140,7 @@ class Reconciler:
         self.observer = Observer(interfaces, clock, request_pass, self.vms)
         self.tallies = TallyWatch(self.observer, interfaces.cgroups, clock)
         self._interfaces = interfaces
+        self._machine_watch = machine_watch
         self._settings = settings
         self._clock = clock
         self._started = clock.monotonic()
@@ -187,8 +190,8 @@ class Reconciler:
         """Yield the background tasks, which run until cancelled; they publish newer proofs and wrappers without a pass."""
         agenda = self._trigger.agenda
         request_pass = self._trigger.request_pass
-        poll = MachinePoll(self._interfaces.machine, request_pass, self._settings.policy_versions)
-        agenda.add_poll("machine", poll.look, 0.0)
+        machine, policies = self._interfaces.machine, self._settings.policy_versions
+        yield from MachinePoll(machine, request_pass, policies, self._machine_watch).begun(agenda)
         agenda.add_poll("socket of wrappers", self._interfaces.wrappers.look, 0.0)
         agenda.add(TALLIES, lambda: self.tallies.look(show_proofs))
         agenda.add("missing pods", self.observer.missing_pods.ask_again, AGAIN_SECONDS)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from agent.claim_interfaces import DeviceClaims
     from agent.interfaces import ContainerWatch, Devices, ObservedCPUs, RuntimeSandbox, Wrappers
     from agent.node_state import NodeState
+    from agent.reconcile.between_passes import MachineWatch
     from agent.vm_interfaces import BootingMachines
 
 TURNS = 100  # of the event loop, more than a call that is answered at once takes
@@ -330,6 +331,7 @@ class FakeNode:
         self.wrappers: Wrappers = NoWrappers()  # the same
         self.boots: BootingMachines = NoBootingMachines()  # the same
         self.devices: Devices = NoDevices()  # the same
+        self.machine_watch: MachineWatch | None = None  # the same
         self.vms = FakeVMs(self.cpusets)
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
@@ -372,7 +374,8 @@ class FakeNode:
         beside = self.kubelet, self.kata, self.wrappers, self.boots, self.devices
         interfaces = Interfaces(*edges, *beside, self.claims)
         saved = load(self.state_dir, self.machine.machine_id())
-        return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
+        parts = Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
+        return replace(parts, machine_watch=self.machine_watch)
 
     def add(self, uid: str, *wishes: Wish, vm: bool = False) -> None:
         """Create or replace a pod in the API; with `vm` it is KubeVirt's launcher."""

@@ -14,8 +14,9 @@ from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NodeMachine
 from agent.kernel.sysfs import read_topology
-from agent.reconcile.between_passes import MachinePoll
+from agent.reconcile.between_passes import CLOSE_LOOKS, POLL_SECONDS, REPORTED_SECONDS, MachinePoll
 from pinning.machine.cpuset import EMPTY, CPUSet
+from tests.agent.fake_machine_watch import FakeMachineWatch
 from tests.environments.node.cgroup_trees import make_cgroup, make_root, written
 from tests.machines import materialise
 
@@ -105,6 +106,20 @@ def test_a_look_at_an_unchanged_machine_computes_nothing(node: Node) -> None:
         node.show("kubepods", CPUSet.parse("2-5"))
         look()
         assert computed.call_count > 0
+
+
+def test_the_machine_is_looked_at_rarely_while_the_kernel_reports_its_changes(node: Node) -> None:
+    """Looks follow each other closely after an event, after a change, and while a change may go unreported."""
+    events, machine = FakeMachineWatch(), node.machine()
+    poll = MachinePoll(machine, lambda within=0.0: None, watch=events)
+    close = [POLL_SECONDS] * CLOSE_LOOKS
+    assert [poll.look() for _ in range(CLOSE_LOOKS + 2)] == [*close, REPORTED_SECONDS, REPORTED_SECONDS]
+    poll.noticed()
+    assert [poll.look() for _ in range(CLOSE_LOOKS + 1)] == [*close, REPORTED_SECONDS]
+    node.boot(PART)
+    assert [poll.look() for _ in range(CLOSE_LOOKS + 1)] == [*close, REPORTED_SECONDS]
+    events.is_complete = False
+    assert [poll.look(), poll.look()] == [POLL_SECONDS, POLL_SECONDS]
 
 
 def test_a_missing_pod_root_is_looked_for_without_opening_files(node: Node) -> None:
@@ -217,3 +232,14 @@ def test_memory_nodes_are_limited_by_the_pod_root(node: Node, pods_use: str | No
         (node.cpuset / "kubepods" / name).write_text(f"{pods_use}\n")
 
     assert str(node.machine().topology().memory_nodes) == usable
+
+
+def test_the_cgroups_that_decide_the_usable_cpus_are_known(node: Node) -> None:
+    """A write of the pod root or of a cgroup above it changes them, if the kubelet has made one."""
+    machine = NodeMachine(node.root, node.cpusets, pod_roots=("/a/b/kubepods",))
+    machine.universe(machine.topology())
+    assert not list(machine.cgroups)
+    for cgroup in ("a", "a/b", "a/b/kubepods"):
+        node.show(cgroup, ONLINE)
+    machine.universe(machine.topology())
+    assert list(machine.cgroups) == ["/a", "/a/b", "/a/b/kubepods"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from agent.errors import Unavailable
 from agent.interfaces import StrayTasks
 from agent.node_state import NodeState
 from agent.process import Agent
+from agent.reconcile.between_passes import MACHINE, SOON_SECONDS
 from agent.reconcile.reconciler import PODS_SECONDS, Settings
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
+from tests.agent.fake_machine_watch import FakeMachineWatch
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import FOUR
@@ -191,6 +194,19 @@ def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
         assert len(reports.states) == count
         go_on.set()
         await reports.until(lambda _: len(reports.states) > count)
+
+    serving(node, scenario)
+
+
+def test_an_event_about_a_cpu_asks_for_a_look_at_the_machine(node: FakeNode) -> None:
+    """While the kernel reports hotplug, the next look may be ten seconds away."""
+    events = node.machine_watch = FakeMachineWatch()
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: state.is_synchronised)
+        events.changed()
+        due = {key: due for due, key in agent.trigger.agenda.due()}
+        assert due[MACHINE] <= time.monotonic() + SOON_SECONDS
 
     serving(node, scenario)
 
