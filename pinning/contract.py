@@ -62,6 +62,8 @@ GUARDED_VALUE = "true"
 ASKING_MARKS = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 # On pods, with commas: containers whose CPU limits a LimitRange filled in.
 FILLED_IN = "limit-ranger.corepin.io/containers"
+# On pods: the CPUs of the budget with which the pod was sent. An API server may drop it after mutation.
+POD_BUDGET = "pod-budget.corepin.io/cpus"
 
 REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # NRI's default validator reads it on pods
 NRI_PLUGIN = "corepin"  # the agent's name among NRI's plugins

@@ -35,6 +35,7 @@ PODS = (
     "pinning/pods/shared_cpus.py",
     "pinning/pods/warnings.py",
     "webhook/rules/account.py",
+    "webhook/rules/budget_record.py",
     "webhook/rules/counts.py",
     "webhook/rules/memory.py",
     "webhook/rules/pods.py",

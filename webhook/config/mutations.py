@@ -25,6 +25,7 @@ from pinning.contract import (
     GATE_RESTART_POLICY,
     LIMIT_RANGER,
     MIRROR_POD,
+    POD_BUDGET,
 )
 from pinning.errors import BadContract
 from pinning.pods.types import Container, Pod
@@ -82,7 +83,7 @@ class Mutations:
     def annotations(self) -> frozenset[str]:
         """Return the annotations that affect the additions, besides corepin's own."""
         added = self.per_pod.get("metadata", {}).get("annotations", {})
-        return frozenset({CMK_MUTATE, MIRROR_POD, LIMIT_RANGER, FILLED_IN, *added})
+        return frozenset({CMK_MUTATE, MIRROR_POD, LIMIT_RANGER, FILLED_IN, POD_BUDGET, *added})
 
     @cached_property
     def variables(self) -> frozenset[str]:

@@ -17,6 +17,7 @@ from pinning.pods.budget import filled_in, kept_names
 from pinning.pods.claims import PodClaims, read_pod
 from pinning.truncate import few
 from webhook.rules.account import plan_account, plan_token, warn_token
+from webhook.rules.budget_record import plan_record
 from webhook.rules.counts import counts_of_pod, plan_core_limits
 from webhook.rules.gate import plan_gate
 from webhook.rules.guest_file import plan_guest_file
@@ -55,6 +56,7 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     more = merged({POD: plan_nri_annotations(pod_claims, settings)}, core_limits, limits, guest_file)
     operations = plan_injection(pod, pod_claims, settings, injection, more)
     operations += _keep_filled_in(pod, pod_claims)
+    operations += plan_record(pod, pod_claims)
     operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):
         return Plan(tuple(operations), few(limit_warnings))

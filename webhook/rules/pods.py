@@ -31,6 +31,7 @@ from pinning.pods.qos import qos_class
 from pinning.pods.quantity import millicores
 from pinning.pods.resources import Member, Role, guarantee_gaps, members, shown, whole_cpus
 from pinning.truncate import few
+from webhook.rules.budget_record import counted_for_dropped, dropped
 from webhook.rules.counts import recounted, wrong_counts
 from webhook.rules.gate import plan_gate, taken_names
 from webhook.rules.memory import edited_memory, too_much_memory
@@ -64,13 +65,14 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
     """Validate a new pod after mutation, and that the mutating webhook has been called."""
     pod_claims = read_pod(pod)
     causes = chain(
+        counted_for_dropped(pod, pod_claims),
         _causes(pod_claims, settings),
         taken_names(pod),
         wrong_counts(pod_claims, settings),
         _not_guaranteed(pod, pod_claims),
         _not_injected(pod, pod_claims, settings, injection),
     )
-    return Verdict(few(causes), few(_warnings(pod, pod_claims, settings)))
+    return Verdict(few(causes), few(chain(dropped(pod), _warnings(pod, pod_claims, settings))))
 
 
 def review_template(pod: Pod, settings: Settings) -> Verdict:

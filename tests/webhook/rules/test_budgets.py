@@ -328,3 +328,43 @@ def test_a_resize_of_a_pod_without_policies_is_not_looked_at() -> None:
     new: Any = budgeted("a", "3500m", {"p": None}, annotations={})
     verdict = review_changed_pod(old, new, PLAIN)
     assert (verdict.causes, verdict.warnings) == ((), ())
+
+
+def stored_without_budget(document: Any) -> Any:
+    """Return a pod as an API server stores it that drops pod-level resources after mutation."""
+    stored = mutated(document, NODES)
+    del stored["spec"]["resources"]
+    return stored
+
+
+def test_a_dropped_budget_is_told() -> None:
+    """The API server shows spec.resources to the mutating webhook alone if its feature gate is off."""
+    stored = stored_without_budget(budgeted("a", 4, {"m": 2, "log": None}))
+    verdict = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN))
+    assert (verdict.causes, fields(verdict.warnings)[0]) == ((), "spec.resources")
+    assert verdict.warnings[0].message.startswith(
+        "the pod was sent with a budget of 4 CPUs, which the API server drops"
+    )
+    whole = mutated(budgeted("a", 4, {"m": 2, "log": None}), NODES)
+    assert not review_new_pod(whole, load_settings(NODES), Injection(BUILT_IN)).warnings
+
+
+@pytest.mark.parametrize(("words", "resource"), [(REQUIRE, WHOLE), (ISOLATE, ISOLATED)])
+def test_no_cores_are_counted_for_a_dropped_pool(words: dict[str, str], resource: str) -> None:
+    """The mutating webhook had them counted; the pod is refused before a node loses them to nobody."""
+    stored = stored_without_budget(budgeted("a", 4, {"m": 2, "log": None}, annotations=words))
+    verdict = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN))
+    assert fields(verdict.causes) == [f"spec.containers[1].resources.requests[{resource}]"]
+    assert "PodLevelResources is off" in verdict.causes[0].message
+
+
+def test_the_record_of_a_budget_is_of_this_pod() -> None:
+    """A pod that was copied from another one gets its own record, or none."""
+    key = "pod-budget.corepin.io/cpus"
+    for budget, expected in ((5, "5"), (None, None)):
+        copied = budgeted("a", budget, {"m": 2, "log": None}, annotations={**EXCLUSIVE, key: "4"})
+        stored = mutated(copied, b"")
+        assert stored["metadata"]["annotations"].get(key) == expected
+        assert plan_mutation(stored, PLAIN, Injection(BUILT_IN)).operations == ()
+        warned = review_new_pod(stored, PLAIN, Injection(BUILT_IN)).warnings
+        assert "spec.resources" not in fields(warned)

@@ -1,0 +1,70 @@
+"""The record of a pod's budget, which shows validation that the API server dropped `spec.resources`. Pure.
+
+An API server whose feature gate PodLevelResources is off (the default before Kubernetes 1.34) shows the field to mutating
+webhooks and drops it before it validates the pod.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pinning.contract import ISOLATED_CORES, NUMA_CPUS, POD_BUDGET, WHOLE_CORES
+from pinning.errors import Cause
+from pinning.pods.resources import shown
+from pinning.truncate import VALUE, truncate
+from webhook.rules.patch import add, escaped, remove
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.pods.claims import PodClaims
+    from pinning.pods.types import Pod
+    from webhook.rules.patch import Operation
+
+FIELD: Final = "spec.resources"
+_POINTER: Final = f"/metadata/annotations/{escaped(POD_BUDGET)}"
+_COUNTS: Final = (WHOLE_CORES, ISOLATED_CORES, NUMA_CPUS)
+_REMEDY: Final = "switch that gate on, or remove spec.resources and give the containers CPUs of their own"
+
+
+def plan_record(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
+    """Yield the record of the pod's budget; that of another pod, from which this one was copied, is replaced or removed."""
+    recorded = _record(pod)
+    cpus = str(pod_claims.pod_level.cpus) if pod_claims.pod_level else None
+    if cpus is not None and cpus != recorded:
+        yield add(_POINTER, cpus)
+    elif cpus is None and recorded is not None:
+        yield remove(_POINTER)
+
+
+def dropped(pod: Pod) -> Iterator[Cause]:
+    """Warn that a pod was sent with a budget and is stored without one."""
+    if _is_dropped(pod):
+        message = (
+            f"the pod was sent with a budget of {truncate(_record(pod) or '', VALUE)} CPUs, which the API server drops because"
+            f" its feature gate PodLevelResources is off: containers without CPUs of their own run in the shared set; {_REMEDY}"
+        )
+        yield Cause(FIELD, message, flaw=("dropped budget",))
+
+
+def counted_for_dropped(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
+    """Refuse to have the scheduler count cores for a pool that the pod does not get."""
+    if not _is_dropped(pod):
+        return
+    for member in pod_claims.members:
+        for resource in _COUNTS if pod_claims.claim_of(member.name) is None else ():
+            if resource in member.requests:
+                given = shown(member.requests[resource])
+                message = (
+                    f"{given} would be taken from the node for the pool of the pod, which the pod does not get: its"
+                    f" spec.resources is dropped by the API server, because its feature gate PodLevelResources is off; {_REMEDY}"
+                )
+                yield Cause(f"{member.path}.resources.requests[{resource}]", message)
+
+
+def _record(pod: Pod) -> str | None:
+    return ((pod.get("metadata") or {}).get("annotations") or {}).get(POD_BUDGET)
+
+
+def _is_dropped(pod: Pod) -> bool:
+    return _record(pod) is not None and not (pod.get("spec") or {}).get("resources")
