@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import (
@@ -194,8 +195,8 @@ def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterat
     """Warn that a resize does not change what the scheduler counts for the container."""
     was = _by_container(before, partial(_needs, before, settings=settings))
     together = dict(_together(after, settings))
-    for member, need in _miscounted(after, settings):
-        given = member.requests[need.resource]
+    for member, need in chain(_miscounted(after, settings), _missing(after, settings)):
+        given = member.requests.get(need.resource, 0)
         message = f"the scheduler still counts {shown(given)} {need.unit} for container {member.called}"
         remedy = GROWN if need.least > parse_quantity(given) else SHRUNK
         of_pod = remedy if member.role is Role.INIT else together.get(need.resource, remedy)
@@ -230,6 +231,19 @@ def _miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Mem
         for need in needs:
             given = member.requests.get(need.resource)
             if given is not None and not need.least <= (whole(given) or 0) <= need.most:
+                yield member, need
+
+
+def _missing(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
+    """Yield the containers for which the scheduler counts nothing, where it counts for others of the pod or would for new pods."""
+    counted = counts_of_pod(pod_claims, settings)
+    for container, needs in _by_container(pod_claims, partial(_needs, pod_claims, settings=settings)).items():
+        member = pod_claims.member_called(container)
+        for need in needs:
+            is_counted = any(need.resource in it.requests for it in pod_claims.members) or any(
+                need.resource == it.name for it in counted.get(container, ())
+            )
+            if need.resource not in member.requests and is_counted:
                 yield member, need
 
 

@@ -295,6 +295,33 @@ def test_a_resize_warns_of_a_first_cpu_limit(old: Any, new: Any, words: Any, war
     assert not warned or "cpu-manager.corepin.io/container.log: exclusive" in warnings[0].message
 
 
+@table(
+    "words, settings, budget, slice_, expected",
+    {
+        "of an empty pool": (ISOLATE, b"", 8, 6, ["0 cores for container log"]),
+        "of slice and budget": (ISOLATE, b"", 8, 8, ["6 cores for container m"]),
+        "inside the budget": (ISOLATE, b"", 6, 4, []),
+        "where nothing is counted": (ISOLATE, b"{isolatedCores: false}", 8, 6, []),
+        "of whole cores": (REQUIRE, NODES, 8, 6, ["0 cores for container log"]),
+    },
+)
+def test_a_resize_warns_of_a_container_for_which_nothing_is_counted(
+    words: dict[str, str], settings: bytes, budget: int, slice_: int, expected: list[str]
+) -> None:
+    """The pool was empty when the pod was created, so no container requests its cores."""
+    counted = settings if b"false" in settings else NODES
+    old = mutated(budgeted("a", 6, {"m": 6, "log": None}, annotations=words), counted)
+    assert not {WHOLE, ISOLATED} & (old["spec"]["containers"][1].get("resources") or {}).keys()
+    new = copy.deepcopy(old)
+    new["spec"]["resources"] = {kind: {"cpu": str(budget)} for kind in ("limits", "requests")}
+    new["spec"]["containers"][0]["resources"]["limits"]["cpu"] = str(slice_)
+    warnings = review_changed_pod(old, new, load_settings(settings)).warnings
+    counted_texts = [it.message for it in warnings if it.message.startswith("the scheduler still counts")]
+    assert [message.partition(",")[0] for message in counted_texts] == [
+        f"the scheduler still counts {text}" for text in expected
+    ]
+
+
 def test_a_resize_to_a_fraction_takes_nothing_from_a_pod_whose_pool_is_empty() -> None:
     """A budget whose CPUs are all slices may be resized to a fraction."""
     old: Any = budgeted("a", 4, {"m": 4, "p": None})

@@ -185,3 +185,30 @@ def test_a_replica_that_knows_the_nodes_earlier_refuses_nothing() -> None:
     """A pod that another replica could not count yet is admitted by one that can."""
     document = mutated(pod(container("main", "3"), annotations={SMT: "require"}), UNKNOWN)
     assert review_new_pod(document, load_settings(TWO), Injection(BUILT_IN)) == Verdict()
+
+
+@table(
+    "stored, larger, settings, expected",
+    {
+        "a container that becomes eligible": ("500m", "1", TWO, ["0 cores for container n"]),
+        "a container that did not change": ("1", "1", TWO, []),
+        "where the operator counts none": ("500m", "1", b"{isolatedCores: false}", []),
+    },
+)
+def test_a_resize_warns_of_a_container_that_requests_no_count(
+    stored: str, larger: str, settings: bytes, expected: list[str]
+) -> None:
+    """Updates cannot add an extended resource, so the scheduler goes on counting nothing for the container."""
+
+    def of(cpu: str) -> Any:
+        return pod(container("m", "2"), container("n", cpu), annotations={SMT: "isolate"})
+
+    old, new = mutated(of(stored), settings), mutated(of(stored), settings)
+    if stored == larger:  # stored while the webhook was away
+        old, new = of(stored), of(stored)
+    new["spec"]["containers"][1]["resources"] = {kind: {"cpu": larger} for kind in ("limits", "requests")}
+    new["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "2"
+    warnings = review_changed_pod(old, new, load_settings(settings)).warnings
+    assert [it.message.partition(",")[0] for it in warnings if "scheduler" in it.message] == [
+        f"the scheduler still counts {text}" for text in expected
+    ]
